@@ -1,0 +1,55 @@
+"""Tiny models and a tokenizer, built in memory: nothing is downloaded."""
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+WORDS = [f"w{i}" for i in range(97)]
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+def tiny_config(architecture: str = "qwen3", **overrides):
+    options = {
+        "vocab_size": 100,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "tie_word_embeddings": True,
+        **overrides,
+    }
+    return (Qwen3Config if architecture == "qwen3" else LlamaConfig)(**options)
+
+
+def tiny_model(architecture: str = "qwen3", seed: int = 0, spread: float = 6.0, **overrides):
+    """A random model whose next-token distributions are neither uniform nor one-hot."""
+    torch.manual_seed(seed)
+    config = tiny_config(architecture, **overrides)
+    model = (Qwen3ForCausalLM if architecture == "qwen3" else LlamaForCausalLM)(config)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(spread)
+    return model
+
+
+def tiny_prompts(rows: int = 32) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(len(WORDS), (rows, 5), generator=generator)
+    return Dataset.from_dict({"prompt": [" ".join(WORDS[i] for i in row[: 3 + r % 3]) for r, row in enumerate(ids)]})
+
+
+def token_reward(completion_ids, **kwargs) -> list[float]:
+    """A deterministic reward that differs between completions."""
+    return [sum((7 * token) % 13 for token in ids) / (13 * len(ids)) for ids in completion_ids]

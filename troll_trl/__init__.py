@@ -1,0 +1,24 @@
+"""TROLL (Trust Region Optimization for Large Language Models, arXiv 2510.03817) for Hugging Face TRL."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from troll_trl.config import TrollGRPOConfig
+    from troll_trl.trainer import TrollGRPOTrainer
+
+__version__ = "0.1.0"
+__all__ = ["TrollGRPOConfig", "TrollGRPOTrainer", "__version__"]
+
+# Loaded on first use: importing `troll_trl.rewards` in a worker process must import neither torch nor TRL.
+_MODULES = {"TrollGRPOConfig": "troll_trl.config", "TrollGRPOTrainer": "troll_trl.trainer"}
+
+
+def __getattr__(name: str):
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,84 @@
+"""TrollMetrics: what the projection did since the last log line, exact over all tokens and ranks."""
+
+from collections.abc import Mapping
+
+import torch
+from accelerate import Accelerator
+
+from troll_trl.projection import Projection
+from troll_trl.sparse import SparseDistribution
+
+_SUMS = ("micro_batches", "tokens", "projected", "policy_kl", "kl", "eta", "regression", "support_size", "rest_mass")
+_MAXIMA = ("policy_kl", "kl")
+
+
+class TrollMetrics:
+    """
+    Accumulates sums, counts and maxima on the device, and reduces them over ranks when a line is logged.
+
+    TRL averages the averages of its micro-batches; these are averages over tokens. Every rank reports the same keys,
+    whatever its own batches held.
+    """
+
+    def __init__(self, accelerator: Accelerator):
+        self.accelerator = accelerator
+        self._reset()
+
+    def add(
+        self, mask: torch.Tensor, projection: Projection, regression: torch.Tensor, old: SparseDistribution
+    ) -> None:
+        """
+        Count one micro-batch.
+
+        Args:
+            mask (`torch.Tensor` of shape `(B, C)`):
+                1 for the tokens that the loss is over.
+            projection ([`Projection`]), regression (`torch.Tensor` of shape `(B, C)`), old ([`SparseDistribution`]):
+                The micro-batch's projection, KL(p ‖ π) and old policy.
+        """
+        mask = mask.bool()
+        eta, policy_kl, kl = (x[mask].double() for x in (projection.eta, projection.policy_kl, projection.kl))
+        values = {
+            "micro_batches": torch.ones(1),
+            "tokens": torch.ones_like(kl),
+            "projected": (eta > 0).double(),
+            "policy_kl": policy_kl,
+            "kl": kl,
+            "eta": eta,
+            "regression": regression.detach()[mask],
+            "support_size": old.support_size[mask],
+            "rest_mass": old.rest_mass[mask],
+        }
+        self._sums += torch.stack([values[name].sum().to(self._sums) for name in _SUMS])
+        if len(kl) > 0:
+            self._maxima = self._maxima.maximum(torch.stack([values[name].max().to(self._maxima) for name in _MAXIMA]))
+
+    def add_idle(self, mask: torch.Tensor) -> None:
+        """Count a micro-batch `(B, C)` of an idle run: the policy is its own old policy, so that all but tokens is 0."""
+        self._sums[_SUMS.index("micro_batches")] += 1
+        self._sums[_SUMS.index("tokens")] += mask.sum()
+
+    def pop(self) -> Mapping[str, float]:
+        """Metrics since the last call, the same on all ranks; empty when no micro-batch was counted on any of them."""
+        sums = dict(zip(_SUMS, self.accelerator.reduce(self._sums, reduction="sum").tolist(), strict=True))
+        maxima = self.accelerator.gather(self._maxima.unsqueeze(0)).amax(0).tolist()
+        self._reset()
+        if sums["micro_batches"] == 0:
+            return {}
+        tokens, projected = max(sums["tokens"], 1), max(sums["projected"], 1)
+        return {
+            "troll/projected_fraction": sums["projected"] / tokens,
+            "troll/policy_kl_mean": sums["policy_kl"] / tokens,
+            "troll/policy_kl_max": maxima[_MAXIMA.index("policy_kl")],
+            "troll/kl_mean": sums["kl"] / tokens,
+            "troll/kl_max": maxima[_MAXIMA.index("kl")],
+            "troll/eta_mean": sums["eta"] / projected,
+            "troll/regression": sums["regression"] / tokens,
+            "troll/support_size_mean": sums["support_size"] / tokens,
+            "troll/rest_mass_mean": sums["rest_mass"] / tokens,
+        }
+
+    def _reset(self) -> None:
+        # float64: a count of tokens outgrows float32 within one line of a large run
+        options = {"dtype": torch.float64, "device": self.accelerator.device}
+        self._sums, self._maxima = torch.zeros(len(_SUMS), **options), torch.zeros(len(_MAXIMA), **options)
