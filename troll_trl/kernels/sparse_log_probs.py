@@ -135,13 +135,13 @@ class _Fold:
     def finish(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Sparse log-probabilities `(n, K + 1)`, log Z `(n,)` and entropy `(n,)`."""
         kept = self.kept.masked_fill(self.token_ids == UNUSED, -math.inf)
-        # Only the floor was summed where no token is left to the rest
-        rest = torch.where(self.max > FLOOR / 2, self.max + self.sum_exp.log(), -math.inf)
+        # Only the floor was summed where no token is left to the rest (a NaN must not pass for that)
+        rest = torch.where(self.max < FLOOR / 2, -math.inf, self.max + self.sum_exp.log())
         outcomes = torch.cat([kept, rest], 1)
         log_z = outcomes.logsumexp(1, keepdim=True)
         log_probs = outcomes - log_z
         # H = −Σ_kept p log p − p_rest·E_rest[log p]
-        mean_log_prob = torch.where(rest > -math.inf, self.sum_exp_u / self.sum_exp + self.max - log_z, 0.0)
+        mean_log_prob = torch.where(rest == -math.inf, 0.0, self.sum_exp_u / self.sum_exp + self.max - log_z)
         surprise = torch.cat([log_probs[:, :-1].masked_fill(kept == -math.inf, 0.0), mean_log_prob], 1)
         return log_probs, log_z.squeeze(1), -(log_probs.exp() * surprise).sum(1)
 

@@ -1,0 +1,424 @@
+"""The streaming sparse head against full logits, against TRL's fused head, and against its own promise to stay small."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_model, tiny_tokenizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+from trl.trainer.utils import add_fused_lm_head
+
+from troll_trl.kernels import support_selection, tiles
+from troll_trl.lm_head import add_sparse_lm_head
+
+SMALL = {
+    "vocab_size": 331,  # a multiple of neither block nor tile
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+MODELS = {
+    "qwen3": lambda: tiny_model("qwen3", vocab_size=331),
+    "llama_untied": lambda: tiny_model("llama", vocab_size=331, tie_word_embeddings=False),
+    "gemma2_soft_capping": lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL, final_logit_softcapping=2.0)),
+    "cohere_logit_scale": lambda: CohereForCausalLM(CohereConfig(**SMALL, logit_scale=3.0)),
+    "granite_logits_scaling": lambda: GraniteForCausalLM(GraniteConfig(**SMALL, logits_scaling=0.25)),
+    "phi_head_bias": lambda: PhiForCausalLM(PhiConfig(**SMALL)),
+}
+TEMPERATURE = 0.7
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Several tiles in both directions, the last of each ragged."""
+    monkeypatch.setattr(tiles, "TRAINING_TILE", {"cpu": (5, 128), "accelerator": (5, 128)})
+    monkeypatch.setattr(support_selection, "_COLUMNS", {"cpu": 128, "accelerator": 128})
+    monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", 5 * 384)
+
+
+def make_model(name: str):
+    torch.manual_seed(0)
+    model = MODELS[name]().train()
+    with torch.no_grad():
+        head = model.get_output_embeddings()
+        head.weight.normal_(std=0.5)
+        if head.bias is not None:
+            head.bias.normal_()
+    return model
+
+
+def make_batch(vocabulary: int = 331, batch: int = 3, length: int = 9):
+    """Input ids, attention mask and labels: left padding, a masked prompt, holes, and one row without any label."""
+    generator = torch.Generator().manual_seed(1)
+    input_ids = torch.randint(3, vocabulary, (batch, length), generator=generator)
+    attention_mask = torch.ones_like(input_ids)
+    attention_mask[0, :2] = 0
+    labels = input_ids.masked_fill(attention_mask == 0, -100)
+    labels[:, :3] = -100
+    labels[1, 5] = -100
+    labels[2] = -100
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+def full_distribution(model, batch):
+    """log-probabilities `(B, T − 1, V)` after the temperature, from the model's own logits."""
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+    return torch.log_softmax(logits.float() / TEMPERATURE, -1)
+
+
+def gradients(model, loss):
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return torch.autograd.grad(loss, parameters, allow_unused=True)
+
+
+def assert_close_gradients(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        assert (a is None) == (e is None)
+        if e is not None:
+            torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-5 * e.abs().max().item() + 1e-7)
+
+
+@pytest.mark.parametrize("name", MODELS)
+class TestAgainstFullLogits:
+    def test_selection(self, name):
+        model, batch = make_model(name), make_batch()
+        expected = full_distribution(model, batch).detach()
+        add_sparse_lm_head(model, TEMPERATURE)
+        with torch.no_grad():
+            output = model(**batch, fused_lm_head=True, support_size=24, tail_mass=0.05)
+        assert output.token_ids.dtype == torch.int32 and output.token_ids.shape == (3, 8, 24)
+        assert output.sparse_log_probs.dtype == torch.float32 and output.sparse_log_probs.shape == (3, 8, 25)
+        for b, t in (batch["labels"][:, 1:] != -100).nonzero().tolist():
+            sampled, row = batch["labels"][b, t + 1].item(), expected[b, t]
+            support, mass = [sampled], row[sampled].exp().item()
+            for token in row.argsort(descending=True).tolist():
+                if token != sampled and mass < 1 - 0.05 and len(support) < 24:
+                    support.append(token)
+                    mass += row[token].exp().item()
+            ids = output.token_ids[b, t].tolist()
+            assert ids == support + [-1] * (24 - len(support))
+            kept = output.sparse_log_probs[b, t, : len(support)]
+            torch.testing.assert_close(kept, row[support], rtol=1e-4, atol=1e-5)
+            assert (output.sparse_log_probs[b, t, len(support) : -1] == -torch.inf).all()
+            rest = row[[v for v in range(len(row)) if v not in support]].logsumexp(0)
+            torch.testing.assert_close(output.sparse_log_probs[b, t, -1], rest, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(output.log_probs[b, t], row[sampled], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(output.entropy[b, t], -(row.exp() * row).sum(), rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("frozen", ["nothing", "head", "backbone"])
+    def test_evaluation_and_gradient(self, name, frozen):
+        model, batch = make_model(name), make_batch()
+        head = model.get_output_embeddings()
+        for parameter in model.parameters():
+            is_head = any(parameter is p for p in head.parameters())
+            parameter.requires_grad_(frozen == "nothing" or is_head == (frozen == "backbone"))
+        generator = torch.Generator().manual_seed(2)
+        token_ids = torch.stack([torch.randperm(331, generator=generator)[:7] for _ in range(24)]).view(3, 8, 7)
+        token_ids[..., 5:] = -1
+        labels = batch["labels"][:, 1:]
+        live = labels != -100
+        clash = (token_ids == labels.unsqueeze(-1)) & live.unsqueeze(-1)
+        token_ids = token_ids.masked_fill(clash, -1)
+        token_ids[..., 0] = torch.where(live, labels, -1)
+        upstream = torch.randn(3, 8, 8, generator=generator)
+        upstream_entropy = torch.randn(3, 8, generator=generator)
+
+        log_probs = full_distribution(model, batch)
+        used = token_ids >= 0
+        kept = log_probs.gather(-1, token_ids.clamp(min=0)).masked_fill(~used, 0.0)
+        in_support = torch.zeros(3, 8, 332, dtype=torch.bool)
+        in_support = in_support.scatter(-1, torch.where(used, token_ids, 331), True)[..., :331]
+        rest = log_probs.masked_fill(in_support, -torch.inf).logsumexp(-1, keepdim=True)
+        expected = torch.cat([kept, rest], -1)[live]
+        expected_entropy = -(log_probs.exp() * log_probs).sum(-1)[live]
+        expected_loss = (expected * upstream[live]).sum() + (expected_entropy * upstream_entropy[live]).sum()
+        expected_gradients = gradients(model, expected_loss)
+
+        add_sparse_lm_head(model, TEMPERATURE)
+        output = model(**batch, fused_lm_head=True, token_ids=token_ids)
+        actual = output.sparse_log_probs.masked_fill(~torch.cat([used, used[..., :1] | True], -1), 0.0)
+        torch.testing.assert_close(actual[live], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(output.entropy[live], expected_entropy, rtol=1e-4, atol=1e-5)
+        assert torch.equal(output.log_probs[live], output.sparse_log_probs[live][:, 0])
+        loss = (actual[live] * upstream[live]).sum() + (output.entropy * upstream_entropy)[live].sum()
+        assert_close_gradients(gradients(model, loss), expected_gradients)
+
+    def test_agrees_with_trl(self, name):
+        model, batch = make_model(name), make_batch()
+        add_fused_lm_head(model, TEMPERATURE, outputs=("log_probs", "entropy"))
+        trl = model(**batch, fused_lm_head=True)
+        add_sparse_lm_head(model, TEMPERATURE)
+        ours = model(**batch, fused_lm_head=True, support_size=5)
+        torch.testing.assert_close(ours.log_probs, trl.log_probs, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.entropy, trl.entropy, rtol=1e-4, atol=1e-5)
+        assert torch.equal(model(**batch, fused_lm_head=True).log_probs, trl.log_probs), "TRL's own call has changed"
+
+
+def test_other_calls_are_unchanged():
+    model, batch = make_model("qwen3").eval(), make_batch()
+    with torch.no_grad():
+        before = model(**batch)
+        generated = model.generate(batch["input_ids"], max_new_tokens=4, do_sample=False)
+        add_sparse_lm_head(model, TEMPERATURE)
+        after = model(**batch)
+        assert torch.equal(before.logits, after.logits) and torch.equal(before.loss, after.loss)
+        assert torch.equal(model.generate(batch["input_ids"], max_new_tokens=4, do_sample=False), generated)
+
+
+def test_masked_positions_hold_the_rest_alone():
+    model, batch = make_model("qwen3"), make_batch()
+    add_sparse_lm_head(model)
+    output = model(**batch, fused_lm_head=True, support_size=8)
+    masked = batch["labels"][:, 1:] == -100
+    assert (output.token_ids[masked] == -1).all()
+    assert (output.sparse_log_probs[masked][:, :-1] == -torch.inf).all()
+    assert (output.sparse_log_probs[masked][:, -1] == 0).all()
+    assert (output.log_probs[masked] == 0).all() and (output.entropy[masked] == 0).all()
+
+
+def test_no_live_position_has_a_zero_gradient():
+    model, batch = make_model("qwen3"), make_batch()
+    batch["labels"] = torch.full_like(batch["labels"], -100)
+    add_sparse_lm_head(model)
+    with torch.no_grad():
+        token_ids = model(**batch, fused_lm_head=True, support_size=8).token_ids
+    output = model(**batch, fused_lm_head=True, token_ids=token_ids)
+    (output.log_probs.sum() + output.entropy.sum()).backward()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def test_supports_may_be_aligned_to_the_end():
+    model, batch = make_model("qwen3"), make_batch()
+    add_sparse_lm_head(model)
+    with torch.no_grad():
+        whole = model(**batch, fused_lm_head=True, support_size=8)
+        tail = model(**batch, fused_lm_head=True, token_ids=whole.token_ids[:, 2:])
+    torch.testing.assert_close(tail.sparse_log_probs, whole.sparse_log_probs)
+    assert torch.equal(tail.token_ids, whole.token_ids)
+
+
+def test_selection_with_gradient():
+    model, batch = make_model("qwen3"), make_batch()
+    add_sparse_lm_head(model)
+    output = model(**batch, fused_lm_head=True, support_size=8)
+    evaluated = model(**batch, fused_lm_head=True, token_ids=output.token_ids)
+    assert torch.equal(output.sparse_log_probs, evaluated.sparse_log_probs)
+    assert_close_gradients(gradients(model, output.log_probs.sum()), gradients(model, evaluated.log_probs.sum()))
+
+
+def test_rest_mass_does_not_cancel():
+    """1 − Σ kept would be 0 in float32 here; the rest is 1e-12."""
+    model = make_model("llama_untied")
+    batch = make_batch()
+    with torch.no_grad():  # one token with a logit of about 33 above 330 others
+        model.lm_head.weight.mul_(1e-3)
+        model.lm_head.weight[7] = 0
+    hidden = model.base_model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+    with torch.no_grad():
+        direction = hidden[0, -2] / hidden[0, -2].square().sum()
+        model.lm_head.weight[7] = 33 * direction
+    expected = torch.log_softmax(model(**batch).logits[0, -2].double(), -1)
+    add_sparse_lm_head(model)
+    batch["labels"][0, -1] = batch["input_ids"][0, -1] = 7
+    output = model(**batch, fused_lm_head=True, support_size=1)
+    rest = expected[[v for v in range(331) if v != 7]].logsumexp(0)
+    assert rest < -25
+    torch.testing.assert_close(output.sparse_log_probs[0, -1, -1].double(), rest, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_errs_no_more_than_full_logits(dtype):
+    batch = make_batch()
+    exact = full_distribution(make_model("qwen3").double(), batch)
+    naive_model = make_model("qwen3").to(dtype)
+    naive = full_distribution(naive_model, batch)
+    add_sparse_lm_head(naive_model, TEMPERATURE)
+    output = naive_model(**batch, fused_lm_head=True, support_size=16)
+    live = batch["labels"][:, 1:] != -100
+    ids = output.token_ids[live].long().clamp(min=0)
+    used = output.token_ids[live] >= 0
+    error = (output.sparse_log_probs[live][:, :-1] - exact[live].gather(-1, ids))[used].abs().max()
+    naive_error = (naive[live].gather(-1, ids) - exact[live].gather(-1, ids))[used].abs().max()
+    assert error <= naive_error * 1.1 + 1e-3, f"{error} against {naive_error}"
+
+
+def test_float32_head_on_a_bfloat16_model():
+    batch = make_batch()
+    model = make_model("llama_untied").to(torch.bfloat16)
+    hidden = model.base_model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+    expected = torch.log_softmax(hidden[:, :-1].float() @ model.lm_head.weight.float().t() / TEMPERATURE, -1)
+    add_sparse_lm_head(model, TEMPERATURE, cast_lm_head_to_fp32=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(**batch, fused_lm_head=True, support_size=4)
+    live = batch["labels"][:, 1:] != -100
+    sampled = expected[live].gather(-1, batch["labels"][:, 1:][live].unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(output.log_probs[live], sampled, rtol=1e-5, atol=1e-5)
+
+
+def test_moe_auxiliary_loss_is_trls():
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        **SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, output_router_logits=True
+    )
+    model, batch = Qwen3MoeForCausalLM(config), make_batch()
+    add_fused_lm_head(model)
+    expected = model(**batch, fused_lm_head=True).aux_loss
+    add_sparse_lm_head(model)
+    assert expected > 0
+    torch.testing.assert_close(model(**batch, fused_lm_head=True, support_size=4).aux_loss, expected)
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Records the largest memory that any operation returns, in elements; that of the head and its gradient aside."""
+
+    def __init__(self, head_elements: int):
+        super().__init__()
+        self.head_elements, self.largest = head_elements, (0, None)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor):
+                elements = x.untyped_storage().nbytes() // x.element_size()
+                if elements != self.head_elements:
+                    self.largest = max(self.largest, (elements, str(func)))
+        return result
+
+
+@pytest.mark.parametrize("use", ["selection", "evaluation"])
+def test_no_tensor_exceeds_a_tile(monkeypatch, use):
+    """552 positions of a vocabulary of 5,003 would be 2.8 million logits; a tile here has 33 thousand."""
+    monkeypatch.setattr(tiles, "TRAINING_TILE", {"cpu": (32, 1000)})
+    monkeypatch.setattr(support_selection, "_COLUMNS", {"cpu": 1024})
+    monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", 6 * 5120)
+    model = tiny_model("qwen3", vocab_size=5003)
+    batch = make_batch(vocabulary=5003, batch=24, length=24)
+    batch["labels"] = batch["input_ids"]
+    add_sparse_lm_head(model)
+    with torch.no_grad():
+        token_ids = model(**batch, fused_lm_head=True, support_size=16).token_ids
+    recorder = _LargestTensor(model.lm_head.weight.numel())
+    with recorder:
+        if use == "selection":
+            with torch.no_grad():
+                model(**batch, fused_lm_head=True, support_size=16)
+        else:
+            output = model(**batch, fused_lm_head=True, token_ids=token_ids)
+            (output.sparse_log_probs.exp().sum() + output.entropy.sum()).backward()
+    size, operation = recorder.largest
+    assert 0 < size <= 34_000, f"{operation} made a tensor of {size} elements"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"support_size": 332}, "`support_size` must be in 1…331 .*got 332"),
+        ({"support_size": 0}, "got 0"),
+        ({"support_size": 4, "tail_mass": 1.0}, r"`tail_mass` must be in \[0, 1\), got 1.0"),
+        ({"support_size": 4, "token_ids": torch.zeros(3, 8, 1, dtype=torch.int32)}, "either"),
+        ({"token_ids": torch.zeros(3, 8, 1, dtype=torch.int32)}, "Slot 0 of `token_ids` must be the label.*got 0"),
+        ({"token_ids": torch.zeros(3, 9, 1, dtype=torch.int32)}, "at most the length"),
+        ({"support_size": 4, "labels": None}, "need `labels`"),
+        ({"support_size": 4, "fused_lm_head": False}, "fused_lm_head=True"),
+    ],
+)
+def test_bad_calls_are_refused(arguments, message):
+    model, batch = make_model("qwen3"), make_batch()
+    add_sparse_lm_head(model)
+    with pytest.raises(ValueError, match=message):
+        model(**{**batch, "fused_lm_head": True, **arguments})
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_non_finite_logits_are_refused(value, grad):
+    model, batch = make_model("llama_untied"), make_batch()
+    add_sparse_lm_head(model)
+    with torch.no_grad():
+        model.lm_head.weight[300] = value
+    with pytest.raises(ValueError, match="not finite"), torch.set_grad_enabled(grad):
+        model(**batch, fused_lm_head=True, support_size=4)
+
+
+def test_non_positive_temperature_is_refused():
+    with pytest.raises(ValueError, match="`temperature` must be positive, got 0.0"):
+        add_sparse_lm_head(make_model("qwen3"), 0.0)
+
+
+def test_tokenizer_fits_the_model():
+    assert len(tiny_tokenizer()) == tiny_model().config.vocab_size
+
+
+def test_sharded_by_fsdp2(tmp_path):
+    """Two processes, head and layers sharded: the same log-probabilities and gradients as the whole model."""
+    script = tmp_path / "fsdp2.py"
+    script.write_text(
+        textwrap.dedent("""
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import DTensor
+        from tiny import tiny_model
+        from troll_trl.lm_head import add_sparse_lm_head
+
+        mesh = init_device_mesh("cpu", (2,))
+        assert dist.get_world_size() == 2
+
+        def run(shard):
+            model = tiny_model("qwen3", tie_word_embeddings=False)
+            add_sparse_lm_head(model)
+            if shard:
+                for layer in model.model.layers:
+                    fully_shard(layer, mesh=mesh)
+                fully_shard(model, mesh=mesh)
+                assert all(isinstance(p, DTensor) for p in model.parameters())
+            ids = torch.arange(40).view(4, 10) + 5  # the same batch on both ranks, so that gradients average to it
+            with torch.no_grad():
+                scored = model(input_ids=ids, labels=ids, fused_lm_head=True, support_size=8)
+            output = model(input_ids=ids, labels=ids, fused_lm_head=True, token_ids=scored.token_ids)
+            (output.sparse_log_probs.exp() ** 2).sum().backward()
+            whole = lambda x: x.full_tensor() if isinstance(x, DTensor) else x
+            return scored.sparse_log_probs, {n: whole(p.grad) for n, p in model.named_parameters()}
+
+        log_probs, grads = run(shard=False)
+        sharded_log_probs, sharded_grads = run(shard=True)
+        torch.testing.assert_close(sharded_log_probs, log_probs)
+        for name in grads:
+            torch.testing.assert_close(sharded_grads[name], grads[name], rtol=1e-4, atol=1e-6)
+        print("sharded head agrees")
+        dist.destroy_process_group()
+        """)
+    )
+    tests = Path(__file__).parent
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", script],
+        env={**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert result.stdout.count("sharded head agrees") == 2, result.stderr[-3000:]
