@@ -415,7 +415,7 @@ def test_sharded_by_fsdp2(tmp_path):
     )
     tests = Path(__file__).parent
     result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", script],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script],
         env={**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -1,0 +1,430 @@
+"""TrollGRPOTrainer against TRL's GRPOTrainer, and its loss against an independent computation."""
+
+import functools
+import math
+import warnings
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from references import reference_project
+from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, trl_seams
+from troll_trl.sparse import SparseDistribution
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def make_trainer(trainer_class, config_class, tmp_path, model=None, architecture="qwen3", peft_config=None, **options):
+    options = {
+        "output_dir": str(tmp_path),
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "steps_per_generation": 4,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 5e-3,
+        "lr_scheduler_type": "constant",
+        "max_steps": 8,
+        "seed": 3,
+        **options,
+    }
+    return trainer_class(
+        model=model or tiny_model(architecture),
+        reward_funcs=token_reward,
+        args=config_class(**options),
+        train_dataset=tiny_prompts(),
+        eval_dataset=tiny_prompts(8) if "eval_strategy" in options else None,
+        processing_class=tiny_tokenizer(),
+        peft_config=peft_config,
+    )
+
+
+def weights(trainer):
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def logged(trainer, key):
+    return [line[key] for line in trainer.state.log_history if key in line]
+
+
+EQUIVALENT = {
+    "dapo": {},
+    "grpo": {"loss_type": "grpo"},
+    "bnpo": {"loss_type": "bnpo"},
+    "dr_grpo": {"loss_type": "dr_grpo"},
+    "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    "sequence_ratio": {"importance_sampling_level": "sequence", "loss_type": "grpo"},
+    "two_iterations": {"num_iterations": 2},
+    "accumulation": {"gradient_accumulation_steps": 2, "max_steps": 6},
+    "entropy_bonus": {"entropy_coef": 0.05},
+    "adaptive_entropy_bonus": {"use_adaptive_entropy": True, "entropy_target": 10.0, "entropy_coef_delta": 0.01},
+    "high_entropy_tokens": {"top_entropy_quantile": 0.5},
+    "masked_truncated": {"mask_truncated_completions": True},
+    "temperature": {"temperature": 0.7},
+    "off_policy_mask": {"off_policy_mask_threshold": 1e-4},
+    "llama": {"architecture": "llama"},
+    "idle": {"steps_per_generation": 1, "max_steps": 4},
+}
+
+
+@pytest.mark.parametrize("name", EQUIVALENT)
+def test_open_bound_without_regression_is_trl_without_a_clip(name, tmp_path):
+    options = EQUIVALENT[name]
+    start = weights_of(tiny_model(options.get("architecture", "qwen3")))
+    trl = make_trainer(GRPOTrainer, GRPOConfig, tmp_path, epsilon=math.inf, epsilon_high=math.inf, **options)
+    trl.train()
+    troll = make_trainer(
+        TrollGRPOTrainer, TrollGRPOConfig, tmp_path, kl_bound=math.inf, regression_coef=0.0, **options
+    )
+    troll.train()
+    assert_same_movement(start, weights(trl), weights(troll))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss_type": "dapo"},
+        {"loss_type": "grpo", "gradient_accumulation_steps": 2},
+        {"loss_type": "bnpo"},
+        {"loss_type": "dr_grpo"},
+        {"loss_type": "luspo"},
+        {"loss_type": "grpo", "use_bias_correction_kl": True, "importance_sampling_level": "sequence"},
+        {"loss_type": "dapo", "use_bias_correction_kl": True},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_reference_kl_is_trls(options, tmp_path):
+    """Added by our own aggregation, in which the regression goes too; the coefficient is large enough to show an error."""
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    path, start = str(tmp_path / "model"), weights_of(tiny_model())
+    trl = make_trainer(
+        GRPOTrainer, GRPOConfig, tmp_path, path, epsilon=math.inf, epsilon_high=math.inf, beta=1.0, **options
+    )
+    trl.train()
+    troll = make_trainer(
+        TrollGRPOTrainer, TrollGRPOConfig, tmp_path, path, kl_bound=math.inf, regression_coef=0.0, beta=1.0, **options
+    )
+    troll.train()
+    assert_same_movement(start, weights(trl), weights(troll))
+    assert logged(troll, "kl") == pytest.approx(logged(trl, "kl"), rel=1e-3, abs=1e-7)
+    assert max(logged(troll, "kl")) > 1e-3
+
+
+@pytest.mark.parametrize("adapter", ["new", "retrained"])
+@pytest.mark.parametrize("steps_per_generation", [1, 4], ids=["idle", "off_policy"])
+def test_lora_with_reference_kl(adapter, steps_per_generation, tmp_path):
+    """With PEFT the reference goes through the same model and method; idle, it is the only pass without gradient."""
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=adapter == "new", lora_dropout=0.0)
+    options = {"beta": 1.0, "steps_per_generation": steps_per_generation, "max_steps": 4, "learning_rate": 5e-2}
+
+    def run(trainer_class, config_class, **extra):
+        model = tiny_model()
+        if adapter == "retrained":
+            torch.manual_seed(0)
+            model = get_peft_model(model, lora)
+        peft_config = lora if adapter == "new" else None
+        trainer = make_trainer(
+            trainer_class, config_class, tmp_path, model, peft_config=peft_config, **options, **extra
+        )
+        start = weights(trainer)
+        trainer.train()
+        return start, weights(trainer), trainer
+
+    start, trl, _ = run(GRPOTrainer, GRPOConfig, epsilon=math.inf, epsilon_high=math.inf)
+    _, ours, trainer = run(TrollGRPOTrainer, TrollGRPOConfig, kl_bound=math.inf, regression_coef=0.0)
+    assert_same_movement(start, trl, ours)
+    assert ("troll_old_token_ids" in trainer._buffered_inputs[0]) == (steps_per_generation == 4)
+
+
+def weights_of(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def assert_same_movement(start, expected, actual):
+    movement = max((expected[name] - start[name]).abs().max().item() for name in start)
+    difference = max((expected[name] - actual[name]).abs().max().item() for name in start)
+    assert movement > 1e-3, "TRL's trainer has not moved"
+    assert difference <= 2e-3 * movement, f"weights differ by {difference:.2e} after moving {movement:.2e}"
+
+
+def take_off_policy(trainer):
+    """Train a few updates, and return a micro-batch whose old policy is behind the current one."""
+    trainer.train()
+    return dict(trainer._buffered_inputs[0])
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo", "luspo"])
+def test_loss_is_the_papers(loss_type, tmp_path):
+    """−π(a)/q(a)·A + α·KL(p ‖ π) from full logits, a dense support and an independent root-finder."""
+    trainer = make_trainer(
+        TrollGRPOTrainer,
+        TrollGRPOConfig,
+        tmp_path,
+        loss_type=loss_type,
+        kl_bound=0.01,
+        regression_coef=0.5,
+        support_size=12,
+        tail_mass=1e-3,
+        learning_rate=2e-2,
+        max_steps=3,
+    )
+    inputs = take_off_policy(trainer)
+    trainer.model.train()
+    loss = trainer._compute_loss(trainer.model, inputs)
+
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    length = inputs["completion_ids"].shape[1]
+    logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, -length - 1 : -1]
+    support, old = inputs["troll_old_token_ids"], inputs["troll_old_log_probs"].double()
+    mask, projected = inputs["completion_mask"].double(), 0
+    per_token = torch.zeros(mask.shape, dtype=torch.float64)
+    for b, t in mask.nonzero().tolist():
+        p_full = torch.log_softmax(logits[b, t].double(), -1)
+        kept = support[b, t][support[b, t] >= 0].long()
+        rest = p_full[[v for v in range(100) if v not in kept.tolist()]].logsumexp(0, keepdim=True)
+        p = torch.cat([p_full[kept], rest])
+        q = torch.cat([old[b, t, : len(kept)], old[b, t, -1:]])
+        t_solution, pi = reference_project(p.detach().numpy(), q.numpy(), 0.01)
+        projected += int(t_solution < 1)
+        pi = torch.as_tensor(pi)
+        ratio = (pi[0] - q[0]).exp()
+        regression = (p.exp() * (p - pi)).sum()
+        per_token[b, t] = -ratio * inputs["advantages"][b] + 0.5 * regression
+    expected = {
+        "dapo": per_token.sum() / (inputs["num_items_in_batch"] / 4),
+        "grpo": ((per_token * mask).sum(1) / mask.sum(1)).mean(),
+        "bnpo": per_token.sum() / mask.sum(),
+        "dr_grpo": per_token.sum() / (len(mask) * 8),
+        "luspo": per_token.sum(1).mean(),
+    }[loss_type]
+    assert projected >= 5, "the test needs projected tokens"
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-3, atol=1e-5)
+    metrics = trainer._troll_metrics["train"].pop()
+    assert metrics["troll/projected_fraction"] == pytest.approx(projected / mask.sum().item())
+
+
+def test_gradient_is_that_of_the_loss(tmp_path):
+    """The closed-form gradient, end to end, against a finite difference of the loss along a random direction."""
+    trainer = make_trainer(
+        TrollGRPOTrainer, TrollGRPOConfig, tmp_path, kl_bound=0.01, regression_coef=0.0, learning_rate=2e-2, max_steps=3
+    )
+    inputs = take_off_policy(trainer)
+    model = trainer.model.train()
+    trainer.model.zero_grad()
+    trainer._compute_loss(model, inputs).backward()
+    gradient = model.model.layers[0].mlp.up_proj.weight.grad
+    parameter = model.model.layers[0].mlp.up_proj.weight
+    direction = gradient / gradient.norm()
+    losses = []
+    with torch.no_grad():
+        for step in (1e-2, -2e-2):
+            parameter.add_(step * direction)
+            losses.append(trainer._compute_loss(model, inputs).item())
+    assert trainer._troll_metrics["train"].pop()["troll/projected_fraction"] > 0.02
+    assert (losses[0] - losses[1]) / 2e-2 == pytest.approx(gradient.norm().item(), rel=0.05)
+
+
+def test_metrics(tmp_path):
+    trainer = make_trainer(
+        TrollGRPOTrainer, TrollGRPOConfig, tmp_path, kl_bound=0.01, learning_rate=2e-2, eval_strategy="steps", eval_steps=4
+    )
+    trainer.train()
+    names = (
+        "projected_fraction policy_kl_mean policy_kl_max kl_mean kl_max eta_mean regression support_size_mean rest_mass_mean"
+    )
+    for name in names.split():
+        assert len(logged(trainer, f"troll/{name}")) == 8 and len(logged(trainer, f"eval_troll/{name}")) == 2
+    assert not any(key.startswith(("clip_ratio/", "eval_clip_ratio/")) for line in trainer.state.log_history for key in line)
+    assert max(logged(trainer, "troll/projected_fraction")) > 0.01
+    assert max(logged(trainer, "troll/kl_max")) <= 0.01 * 1.001
+    assert max(logged(trainer, "troll/policy_kl_max")) > 0.02
+    # Evaluation scores the policy that sampled: nothing to project
+    assert logged(trainer, "eval_troll/projected_fraction") == [0.0, 0.0]
+    assert all(0 < x <= 64 for x in logged(trainer, "troll/support_size_mean"))
+
+
+def test_metrics_are_exact_over_micro_batches(tmp_path):
+    """Means over tokens, not means of means: two micro-batches of different lengths in one line."""
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=1)
+    trainer.train()
+    trainer._troll_metrics["train"].pop()
+    inputs, masks = trainer._buffered_inputs[:2], []
+    for i, batch in enumerate(inputs):
+        batch = dict(batch)
+        batch["completion_mask"] = batch["completion_mask"] * (torch.arange(batch["completion_mask"].shape[1]) < 2 + 4 * i)
+        live = batch["completion_mask"].bool()
+        batch["troll_old_token_ids"] = batch["troll_old_token_ids"].masked_fill(~live.unsqueeze(-1), -1)
+        trainer.model.train()
+        trainer._compute_loss(trainer.model, batch)
+        masks.append((batch, live))
+    rest = torch.cat([batch["troll_old_log_probs"][live][:, -1].exp() for batch, live in masks])
+    assert trainer._troll_metrics["train"].pop()["troll/rest_mass_mean"] == pytest.approx(rest.mean().item(), rel=1e-5)
+
+
+def test_one_scoring_pass_and_its_cache(tmp_path, monkeypatch):
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, support_size=32, tail_mass=0.7, max_steps=4)
+    calls = []  # of the model with a fused head: those of generation have none
+    forward = trainer.model.forward
+
+    @functools.wraps(forward)
+    def counting(*args, **kwargs):
+        if kwargs.get("fused_lm_head"):
+            calls.append((torch.is_grad_enabled(), "support_size" in kwargs, len(kwargs["input_ids"])))
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(trainer.model, "forward", counting)
+    trainer.train()
+    # One scoring pass over the 32 completions, in TRL's chunks of the batch size, then one pass per update
+    assert calls == [(False, True, 8)] * 4 + [(True, False, 8)] * 4
+
+    batch = trainer._buffered_inputs[0]
+    ids, log_probs = batch["troll_old_token_ids"], batch["troll_old_log_probs"]
+    old = SparseDistribution(torch.cat([b["troll_old_token_ids"] for b in trainer._buffered_inputs]), None)
+    assert ids.dtype == torch.int32 and log_probs.dtype == torch.float32
+    assert ids.shape[-1] == old.support_size.max() < 32, "trimmed to the widest position of the rollout batch"
+    assert log_probs.shape == (*ids.shape[:-1], ids.shape[-1] + 1)
+    bytes_per_token = ids.shape[-1] * 4 + log_probs.shape[-1] * 4
+    assert bytes_per_token <= 8 * (ids.shape[-1] + 1)
+    assert torch.equal(log_probs[..., 0].masked_fill(ids[..., 0] < 0, 0.0), batch["old_per_token_logps"])
+
+
+def test_idle_run_says_so(tmp_path, caplog):
+    with caplog.at_level("WARNING"):
+        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, steps_per_generation=1)
+    assert "trust region is idle" in caplog.text and "steps_per_generation=8" in caplog.text
+    caplog.clear()
+    with caplog.at_level("WARNING"):
+        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
+    assert "idle" not in caplog.text
+
+
+def test_batch_arithmetic_is_printed(tmp_path, capsys):
+    make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
+    assert "8 prompts x 4 completions per rollout batch, 4 updates per rollout batch, up to 64 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss_type": "cispo"}, "loss_type='cispo'"),
+        ({"loss_type": "sapo"}, "loss_type='sapo'"),
+        ({"loss_type": "vespo"}, "loss_type='vespo'"),
+        ({"delta": 2.0}, "`delta=2.0`"),
+        ({"kl_bound": 0.0}, "`kl_bound` must be positive, got 0.0"),
+        ({"kl_bound": math.nan}, "`kl_bound` must be positive, got nan"),
+        ({"regression_coef": -1.0}, "`regression_coef`.*got -1.0"),
+        ({"support_size": 0}, "`support_size`.*got 0"),
+        ({"tail_mass": 1.0}, "`tail_mass`.*got 1.0"),
+    ],
+)
+def test_options_are_refused_by_name(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **options)
+
+
+def test_support_larger_than_the_vocabulary_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="`support_size` must be in 1…100 .*got 101"):
+        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, support_size=101)
+
+
+def test_clip_range_is_said_to_be_unused(tmp_path):
+    with pytest.warns(UserWarning, match="epsilon=0.3, epsilon_high=0.28 unused"):
+        TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, epsilon=0.3, epsilon_high=0.28)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*unused.*")
+        TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+
+
+def test_plain_grpo_config_gets_the_defaults(tmp_path):
+    trainer = make_trainer(TrollGRPOTrainer, GRPOConfig, tmp_path, max_steps=2)
+    assert (trainer.args.kl_bound, trainer.args.support_size) == (0.05, 64)
+    trainer.train()
+    assert len(logged(trainer, "troll/kl_max")) == 2
+    with pytest.raises(ValueError, match="cispo"):
+        make_trainer(TrollGRPOTrainer, GRPOConfig, tmp_path, loss_type="cispo")
+
+
+def test_model_card_cites_the_paper(tmp_path):
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=1)
+    trainer.create_model_card()
+    card = (tmp_path / "README.md").read_text()
+    assert "2510.03817" in card and "TROLL" in card and "troll" in card
+
+
+def test_saves_and_generates(tmp_path):
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=1)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=3, do_sample=False).shape[1] <= 5
+
+
+def test_a_prompt_masked_by_tools(tmp_path):
+    """Tool tokens are scored, but neither projected tokens nor regression count them."""
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=3, learning_rate=2e-2)
+    inputs = take_off_policy(trainer)
+    inputs["tool_mask"] = torch.ones_like(inputs["completion_mask"])
+    inputs["tool_mask"][:, 2:] = 0
+    trainer.model.train()
+    trainer._troll_metrics["train"].pop()
+    trainer._compute_loss(trainer.model, inputs)
+    mask = inputs["tool_mask"] * inputs["completion_mask"]
+    assert trainer._troll_metrics["train"]._sums[1].item() == mask.sum().item()
+
+
+class TestSeams:
+    def test_the_installed_trl_fits(self):
+        trl_seams.check_trl()
+
+    def test_a_moved_seam_is_named(self, monkeypatch):
+        monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: None)
+        with pytest.raises(ImportError, match=r"does not support trl .*_compute_loss` no longer contains.*tested with"):
+            trl_seams.check_trl()
+        monkeypatch.undo()
+        monkeypatch.delattr(GRPOTrainer, "get_off_policy_mask")
+        with pytest.raises(ImportError, match="get_off_policy_mask` is gone"):
+            trl_seams.check_trl()
+
+    def test_off_policy_mask_sees_the_policy(self, tmp_path, monkeypatch):
+        """With a tight bound the projection stays near the old policy, while the policy has left it."""
+        trainer = make_trainer(
+            TrollGRPOTrainer,
+            TrollGRPOConfig,
+            tmp_path,
+            kl_bound=1e-6,
+            off_policy_mask_threshold=0.1,
+            learning_rate=2e-2,
+            max_steps=3,
+        )
+        inputs, seen = take_off_policy(trainer), []
+        original = GRPOTrainer.get_off_policy_mask
+        monkeypatch.setattr(
+            GRPOTrainer,
+            "get_off_policy_mask",
+            staticmethod(lambda **kwargs: seen.append(kwargs["per_token_logps"]) or original(**kwargs)),
+        )
+        trainer.model.train()
+        trainer._compute_loss(trainer.model, inputs)
+        drift = (seen[0] - inputs["old_per_token_logps"])[inputs["completion_mask"].bool()].abs().max()
+        assert drift > 0.05
+
+
+def test_dataset_without_prompts_fails_early(tmp_path):
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
+    trainer.train_dataset = Dataset.from_dict({"question": ["w1 w2"] * 32})
+    with pytest.raises(KeyError, match="prompt"):
+        trainer.train()

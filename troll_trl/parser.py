@@ -1,0 +1,338 @@
+"""Strict parsing of the training script's YAML files and flags: what is not understood stops, by name."""
+
+import argparse
+import difflib
+import logging
+import os
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+from trl import GRPOConfig, ModelConfig, TrlParser
+
+from troll_trl.config import TrollGRPOConfig, troll_fields
+
+logger = logging.getLogger(__name__)
+
+# What TRL documents but types as any string. TROLL supports fewer loss types; its config says which, and why.
+_DOCUMENTED_CHOICES = {
+    "loss_type": ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"),
+    "scale_rewards": ("group", "batch", "none"),
+    "importance_sampling_level": ("token", "sequence"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "vllm_mode": ("server", "colocate"),
+    "vllm_model_impl": ("vllm", "transformers"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+}
+# Two strings that may be booleans as well
+_DOCUMENTED_TYPES: dict[str, Any] = {"scale_rewards": str | bool, "resume_from_checkpoint": str | bool | None}
+
+
+@dataclass
+class TrollScriptArguments:
+    """
+    Arguments of the training script, beside those of the trainer and the model.
+
+    Args:
+        method (`str`, *optional*, defaults to `"troll"`):
+            `"troll"` for the trust-region projection, `"clip"` for TRL's own [`~trl.GRPOTrainer`] on the same settings.
+        dataset_name (`str`):
+            Training data: a hub name, a JSON-lines or Parquet file, or a folder.
+        dataset_config (`str`, *optional*):
+            Configuration name of a hub dataset.
+        dataset_train_split (`str`, *optional*, defaults to `"train"`):
+            Split to train on.
+        dataset_test_split (`str`, *optional*):
+            Split to evaluate on. Without it there is no evaluation set.
+        eval_dataset_name (`str`, *optional*):
+            Evaluation data, if it is not another split of `dataset_name`.
+        eval_dataset_config (`str`, *optional*):
+            Configuration name of the evaluation dataset; that of the training data if they are the same dataset.
+        problem_column (`str`, *optional*):
+            Column of the problems, if the dataset is of none of the known schemas. An `eval_dataset_name` must be of a
+            known one.
+        answer_column (`str`, *optional*):
+            Column of the gold answers, likewise.
+        instruction (`str`, *optional*):
+            Text added to every problem, such as how to mark the final answer.
+        system_prompt (`str`, *optional*):
+            System message before every problem.
+        max_train_samples (`int`, *optional*):
+            Train on the first so many problems only.
+        max_eval_samples (`int`, *optional*):
+            Evaluate on the first so many problems only.
+        reward_funcs (`list[str]`, *optional*, defaults to `["math_accuracy"]`):
+            Reward functions: `math_accuracy`, or dotted import paths such as `my_lib.rewards.custom_reward` or
+            `trl.rewards.think_format_reward`.
+
+    Attributes:
+        settings (`dict[str, Any]`):
+            What files and flags set, merged. Filled in by [`parse_training_args`].
+    """
+
+    method: str = field(
+        default="troll",
+        metadata={
+            "help": "'troll' for the trust-region projection, 'clip' for TRL's own GRPOTrainer on the same settings.",
+            "choices": ["troll", "clip"],
+        },
+    )
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Training data: a hub name, a JSON-lines or Parquet file, or a folder."}
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration name of a hub dataset."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    dataset_test_split: str | None = field(
+        default=None, metadata={"help": "Split to evaluate on. Without it there is no evaluation set."}
+    )
+    eval_dataset_name: str | None = field(
+        default=None, metadata={"help": "Evaluation data, if it is not another split of `dataset_name`."}
+    )
+    eval_dataset_config: str | None = field(
+        default=None,
+        metadata={
+            "help": "Configuration name of the evaluation dataset; that of the training data if they are the same dataset."
+        },
+    )
+    problem_column: str | None = field(
+        default=None,
+        metadata={
+            "help": "Column of the problems, if the dataset is of none of the known schemas. An `eval_dataset_name` "
+            "must be of a known one."
+        },
+    )
+    answer_column: str | None = field(default=None, metadata={"help": "Column of the gold answers, likewise."})
+    instruction: str | None = field(
+        default=None, metadata={"help": "Text added to every problem, such as how to mark the final answer."}
+    )
+    system_prompt: str | None = field(default=None, metadata={"help": "System message before every problem."})
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": "Train on the first so many problems only."}
+    )
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "Evaluate on the first so many problems only."}
+    )
+    reward_funcs: list[str] = field(
+        default_factory=lambda: ["math_accuracy"],
+        metadata={
+            "help": "Reward functions: `math_accuracy`, or dotted import paths such as `my_lib.rewards.custom_reward` "
+            "or `trl.rewards.think_format_reward`."
+        },
+    )
+    settings: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
+
+
+def parse_training_args(
+    argv: Sequence[str] | None = None,
+) -> tuple[TrollScriptArguments, GRPOConfig, ModelConfig]:
+    """
+    Parse the command line of the training script, and the YAML files that its `--config` names.
+
+    Args:
+        argv (`Sequence[str]`, *optional*):
+            Flags; those of the process by default.
+
+    Returns:
+        `tuple`: script arguments; a [`TrollGRPOConfig`], or a plain [`~trl.GRPOConfig`] for `method: clip`; and the
+        [`~trl.ModelConfig`].
+
+    Raises:
+        SystemExit: with code 2, after one paragraph that says what was wrong, the value seen and what to do.
+    """
+    parser = StrictTrlParser((TrollScriptArguments, TrollGRPOConfig, ModelConfig))
+    settings = parser.read_settings(argv)
+    accepted = dict(settings)
+    accepted.pop("env", None)
+    # "true" is all that a flag can say
+    resume = accepted.get("resume_from_checkpoint")
+    if isinstance(resume, str) and resume.lower() in ("true", "false"):
+        accepted["resume_from_checkpoint"] = resume.lower() == "true"
+    unused: list[str] = []
+    if settings.get("method") == "clip":
+        parser.dataclass_types = [TrollScriptArguments, GRPOConfig, ModelConfig]
+        unused = [option.name for option in troll_fields() if option.name in accepted]
+        accepted = {name: value for name, value in accepted.items() if name not in unused}
+    try:
+        script_args, training_args, model_args = parser.parse_dict(accepted)
+        _check_what_is_needed(script_args, training_args, model_args)
+    except (ValueError, TypeError) as error:
+        parser.error(str(error))
+    if unused and training_args.process_index == 0:
+        logger.warning("method clip: %s unused, being TROLL's own.", ", ".join(unused))
+    script_args.settings = settings
+    return script_args, training_args, model_args
+
+
+def _check_what_is_needed(script_args: TrollScriptArguments, training_args: GRPOConfig, model_args: ModelConfig):
+    if script_args.dataset_name is None:
+        raise ValueError("`dataset_name` is not set. Give a hub name, a file or a folder.")
+    if model_args.model_name_or_path is None:
+        raise ValueError("`model_name_or_path` is not set. Give a hub name or a folder.")
+    if training_args.eval_strategy != "no" and script_args.dataset_test_split is None:
+        raise ValueError(
+            f"`eval_strategy` is {str(training_args.eval_strategy.value)!r}, but there is no evaluation set. Set "
+            "`dataset_test_split` (and `eval_dataset_name`, if it is another dataset), or `eval_strategy: 'no'`."
+        )
+
+
+class StrictTrlParser(TrlParser):
+    """
+    A [`~trl.TrlParser`] that lets nothing through that it does not understand.
+
+    It refuses, and names, unknown keys and flags (with the nearest valid name), abbreviated flags, keys that stand twice in
+    a file, values of another type than the field's, and values that TRL documents no meaning for. And it adds layers: a
+    file's key `base` names one file or several, relative to itself, whose settings it takes over and may replace. A key
+    replaces the base's whole value, lists and mappings included.
+
+    Args:
+        dataclass_types (`Iterable[type]`):
+            Dataclasses whose fields are the valid keys and flags.
+        kwargs:
+            Passed to [`~trl.TrlParser`].
+    """
+
+    def __init__(self, dataclass_types: Iterable[type], **kwargs):
+        super().__init__(dataclass_types, allow_abbrev=False, **kwargs)
+        self.add_argument("--config", help="YAML file of settings. Flags replace what it says.")
+        self._hints = {
+            name: hint for dataclass_type in self.dataclass_types for name, hint in get_type_hints(dataclass_type).items()
+        } | _DOCUMENTED_TYPES
+        for action in self._actions:
+            action.choices = _DOCUMENTED_CHOICES.get(action.dest, action.choices)
+        self._choices = {action.dest: action.choices for action in self._actions if action.choices is not None}
+        self._names = {action.dest for action in self._actions} - {"help", "config"}
+
+    def error(self, message: str):
+        # Without the usage, which lists 300 flags
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def parse_args_and_config(self, args: Sequence[str] | None = None):  # type: ignore[override]
+        """Dataclasses from files and flags; TrlParser's lenient options are gone."""
+        settings = self.read_settings(args)
+        settings.pop("env", None)
+        return self.parse_dict(settings)
+
+    def read_settings(self, args: Sequence[str] | None = None) -> dict[str, Any]:
+        """
+        What files and flags set, merged, checked and of the right type, by name. Environment variables under the files'
+        `env` are set.
+
+        Args:
+            args (`Sequence[str]`, *optional*):
+                Flags; those of the process by default.
+
+        Raises:
+            SystemExit: with code 2, after one paragraph that says what was wrong.
+        """
+        # Present from the start, an option gets no default; so what differs in the end was given
+        not_given = object()
+        namespace, unknown = self.parse_known_args(args, argparse.Namespace(**dict.fromkeys(self._names, not_given)))
+        if unknown:
+            self.error(self._describe_unknown_flag(unknown[0]))
+        config = vars(namespace).pop("config")
+        settings: dict[str, Any] = {}
+        if config is not None:
+            try:
+                for path, layer in read_layers(Path(config)):
+                    settings.update(self._check_layer(path, layer))
+            except (ValueError, OSError) as error:
+                self.error(str(error))
+        for name, value in settings.get("env", {}).items():
+            os.environ[name] = str(value)
+        return settings | {name: value for name, value in vars(namespace).items() if value is not not_given}
+
+    def _describe_unknown_flag(self, flag: str) -> str:
+        flag = flag.split("=")[0]
+        if not flag.startswith("-"):
+            return f"{flag!r} follows no flag that takes it. A list of values belongs to a flag that takes a list."
+        return f"unknown flag {flag}. {_nearest(flag, self._option_string_actions)}"
+
+    def _check_layer(self, path: Path, layer: Mapping[str, Any]) -> dict[str, Any]:
+        checked = {}
+        for name, value in layer.items():
+            if name == "env":
+                if not isinstance(value, dict) or any(isinstance(item, dict | list) for item in value.values()):
+                    raise ValueError(f"{path}: `env` must map names to values, got {value!r}.")
+                checked[name] = value
+                continue
+            if name not in self._names:
+                raise ValueError(f"{path}: unknown key `{name}`. {_nearest(str(name), self._names)}")
+            try:
+                checked[name] = convert(value, self._hints[name])
+            except ValueError as error:
+                raise ValueError(f"{path}: `{name}` must be {error}.") from None
+            choices = self._choices.get(name)
+            if choices is not None and isinstance(value, str) and value not in choices:
+                raise ValueError(
+                    f"{path}: `{name}` must be one of {', '.join(choices)}, got {value!r}. {_nearest(value, choices)}"
+                )
+        return checked
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """
+    Check a YAML value against a type hint. Text that reads as a number is one where a number belongs, since YAML reads
+    `1e-6` as text; nothing else changes its type.
+
+    Args:
+        value (`Any`):
+            What YAML made of the file.
+        hint (`Any`):
+            Type hint of the field.
+
+    Returns:
+        `Any`: the value, of the type asked for.
+
+    Raises:
+        ValueError: "a number, got 'abc'"; the caller knows the name.
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _convert_to_one_of(value, arguments)
+    if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
+        choices = arguments or [member.value for member in hint]
+        if not any(value == choice and type(value) is type(choice) for choice in choices):
+            raise ValueError(f"one of {', '.join(map(str, choices))}, {_seen(value)}")
+        return value
+    if hint in (int, float):
+        return _convert_to_number(value, hint)
+    if origin is list:
+        if not isinstance(value, list):
+            raise ValueError(f"a list, {_seen(value)}")
+        return [convert(item, arguments[0]) for item in value]
+    if not isinstance(value, origin or hint):
+        raise ValueError(f"{_spoken(hint)}, {_seen(value)}")
+    return value
+
+
+def _convert_to_one_of(value: Any, hints: Sequence[Any]) -> Any:
+    # `SchedulerType | str` means the names of a scheduler, not any text
+    if any(isinstance(hint, type) and issubclass(hint, Enum) for hint in hints):
+        hints = [hint for hint in hints if hint is not str]
+    # The type that it has, before the type that it can be read as
+    for hint in sorted(hints, key=lambda hint: hint is not type(value)):
+        try:
+            return convert(value, hint)
+        except ValueError as error:
+            last = error
+    if len([hint for hint in hints if hint is not types.NoneType]) == 1:
+        raise ValueError(str(last) if hints[-1] is not types.NoneType else _reason(value, hints[0]))
+    raise ValueError(f"{' or '.join(_spoken(hint) for hint in hints)}, {_seen(value)}")
+
+
+def _convert_to_number(value: Any, hint: type) -> int | float:
+    if isinstance(value, str):
+        try:
+            return hint(value)
+        except ValueError:
+            raise ValueError(f"{_spoken(hint)}, {_seen(value)}") from None
+    # To Python a boolean is an int
+    if isinstance(value, bool) or not isinstance(value, int if hint is int else int | float):
+        raise ValueError(f"{_spoken(hint)}, {_seen(value)}")
+    return value
