@@ -23,10 +23,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 test: $(INSTALLED)  ## Run the tests
-	$(PYTEST) -n auto
+	$(PYTEST) -n auto --maxprocesses 8
 
 test-slow: $(INSTALLED)  ## Run the slow tests
-	$(PYTEST) -n auto -m slow
+	$(PYTEST) -n auto --maxprocesses 8 -m slow
 
 lint: $(INSTALLED)  ## Check style and types
 	$(BIN)/ruff check .

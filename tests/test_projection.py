@@ -31,7 +31,7 @@ def reference_t(log_p, log_q, bound=BOUND):
 
 def kl(log_p, log_q):
     """KL in float64 from the definition."""
-    return torch.from_numpy(reference_kl(log_p.detach().double().numpy(), log_q.double().numpy()))
+    return torch.as_tensor(reference_kl(log_p.detach().double().numpy(), log_q.double().numpy()))
 
 
 # --- the solution ----------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def test_float64_agrees_with_a_root_finder(difference, bound, old_spread):
 
 
 def test_two_outcomes_by_hand():
-    # q = (1/2, 1/2), p = (0.99, 0.01), and a bound chosen so that π = (0.75, 0.25): on the family, log-odds π = t·log-odds p
+    # A bound chosen so that π = (3/4, 1/4). As q is uniform, the log-odds of π are t times the log-odds of p.
     log_q, log_p = torch.tensor([0.5, 0.5]).double().log(), torch.tensor([0.99, 0.01], dtype=torch.float64).log()
     bound = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
     result = project(log_p, log_q, bound)
@@ -124,7 +124,7 @@ def test_float32_meets_the_bound_and_is_never_nan(missing):
             log_p.requires_grad_()
             result = project(log_p, log_q, BOUND)
             result.log_probs.backward(torch.randn(log_p.shape, generator=generator))
-            assert log_p.grad.isfinite().all()
+            assert log_p.grad.isfinite().all() and (log_p.grad[log_p == -INF] == 0).all()
             for name in ("log_probs", "eta", "policy_kl", "kl"):
                 assert not getattr(result, name).isnan().any(), name
             assert (result.log_probs.exp().double().sum(-1) - 1).abs().max() < 1e-5
@@ -134,7 +134,7 @@ def test_float32_meets_the_bound_and_is_never_nan(missing):
             restricted_kl = kl(restricted, log_q)
             outside = restricted_kl > BOUND * (1 + 1e-4)
             error = (kl(result.log_probs, log_q) - BOUND) / BOUND
-            worst = error[outside].abs().max()
+            worst = max(error[outside].abs().tolist(), default=0.0)
             assert worst <= 1e-3, f"difference {difference}, spread {old_spread}: KL is off by {worst:.2e}"
             assert error.max() <= 1e-3
             active, rows = active + int(outside.sum()), rows + len(log_p)
@@ -156,6 +156,8 @@ def test_missing_tokens_agree_with_a_root_finder(missing):
         unreduced = inside & (kl(log_p, log_q) <= BOUND)
         assert torch.equal(result.log_probs[unreduced], log_p[unreduced])
         torch.testing.assert_close(result.log_probs.exp(), pi, rtol=0, atol=2e-6)
+        reachable = (expected_t > 0).unsqueeze(-1)
+        assert (result.log_probs == -INF)[reachable & (pi == 0)].all()
 
 
 def test_float32_gradient_is_the_float64_gradient():
@@ -168,7 +170,7 @@ def test_float32_gradient_is_the_float64_gradient():
             (grad,) = torch.autograd.grad(project(leaf, log_q.to(dtype), BOUND).log_probs, leaf, upstream.to(dtype))
             grads.append(grad.double())
         error = (grads[0] - grads[1]).norm(dim=-1) / (upstream.norm(dim=-1) + grads[1].norm(dim=-1))
-        assert error.max() < 1e-4
+        assert error.median() < 1e-6 and error.max() < 1e-3  # the solver stops at a relative error of 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -214,6 +216,14 @@ def test_identical_policies_are_left_alone(bound, dtype):
     assert (result.eta == 0).all() and (result.kl == 0).all() and (result.policy_kl == 0).all()
 
 
+def test_rounding_makes_no_kl_negative():
+    log_p, log_q = random_rows(2000, 33, 1e-6, dtype=torch.float32)
+    assert (kl(log_p, log_q) < 0).any()  # float32 log-probabilities sum to 1 only nearly
+    result = project(log_p, log_q, BOUND)
+    assert (result.policy_kl >= 0).all() and (result.kl >= 0).all()
+    assert torch.equal(result.log_probs, log_p)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_infinite_bound_returns_the_policy_bit_for_bit(dtype):
     log_p, log_q = random_rows(100, 7, 100.0, dtype=dtype)
@@ -247,20 +257,21 @@ def test_continuous_where_the_bound_begins_to_act():
 
 
 @pytest.mark.parametrize("slots", [2, 3, 8, 17])
-@pytest.mark.parametrize("difference", [0.05, 0.5, 2.0, 8.0], ids=["inside", "mixed", "outside", "far outside"])
-def test_gradcheck(slots, difference):
+@pytest.mark.parametrize("difference", [0.05, 0.5, 2.0, 8.0])
+@pytest.mark.parametrize("bound", [2e-4, BOUND, 1.0])
+def test_gradcheck(bound, slots, difference):
     generator = torch.Generator().manual_seed(slots)
     old = torch.randn(4, slots, generator=generator, dtype=torch.float64)
     logits = old + difference * torch.randn(4, slots, generator=generator, dtype=torch.float64)
     log_q = old.log_softmax(-1)
-    eta = project(logits.log_softmax(-1), log_q, BOUND).eta
-    if difference == 0.05:
-        assert (eta == 0).all()
-    if difference == 8.0:
-        assert (eta > 0).all()
+    active = project(logits.log_softmax(-1), log_q, bound).eta > 0
+    if difference >= 2.0 and bound <= BOUND:
+        assert active.any()
+    if difference == 0.05 and bound >= BOUND:
+        assert not active.any()
 
     def projected(logits):
-        return project(logits.log_softmax(-1), log_q, BOUND).log_probs
+        return project(logits.log_softmax(-1), log_q, bound).log_probs
 
     assert torch.autograd.gradcheck(projected, (logits.requires_grad_(),), atol=1e-7)
 
@@ -292,19 +303,20 @@ def test_gradient_against_finite_differences_of_the_root_finder(scale):
         return reference_project(at.log_softmax(-1).numpy(), log_q.numpy(), BOUND).log_probs @ upstream.numpy()
 
     h = 1e-4
-    difference = [(loss(logits.detach() + h * e) - loss(logits.detach() - h * e)) / (2 * h) for e in torch.eye(6).double()]
-    torch.testing.assert_close(grad, torch.tensor(difference, dtype=torch.float64), rtol=1e-5, atol=1e-8)
+    steps = h * torch.eye(6, dtype=torch.float64)
+    expected = [(loss(logits.detach() + step) - loss(logits.detach() - step)) / (2 * h) for step in steps]
+    torch.testing.assert_close(grad, torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-8)
 
 
 def test_gradient_does_not_leave_the_trust_region():
-    # A small step along the gradient of any loss must leave KL(π‖q) at the bound, to first order
+    # KL(π‖q) is the bound whatever the policy, so its gradient through π vanishes
     log_p, log_q = random_rows(50, 8, 5.0)
     log_p.requires_grad_()
     result = project(log_p, log_q, BOUND)
-    assert (result.eta > 0).all()
-    divergence = kl_divergence(result.log_probs, log_q)
-    (grad,) = torch.autograd.grad(divergence.sum(), log_p)
-    assert grad.abs().max() < 1e-10
+    (grad,) = torch.autograd.grad(kl_divergence(result.log_probs, log_q).sum(), log_p)
+    active = result.eta > 0
+    assert active.sum() > 40
+    assert grad[active].abs().max() < 1e-10
 
 
 def test_gradient_inside_the_bound_is_that_of_log_softmax():
@@ -436,7 +448,7 @@ def test_strided_and_expanded_inputs():
     assert torch.equal(project(strided, log_q[:1].expand(12, 5), BOUND).log_probs, expected)
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (2, 0, 5), (0, 0)])
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0, 5)])
 def test_empty_batch(shape):
     log_p = torch.zeros(shape, requires_grad=True)
     result = project(log_p, torch.zeros(shape), BOUND)

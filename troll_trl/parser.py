@@ -6,20 +6,21 @@ import logging
 import os
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import yaml
+from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig, ModelConfig, TrlParser
 
 from troll_trl.config import TrollGRPOConfig, troll_fields
+from troll_trl.yaml_layers import read_layers
 
 logger = logging.getLogger(__name__)
 
 # What TRL documents but types as any string. TROLL supports fewer loss types; its config says which, and why.
-_DOCUMENTED_CHOICES = {
+DOCUMENTED_CHOICES = {
     "loss_type": ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"),
     "scale_rewards": ("group", "batch", "none"),
     "importance_sampling_level": ("token", "sequence"),
@@ -29,7 +30,7 @@ _DOCUMENTED_CHOICES = {
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
 # Two strings that may be booleans as well
-_DOCUMENTED_TYPES: dict[str, Any] = {"scale_rewards": str | bool, "resume_from_checkpoint": str | bool | None}
+DOCUMENTED_TYPES: dict[str, Any] = {"scale_rewards": str | bool, "resume_from_checkpoint": str | bool | None}
 
 
 @dataclass
@@ -95,7 +96,8 @@ class TrollScriptArguments:
     eval_dataset_config: str | None = field(
         default=None,
         metadata={
-            "help": "Configuration name of the evaluation dataset; that of the training data if they are the same dataset."
+            "help": "Configuration name of the evaluation dataset; that of the training data if they are the same "
+            "dataset."
         },
     )
     problem_column: str | None = field(
@@ -110,9 +112,7 @@ class TrollScriptArguments:
         default=None, metadata={"help": "Text added to every problem, such as how to mark the final answer."}
     )
     system_prompt: str | None = field(default=None, metadata={"help": "System message before every problem."})
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Train on the first so many problems only."}
-    )
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many problems only."})
     max_eval_samples: int | None = field(
         default=None, metadata={"help": "Evaluate on the first so many problems only."}
     )
@@ -145,26 +145,27 @@ def parse_training_args(
     """
     parser = StrictTrlParser((TrollScriptArguments, TrollGRPOConfig, ModelConfig))
     settings = parser.read_settings(argv)
-    accepted = dict(settings)
-    accepted.pop("env", None)
-    # "true" is all that a flag can say
-    resume = accepted.get("resume_from_checkpoint")
-    if isinstance(resume, str) and resume.lower() in ("true", "false"):
-        accepted["resume_from_checkpoint"] = resume.lower() == "true"
-    unused: list[str] = []
-    if settings.get("method") == "clip":
-        parser.dataclass_types = [TrollScriptArguments, GRPOConfig, ModelConfig]
-        unused = [option.name for option in troll_fields() if option.name in accepted]
-        accepted = {name: value for name, value in accepted.items() if name not in unused}
+    resume = settings.get("resume_from_checkpoint")
+    if isinstance(resume, str) and resume.lower() in ("true", "false"):  # a flag can give text only
+        settings["resume_from_checkpoint"] = resume.lower() == "true"
+    clip = settings.get("method") == "clip"
     try:
-        script_args, training_args, model_args = parser.parse_dict(accepted)
+        script_args = _fill(TrollScriptArguments, settings)
+        training_args = _fill(GRPOConfig if clip else TrollGRPOConfig, settings)
+        model_args = _fill(ModelConfig, settings)
         _check_what_is_needed(script_args, training_args, model_args)
     except (ValueError, TypeError) as error:
         parser.error(str(error))
-    if unused and training_args.process_index == 0:
+    unused = [option.name for option in troll_fields() if option.name in settings]
+    if clip and unused and training_args.process_index == 0:
         logger.warning("method clip: %s unused, being TROLL's own.", ", ".join(unused))
     script_args.settings = settings
     return script_args, training_args, model_args
+
+
+def _fill(dataclass_type: type, settings: Mapping[str, Any]) -> Any:
+    names = {option.name for option in fields(dataclass_type) if option.init}
+    return dataclass_type(**{name: value for name, value in settings.items() if name in names})
 
 
 def _check_what_is_needed(script_args: TrollScriptArguments, training_args: GRPOConfig, model_args: ModelConfig):
@@ -172,9 +173,10 @@ def _check_what_is_needed(script_args: TrollScriptArguments, training_args: GRPO
         raise ValueError("`dataset_name` is not set. Give a hub name, a file or a folder.")
     if model_args.model_name_or_path is None:
         raise ValueError("`model_name_or_path` is not set. Give a hub name or a folder.")
-    if training_args.eval_strategy != "no" and script_args.dataset_test_split is None:
+    eval_strategy = IntervalStrategy(training_args.eval_strategy).value
+    if eval_strategy != "no" and script_args.dataset_test_split is None:
         raise ValueError(
-            f"`eval_strategy` is {str(training_args.eval_strategy.value)!r}, but there is no evaluation set. Set "
+            f"`eval_strategy` is {eval_strategy!r}, but there is no evaluation set. Set "
             "`dataset_test_split` (and `eval_dataset_name`, if it is another dataset), or `eval_strategy: 'no'`."
         )
 
@@ -183,10 +185,10 @@ class StrictTrlParser(TrlParser):
     """
     A [`~trl.TrlParser`] that lets nothing through that it does not understand.
 
-    It refuses, and names, unknown keys and flags (with the nearest valid name), abbreviated flags, keys that stand twice in
-    a file, values of another type than the field's, and values that TRL documents no meaning for. And it adds layers: a
-    file's key `base` names one file or several, relative to itself, whose settings it takes over and may replace. A key
-    replaces the base's whole value, lists and mappings included.
+    It refuses, and names, unknown keys and flags (with the nearest valid name), abbreviated flags, keys that stand
+    twice in a file, values of another type than the field's, and values that TRL documents no meaning for. And it adds
+    layers: a file's key `base` names one file or several, relative to itself, whose settings it takes over and may
+    replace. A key replaces the base's whole value, lists and mappings included.
 
     Args:
         dataclass_types (`Iterable[type]`):
@@ -195,14 +197,14 @@ class StrictTrlParser(TrlParser):
             Passed to [`~trl.TrlParser`].
     """
 
-    def __init__(self, dataclass_types: Iterable[type], **kwargs):
+    def __init__(self, dataclass_types: Iterable[Any], **kwargs):
         super().__init__(dataclass_types, allow_abbrev=False, **kwargs)
-        self.add_argument("--config", help="YAML file of settings. Flags replace what it says.")
+        self.add_argument("--config", action="append", help="YAML file of settings. Flags replace what it says.")
         self._hints = {
-            name: hint for dataclass_type in self.dataclass_types for name, hint in get_type_hints(dataclass_type).items()
-        } | _DOCUMENTED_TYPES
+            name: hint for option_type in self.dataclass_types for name, hint in get_type_hints(option_type).items()
+        } | DOCUMENTED_TYPES
         for action in self._actions:
-            action.choices = _DOCUMENTED_CHOICES.get(action.dest, action.choices)
+            action.choices = DOCUMENTED_CHOICES.get(action.dest, action.choices)
         self._choices = {action.dest: action.choices for action in self._actions if action.choices is not None}
         self._names = {action.dest for action in self._actions} - {"help", "config"}
 
@@ -210,11 +212,10 @@ class StrictTrlParser(TrlParser):
         # Without the usage, which lists 300 flags
         self.exit(2, f"{self.prog}: error: {message}\n")
 
-    def parse_args_and_config(self, args: Sequence[str] | None = None):  # type: ignore[override]
-        """Dataclasses from files and flags; TrlParser's lenient options are gone."""
+    def parse_args_and_config(self, args: Sequence[str] | None = None):
+        """Dataclasses from files and flags. TrlParser's ways of letting unknown ones through are gone."""
         settings = self.read_settings(args)
-        settings.pop("env", None)
-        return self.parse_dict(settings)
+        return tuple(_fill(dataclass_type, settings) for dataclass_type in self.dataclass_types)
 
     def read_settings(self, args: Sequence[str] | None = None) -> dict[str, Any]:
         """
@@ -233,23 +234,24 @@ class StrictTrlParser(TrlParser):
         namespace, unknown = self.parse_known_args(args, argparse.Namespace(**dict.fromkeys(self._names, not_given)))
         if unknown:
             self.error(self._describe_unknown_flag(unknown[0]))
-        config = vars(namespace).pop("config")
+        configs = vars(namespace).pop("config") or []
+        if len(configs) > 1:
+            self.error(f"--config is given {len(configs)} times. Name one file, and the others as its `base`.")
         settings: dict[str, Any] = {}
-        if config is not None:
-            try:
-                for path, layer in read_layers(Path(config)):
-                    settings.update(self._check_layer(path, layer))
-            except (ValueError, OSError) as error:
-                self.error(str(error))
+        try:
+            for path, layer in (layer for config in configs for layer in read_layers(Path(config))):
+                settings.update(self._check_layer(path, layer))
+        except ValueError as error:
+            self.error(str(error))
         for name, value in settings.get("env", {}).items():
             os.environ[name] = str(value)
         return settings | {name: value for name, value in vars(namespace).items() if value is not not_given}
 
     def _describe_unknown_flag(self, flag: str) -> str:
-        flag = flag.split("=")[0]
         if not flag.startswith("-"):
-            return f"{flag!r} follows no flag that takes it. A list of values belongs to a flag that takes a list."
-        return f"unknown flag {flag}. {_nearest(flag, self._option_string_actions)}"
+            return f"{flag!r} belongs to no flag. If it is the second of several values, its flag takes one."
+        flag = flag.split("=")[0]
+        return f"unknown flag {flag}. {_nearest(flag.lstrip('-').replace('-', '_'), self._names, '--')}"
 
     def _check_layer(self, path: Path, layer: Mapping[str, Any]) -> dict[str, Any]:
         checked = {}
@@ -298,13 +300,13 @@ def convert(value: Any, hint: Any) -> Any:
     if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
         choices = arguments or [member.value for member in hint]
         if not any(value == choice and type(value) is type(choice) for choice in choices):
-            raise ValueError(f"one of {', '.join(map(str, choices))}, {_seen(value)}")
+            raise ValueError(f"{_spoken(hint)}, {_seen(value)}")
         return value
     if hint in (int, float):
         return _convert_to_number(value, hint)
     if origin is list:
         if not isinstance(value, list):
-            raise ValueError(f"a list, {_seen(value)}")
+            raise ValueError(f"{_spoken(hint)}, {_seen(value)}")
         return [convert(item, arguments[0]) for item in value]
     if not isinstance(value, origin or hint):
         raise ValueError(f"{_spoken(hint)}, {_seen(value)}")
@@ -315,14 +317,12 @@ def _convert_to_one_of(value: Any, hints: Sequence[Any]) -> Any:
     # `SchedulerType | str` means the names of a scheduler, not any text
     if any(isinstance(hint, type) and issubclass(hint, Enum) for hint in hints):
         hints = [hint for hint in hints if hint is not str]
-    # The type that it has, before the type that it can be read as
+    # The type that the value has comes before a type that it can be read as
     for hint in sorted(hints, key=lambda hint: hint is not type(value)):
         try:
             return convert(value, hint)
-        except ValueError as error:
-            last = error
-    if len([hint for hint in hints if hint is not types.NoneType]) == 1:
-        raise ValueError(str(last) if hints[-1] is not types.NoneType else _reason(value, hints[0]))
+        except ValueError:
+            continue
     raise ValueError(f"{' or '.join(_spoken(hint) for hint in hints)}, {_seen(value)}")
 
 
@@ -336,3 +336,33 @@ def _convert_to_number(value: Any, hint: type) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int if hint is int else int | float):
         raise ValueError(f"{_spoken(hint)}, {_seen(value)}")
     return value
+
+
+_SPOKEN = {
+    bool: "true or false",
+    dict: "a mapping",
+    float: "a number",
+    int: "a whole number",
+    str: "text",
+    types.NoneType: "null",
+}
+
+
+def _spoken(hint: Any) -> str:
+    if get_origin(hint) is list:
+        return f"a list (each {_spoken(get_args(hint)[0])})"
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, get_args(hint)))}"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return f"one of {', '.join(str(member.value) for member in hint)}"
+    return _SPOKEN.get(get_origin(hint) or hint, str(hint))
+
+
+def _seen(value: Any) -> str:
+    if isinstance(value, bool):
+        return f"got {value!r} (YAML reads yes, no, on and off as booleans; quote them to mean the words)"
+    return f"got {value!r}"
+
+
+def _nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
+    return f"The nearest valid name is {prefix}{difflib.get_close_matches(name, list(names), n=1, cutoff=0)[0]}."

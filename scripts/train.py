@@ -1,0 +1,118 @@
+"""
+Train a language model with TROLL, or with TRL's clip, on problems with known answers.
+
+    python scripts/train.py --config configs/qwen3-0.6b/gsm8k.yaml --learning_rate 2e-6
+    accelerate launch --config_file configs/accelerate/ddp.yaml scripts/train.py --config ... --method clip
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+from transformers import ProgressCallback
+from trl import GRPOTrainer, get_peft_config, get_quantization_config
+
+from troll_trl import TrollGRPOTrainer
+from troll_trl.data import load_math_dataset
+from troll_trl.parser import TrollScriptArguments, parse_training_args
+from troll_trl.progress import ProgressLine
+
+REWARD_FUNCTIONS = {"math_accuracy": "troll_trl.rewards.math_accuracy_reward"}
+
+
+def load_reward_function(name: str) -> Callable:
+    path = REWARD_FUNCTIONS.get(name, name)
+    if "." not in path:
+        raise ValueError(
+            f"`reward_funcs` names {name!r}, which is none of {', '.join(REWARD_FUNCTIONS)} and no dotted import path "
+            "such as my_lib.rewards.custom_reward."
+        )
+    module, _, attribute = path.rpartition(".")
+    sys.path.insert(0, os.getcwd())
+    function = getattr(importlib.import_module(module), attribute, None)
+    if function is None:
+        raise ValueError(f"`reward_funcs` names {name!r}, but the module {module} has no {attribute!r}.")
+    return function
+
+
+def load_datasets(script_args: TrollScriptArguments, evaluate: bool):
+    prompt = {"instruction": script_args.instruction, "system_prompt": script_args.system_prompt}
+    columns = {"problem_column": script_args.problem_column, "answer_column": script_args.answer_column}
+    train_dataset = load_math_dataset(
+        script_args.dataset_name,
+        script_args.dataset_train_split,
+        script_args.dataset_config,
+        max_samples=script_args.max_train_samples,
+        **columns,
+        **prompt,
+    )
+    if not evaluate:
+        return train_dataset, None
+    another = script_args.eval_dataset_name is not None
+    eval_dataset = load_math_dataset(
+        script_args.eval_dataset_name if another else script_args.dataset_name,
+        script_args.dataset_test_split,
+        script_args.eval_dataset_config if another else script_args.dataset_config,
+        max_samples=script_args.max_eval_samples,
+        **({} if another else columns),
+        **prompt,
+    )
+    return train_dataset, eval_dataset
+
+
+def save_settings(settings: dict, output_dir: str):
+    # The folder may be uploaded, and these may hold secrets
+    shown = {name: value for name, value in settings.items() if name not in ("env", "hub_token")}
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    text = "# All settings of the files and flags of this run, but for `env` and `hub_token`.\n" + yaml.safe_dump(
+        shown, sort_keys=False, allow_unicode=True
+    )
+    Path(output_dir, "config.yaml").write_text(text, encoding="utf-8")
+
+
+def main():
+    script_args, training_args, model_args = parse_training_args()
+    try:
+        reward_funcs = [load_reward_function(name) for name in script_args.reward_funcs]
+        train_dataset, eval_dataset = load_datasets(script_args, evaluate=training_args.eval_strategy != "no")
+    except (ValueError, FileNotFoundError) as error:
+        print(f"train.py: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    if training_args.process_index == 0:
+        save_settings(script_args.settings, training_args.output_dir)
+
+    # As in TRL's scripts/grpo.py
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "trust_remote_code": training_args.trust_remote_code,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        **(training_args.model_init_kwargs or {}),
+    }
+    trainer_class = {"troll": TrollGRPOTrainer, "clip": GRPOTrainer}[script_args.method]
+    trainer = trainer_class(
+        model=model_args.model_name_or_path,
+        reward_funcs=reward_funcs,
+        args=training_args,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        quantization_config=get_quantization_config(model_args),
+        peft_config=get_peft_config(model_args),
+    )
+    if not training_args.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(ProgressLine)
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    trainer.save_state()
+    trainer.save_model(training_args.output_dir)
+    trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
+    if training_args.push_to_hub:
+        trainer.push_to_hub(dataset_name=script_args.dataset_name)
+    trainer.end()
+
+
+if __name__ == "__main__":
+    main()

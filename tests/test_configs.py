@@ -1,0 +1,126 @@
+"""Every YAML of configs/ is parsed strictly, and says what the paper says."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from transformers import TrainingArguments
+
+from troll_trl.parser import parse_training_args
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+MODELS = {
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
+    "qwen3-4b": "Qwen/Qwen3-4B",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "llama-3.2-3b": "meta-llama/Llama-3.2-3B-Instruct",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
+}
+DATASETS = {  # training data, completion length, evaluation data and split
+    "gsm8k": ("openai/gsm8k", 2048, None, "test"),
+    "math": ("DigitalLearningGmbH/MATH-lighteval", 4096, "HuggingFaceH4/MATH-500", "test"),
+    "dapo": ("open-r1/DAPO-Math-17k-Processed", 4096, "HuggingFaceH4/aime_2024", "train"),
+}
+PAPER = {
+    "kl_bound": 0.05,
+    "regression_coef": 1.0,
+    "support_size": 64,
+    "tail_mass": 1e-5,
+    "learning_rate": 1e-6,
+    "lr_scheduler_type": "constant",
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "beta": 0.0,
+    "temperature": 1.0,
+    "loss_type": "bnpo",
+    "scale_rewards": "group",
+    "num_generations": 8,
+    "max_steps": 8008,
+    "save_steps": 80,
+    "eval_steps": 80,
+    "num_generations_eval": 1,
+    "bf16": True,
+    "use_vllm": True,
+    "vllm_mode": "colocate",
+    "vllm_importance_sampling_correction": True,
+    "vllm_importance_sampling_mode": "token_truncate",
+}
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """Parse a config as one of `processes` processes would. bf16 needs a GPU, or word that a CPU is meant."""
+
+    def parse(path: Path, processes: int, *flags: str):
+        monkeypatch.setattr(TrainingArguments, "world_size", property(lambda self: processes))
+        return parse_training_args(["--config", str(path), "--use_cpu", *flags])
+
+    return parse
+
+
+def test_there_is_a_config_for_each_model_and_dataset_and_no_other():
+    folders = {path.parent.name: set() for path in CONFIGS.glob("*/*.yaml")}
+    for path in CONFIGS.glob("*/*.yaml"):
+        folders[path.parent.name].add(path.stem)
+    del folders["base"], folders["accelerate"]
+    assert folders == {model: set(DATASETS) for model in MODELS}
+
+
+@pytest.mark.parametrize("processes", [1, 4, 8])
+@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("model", MODELS)
+def test_paper_settings_whatever_the_number_of_processes(parse, model, dataset, processes):
+    flags = () if processes == 8 else ("--gradient_accumulation_steps", str(32 // processes))
+    script_args, args, model_args = parse(CONFIGS / model / f"{dataset}.yaml", processes, *flags)
+
+    assert args.updates_per_rollout_batch == 8
+    assert not args.trust_region_idle
+    assert args.generation_batch_size == 256 * 8
+    assert args.per_device_train_batch_size * processes * args.gradient_accumulation_steps == 256
+    assert {name: getattr(args, name) for name in PAPER} == PAPER
+
+    name, length, evaluation, split = DATASETS[dataset]
+    assert (script_args.dataset_name, args.max_completion_length) == (name, length)
+    assert (script_args.eval_dataset_name, script_args.dataset_test_split) == (evaluation, split)
+    assert args.vllm_max_model_length > length
+    assert script_args.method == "troll"
+    assert r"\boxed{}" in script_args.instruction
+    assert model_args.model_name_or_path == MODELS[model]
+    assert model_args.dtype == "float32"
+    assert args.output_dir == f"outputs/{model}-{dataset}"
+    assert ("enable_thinking" in (args.chat_template_kwargs or {})) == model.startswith("qwen3")
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_clip_takes_the_same_file(parse, dataset):
+    script_args, args, _ = parse(CONFIGS / "qwen3-8b" / f"{dataset}.yaml", 8, "--method", "clip")
+    assert script_args.method == "clip"
+    assert args.steps_per_generation == 8 * args.gradient_accumulation_steps
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_configs_for_a_cpu_are_off_policy(path):
+    args = parse_training_args(["--config", str(path)])[1]
+    assert args.use_cpu
+    assert args.updates_per_rollout_batch > 1
+    assert not args.trust_region_idle
+
+
+@pytest.mark.parametrize(
+    ("name", "distributed_type"), [("ddp", "MULTI_GPU"), ("fsdp2", "FSDP"), ("zero3", "DEEPSPEED")]
+)
+def test_accelerate_reads_its_files(name, distributed_type):
+    path = CONFIGS / "accelerate" / f"{name}.yaml"
+    config = load_config_from_file(str(path))
+    assert config.distributed_type == distributed_type
+    assert (config.num_processes, config.num_machines, config.mixed_precision) == (8, 1, "bf16")
+    assert not config.use_cpu
+    if name == "fsdp2":
+        assert config.fsdp_config["fsdp_version"] == 2
+        assert config.fsdp_config["fsdp_auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
+    if name == "zero3":
+        assert config.deepspeed_config["zero_stage"] == 3
+    assert {path.stem for path in path.parent.iterdir()} == {"ddp", "fsdp2", "zero3"}
+    assert yaml.safe_load(path.read_text())["compute_environment"] == "LOCAL_MACHINE"

@@ -1,0 +1,271 @@
+"""load_math_dataset: schemas, gold answers, local and hub sources, and what is refused."""
+
+import json
+import time
+import warnings
+from pathlib import Path
+
+import datasets
+import pytest
+
+from troll_trl.data import DAPO_PREFIX, DAPO_SUFFIX, load_math_dataset
+from troll_trl.rewards import math_accuracy_reward
+
+DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real problems are not at {DATA}")
+
+GSM8K = [
+    {"question": "one?", "answer": "It is <<1*1234=1234>>1,234.\n#### 1,234"},
+    {"question": "two?", "answer": "Less.\n#### -2"},
+]
+DAPO = [
+    {
+        "data_source": "math_dapo",
+        "prompt": [{"content": f"{DAPO_PREFIX}Find $x$.{DAPO_SUFFIX}", "role": "user"}],
+        "reward_model": {"ground_truth": "21", "style": "rule"},
+    }
+]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        datasets.Dataset.from_list(rows).to_parquet(path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+def load_rows(tmp_path, rows, **kwargs):
+    return load_math_dataset(write(tmp_path / "rows.jsonl", rows), **kwargs)[:]
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompt", "solution"),
+    [
+        (GSM8K, "one?", r"\boxed{1234}"),
+        (
+            [{"problem": "p", "solution": r"So \boxed{1}, no: \boxed{\frac{1}{2}}.", "level": "1"}],
+            "p",
+            r"\boxed{\frac{1}{2}}",
+        ),
+        ([{"problem": "p", "solution": r"\boxed{7}", "answer": r"\sqrt{2}"}], "p", r"\boxed{\sqrt{2}}"),
+        ([{"problem": "p", "answer": 33}], "p", r"\boxed{33}"),
+        ([{"problem": "p", "answer": 1e16}], "p", r"\boxed{10000000000000000}"),
+        ([{"problem": "p", "answer": r"\$32,\!348"}], "p", r"\boxed{32348}"),
+        ([{"problem": "p", "answer": r"$2\sqrt{3}$"}], "p", r"\boxed{2\sqrt{3}}"),
+        ([{"Problem": "p", "Answer": 204, "ID": "2024-I-1"}], "p", r"\boxed{204}"),
+        (DAPO, f"{DAPO_PREFIX}Find $x$.{DAPO_SUFFIX}", r"\boxed{21}"),
+    ],
+)
+def test_known_schemas(tmp_path, rows, prompt, solution):
+    loaded = load_rows(tmp_path, rows)
+    assert loaded.keys() == {"prompt", "solution"}
+    assert (loaded["prompt"][0], loaded["solution"][0]) == (user(prompt), solution)
+
+
+def test_named_columns_win(tmp_path):
+    rows = [{"problem": "no", "answer": "1", "text": "yes", "meta": {"gold": {"value": "2"}}}]
+    loaded = load_rows(tmp_path, rows, problem_column="text", answer_column="meta.gold.value")
+    assert loaded == {"prompt": [user("yes")], "solution": [r"\boxed{2}"]}
+    loaded = load_rows(tmp_path, rows, answer_column="meta.gold.value")
+    assert loaded == {"prompt": [user("no")], "solution": [r"\boxed{2}"]}
+
+
+def test_column_name_with_a_dot_in_it(tmp_path):
+    loaded = load_rows(tmp_path, [{"a.b": "p", "c": "3"}], problem_column="a.b", answer_column="c")
+    assert loaded == {"prompt": [user("p")], "solution": [r"\boxed{3}"]}
+
+
+def test_instruction_and_system_prompt(tmp_path):
+    loaded = load_rows(tmp_path, GSM8K, instruction="Box it.", system_prompt="Be brief.", max_samples=1)
+    assert loaded["prompt"] == [[{"role": "system", "content": "Be brief."}, *user("one?\n\nBox it.")]]
+
+
+def test_instruction_takes_the_place_of_that_of_dapo(tmp_path):
+    assert load_rows(tmp_path, DAPO, instruction="Box it.")["prompt"] == [user("Find $x$.\n\nBox it.")]
+
+
+def test_system_prompt_takes_the_place_of_that_of_the_data(tmp_path):
+    rows = [{"problem": [{"role": "system", "content": "old"}, *user("p")], "answer": "1"}]
+    assert load_rows(tmp_path, rows)["prompt"][0][0]["content"] == "old"
+    assert load_rows(tmp_path, rows, system_prompt="new")["prompt"] == [
+        [{"role": "system", "content": "new"}, *user("p")]
+    ]
+
+
+def test_unusable_rows_are_dropped_with_one_warning(tmp_path):
+    golds = ["1", "", None, "???", "}", "2"]
+    rows = [{"problem": f"p{index}", "answer": gold} for index, gold in enumerate(golds)]
+    rows.append({"problem": None, "answer": "3"})
+    with pytest.warns(UserWarning, match=r"Dropped 5 of the 7 rows .* row 1, problem='p1', answer=''") as record:
+        loaded = load_rows(tmp_path, rows)
+    assert len([warning for warning in record if "Dropped" in str(warning.message)]) == 1
+    assert loaded == {"prompt": [user("p0"), user("p5")], "solution": [r"\boxed{1}", r"\boxed{2}"]}
+
+
+def test_worked_solution_without_a_box_is_dropped(tmp_path):
+    rows = [{"problem": "p", "solution": "x = 3"}, {"problem": "q", "solution": r"\boxed{3}"}]
+    with pytest.warns(UserWarning, match="Dropped 1 of the 2 rows"):
+        assert load_rows(tmp_path, rows)["prompt"] == [user("q")]
+
+
+def test_missing_numbers_are_dropped(tmp_path):
+    path = write(
+        tmp_path / "rows.parquet", [{"problem": "p", "answer": 72.0}, {"problem": "q", "answer": float("nan")}]
+    )
+    with pytest.warns(UserWarning, match="Dropped 1 of the 2 rows"):
+        loaded = load_math_dataset(path)
+    assert math_accuracy_reward(["Answer: 72"], loaded["solution"][:]) == [1.0]
+
+
+def test_no_usable_row_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"None of the 2 rows .* answer='\?'"):
+        load_rows(tmp_path, [{"problem": "p", "answer": "?"}, {"problem": "q", "answer": ""}])
+
+
+def test_missing_columns_lists_those_found(tmp_path):
+    with pytest.raises(ValueError, match=r"has the columns text, label;.*\(problem, answer\).*`answer_column`"):
+        load_rows(tmp_path, [{"text": "p", "label": "1"}])
+    with pytest.raises(ValueError, match=r"has the columns question, answer;.*\(question, gold\)"):
+        load_rows(tmp_path, GSM8K, problem_column="question", answer_column="gold")
+    with pytest.raises(ValueError, match=r"reward_model\.truth"):
+        load_rows(tmp_path, DAPO, problem_column="prompt", answer_column="reward_model.truth")
+
+
+def test_problem_that_is_no_prompt(tmp_path):
+    with pytest.raises(ValueError, match="must be text or chat messages.*got 5"):
+        load_rows(tmp_path, [{"problem": 5, "answer": "1"}])
+    with pytest.raises(ValueError, match="must be text or chat messages"):
+        load_rows(tmp_path, [{"problem": [{"role": "user", "text": "p"}], "answer": "1"}])
+    with pytest.raises(ValueError, match="ends with the role 'assistant'"):
+        rows = [{"problem": [*user("p"), {"role": "assistant", "content": "Well"}], "answer": "1"}]
+        load_rows(tmp_path, rows, instruction="Box it.")
+
+
+@pytest.mark.parametrize("name", ["test.jsonl", "test.json", "test.parquet", "test-00000-of-00001.parquet"])
+def test_folder(tmp_path, name):
+    write(tmp_path / name, GSM8K)
+    write(tmp_path / "train.jsonl", GSM8K[:1])
+    assert len(load_math_dataset(tmp_path, "test")) == 2
+
+
+def test_folder_of_shards_and_subfolder(tmp_path):
+    write(tmp_path / "main" / "train-00000-of-00002.parquet", GSM8K[:1])
+    write(tmp_path / "main" / "train-00001-of-00002.parquet", GSM8K[1:])
+    loaded = load_math_dataset(str(tmp_path), config_name="main")
+    assert loaded["solution"][:] == [r"\boxed{1234}", r"\boxed{-2}"]
+    with pytest.raises(FileNotFoundError, match="'socratic'.*holds main"):
+        load_math_dataset(tmp_path, config_name="socratic")
+
+
+def test_missing_or_doubtful_split_lists_the_files(tmp_path):
+    write(tmp_path / "train.jsonl", GSM8K)
+    with pytest.raises(FileNotFoundError, match=r"No split 'test' .* found train\.jsonl"):
+        load_math_dataset(tmp_path, "test")
+    write(tmp_path / "train.parquet", GSM8K)
+    with pytest.raises(ValueError, match=r"more than once: train\.jsonl, train\.parquet"):
+        load_math_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/where", "~/nowhere", "data/gsm8k/train", "train.jsonl"])
+def test_missing_path_is_named(name):
+    with pytest.raises(FileNotFoundError, match="No such file or folder: .*(nowhere|where|train)"):
+        load_math_dataset(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", '{"problem": \n', "Cannot read .*rows.jsonl"),
+        ("rows.parquet", "no parquet", "Cannot read .*rows.parquet"),
+        ("rows.jsonl", "", "rows.jsonl is empty"),
+        ("rows.csv", "problem,answer\n", "must end in one of .jsonl, .json, .parquet"),
+    ],
+)
+def test_unreadable_file_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_math_dataset(tmp_path / name)
+
+
+@pytest.mark.parametrize("count", [0, -1, True])
+def test_max_samples_must_be_positive(tmp_path, count):
+    with pytest.raises(ValueError, match=f"`max_samples` must be at least 1, got {count}"):
+        load_rows(tmp_path, GSM8K, max_samples=count)
+
+
+def test_max_samples_takes_the_first_rows(tmp_path):
+    rows = [{"problem": f"p{index}", "answer": str(index)} for index in range(5)]
+    assert load_rows(tmp_path, rows, max_samples=2)["solution"] == [r"\boxed{0}", r"\boxed{1}"]
+    assert len(load_rows(tmp_path, rows, max_samples=9)["solution"]) == 5
+
+
+def test_config_name_is_refused_for_a_file(tmp_path):
+    with pytest.raises(ValueError, match="`config_name='main'` does not apply"):
+        load_rows(tmp_path, GSM8K, config_name="main")
+
+
+def test_hub_name(monkeypatch):
+    calls = []
+
+    def load_dataset(name, config_name, split):
+        calls.append((name, config_name, split))
+        return datasets.Dataset.from_list([{"problem": config_name, "solution": r"\boxed{1}"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    loaded = load_math_dataset("owner/math", "test", config_name="algebra, geometry")
+    assert loaded["prompt"][:] == [user("algebra"), user("geometry")]
+    assert calls == [("owner/math", "algebra", "test"), ("owner/math", "geometry", "test")]
+
+
+@pytest.mark.parametrize("error", [datasets.exceptions.DatasetNotFoundError("gone"), ConnectionError("offline")])
+def test_name_that_is_neither_local_nor_on_the_hub(monkeypatch, error):
+    def load_dataset(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(FileNotFoundError, match=f"'data/gsm8k' is no local file or folder .*{error}"):
+        load_math_dataset("data/gsm8k")
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "split", "count"),
+    [
+        ("gsm8k", "train", 7473),
+        ("gsm8k", "test", 1319),
+        ("math500", "test", 500),
+        ("aime24", "test", 30),
+        ("dapo", "train", 12),
+    ],
+)
+def test_every_real_row_is_kept(name, split, count):
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        loaded = load_math_dataset(DATA / name, split)
+    assert len(loaded) == count
+    assert time.perf_counter() - start < 30  # 1 to 3 s alone; through sympy GSM8K alone would take much longer
+    assert math_accuracy_reward(loaded["solution"][:200], loaded["solution"][:200]) == [1.0] * min(count, 200)
+
+
+@needs_data
+def test_instruction_of_the_real_dapo_prompts_is_replaced():
+    for row in load_math_dataset(DATA / "dapo", instruction="Box it."):
+        text = row["prompt"][0]["content"]
+        assert "Answer" not in text and text.endswith("\n\nBox it.") and len(text) > 40
+
+
+def test_path_with_glob_characters_is_a_path(tmp_path):
+    path = write(tmp_path / "[run] *" / "train.jsonl", GSM8K)
+    assert len(load_math_dataset(path)) == len(load_math_dataset(path.parent)) == 2

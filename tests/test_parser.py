@@ -1,0 +1,334 @@
+"""Strict parsing: layers, types, and each refusal by name."""
+
+import os
+from pathlib import Path
+
+import pytest
+from transformers.trainer_utils import SchedulerType
+from trl import GRPOConfig
+
+from troll_trl import TrollGRPOConfig
+from troll_trl.parser import DOCUMENTED_CHOICES, convert, parse_training_args
+
+ENOUGH = """
+dataset_name: problems.jsonl
+model_name_or_path: some/model
+use_cpu: true
+bf16: false
+"""
+
+
+@pytest.fixture
+def parse(tmp_path):
+    """Parse a YAML text, on top of what every run needs, and flags."""
+
+    def parse(text: str = "", *flags: str):
+        (tmp_path / "enough.yaml").write_text(ENOUGH)
+        (tmp_path / "run.yaml").write_text(f"base: enough.yaml\noutput_dir: {tmp_path}/out\n{text}")
+        return parse_training_args(["--config", str(tmp_path / "run.yaml"), *flags])
+
+    return parse
+
+
+@pytest.fixture
+def refusal(parse, capsys):
+    """The one paragraph with which a YAML text and flags are refused."""
+
+    def refusal(text: str = "", *flags: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            parse(text, *flags)
+        assert stop.value.code == 2
+        message = capsys.readouterr().err
+        assert "Traceback" not in message
+        assert message.count("\n") == 1
+        return message
+
+    return refusal
+
+
+# -- What is understood -----------------------------------------------------------------------------------------------
+
+
+def test_values_reach_the_three_dataclasses(parse):
+    script_args, training_args, model_args = parse(
+        "learning_rate: 1e-6\nkl_bound: 0.1\nlora_r: 4\nreward_funcs: [a.b, c.d]\nlr_scheduler_type: constant\n"
+        "chat_template_kwargs: {enable_thinking: false}\n"
+    )
+    assert type(training_args) is TrollGRPOConfig
+    assert training_args.learning_rate == 1e-6  # PyYAML reads it as text
+    assert training_args.kl_bound == 0.1
+    assert training_args.lr_scheduler_type is SchedulerType.CONSTANT
+    assert training_args.chat_template_kwargs == {"enable_thinking": False}
+    assert model_args.lora_r == 4
+    assert script_args.reward_funcs == ["a.b", "c.d"]
+
+
+@pytest.mark.parametrize("flags", [("--max_steps", "7"), ("--max_steps=7",), ("--max-steps", "7")])
+def test_flags_replace_the_file(parse, flags):
+    script_args, training_args, _ = parse("max_steps: 5\nseed: 3", *flags)
+    assert (training_args.max_steps, training_args.seed) == (7, 3)
+    assert script_args.settings["max_steps"] == 7
+
+
+def test_config_with_an_equals_sign(tmp_path):
+    (tmp_path / "run.yaml").write_text(ENOUGH + "max_steps: 5")
+    assert parse_training_args([f"--config={tmp_path / 'run.yaml'}"])[1].max_steps == 5
+
+
+def test_a_flag_at_its_default_still_replaces_the_file(parse):
+    assert parse("num_generations: 4", "--num_generations", "8")[1].num_generations == 8
+
+
+def test_settings_are_what_was_set_and_nothing_else(parse):
+    settings = parse("learning_rate: 1e-6", "--no_shuffle_dataset", "--reward_funcs", "a.b", "c.d")[0].settings
+    del settings["output_dir"]
+    assert settings == {
+        "dataset_name": "problems.jsonl",
+        "model_name_or_path": "some/model",
+        "use_cpu": True,
+        "bf16": False,
+        "learning_rate": 1e-6,
+        "shuffle_dataset": False,
+        "reward_funcs": ["a.b", "c.d"],
+    }
+
+
+def test_an_args_file_beside_the_script_is_not_read(parse, tmp_path, monkeypatch):
+    (tmp_path / "train.args").write_text("--max_steps 3")
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "train.py")])
+    assert parse("max_steps: 5")[1].max_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "expected"),
+    [
+        ("resume_from_checkpoint: true", (), True),
+        ("resume_from_checkpoint: some/checkpoint-4", (), "some/checkpoint-4"),
+        ("", ("--resume_from_checkpoint", "true"), True),
+        ("resume_from_checkpoint: true", ("--resume_from_checkpoint", "false"), False),
+    ],
+)
+def test_resume_from_checkpoint_is_a_path_or_true(parse, text, flags, expected):
+    assert parse(text, *flags)[1].resume_from_checkpoint == expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [("true", "group"), ("false", "none"), ("batch", "batch")])
+def test_scale_rewards_may_be_a_boolean(parse, given, expected):
+    assert parse(f"scale_rewards: {given}")[1].scale_rewards == expected
+
+
+def test_env_is_set(parse, monkeypatch):
+    monkeypatch.setenv("TROLL_TEST_VARIABLE", "before")
+    parse("env: {TROLL_TEST_VARIABLE: 3}")
+    assert os.environ["TROLL_TEST_VARIABLE"] == "3"
+
+
+# -- Layers -----------------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, **texts: str) -> Path:
+    """Files of the given names and texts; the path of the last one."""
+    for name, text in texts.items():
+        path = folder / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return path
+
+
+def test_later_bases_replace_earlier_ones_and_the_file_replaces_all(tmp_path):
+    write(
+        tmp_path / "base",
+        zero="seed: 0\ntop_k: 5",
+        one=f"{ENOUGH}\nmax_steps: 1\nseed: 1\nwarmup_steps: 1",
+        two="base: zero.yaml\nseed: 2",
+    )
+    path = write(tmp_path / "runs", run="base: [../base/one.yaml, ../base/two.yaml]\nmax_steps: 3")
+    args = parse_training_args(["--config", str(path)])[1]
+    assert (args.max_steps, args.seed, args.warmup_steps, args.top_k) == (3, 2, 1, 5)
+
+
+def test_a_mapping_is_replaced_whole(tmp_path):
+    path = write(
+        tmp_path,
+        one=f"{ENOUGH}\nmodel_init_kwargs: {{a: 1, b: 2}}",
+        run="base: one.yaml\nmodel_init_kwargs: {b: 3}",
+    )
+    assert parse_training_args(["--config", str(path)])[1].model_init_kwargs == {"b": 3}
+
+
+def test_two_ways_to_the_same_base_are_no_circle(tmp_path):
+    path = write(tmp_path, zero=ENOUGH, one="base: zero.yaml", two="base: zero.yaml", run="base: [one.yaml, two.yaml]")
+    assert parse_training_args(["--config", str(path)])[2].model_name_or_path == "some/model"
+
+
+def test_a_file_that_is_its_own_base_is_refused(tmp_path, capsys):
+    path = write(tmp_path, one="base: run.yaml", run="base: one.yaml")
+    with pytest.raises(SystemExit):
+        parse_training_args(["--config", str(path)])
+    assert "run.yaml -> one.yaml -> run.yaml" in capsys.readouterr().err
+
+
+def test_the_layer_with_the_mistake_is_named(tmp_path, capsys):
+    path = write(tmp_path, one=f"{ENOUGH}\nlerning_rate: 1", run="base: one.yaml")
+    with pytest.raises(SystemExit):
+        parse_training_args(["--config", str(path)])
+    assert f"{tmp_path / 'one.yaml'}: unknown key `lerning_rate`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("base: nowhere.yaml", "nowhere.yaml, the `base` of"),
+        ("base: {a: 1}", "`base` must be a path or a list of paths"),
+        ("base: [1]", "`base` must be a path or a list of paths"),
+        ("- max_steps", "must map names to values"),
+        ("", "must map names to values"),
+        ("max_steps: [1", "cannot be read"),
+        ("max_steps: 1\nmax_steps: 2", "`max_steps` stands twice"),
+        ("model_init_kwargs:\n  dtype: a\n  dtype: b", "`dtype` stands twice"),
+        ("env: 3", "`env` must map names to values"),
+        ("config: other.yaml", "unknown key `config`"),
+        ("1: 2", "unknown key `1`"),
+    ],
+)
+def test_files_that_make_no_sense_are_refused(tmp_path, capsys, text, expected):
+    path = write(tmp_path, run=text)
+    with pytest.raises(SystemExit) as stop:
+        parse_training_args(["--config", str(path)])
+    message = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert expected in message
+    assert str(tmp_path / "run.yaml") in message
+
+
+def test_a_missing_file_is_named(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse_training_args(["--config", "nowhere/run.yaml"])
+    assert stop.value.code == 2
+    assert "There is no file nowhere/run.yaml" in capsys.readouterr().err
+
+
+# -- Refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lerning_rate: 1.0e-6", "unknown key `lerning_rate`. The nearest valid name is learning_rate."),
+        ("kl_bond: 0.1", "unknown key `kl_bond`. The nearest valid name is kl_bound."),
+        ("learning_rate: [1.0e-6]", "`learning_rate` must be a number, got [1e-06]"),
+        ("learning_rate: {a: 1}", "`learning_rate` must be a number, got {'a': 1}"),
+        ("learning_rate: small", "`learning_rate` must be a number, got 'small'"),
+        ("learning_rate:", "`learning_rate` must be a number, got None"),
+        ("max_steps: true", "`max_steps` must be a whole number, got True"),
+        ("max_steps: 1.5", "`max_steps` must be a whole number, got 1.5"),
+        ("max_steps: 1e3", "`max_steps` must be a whole number, got '1e3'"),
+        ("num_generations: two", "`num_generations` must be a whole number or null, got 'two'"),
+        ("use_vllm: 1", "`use_vllm` must be true or false, got 1"),
+        ("use_vllm: 'true'", "`use_vllm` must be true or false, got 'true'"),
+        ("run_name: 7", "`run_name` must be text or null, got 7"),
+        ("reward_funcs: math_accuracy", "`reward_funcs` must be a list (each text), got 'math_accuracy'"),
+        ("reward_weights: [1, a]", "`reward_weights` must be a list (each a number) or null, got [1, 'a']"),
+        ("chat_template_kwargs: [1]", "`chat_template_kwargs` must be a mapping or text or null, got [1]"),
+        ("eval_strategy: no", "`eval_strategy` must be one of no, steps, epoch, got False (YAML reads"),
+        ("lr_scheduler_type: constnat", "got 'constnat'"),
+        ("dtype: bf16", "`dtype` must be one of auto, bfloat16, float16, float32, got 'bf16'"),
+        ("method: trol", "`method` must be one of troll, clip, got 'trol'. The nearest valid name is troll."),
+        ("loss_type: bnppo", "got 'bnppo'. The nearest valid name is bnpo."),
+        ("loss_type: [bnpo]", "`loss_type` must be text, got ['bnpo']"),
+        ("scale_rewards: groups", "got 'groups'. The nearest valid name is group."),
+        ("importance_sampling_level: tokens", "got 'tokens'. The nearest valid name is token."),
+        ("vllm_mode: colocated", "got 'colocated'. The nearest valid name is colocate."),
+        ("vllm_importance_sampling_mode: token_trunc", "The nearest valid name is token_truncate."),
+        ("multi_objective_aggregation: sum", "The nearest valid name is sum_then_normalize."),
+    ],
+)
+@pytest.mark.parametrize("method", ["troll", "clip"])
+def test_values_in_a_file_are_refused_with_file_name_and_value(refusal, text, expected, method):
+    flags = () if text.startswith("method") else ("--method", method)
+    message = refusal(text, *flags)
+    assert "run.yaml: " in message
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--lerning_rate", "1"), "unknown flag --lerning_rate. The nearest valid name is --learning_rate."),
+        (("--lerning-rate=1",), "unknown flag --lerning-rate. The nearest valid name is --learning_rate."),
+        (("--learning_r", "1"), "unknown flag --learning_r. The nearest valid name is --learning_rate."),
+        (("--conf", "a.yaml"), "unknown flag --conf."),
+        (("--config", "a.yaml"), "--config is given 2 times."),
+        (("--learning_rate", "1", "2"), "'2' belongs to no flag"),
+        (("--learning_rate", "small"), "invalid float value: 'small'"),
+        (("--max_steps", "1.5"), "invalid int value: '1.5'"),
+        (("--loss_type", "bnppo"), "invalid choice: 'bnppo'"),
+        (("--scale_rewards", "groups"), "invalid choice: 'groups'"),
+        (("--method", "trol"), "invalid choice: 'trol'"),
+        (("--use_vllm", "perhaps"), "perhaps"),
+    ],
+)
+def test_flags_are_refused_with_name_and_value(refusal, flags, expected):
+    assert expected in refusal("", *flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("dataset_name: null", "`dataset_name` is not set"),
+        ("model_name_or_path: null", "`model_name_or_path` is not set"),
+        ("eval_strategy: steps\neval_steps: 2", "`eval_strategy` is 'steps', but there is no evaluation set"),
+        ("kl_bound: -1", "`kl_bound` must be positive, got -1"),
+        ("loss_type: cispo", "`loss_type='cispo'` is not supported by TROLL"),
+        ("generation_batch_size: 12", "generation_batch_size (12) must be divisible"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_without_a_traceback(refusal, text, expected):
+    assert expected in refusal(text)
+
+
+def test_documented_choices_are_those_that_trl_documents():
+    fields = GRPOConfig.__dataclass_fields__
+    for name, choices in DOCUMENTED_CHOICES.items():
+        documented = GRPOConfig.__doc__ + fields[name].metadata["help"]
+        assert fields[name].default in choices
+        assert [choice for choice in choices if f'"{choice}"' not in documented] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected"),
+    [
+        ("1e-6", float, 1e-6),
+        (3, float, 3),
+        ("8", int | None, 8),
+        (None, int | None, None),
+        ("auto", int | str | None, "auto"),
+        ("8", int | str, "8"),  # the type that it has comes first
+        (["1", 2.5], list[float], [1.0, 2.5]),
+        ("cosine", SchedulerType | str, "cosine"),
+    ],
+)
+def test_convert(value, hint, expected):
+    converted = convert(value, hint)
+    assert converted == expected
+    assert type(converted) is type(expected)
+
+
+# -- Method clip ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_type", DOCUMENTED_CHOICES["loss_type"])
+def test_clip_is_trls_own_config_with_any_of_its_loss_types(parse, loss_type, caplog):
+    _, args, _ = parse(f"method: clip\nkl_bound: 0.1\nloss_type: {loss_type}\nepsilon: 0.1", "--support_size", "32")
+    assert type(args) is GRPOConfig
+    assert (args.loss_type, args.epsilon) == (loss_type, 0.1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "method clip: kl_bound, support_size unused, being TROLL's own."
+    ]
+
+
+def test_both_methods_get_the_same_settings(parse):
+    text = "learning_rate: 1e-5\nsteps_per_generation: 4\nkl_bound: 0.1"
+    troll, clip = (parse(text, "--method", method)[1] for method in ("troll", "clip"))
+    ours = {"kl_bound", "regression_coef", "support_size", "tail_mass"}
+    assert {name: value for name, value in troll.to_dict().items() if name not in ours} == clip.to_dict()

@@ -1,0 +1,203 @@
+"""The quickstart: its problems, its tokenizer, its YAML, its result, and (slow) the whole of it."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from troll_trl.data import load_math_dataset
+from troll_trl.parser import parse_training_args
+from troll_trl.rewards import math_accuracy_reward
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SCRIPT = REPOSITORY / "scripts" / "quickstart.py"
+
+
+@pytest.fixture(scope="module")
+def quickstart():
+    pytest.importorskip("matplotlib", reason="the quickstart draws its curves with matplotlib (the extra `plots`)")
+    spec = importlib.util.spec_from_file_location("quickstart", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture(scope="module")
+def problems(quickstart):
+    return quickstart.make_problems(seed=0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(quickstart):
+    return quickstart.make_tokenizer()
+
+
+# -- Problems ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_sums_are_there_once_and_right(problems):
+    train, test = problems
+    assert len(train) == 9488 and len(test) == 512
+    assert len({row["problem"] for row in train + test}) == 10_000
+    for row in train + test:
+        left, right = row["problem"].removeprefix("What is ").removesuffix("?").split(" + ")
+        assert int(left) + int(right) == int(row["answer"])
+
+
+def test_the_seed_chooses_the_held_out_problems(quickstart, problems):
+    assert quickstart.make_problems(seed=0) == problems
+    assert quickstart.make_problems(seed=1)[1] != problems[1]
+
+
+def test_written_problems_load_and_their_answers_are_rewarded(quickstart, problems, tmp_path):
+    quickstart.write_problems(tmp_path, problems[0][:20], problems[1][:10])
+    dataset = load_math_dataset(str(tmp_path), "test")
+    assert dataset["prompt"][3] == [{"role": "user", "content": problems[1][3]["problem"]}]
+    right = [f"Answer: {row['answer']}" for row in problems[1][:10]]
+    wrong = [f"Answer: {row['answer']}1" for row in problems[1][:10]]
+    assert math_accuracy_reward(right, dataset["solution"]) == [1.0] * 10
+    assert math_accuracy_reward(wrong, dataset["solution"]) == [0.0] * 10
+    assert len(load_math_dataset(str(tmp_path), "train")) == 20
+
+
+# -- The start --------------------------------------------------------------------------------------------------------
+
+
+def test_tokenizer_round_trip(tokenizer):
+    text = "What is 37 + 48?\nAnswer: 85 – naïve"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.tokenize("185") == ["1", "8", "5"]
+
+
+def test_answers_fit_the_completion_length_of_the_yaml(tokenizer):
+    _, training_args, _ = parse_training_args(["--config", str(REPOSITORY / "configs" / "quickstart.yaml")])
+    assert len(tokenizer(f"Answer: 198{tokenizer.eos_token}").input_ids) <= training_args.max_completion_length
+
+
+def test_labels_are_the_answer_and_its_end(quickstart, tokenizer):
+    rows = [{"problem": "What is 1 + 1?", "answer": "2"}, {"problem": "What is 99 + 99?", "answer": "198"}]
+    input_ids, labels = quickstart.encode(tokenizer, rows)
+    assert input_ids.shape == labels.shape
+    for ids, label, row in zip(input_ids, labels, rows, strict=True):
+        assert tokenizer.decode(label[label != -100]) == f"Answer: {row['answer']}<|im_end|>"
+        prompt = f"<|im_start|>user\n{row['problem']}<|im_end|>\n<|im_start|>assistant\n"
+        assert tokenizer.decode(ids).replace("<|endoftext|>", "") == f"{prompt}Answer: {row['answer']}<|im_end|>"
+
+
+def test_warm_up_stops_with_an_error_when_nothing_is_learnt(quickstart, tokenizer, monkeypatch):
+    monkeypatch.setattr(quickstart, "MAX_WARM_UP_STEPS", 2)
+    torch.manual_seed(0)
+    rows = [{"problem": "What is 1 + 1?", "answer": "2"}]
+    with pytest.raises(RuntimeError, match="in 2 steps, not 35%"):
+        quickstart.warm_up(quickstart.make_model(tokenizer), *quickstart.encode(tokenizer, rows))
+
+
+def test_start_is_made_again_only_for_another_seed(quickstart, problems, tmp_path, monkeypatch):
+    warmed_up = []
+    monkeypatch.setattr(quickstart, "warm_up", lambda *_: warmed_up.append(1))
+    for seed, times in ((0, 1), (0, 1), (1, 2), (0, 3)):
+        quickstart.make_start(tmp_path, problems[0][:20], seed)
+        assert len(warmed_up) == times
+    assert (tmp_path / "model.safetensors").exists() and (tmp_path / "tokenizer.json").exists()
+
+
+def test_an_interrupted_warm_up_is_not_taken_for_a_start(quickstart, problems, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(quickstart, "warm_up", lambda *_: None)
+    quickstart.make_start(tmp_path, problems[0][:20], 0)
+    monkeypatch.setattr(quickstart, "warm_up", interrupted)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            quickstart.make_start(tmp_path, problems[0][:20], 1)
+    with pytest.raises(KeyboardInterrupt):  # the folder is in an unknown state: seed 0 starts anew as well
+        quickstart.make_start(tmp_path, problems[0][:20], 0)
+
+
+# -- The YAML ---------------------------------------------------------------------------------------------------------
+
+
+def test_yaml_makes_the_projection_act_and_measures_the_success(quickstart, tokenizer):
+    script_args, training_args, model_args = parse_training_args(["--config", str(quickstart.CONFIG)])
+    assert script_args.method == "troll"
+    assert script_args.dataset_test_split == "test"
+    assert training_args.updates_per_rollout_batch == 8
+    assert not training_args.trust_region_idle
+    assert training_args.eval_on_start and training_args.max_steps % training_args.eval_steps == 0
+    assert training_args.support_size <= len(tokenizer)
+    # The script reads and writes where the YAML says, so that the YAML also works by itself
+    folder = Path("outputs/quickstart")
+    assert Path(model_args.model_name_or_path) == folder / "start"
+    assert Path(script_args.dataset_name) == folder / "data"
+    assert Path(training_args.output_dir) == folder / "run"
+
+
+# -- The result -------------------------------------------------------------------------------------------------------
+
+
+def log_line(step, projected_fraction, policy_kl_max, kl_max):
+    return {
+        "step": step,
+        "reward": 0.5,
+        "troll/projected_fraction": projected_fraction,
+        "troll/policy_kl_mean": 0.01,
+        "troll/policy_kl_max": policy_kl_max,
+        "troll/kl_mean": 0.005,
+        "troll/kl_max": kl_max,
+    }
+
+
+LOG_HISTORY = [
+    {"step": 0, "eval_reward": 0.25},
+    log_line(8, 0.02, 0.7, 0.04),
+    {"step": 8, "eval_reward": 0.4},
+    log_line(16, 0.06, 1.5, 0.05),
+    {"step": 16, "eval_reward": 0.75},
+    {"step": 16, "train_runtime": 3.0},
+]
+
+
+def test_table_of_a_log(quickstart):
+    result = quickstart.Result.of(LOG_HISTORY, kl_bound=0.05)
+    assert result.table(seconds=61.4).splitlines() == [
+        "success rate before               25.0%",
+        "success rate after                75.0%  (+50.0 points)",
+        "tokens projected                  4.0%",
+        "largest KL before the projection  1.5000",
+        "largest KL after the projection   0.0500  (bound 0.05)",
+        "time                              61 s",
+    ]
+    assert result.failures() == []
+
+
+def test_failures_are_named(quickstart):
+    log_history = [{"eval_reward": 0.25}, log_line(8, 0.0, 0.2, 0.0502), {"eval_reward": 0.4}]
+    assert quickstart.Result.of(log_history, kl_bound=0.05).failures() == [
+        "the success rate rose by less than 20 points",
+        "no token was projected",
+        "the KL after the projection exceeds its bound",
+    ]
+
+
+def test_curves_are_drawn(quickstart, tmp_path):
+    quickstart.draw_curves(LOG_HISTORY, 0.05, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_success_rate_rises_by_20_points(tmp_path):
+    subprocess.run([sys.executable, str(SCRIPT), "--seed", "0", "--output", str(tmp_path)], check=True, cwd=REPOSITORY)
+    log_history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+    success = [line["eval_reward"] for line in log_history if "eval_reward" in line]
+    assert success[-1] - success[0] >= 0.20
+    updates = [line for line in log_history if "troll/kl_max" in line]
+    assert all(line["troll/kl_max"] <= 0.05 * 1.001 for line in updates)
+    assert any(line["troll/projected_fraction"] > 0 for line in updates)
+    assert (tmp_path / "curves.png").exists()

@@ -1,0 +1,231 @@
+"""math_accuracy_reward: what is read as the answer, and when two answers are equal."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from troll_trl.rewards import MAX_ANSWER_CHARACTERS, extract_answer, last_boxed, math_accuracy_reward
+
+DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real problems are not at {DATA}")
+
+# MATH-500 answers that equal the next row's gold answer although the text differs.
+EQUAL_NEIGHBOURS = [
+    ("5", "x=5"),  # the problem asks for x
+]
+
+
+def reward(gold, answer):
+    return math_accuracy_reward([f"So the result is \\boxed{{{answer}}}."], [f"\\boxed{{{gold}}}"])[0]
+
+
+def rows(name, split):
+    with open(DATA / name / f"{split}.jsonl") as file:
+        return [json.loads(line) for line in file]
+
+
+RIGHT = [
+    ("72", "72"),
+    ("72", "72.00"),
+    ("72", "072"),
+    ("72", "72."),
+    ("1234", "1,234"),
+    ("1234", "1{,}234"),
+    ("1234", r"1,\!234"),
+    ("1234", r"1\,234"),  # math-verify alone reads 1 + 234
+    ("1234567", "1 234 567"),
+    ("11,\\! 111,\\! 111,\\! 100", "11111111100"),
+    ("36", r"\$36"),
+    ("36", "$36$"),
+    (r"\$18.90", "18.9"),
+    ("12", "12 dollars per hour"),
+    ("12", r"12\text{ apples}"),
+    ("12", r"\text{12 cm}"),
+    ("15\\mbox{ cm}^2", "15"),
+    ("50", r"50\%"),
+    ("0.5", "50%"),
+    ("-5", "\u22125"),
+    ("-5", "-5"),
+    (r"\frac12", "0.5"),
+    ("0.5", r"\dfrac{1}{2}"),
+    (r"\frac{3}{4}", "3/4"),
+    (r"-\frac{35}{9}", r"\frac{-35}{9}"),
+    (r"137 \frac{1}{2}", "137.5"),
+    ("x=5", "5"),
+    ("5", "x = 5"),
+    (r"2\sqrt{3}", r"\sqrt{12}"),
+    (r"120^\circ", "120"),
+    ("(a+5)(b+2)", "ab + 2a + 5b + 10"),
+    (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)"),
+    ("-2,1", "1, -2"),
+    (r"(-\infty, 2) \cup (3, \infty)", r"(-\infty,2)\cup(3,\infty)"),
+    (r"x \in [-2,7]", "[-2, 7]"),
+    (r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}", r"\begin{pmatrix} \frac15 \\ -3.6 \end{pmatrix}"),
+    (r"\text{Evelyn}", "Evelyn"),
+    (r"\text{even}", r"\textbf{Even}"),
+    (r"\text{(C)}", "C"),
+]
+
+WRONG = [
+    ("72", "73"),
+    ("72", "7 2"),
+    ("1234", "234"),
+    ("-5", "5"),
+    ("5", "5 million"),
+    (".0000672", "0.000067"),  # math-verify alone rounds both to six places
+    (r"\frac12", "2"),
+    (r"\frac13", "0.33"),
+    (r"2\sqrt{3}", "2"),  # TRL's accuracy_reward reads this gold answer, unwrapped, as 2
+    ("x=5", "x=6"),
+    ("(3,5)", "(5,3)"),
+    ("(3,4]", "(3,4)"),
+    (r"1 \pm \sqrt{19}", r"1 + \sqrt{19}"),
+    ("12", "12 or 13"),
+    ("12", "12, 13"),
+    (r"\text{Evelyn}", "Carla"),
+    (r"\text{even}", "neve"),  # as products of letters these are equal
+    ("12", "twelve"),
+    ("12", r"\frac{12}{"),
+    ("12", ""),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), RIGHT)
+def test_right_answers(gold, answer):
+    assert reward(gold, answer) == 1.0
+
+
+@pytest.mark.parametrize(("gold", "answer"), WRONG)
+def test_wrong_answers(gold, answer):
+    assert reward(gold, answer) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"first \boxed{3}, then \boxed{4}", "4"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\fbox{7}", "7"),
+        (r"\boxed{\left\{ 1, 2 \right\}}", r"\left\{ 1, 2 \right\}"),
+        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),  # an escaped brace closes nothing
+        (r"a stray } and \boxed{8}", "8"),
+        (r"\boxed{3} and then a cut \boxed{\frac{1}{2}", "3"),
+        (r"a cut \boxed{12", None),
+        (r"<think>\boxed{3}</think> it is \boxed{4}", "4"),
+        (r"<think>\boxed{3}</think> no box here", None),
+        (r"<think>\boxed{3} and the thought never ends", None),
+        (r"\boxed{1}</think> a template opened the thought \boxed{2}", "2"),
+        (r"Answer: 3, that is \boxed{4}. Answer: 5", "4"),
+        ("We add.\nAnswer: 42", "42"),
+        ("**Answer:** 42", "42"),
+        ("**Final Answer**: 42.", "42"),
+        ("Answer: 1\nAnswer: 2", "2"),
+        ("Answer:\n\n$$\n42\n$$", "42"),
+        ("Answer: 3.5", "3.5"),
+        ("20 + 22 = 42\n#### 42", "42"),
+        ("The answer is 42. I hope it is correct.", "42"),
+        ("The final answer is: 42", "42"),
+        ("20 + 22 is 42", None),
+        ("Answer:", None),
+        ("", None),
+    ],
+)
+def test_extracted_answer(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize("line", ["Answer: $42$", r"Answer: \(42\)", r"Answer: \[42\]", r"Answer: \$42", "Answer: $42"])
+def test_answer_line_with_math_delimiters(line):
+    assert math_accuracy_reward([line], [r"\boxed{42}"]) == [1.0]
+
+
+@pytest.mark.parametrize("hostile", [r"\boxed{" * 20_000, "the answer is " + "\n *" * 50_000, "answer" * 20_000])
+def test_extraction_takes_time_linear_in_the_text(hostile):
+    start = time.perf_counter()
+    assert extract_answer(hostile) is None
+    assert time.perf_counter() - start < 2  # a quadratic scan of the boxes alone takes over a minute
+
+
+def test_last_boxed_keeps_the_content_as_it_is():
+    assert last_boxed(r"\boxed{ \text{a b} }") == r" \text{a b} "
+
+
+def test_chat_and_plain_completions_score_the_same():
+    texts = [r"\boxed{4}", "Answer: 5", "no answer"]
+    solution = [r"\boxed{4}"] * 3
+    chat = [[{"role": "assistant", "content": text}] for text in texts]
+    assert math_accuracy_reward(texts, solution) == math_accuracy_reward(chat, solution) == [1.0, 0.0, 0.0]
+
+
+def test_last_assistant_message_counts():
+    call = {"role": "assistant", "content": r"\boxed{1}"}
+    tool = {"role": "tool", "content": r"\boxed{2}"}
+    final = {"role": "assistant", "content": r"\boxed{3}"}
+    assert math_accuracy_reward([[call, tool, final]], [r"\boxed{3}"]) == [1.0]
+    assert math_accuracy_reward([[call, tool]], [r"\boxed{1}"]) == [1.0]
+    assert math_accuracy_reward([[{"role": "assistant", "content": None}]], [r"\boxed{1}"]) == [0.0]
+    assert math_accuracy_reward([[]], [r"\boxed{1}"]) == [0.0]
+
+
+@pytest.mark.parametrize("gold", ["", r"\boxed{}", r"\boxed{???}", "7" * (MAX_ANSWER_CHARACTERS + 1)])
+def test_unparsable_gold_is_skipped(gold):
+    assert math_accuracy_reward([r"\boxed{1}"], [gold]) == [None]
+
+
+@pytest.mark.parametrize("gold", [r"2\sqrt{3}", r"$2\sqrt{3}$", r"\boxed{2\sqrt{3}}", r"It is \boxed{2\sqrt{3}}."])
+def test_gold_in_any_wrapping(gold):
+    assert math_accuracy_reward([r"\boxed{2\sqrt3}", r"\boxed{2}"], [gold, gold]) == [1.0, 0.0]
+
+
+def test_overlong_answer_is_wrong():
+    assert reward("7", "0" * MAX_ANSWER_CHARACTERS + "7") == 0.0
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="2 completions but 1 solutions"):
+        math_accuracy_reward(["Answer: 1", "Answer: 2"], ["1"])
+    with pytest.raises(TypeError, match="got 72"):
+        math_accuracy_reward(["Answer: 72"], [72])
+
+
+def test_logged_columns():
+    logged = {}
+    math_accuracy_reward(["Answer: 1", "none"], ["1", "2"], log_extra=logged.__setitem__, prompts=["", ""])
+    assert logged == {"solution": ["1", "2"], "answer": ["1", "[none]"]}
+
+
+def test_works_outside_the_main_thread():
+    rewards = []
+    arguments = ([r"\boxed{\frac{2}{4}}", r"\boxed{\frac{2}{3}}"], [r"\boxed{\frac12}"] * 2)
+    thread = threading.Thread(target=lambda: rewards.extend(math_accuracy_reward(*arguments)))
+    thread.start()
+    thread.join()
+    assert rewards == [1.0, 0.0]
+
+
+def test_imports_neither_torch_nor_trl():
+    code = "import sys, troll_trl.rewards; assert not {'torch', 'trl'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[1])
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "worked_column", "answer_column", "count"),
+    [("gsm8k", "answer", "answer", 500), ("math500", "solution", "answer", 500)],
+)
+def test_real_solutions_match_their_own_answer_and_no_other(name, worked_column, answer_column, count):
+    data = rows(name, "test")[:count]
+    completions = [row[worked_column] for row in data]
+    golds = [row[answer_column].rpartition("####")[2].strip() for row in data]
+    neighbours = golds[1:] + golds[:1]
+    assert math_accuracy_reward(completions, golds) == [1.0] * count
+    rewards = math_accuracy_reward(completions, neighbours)
+    pairs = [(gold, other) for gold, other, value in zip(golds, neighbours, rewards, strict=True) if value != 0.0]
+    allowed = EQUAL_NEIGHBOURS if name == "math500" else []
+    assert [pair for pair in pairs if pair[0] != pair[1]] == allowed

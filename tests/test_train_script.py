@@ -1,0 +1,130 @@
+"""scripts/train.py from the command line to a saved model, on a tiny random Qwen3."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tiny import tiny_model, tiny_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "train.py"
+SETTINGS = """
+model_name_or_path: model
+dataset_name: problems.jsonl
+instruction: w1 w2
+reward_funcs: [math_accuracy, my_rewards.share_of_low_tokens]
+output_dir: out
+use_cpu: true
+bf16: false
+report_to: none
+gradient_checkpointing: false
+per_device_train_batch_size: 8
+num_generations: 4
+steps_per_generation: 2  # the second update of a rollout batch is off-policy
+max_completion_length: 6
+max_steps: 2
+save_steps: 1
+logging_steps: 1
+learning_rate: 1e-2
+kl_bound: 0.001
+seed: 3
+"""
+REWARDS = """
+def share_of_low_tokens(completion_ids, **kwargs):
+    return [sum(token < 50 for token in ids) / len(ids) for ids in completion_ids]
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path):
+    """A folder with a model, problems, a reward function and a config."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message['content'] }} {% endfor %}{% if add_generation_prompt %}w0{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path / "model")
+    tiny_model().save_pretrained(tmp_path / "model")
+    rows = [{"question": f"w{n} w{n + 1}", "answer": f"a sum\n#### {n}"} for n in range(16)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    (tmp_path / "run.yaml").write_text(SETTINGS)
+    return tmp_path
+
+
+def train(folder: Path, *flags: str, config: str = "run.yaml", returncode: int = 0) -> subprocess.CompletedProcess:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(SCRIPT), "--config", config, *flags]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == returncode, done.stderr
+    return done
+
+
+def log_of(folder: Path) -> list[dict]:
+    return json.loads((folder / "trainer_state.json").read_text())["log_history"]
+
+
+def test_troll_trains_saves_and_resumes(workplace):
+    done = train(workplace)
+    out = workplace / "out"
+    first, second = [line for line in log_of(out) if "loss" in line]
+
+    assert first["troll/projected_fraction"] == 0  # the weights of the rollout
+    assert second["troll/projected_fraction"] > 0
+    assert second["troll/kl_max"] <= 0.001 * 1.001 < second["troll/policy_kl_max"]
+    progress = done.stdout + done.stderr
+    assert "step 1: reward" in progress
+    assert f"projected {second['troll/projected_fraction']:.2%}" in progress
+
+    # What is saved loads, has moved, and generates
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    start = AutoModelForCausalLM.from_pretrained(workplace / "model")
+    assert (model.lm_head.weight - start.lm_head.weight).abs().max() > 5e-3
+    prompt = tokenizer("w3 w4", return_tensors="pt")
+    generated = model.generate(**prompt, max_new_tokens=3, min_new_tokens=3)
+    assert generated.shape[1] == prompt["input_ids"].shape[1] + 3
+
+    # The settings in force were saved, and repeat the run
+    settings = yaml.safe_load((out / "config.yaml").read_text())
+    assert settings == yaml.safe_load(SETTINGS) | {"learning_rate": 0.01}
+    train(workplace, "--output_dir", "again", config="out/config.yaml")
+    weights, again = (load_file(folder / "model.safetensors") for folder in (out, workplace / "again"))
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+    # Resuming takes up at the last checkpoint: one more update, not three
+    before = log_of(out)
+    train(workplace, "--resume_from_checkpoint", "true", "--max_steps", "3")
+    assert [line for line in log_of(out) if "loss" in line][:2] == [line for line in before if "loss" in line]
+    assert [line["step"] for line in log_of(out) if "loss" in line] == [1, 2, 3]
+    assert (out / "checkpoint-3").is_dir()
+
+
+def test_clip_trains_on_the_same_file(workplace):
+    done = train(workplace, "--method", "clip")
+    lines = [line for line in log_of(workplace / "out") if "loss" in line]
+    assert len(lines) == 2
+    assert "method clip: kl_bound unused" in done.stderr
+    assert not any(name.startswith("troll/") for name in lines[0])
+    assert "clip_ratio/region_mean" in lines[0]
+    AutoModelForCausalLM.from_pretrained(workplace / "out")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--lerning_rate", "1"), "The nearest valid name is --learning_rate."),
+        (("--dataset_name", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("--reward_funcs", "math_acuracy"), "`reward_funcs` names 'math_acuracy', which is none of math_accuracy"),
+        (("--reward_funcs", "my_rewards.share"), "the module my_rewards has no 'share'"),
+    ],
+)
+def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, expected):
+    done = train(workplace, *flags, returncode=2)
+    assert "Traceback" not in done.stderr
+    assert expected in done.stderr
+    assert not (workplace / "out").exists()
