@@ -1,11 +1,11 @@
 """The sparse LM head against TRL's fused head, on the same hidden states: time and peak memory, as paired ratios.
 
-    python benchmarks/head.py [--tokens 1024] [--hidden 1024] [--vocabulary 151936] [--support 64] [--repeats 5] [--json FILE]
+    python benchmarks/head.py --tokens 1024 --hidden 1024 --vocabulary 151936 --support 64 --repeats 5 --json FILE
 
 Both heads sit on a Qwen3 without layers, so that nothing but the head counts. Training pass: forward and backward with
-gradients for hidden states and head. Scoring pass: without gradient; ours selects the support in it. Pairs run in turn in
-one process, the order alternating; a ratio below 1 means that ours needs less. The last row masks every other position
-(prompts, padding), which TRL computes on a CPU and we do not.
+gradients for hidden states and head. Scoring pass: without gradient; ours selects the support in it. Pairs run in turn
+in one process, the order alternating; a ratio below 1 means that ours needs less. The last row masks every other
+position (prompts, padding), which TRL computes on a CPU and we do not.
 
 Memory is the peak resident set of a child process per head and pass, less what it held before the pass, and its ratio.
 """
@@ -45,7 +45,8 @@ class Heads:
             tie_word_embeddings=False,
         )
         self.model = Qwen3ForCausalLM(config)
-        self.model.model.embed_tokens.requires_grad_(False)  # the norm behind it asks for the gradient of the hidden states
+        # The norm behind the frozen embeddings still asks for the gradient of the hidden states
+        self.model.model.embed_tokens.requires_grad_(False)
         add_fused_lm_head(self.model, outputs=("log_probs", "entropy"))
         add_sparse_lm_head(self.model)
         input_ids = torch.randint(vocabulary, (1, tokens + 1))
@@ -56,7 +57,7 @@ class Heads:
         self.support = support
         with torch.no_grad():
             self.token_ids = self.model(**self.batch, support_size=support).token_ids
-        self.upstream = torch.randn(self.token_ids.shape[:2] + (support + 1,))
+        self.upstream = torch.randn((*self.token_ids.shape[:2], support + 1))
 
     def run(self, head: str, name: str) -> None:
         if name == "scoring":
@@ -137,7 +138,10 @@ def main() -> None:
     for masked in (False, True):
         heads = Heads(args.tokens, args.hidden, args.vocabulary, args.support, masked)
         for name in PASSES:
-            row = {"pass": name + (", half of the rows masked" if masked else ""), **paired_times(heads, name, args.repeats)}
+            row = {
+                "pass": name + (", half of the rows masked" if masked else ""),
+                **paired_times(heads, name, args.repeats),
+            }
             cells = f"{row['ratio']:.2f} ({row['ratio_min']:.2f}–{row['ratio_max']:.2f}) | {row['ours_seconds']:.2f} | "
             cells += f"{row['trl_seconds']:.2f} | "
             if masked:
@@ -150,7 +154,9 @@ def main() -> None:
             results.append(row)
     if args.json:
         with open(args.json, "w") as file:
-            json.dump({"versions": versions, **{k: v for k, v in vars(args).items() if k != "child"}, "rows": results}, file)
+            json.dump(
+                {"versions": versions, **{k: v for k, v in vars(args).items() if k != "child"}, "rows": results}, file
+            )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 from transformers import ProgressCallback
+from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOTrainer, get_peft_config, get_quantization_config
 
 from troll_trl import TrollGRPOTrainer
@@ -63,6 +64,12 @@ def load_datasets(script_args: TrollScriptArguments, evaluate: bool):
     return train_dataset, eval_dataset
 
 
+def check_checkpoint(resume: str | bool | None, output_dir: str):
+    folder = output_dir if resume is True else resume
+    if folder and not (Path(folder).is_dir() and (resume is not True or get_last_checkpoint(folder))):
+        raise ValueError(f"`resume_from_checkpoint` is {resume!r}, but there is no checkpoint in {folder}.")
+
+
 def save_settings(settings: dict, output_dir: str):
     # The folder may be uploaded, and these may hold secrets
     shown = {name: value for name, value in settings.items() if name not in ("env", "hub_token")}
@@ -76,6 +83,7 @@ def save_settings(settings: dict, output_dir: str):
 def main():
     script_args, training_args, model_args = parse_training_args()
     try:
+        check_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
         reward_funcs = [load_reward_function(name) for name in script_args.reward_funcs]
         train_dataset, eval_dataset = load_datasets(script_args, evaluate=training_args.eval_strategy != "no")
     except (ValueError, FileNotFoundError) as error:

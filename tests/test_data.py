@@ -143,7 +143,7 @@ def test_missing_columns_lists_those_found(tmp_path):
 
 
 def test_problem_that_is_no_prompt(tmp_path):
-    with pytest.raises(ValueError, match="must be text or chat messages.*got 5"):
+    with pytest.raises(ValueError, match=r"must be text or chat messages.*got 5"):
         load_rows(tmp_path, [{"problem": 5, "answer": "1"}])
     with pytest.raises(ValueError, match="must be text or chat messages"):
         load_rows(tmp_path, [{"problem": [{"role": "user", "text": "p"}], "answer": "1"}])
@@ -164,7 +164,7 @@ def test_folder_of_shards_and_subfolder(tmp_path):
     write(tmp_path / "main" / "train-00001-of-00002.parquet", GSM8K[1:])
     loaded = load_math_dataset(str(tmp_path), config_name="main")
     assert loaded["solution"][:] == [r"\boxed{1234}", r"\boxed{-2}"]
-    with pytest.raises(FileNotFoundError, match="'socratic'.*holds main"):
+    with pytest.raises(FileNotFoundError, match=r"'socratic'.*holds main"):
         load_math_dataset(tmp_path, config_name="socratic")
 
 
@@ -179,7 +179,7 @@ def test_missing_or_doubtful_split_lists_the_files(tmp_path):
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/where", "~/nowhere", "data/gsm8k/train", "train.jsonl"])
 def test_missing_path_is_named(name):
-    with pytest.raises(FileNotFoundError, match="No such file or folder: .*(nowhere|where|train)"):
+    with pytest.raises(FileNotFoundError, match=r"No such file or folder: .*(nowhere|where|train)"):
         load_math_dataset(name)
 
 

@@ -1,4 +1,4 @@
-"""The streaming sparse head against full logits, against TRL's fused head, and against its own promise to stay small."""
+"""The streaming sparse head against full logits, against TRL's fused head, and against its promise to stay small."""
 
 import os
 import subprocess
@@ -364,7 +364,7 @@ def test_non_finite_logits_are_refused(value, grad):
 
 
 def test_non_positive_temperature_is_refused():
-    with pytest.raises(ValueError, match="`temperature` must be positive, got 0.0"):
+    with pytest.raises(ValueError, match=r"`temperature` must be positive, got 0\.0"):
         add_sparse_lm_head(make_model("qwen3"), 0.0)
 
 

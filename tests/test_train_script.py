@@ -120,6 +120,8 @@ def test_clip_trains_on_the_same_file(workplace):
         (("--lerning_rate", "1"), "The nearest valid name is --learning_rate."),
         (("--dataset_name", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--reward_funcs", "math_acuracy"), "`reward_funcs` names 'math_acuracy', which is none of math_accuracy"),
+        (("--resume_from_checkpoint", "true"), "there is no checkpoint in out"),
+        (("--resume_from_checkpoint", "model/checkpoint-4"), "there is no checkpoint in model/checkpoint-4"),
         (("--reward_funcs", "my_rewards.share"), "the module my_rewards has no 'share'"),
     ],
 )

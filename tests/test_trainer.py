@@ -85,9 +85,7 @@ def test_open_bound_without_regression_is_trl_without_a_clip(name, tmp_path):
     start = weights_of(tiny_model(options.get("architecture", "qwen3")))
     trl = make_trainer(GRPOTrainer, GRPOConfig, tmp_path, epsilon=math.inf, epsilon_high=math.inf, **options)
     trl.train()
-    troll = make_trainer(
-        TrollGRPOTrainer, TrollGRPOConfig, tmp_path, kl_bound=math.inf, regression_coef=0.0, **options
-    )
+    troll = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, kl_bound=math.inf, regression_coef=0.0, **options)
     troll.train()
     assert_same_movement(start, weights(trl), weights(troll))
 
@@ -106,7 +104,8 @@ def test_open_bound_without_regression_is_trl_without_a_clip(name, tmp_path):
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_reference_kl_is_trls(options, tmp_path):
-    """Added by our own aggregation, in which the regression goes too; the coefficient is large enough to show an error."""
+    """Added by our own aggregation, in which the regression goes too; the coefficient is large enough to show an
+    error."""
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     path, start = str(tmp_path / "model"), weights_of(tiny_model())
@@ -240,15 +239,22 @@ def test_gradient_is_that_of_the_loss(tmp_path):
 
 def test_metrics(tmp_path):
     trainer = make_trainer(
-        TrollGRPOTrainer, TrollGRPOConfig, tmp_path, kl_bound=0.01, learning_rate=2e-2, eval_strategy="steps", eval_steps=4
+        TrollGRPOTrainer,
+        TrollGRPOConfig,
+        tmp_path,
+        kl_bound=0.01,
+        learning_rate=2e-2,
+        eval_strategy="steps",
+        eval_steps=4,
     )
     trainer.train()
-    names = (
-        "projected_fraction policy_kl_mean policy_kl_max kl_mean kl_max eta_mean regression support_size_mean rest_mass_mean"
-    )
+    names = "projected_fraction policy_kl_mean policy_kl_max kl_mean kl_max eta_mean regression "
+    names += "support_size_mean rest_mass_mean"
     for name in names.split():
         assert len(logged(trainer, f"troll/{name}")) == 8 and len(logged(trainer, f"eval_troll/{name}")) == 2
-    assert not any(key.startswith(("clip_ratio/", "eval_clip_ratio/")) for line in trainer.state.log_history for key in line)
+    assert not any(
+        key.startswith(("clip_ratio/", "eval_clip_ratio/")) for line in trainer.state.log_history for key in line
+    )
     assert max(logged(trainer, "troll/projected_fraction")) > 0.01
     assert max(logged(trainer, "troll/kl_max")) <= 0.01 * 1.001
     assert max(logged(trainer, "troll/policy_kl_max")) > 0.02
@@ -265,7 +271,9 @@ def test_metrics_are_exact_over_micro_batches(tmp_path):
     inputs, masks = trainer._buffered_inputs[:2], []
     for i, batch in enumerate(inputs):
         batch = dict(batch)
-        batch["completion_mask"] = batch["completion_mask"] * (torch.arange(batch["completion_mask"].shape[1]) < 2 + 4 * i)
+        batch["completion_mask"] = batch["completion_mask"] * (
+            torch.arange(batch["completion_mask"].shape[1]) < 2 + 4 * i
+        )
         live = batch["completion_mask"].bool()
         batch["troll_old_token_ids"] = batch["troll_old_token_ids"].masked_fill(~live.unsqueeze(-1), -1)
         trainer.model.train()
@@ -314,7 +322,10 @@ def test_idle_run_says_so(tmp_path, caplog):
 
 def test_batch_arithmetic_is_printed(tmp_path, capsys):
     make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
-    assert "8 prompts x 4 completions per rollout batch, 4 updates per rollout batch, up to 64 tokens" in capsys.readouterr().out
+    assert (
+        "8 prompts x 4 completions per rollout batch, 4 updates per rollout batch, up to 64 tokens"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -337,7 +348,7 @@ def test_options_are_refused_by_name(options, message, tmp_path):
 
 
 def test_support_larger_than_the_vocabulary_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="`support_size` must be in 1…100 .*got 101"):
+    with pytest.raises(ValueError, match=r"`support_size` must be in 1…100 .*got 101"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, support_size=101)
 
 

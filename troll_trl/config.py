@@ -41,12 +41,16 @@ class TrollGRPOConfig(GRPOConfig):
     )
     regression_coef: float = field(
         default=1.0,
-        metadata={"help": "Weight of the regression term KL(p || stopgrad pi) that pulls the policy to its projection."},
+        metadata={
+            "help": "Weight of the regression term KL(p || stopgrad pi) that pulls the policy to its projection."
+        },
     )
     support_size: int = field(
         default=64,
-        metadata={"help": "Largest number of tokens kept per position, the sampled token included; the others share "
-                  "one rest bucket with their exact mass."},
+        metadata={
+            "help": "Largest number of tokens kept per position, the sampled token included; the others share "
+            "one rest bucket with their exact mass."
+        },
     )
     tail_mass: float = field(
         default=1e-5,

@@ -2,7 +2,7 @@
 
 import functools
 import types
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +24,8 @@ IGNORED_LABEL = -100
 class SparseCausalLMOutput(ModelOutput):
     """
     Output of a model given a sparse LM head with [`add_sparse_lm_head`]. Position `i` is the distribution of token
-    `i + 1`. Where the label is `-100`, nothing is computed: `log_probs` and `entropy` are 0, every slot is unused and the
-    rest has all the mass.
+    `i + 1`. Where the label is `-100`, nothing is computed: `log_probs` and `entropy` are 0, every slot is unused and
+    the rest has all the mass.
 
     Args:
         log_probs (`torch.Tensor` of shape `(B, T - 1)`, float32):
@@ -47,22 +47,22 @@ class SparseCausalLMOutput(ModelOutput):
     aux_loss: torch.Tensor | None = None
 
 
-def add_sparse_lm_head(
-    model: PreTrainedModel, temperature: float = 1.0, cast_lm_head_to_fp32: bool = False
-) -> None:
+def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm_head_to_fp32: bool = False) -> None:
     """
     Add a sparse LM head to `model`, in two uses; every other call of the model is unchanged:
 
-    - `model(..., labels=labels, fused_lm_head=True, support_size=K, tail_mass=δ)` selects a support for every label: the
+    - `model(..., labels=labels, fused_lm_head=True, support_size=K, tail_mass=δ)` selects a support for every label:
+      the
       label itself, then the most likely other tokens (see [`~troll_trl.sparse.sparsify`]);
     - `model(..., labels=labels, fused_lm_head=True, token_ids=ids)` evaluates the model on a given support, with
       gradient. `ids` is `(B, T - 1, K)`, or shorter and aligned to the end, with the label in slot 0 of every position
       whose label is not `-100`.
 
-    Both return a [`SparseCausalLMOutput`]. The head is streamed in tiles: no `(tokens, vocabulary)` tensor exists, forward
-    or backward, and positions whose label is `-100` are not computed. Logit scaling and soft-capping, a head bias, tied
-    embeddings, sharded heads (FSDP2, ZeRO-3) and the MoE auxiliary loss are as in TRL's `add_fused_lm_head`, which may have
-    been added before. Add the head before wrapping the model with PEFT, or to its base model.
+    Both return a [`SparseCausalLMOutput`]. The head is streamed in tiles: no `(tokens, vocabulary)` tensor exists,
+    forward or backward, and positions whose label is `-100` are not computed. Logit scaling and soft-capping, a head
+    bias, tied embeddings, sharded heads (FSDP2, ZeRO-3) and the MoE auxiliary loss are as in TRL's
+    `add_fused_lm_head`, which may have been added before. Add the head before wrapping the model with PEFT, or to its
+    base model.
 
     Args:
         model ([`~transformers.PreTrainedModel`]):
@@ -116,7 +116,7 @@ def _sparse_forward(
     if token_ids is not None:
         token_ids = _live_supports(token_ids.to(weight.device), live, sampled_ids)  # (N, K)
 
-    precision = nullcontext()
+    precision: AbstractContextManager = nullcontext()
     if cast_lm_head_to_fp32:
         hidden = hidden.float()
         precision = torch.autocast(hidden.device.type, enabled=False)
@@ -161,8 +161,8 @@ def _live_supports(token_ids: torch.Tensor, live: torch.Tensor, sampled_ids: tor
     missing = live.shape[1] - token_ids.shape[1]
     if token_ids.shape[0] != live.shape[0] or missing < 0:
         raise ValueError(
-            f"`token_ids` {tuple(token_ids.shape)} must have the batch size and at most the length of the shifted labels "
-            f"{tuple(live.shape)}."
+            f"`token_ids` {tuple(token_ids.shape)} must have the batch size and at most the length of the shifted "
+            f"labels {tuple(live.shape)}."
         )
     token_ids = torch.nn.functional.pad(token_ids, (0, 0, missing, 0), value=UNUSED)[live]
     wrong = token_ids[:, 0] != sampled_ids
@@ -180,8 +180,8 @@ def _check_finite(entropy: torch.Tensor) -> None:
     if not entropy.isfinite().all():
         position = (~entropy.isfinite()).nonzero()[0].item()
         raise ValueError(
-            f"The logits of scored position {position} of {len(entropy)} are not finite. The weights or activations have "
-            "overflowed: lower the learning rate, or train in bfloat16 or float32 rather than float16."
+            f"The logits of scored position {position} of {len(entropy)} are not finite. The weights or activations "
+            "have overflowed: lower the learning rate, or train in bfloat16 or float32 rather than float16."
         )
 
 

@@ -22,7 +22,7 @@ class TrollMetrics:
 
     def __init__(self, accelerator: Accelerator):
         self.accelerator = accelerator
-        self._reset()
+        self._sums, self._maxima = self._zeros()
 
     def add(
         self, mask: torch.Tensor, projection: Projection, regression: torch.Tensor, old: SparseDistribution
@@ -54,7 +54,7 @@ class TrollMetrics:
             self._maxima = self._maxima.maximum(torch.stack([values[name].max().to(self._maxima) for name in _MAXIMA]))
 
     def add_idle(self, mask: torch.Tensor) -> None:
-        """Count a micro-batch `(B, C)` of an idle run: the policy is its own old policy, so that all but tokens is 0."""
+        """Count a micro-batch `(B, C)` of an idle run: policy and old policy are equal, so all but tokens is 0."""
         self._sums[_SUMS.index("micro_batches")] += 1
         self._sums[_SUMS.index("tokens")] += mask.sum()
 
@@ -62,7 +62,7 @@ class TrollMetrics:
         """Metrics since the last call, the same on all ranks; empty when no micro-batch was counted on any of them."""
         sums = dict(zip(_SUMS, self.accelerator.reduce(self._sums, reduction="sum").tolist(), strict=True))
         maxima = self.accelerator.gather(self._maxima.unsqueeze(0)).amax(0).tolist()
-        self._reset()
+        self._sums, self._maxima = self._zeros()
         if sums["micro_batches"] == 0:
             return {}
         tokens, projected = max(sums["tokens"], 1), max(sums["projected"], 1)
@@ -78,7 +78,8 @@ class TrollMetrics:
             "troll/rest_mass_mean": sums["rest_mass"] / tokens,
         }
 
-    def _reset(self) -> None:
+    def _zeros(self) -> tuple[torch.Tensor, torch.Tensor]:
         # float64: a count of tokens outgrows float32 within one line of a large run
-        options = {"dtype": torch.float64, "device": self.accelerator.device}
-        self._sums, self._maxima = torch.zeros(len(_SUMS), **options), torch.zeros(len(_MAXIMA), **options)
+        device = self.accelerator.device
+        sums, maxima = (torch.zeros(len(names), dtype=torch.float64, device=device) for names in (_SUMS, _MAXIMA))
+        return sums, maxima

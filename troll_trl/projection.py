@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-# Relative accuracy |KL − ε|/ε at which the solver stops. Newton's convergence is quadratic, so the last step of a
-# float32 call lands near 1e-10 anyway; float64 callers get what float64 arithmetic can resolve.
+# Relative accuracy |KL − ε|/ε at which the solver stops: near the rounding of a float32 caller's log-probabilities, and
+# what float64 arithmetic can resolve for the others.
 _RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
 _MAX_EVALUATIONS = 100
 # Stands for log p − log q = −∞ where only the policy is zero. Large enough for exp(t·d) to vanish at every t that
@@ -67,23 +67,26 @@ def project(policy_log_probs: torch.Tensor, old_log_probs: torch.Tensor, kl_boun
             Bound ε on KL(π‖q), in nats. Positive; `inf` switches the projection off.
 
     Returns:
-        [`Projection`]: log-probabilities `(..., S)`, and η, KL before and KL after `(...)`.
+        [`Projection`]: log-probabilities `(..., S)`, and η, KL before and KL after `(...)`. Where the bound is active,
+        `|KL(π‖q) − ε| ≤ 1e-3·ε`; in float32 for ε from about 1e-4 up, below which the inputs' own rounding exceeds it.
 
     Raises:
-        ValueError: `kl_bound` not positive or NaN; shapes or dtypes that differ; a dtype other than the two.
+        ValueError: `kl_bound` not positive or NaN; shapes or dtypes that differ; a dtype other than the two; NaN in
+            the log-probabilities.
     """
     kl_bound = float(kl_bound)
     if not kl_bound > 0:  # also catches NaN
         raise ValueError(f"`kl_bound` must be positive, got {kl_bound}.")
-    if policy_log_probs.shape != old_log_probs.shape or policy_log_probs.dim() == 0:
+    shape = policy_log_probs.shape
+    if shape != old_log_probs.shape or len(shape) == 0 or shape[-1] == 0:
         raise ValueError(
-            "`policy_log_probs` and `old_log_probs` must have one shape (..., S), got "
-            f"{tuple(policy_log_probs.shape)} and {tuple(old_log_probs.shape)}."
+            "`policy_log_probs` and `old_log_probs` must have one shape (..., S), S at least 1, got "
+            f"{tuple(shape)} and {tuple(old_log_probs.shape)}."
         )
     dtypes = (policy_log_probs.dtype, old_log_probs.dtype)
     if dtypes[0] != dtypes[1] or dtypes[0] not in _RELATIVE_TOLERANCE:
         raise ValueError(f"Both log-probabilities must be float32 or both float64, got {dtypes[0]} and {dtypes[1]}.")
-    return Projection(*_Project.apply(policy_log_probs, old_log_probs.detach(), kl_bound))
+    return Projection(*_Project.apply(policy_log_probs, old_log_probs, kl_bound))
 
 
 def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
@@ -109,12 +112,14 @@ class _Project(torch.autograd.Function):
         shape, dtype = log_p.shape, log_p.dtype
         flat_p, flat_q = log_p.reshape(-1, shape[-1]), log_q.reshape(-1, shape[-1])  # (N, S)
         policy_kl = kl_divergence(flat_p.double(), flat_q.double())  # (N,)
-        outside = (policy_kl > kl_bound).nonzero().squeeze(-1)  # (M,) rows; M is small against N in training
+        outside = (~(policy_kl <= kl_bound)).nonzero().squeeze(-1)  # (M,) rows; M is small against N in training
 
         projected = flat_p.clone()
         t = torch.ones_like(policy_kl)
         kl = policy_kl.clone()
         if len(outside) > 0:
+            if policy_kl[outside].isnan().any():
+                raise ValueError("`policy_log_probs` or `old_log_probs` hold NaN: the logits they came from do too.")
             rows_p, rows_q = flat_p[outside].double(), flat_q[outside].double()  # (M, S)
             t[outside], log_pi, kl[outside], _ = solve(rows_p, rows_q, kl_bound, _RELATIVE_TOLERANCE[dtype])
             projected[outside] = log_pi.to(dtype)
@@ -130,8 +135,8 @@ class _Project(torch.autograd.Function):
     # and through t, with ∂ log π_i/∂t = d_i − μ and, from f(t, d) = ε,
     #     ∂t/∂d_j = −(∂f/∂d_j)/f′ = −t·π_j (d_j − μ)·t/(t·σ²) = −t·π_j (d_j − μ)/σ².
     # Together: ∂L/∂d_j = t·[g_j − G·π_j − (Σ_i g_i (d_i − μ))·π_j (d_j − μ)/σ²], the softmax gradient scaled by t, less
-    # the component that would leave the trust region. q is a constant, so ∂L/∂ log p = ∂L/∂d. Inside the bound, t = 1 and
-    # only the first two terms stay: there log π is log p, taken as the output of a log-softmax.
+    # the component that would leave the trust region. q is a constant, so ∂L/∂ log p = ∂L/∂d. Inside the bound, t = 1
+    # and only the first two terms stay: there log π is log p, taken as the output of a log-softmax.
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_log_pi, *_):
@@ -208,16 +213,12 @@ def solve(
 
 
 def _log_ratio(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """`d = log p − log q` `(M, S)` on the support of `q`, and 0 outside of it, where `π` is zero at every `t`."""
-    outside_support = log_q == -math.inf
-    ratio = log_p - log_q.masked_fill(outside_support, 0.0)
-    ratio = ratio.masked_fill(log_p == -math.inf, _ZERO_POLICY_LOG_RATIO)
-    return ratio.masked_fill(outside_support, 0.0)
+    """`d = log p − log q` `(M, S)`, and any finite number outside of the support of `q`, where `π` is zero anyway."""
+    ratio = log_p - log_q.masked_fill(log_q == -math.inf, 0.0)
+    return ratio.masked_fill(log_p == -math.inf, _ZERO_POLICY_LOG_RATIO)
 
 
-def _evaluate(
-    t: torch.Tensor, d: torch.Tensor, log_q: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _evaluate(t: torch.Tensor, d: torch.Tensor, log_q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`log π_t` `(M, S)`, `f(t) = KL(π_t‖q)` `(M,)` and `σ² = Var_π[d]` `(M,)` at `t` `(M,)`."""
     log_weights = log_q + t.unsqueeze(-1) * d
     psi = torch.logsumexp(log_weights, -1)

@@ -1,7 +1,7 @@
 """SparseDistribution: the kept tokens of a policy's distribution and one rest bucket with the exact remaining mass.
 
-The rest bucket makes it a proper categorical distribution over K + 1 outcomes: nothing is filled with a default value and
-nothing is renormalised away. Merging outcomes can only lower a KL, so a sparse KL never exceeds the true one.
+The rest bucket makes it a proper categorical distribution over K + 1 outcomes: nothing is filled with a default value
+and nothing is renormalised away. Merging outcomes can only lower a KL, so a sparse KL never exceeds the true one.
 """
 
 import math
@@ -67,7 +67,9 @@ class SparseDistribution:
         rest_is_empty = is_kept.all(-1, keepdim=True)
         rest = logits.masked_fill(is_kept & ~rest_is_empty, -math.inf).logsumexp(-1, keepdim=True)
         rest = rest.masked_fill(rest_is_empty, -math.inf)
-        return torch.log_softmax(torch.cat([kept_logits, rest], -1), -1)
+        log_probs = torch.log_softmax(torch.cat([kept_logits, rest], -1), -1)
+        # Whatever gradient arrives at an outcome without mass stays there
+        return log_probs.masked_fill(log_probs == -math.inf, -math.inf)
 
     @staticmethod
     def concatenate(parts: Sequence["SparseDistribution"]) -> "SparseDistribution":
@@ -79,7 +81,7 @@ class SparseDistribution:
         )
 
     def trim(self) -> "SparseDistribution":
-        """Drop the trailing slots that no position uses (used slots come first), keeping at least the sampled token's."""
+        """Drop the trailing slots that no position uses, keeping at least one. Used slots come first."""
         width = max(int(self.support_size.max()), 1) if self.token_ids.numel() > 0 else 1
         log_probs = torch.cat([self.log_probs[..., :width], self.log_probs[..., -1:]], -1)
         return SparseDistribution(self.token_ids[..., :width].contiguous(), log_probs)
@@ -140,12 +142,17 @@ def sparsify(
         [`SparseDistribution`] with `token_ids` `(..., K)` and `log_probs` `(..., K + 1)`.
 
     Raises:
-        ValueError: `support_size` outside of 1…V, `tail_mass` outside of [0, 1), non-finite logits, a sampled id
-            outside of the vocabulary.
+        ValueError: `support_size` outside of 1…V, `tail_mass` outside of [0, 1), non-finite logits, sampled ids
+            outside of the vocabulary or of another shape than the positions.
     """
     vocabulary = logits.shape[-1]
     check_support_options(support_size, tail_mass, vocabulary)
     _check_logits(logits)
+    if sampled_ids.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"`sampled_ids` {tuple(sampled_ids.shape)} must have one token for each position of `logits` "
+            f"{tuple(logits.shape)}."
+        )
     _check_range("sampled_ids", sampled_ids, 0, vocabulary)
     sampled_ids = sampled_ids.long().unsqueeze(-1)  # (..., 1)
     log_probs = torch.log_softmax(logits.detach().double(), -1)
@@ -157,7 +164,7 @@ def sparsify(
 
 
 def check_support_options(support_size: int, tail_mass: float, vocabulary: int) -> None:
-    """Raise a `ValueError` that names the value for a `support_size` outside of 1…V or a `tail_mass` outside of [0, 1)."""
+    """Raise a `ValueError` for a `support_size` outside of 1…V or a `tail_mass` outside of [0, 1)."""
     if not 1 <= support_size <= vocabulary:
         raise ValueError(f"`support_size` must be in 1…{vocabulary} (the vocabulary), got {support_size}.")
     if not 0 <= tail_mass < 1:  # also catches NaN
@@ -172,6 +179,8 @@ def _check_logits(logits: torch.Tensor) -> None:
 
 
 def _check_range(name: str, ids: torch.Tensor, low: int, vocabulary: int) -> None:
+    if ids.is_floating_point():
+        raise ValueError(f"`{name}` must hold integers, got {ids.dtype}.")
     outside = (ids < low) | (ids >= vocabulary)
     if outside.any():
         raise ValueError(f"`{name}` must be in {low}…{vocabulary - 1}, got {ids[outside][0].item()}.")

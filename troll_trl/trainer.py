@@ -26,16 +26,17 @@ _OLD_TOKEN_IDS, _OLD_LOG_PROBS = "troll_old_token_ids", "troll_old_log_probs"
 class TrollGRPOTrainer(GRPOTrainer):
     """
     GRPO with TROLL (Trust Region Optimization for Large Language Models, https://huggingface.co/papers/2510.03817): the
-    clip of the probability ratio is replaced by a differentiable projection of every token's distribution onto a KL trust
-    region around the old policy.
+    clip of the probability ratio is replaced by a differentiable projection of every token's distribution onto a KL
+    trust region around the old policy.
 
     Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
-    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as `loss_type` says. TRL's own `_compute_loss` computes it: it is given
-    `log π(a)` in place of `log p(a)` and a clip range without ends, so that loss types, sequence-level ratios, masks, entropy
-    bonus, vLLM correction and MoE loss are TRL's. Overridden are
+    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as `loss_type` says. TRL's own `_compute_loss` computes it: it is
+    given `log π(a)` in place of `log p(a)` and a clip range without ends, so that loss types, sequence-level ratios,
+    masks, entropy bonus, vLLM correction and MoE loss are TRL's. Overridden are
 
     - `_generate_and_score_completions`: the pass that scores the rollout also keeps a sparse old policy of every token;
-    - `_get_per_token_logps_and_entropies`: scores with the sparse head, and returns projected log-probabilities to the loss;
+    - `_get_per_token_logps_and_entropies`: scores with the sparse head, and returns projected log-probabilities to the
+      loss;
     - `_compute_loss`: adds the regression term, and the reference KL of the unprojected policy;
     - `get_off_policy_mask`: sees the unprojected policy;
     - `log`: adds the `troll/…` metrics and leaves out `clip_ratio/…`, which would always be 0.
@@ -72,11 +73,14 @@ class TrollGRPOTrainer(GRPOTrainer):
         "citation": textwrap.dedent("""\
             @article{becker2025troll,
                 title        = {{TROLL: Trust Regions improve Reinforcement Learning for Large Language Models}},
-                author       = {Philipp Becker and Niklas Freymuth and Serge Thilges and Fabian Otto and Gerhard Neumann},
+                author       = {Becker, Philipp and Freymuth, Niklas and Thilges, Serge and Otto, Fabian and
+                                Neumann, Gerhard},
                 year         = 2025,
                 eprint       = {arXiv:2510.03817},
             }"""),
     }
+
+    beta: float
 
     def __init__(self, model, reward_funcs=None, args: GRPOConfig | None = None, *others, **kwargs):
         check_trl()
@@ -103,24 +107,25 @@ class TrollGRPOTrainer(GRPOTrainer):
     def _say_batch_arithmetic(self):
         args, completions = self.args, self.args.generation_batch_size
         self.accelerator.print(
-            f"TROLL: {completions // args.num_generations} prompts x {args.num_generations} completions per rollout batch, "
-            f"{args.updates_per_rollout_batch:g} updates per rollout batch, up to {args.support_size} tokens kept per "
-            f"position (tail mass {args.tail_mass:g}), KL bound {args.kl_bound:g}."
+            f"TROLL: {completions // args.num_generations} prompts x {args.num_generations} completions per rollout "
+            f"batch, {args.updates_per_rollout_batch:g} updates per rollout batch, up to {args.support_size} tokens "
+            f"kept per position (tail mass {args.tail_mass:g}), KL bound {args.kl_bound:g}."
         )
         if args.trust_region_idle:
             logger.warning(
                 "The trust region is idle: every update uses completions of the current weights, because "
-                f"gradient_accumulation_steps ({args.gradient_accumulation_steps}) is a multiple of steps_per_generation x "
-                f"num_iterations ({args.steps_per_generation} x {args.num_iterations}). Policy and old policy are then "
-                "equal, and TROLL, like a clip, changes nothing. For 8 updates per rollout batch, as in the paper, set "
-                f"`steps_per_generation={8 * args.gradient_accumulation_steps}`, or raise `num_iterations`."
+                f"gradient_accumulation_steps ({args.gradient_accumulation_steps}) is a multiple of "
+                f"steps_per_generation x num_iterations ({args.steps_per_generation} x {args.num_iterations}). Policy "
+                "and old policy are then equal, and TROLL, like a clip, changes nothing. For 8 updates per rollout batch, "
+                f"as in the paper, set `steps_per_generation={8 * args.gradient_accumulation_steps}`, or raise `num_iterations`."
             )
 
     # -- Rollout: keep the old policy -------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # TRL's own condition for scoring the rollout with the current weights. The reference pass comes after that one,
-        # with PEFT through the same model, and in an idle run it is the only one: it must not be taken for the old policy.
+        # with PEFT through the same model, and in an idle run it is the only one: it must not be taken for the old
+        # policy.
         self._record_next_pass = not self.args.trust_region_idle or (
             self.use_vllm and self.vllm_importance_sampling_correction
         )
@@ -131,7 +136,9 @@ class TrollGRPOTrainer(GRPOTrainer):
             self._record_next_pass = False
         old, self._recorded = self._recorded, None
         if (old is None) != ("old_per_token_logps" not in output):
-            raise RuntimeError("TRL scored the old policy under another condition than troll_trl expects; see trl_seams.py.")
+            raise RuntimeError(
+                "TRL scored the old policy under another condition than troll_trl expects; see trl_seams.py."
+            )
         if old is not None:
             output[_OLD_TOKEN_IDS], output[_OLD_LOG_PROBS] = old.token_ids, old.log_probs
         return output
@@ -242,8 +249,8 @@ class TrollGRPOTrainer(GRPOTrainer):
 
 
 class _LossPass:
-    """One micro-batch's way through TRL's loss: evaluates the policy on the old policy's support, projects it, and keeps
-    what the terms around TRL's surrogate need."""
+    """One micro-batch's way through TRL's loss: evaluates the policy on the old policy's support, projects it, and
+    keeps what the terms around TRL's surrogate need."""
 
     def __init__(self, old: SparseDistribution, kl_bound: float):
         self.old, self.kl_bound = old, kl_bound  # (B, C, K)

@@ -1,13 +1,13 @@
 """Every private part of TRL that the package reaches into, in one place, and the check that it is still there.
 
-    GRPOTrainer._get_per_token_logps_and_entropies   overridden; calls `model(**inputs, labels=…, fused_lm_head=True)` and
-                                                     reads `.log_probs`, `.entropy`, `.aux_loss`
-    GRPOTrainer._generate_and_score_completions      overridden; its output is the rollout batch
-    GRPOTrainer._compute_loss                        overridden; reads `epsilon_low`, `epsilon_high`, `beta`,
-                                                     `inputs["old_per_token_logps"]`, `inputs["ref_per_token_logps"]`
-    GRPOTrainer.get_off_policy_mask                  overridden; called with keyword arguments
-    GRPOTrainer._metrics                             `clip_ratio/*` removed, `kl` added
-    trl.trainer.utils.maybe_gather_lm_head_ctx       used by `troll_trl.lm_head` under ZeRO-3
+GRPOTrainer._get_per_token_logps_and_entropies   overridden; calls `model(**inputs, labels=…, fused_lm_head=True)` and
+                                                 reads `.log_probs`, `.entropy`, `.aux_loss`
+GRPOTrainer._generate_and_score_completions      overridden; its output is the rollout batch
+GRPOTrainer._compute_loss                        overridden; reads `epsilon_low`, `epsilon_high`, `beta`,
+                                                 `inputs["old_per_token_logps"]`, `inputs["ref_per_token_logps"]`
+GRPOTrainer.get_off_policy_mask                  overridden; called with keyword arguments
+GRPOTrainer._metrics                             `clip_ratio/*` removed, `kl` added
+trl.trainer.utils.maybe_gather_lm_head_ctx       used by `troll_trl.lm_head` under ZeRO-3
 """
 
 import inspect
@@ -25,7 +25,10 @@ _PARAMETERS = {
 }
 # What each method must still say for the override to mean what it means
 _PHRASES = {
-    "_get_per_token_logps_and_entropies": ("model(**model_inputs, labels=labels, fused_lm_head=True)", "outputs.log_probs"),
+    "_get_per_token_logps_and_entropies": (
+        "model(**model_inputs, labels=labels, fused_lm_head=True)",
+        "outputs.log_probs",
+    ),
     "_generate_and_score_completions": (
         "self.args.gradient_accumulation_steps % generate_every != 0",
         'output["old_per_token_logps"]',
@@ -63,6 +66,6 @@ def check_trl() -> None:
 
 def _moved(what: str) -> str:
     return (
-        f"troll_trl does not support trl {trl.__version__}: {what}. It is tested with trl {TESTED_TRL}; install that with "
-        f'`pip install "trl=={TESTED_TRL}.*"`, or a newer troll_trl.'
+        f"troll_trl does not support trl {trl.__version__}: {what}. It is tested with trl {TESTED_TRL}; install that "
+        f'with `pip install "trl=={TESTED_TRL}.*"`, or a newer troll_trl.'
     )

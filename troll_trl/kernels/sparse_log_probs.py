@@ -1,6 +1,7 @@
 """The training pass: a policy's log-probabilities on a given support, and its entropy, without full logits.
 
-For one token, with logits `z`, kept tokens `k_1…k_K`, `R = logsumexp` of all other logits and `log Z = logsumexp` of all:
+For one token, with logits `z`, kept tokens `k_1…k_K`, `R = logsumexp` of all other logits and `log Z = logsumexp` of
+all:
 
     sparse log-probabilities   L_j = z_{k_j} − log Z,   L_rest = R − log Z
     entropy                    H = log Z − Σ_v p_v z_v              with p_v = exp(z_v − log Z)
@@ -78,12 +79,12 @@ class SparseLogProbs(torch.autograd.Function):
     def backward(ctx, grad_log_probs, grad_entropy):
         hidden, weight, bias, token_ids, log_probs, log_z, entropy = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_hidden, grad_weight, grad_bias = (
-            torch.zeros(x.shape, device=x.device, dtype=torch.float32) if needed else None
-            for x, needed in zip((hidden, weight, bias), (needs_hidden, needs_weight, needs_bias), strict=True)
-        )
         tokens, columns = training_tile(hidden.device)
         with ctx.gather(weight, bias):
+            # In float32, whatever the inputs: see `accumulate_product`
+            grad_hidden = _zeros_like(hidden) if needs_hidden else hidden.new_empty(0)
+            grad_weight = _zeros_like(weight) if needs_weight else weight.new_empty(0)
+            grad_bias = _zeros_like(bias) if needs_bias else weight.new_empty(0)
             tile = _tile(hidden, weight, tokens, columns)
             for rows in _slices(len(hidden), tokens):
                 gradient = _TileGradient(
@@ -105,8 +106,14 @@ class SparseLogProbs(torch.autograd.Function):
                         accumulate_product(grad_weight[cols], grad.t(), hidden_rows)
                     if needs_bias:
                         grad_bias[cols] += grad.sum(0, dtype=torch.float32)
-        grads = ((grad_hidden, hidden), (grad_weight, weight), (grad_bias, bias))
-        return *(None if grad is None else grad.to(x.dtype) for grad, x in grads), None, None, None
+        return (
+            grad_hidden.to(hidden.dtype) if needs_hidden else None,
+            grad_weight.to(weight.dtype) if needs_weight else None,
+            grad_bias.to(bias.dtype) if needs_bias else None,
+            None,
+            None,
+            None,
+        )
 
 
 class _Fold:
@@ -198,10 +205,14 @@ def _logits(tile, hidden_rows, weight, bias, cols: slice, transform: LogitTransf
 
 
 def _slots(token_ids: torch.Tensor, start: int, tile: torch.Tensor) -> torch.Tensor:
-    """Column of every kept token within a tile `(n, v + 1)` that begins at token `start`, or its spare column; `(n, K)`."""
+    """Column `(n, K)` of every kept token within a tile `(n, v + 1)` from token `start` on, or its spare column."""
     spare = tile.shape[1] - 1
     local = token_ids.long() - start
     return torch.where((local >= 0) & (local < spare), local, spare)
+
+
+def _zeros_like(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(x.shape, device=x.device, dtype=torch.float32)
 
 
 def _slices(length: int, step: int) -> list[slice]:

@@ -1,9 +1,9 @@
 """The scoring pass: the support of every token's distribution, chosen without sorting the vocabulary.
 
-The K largest of V logits lie inside the K blocks with the largest block maxima. So one pass over the tiles reduces every
-block of 64 logits to its maximum, its sum of exponentials and its mean logit; then the K best blocks give K·64 candidates
-(a few percent of the vocabulary), whose top K is the top K of all, exactly up to ties. The log-sum-exp of the rest is summed
-from the blocks and candidates that were not kept, so it never comes from a difference.
+The K largest of V logits lie inside the K blocks with the largest block maxima. So one pass over the tiles reduces
+every block of 64 logits to its maximum, its sum of exponentials and its mean logit; then the K best blocks give K·64
+candidates (a few percent of the vocabulary), whose top K is the top K of all, exactly up to ties. The log-sum-exp of
+the rest is summed from the blocks and candidates that were not kept, so it never comes from a difference.
 """
 
 import math
@@ -96,8 +96,8 @@ def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tai
 class _Blocks:
     """The logits of `n` tokens without the sampled one, and the statistics of their blocks of 64.
 
-    Within a chunk of columns, block `b` holds the columns `b, b + B, b + 2B, …` (`B` blocks a chunk), so that a reduction
-    over a block runs over rows of a matrix and vectorises.
+    Within a chunk of columns, block `b` holds the columns `b, b + B, b + 2B, …` (`B` blocks a chunk), so that a
+    reduction over a block runs over rows of a matrix and vectorises.
     """
 
     def __init__(self, tile: torch.Tensor, columns: int, sampled_ids: torch.Tensor):
@@ -159,4 +159,3 @@ class _Blocks:
         first = blocks // self.per_chunk * self.columns + blocks % self.per_chunk
         members = torch.arange(_BLOCK, device=blocks.device) * self.per_chunk
         return (first.unsqueeze(2) + members).flatten(1)
-

@@ -8,8 +8,8 @@ import torch
 # Stands for −∞ in a float32 tile: exp() of it is 0 against any logit, while 0·(−∞) would be NaN
 FLOOR = -1e30
 _CACHE_LINE = 16  # float32 elements
-# Tokens × vocabulary columns of one tile of the training pass. Large enough for the matrix products to run at full speed,
-# small enough to count for nothing: 64 MiB of float32 on a CPU, 512 MiB on a GPU (the size of TRL's tile).
+# Tokens × vocabulary columns of one tile of the training pass. Large enough for the matrix products to run at full
+# speed, small enough to count for nothing: 64 MiB of float32 on a CPU, 512 MiB on a GPU (the size of TRL's tile).
 TRAINING_TILE = {"cpu": (1024, 16384), "accelerator": (4096, 32768)}
 
 
@@ -36,6 +36,7 @@ class LogitTransform(NamedTuple):
 
     def softcap_derivative(self, logits: torch.Tensor) -> torch.Tensor:
         """`(∂z/∂y)/slope = 1 − tanh²`, from the transformed logits `z`."""
+        assert self.softcap is not None  # called for soft-capped models only
         return 1 - (logits * (self.temperature / self.softcap)).square()
 
 
@@ -94,8 +95,8 @@ def accumulate_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> N
 
 def empty_tile(rows: int, columns: int, device: torch.device) -> torch.Tensor:
     """
-    An uninitialised float32 `(rows, columns)` buffer whose rows begin at odd multiples of a cache line: a matrix product
-    writes unaligned rows a third slower, and rows a power of two apart fall into the same cache sets.
+    An uninitialised float32 `(rows, columns)` buffer whose rows begin at odd multiples of a cache line: a matrix
+    product writes unaligned rows a third slower, and rows a power of two apart fall into the same cache sets.
     """
     lines = math.ceil(columns / _CACHE_LINE) | 1
     return torch.empty((rows, lines * _CACHE_LINE), device=device, dtype=torch.float32)[:, :columns]
