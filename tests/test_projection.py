@@ -484,9 +484,9 @@ def test_bad_bound_is_named(bound):
 
 def test_mismatches_are_named():
     log_p, log_q = random_rows(2, 3, 1.0)
-    with pytest.raises(ValueError, match=r"one shape \(\.\.\., S\), got \(2, 3\) and \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"one shape \(\.\.\., S\), S at least 1, got \(2, 3\) and \(2, 2\)"):
         project(log_p, log_q[:, :2], BOUND)
-    with pytest.raises(ValueError, match=r"one shape \(\.\.\., S\), got \(2, 3\) and \(1, 3\)"):
+    with pytest.raises(ValueError, match=r"one shape \(\.\.\., S\), S at least 1, got \(2, 3\) and \(1, 3\)"):
         project(log_p, log_q[:1], BOUND)  # no silent broadcast
     with pytest.raises(ValueError, match="one shape"):
         project(log_p[0, 0], log_q[0, 0], BOUND)
@@ -524,3 +524,16 @@ def test_kl_divergence():
     certain.requires_grad_()
     kl_divergence(certain, half).backward()
     assert certain.grad[1] == 0 and certain.grad[0].isfinite()
+
+
+@pytest.mark.parametrize("which", ["policy", "old"])
+def test_nan_is_refused(which):
+    log_p, log_q = random_rows(4, 5, 1.0)
+    (log_p if which == "policy" else log_q)[2, 1] = torch.nan
+    with pytest.raises(ValueError, match="hold NaN"):
+        project(log_p, log_q, 0.05)
+
+
+def test_no_slots_are_refused():
+    with pytest.raises(ValueError, match=r"S at least 1, got \(3, 0\)"):
+        project(torch.zeros(3, 0), torch.zeros(3, 0), 0.05)

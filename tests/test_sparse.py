@@ -383,3 +383,18 @@ def test_trim_keeps_the_slot_of_the_sampled_token():
     assert unused.trim().token_ids.shape == (2, 1) and unused.trim().log_probs.tolist() == [[-INF, 0.0]] * 2
     empty = SparseDistribution(torch.empty(0, 3, 5, dtype=torch.int32), torch.empty(0, 3, 6)).trim()
     assert empty.token_ids.shape == (0, 3, 1) and empty.log_probs.shape == (0, 3, 2)
+
+
+def test_an_unused_slot_keeps_whatever_gradient_arrives():
+    logits = torch.randn(4, 9, dtype=torch.float64, requires_grad=True)
+    log_probs = SparseDistribution.of(logits, torch.tensor([[0, 3, -1]] * 4))
+    upstream = torch.ones_like(log_probs)
+    (one,) = torch.autograd.grad(log_probs, logits, upstream, retain_graph=True)
+    upstream[:, 2] = torch.nan
+    (other,) = torch.autograd.grad(log_probs, logits, upstream)
+    assert torch.equal(one, other)
+
+
+def test_ids_that_are_not_integers_are_named():
+    with pytest.raises(ValueError, match="`sampled_ids` must hold integers, got torch.float32"):
+        sparsify(torch.randn(3, 9), torch.ones(3), 4)
