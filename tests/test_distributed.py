@@ -22,9 +22,22 @@ def reward(completion_ids, **kwargs):
 
 
 args = TrollGRPOConfig(
-    output_dir=sys.argv[1], use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no",
-    disable_tqdm=True, logging_steps=2, per_device_train_batch_size=4, num_generations=4, max_completion_length=8,
-    steps_per_generation=4, gradient_accumulation_steps=1, learning_rate=2e-2, max_steps=6, kl_bound=0.01,
+    output_dir=sys.argv[1],
+    use_cpu=True,
+    bf16=False,
+    gradient_checkpointing=False,
+    report_to="none",
+    save_strategy="no",
+    disable_tqdm=True,
+    logging_steps=2,
+    per_device_train_batch_size=4,
+    num_generations=4,
+    max_completion_length=8,
+    steps_per_generation=4,
+    gradient_accumulation_steps=1,
+    learning_rate=2e-2,
+    max_steps=6,
+    kl_bound=0.01,
     ddp_find_unused_parameters=False,
 )
 trainer = TrollGRPOTrainer(tiny_model(), reward, args, tiny_prompts(), processing_class=tiny_tokenizer())

@@ -396,5 +396,5 @@ def test_an_unused_slot_keeps_whatever_gradient_arrives():
 
 
 def test_ids_that_are_not_integers_are_named():
-    with pytest.raises(ValueError, match="`sampled_ids` must hold integers, got torch.float32"):
+    with pytest.raises(ValueError, match=r"`sampled_ids` must hold integers, got torch.float32"):
         sparsify(torch.randn(3, 9), torch.ones(3), 4)
