@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from troll_trl.projection import Projection
 from troll_trl.sparse import SparseDistribution
 
+# In this order; only the first two count in an idle run
 _SUMS = ("micro_batches", "tokens", "projected", "policy_kl", "kl", "eta", "regression", "support_size", "rest_mass")
 _MAXIMA = ("policy_kl", "kl")
 
@@ -37,26 +38,26 @@ class TrollMetrics:
                 The micro-batch's projection, KL(p ‖ π) and old policy.
         """
         mask = mask.bool()
-        eta, policy_kl, kl = (x[mask].double() for x in (projection.eta, projection.policy_kl, projection.kl))
         values = {
-            "micro_batches": torch.ones(1),
-            "tokens": torch.ones_like(kl),
-            "projected": (eta > 0).double(),
-            "policy_kl": policy_kl,
-            "kl": kl,
-            "eta": eta,
-            "regression": regression.detach()[mask],
-            "support_size": old.support_size[mask],
-            "rest_mass": old.rest_mass[mask],
+            "tokens": torch.ones_like(projection.kl),
+            "projected": projection.eta > 0,
+            "policy_kl": projection.policy_kl,
+            "kl": projection.kl,
+            "eta": projection.eta,
+            "regression": regression.detach(),
+            "support_size": old.support_size,
+            "rest_mass": old.rest_mass,
         }
-        self._sums += torch.stack([values[name].sum().to(self._sums) for name in _SUMS])
-        if len(kl) > 0:
-            self._maxima = self._maxima.maximum(torch.stack([values[name].max().to(self._maxima) for name in _MAXIMA]))
+        # `where` and not an index, which would wait for the device
+        values = {name: torch.where(mask, x.double(), 0.0) for name, x in values.items()}
+        self._sums[0] += 1
+        self._sums[1:] += torch.stack([values[name].sum() for name in _SUMS[1:]])
+        self._maxima = self._maxima.maximum(torch.stack([values[name].amax() for name in _MAXIMA]))
 
     def add_idle(self, mask: torch.Tensor) -> None:
         """Count a micro-batch `(B, C)` of an idle run: policy and old policy are equal, so all but tokens is 0."""
-        self._sums[_SUMS.index("micro_batches")] += 1
-        self._sums[_SUMS.index("tokens")] += mask.sum()
+        self._sums[0] += 1
+        self._sums[1] += mask.sum()
 
     def pop(self) -> Mapping[str, float]:
         """Metrics since the last call, the same on all ranks; empty when no micro-batch was counted on any of them."""

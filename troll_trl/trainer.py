@@ -95,6 +95,8 @@ class TrollGRPOTrainer(GRPOTrainer):
         vocabulary = base_model.config.get_text_config().vocab_size
         check_support_options(args.support_size, args.tail_mass, vocabulary)
         add_sparse_lm_head(base_model, self.temperature, args.cast_lm_head_to_fp32)
+        # On the instance: the class keeps TRL's static method
+        self.get_off_policy_mask = self._get_off_policy_mask_of_policy
         # The projection takes the place of the clip: TRL's surrogate gets a range without ends
         self.epsilon_low = self.epsilon_high = math.inf
 
@@ -231,7 +233,7 @@ class TrollGRPOTrainer(GRPOTrainer):
             raise ValueError(f"Unsupported `loss_type`: {self.loss_type!r}.")
         return loss / accumulation
 
-    def get_off_policy_mask(self, *, per_token_logps: torch.Tensor, **kwargs) -> torch.Tensor:
+    def _get_off_policy_mask_of_policy(self, *, per_token_logps: torch.Tensor, **kwargs) -> torch.Tensor:
         # The projection stays near the old policy by construction; the drift to be masked is the policy's own
         if self._loss_pass is not None:
             per_token_logps = self._loss_pass.policy_log_probs
