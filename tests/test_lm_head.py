@@ -335,8 +335,10 @@ def test_no_tensor_exceeds_a_tile(monkeypatch, use):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"support_size": 332}, "`support_size` must be in 1…331 .*got 332"),
-        ({"support_size": 0}, "got 0"),
+        ({"support_size": 332}, "`support_size` must be a whole number in 1…331 .*got 332"),
+        ({"support_size": 0}, "in 1…331 .*got 0"),
+        ({"tail_mass": 0.1}, "`tail_mass` needs `support_size`"),
+        ({"token_ids": torch.full((3, 8, 1), 331)}, "`token_ids` must be in -1…330, got 331"),
         ({"support_size": 4, "tail_mass": 1.0}, r"`tail_mass` must be in \[0, 1\), got 1.0"),
         ({"support_size": 4, "token_ids": torch.zeros(3, 8, 1, dtype=torch.int32)}, "either"),
         ({"token_ids": torch.zeros(3, 8, 1, dtype=torch.int32)}, "Slot 0 of `token_ids` must be the label.*got 0"),

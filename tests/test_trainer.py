@@ -340,6 +340,7 @@ def test_batch_arithmetic_is_printed(tmp_path, capsys):
         ({"regression_coef": -1.0}, "`regression_coef`.*got -1.0"),
         ({"support_size": 0}, "`support_size`.*got 0"),
         ({"tail_mass": 1.0}, "`tail_mass`.*got 1.0"),
+        ({"temperature": 0.0}, "`temperature` must be positive, got 0.0"),
     ],
 )
 def test_options_are_refused_by_name(options, message, tmp_path):
@@ -348,8 +349,34 @@ def test_options_are_refused_by_name(options, message, tmp_path):
 
 
 def test_support_larger_than_the_vocabulary_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"`support_size` must be in 1…100 .*got 101"):
+    with pytest.raises(ValueError, match=r"`support_size` must be a whole number in 1…100 .*got 101"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, support_size=101)
+
+
+@pytest.mark.parametrize("size", [64.0, True, math.nan])
+def test_support_size_that_is_no_whole_number_is_named(size, tmp_path):
+    with pytest.raises(ValueError, match="`support_size` must be a whole number"):
+        TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, support_size=size)
+
+
+def test_subclass_of_trls_config_is_refused(tmp_path):
+    class MyConfig(GRPOConfig):
+        pass
+
+    with pytest.raises(TypeError, match="got MyConfig"):
+        make_trainer(TrollGRPOTrainer, MyConfig, tmp_path)
+
+
+def test_dropout_is_said_to_look_like_drift(tmp_path, caplog):
+    lora = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.05)
+    with caplog.at_level("WARNING"):
+        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, peft_config=lora)
+    assert "dropout (up to 0.05)" in caplog.text and "disable_dropout=True" in caplog.text
+    caplog.clear()
+    with caplog.at_level("WARNING"):
+        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, peft_config=lora, disable_dropout=True)
+        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
+    assert "dropout" not in caplog.text
 
 
 def test_clip_range_is_said_to_be_unused(tmp_path):
@@ -412,22 +439,22 @@ class TestSeams:
 
     def test_off_policy_mask_sees_the_policy(self, tmp_path, monkeypatch):
         """With a tight bound the projection stays near the old policy, while the policy has left it."""
-        trainer = make_trainer(
-            TrollGRPOTrainer,
-            TrollGRPOConfig,
-            tmp_path,
-            kl_bound=1e-6,
-            off_policy_mask_threshold=0.1,
-            learning_rate=2e-2,
-            max_steps=3,
-        )
-        inputs, seen = take_off_policy(trainer), []
-        original = GRPOTrainer.get_off_policy_mask
+        seen, original = [], GRPOTrainer.get_off_policy_mask
+
+        @functools.wraps(original)  # `check_trl` reads the signature
+        def recording(**kwargs):
+            seen.append(kwargs["per_token_logps"])
+            return original(**kwargs)
+
         monkeypatch.setattr(
             GRPOTrainer,
             "get_off_policy_mask",
-            staticmethod(lambda **kwargs: seen.append(kwargs["per_token_logps"]) or original(**kwargs)),
+            staticmethod(recording),
         )
+        options = {"kl_bound": 1e-6, "off_policy_mask_threshold": 0.1, "learning_rate": 2e-2, "max_steps": 3}
+        trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
+        inputs = take_off_policy(trainer)
+        seen.clear()
         trainer.model.train()
         trainer._compute_loss(trainer.model, inputs)
         drift = (seen[0] - inputs["old_per_token_logps"])[inputs["completion_mask"].bool()].abs().max()

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 
 from trl import GRPOConfig
 
+from troll_trl.sparse import check_support_options
+
 SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 
 
@@ -70,7 +72,12 @@ class TrollGRPOConfig(GRPOConfig):
 
         The instance is copied, not rebuilt: `GRPOConfig.__post_init__` has already run and would refuse the
         `steps_per_generation` that it derived itself.
+
+        Raises:
+            TypeError: a subclass of `GRPOConfig`, which may mean more than its fields.
         """
+        if type(args) is not GRPOConfig:
+            raise TypeError(f"`args` must be a TrollGRPOConfig or a plain GRPOConfig, got {type(args).__name__}.")
         config = copy.copy(args)
         config.__class__ = cls
         for option in troll_fields():
@@ -97,10 +104,9 @@ class TrollGRPOConfig(GRPOConfig):
             raise ValueError(f"`kl_bound` must be positive, got {self.kl_bound}. The paper uses 0.05.")
         if not (self.regression_coef >= 0 and math.isfinite(self.regression_coef)):
             raise ValueError(f"`regression_coef` must be finite and at least 0, got {self.regression_coef}.")
-        if isinstance(self.support_size, bool) or self.support_size != int(self.support_size) or self.support_size < 1:
-            raise ValueError(f"`support_size` must be a whole number of at least 1, got {self.support_size}.")
-        if not 0 <= self.tail_mass < 1:
-            raise ValueError(f"`tail_mass` must be in [0, 1), got {self.tail_mass}.")
+        check_support_options(self.support_size, self.tail_mass)
+        if not self.temperature > 0:
+            raise ValueError(f"`temperature` must be positive, got {self.temperature}: the logits are divided by it.")
 
     def _refuse_options_of_other_surrogates(self):
         if self.loss_type not in SUPPORTED_LOSS_TYPES:

@@ -52,11 +52,10 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
     Add a sparse LM head to `model`, in two uses; every other call of the model is unchanged:
 
     - `model(..., labels=labels, fused_lm_head=True, support_size=K, tail_mass=δ)` selects a support for every label:
-      the
-      label itself, then the most likely other tokens (see [`~troll_trl.sparse.sparsify`]);
+      the label itself, then the most likely other tokens (see [`~troll_trl.sparse.sparsify`]);
     - `model(..., labels=labels, fused_lm_head=True, token_ids=ids)` evaluates the model on a given support, with
       gradient. `ids` is `(B, T - 1, K)`, or shorter and aligned to the end, with the label in slot 0 of every position
-      whose label is not `-100`.
+      whose label is not `-100`, and no token twice.
 
     Both return a [`SparseCausalLMOutput`]. The head is streamed in tiles: no `(tokens, vocabulary)` tensor exists,
     forward or backward, and positions whose label is `-100` are not computed. Logit scaling and soft-capping, a head
@@ -83,7 +82,9 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
 
     # Keep the original signature: `generate` validates its model kwargs against it
     @functools.wraps(type(model).forward)
-    def forward(self, *args, support_size=None, tail_mass=1e-5, token_ids=None, **kwargs):
+    def forward(self, *args, support_size=None, tail_mass=None, token_ids=None, **kwargs):
+        if support_size is None and tail_mass is not None:
+            raise ValueError("`tail_mass` needs `support_size`: it is an option of the selection of a support.")
         if support_size is None and token_ids is None:
             return original_forward(*args, **kwargs)
         labels = kwargs.pop("labels", None)
@@ -114,7 +115,7 @@ def _sparse_forward(
     live = labels != IGNORED_LABEL  # (B, T − 1)
     hidden, sampled_ids = hidden[live], labels[live]  # (N, H), (N,)
     if token_ids is not None:
-        token_ids = _live_supports(token_ids.to(weight.device), live, sampled_ids)  # (N, K)
+        token_ids = _live_supports(token_ids.to(weight.device), live, sampled_ids, text_config.vocab_size)  # (N, K)
 
     precision: AbstractContextManager = nullcontext()
     if cast_lm_head_to_fp32:
@@ -126,6 +127,7 @@ def _sparse_forward(
         bias = None if bias is None else bias.full_tensor()
     with precision, maybe_gather_lm_head_ctx(weight, bias):
         if token_ids is None:
+            tail_mass = 1e-5 if tail_mass is None else tail_mass
             check_support_options(support_size, tail_mass, len(weight))
             with torch.no_grad():
                 token_ids, log_probs, entropy = select_support(
@@ -156,7 +158,9 @@ def _sparse_forward(
     )
 
 
-def _live_supports(token_ids: torch.Tensor, live: torch.Tensor, sampled_ids: torch.Tensor) -> torch.Tensor:
+def _live_supports(
+    token_ids: torch.Tensor, live: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int
+) -> torch.Tensor:
     """Supports `(N, K)` of the live positions, from `(B, T' ≤ T − 1, K)` aligned to the end."""
     missing = live.shape[1] - token_ids.shape[1]
     if token_ids.shape[0] != live.shape[0] or missing < 0:
@@ -166,6 +170,9 @@ def _live_supports(token_ids: torch.Tensor, live: torch.Tensor, sampled_ids: tor
         )
     token_ids = torch.nn.functional.pad(token_ids, (0, 0, missing, 0), value=UNUSED)[live]
     wrong = token_ids[:, 0] != sampled_ids
+    outside = (token_ids < UNUSED) | (token_ids >= vocabulary)
+    if outside.any():
+        raise ValueError(f"`token_ids` must be in {UNUSED}…{vocabulary - 1}, got {token_ids[outside][0].item()}.")
     if wrong.any():
         raise ValueError(
             f"Slot 0 of `token_ids` must be the label of its position, got {token_ids[wrong][0, 0].item()} for label "
@@ -176,7 +183,7 @@ def _live_supports(token_ids: torch.Tensor, live: torch.Tensor, sampled_ids: tor
 
 
 def _check_finite(entropy: torch.Tensor) -> None:
-    """The entropy reads every logit, so it is finite exactly when all of them are."""
+    """NaN or an infinity in any logit shows in the entropy, which reads them all (but for −∞ at a kept token)."""
     if not entropy.isfinite().all():
         position = (~entropy.isfinite()).nonzero()[0].item()
         raise ValueError(
@@ -196,13 +203,11 @@ def _scatter(values: torch.Tensor, live: torch.Tensor, fill) -> torch.Tensor:
 
 def _logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
     """What this architecture does between the head's product and the softmax, read from its text config."""
-    scale = 1.0
     # Cohere; Muse Glimmer; Falcon-H1
-    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
-        if getattr(config, name, None) is not None:
-            scale = getattr(config, name)
-            break
-    else:
-        if getattr(config, "logits_scaling", None) is not None:  # Granite and MiniCPM3 divide by it
-            scale = config.logits_scaling if config.model_type == "hyperclovax" else 1 / config.logits_scaling
-    return LogitTransform(scale, getattr(config, "final_logit_softcapping", None), temperature)
+    names = ("logit_scale", "output_multiplier", "lm_head_multiplier")
+    scale = next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
+    scaling = getattr(config, "logits_scaling", None)
+    if scale is None and scaling is not None:  # HyperCLOVA X multiplies by it, Granite and MiniCPM3 divide
+        scale = scaling if config.model_type == "hyperclovax" else 1 / scaling
+    softcap = getattr(config, "final_logit_softcapping", None)
+    return LogitTransform(1.0 if scale is None else scale, softcap, temperature)

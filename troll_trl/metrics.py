@@ -62,7 +62,8 @@ class TrollMetrics:
     def pop(self) -> Mapping[str, float]:
         """Metrics since the last call, the same on all ranks; empty when no micro-batch was counted on any of them."""
         sums = dict(zip(_SUMS, self.accelerator.reduce(self._sums, reduction="sum").tolist(), strict=True))
-        maxima = self.accelerator.gather(self._maxima.unsqueeze(0)).amax(0).tolist()
+        largest = self.accelerator.gather(self._maxima.unsqueeze(0)).amax(0)  # over ranks
+        maxima = dict(zip(_MAXIMA, largest.tolist(), strict=True))
         self._sums, self._maxima = self._zeros()
         if sums["micro_batches"] == 0:
             return {}
@@ -70,9 +71,9 @@ class TrollMetrics:
         return {
             "troll/projected_fraction": sums["projected"] / tokens,
             "troll/policy_kl_mean": sums["policy_kl"] / tokens,
-            "troll/policy_kl_max": maxima[_MAXIMA.index("policy_kl")],
+            "troll/policy_kl_max": maxima["policy_kl"],
             "troll/kl_mean": sums["kl"] / tokens,
-            "troll/kl_max": maxima[_MAXIMA.index("kl")],
+            "troll/kl_max": maxima["kl"],
             "troll/eta_mean": sums["eta"] / projected,
             "troll/regression": sums["regression"] / tokens,
             "troll/support_size_mean": sums["support_size"] / tokens,

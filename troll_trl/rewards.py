@@ -23,7 +23,8 @@ _ANSWER_MARKER = re.compile(
 _SENTENCE_END = re.compile(r"\.(?=\s|$)")
 _MATH_DELIMITER = re.compile(r"\\?\$|(?<!\\)\\[()\[\]]")
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathbf|mathrm)\s*\{([^{}]*)\}")
-_THOUSANDS_SEPARATOR = r"(?:\{,\}|,(?:\\!)?\s?|\\,| )"
+# Not a comma with a plain space behind it, which separates the numbers of a list
+_THOUSANDS_SEPARATOR = r"(?:\{,\}|,(?:\\!\s?)?|\\,| )"
 _NUMBER = re.compile(
     rf"[€£]?\s?(?P<number>[+-]?\s?(?:\d{{1,3}}(?:{_THOUSANDS_SEPARATOR}\d{{3}})+|\d+)?(?:\.\d*)?)"
     # Words of a unit ("dollars per hour"). A word of magnitude changes the value, "and" and "or" continue it.

@@ -163,10 +163,12 @@ def sparsify(
     return SparseDistribution(token_ids.int(), SparseDistribution.of(logits.detach(), token_ids).float())
 
 
-def check_support_options(support_size: int, tail_mass: float, vocabulary: int) -> None:
-    """Raise a `ValueError` for a `support_size` outside of 1…V or a `tail_mass` outside of [0, 1)."""
-    if not 1 <= support_size <= vocabulary:
-        raise ValueError(f"`support_size` must be in 1…{vocabulary} (the vocabulary), got {support_size}.")
+def check_support_options(support_size: int, tail_mass: float, vocabulary: int | None = None) -> None:
+    """Raise a `ValueError` for a `support_size` that is not in 1…V or a `tail_mass` outside of [0, 1)."""
+    whole = isinstance(support_size, int) and not isinstance(support_size, bool)
+    if not whole or support_size < 1 or (vocabulary is not None and support_size > vocabulary):
+        limit = "of at least 1" if vocabulary is None else f"in 1…{vocabulary} (the vocabulary)"
+        raise ValueError(f"`support_size` must be a whole number {limit}, got {support_size}.")
     if not 0 <= tail_mass < 1:  # also catches NaN
         raise ValueError(f"`tail_mass` must be in [0, 1), got {tail_mass}.")
 

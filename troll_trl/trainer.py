@@ -1,7 +1,9 @@
 """TrollGRPOTrainer: what differs from TRL's GRPOTrainer, and nothing else."""
 
+import functools
 import math
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,7 +41,10 @@ class TrollGRPOTrainer(GRPOTrainer):
       loss;
     - `_compute_loss`: adds the regression term, and the reference KL of the unprojected policy;
     - `get_off_policy_mask`: sees the unprojected policy;
-    - `log`: adds the `troll/…` metrics and leaves out `clip_ratio/…`, which would always be 0.
+    - `log`: adds the `troll/…` metrics, reduced over ranks, so that every rank must call it, and leaves out
+      `clip_ratio/…`, which would always be 0.
+
+    TRL's metric `policy_loss` is the surrogate alone: the regression and the reference KL are added after it.
 
     Args:
         model, reward_funcs, *args, **kwargs:
@@ -80,7 +85,9 @@ class TrollGRPOTrainer(GRPOTrainer):
             }"""),
     }
 
+    # TRL's, declared for the type checker, which does not follow TRL
     beta: float
+    get_off_policy_mask: Callable[..., torch.Tensor]
 
     def __init__(self, model, reward_funcs=None, args: GRPOConfig | None = None, *others, **kwargs):
         check_trl()
@@ -96,7 +103,7 @@ class TrollGRPOTrainer(GRPOTrainer):
         check_support_options(args.support_size, args.tail_mass, vocabulary)
         add_sparse_lm_head(base_model, self.temperature, args.cast_lm_head_to_fp32)
         # On the instance: the class keeps TRL's static method
-        self.get_off_policy_mask = self._get_off_policy_mask_of_policy
+        self.get_off_policy_mask = functools.partial(self._off_policy_mask_of_policy, self.get_off_policy_mask)
         # The projection takes the place of the clip: TRL's surrogate gets a range without ends
         self.epsilon_low = self.epsilon_high = math.inf
 
@@ -105,6 +112,7 @@ class TrollGRPOTrainer(GRPOTrainer):
         self._recorded: SparseDistribution | None = None
         self._loss_pass: _LossPass | None = None  # set while TRL's loss runs
         self._say_batch_arithmetic()
+        self._warn_of_dropout()
 
     def _say_batch_arithmetic(self):
         args, completions = self.args, self.args.generation_batch_size
@@ -121,6 +129,16 @@ class TrollGRPOTrainer(GRPOTrainer):
                 "and old policy are then equal, and TROLL, like a clip, changes nothing. For 8 updates per rollout "
                 f"batch, as in the paper, set `steps_per_generation={8 * args.gradient_accumulation_steps}`, or raise "
                 "`num_iterations`."
+            )
+
+    def _warn_of_dropout(self):
+        # It would take the noise between two dropout masks for a step of the policy, and regress on it
+        rate = max((m.p for m in self.model.modules() if isinstance(m, torch.nn.Dropout)), default=0.0)
+        if rate > 0:
+            logger.warning(
+                f"The model has dropout (up to {rate:g}): the pass that scores a rollout and the loss draw different "
+                "masks, so that the policy differs from the old policy even at equal weights, and the projection acts "
+                "on that noise. Set `disable_dropout=True` (it covers `lora_dropout`, which is 0.05 unless set)."
             )
 
     # -- Rollout: keep the old policy -------------------------------------------------------------------------------
@@ -233,11 +251,13 @@ class TrollGRPOTrainer(GRPOTrainer):
             raise ValueError(f"Unsupported `loss_type`: {self.loss_type!r}.")
         return loss / accumulation
 
-    def _get_off_policy_mask_of_policy(self, *, per_token_logps: torch.Tensor, **kwargs) -> torch.Tensor:
+    def _off_policy_mask_of_policy(
+        self, get_mask: Callable, *, per_token_logps: torch.Tensor, **kwargs
+    ) -> torch.Tensor:
         # The projection stays near the old policy by construction; the drift to be masked is the policy's own
         if self._loss_pass is not None:
             per_token_logps = self._loss_pass.policy_log_probs
-        return GRPOTrainer.get_off_policy_mask(per_token_logps=per_token_logps, **kwargs)
+        return get_mask(per_token_logps=per_token_logps, **kwargs)
 
     # -- Log --------------------------------------------------------------------------------------------------------
 

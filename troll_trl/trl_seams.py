@@ -7,7 +7,14 @@ GRPOTrainer._compute_loss                        overridden; reads `epsilon_low`
                                                  `inputs["old_per_token_logps"]`, `inputs["ref_per_token_logps"]`
 GRPOTrainer.get_off_policy_mask                  overridden; called with keyword arguments
 GRPOTrainer._metrics                             `clip_ratio/*` removed, `kl` added
+attributes of GRPOTrainer                        read: `temperature`, `loss_type`, `importance_sampling_level`,
+                                                 `max_completion_length`, `use_vllm`,
+                                                 `vllm_importance_sampling_correction`,
+                                                 `current_gradient_accumulation_steps`
+the rollout batch                                read: `completion_mask`, `tool_mask`, `num_items_in_batch`,
+                                                 `old_per_token_logps`, `ref_per_token_logps`
 trl.trainer.utils.maybe_gather_lm_head_ctx       used by `troll_trl.lm_head` under ZeRO-3
+trl.trainer.utils.get_config_model_id            used for the default output folder
 """
 
 import inspect
@@ -39,7 +46,8 @@ _PHRASES = {
         "self.beta",
         'inputs.get("old_per_token_logps")',
         "self.get_off_policy_mask(",
-        "self.current_gradient_accumulation_steps",
+        'inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes',
+        "self.current_gradient_accumulation_steps / self.args.steps_per_generation",
     ),
 }
 

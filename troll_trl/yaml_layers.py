@@ -12,7 +12,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         seen = set()
         for key_node, _ in node.value:
-            if key_node.value in seen:
+            if isinstance(key_node, yaml.ScalarNode) and key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
                     problem=f"the key `{key_node.value}` stands twice, remove one", problem_mark=key_node.start_mark
                 )

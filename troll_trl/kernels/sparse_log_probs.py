@@ -82,9 +82,9 @@ class SparseLogProbs(torch.autograd.Function):
         tokens, columns = training_tile(hidden.device)
         with ctx.gather(weight, bias):
             # In float32, whatever the inputs: see `accumulate_product`
-            grad_hidden = _zeros_like(hidden) if needs_hidden else hidden.new_empty(0)
-            grad_weight = _zeros_like(weight) if needs_weight else weight.new_empty(0)
-            grad_bias = _zeros_like(bias) if needs_bias else weight.new_empty(0)
+            grad_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else hidden.new_empty(0)
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else weight.new_empty(0)
+            grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else weight.new_empty(0)
             tile = _tile(hidden, weight, tokens, columns)
             for rows in _slices(len(hidden), tokens):
                 gradient = _TileGradient(
@@ -209,10 +209,6 @@ def _slots(token_ids: torch.Tensor, start: int, tile: torch.Tensor) -> torch.Ten
     spare = tile.shape[1] - 1
     local = token_ids.long() - start
     return torch.where((local >= 0) & (local < spare), local, spare)
-
-
-def _zeros_like(x: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(x.shape, device=x.device, dtype=torch.float32)
 
 
 def _slices(length: int, step: int) -> list[slice]:

@@ -9,7 +9,8 @@ import torch
 FLOOR = -1e30
 _CACHE_LINE = 16  # float32 elements
 # Tokens × vocabulary columns of one tile of the training pass. Large enough for the matrix products to run at full
-# speed, small enough to count for nothing: 64 MiB of float32 on a CPU, 512 MiB on a GPU (the size of TRL's tile).
+# speed, small enough to count for nothing: 64 MiB of float32 on a CPU, 512 MiB on a GPU. (TRL's tile has as many
+# elements as the latter, in the dtype of the product.)
 TRAINING_TILE = {"cpu": (1024, 16384), "accelerator": (4096, 32768)}
 
 
@@ -95,8 +96,8 @@ def accumulate_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> N
 
 def empty_tile(rows: int, columns: int, device: torch.device) -> torch.Tensor:
     """
-    An uninitialised float32 `(rows, columns)` buffer whose rows begin at odd multiples of a cache line: a matrix
-    product writes unaligned rows a third slower, and rows a power of two apart fall into the same cache sets.
+    An uninitialised float32 `(rows, columns)` buffer whose row stride is an odd number of cache lines: a matrix product
+    writes unaligned rows a third slower, and rows a power of two apart fall into the same cache sets.
     """
     lines = math.ceil(columns / _CACHE_LINE) | 1
     return torch.empty((rows, lines * _CACHE_LINE), device=device, dtype=torch.float32)[:, :columns]
