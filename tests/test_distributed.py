@@ -75,7 +75,7 @@ def test_two_ranks_log_the_same(tmp_path):
         timeout=240,
     )
     results = [json.loads(line[7:]) for line in result.stdout.splitlines() if line.startswith("RESULT ")]
-    assert len(results) == 2, result.stderr[-3000:]
+    assert len(results) == 2 and result.returncode == 0, result.stderr[-3000:]
     assert results[0] == results[1]
     lines = [line for line in results[0]["lines"] if line]
     assert len(lines) == 3 and all(len(line) == 9 for line in lines)
