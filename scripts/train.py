@@ -8,13 +8,14 @@ Train a language model with TROLL, or with TRL's clip, on problems with known an
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 from transformers import ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
-from trl import GRPOTrainer, get_peft_config, get_quantization_config
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
 
 from troll_trl import TrollGRPOTrainer
 from troll_trl.data import load_math_dataset
@@ -80,18 +81,13 @@ def save_settings(settings: dict, output_dir: str):
     Path(output_dir, "config.yaml").write_text(text, encoding="utf-8")
 
 
-def main():
-    script_args, training_args, model_args = parse_training_args()
-    try:
-        check_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
-        reward_funcs = [load_reward_function(name) for name in script_args.reward_funcs]
-        train_dataset, eval_dataset = load_datasets(script_args, evaluate=training_args.eval_strategy != "no")
-    except (ValueError, FileNotFoundError) as error:
-        print(f"train.py: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    if training_args.process_index == 0:
-        save_settings(script_args.settings, training_args.output_dir)
-
+def make_trainer(script_args: TrollScriptArguments, training_args: GRPOConfig, model_args: ModelConfig) -> GRPOTrainer:
+    name = model_args.model_name_or_path
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise FileNotFoundError(f"`model_name_or_path`: there is no folder {name} (working folder: {os.getcwd()}).")
+    check_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
+    reward_funcs = [load_reward_function(function) for function in script_args.reward_funcs]
+    train_dataset, eval_dataset = load_datasets(script_args, evaluate=training_args.eval_strategy != "no")
     # As in TRL's scripts/grpo.py
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
@@ -101,8 +97,8 @@ def main():
         **(training_args.model_init_kwargs or {}),
     }
     trainer_class = {"troll": TrollGRPOTrainer, "clip": GRPOTrainer}[script_args.method]
-    trainer = trainer_class(
-        model=model_args.model_name_or_path,
+    return trainer_class(
+        model=name,
         reward_funcs=reward_funcs,
         args=training_args,
         train_dataset=train_dataset,
@@ -110,6 +106,19 @@ def main():
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
+
+
+def main():
+    # TRL 1.16 sets the option by the name that transformers 5.23 deprecates: nothing that a user could change
+    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
+    script_args, training_args, model_args = parse_training_args()
+    try:
+        trainer = make_trainer(script_args, training_args, model_args)
+    except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback
+        print(f"train.py: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    if training_args.process_index == 0:
+        save_settings(script_args.settings, training_args.output_dir)
     if not training_args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(ProgressLine)

@@ -118,6 +118,9 @@ def test_clip_trains_on_the_same_file(workplace):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
+        (("--model_name_or_path", "./nomodel"), "there is no folder ./nomodel"),
+        (("--reward_funcs", "nomod.fun"), "No module named 'nomod'"),
+        (("--support_size", "1000"), "`support_size` must be a whole number in 1…100 (the vocabulary), got 1000"),
         (("--lerning_rate", "1"), "The nearest valid name is --learning_rate."),
         (("--dataset_name", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--reward_funcs", "math_acuracy"), "`reward_funcs` names 'math_acuracy', which is none of math_accuracy"),
@@ -136,4 +139,4 @@ def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, ex
     assert stop.value.code == 2
     assert message.startswith("train.py: error: ")
     assert expected in message
-    assert not (workplace / "out").exists()
+    assert not (workplace / "out" / "config.yaml").exists()  # that of an earlier run would stay as it was

@@ -174,6 +174,10 @@ def _check_what_is_needed(script_args: TrollScriptArguments, training_args: GRPO
     if model_args.model_name_or_path is None:
         raise ValueError("`model_name_or_path` is not set. Give a hub name or a folder.")
     eval_strategy = IntervalStrategy(training_args.eval_strategy).value
+    if eval_strategy == "no" and script_args.dataset_test_split is not None and training_args.process_index == 0:
+        logger.warning(
+            "`dataset_test_split` is set, but nothing is evaluated: set `eval_strategy: steps` and `eval_steps`."
+        )
     if eval_strategy != "no" and script_args.dataset_test_split is None:
         raise ValueError(
             f"`eval_strategy` is {eval_strategy!r}, but there is no evaluation set. Set "
