@@ -17,7 +17,7 @@ UNUSED = -1  # token id of an unused slot
 _BLOCK = 64  # logits per block
 # Vocabulary columns that are reduced while they are still in the cache
 _COLUMNS = {"cpu": 8192, "accelerator": 32768}
-# Logits in one tile, all of the vocabulary for a few tokens: 256 MiB in float32, 409 tokens at a vocabulary of 151,936
+# Logits in one tile, all of the vocabulary for a few tokens: 256 MiB in float32, some 400 tokens for V = 151,936
 _TILE_ELEMENTS = 2**26
 
 
