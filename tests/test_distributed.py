@@ -58,7 +58,8 @@ trainer._compute_loss = mask_rank_1_once
 trainer.train()
 lines = [{k: v for k, v in line.items() if k.startswith("troll/")} for line in trainer.state.log_history]
 weights = sum(p.double().sum().item() for p in trainer.model.parameters())
-print("RESULT " + json.dumps({"lines": lines, "weights": weights}))
+print("RESULT " + json.dumps({"lines": lines, "weights": weights}), flush=True)
+trainer.end()  # as scripts/train.py does: a process group that is left open may abort when the process exits
 """
 
 
