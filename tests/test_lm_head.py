@@ -411,7 +411,8 @@ def test_sharded_by_fsdp2(tmp_path):
         torch.testing.assert_close(sharded_log_probs, log_probs)
         for name in grads:
             torch.testing.assert_close(sharded_grads[name], grads[name], rtol=1e-4, atol=1e-6)
-        print("sharded head agrees")
+        print("sharded head agrees", flush=True)
+        dist.barrier()  # neither exits before both have said so
         dist.destroy_process_group()
         """)
     )
