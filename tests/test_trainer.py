@@ -9,54 +9,15 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from references import reference_project
-from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
+from tiny import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
+from trl_comparison import assert_same_movement, logged, make_trainer, weights, weights_of
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, trl_seams
 from troll_trl.sparse import SparseDistribution
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def make_trainer(trainer_class, config_class, tmp_path, model=None, architecture="qwen3", peft_config=None, **options):
-    options = {
-        "output_dir": str(tmp_path),
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "logging_steps": 1,
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "steps_per_generation": 4,
-        "gradient_accumulation_steps": 1,
-        "learning_rate": 5e-3,
-        "lr_scheduler_type": "constant",
-        "max_steps": 8,
-        "seed": 3,
-        **options,
-    }
-    return trainer_class(
-        model=model or tiny_model(architecture),
-        reward_funcs=token_reward,
-        args=config_class(**options),
-        train_dataset=tiny_prompts(),
-        eval_dataset=tiny_prompts(8) if "eval_strategy" in options else None,
-        processing_class=tiny_tokenizer(),
-        peft_config=peft_config,
-    )
-
-
-def weights(trainer):
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-
-
-def logged(trainer, key):
-    return [line[key] for line in trainer.state.log_history if key in line]
 
 
 EQUIVALENT = {
@@ -146,17 +107,6 @@ def test_lora_with_reference_kl(adapter, steps_per_generation, tmp_path):
     _, ours, trainer = run(TrollGRPOTrainer, TrollGRPOConfig, kl_bound=math.inf, regression_coef=0.0)
     assert_same_movement(start, trl, ours)
     assert ("troll_old_token_ids" in trainer._buffered_inputs[0]) == (steps_per_generation == 4)
-
-
-def weights_of(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def assert_same_movement(start, expected, actual):
-    movement = max((expected[name] - start[name]).abs().max().item() for name in start)
-    difference = max((expected[name] - actual[name]).abs().max().item() for name in start)
-    assert movement > 1e-3, "TRL's trainer has not moved"
-    assert difference <= 2e-3 * movement, f"weights differ by {difference:.2e} after moving {movement:.2e}"
 
 
 def take_off_policy(trainer):

@@ -4,14 +4,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from troll_trl.config import TrollGRPOConfig
+    from troll_trl.config import TrollGRPOConfig, TrollRLOOConfig
+    from troll_trl.rloo_trainer import TrollRLOOTrainer
     from troll_trl.trainer import TrollGRPOTrainer
 
 __version__ = "0.1.0"
-__all__ = ["TrollGRPOConfig", "TrollGRPOTrainer", "__version__"]
+__all__ = ["TrollGRPOConfig", "TrollGRPOTrainer", "TrollRLOOConfig", "TrollRLOOTrainer", "__version__"]
 
 # Loaded on first use: importing `troll_trl.rewards` in a worker process must import neither torch nor TRL.
-_MODULES = {"TrollGRPOConfig": "troll_trl.config", "TrollGRPOTrainer": "troll_trl.trainer"}
+_MODULES = {
+    "TrollGRPOConfig": "troll_trl.config",
+    "TrollGRPOTrainer": "troll_trl.trainer",
+    "TrollRLOOConfig": "troll_trl.config",
+    "TrollRLOOTrainer": "troll_trl.rloo_trainer",
+}
 
 
 def __getattr__(name: str):

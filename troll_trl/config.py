@@ -1,24 +1,28 @@
-"""TrollGRPOConfig: TRL's GRPOConfig with the four options of TROLL, and what TROLL cannot honour refused by name."""
+"""TRL's configs with TROLL's options added, and what TROLL cannot honour refused by name."""
 
 import copy
 import math
 import warnings
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from trl import GRPOConfig
+from trl import GRPOConfig, RLOOConfig
 
 from troll_trl.sparse import check_support_options
+
+if TYPE_CHECKING:  # what stands behind the options
+    from trl import GRPOConfig as _TrlConfig
+else:
+    _TrlConfig = object
 
 SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 
 
 @dataclass
-class TrollGRPOConfig(GRPOConfig):
+class TrollOptions(_TrlConfig):
     r"""
-    Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and four of TROLL's own.
-
-    The defaults are the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high`, the clip range of an
-    existing recipe, are accepted and unused: the projection replaces the clip.
+    The options of TROLL, which [`TrollGRPOConfig`] and [`TrollRLOOConfig`] add to TRL's. The defaults are the paper's
+    (TROLL, arXiv 2510.03817).
 
     Parameters:
         kl_bound (`float`, *optional*, defaults to `0.05`):
@@ -33,9 +37,10 @@ class TrollGRPOConfig(GRPOConfig):
             Tokens are kept by descending old probability until at most this mass δ in `[0, 1)` is left to the rest.
 
     Raises:
-        ValueError: an option outside its range, or an inherited option that TROLL cannot honour (`loss_type` cispo,
-            sapo or vespo; `delta`), with the value and the reason.
+        ValueError: an option outside its range, with the value.
     """
+
+    _trl_config: ClassVar[type]  # the config of TRL's that is extended
 
     kl_bound: float = field(
         default=0.05,
@@ -61,29 +66,33 @@ class TrollGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self._check_troll_options()
-        self._refuse_options_of_other_surrogates()
-        self._warn_of_unused_clip_range()
+        self._check()
 
     @classmethod
-    def from_grpo(cls, args: GRPOConfig) -> "TrollGRPOConfig":
+    def from_trl(cls, args: Any) -> "TrollOptions":
         """
-        A copy of a plain `GRPOConfig` with TROLL's defaults added, for scripts that swap only the trainer class.
+        A copy of TRL's plain config with TROLL's defaults added, for scripts that swap only the trainer class.
 
-        The instance is copied, not rebuilt: `GRPOConfig.__post_init__` has already run and would refuse the
+        The instance is copied, not rebuilt: TRL's `__post_init__` has already run and would refuse the
         `steps_per_generation` that it derived itself.
 
+        Args:
+            args ([`~trl.GRPOConfig`] for [`TrollGRPOConfig`], [`~trl.RLOOConfig`] for [`TrollRLOOConfig`]):
+                TRL's configuration.
+
         Raises:
-            TypeError: a subclass of `GRPOConfig`, which may mean more than its fields.
+            TypeError: any other class, subclasses included, which may mean more than their fields.
+            ValueError: as for the constructor.
         """
-        if type(args) is not GRPOConfig:
-            raise TypeError(f"`args` must be a TrollGRPOConfig or a plain GRPOConfig, got {type(args).__name__}.")
-        config = copy.copy(args)
+        if type(args) is not cls._trl_config:
+            raise TypeError(
+                f"`args` must be a {cls.__name__} or a plain {cls._trl_config.__name__}, got {type(args).__name__}."
+            )
+        config: Any = copy.copy(args)
         config.__class__ = cls
-        for option in troll_fields():
+        for option in fields(TrollOptions):
             setattr(config, option.name, option.default)
-        config._refuse_options_of_other_surrogates()
-        config._warn_of_unused_clip_range()
+        config._check()
         return config
 
     @property
@@ -99,7 +108,11 @@ class TrollGRPOConfig(GRPOConfig):
         """
         return self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) == 0
 
-    def _check_troll_options(self):
+    def _check(self):
+        self._check_ranges()
+        self._warn_of_unused_clip_range()
+
+    def _check_ranges(self):
         if not self.kl_bound > 0:  # also catches NaN
             raise ValueError(f"`kl_bound` must be positive, got {self.kl_bound}. The paper uses 0.05.")
         if not (self.regression_coef >= 0 and math.isfinite(self.regression_coef)):
@@ -107,6 +120,36 @@ class TrollGRPOConfig(GRPOConfig):
         check_support_options(self.support_size, self.tail_mass)
         if not self.temperature > 0:
             raise ValueError(f"`temperature` must be positive, got {self.temperature}: the logits are divided by it.")
+
+    def _warn_of_unused_clip_range(self):
+        defaults = {option.name: option.default for option in fields(self._trl_config)}
+        unused = [name for name in ("epsilon", "epsilon_high") if getattr(self, name) != defaults[name]]
+        if unused and self.process_index == 0:
+            values = ", ".join(f"{name}={getattr(self, name)}" for name in unused)
+            warnings.warn(
+                f"{values} unused: TROLL does not clip the ratio; its trust region is `kl_bound={self.kl_bound}`.",
+                stacklevel=5,
+            )
+
+
+@dataclass
+class TrollGRPOConfig(TrollOptions, GRPOConfig):
+    """
+    Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and those of [`TrollOptions`].
+
+    `epsilon` and `epsilon_high`, the clip range of an existing recipe, are accepted and unused: the projection
+    replaces the clip.
+
+    Raises:
+        ValueError: as [`TrollOptions`], and for what TROLL cannot honour (`loss_type` cispo, sapo or vespo; `delta`),
+            with the value and the reason.
+    """
+
+    _trl_config = GRPOConfig
+
+    def _check(self):
+        self._refuse_options_of_other_surrogates()
+        super()._check()
 
     def _refuse_options_of_other_surrogates(self):
         if self.loss_type not in SUPPORTED_LOSS_TYPES:
@@ -121,18 +164,17 @@ class TrollGRPOConfig(GRPOConfig):
                 "TROLL does not clip. Remove it."
             )
 
-    def _warn_of_unused_clip_range(self):
-        defaults = {option.name: option.default for option in fields(GRPOConfig)}
-        unused = [name for name in ("epsilon", "epsilon_high") if getattr(self, name) != defaults[name]]
-        if unused and self.process_index == 0:
-            values = ", ".join(f"{name}={getattr(self, name)}" for name in unused)
-            warnings.warn(
-                f"{values} unused: TROLL does not clip the ratio; its trust region is `kl_bound={self.kl_bound}`.",
-                stacklevel=3,
-            )
+
+@dataclass
+class TrollRLOOConfig(TrollOptions, RLOOConfig):
+    """
+    Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and those of [`TrollOptions`].
+    `epsilon` and `epsilon_high` are accepted and unused.
+    """
+
+    _trl_config = RLOOConfig
 
 
 def troll_fields():
-    """The dataclass fields that `TrollGRPOConfig` adds to `GRPOConfig`."""
-    inherited = {option.name for option in fields(GRPOConfig)}
-    return [option for option in fields(TrollGRPOConfig) if option.name not in inherited]
+    """The dataclass fields that TROLL adds to TRL's configs."""
+    return fields(TrollOptions)

@@ -1,0 +1,113 @@
+"""TrollRLOOTrainer against TRL's RLOOTrainer, and its loss against an independent computation."""
+
+import math
+
+import pytest
+import torch
+from references import reference_project
+from tiny import tiny_model, tiny_tokenizer
+from trl import GRPOConfig, RLOOConfig, RLOOTrainer
+from trl_comparison import assert_same_movement, logged, make_trainer, weights, weights_of
+
+from troll_trl import TrollRLOOConfig, TrollRLOOTrainer, trl_seams
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+EQUIVALENT = {
+    "default": {},
+    "two_iterations": {"num_iterations": 2},
+    "accumulation": {"gradient_accumulation_steps": 2, "max_steps": 6},
+    "normalized": {"normalize_advantages": True},
+    "clipped_rewards": {"reward_clip_range": (0.4, 0.5)},
+    "masked_truncated": {"mask_truncated_completions": True},
+    "temperature": {"temperature": 0.7},
+    "llama": {"architecture": "llama"},
+    "idle": {"steps_per_generation": 1, "max_steps": 4},
+    "reference_kl": {"beta": 0.5},
+    "reference_kl_idle": {"beta": 0.5, "steps_per_generation": 1, "max_steps": 4},
+}
+
+
+@pytest.mark.parametrize("name", EQUIVALENT)
+def test_open_bound_without_regression_is_trl_without_a_clip(name, tmp_path):
+    options = EQUIVALENT[name]
+    tiny_model(options.get("architecture", "qwen3")).save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")  # a reference model is loaded from where the model came from
+    path, start = str(tmp_path / "model"), weights_of(tiny_model(options.get("architecture", "qwen3")))
+    trl = make_trainer(RLOOTrainer, RLOOConfig, tmp_path, path, epsilon=math.inf, epsilon_high=math.inf, **options)
+    trl.train()
+    troll = make_trainer(
+        TrollRLOOTrainer, TrollRLOOConfig, tmp_path, path, kl_bound=math.inf, regression_coef=0.0, **options
+    )
+    troll.train()
+    assert_same_movement(start, weights(trl), weights(troll))
+    if "beta" in options:
+        assert logged(troll, "kl") == pytest.approx(logged(trl, "kl"), rel=1e-3, abs=1e-6)
+
+
+def test_loss_of_a_completion(tmp_path):
+    """−exp(Σ log π(a) − log q(a))·A + α·Σ KL(p ‖ π), from full logits and an independent root-finder."""
+    trainer = make_trainer(
+        TrollRLOOTrainer,
+        TrollRLOOConfig,
+        tmp_path,
+        kl_bound=0.01,
+        regression_coef=0.5,
+        support_size=12,
+        tail_mass=1e-3,
+        learning_rate=2e-2,
+        max_steps=3,
+        beta=0.0,
+    )
+    trainer.train()
+    inputs = trainer._buffered_inputs[0]
+    trainer.model.train()
+    loss = trainer._compute_loss(trainer.model, inputs)
+
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    length = inputs["completion_ids"].shape[1]
+    logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, -length - 1 : -1].detach()
+    log_ratio = torch.zeros(len(ids), dtype=torch.float64)
+    regression, projected = log_ratio.clone(), 0
+    for b, t in inputs["completion_mask"].nonzero().tolist():
+        support, old = inputs["troll_old_token_ids"][b, t], inputs["troll_old_log_probs"][b, t].double()
+        kept = support[support >= 0].long()
+        p_full = torch.log_softmax(logits[b, t].double(), -1)
+        rest = p_full[[v for v in range(100) if v not in kept.tolist()]].logsumexp(0, keepdim=True)
+        p, q = torch.cat([p_full[kept], rest]), torch.cat([old[: len(kept)], old[-1:]])
+        t_solution, pi = reference_project(p.numpy(), q.numpy(), 0.01)
+        projected += int(t_solution < 1)
+        pi = torch.as_tensor(pi)
+        log_ratio[b] += pi[0] - q[0]
+        regression[b] += (p.exp() * (p - pi)).sum()
+    expected = (-log_ratio.exp() * inputs["advantages"] + 0.5 * regression).mean()
+    assert projected >= 5, "the test needs projected tokens"
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_metrics_and_what_is_said(tmp_path, capsys):
+    trainer = make_trainer(
+        TrollRLOOTrainer, RLOOConfig, tmp_path, beta=0.0, learning_rate=2e-2, eval_strategy="steps", eval_steps=4
+    )
+    assert trainer.args.kl_bound == 0.05, "a plain RLOOConfig gets TROLL's defaults"
+    assert "4 updates per rollout batch" in capsys.readouterr().out
+    trainer.train()
+    assert len(logged(trainer, "troll/kl_max")) == 8 and len(logged(trainer, "eval_troll/kl_max")) == 2
+    assert 0.04 < max(logged(trainer, "troll/kl_max")) <= 0.05 * 1.001
+    assert not any("clip_ratio" in key for line in trainer.state.log_history for key in line)
+    trainer.create_model_card()
+    card = (tmp_path / "README.md").read_text()
+    assert "2510.03817" in card and "TROLL" in card
+
+
+def test_config_of_another_trainer_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="TrollRLOOConfig or a plain RLOOConfig, got GRPOConfig"):
+        make_trainer(TrollRLOOTrainer, GRPOConfig, tmp_path)
+
+
+def test_a_moved_seam_is_named(monkeypatch):
+    trl_seams.check_trl(RLOOTrainer)
+    monkeypatch.setattr(RLOOTrainer, "_compute_loss", lambda self, model, inputs: None)
+    with pytest.raises(ImportError, match=r"`RLOOTrainer\._compute_loss` no longer contains"):
+        trl_seams.check_trl(TrollRLOOTrainer)
