@@ -15,13 +15,20 @@ from pathlib import Path
 import yaml
 from transformers import ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
-from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config, get_quantization_config
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
 
-from troll_trl import TrollGRPOTrainer
+from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.data import load_math_dataset
 from troll_trl.parser import TrollScriptArguments, parse_training_args
 from troll_trl.progress import ProgressLine
 
+# Of each `algorithm` and `method`
+TRAINERS = {
+    ("grpo", "troll"): TrollGRPOTrainer,
+    ("grpo", "clip"): GRPOTrainer,
+    ("rloo", "troll"): TrollRLOOTrainer,
+    ("rloo", "clip"): RLOOTrainer,
+}
 REWARD_FUNCTIONS = {"math_accuracy": "troll_trl.rewards.math_accuracy_reward"}
 
 
@@ -81,7 +88,9 @@ def save_settings(settings: dict, output_dir: str):
     Path(output_dir, "config.yaml").write_text(text, encoding="utf-8")
 
 
-def make_trainer(script_args: TrollScriptArguments, training_args: GRPOConfig, model_args: ModelConfig) -> GRPOTrainer:
+def make_trainer(
+    script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig, model_args: ModelConfig
+) -> GRPOTrainer | RLOOTrainer:
     name = model_args.model_name_or_path
     if name.startswith((".", "/", "~")) and not Path(name).is_dir():
         raise FileNotFoundError(f"`model_name_or_path`: there is no folder {name} (working folder: {os.getcwd()}).")
@@ -96,8 +105,7 @@ def make_trainer(script_args: TrollScriptArguments, training_args: GRPOConfig, m
         "dtype": model_args.dtype,
         **(training_args.model_init_kwargs or {}),
     }
-    trainer_class = {"troll": TrollGRPOTrainer, "clip": GRPOTrainer}[script_args.method]
-    return trainer_class(
+    return TRAINERS[script_args.algorithm, script_args.method](
         model=name,
         reward_funcs=reward_funcs,
         args=training_args,

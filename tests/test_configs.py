@@ -7,6 +7,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from transformers import TrainingArguments
 
+from troll_trl import TrollRLOOConfig
 from troll_trl.parser import parse_training_args
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -65,7 +66,9 @@ def test_there_is_a_config_for_each_model_and_dataset_and_no_other():
     for path in CONFIGS.glob("*/*.yaml"):
         folders[path.parent.name].add(path.stem)
     del folders["base"], folders["accelerate"]
-    assert folders == {model: set(DATASETS) for model in MODELS}
+    expected = {model: set(DATASETS) for model in MODELS}
+    expected["qwen3-0.6b"].add("gsm8k-rloo")
+    assert folders == expected
 
 
 @pytest.mark.parametrize("processes", [1, 4, 8])
@@ -91,6 +94,14 @@ def test_paper_settings_whatever_the_number_of_processes(parse, model, dataset, 
     assert model_args.dtype == "float32"
     assert args.output_dir == f"outputs/{model}-{dataset}"
     assert ("enable_thinking" in (args.chat_template_kwargs or {})) == model.startswith("qwen3")
+
+
+def test_rloo_config_shares_the_papers_batch(parse):
+    script_args, args, _ = parse(CONFIGS / "qwen3-0.6b" / "gsm8k-rloo.yaml", 8)
+    assert script_args.algorithm == "rloo" and type(args) is TrollRLOOConfig
+    assert args.updates_per_rollout_batch == 8 and args.generation_batch_size == 256 * 8
+    shared = {name: value for name, value in PAPER.items() if hasattr(args, name)}
+    assert {name: getattr(args, name) for name in shared} == shared and len(shared) >= 15
 
 
 @pytest.mark.parametrize("dataset", DATASETS)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from transformers.trainer_utils import SchedulerType
-from trl import GRPOConfig
+from trl import GRPOConfig, RLOOConfig
 
-from troll_trl import TrollGRPOConfig
+from troll_trl import TrollGRPOConfig, TrollRLOOConfig
 from troll_trl.parser import DOCUMENTED_CHOICES, convert, parse_training_args
 
 ENOUGH = """
@@ -325,6 +325,19 @@ def test_clip_is_trls_own_config_with_any_of_its_loss_types(parse, loss_type, ca
     assert [record.getMessage() for record in caplog.records] == [
         "method clip: kl_bound, support_size unused, being TROLL's own."
     ]
+
+
+def test_algorithm_decides_the_config(parse, tmp_path):
+    assert type(parse("algorithm: rloo\nnormalize_advantages: true")[1]) is TrollRLOOConfig
+    assert type(parse("algorithm: rloo", "--method", "clip")[1]) is RLOOConfig
+    assert type(parse("algorithm: rloo", "--algorithm", "grpo", "--loss_type", "grpo")[1]) is TrollGRPOConfig
+    assert type(parse("", "--algorithm=rloo")[1]) is TrollRLOOConfig
+
+
+def test_option_of_the_other_algorithm_says_so(refusal):
+    assert "`loss_type`. It is an option of grpo: set `algorithm: grpo`" in refusal("algorithm: rloo\nloss_type: dapo")
+    assert "--reward_clip_range. It is an option of rloo" in refusal("", "--reward_clip_range", "0", "1")
+    assert "`algorithm` must be one of grpo, rloo, got 'ppo'" in refusal("algorithm: ppo")
 
 
 def test_both_methods_get_the_same_settings(parse):

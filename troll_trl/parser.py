@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from transformers.trainer_utils import IntervalStrategy
-from trl import GRPOConfig, ModelConfig, TrlParser
+from trl import GRPOConfig, ModelConfig, RLOOConfig, TrlParser
 
-from troll_trl.config import TrollGRPOConfig, troll_fields
+from troll_trl.config import TrollGRPOConfig, TrollRLOOConfig, troll_fields
 from troll_trl.yaml_layers import read_layers
 
 logger = logging.getLogger(__name__)
+
+# Of each `algorithm`: the config of `method: troll`, and that of `method: clip`
+CONFIGS = {"grpo": (TrollGRPOConfig, GRPOConfig), "rloo": (TrollRLOOConfig, RLOOConfig)}
 
 # What TRL documents but types as any string. TROLL supports fewer loss types; its config says which, and why.
 DOCUMENTED_CHOICES = {
@@ -40,7 +43,9 @@ class TrollScriptArguments:
 
     Args:
         method (`str`, *optional*, defaults to `"troll"`):
-            `"troll"` for the trust-region projection, `"clip"` for TRL's own [`~trl.GRPOTrainer`] on the same settings.
+            `"troll"` for the trust-region projection, `"clip"` for TRL's own trainer on the same settings.
+        algorithm (`str`, *optional*, defaults to `"grpo"`):
+            Estimator of the advantages: `"grpo"` ([`~trl.GRPOTrainer`]) or `"rloo"` ([`~trl.RLOOTrainer`]).
         dataset_name (`str`):
             Training data: a hub name, a JSON-lines or Parquet file, or a folder.
         dataset_config (`str`, *optional*):
@@ -78,9 +83,13 @@ class TrollScriptArguments:
     method: str = field(
         default="troll",
         metadata={
-            "help": "'troll' for the trust-region projection, 'clip' for TRL's own GRPOTrainer on the same settings.",
+            "help": "'troll' for the trust-region projection, 'clip' for TRL's own trainer on the same settings.",
             "choices": ["troll", "clip"],
         },
+    )
+    algorithm: str = field(
+        default="grpo",
+        metadata={"help": "Estimator of the advantages: 'grpo' or 'rloo'.", "choices": list(CONFIGS)},
     )
     dataset_name: str | None = field(
         default=None, metadata={"help": "Training data: a hub name, a JSON-lines or Parquet file, or a folder."}
@@ -128,7 +137,7 @@ class TrollScriptArguments:
 
 def parse_training_args(
     argv: Sequence[str] | None = None,
-) -> tuple[TrollScriptArguments, GRPOConfig, ModelConfig]:
+) -> tuple[TrollScriptArguments, GRPOConfig | RLOOConfig, ModelConfig]:
     """
     Parse the command line of the training script, and the YAML files that its `--config` names.
 
@@ -137,13 +146,14 @@ def parse_training_args(
             Flags; those of the process by default.
 
     Returns:
-        `tuple`: script arguments; a [`TrollGRPOConfig`], or a plain [`~trl.GRPOConfig`] for `method: clip`; and the
-        [`~trl.ModelConfig`].
+        `tuple`: script arguments; a [`TrollGRPOConfig`] or [`TrollRLOOConfig`], or TRL's plain one for `method: clip`;
+        and the [`~trl.ModelConfig`].
 
     Raises:
         SystemExit: with code 2, after one paragraph that says what was wrong, the value seen and what to do.
     """
-    parser = StrictTrlParser((TrollScriptArguments, TrollGRPOConfig, ModelConfig))
+    troll_config, clip_config = CONFIGS[_algorithm(argv)]
+    parser = StrictTrlParser((TrollScriptArguments, troll_config, ModelConfig))
     settings = parser.read_settings(argv)
     resume = settings.get("resume_from_checkpoint")
     if isinstance(resume, str) and resume.lower() in ("true", "false"):  # a flag can give text only
@@ -151,7 +161,7 @@ def parse_training_args(
     clip = settings.get("method") == "clip"
     try:
         script_args = _fill(TrollScriptArguments, settings)
-        training_args = _fill(GRPOConfig if clip else TrollGRPOConfig, settings)
+        training_args = _fill(clip_config if clip else troll_config, settings)
         model_args = _fill(ModelConfig, settings)
         _check_what_is_needed(script_args, training_args, model_args)
     except (ValueError, TypeError) as error:
@@ -163,12 +173,30 @@ def parse_training_args(
     return script_args, training_args, model_args
 
 
+def _algorithm(argv: Sequence[str] | None) -> str:
+    """The algorithm that flags or files name. It decides which other names are valid, so it is read before them, and
+    what cannot be read here is left to the parser to refuse."""
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    flags.add_argument("--algorithm")
+    flags.add_argument("--config", action="append", default=[])
+    try:
+        namespace, _ = flags.parse_known_args(argv)
+        layers = [layer for config in namespace.config for _, layer in read_layers(Path(config))]
+    except (argparse.ArgumentError, ValueError):
+        return "grpo"
+    named = [namespace.algorithm] + [layer["algorithm"] for layer in reversed(layers) if "algorithm" in layer]
+    algorithm = next((name for name in named if name is not None), "grpo")
+    return algorithm if isinstance(algorithm, str) and algorithm in CONFIGS else "grpo"
+
+
 def _fill(dataclass_type: type, settings: Mapping[str, Any]) -> Any:
     names = {option.name for option in fields(dataclass_type) if option.init}
     return dataclass_type(**{name: value for name, value in settings.items() if name in names})
 
 
-def _check_what_is_needed(script_args: TrollScriptArguments, training_args: GRPOConfig, model_args: ModelConfig):
+def _check_what_is_needed(
+    script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig, model_args: ModelConfig
+):
     if script_args.dataset_name is None:
         raise ValueError("`dataset_name` is not set. Give a hub name, a file or a folder.")
     if model_args.model_name_or_path is None:
@@ -251,11 +279,18 @@ class StrictTrlParser(TrlParser):
             os.environ[name] = str(value)
         return settings | {name: value for name, value in vars(namespace).items() if value is not not_given}
 
+    def _describe_unknown(self, name: str, prefix: str = "") -> str:
+        """Why a name is not valid: it belongs to the other algorithm, or to none."""
+        for algorithm, (config, _) in CONFIGS.items():
+            if name in {option.name for option in fields(config)}:
+                return f"It is an option of {algorithm}: set `algorithm: {algorithm}`, or remove it."
+        return _nearest(name, self._names, prefix)
+
     def _describe_unknown_flag(self, flag: str) -> str:
         if not flag.startswith("-"):
             return f"{flag!r} belongs to no flag. If it is the second of several values, its flag takes one."
         flag = flag.split("=")[0]
-        return f"unknown flag {flag}. {_nearest(flag.lstrip('-').replace('-', '_'), self._names, '--')}"
+        return f"unknown flag {flag}. {self._describe_unknown(flag.lstrip('-').replace('-', '_'), '--')}"
 
     def _check_layer(self, path: Path, layer: Mapping[str, Any]) -> dict[str, Any]:
         checked = {}
@@ -266,7 +301,7 @@ class StrictTrlParser(TrlParser):
                 checked[name] = value
                 continue
             if name not in self._names:
-                raise ValueError(f"{path}: unknown key `{name}`. {_nearest(str(name), self._names)}")
+                raise ValueError(f"{path}: unknown key `{name}`. {self._describe_unknown(str(name))}")
             try:
                 checked[name] = convert(value, self._hints[name])
             except ValueError as error:
