@@ -3,7 +3,23 @@
 from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 
 
-def make_trainer(trainer_class, config_class, tmp_path, model=None, architecture="qwen3", peft_config=None, **options):
+def make_trainer(
+    trainer_class,
+    config_class,
+    tmp_path,
+    model=None,
+    architecture="qwen3",
+    reward=token_reward,
+    dataset=None,
+    tokenizer=None,
+    peft_config=None,
+    rollout_func=None,
+    tools=None,
+    environment_factory=None,
+    **options,
+):
+    """A trainer on a tiny model; what is not named here is an option of its config."""
+    only_grpo = {"rollout_func": rollout_func, "tools": tools, "environment_factory": environment_factory}
     options = {
         "output_dir": str(tmp_path),
         "use_cpu": True,
@@ -26,12 +42,13 @@ def make_trainer(trainer_class, config_class, tmp_path, model=None, architecture
     }
     return trainer_class(
         model=model or tiny_model(architecture),
-        reward_funcs=token_reward,
+        reward_funcs=reward,
         args=config_class(**options),
-        train_dataset=tiny_prompts(),
+        train_dataset=dataset or tiny_prompts(),
         eval_dataset=tiny_prompts(8) if "eval_strategy" in options else None,
-        processing_class=tiny_tokenizer(),
+        processing_class=tokenizer or tiny_tokenizer(),
         peft_config=peft_config,
+        **{name: value for name, value in only_grpo.items() if value is not None},
     )
 
 

@@ -1,0 +1,158 @@
+"""Every option that works with TRL's trainer does the same with ours: with the bound open and without the regression,
+the trained weights are those of TRL's trainer without a clip. Names are those of docs/compatibility.md."""
+
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl_comparison import assert_same_movement, logged, make_trainer, weights
+
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CLASSES = {
+    "grpo": (GRPOTrainer, GRPOConfig, TrollGRPOTrainer, TrollGRPOConfig),
+    "rloo": (RLOOTrainer, RLOOConfig, TrollRLOOTrainer, TrollRLOOConfig),
+}
+
+
+def length_reward(completion_ids, **kwargs):
+    return [len(ids) + ids[0] % 5 for ids in completion_ids]
+
+
+async def slow_reward(completion_ids, **kwargs):
+    return [float(ids[-1] % 7) for ids in completion_ids]
+
+
+def sometimes_none(completion_ids, **kwargs):
+    return [None if ids[0] % 3 == 0 else float(ids[0] % 5) for ids in completion_ids]
+
+
+def logging_reward(completion_ids, log_metric, log_extra, trainer_state, **kwargs):
+    log_metric("first_token", sum(ids[0] for ids in completion_ids) / len(completion_ids))
+    log_extra("first", [ids[0] for ids in completion_ids])
+    assert trainer_state.global_step >= 0
+    return [float(ids[0] % 5) for ids in completion_ids]
+
+
+def column_reward(completion_ids, target, **kwargs):
+    return [-float(abs(ids[0] - goal)) for ids, goal in zip(completion_ids, target, strict=True)]
+
+
+def with_column(rows=32):
+    return tiny_prompts(rows).add_column("target", list(range(rows)))
+
+
+def chats(rows=32):
+    return Dataset.from_dict({"prompt": [[{"role": "user", "content": row["prompt"]}] for row in tiny_prompts(rows)]})
+
+
+def chat_tokenizer():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for message in messages %}w1 {{ message['content'] }} {% endfor %}"
+        "{% if add_generation_prompt %}w2{% endif %}{% if loud %} w3{% endif %}"
+    )
+    return tokenizer
+
+
+def moe():
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=100,
+        hidden_size=16,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    model = Qwen3MoeForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(6)
+    return model
+
+
+# Options of the config, and what make_trainer takes beside them
+BATCHES = {
+    "steps_above_accumulation": {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "max_steps": 5},
+    "steps_equal_accumulation": {"steps_per_generation": 2, "gradient_accumulation_steps": 2, "num_iterations": 2},
+    "steps_below_accumulation": {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "max_steps": 4},
+    "steps_across_accumulation": {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "max_steps": 6},
+    "generation_batch_size": {"steps_per_generation": None, "generation_batch_size": 16},
+    "three_iterations": {"num_iterations": 3, "steps_per_generation": 2},
+    "group_larger_than_batch": {"num_generations": 8, "per_device_train_batch_size": 4},
+    "uneven_last_batch": {"dataset": tiny_prompts(11), "num_train_epochs": 2, "max_steps": -1},
+    "in_order": {"shuffle_dataset": False},
+    "iterable_dataset": {"dataset": tiny_prompts().to_iterable_dataset()},
+    "padded_to_multiple": {"pad_to_multiple_of": 4},
+    "workers": {"dataloader_num_workers": 1, "max_steps": 4},
+}
+REWARDS = {
+    "several_rewards_with_weights": {"reward": [token_reward, length_reward], "reward_weights": [1.0, 0.1]},
+    "asynchronous_reward": {"reward": [token_reward, slow_reward]},
+    "reward_of_none": {"reward": [sometimes_none]},
+    "logging_reward": {"reward": logging_reward},
+    "reward_with_column": {"reward": column_reward, "dataset": with_column()},
+}
+GRPO_ONLY = {
+    "normalize_then_sum": {
+        "reward": [token_reward, length_reward],
+        "reward_weights": [1.0, 0.5],
+        "multi_objective_aggregation": "normalize_then_sum",
+    },
+    "scale_by_batch": {"scale_rewards": "batch"},
+    "not_scaled": {"scale_rewards": "none"},
+    "cast_lm_head_to_fp32": {"cast_lm_head_to_fp32": True},
+    "own_optimizer_betas": {"adam_beta1": 0.5, "weight_decay": 0.1, "max_grad_norm": 0.01},
+}
+GENERATION = {
+    "sampling_options": {"top_p": 0.9, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.1},
+    "generation_kwargs": {"generation_kwargs": {"top_k": 5}},
+    "chat_template": {"dataset": chats(), "tokenizer": chat_tokenizer(), "chat_template_kwargs": {"loud": True}},
+}
+MODEL = {
+    "checkpointing": {"gradient_checkpointing": True},
+    "checkpointing_reentrant": {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    },
+    "dropout_disabled": {"disable_dropout": True},
+    "moe": {"model": moe},  # the architecture's own coefficient, 0.001
+    "moe_auxiliary_loss": {"model": moe, "router_aux_loss_coef": 0.5},
+    "moe_without_auxiliary_loss": {"model": moe, "router_aux_loss_coef": 0.0},
+}
+ALL = {**BATCHES, **REWARDS, **GENERATION, **MODEL}
+CASES = [("grpo", name) for name in {**ALL, **GRPO_ONLY}] + [("rloo", name) for name in ALL]
+
+
+def run(trainer_class, config_class, tmp_path, case, **options):
+    options = {"beta": 0.0, "steps_per_generation": 2, "max_steps": 4, **case, **options}
+    model = options.pop("model", tiny_model)()
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trainer = make_trainer(trainer_class, config_class, tmp_path, model=model, **options)
+    trainer.train()
+    return start, trainer
+
+
+@pytest.mark.parametrize(("algorithm", "name"), CASES)
+def test_same_as_trl_without_a_clip(algorithm, name, tmp_path):
+    trl_class, trl_config, troll_class, troll_config = CLASSES[algorithm]
+    case = {**ALL, **GRPO_ONLY}[name]
+    start, trl = run(trl_class, trl_config, tmp_path, case, epsilon=math.inf, epsilon_high=math.inf)
+    _, troll = run(troll_class, troll_config, tmp_path, case, kl_bound=math.inf, regression_coef=0.0)
+    assert_same_movement(start, weights(trl), weights(troll))
+    same = {"reward", "completions/mean_length", "aux_loss", "entropy", "first_token", "frac_reward_zero_std"}
+    for key in same & set(trl.state.log_history[0]):
+        assert logged(troll, key) == pytest.approx(logged(trl, key), rel=1e-3, abs=1e-5), key
+    assert len(logged(troll, "troll/kl_max" if name != "steps_below_accumulation" else "troll/kl_mean")) >= 2
