@@ -107,7 +107,8 @@ def _sparse_forward(
     if getattr(text_config, "output_router_logits", False):
         kwargs.setdefault("output_router_logits", True)
     # Backbone and head are looked up on each call, since FSDP and PEFT replace them after patching
-    backbone_outputs = model.base_model(*args, use_cache=False, **kwargs)
+    kwargs["use_cache"] = False
+    backbone_outputs = model.base_model(*args, **kwargs)
     lm_head = model.get_output_embeddings()
     weight, bias = lm_head.weight, lm_head.bias
     hidden = backbone_outputs.last_hidden_state[:, :-1].to(weight.device)  # (B, T − 1, H)
