@@ -1,0 +1,137 @@
+"""
+Trains on stored completions, so that one process and several see the same global batch:
+
+    python tests/stored_rollouts.py OUT                                                      # one process
+    torchrun --nproc_per_node 2 tests/stored_rollouts.py OUT                                 # DDP on the CPU
+    accelerate launch --config_file fsdp2.yaml tests/stored_rollouts.py OUT                  # FSDP2 on the CPU
+
+Every rank writes what it logged to OUT/<case>-rank<i>.json, and rank 0 the weights to OUT/<case>.pt.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+from tiny import tiny_model, tiny_prompts, tiny_tokenizer
+from torch.distributed.tensor import DTensor
+
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+
+GROUP, GLOBAL_BATCH = 4, 8
+SHARDED = os.environ.get("FORCE_FSDP") == "1"
+
+# The second update of each rollout batch is off-policy. Both consume all of it, whatever the split into micro-batches.
+CASES = {
+    "dapo": {"loss_type": "dapo"},
+    "grpo": {"loss_type": "grpo"},
+    "dr_grpo": {"loss_type": "dr_grpo"},
+    "rloo": {},
+    "masked_rank": {"loss_type": "dapo"},
+    "reference_kl": {"loss_type": "grpo", "beta": 0.3},
+    "idle": {"loss_type": "dapo", "num_iterations": 1},
+}
+
+
+def completion(prompt_ids: list[int], sample: int) -> list[int]:
+    """Sample `sample` of a prompt: 3 to 8 tokens, whatever the process that asks for it."""
+    generator = torch.Generator().manual_seed(1000 * sum(prompt_ids) + sample)
+    return torch.randint(3, 100, (3 + sum(prompt_ids) % 6,), generator=generator).tolist()
+
+
+def stored(trainer, prompt_ids):
+    first = trainer.accelerator.process_index * len(prompt_ids)  # of this rank, in the global batch
+    return [completion(ids, (first + i) % GROUP) for i, ids in enumerate(prompt_ids)]
+
+
+def rollout(prompts, trainer):
+    prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+    ids = stored(trainer, prompt_ids)
+    mask = [[1] * len(row) for row in ids]
+    if trainer.masked_rank:  # the second half of the global batch, which is the second of two ranks
+        first = trainer.accelerator.process_index * len(prompts)
+        half = len(prompts) * trainer.accelerator.num_processes // 2
+        mask = [[int(first + i < half)] * len(row) for i, row in enumerate(ids)]
+    return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": None, "env_mask": mask}
+
+
+def reward(completion_ids, **kwargs):
+    return [sum((7 * token) % 13 for token in ids) / (13 * len(ids)) for ids in completion_ids]
+
+
+def make(case: str, out: Path):
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    trainer_class, config_class = (
+        (TrollRLOOTrainer, TrollRLOOConfig) if case == "rloo" else (TrollGRPOTrainer, TrollGRPOConfig)
+    )
+    options = {"beta": 0.0, "num_iterations": 2, **CASES[case]}
+    args = config_class(
+        output_dir=str(out / case),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        logging_steps=1,
+        per_device_train_batch_size=GLOBAL_BATCH // processes,
+        num_generations=GROUP,
+        max_completion_length=8,
+        steps_per_generation=2,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        max_steps=6,
+        kl_bound=0.002,
+        shuffle_dataset=False,
+        ddp_find_unused_parameters=False,
+        **options,
+    )
+    if SHARDED:
+        assert args.device.type == "cpu"  # creates the state, in which accelerate turns FSDP on for accelerators only
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    model, extra = tiny_model(), {}
+    if options["beta"]:  # the reference model is loaded from where the model came from
+        model = str(out / "model")
+        if args.process_index == 0:
+            tiny_model().save_pretrained(model)
+        args.distributed_state.wait_for_everyone()
+    if case != "rloo":
+        extra["rollout_func"] = rollout
+    trainer = trainer_class(model, reward, args, tiny_prompts(), processing_class=tiny_tokenizer(), **extra)
+    trainer.masked_rank = case == "masked_rank"
+    if case == "rloo":
+        trainer._generate_single_turn = lambda prompt_ids, *others: stored(trainer, prompt_ids)
+    assert trainer.accelerator.num_processes == processes
+    return trainer
+
+
+def whole(tensor):
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def main(out: Path, cases: list[str]):
+    for case in cases:
+        trainer = make(case, out)
+        trainer.train()
+        parameters = list(trainer.model.named_parameters())
+        if SHARDED:
+            assert all(isinstance(parameter, DTensor) for _, parameter in parameters)
+        kind = str(trainer.accelerator.distributed_type)
+        weights = {name.removeprefix("module."): whole(parameter) for name, parameter in parameters}
+        rank = trainer.accelerator.process_index
+        lines = {"kind": kind, "processes": trainer.accelerator.num_processes, "log": trainer.state.log_history}
+        (out / f"{case}-rank{rank}.json").write_text(json.dumps(lines))
+        if rank == 0:
+            torch.save(weights, out / f"{case}.pt")
+        # On a busy machine a process may abort while it exits, after all of the above, and its launcher then ends the
+        # other. So all have written before any exits.
+        trainer.accelerator.wait_for_everyone()
+    trainer.end()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:] or list(CASES))
