@@ -8,8 +8,11 @@ INSTALLED := .venv/installed
 # Several small processes are faster than one with many threads, on models this small
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest
 
+TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibility.py compatibility_rollouts.py \
+	compatibility_models.py distributed.py)
+
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow lint format quickstart bench clean
+.PHONY: help install test test-slow test-extras test-trl lint format quickstart bench clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -27,6 +30,22 @@ test: $(INSTALLED)  ## Run the tests
 
 test-slow: $(INSTALLED)  ## Run the slow tests
 	$(PYTEST) -n auto --maxprocesses 8 -m slow
+
+# Apart from .venv, since transformers and accelerate behave differently where DeepSpeed is installed
+EXTRAS := .venv/extras
+$(EXTRAS): $(INSTALLED) constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --target $@ \
+		bitsandbytes deepspeed einops hjson msgpack ninja nvidia-ml-py py-cpuinfo
+	@touch $@
+
+test-extras: $(EXTRAS)  ## Run the tests that need bitsandbytes and DeepSpeed
+	PYTHONPATH=$(EXTRAS) $(PYTEST) -m extras
+
+test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-trl TRL=1.16.0
+	@test -n "$(TRL)" || { echo "Which TRL? make test-trl TRL=1.16.0"; exit 1; }
+	rm -rf .venv/trl-$(TRL)
+	$(BIN)/python -m pip install --quiet --no-deps --target .venv/trl-$(TRL) "trl==$(TRL)"
+	PYTHONPATH=.venv/trl-$(TRL) $(PYTEST) -n auto --maxprocesses 8 $(TRAINER_TESTS)
 
 lint: $(INSTALLED)  ## Check style and types
 	$(BIN)/ruff check .

@@ -3,7 +3,7 @@ Trains on stored completions, so that one process and several see the same globa
 
     python tests/stored_rollouts.py OUT                                                      # one process
     torchrun --nproc_per_node 2 tests/stored_rollouts.py OUT                                 # DDP on the CPU
-    accelerate launch --config_file fsdp2.yaml tests/stored_rollouts.py OUT                  # FSDP2 on the CPU
+    accelerate launch --config_file fsdp2.yaml tests/stored_rollouts.py OUT                  # FSDP2, ZeRO-3 on the CPU
 
 Every rank writes what it logged to OUT/<case>-rank<i>.json, and rank 0 the weights to OUT/<case>.pt.
 """
@@ -18,11 +18,13 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from tiny import tiny_model, tiny_prompts, tiny_tokenizer
 from torch.distributed.tensor import DTensor
+from transformers import TrainingArguments
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 
 GROUP, GLOBAL_BATCH = 4, 8
-SHARDED = os.environ.get("FORCE_FSDP") == "1"
+FSDP2 = os.environ.get("FORCE_FSDP") == "1"
+ZERO3 = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
 
 # The second update of each rollout batch is off-policy. Both consume all of it, whatever the split into micro-batches.
 CASES = {
@@ -68,9 +70,11 @@ def make(case: str, out: Path):
         (TrollRLOOTrainer, TrollRLOOConfig) if case == "rloo" else (TrollGRPOTrainer, TrollGRPOConfig)
     )
     options = {"beta": 0.0, "num_iterations": 2, **CASES[case]}
+    if ZERO3:  # of which accelerate knows without a GPU only once the state below is set
+        TrainingArguments.world_size = property(lambda self: processes)
     args = config_class(
         output_dir=str(out / case),
-        use_cpu=True,
+        use_cpu=not ZERO3,  # accelerate has no DeepSpeed for a CPU that is asked for
         bf16=False,
         gradient_checkpointing=False,
         report_to="none",
@@ -90,9 +94,12 @@ def make(case: str, out: Path):
         ddp_find_unused_parameters=False,
         **options,
     )
-    if SHARDED:
-        assert args.device.type == "cpu"  # creates the state, in which accelerate turns FSDP on for accelerators only
+    assert args.device.type == "cpu"  # creates the state, in which accelerate shards for accelerators only
+    if FSDP2:
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    if ZERO3:
+        ranks = {"process_index": int(os.environ["RANK"]), "local_process_index": int(os.environ["LOCAL_RANK"])}
+        PartialState._shared_state.update(num_processes=processes, backend="gloo", **ranks)
     model, extra = tiny_model(), {}
     if options["beta"]:  # the reference model is loaded from where the model came from
         model = str(out / "model")
@@ -109,8 +116,17 @@ def make(case: str, out: Path):
     return trainer
 
 
-def whole(tensor):
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+def whole(parameter):
+    if FSDP2:
+        assert isinstance(parameter, DTensor)
+        return parameter.full_tensor().detach().clone()
+    if ZERO3:
+        import deepspeed
+
+        assert parameter.numel() == 0, "not partitioned"
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()
+    return parameter.detach().clone()
 
 
 def main(out: Path, cases: list[str]):
@@ -118,8 +134,6 @@ def main(out: Path, cases: list[str]):
         trainer = make(case, out)
         trainer.train()
         parameters = list(trainer.model.named_parameters())
-        if SHARDED:
-            assert all(isinstance(parameter, DTensor) for _, parameter in parameters)
         kind = str(trainer.accelerator.distributed_type)
         weights = {name.removeprefix("module."): whole(parameter) for name, parameter in parameters}
         rank = trainer.accelerator.process_index

@@ -9,6 +9,7 @@ from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig
 from PIL import Image
 from tiny import tiny_config, tiny_model, tiny_tokenizer
 from transformers import (
+    BitsAndBytesConfig,
     CLIPImageProcessorPil,
     CLIPVisionConfig,
     LlavaConfig,
@@ -93,6 +94,24 @@ def test_precision(name, tmp_path):
     assert torch.cosine_similarity(moved_trl, moved_troll, dim=0) > 0.8
     # The old policy comes from the same pass as the log-probabilities that TRL keeps
     assert max(logged(troll, "troll/policy_kl_max")) < 0.5
+
+
+@pytest.mark.extras
+def test_quantized_base(tmp_path):
+    """QLoRA: four-bit weights of the layers, a head that stays whole, a reference without the adapter."""
+    path = saved(tmp_path, hidden_size=64, intermediate_size=128, head_dim=32)
+    start, trl, troll = both(
+        tmp_path,
+        lambda: path,
+        quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32),
+        peft_config=LoraConfig(r=4, target_modules=PROJECTIONS),
+        disable_dropout=True,
+        learning_rate=5e-2,
+        beta=0.5,
+    )
+    assert any(type(module).__name__ == "Linear4bit" for module in troll.model.modules())
+    trained = {name: start[name] for name in start if "lora" in name}
+    assert_same_movement(trained, weights(trl), weights(troll))
 
 
 @pytest.mark.slow

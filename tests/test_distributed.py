@@ -35,11 +35,26 @@ FSDP2 = {
 }
 
 
+ZERO3 = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "zero_force_ds_cpu_optimizer": False,
+    # So small a model would not be partitioned
+    "zero_optimization": {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_model_persistence_threshold": 0,
+    },
+}
+
+
 def launch(commands, seconds, **environment):
     """Run commands at the same time, and return what they said. None outlives its time, nor the test."""
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": "1",
         **environment,
     }
@@ -120,6 +135,26 @@ def test_fsdp2(one_process, tmp_path):
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp2.yaml")]
     said = launch([[*launcher, SCRIPT, str(tmp_path)]], 280, ACCELERATE_USE_CPU="true", FORCE_FSDP="1")
     assert_equal_to_one_process(one_process, tmp_path, CASES, "DistributedType.FSDP", said)
+
+
+@pytest.mark.extras
+def test_zero3(one_process, tmp_path):
+    (tmp_path / "zero3.json").write_text(json.dumps(ZERO3))
+    config = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {
+            "deepspeed_config_file": str(tmp_path / "zero3.json"),
+            "zero3_init_flag": False,
+        },
+        "num_machines": 1,
+        "num_processes": 2,
+        "use_cpu": False,
+    }
+    (tmp_path / "zero3.yaml").write_text(yaml.safe_dump(config))
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "zero3.yaml")]
+    said = launch([[*launcher, SCRIPT, str(tmp_path)]], 280, DS_ACCELERATOR="cpu")
+    assert_equal_to_one_process(one_process, tmp_path, CASES, "DistributedType.DEEPSPEED", said)
 
 
 def test_two_machines(one_process, tmp_path):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, weights, weights_of
 
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, trl_seams
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, trl_seams
 from troll_trl.sparse import SparseDistribution
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -329,12 +329,50 @@ def test_dropout_is_said_to_look_like_drift(tmp_path, caplog):
     assert "dropout" not in caplog.text
 
 
-def test_clip_range_is_said_to_be_unused(tmp_path):
-    with pytest.warns(UserWarning, match="epsilon=0.3, epsilon_high=0.28 unused"):
-        TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, epsilon=0.3, epsilon_high=0.28)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epsilon": 0.3, "epsilon_high": 0.28}, "epsilon=0.3, epsilon_high=0.28 unused: TROLL does not clip"),
+        ({"sapo_temperature_neg": 2.0}, "sapo_temperature_neg=2.0 unused: they belong to loss types"),
+        ({"vespo_k_pos": 3.0}, "vespo_k_pos=3.0 unused"),
+        ({"vllm_mode": "server"}, "vllm_mode=server unused: `use_vllm` is off"),
+        (
+            {
+                "use_vllm": True,
+                "vllm_importance_sampling_correction": False,
+                "vllm_importance_sampling_mode": "token_mask",
+            },
+            "vllm_importance_sampling_mode=token_mask unused: `vllm_importance_sampling_correction` is off",
+        ),
+        ({"ref_model_sync_steps": 3}, "ref_model_sync_steps=3 unused: `sync_ref_model` is off"),
+        ({"use_bias_correction_kl": False}, "use_bias_correction_kl=False unused: `beta` is 0"),
+        ({"entropy_target": 1.0}, "entropy_target=1.0 unused: `use_adaptive_entropy` is off"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("config_class", [TrollGRPOConfig, GRPOConfig])
+def test_unused_options_are_said(options, message, config_class, tmp_path):
+    args = config_class(output_dir=str(tmp_path), use_cpu=True, bf16=False, **options)
+    with pytest.warns(UserWarning) as said:
+        if config_class is GRPOConfig:
+            TrollGRPOConfig.from_trl(args)
+        else:
+            TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **options)
+    assert [str(warning.message) for warning in said if message in str(warning.message)]
+
+
+def test_options_that_are_used_are_not_said_to_be_unused(tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*unused.*")
         TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+        TrollRLOOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+        used = {"use_vllm": True, "vllm_mode": "server", "beta": 0.1, "sync_ref_model": True}
+        used |= {
+            "ref_model_sync_steps": 3,
+            "use_bias_correction_kl": True,
+            "vllm_importance_sampling_mode": "token_mask",
+        }
+        TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **used)
 
 
 def test_plain_grpo_config_gets_the_defaults(tmp_path):

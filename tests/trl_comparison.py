@@ -13,6 +13,7 @@ def make_trainer(
     dataset=None,
     tokenizer=None,
     peft_config=None,
+    quantization_config=None,
     rollout_func=None,
     tools=None,
     environment_factory=None,
@@ -48,6 +49,7 @@ def make_trainer(
         eval_dataset=tiny_prompts(8) if "eval_strategy" in options else None,
         processing_class=tokenizer or tiny_tokenizer(),
         peft_config=peft_config,
+        quantization_config=quantization_config,
         **{name: value for name, value in only_grpo.items() if value is not None},
     )
 

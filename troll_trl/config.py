@@ -3,7 +3,8 @@
 import copy
 import math
 import warnings
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import GRPOConfig, RLOOConfig
@@ -16,6 +17,25 @@ else:
     _TrlConfig = object
 
 SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
+
+# Options of TRL that a config may set to no effect: prefixes of their names, whether they have one, and why not
+_UNUSED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("epsilon",), lambda _: False, "TROLL does not clip the ratio; its trust region is `kl_bound`"),
+    (("sapo_", "vespo_"), lambda _: False, "they belong to loss types that TROLL does not support"),
+    (("vllm_",), lambda args: args.use_vllm, "`use_vllm` is off"),
+    (
+        ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip", "vllm_importance_sampling_cap"),
+        lambda args: args.vllm_importance_sampling_correction,
+        "`vllm_importance_sampling_correction` is off",
+    ),
+    (("ref_model_",), lambda args: args.sync_ref_model, "`sync_ref_model` is off"),
+    (("use_bias_correction_kl",), lambda args: args.beta != 0.0, "`beta` is 0"),
+    (
+        ("entropy_coef_", "entropy_target"),
+        lambda args: args.use_adaptive_entropy,
+        "`use_adaptive_entropy` is off",
+    ),
+)
 
 
 @dataclass
@@ -110,7 +130,7 @@ class TrollOptions(_TrlConfig):
 
     def _check(self):
         self._check_ranges()
-        self._warn_of_unused_clip_range()
+        self._warn_of_unused_options()
 
     def _check_ranges(self):
         if not self.kl_bound > 0:  # also catches NaN
@@ -121,15 +141,16 @@ class TrollOptions(_TrlConfig):
         if not self.temperature > 0:
             raise ValueError(f"`temperature` must be positive, got {self.temperature}: the logits are divided by it.")
 
-    def _warn_of_unused_clip_range(self):
-        defaults = {option.name: option.default for option in fields(self._trl_config)}
-        unused = [name for name in ("epsilon", "epsilon_high") if getattr(self, name) != defaults[name]]
-        if unused and self.process_index == 0:
-            values = ", ".join(f"{name}={getattr(self, name)}" for name in unused)
-            warnings.warn(
-                f"{values} unused: TROLL does not clip the ratio; its trust region is `kl_bound={self.kl_bound}`.",
-                stacklevel=5,
-            )
+    def _warn_of_unused_options(self):
+        changed = {
+            option.name: getattr(self, option.name)
+            for option in fields(self._trl_config)
+            if option.default is not MISSING and getattr(self, option.name) != option.default
+        }
+        for prefixes, is_used, reason in _UNUSED:
+            unused = [f"{name}={value}" for name, value in changed.items() if name.startswith(prefixes)]
+            if unused and not is_used(self) and self.process_index == 0:
+                warnings.warn(f"{', '.join(unused)} unused: {reason}.", stacklevel=5)
 
 
 @dataclass
