@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 from datasets import Dataset
-from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from tiny import tiny_config, tiny_model, tiny_prompts, tiny_tokenizer, token_reward
+from transformers import Qwen3ForSequenceClassification, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, weights
 
@@ -156,3 +156,37 @@ def test_same_as_trl_without_a_clip(algorithm, name, tmp_path):
     for key in same & set(trl.state.log_history[0]):
         assert logged(troll, key) == pytest.approx(logged(trl, key), rel=1e-3, abs=1e-5), key
     assert len(logged(troll, "troll/kl_max" if name != "steps_below_accumulation" else "troll/kl_mean")) >= 2
+
+
+@pytest.mark.parametrize("algorithm", CLASSES)
+def test_reward_model(algorithm, tmp_path):
+    trl_class, trl_config, troll_class, troll_config = CLASSES[algorithm]
+    torch.manual_seed(1)
+    judge = Qwen3ForSequenceClassification(tiny_config(num_labels=1))
+    case = {"reward": judge, "reward_processing_classes": tiny_tokenizer()}
+    start, trl = run(trl_class, trl_config, tmp_path, case, epsilon=math.inf, epsilon_high=math.inf)
+    _, troll = run(troll_class, troll_config, tmp_path, case, kl_bound=math.inf, regression_coef=0.0)
+    assert logged(troll, "reward") == pytest.approx(logged(trl, "reward"), rel=1e-3)
+    assert_same_movement(start, weights(trl), weights(troll))
+
+
+@pytest.mark.parametrize("algorithm", CLASSES)
+@pytest.mark.parametrize("iterable", [False, True], ids=["", "iterable"])
+def test_evaluation_is_trls(algorithm, iterable, tmp_path):
+    """What is sampled and rewarded in evaluation, before training and during it, with its own number of generations."""
+    trl_class, trl_config, troll_class, troll_config = CLASSES[algorithm]
+    dataset = tiny_prompts(8)
+    case = {
+        "eval_dataset": dataset.to_iterable_dataset() if iterable else dataset,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "eval_on_start": True,
+        "num_generations_eval": 2,
+        "per_device_eval_batch_size": 4,
+    }
+    _, trl = run(trl_class, trl_config, tmp_path, case, epsilon=math.inf, epsilon_high=math.inf)
+    _, troll = run(troll_class, troll_config, tmp_path, case, kl_bound=math.inf, regression_coef=0.0)
+    assert len(logged(troll, "eval_reward")) == 3
+    for key in ("eval_reward", "eval_completions/mean_length", "eval_entropy", "eval_loss"):
+        assert logged(troll, key) == pytest.approx(logged(trl, key), rel=1e-3, abs=1e-5), key
+    assert logged(troll, "eval_troll/projected_fraction") == [0.0, 0.0, 0.0]

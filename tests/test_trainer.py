@@ -317,6 +317,12 @@ def test_subclass_of_trls_config_is_refused(tmp_path):
         make_trainer(TrollGRPOTrainer, MyConfig, tmp_path)
 
 
+def test_noise_of_embeddings_is_said_to_look_like_drift(tmp_path, caplog):
+    with caplog.at_level("WARNING"):
+        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, neftune_noise_alpha=5.0)
+    assert "neftune_noise_alpha=5.0" in caplog.text
+
+
 def test_dropout_is_said_to_look_like_drift(tmp_path, caplog):
     lora = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.05)
     with caplog.at_level("WARNING"):
@@ -344,6 +350,7 @@ def test_dropout_is_said_to_look_like_drift(tmp_path, caplog):
             },
             "vllm_importance_sampling_mode=token_mask unused: `vllm_importance_sampling_correction` is off",
         ),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1 unused: TRL's trainer has its own loss"),
         ({"ref_model_sync_steps": 3}, "ref_model_sync_steps=3 unused: `sync_ref_model` is off"),
         ({"use_bias_correction_kl": False}, "use_bias_correction_kl=False unused: `beta` is 0"),
         ({"entropy_target": 1.0}, "entropy_target=1.0 unused: `use_adaptive_entropy` is off"),

@@ -22,6 +22,11 @@ SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 _UNUSED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("epsilon",), lambda _: False, "TROLL does not clip the ratio; its trust region is `kl_bound`"),
     (("sapo_", "vespo_"), lambda _: False, "they belong to loss types that TROLL does not support"),
+    (
+        ("label_smoothing_factor", "train_sampling_strategy", "length_column_name"),
+        lambda _: False,
+        "TRL's trainer has its own loss and sampler",
+    ),
     (("vllm_",), lambda args: args.use_vllm, "`use_vllm` is off"),
     (
         ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip", "vllm_importance_sampling_cap"),

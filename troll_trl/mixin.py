@@ -85,7 +85,7 @@ class TrollMixin(_Trainer):
         self._recorded: SparseDistribution | None = None
         self._loss_pass: LossPass | None = None  # set while TRL's loss runs
         self._say_batch_arithmetic()
-        self._warn_of_dropout()
+        self._warn_of_noise()
 
     def _say_batch_arithmetic(self):
         args, completions = self.args, self.args.generation_batch_size
@@ -104,8 +104,14 @@ class TrollMixin(_Trainer):
                 "`num_iterations`."
             )
 
-    def _warn_of_dropout(self):
-        # It would take the noise between two dropout masks for a step of the policy, and regress on it
+    def _warn_of_noise(self):
+        # The projection would take the difference of two draws for a step of the policy, and regress on it
+        if self.args.neftune_noise_alpha is not None:
+            logger.warning(
+                f"`neftune_noise_alpha={self.args.neftune_noise_alpha}` adds other noise in the pass that scores a "
+                "rollout than in the loss, so that the policy differs from the old policy even at equal weights, and "
+                "the projection acts on that noise. Remove it."
+            )
         rate = max((m.p for m in self.model.modules() if isinstance(m, torch.nn.Dropout)), default=0.0)
         if rate > 0:
             logger.warning(
