@@ -23,7 +23,7 @@ STAND_INS = {
         done
         for ((i = 0; i < tasks; i++)); do NODES=$where SLURM_NTASKS=$tasks SLURM_PROCID=$i "$@"; done
     """,
-    "trl": 'echo "on $NODES: trl $*" >>"$STARTED"; sleep 60',
+    "trl": 'echo "on $NODES: trl $*" >>"$STARTED"; sleep 1',
     "accelerate": 'echo "on $NODES: accelerate $*" >>"$STARTED"',
 }
 
