@@ -168,12 +168,16 @@ def load_run(path: Path) -> Run:
 
 def _checkpoint_states(folder: Path) -> list[Path]:
     """The states of its checkpoints, newest first."""
-    numbered = [(int(match[1]), file) for file in folder.iterdir() if (match := re.fullmatch(r"checkpoint-(\d+)", file.name))]
+    numbered = [
+        (int(match[1]), file) for file in folder.iterdir() if (match := re.fullmatch(r"checkpoint-(\d+)", file.name))
+    ]
     return [file / STATE_FILE for _, file in sorted(numbered, reverse=True)]
 
 
 def _no_state(folder: Path) -> str:
-    message = f"{folder}: there is no {STATE_FILE} in this folder or in a checkpoint-* below it, which a Trainer writes."
+    message = (
+        f"{folder}: there is no {STATE_FILE} in this folder or in a checkpoint-* below it, which a Trainer writes."
+    )
     inner = sorted({file.relative_to(folder).parts[0] for file in folder.glob(f"*/{STATE_FILE}")})
     if inner:
         message += f" Some of its subfolders hold one: name these, as in {folder / inner[0]} ({', '.join(inner)})."
@@ -340,19 +344,20 @@ def load_groups(arguments: Sequence[str]) -> list[Group]:
         else:
             runs = [value] if Path(value).exists() else value.split(",")
             paths.setdefault(label, []).extend(Path(run) for run in runs if run)
-    errors, groups = [], []
+    errors: list[str] = []
+    groups: list[Group] = []
     labels = {key: _short_label(key, paths) if key in automatic else key for key in paths}
     for key, folders in paths.items():
-        runs = []
+        group = Group(labels[key], [])
         for number, folder in enumerate(folders):
             if folder.resolve() in {other.resolve() for other in folders[:number]}:
                 errors.append(f"{folder}: given twice for {labels[key]!r}; it is one seed, not two.")
                 continue
             try:
-                runs.append(load_run(folder))
+                group.runs.append(load_run(folder))
             except (OSError, ValueError) as error:
                 errors.append(str(error))
-        groups.append(Group(labels[key], runs))
+        groups.append(group)
     if errors:
         raise ValueError("\n".join(errors))
     return groups

@@ -10,6 +10,7 @@ import numpy as np
 from troll_trl.report.runs import PEAK_MEMORY, TOKENS_PER_SECOND, Group, Run
 
 MAX_POINTS = 120  # a longer curve is averaged over neighbouring lines: more points hide each other
+HELD_OUT = "eval_"  # before the name of a metric on held-out problems
 FINAL_SHARE = 0.1  # "at the end" is the last tenth of a run's updates
 
 
@@ -24,7 +25,7 @@ class Series:
         title (`str`):
             What it is.
         unit (`str`, *optional*, defaults to `""`):
-            Unit on its axis; `"%"` for a share of 1.
+            Unit on its axis; `"% of …"` for a share of 1.
         log (`bool`, *optional*, defaults to `False`):
             Draw on a logarithmic axis.
         largest (`bool`, *optional*, defaults to `False`):
@@ -41,12 +42,16 @@ class Series:
     lowest: float | None = 0.0
 
     @property
+    def is_share(self) -> bool:
+        return self.unit.startswith("%")
+
+    @property
     def highest(self) -> float:
-        return 1.0 if self.unit == "%" else math.inf
+        return 1.0 if self.is_share else math.inf
 
 
 ENTROPY = Series("entropy", "Entropy of the policy", "nats per token")
-PROJECTED = Series("troll/projected_fraction", "Projected tokens", "%")
+PROJECTED = Series("troll/projected_fraction", "Projected tokens", "% of tokens")
 KL_MAX_BEFORE = Series("troll/policy_kl_max", "Largest KL(p‖q) before", "nats", log=True, largest=True)
 KL_MAX_AFTER = Series("troll/kl_max", "Largest KL(π‖q) after", "nats", log=True, largest=True)
 KL_MEAN_BEFORE = Series("troll/policy_kl_mean", "Mean KL(p‖q) before", "nats", log=True)
@@ -54,11 +59,11 @@ KL_MEAN_AFTER = Series("troll/kl_mean", "Mean KL(π‖q) after", "nats", log=Tru
 ETA = Series("troll/eta_mean", "Multiplier η, mean over projected tokens")
 REGRESSION = Series("troll/regression", "Regression KL(p‖π), mean", "nats", log=True)
 SUPPORT = Series("troll/support_size_mean", "Kept tokens per position, mean", "tokens")
-CLIPPED = Series("clip_ratio/region_mean", "Clipped tokens", "%")
-CLIPPED_LOW = Series("clip_ratio/low_mean", "Clipped at the lower end", "%")
-CLIPPED_HIGH = Series("clip_ratio/high_mean", "Clipped at the upper end", "%")
+CLIPPED = Series("clip_ratio/region_mean", "Clipped tokens", "% of tokens")
+CLIPPED_LOW = Series("clip_ratio/low_mean", "Clipped at the lower end", "% of tokens")
+CLIPPED_HIGH = Series("clip_ratio/high_mean", "Clipped at the upper end", "% of tokens")
 LENGTH = Series("completions/mean_length", "Completion length, mean", "tokens")
-TRUNCATED = Series("completions/clipped_ratio", "Truncated completions", "%")
+TRUNCATED = Series("completions/clipped_ratio", "Truncated completions", "% of completions")
 GRADIENT = Series("grad_norm", "Gradient norm, before its clip")
 THROUGHPUT = Series(TOKENS_PER_SECOND, "Throughput, prompts and completions", "tokens/s")
 MEMORY = Series(PEAK_MEMORY, "Peak memory of a process", "GiB")
@@ -85,7 +90,7 @@ def reward_series(groups: Sequence[Group], success: str | None = None) -> list[S
     for name in names:
         key = f"rewards/{name}/mean"
         if name == success or (success is None and "accuracy" in name and _within(groups, key, 0, 1)):
-            rates.append(Series(key, f"Success rate ({name})", "%"))
+            rates.append(Series(key, f"Success rate ({name})", "% of completions"))
         else:
             others.append(Series(key, f"Reward: {name}", lowest=None))
     total = [Series("reward", "Reward, weighted sum of all functions", lowest=None)]
@@ -116,22 +121,20 @@ class Band:
     high: np.ndarray
 
 
-def curve(run: Run, series: Series, against_time: bool, prefix: str = "") -> tuple[np.ndarray, np.ndarray] | None:
+def curve(run: Run, series: Series, against_time: bool) -> tuple[np.ndarray, np.ndarray] | None:
     """
-    One run's points of a series, at most `MAX_POINTS`.
+    One run's points of a series on training problems, at most `MAX_POINTS`.
 
     Args:
         run ([`Run`]), series ([`Series`]):
             What to take.
         against_time (`bool`):
             Whether `x` is seconds of training in place of updates.
-        prefix (`str`, *optional*):
-            `"eval_"` for held-out problems.
 
     Returns:
         `x` and `y`, both `(n,)`, or `None` where the run has not logged it. Zeros are no points of a logarithmic axis.
     """
-    x, y = run.series(prefix + series.key)
+    x, y = run.series(series.key)
     seconds = run.seconds(x) if against_time else x
     if len(x) == 0 or seconds is None:
         return None
@@ -139,6 +142,18 @@ def curve(run: Run, series: Series, against_time: bool, prefix: str = "") -> tup
     if series.log:
         x, y = x[y > 0], y[y > 0]
     return (x, y) if len(x) else None
+
+
+def held_out(group: Group, series: Series, against_time: bool) -> Band | None:
+    """A series on held-out problems, at the updates at which every run was evaluated; `None` if there are none."""
+    runs = [dict(zip(*run.series(HELD_OUT + series.key), strict=True)) for run in group.runs]
+    steps = np.array(sorted(set.intersection(*(set(run) for run in runs))))
+    clocks = [clock for run in group.runs if (clock := run.seconds(steps)) is not None]
+    if len(steps) == 0 or (against_time and len(clocks) < len(runs)):
+        return None
+    x = np.mean(clocks, axis=0) if against_time else steps
+    values = np.array([[run[step] for step in steps] for run in runs])
+    return Band(x, values.mean(0), values.min(0), values.max(0))
 
 
 def thin_out(x: np.ndarray, y: np.ndarray, largest: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -165,13 +180,14 @@ def band(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band:
 @dataclass(frozen=True)
 class Estimate:
     """
-    A mean over seeds and its 95 % interval.
+    A mean and its 95 % interval, by Student's t and cut to the values that are possible.
 
     Attributes:
         mean (`float`):
             Over seeds.
         interval (`tuple[float, float]`, *optional*):
-            Student's t over two or more seeds, cut to the values that are possible; `None` for one seed.
+            Of the mean over two or more seeds. For one seed, of the mean over its last log lines, which says nothing
+            about other seeds; `None` where there is but one value.
         seeds (`int`):
             How many.
     """
@@ -189,30 +205,33 @@ def final(group: Group, series: Series, prefix: str = "", first: bool = False) -
     Returns:
         [`Estimate`] over the seeds that logged it; `None` if none did.
     """
-    values = []
+    lowest = -math.inf if series.lowest is None else series.lowest
+    values, late = [], np.array([])
     for run in group.runs:
         steps, y = run.series(prefix + series.key)
         if len(y) == 0:
             continue
         if prefix:
-            values.append(y[0 if first else -1])
+            late = y[:1] if first else y[-1:]
         elif series.largest:
-            values.append(y.max())
+            late = y.max(keepdims=True)
         else:
             late = y[steps > (1 - FINAL_SHARE) * run.last_update]
-            values.append(late.mean() if len(late) else y[-1])
-    return estimate(values, -math.inf if series.lowest is None else series.lowest, series.highest)
-
-
-def estimate(values: Sequence[float], lowest: float = -math.inf, highest: float = math.inf) -> Estimate | None:
-    """Mean of `values` and its 95 % Student-t interval, cut to `lowest` … `highest`; `None` without values."""
-    if len(values) == 0:
+            late = late if len(late) else y[-1:]
+        values.append(float(late.mean()))
+    if not values:
         return None
-    mean = float(np.mean(values))
-    if len(values) == 1:
-        return Estimate(mean, None, 1)
-    half = t_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Estimate(mean, (max(mean - half, lowest), min(mean + half, highest)), len(values))
+    interval = t_interval(values if len(values) > 1 else late, lowest, series.highest)
+    return Estimate(float(np.mean(values)), interval, len(values))
+
+
+def t_interval(values: Sequence[float] | np.ndarray, lowest: float, highest: float) -> tuple[float, float] | None:
+    """95 % Student-t interval of the mean of `values`, cut to `lowest` … `highest`; `None` for fewer than two."""
+    if len(values) < 2:
+        return None
+    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
+    half = t_quantile(len(values) - 1) * deviation / math.sqrt(len(values))
+    return max(mean - half, lowest), min(mean + half, highest)
 
 
 # The 97.5 % quantile of Student's t for 1 … 10 degrees of freedom; scipy is no dependency
