@@ -101,7 +101,8 @@ def _plans(groups: Sequence[Group], success: str | None) -> Iterator[Plan]:
     ]
     text = (
         "Left against updates (optimizer steps), right against training time: the sum of TRL's step_time, which is "
-        "generation, forward and backward passes, without evaluations and checkpoints."
+        "generation, forward and backward passes, without evaluations and checkpoints. Held-out points of the same "
+        "update stand side by side."
     )
     yield Plan("reward", "Reward and success", text, 2, rewards)
     yield Plan("optimization", "Entropy and gradient", "", 2, panels(s.ENTROPY, s.GRADIENT))
@@ -176,7 +177,8 @@ def _draw_panel(axes: Axes, groups: Sequence[Group], panel: Panel) -> None:
         style = _style(number)
         held_out = s.held_out(group, panel.series[0], panel.against_time) if panel.held_out else None
         if held_out is not None:
-            _draw_held_out(axes, held_out, scale, style)
+            aside = 0.0 if panel.against_time else (number - (len(groups) - 1) / 2) * 0.012 * held_out.x[-1]
+            _draw_held_out(axes, held_out.x / scale + aside, held_out, style)
             style["marker"] = ""
         for rank, series in enumerate(panel.series):
             look = style | {"linestyle": _DOTTED, "linewidth": 1.0, "markerfacecolor": "white"} if rank else style
@@ -222,11 +224,15 @@ def _draw_curves(axes: Axes, curves: Curves, scale: float, look: dict[str, Any],
                 axes.plot(x[beyond:] / scale, y[beyond:], **look | {"linewidth": 0.6, "marker": "", "alpha": 0.7})
 
 
-def _draw_held_out(axes: Axes, band: s.Band, scale: float, style: dict[str, Any]) -> None:
+def _draw_held_out(axes: Axes, x: np.ndarray, band: s.Band, style: dict[str, Any]) -> None:
     """Large hollow markers, and bars from the smallest to the largest seed."""
-    look = style | {"markersize": 7, "markerfacecolor": "white", "markeredgewidth": 1.5, "linewidth": 0.8}
+    look = (
+        style
+        | {"clip_on": False}
+        | {"markersize": 7, "markerfacecolor": "white", "markeredgewidth": 1.5, "linewidth": 0.8}
+    )
     spread = None if np.array_equal(band.low, band.high) else np.stack([band.mean - band.low, band.high - band.mean])
-    axes.errorbar(band.x / scale, band.mean, yerr=spread, elinewidth=1.5, capsize=3, zorder=4, **look)
+    axes.errorbar(x, band.mean, yerr=spread, elinewidth=1.5, capsize=3, zorder=4, **look)
 
 
 def _style(number: int) -> dict[str, Any]:

@@ -21,6 +21,10 @@ _RUN_SETTINGS = {"seed", "data_seed", "output_dir", "run_name", "logging_dir", "
 _SEED = re.compile(r"(^|[-_.])seed[-_.=]?\d+$", re.IGNORECASE)
 
 
+class ReportError(ValueError):
+    """What a user can set right: a run that cannot be read, a reward function that does not exist."""
+
+
 @dataclass
 class Run:
     """
@@ -144,22 +148,22 @@ def load_run(path: Path) -> Run:
         [`Run`].
 
     Raises:
-        ValueError: there is no such folder, no readable state in it, or nothing was logged.
+        ReportError: there is no such folder, no readable state in it, or nothing was logged.
     """
     folder = path.parent if path.is_file() else path
     if not folder.is_dir():
-        raise ValueError(f"{path}: there is no such run folder.")
+        raise ReportError(f"{path}: there is no such run folder.")
     files = [path] if path.is_file() else [folder / STATE_FILE, *_checkpoint_states(folder)]
     files = [file for file in files if file.is_file()]
     if not files:
-        raise ValueError(_no_state(folder))
+        raise ReportError(_no_state(folder))
     notes: list[str] = []
     history, state_file = _read_newest(files, notes)
     if not history:
-        raise ValueError(f"{state_file}: its `log_history` is empty. Was the run stopped before its first log line?")
+        raise ReportError(f"{state_file}: its `log_history` is empty. Was the run stopped before its first log line?")
     updates = _merge(history, notes)
     if not updates:
-        raise ValueError(f"{state_file}: no line of its `log_history` holds a `step` and a finite number.")
+        raise ReportError(f"{state_file}: no line of its `log_history` holds a `step` and a finite number.")
     _derive_memory(updates)
     run = Run(path, state_file, updates, _read_settings(folder, notes), notes)
     _derive_throughput(run)
@@ -192,11 +196,11 @@ def _read_newest(files: Sequence[Path], notes: list[str]) -> tuple[list[dict], P
         try:
             histories.append((_read_history(file), file))
         except (OSError, ValueError) as error:
-            errors.append(f"{file} cannot be read ({error})")
+            errors.append(f"{file} cannot be read ({error})")  # a UnicodeDecodeError is a ValueError, too
         if len(histories) == 2:
             break
     if not histories:
-        raise ValueError(f"{'; '.join(errors)}. There is no other checkpoint to fall back to.")
+        raise ReportError(f"{'; '.join(errors)}. There is no other checkpoint to fall back to.")
     history, file = histories[0]
     if file.parent.name.startswith("checkpoint-") and errors:
         notes.append(f"{'; '.join(errors)}: read {file} instead.")
@@ -329,7 +333,7 @@ def load_groups(arguments: Sequence[str]) -> list[Group]:
         `list[Group]`, in the order of the command line.
 
     Raises:
-        ValueError: a run that cannot be read, or one that was given twice in a group; all such runs at once.
+        ReportError: a run that cannot be read, or one that was given twice in a group; all such runs at once.
     """
     paths: dict[str, list[Path]] = {}
     automatic = set()  # the keys of `paths` that are no labels, but paths without their seeds
@@ -340,7 +344,7 @@ def load_groups(arguments: Sequence[str]) -> list[Group]:
             automatic.add(key)
             paths.setdefault(key, []).append(Path(argument))
         elif not label or not value:
-            raise ValueError(f"{argument!r} is no run: give RUN or LABEL=RUN[,RUN…].")
+            raise ReportError(f"{argument!r} is no run: give RUN or LABEL=RUN[,RUN…].")
         else:
             runs = [value] if Path(value).exists() else value.split(",")
             paths.setdefault(label, []).extend(Path(run) for run in runs if run)
@@ -355,11 +359,11 @@ def load_groups(arguments: Sequence[str]) -> list[Group]:
                 continue
             try:
                 group.runs.append(load_run(folder))
-            except (OSError, ValueError) as error:
+            except (OSError, ReportError) as error:
                 errors.append(str(error))
         groups.append(group)
     if errors:
-        raise ValueError("\n".join(errors))
+        raise ReportError("\n".join(errors))
     return groups
 
 

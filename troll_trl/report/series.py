@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from troll_trl.report.runs import PEAK_MEMORY, TOKENS_PER_SECOND, Group, Run
+from troll_trl.report.runs import PEAK_MEMORY, TOKENS_PER_SECOND, Group, ReportError, Run
 
 MAX_POINTS = 120  # a longer curve is averaged over neighbouring lines: more points hide each other
 HELD_OUT = "eval_"  # before the name of a metric on held-out problems
@@ -52,19 +52,19 @@ class Series:
 
 ENTROPY = Series("entropy", "Entropy of the policy", "nats per token")
 PROJECTED = Series("troll/projected_fraction", "Projected tokens", "% of tokens")
-KL_MAX_BEFORE = Series("troll/policy_kl_max", "Largest KL(p‖q) before", "nats", log=True, largest=True)
-KL_MAX_AFTER = Series("troll/kl_max", "Largest KL(π‖q) after", "nats", log=True, largest=True)
-KL_MEAN_BEFORE = Series("troll/policy_kl_mean", "Mean KL(p‖q) before", "nats", log=True)
-KL_MEAN_AFTER = Series("troll/kl_mean", "Mean KL(π‖q) after", "nats", log=True)
-ETA = Series("troll/eta_mean", "Multiplier η, mean over projected tokens")
-REGRESSION = Series("troll/regression", "Regression KL(p‖π), mean", "nats", log=True)
-SUPPORT = Series("troll/support_size_mean", "Kept tokens per position, mean", "tokens")
+KL_MAX_BEFORE = Series("troll/policy_kl_max", "Largest KL(p‖q), before the projection", "nats", log=True, largest=True)
+KL_MAX_AFTER = Series("troll/kl_max", "Largest KL(π‖q), after the projection", "nats", log=True, largest=True)
+KL_MEAN_BEFORE = Series("troll/policy_kl_mean", "Mean KL(p‖q), before the projection", "nats", log=True)
+KL_MEAN_AFTER = Series("troll/kl_mean", "Mean KL(π‖q), after the projection", "nats", log=True)
+ETA = Series("troll/eta_mean", "Mean multiplier η of the projected tokens")
+REGRESSION = Series("troll/regression", "Mean regression KL(p‖π)", "nats", log=True)
+SUPPORT = Series("troll/support_size_mean", "Mean number of kept tokens per position", "tokens")
 CLIPPED = Series("clip_ratio/region_mean", "Clipped tokens", "% of tokens")
 CLIPPED_LOW = Series("clip_ratio/low_mean", "Clipped at the lower end", "% of tokens")
 CLIPPED_HIGH = Series("clip_ratio/high_mean", "Clipped at the upper end", "% of tokens")
-LENGTH = Series("completions/mean_length", "Completion length, mean", "tokens")
+LENGTH = Series("completions/mean_length", "Mean completion length", "tokens")
 TRUNCATED = Series("completions/clipped_ratio", "Truncated completions", "% of completions")
-GRADIENT = Series("grad_norm", "Gradient norm, before its clip")
+GRADIENT = Series("grad_norm", "Gradient norm, before gradient clipping")
 THROUGHPUT = Series(TOKENS_PER_SECOND, "Throughput, prompts and completions", "tokens/s")
 MEMORY = Series(PEAK_MEMORY, "Peak memory of a process", "GiB")
 
@@ -80,12 +80,12 @@ def reward_series(groups: Sequence[Group], success: str | None = None) -> list[S
             Name of the reward function whose mean is the success rate. By default, all with `accuracy` in their name.
 
     Raises:
-        ValueError: no run logged a reward function called `success`.
+        ReportError: no run logged a reward function called `success`.
     """
     keys = {key for group in groups for run in group.runs for line in run.updates.values() for key in line}
     names = sorted(key.split("/")[1] for key in keys if key.startswith("rewards/") and key.endswith("/mean"))
     if success is not None and success not in names:
-        raise ValueError(f"No run logged a reward function {success!r}; there are: {', '.join(names) or 'none'}.")
+        raise ReportError(f"No run logged a reward function {success!r}; there are: {', '.join(names) or 'none'}.")
     rates, others = [], []
     for name in names:
         key = f"rewards/{name}/mean"
