@@ -136,9 +136,11 @@ def _draw(groups: Sequence[Group], plan: Plan, file: Path) -> Drawn:
         if missing:
             who = "any run" if len(missing) == len(groups) else ", ".join(missing)
             left_out.setdefault(who, []).append(panel.title + (" against time" if panel.against_time else ""))
-    drawn.notes = [f"Not logged by {who}: {'; '.join(titles)}." for who, titles in left_out.items()]
+    for who, titles in left_out.items():
+        what = "any of this" if len(titles) == len(plan.panels) else "; ".join(titles)
+        drawn.notes.append(f"Not logged by {who}: {what}.")
     if not shown:
-        file.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)  # that of an earlier report
         return drawn
     columns = min(plan.columns, len(shown))
     rows = math.ceil(len(shown) / columns)

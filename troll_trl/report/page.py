@@ -10,14 +10,14 @@ from typing import Any
 
 from troll_trl.report import series as s
 from troll_trl.report.figures import Drawn
-from troll_trl.report.runs import Group, Run
+from troll_trl.report.runs import RUN_SETTINGS, Group, Run
 from troll_trl.report.series import Estimate, Series
 
 INTERVALS = (
     "[ … ]: 95 % interval of the mean, by Student's t over the seeds, cut to what is possible (a share cannot exceed "
-    "100 %). With one seed (marked †) it is over the log lines of the last tenth of the updates: how sure that mean is, "
-    "and nothing about other seeds. “At the end” is the mean over the last tenth of the updates; largest values are "
-    "those of the whole run."
+    "100 %). With one seed (marked †) it is over the log lines of the last tenth of the updates: how sure that mean "
+    "is, and nothing about other seeds. “At the end” is the mean over the last tenth of the updates; largest values "
+    "are those of the whole run."
 )
 # On what a relative excess over the bound is more than rounding: what the projection promises
 _BOUND_TOLERANCE = 1e-3
@@ -150,16 +150,16 @@ def warnings_of(groups: Sequence[Group]) -> list[str]:
 
 
 def differing_settings(groups: Sequence[Group]) -> list[list[str]]:
-    """A table of the saved settings that are not the same in all groups; empty without saved settings."""
-    names = sorted({name for group in groups for run in group.runs for name in run.settings})
-    shown = {
-        name: ["–" if (value := group.setting(name)) is None else str(value) for group in groups] for name in names
-    }
-    rows = [[name, *values] for name, values in shown.items() if len(set(values)) > 1 and name not in _NO_SETTINGS]
+    """A table of the saved settings that are not the same in all groups; empty where there is none."""
+    names = sorted({name for group in groups for run in group.runs for name in run.settings} - RUN_SETTINGS)
+    rows = [[name, *(_setting(group, name) for group in groups)] for name in names]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
     return [["", *(group.label for group in groups)], *rows] if rows else []
 
 
-_NO_SETTINGS = {"output_dir", "seed", "run_name"}
+def _setting(group: Group, name: str) -> str:
+    values = dict.fromkeys(str(run.settings[name]) for run in group.runs if name in run.settings)
+    return "; ".join(values) or "–"
 
 
 # -- The page ---------------------------------------------------------------------------------------------------------

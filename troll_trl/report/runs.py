@@ -17,7 +17,7 @@ STATE_FILE = "trainer_state.json"
 TOKENS_PER_SECOND = "derived/tokens_per_second"
 PEAK_MEMORY = "derived/peak_memory_gib"
 # Settings in which the seeds of one configuration may differ
-_RUN_SETTINGS = {"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume_from_checkpoint", "hub_model_id"}
+RUN_SETTINGS = {"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume_from_checkpoint", "hub_model_id"}
 _SEED = re.compile(r"(^|[-_.])seed[-_.=]?\d+$", re.IGNORECASE)
 
 
@@ -110,11 +110,8 @@ class Group:
     def differing_settings(self) -> list[str]:
         """Names of saved settings in which its runs differ, other than seeds and folders."""
         saved = [run.settings for run in self.runs if run.settings]
-        names = sorted({name for settings in saved for name in settings} - _RUN_SETTINGS)
+        names = sorted({name for settings in saved for name in settings} - RUN_SETTINGS)
         return [name for name in names if any(run.get(name) != saved[0].get(name) for run in saved)]
-
-    def setting(self, name: str) -> Any:
-        return next((run.settings[name] for run in self.runs if name in run.settings), None)
 
 
 def _saved_bound(run: Run) -> float | None:
