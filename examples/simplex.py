@@ -65,8 +65,8 @@ def draw_triangle(axes: Axes, distributions: dict[str, torch.Tensor], kl_bound: 
         f"KL(·‖p) = {nearest:.3f} nats, touches at π",
         "projections for all ε",
     ]
-    axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(-0.14, 1.0), frameon=False)
-    axes.set(aspect="equal", ylim=(-0.06, 0.94))
+    axes.legend(handles, labels, loc="upper left", frameon=False, borderaxespad=0)
+    axes.set(aspect="equal", xlim=(-0.5, 1.07), ylim=(-0.06, 0.93))
     axes.set_axis_off()
 
 
@@ -85,15 +85,15 @@ def draw_bars(axes: Axes, distributions: dict[str, torch.Tensor]) -> None:
 def draw(kl_bound: float, file: Path) -> None:
     projection = project(NEW.log(), OLD.log(), kl_bound)
     distributions = dict(zip(LOOKS, (OLD, NEW, projection.log_probs.exp()), strict=True))
-    figure = Figure(figsize=(9, 3.9), layout="constrained")
-    triangle, bars = figure.subplots(1, 2, width_ratios=(1.15, 1))
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    triangle, bars = figure.subplots(1, 2, width_ratios=(1.5, 1))
     draw_triangle(triangle, distributions, kl_bound)
     draw_bars(bars, distributions)
     bars.set_title(
         f"KL(p‖q) = {projection.policy_kl:.3f}, KL(π‖q) = {projection.kl:.3f} nats, η = {projection.eta:.2f}", size=10
     )
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
+    figure.savefig(file, dpi=110)
 
 
 def main() -> None:

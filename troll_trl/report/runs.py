@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -147,8 +148,8 @@ def load_run(path: Path) -> Run:
     Raises:
         ReportError: there is no such folder, no readable state in it, or nothing was logged.
     """
-    folder = path.parent if path.is_file() else path
-    if not folder.is_dir():
+    folder = path.parent if os.path.isfile(path) else path
+    if not os.path.isdir(folder):
         raise ReportError(f"{path}: there is no such run folder.")
     files = [path] if path.is_file() else [folder / STATE_FILE, *_checkpoint_states(folder)]
     files = [file for file in files if file.is_file()]
@@ -336,14 +337,14 @@ def load_groups(arguments: Sequence[str]) -> list[Group]:
     automatic = set()  # the keys of `paths` that are no labels, but paths without their seeds
     for argument in arguments:
         label, equals, value = argument.partition("=")
-        if Path(argument).exists() or not equals:
+        if os.path.exists(argument) or not equals:  # and not Path.exists(), which raises for a long label
             key = _without_seed(Path(argument))
             automatic.add(key)
             paths.setdefault(key, []).append(Path(argument))
         elif not label or not value:
             raise ReportError(f"{argument!r} is no run: give RUN or LABEL=RUN[,RUN…].")
         else:
-            runs = [value] if Path(value).exists() else value.split(",")
+            runs = [value] if os.path.exists(value) else value.split(",")
             paths.setdefault(label, []).extend(Path(run) for run in runs if run)
     errors: list[str] = []
     groups: list[Group] = []

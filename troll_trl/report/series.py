@@ -239,9 +239,12 @@ _T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060,
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t distribution, to 1e-3."""
+    """The 97.5 % quantile of Student's t distribution, to 1e-4 of it."""
     if freedom <= len(_T_QUANTILES):
         return _T_QUANTILES[freedom - 1]
-    # Cornish-Fisher expansion around the normal quantile (Abramowitz and Stegun 26.7.5), here exact to 1e-4
+    # Cornish-Fisher expansion around the normal quantile (Abramowitz and Stegun, 26.7.5)
     z = NormalDist().inv_cdf(0.975)
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
