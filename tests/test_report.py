@@ -195,11 +195,15 @@ def test_memory_of_the_trainers_own_summary(tmp_path):
     assert run.series(PEAK_MEMORY)[1].tolist() == [4.5]
 
 
-def test_peak_memory_is_in_the_log_history():
+def test_peak_memory_is_in_the_log_history(monkeypatch):
     state = TrainerState(log_history=[{"step": 1}, {"step": 2}])
     PeakMemory().on_log(SimpleNamespace(device=torch.device("cpu")), state, None, logs={})
     assert state.log_history[0] == {"step": 1}
     assert 0.05 < state.log_history[1]["memory/cpu_peak_gib"] < 64  # of this process, in GiB
+
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: device.index * 2**30)
+    PeakMemory().on_log(SimpleNamespace(device=torch.device("cuda", 3)), state, None, logs={})
+    assert state.log_history[1]["memory/gpu_peak_gib"] == 3
 
 
 # -- Grouping ---------------------------------------------------------------------------------------------------------
@@ -417,9 +421,12 @@ def split_row(line: str) -> list[str]:
 
 
 def test_figure_of_an_earlier_report_does_not_stay(runs, monkeypatch):
-    report(monkeypatch, *runs, "--output", "report")
+    Path("report").mkdir()
+    for name in ("clip.png", "trust_region.png", "mine.png"):
+        Path("report", name).write_text("earlier")
     report(monkeypatch, *runs[:2], "--output", "report")
-    assert not Path("report/clip.png").exists() and Path("report/trust_region.png").exists()
+    assert Path("report/mine.png").exists()
+    assert not Path("report/clip.png").exists() and Path("report/trust_region.png").stat().st_size > 10_000
     assert "Not logged by any run: any of this." in Path("report/report.html").read_text()
 
 
@@ -438,8 +445,20 @@ def test_a_run_with_almost_nothing(tmp_path, monkeypatch):
     write_state(tmp_path / "run", [{"step": 1, "reward": 0.5, "troll/kl_max": 0.0, "troll/policy_kl_max": 0.0}])
     report(monkeypatch, str(tmp_path / "run"), "--output", str(tmp_path / "report"))
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "Reward, weighted sum of all functions against time" in page
+    assert "No step_time logged by run: Reward, weighted sum of all functions against time." in page
+    assert "Zero throughout in run: Largest KL of a token from the old policy." in page
     assert (tmp_path / "report" / "reward.png").exists() and not (tmp_path / "report" / "cost.png").exists()
+
+
+def test_what_only_some_seeds_have_is_said(tmp_path):
+    figures = pytest.importorskip("troll_trl.report.figures")
+    write_troll(tmp_path / "a")
+    write_state(tmp_path / "b", [{"step": 1, "reward": 1.0}, {"step": 1, "eval_reward": 1.0}])
+    groups = load_groups([f"x={tmp_path}/a,{tmp_path}/b"])
+    reward, optimization, *_ = [list(figures._left_out(groups, plan)) for plan in figures._plans(groups, None)]
+    assert optimization == ["Logged by only some runs of x: any of this."]
+    title = "Reward, weighted sum of all functions"
+    assert f"Held-out points, as no update was evaluated by all runs, of x: {title}; {title} against time." in reward
 
 
 def test_mixed_seeds_and_a_broken_bound_are_said(runs, monkeypatch):

@@ -127,18 +127,8 @@ def _plans(groups: Sequence[Group], success: str | None) -> Iterator[Plan]:
 
 def _draw(groups: Sequence[Group], plan: Plan, file: Path) -> Drawn:
     drawn = Drawn(plan)
-    shown = []
-    left_out: dict[str, list[str]] = {}  # who has not logged what
-    for panel in plan.panels:
-        missing = [group.label for group in groups if not _has_data(group, panel)]
-        if len(missing) < len(groups):
-            shown.append(panel)
-        if missing:
-            who = "any run" if len(missing) == len(groups) else ", ".join(missing)
-            left_out.setdefault(who, []).append(panel.title + (" against time" if panel.against_time else ""))
-    for who, titles in left_out.items():
-        what = "any of this" if len(titles) == len(plan.panels) else "; ".join(titles)
-        drawn.notes.append(f"Not logged by {who}: {what}.")
+    shown = [panel for panel in plan.panels if any(_has_data(group, panel) for group in groups)]
+    drawn.notes = list(_left_out(groups, plan))
     if not shown:
         file.unlink(missing_ok=True)  # that of an earlier report
         return drawn
@@ -168,6 +158,34 @@ def _curves(group: Group, series: Series, panel: Panel) -> Curves:
 def _has_data(group: Group, panel: Panel) -> bool:
     held_out = panel.held_out and s.held_out(group, panel.series[0], panel.against_time) is not None
     return held_out or any(_curves(group, series, panel) for series in panel.series)
+
+
+def _left_out(groups: Sequence[Group], plan: Plan) -> Iterator[str]:
+    """Notes on what a figure lacks: why, whose, and which panels."""
+    titles: dict[tuple[str, str], list[str]] = {}
+    for panel in plan.panels:
+        reasons = [_why_missing(group, panel) for group in groups]
+        for reason in dict.fromkeys(reason for reason in reasons if reason):
+            labels = [group.label for group, other in zip(groups, reasons, strict=True) if other == reason]
+            who = "any run" if len(labels) == len(groups) and reason == "Not logged by" else ", ".join(labels)
+            name = panel.title + (" against time" if panel.against_time else "")
+            titles.setdefault((reason, who), []).append(name)
+    for (reason, who), names in titles.items():
+        yield f"{reason} {who}: {'any of this' if len(names) == len(plan.panels) else '; '.join(names)}."
+
+
+def _why_missing(group: Group, panel: Panel) -> str:
+    keys = [prefix + series.key for series in panel.series for prefix in ("", s.HELD_OUT)[: 1 + panel.held_out]]
+    if not any(run.logs(key) for run in group.runs for key in keys):
+        return "Not logged by"
+    if panel.against_time and all(run.clock is None for run in group.runs):
+        return "No step_time logged by"
+    if not _has_data(group, panel):
+        return "Zero throughout in"
+    evaluated = panel.held_out and any(run.logs(s.HELD_OUT + panel.series[0].key) for run in group.runs)
+    if evaluated and s.held_out(group, panel.series[0], panel.against_time) is None:
+        return "Held-out points, as no update was evaluated by all runs, of"
+    return "" if all(any(run.logs(key) for key in keys) for run in group.runs) else "Logged by only some runs of"
 
 
 # -- One panel --------------------------------------------------------------------------------------------------------

@@ -56,6 +56,9 @@ class Run:
         steps, values = zip(*points, strict=True) if points else ((), ())
         return np.array(steps, dtype=float), np.array(values, dtype=float)
 
+    def logs(self, key: str) -> bool:
+        return any(key in line for line in self.updates.values())
+
     @property
     def last_update(self) -> int:
         return max(self.updates)
@@ -91,9 +94,6 @@ class Group:
 
     label: str
     runs: list[Run]
-
-    def logs(self, key: str) -> bool:
-        return any(key in line for run in self.runs for line in run.updates.values())
 
     @cached_property
     def kl_bound(self) -> tuple[float, bool] | None:
