@@ -300,6 +300,18 @@ def test_thinning_out_keeps_maxima_and_means():
     assert s.thin_out(x[:100], y[:100], largest=False)[1].tolist() == y[:100].tolist()
 
 
+def test_thinning_out_takes_whole_rollout_batches(tmp_path):
+    """Groups of another size than a batch would show a beat of the drift within a batch."""
+    lines = [troll_line(step, entropy=float((step - 1) % 8)) for step in range(1, 401)]
+    for line in lines:
+        if line["step"] % 8 != 1:
+            del line["num_tokens"], line["reward"]
+    run = load_run(write_state(tmp_path, lines))
+    x, entropy = s.curve(run, s.ENTROPY, against_time=False)
+    assert entropy.tolist() == [3.5] * 50 and x.tolist() == [4.5 + 8 * n for n in range(50)]
+    assert len(s.curve(run, s.Series("reward", ""), against_time=False)[0]) == 50  # one per batch as it is
+
+
 @pytest.mark.parametrize("freedom", [*range(1, 31), 60, 1000])
 def test_t_quantile(freedom):
     assert s.t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=1e-3)

@@ -194,7 +194,7 @@ def write_page(groups: Sequence[Group], drawn: Sequence[Drawn], table: Sequence[
     made = (
         f"Made by scripts/report.py on {datetime.now():%Y-%m-%d %H:%M}. Curves of more than {s.MAX_POINTS} lines are "
     )
-    parts += [f'<p class="note">{made}averaged over neighbouring lines (of maxima, their maximum).</p>']
+    parts += [f'<p class="note">{made}averaged over whole rollout batches (of maxima, their maximum).</p>']
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     head = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -138,7 +138,8 @@ def curve(run: Run, series: Series, against_time: bool) -> tuple[np.ndarray, np.
     seconds = run.seconds(x) if against_time else x
     if len(x) == 0 or seconds is None:
         return None
-    x, y = thin_out(seconds, y, series.largest)
+    generations = len(run.series("num_tokens")[0])
+    x, y = thin_out(seconds, y, series.largest, lines_per_batch=round(len(x) / generations) if generations else 1)
     if series.log:
         x, y = x[y > 0], y[y > 0]
     return (x, y) if len(x) else None
@@ -156,9 +157,17 @@ def held_out(group: Group, series: Series, against_time: bool) -> Band | None:
     return Band(x, values.mean(0), values.min(0), values.max(0))
 
 
-def thin_out(x: np.ndarray, y: np.ndarray, largest: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Combine neighbours until at most `MAX_POINTS` are left: `x` by their mean, `y` by their mean or maximum."""
-    size = math.ceil(len(x) / MAX_POINTS)
+def thin_out(x: np.ndarray, y: np.ndarray, largest: bool, lines_per_batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Combine neighbours until at most `MAX_POINTS` are left: `x` by their mean, `y` by their mean or maximum.
+
+    Whole rollout batches are combined, of `lines_per_batch` lines each: within one, the policy drifts from the old
+    policy, and groups of other sizes would show a beat of that.
+    """
+    if len(x) <= MAX_POINTS:
+        return x, y
+    batch = max(lines_per_batch, 1)
+    size = batch * math.ceil(len(x) / MAX_POINTS / batch)
     starts = np.arange(0, len(x), size)
     counts = np.diff(np.append(starts, len(x)))
     means = np.add.reduceat(y, starts) / counts
