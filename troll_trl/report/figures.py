@@ -193,6 +193,7 @@ def _why_missing(group: Group, panel: Panel) -> str:
 
 def _draw_panel(axes: Axes, groups: Sequence[Group], panel: Panel) -> None:
     scale, unit = _time_unit(groups) if panel.against_time else (1.0, "")
+    axes.set_yscale("log" if panel.series[0].log else "linear")
     for number, group in enumerate(groups):
         style = _style(number)
         held_out = s.held_out(group, panel.series[0], panel.against_time) if panel.held_out else None
@@ -204,9 +205,12 @@ def _draw_panel(axes: Axes, groups: Sequence[Group], panel: Panel) -> None:
             look = style | {"linestyle": _DOTTED, "linewidth": 1.0, "markerfacecolor": "white"} if rank else style
             _draw_curves(axes, _curves(group, series, panel), scale, look, number)
     _set_axes(axes, panel, unit)
+    axes.set_xlim(0, 1.03 * _longest(groups, panel.against_time) / scale or None)
     if panel.bound:
         for bound, colour, _ in _bounds(groups):
             axes.axhline(bound, color=colour, linestyle="--", linewidth=1.1, zorder=1)
+            bottom, top = axes.get_ylim()
+            axes.set_ylim(min(bottom, bound / 1.5), max(top, bound * 1.5))  # well inside a logarithmic axis
 
 
 def _set_axes(axes: Axes, panel: Panel, time_unit: str) -> None:
@@ -214,11 +218,9 @@ def _set_axes(axes: Axes, panel: Panel, time_unit: str) -> None:
     axes.set_title(panel.title)
     axes.set_xlabel(f"training time ({time_unit})" if panel.against_time else "updates")
     axes.set_ylabel(first.unit.replace("%", "share") or "no unit")
-    axes.set_xlim(left=0)
     if first.is_share:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     if first.log:
-        axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
     elif first.lowest is not None:
@@ -265,8 +267,16 @@ def _style(number: int) -> dict[str, Any]:
     }
 
 
+def _longest(groups: Sequence[Group], against_time: bool) -> float:
+    """Updates or seconds of the longest run: the panels of all figures share their axis."""
+    runs = [run for group in groups for run in group.runs]
+    if against_time:
+        return max((run.clock[1][-1] for run in runs if run.clock is not None), default=0.0)
+    return max(run.last_update for run in runs)
+
+
 def _time_unit(groups: Sequence[Group]) -> tuple[float, str]:
-    longest = max((run.clock[1][-1] for group in groups for run in group.runs if run.clock is not None), default=0.0)
+    longest = _longest(groups, against_time=True)
     return next((unit for unit in ((3600.0, "hours"), (60.0, "minutes")) if longest > 2 * unit[0]), (1.0, "seconds"))
 
 
