@@ -19,6 +19,7 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, g
 
 from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.data import load_math_dataset
+from troll_trl.memory import PeakMemory
 from troll_trl.parser import TrollScriptArguments, parse_training_args
 from troll_trl.progress import ProgressLine
 
@@ -127,6 +128,7 @@ def main():
         raise SystemExit(2) from None
     if training_args.process_index == 0:
         save_settings(script_args.settings, training_args.output_dir)
+    trainer.add_callback(PeakMemory)
     if not training_args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(ProgressLine)

@@ -78,6 +78,7 @@ def test_troll_trains_saves_and_resumes(workplace):
     assert first["troll/projected_fraction"] == 0  # the weights of the rollout
     assert second["troll/projected_fraction"] > 0
     assert second["troll/kl_max"] <= 0.001 * 1.001 < second["troll/policy_kl_max"]
+    assert 0 < first["memory/cpu_peak_gib"] <= second["memory/cpu_peak_gib"]
     progress = done.stdout + done.stderr
     assert "step 1: reward" in progress
     assert f"projected {second['troll/projected_fraction']:.2%}" in progress

@@ -1,0 +1,591 @@
+"""scripts/report.py: run folders read, seeds grouped, series averaged, figures drawn, one page written."""
+
+import json
+import math
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import TrainerState
+
+from troll_trl.memory import PeakMemory
+from troll_trl.report import series as s
+from troll_trl.report.runs import PEAK_MEMORY, TOKENS_PER_SECOND, Group, ReportError, load_groups, load_run
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SCRIPT = REPOSITORY / "scripts" / "report.py"
+ACCURACY = "rewards/math_accuracy_reward/mean"
+
+
+def troll_line(step: int, **values) -> dict:
+    """A log line as TRL and `TrollMetrics` write it, here of 2 s per update and 100 tokens per update."""
+    kl = {"troll/policy_kl_max": 1.0 + step, "troll/policy_kl_mean": 0.1, "troll/kl_max": 0.05, "troll/kl_mean": 0.01}
+    troll = {"troll/projected_fraction": 0.1, "troll/eta_mean": 0.7, "troll/regression": 0.01} | kl
+    return trl_line(step) | troll | {"troll/support_size_mean": 9.0, "troll/rest_mass_mean": 1e-6} | values
+
+
+def clip_line(step: int, **values) -> dict:
+    clip = {"clip_ratio/region_mean": 0.04, "clip_ratio/low_mean": 0.03, "clip_ratio/high_mean": 0.01}
+    return trl_line(step) | clip | values
+
+
+def trl_line(step: int) -> dict:
+    completions = {"completions/mean_length": 50.0, "completions/clipped_ratio": 0.25}
+    rewards = {"reward": step / 10, ACCURACY: step / 20, "rewards/form/mean": -1.0}
+    training = {"loss": 0.0, "grad_norm": 1.5, "learning_rate": 1e-6, "entropy": 0.5, "num_tokens": 100.0 * step}
+    return {"step": step, "epoch": step / 100, "step_time": 2.0} | completions | rewards | training
+
+
+def write_state(folder: Path, lines: list[dict], settings: str | None = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    step = max((line.get("step", 0) for line in lines), default=0)
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": lines}))
+    if settings is not None:
+        (folder / "config.yaml").write_text(settings)
+    return folder
+
+
+def write_troll(folder: Path, last: int = 10, settings: str | None = None, **values) -> Path:
+    return write_state(folder, [troll_line(step, **values) for step in range(1, last + 1)], settings)
+
+
+# -- Reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_time_is_the_mean_of_a_line_times_its_updates(tmp_path):
+    """`step_time` of a line is the mean since the line before, here of 1, 7, 8 and (two lines' worth) 16 updates."""
+    lines = [troll_line(1, step_time=10.0), troll_line(8, step_time=2.0), troll_line(16, step_time=3.0)]
+    torn = troll_line(24)
+    del torn["step_time"]
+    run = load_run(
+        write_state(tmp_path, [*lines, torn, troll_line(32, step_time=1.0), {"step": 12, "eval_reward": 0.5}])
+    )
+    steps = np.array([0, 1, 8, 12, 16, 24, 32])
+    assert run.seconds(steps).tolist() == [0, 10, 24, 36, 48, 56, 64]
+
+
+def test_throughput_is_a_batch_over_the_time_of_all_its_updates(tmp_path):
+    """Logged at every update, tokens come with the first of four updates, which is slow since it generates."""
+    lines, tokens = [], 0.0
+    for step in range(1, 15):
+        line = troll_line(step, step_time=7.0 if step % 4 == 1 else 1.0)
+        del line["num_tokens"]
+        if step % 4 == 1:
+            tokens += 1000.0 * step
+            line["num_tokens"] = tokens
+        lines.append(line)
+    steps, throughput = load_run(write_state(tmp_path, lines)).series(TOKENS_PER_SECOND)
+    assert steps.tolist() == [1, 5, 9]  # the run ends within the fourth batch
+    assert throughput == pytest.approx([1000 / 10, 5000 / 10, 9000 / 10])
+
+
+def test_throughput_with_a_line_per_batch(tmp_path):
+    lines = [troll_line(step, step_time=0.5, num_tokens=30.0 * step) for step in (8, 16, 24)]
+    steps, throughput = load_run(write_state(tmp_path, lines)).series(TOKENS_PER_SECOND)
+    assert steps.tolist() == [8, 16, 24]
+    assert throughput == pytest.approx([60, 60, 60])
+
+
+def test_values_that_are_no_finite_numbers_are_left_out_and_said(tmp_path):
+    lines = [troll_line(step) for step in (1, 2, 3)]
+    lines[0]["grad_norm"], lines[1]["grad_norm"], lines[2]["entropy"] = math.nan, math.inf, None
+    lines[1]["kind"] = "text"
+    run = load_run(write_state(tmp_path, lines))
+    assert run.series("grad_norm")[0].tolist() == [3]
+    assert run.series("entropy")[0].tolist() == [1, 2]
+    assert run.notes == ["Values that are NaN or infinite are left out: grad_norm (2)."]
+
+
+def test_updates_repeated_by_a_resumed_run_count_once_the_last_time(tmp_path):
+    lines = [troll_line(step, entropy=1.0) for step in (1, 2, 3, 4)]
+    lines += [troll_line(step, entropy=2.0) for step in (3, 4, 5)] + [{"step": 4, "eval_reward": 0.5}]
+    run = load_run(write_state(tmp_path, lines))
+    steps, entropy = run.series("entropy")
+    assert steps.tolist() == [1, 2, 3, 4, 5] and entropy.tolist() == [1, 1, 2, 2, 2]
+    assert run.series("eval_reward")[0].tolist() == [4]  # an evaluation and a training line share an update
+    assert "2 updates from 3 on were logged more than once" in run.notes[0]
+    assert run.seconds(np.array([5.0])) == 10
+
+
+def test_rewards_that_only_generating_updates_log(tmp_path):
+    lines = [troll_line(step) for step in (1, 2, 3)]
+    del lines[1]["reward"]
+    assert load_run(write_state(tmp_path, lines)).series("reward")[0].tolist() == [1, 3]
+
+
+def test_newest_checkpoint_of_a_run_without_a_state_of_its_own(tmp_path):
+    for step in (2, 10, 9):  # by number and not by name
+        write_troll(tmp_path / f"checkpoint-{step}", last=step)
+    (tmp_path / "config.yaml").write_text("kl_bound: 0.2")
+    run = load_run(tmp_path)
+    assert run.last_update == 10 and run.state_file.parent.name == "checkpoint-10"
+    assert load_run(tmp_path / "checkpoint-9").settings == {"kl_bound": 0.2}
+    assert load_run(tmp_path / "checkpoint-9" / "trainer_state.json").last_update == 9
+
+
+def test_torn_state_falls_back_to_the_newest_whole_checkpoint(tmp_path):
+    for step in (2, 4, 6):
+        write_troll(tmp_path / f"checkpoint-{step}", last=step)
+    torn = (write_troll(tmp_path) / "trainer_state.json").read_bytes()
+    (tmp_path / "trainer_state.json").write_bytes(torn[: len(torn) // 2])
+    (tmp_path / "checkpoint-6" / "trainer_state.json").write_bytes(b"\xff\xfe{")
+    run = load_run(tmp_path)
+    assert run.last_update == 4
+    assert "torn, or no JSON" in run.notes[0] and "checkpoint-6" in run.notes[0]
+    assert run.notes[0].endswith("checkpoint-4/trainer_state.json instead.")
+
+
+def test_resumed_and_stopped_run_is_continued_from_its_checkpoint(tmp_path):
+    end = {"step": 10, "train_runtime": 99.0, "train_loss": 0.0}
+    write_state(tmp_path, [*(troll_line(step) for step in range(1, 11)), end])
+    write_troll(tmp_path / "checkpoint-14", last=14)
+    run = load_run(tmp_path)
+    assert run.last_update == 14
+    assert "the run was resumed and stopped" in run.notes[0]
+
+
+def test_checkpoint_of_another_run_in_the_same_folder_is_not_mixed_in(tmp_path):
+    write_troll(tmp_path, last=5)
+    write_troll(tmp_path / "checkpoint-14", last=14, entropy=3.0)
+    assert load_run(tmp_path).last_update == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "there is no trainer_state.json in this folder or in a checkpoint-* below it"),
+        ('{"log_history": [{"ste', "torn, or no JSON"),
+        ('{"log_history": []}', "its `log_history` is empty"),
+        ('{"global_step": 3}', "it holds no list `log_history`"),
+        ("[1, 2]", "it holds no list `log_history`"),
+        ('{"log_history": [{"loss": 1.0}, 5]}', "no line of its `log_history` holds a `step`"),
+        ('{"log_history": [{"step": 1, "loss": NaN}]}', "no line of its `log_history` holds a `step`"),
+    ],
+)
+def test_folder_without_a_usable_state(tmp_path, content, expected):
+    if content is not None:
+        (tmp_path / "trainer_state.json").write_text(content)
+    with pytest.raises(ReportError) as error:
+        load_run(tmp_path)
+    assert str(tmp_path) in str(error.value) and expected in str(error.value)
+
+
+def test_folder_of_runs_names_them(tmp_path):
+    write_troll(tmp_path / "a")
+    write_troll(tmp_path / "b")
+    with pytest.raises(ReportError, match=r"name these, as in .*/a \(a, b\)"):
+        load_run(tmp_path)
+
+
+def test_settings_that_cannot_be_read_are_noted(tmp_path):
+    run = load_run(write_troll(tmp_path, settings="a: [1"))
+    assert run.settings == {} and "cannot be read as settings" in run.notes[0]
+
+
+def test_memory_of_the_trainers_own_summary(tmp_path):
+    end = {"before_init_mem_gpu": 2**30, "init_mem_gpu_alloc_delta": 2**30, "train_mem_gpu_alloc_delta": 2**31}
+    end |= {"train_mem_gpu_peaked_delta": 2**29, "train_mem_cpu_peaked_delta": 1, "step": 3}
+    run = load_run(write_state(tmp_path, [troll_line(3), end]))
+    assert run.series(PEAK_MEMORY)[1].tolist() == [4.5]
+
+
+def test_peak_memory_is_in_the_log_history(monkeypatch):
+    state = TrainerState(log_history=[{"step": 1}, {"step": 2}])
+    PeakMemory().on_log(SimpleNamespace(device=torch.device("cpu")), state, None, logs={})
+    assert state.log_history[0] == {"step": 1}
+    assert 0.05 < state.log_history[1]["memory/cpu_peak_gib"] < 64  # of this process, in GiB
+
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: device.index * 2**30)
+    PeakMemory().on_log(SimpleNamespace(device=torch.device("cuda", 3)), state, None, logs={})
+    assert state.log_history[1]["memory/gpu_peak_gib"] == 3
+
+
+# -- Grouping ---------------------------------------------------------------------------------------------------------
+
+
+def labels_of(groups: list[Group]) -> dict[str, list[str]]:
+    return {group.label: [str(run.folder) for run in group.runs] for group in groups}
+
+
+def test_paths_equal_but_for_the_seed_are_one_configuration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = ["troll-seed0", "troll-seed1", "troll_SEED-12", "clip-seed0", "seed3/lr", "seed4/lr", "a/lr", "v2", "v3"]
+    for path in paths:
+        write_troll(Path(path))
+    assert labels_of(load_groups(paths)) == {
+        "troll": ["troll-seed0", "troll-seed1", "troll_SEED-12"],
+        "clip": ["clip-seed0"],
+        f"{tmp_path.name}/lr": ["seed3/lr", "seed4/lr"],  # "lr" alone would be that of a/lr, too
+        "a/lr": ["a/lr"],
+        "v2": ["v2"],
+        "v3": ["v3"],
+    }
+
+
+def test_labels_of_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("a", "b", "c", "lr=1", "x,y"):
+        write_troll(Path(path))
+    groups = load_groups(["ours=a,b", "theirs=c", "lr=1", "pair=x,y", "ours=c"])
+    expected = {"ours": ["a", "b", "c"], "theirs": ["c"], "lr=1": ["lr=1"], "pair": ["x,y"]}
+    assert labels_of(groups) == expected
+
+
+def test_label_that_is_a_run_of_another_name_is_not_mixed_up(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("a", "b"):
+        write_troll(Path(path))
+    labels = [group.label for group in load_groups(["b=a", "b"])]
+    assert labels[0] == "b" and labels[1].endswith("/b")
+
+
+def test_the_same_run_twice_is_no_second_seed(tmp_path):
+    write_troll(tmp_path / "a")
+    with pytest.raises(ReportError, match="one seed, not two"):
+        load_groups([f"x={tmp_path / 'a'},{tmp_path}/b/../a"])
+
+
+# -- Bounds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "bound"),
+    [
+        (["method: troll\nkl_bound: 0.2"] * 2, (0.2, False)),
+        (["kl_bound: inf"] * 2, (math.inf, False)),
+        (["seed: 1", "seed: 2"], (0.05, False)),  # the default of TrollGRPOConfig
+        ([None, None], (0.07, True)),  # inferred: the largest KL after a projection
+        (["kl_bound: 0.1", "kl_bound: 0.2"], None),
+    ],
+)
+def test_bound(tmp_path, settings, bound):
+    for number, text in enumerate(settings):
+        lines = [troll_line(1, **{"troll/kl_max": 0.07}), troll_line(2), troll_line(3, **{"troll/kl_max": 0.5})]
+        lines[2]["troll/projected_fraction"] = 0.0
+        write_state(tmp_path / f"seed{number}", lines, text)
+    (group,) = load_groups([str(tmp_path / f"seed{number}") for number in range(2)])
+    assert group.kl_bound == bound
+
+
+def test_clip_runs_have_no_bound(tmp_path):
+    write_state(tmp_path, [clip_line(1)], "method: clip\nkl_bound: 0.05")
+    assert load_groups([str(tmp_path)])[0].kl_bound is None
+
+
+# -- Series -----------------------------------------------------------------------------------------------------------
+
+
+def test_band_is_over_what_all_seeds_have():
+    seeds = [(np.array([1.0, 3.0, 5.0]), np.array([0.0, 2.0, 4.0])), (np.array([2.0, 4.0]), np.array([10.0, 30.0]))]
+    band = s.band(seeds)
+    assert band.x.tolist() == [2, 3, 4]
+    assert band.low.tolist() == [1, 2, 3]
+    assert band.high.tolist() == [10, 20, 30]
+    assert band.mean.tolist() == [5.5, 11, 16.5]
+
+
+def test_thinning_out_keeps_maxima_and_means():
+    x = np.arange(1.0, 1001.0)
+    y = np.where(x == 777, 5.0, 1.0)
+    thin_x, largest = s.thin_out(x, y, largest=True)
+    assert len(thin_x) <= s.MAX_POINTS and largest.max() == 5 and thin_x[0] == np.mean(x[:9])
+    _, means = s.thin_out(x, y, largest=False)
+    assert means.max() == pytest.approx(1 + 4 / 9)
+    assert s.thin_out(x[:100], y[:100], largest=False)[1].tolist() == y[:100].tolist()
+
+
+def test_thinning_out_takes_whole_rollout_batches(tmp_path):
+    """Groups of another size than a batch would show a beat of the drift within a batch."""
+    lines = [troll_line(step, entropy=float((step - 1) % 8)) for step in range(1, 401)]
+    for line in lines:
+        if line["step"] % 8 != 1:
+            del line["num_tokens"], line["reward"]
+    run = load_run(write_state(tmp_path, lines))
+    x, entropy = s.curve(run, s.ENTROPY, against_time=False)
+    assert entropy.tolist() == [3.5] * 50 and x.tolist() == [4.5 + 8 * n for n in range(50)]
+    assert len(s.curve(run, s.Series("reward", ""), against_time=False)[0]) == 50  # one per batch as it is
+
+
+@pytest.mark.parametrize("freedom", [*range(1, 31), 60, 1000])
+def test_t_quantile(freedom):
+    assert s.t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=1e-3)
+
+
+def test_final_value_and_its_interval_over_seeds(tmp_path):
+    ends = []
+    for seed, last in enumerate((100, 100, 60)):
+        lines = [troll_line(step, entropy=math.sin(step) + seed) for step in range(1, last + 1)]
+        write_state(tmp_path / f"seed{seed}", lines)
+        ends.append(np.mean([math.sin(step) + seed for step in range(1, last + 1) if step > 0.9 * last]))
+    (group,) = load_groups([str(tmp_path / f"seed{seed}") for seed in range(3)])
+    estimate = s.final(group, s.Series("entropy", "", lowest=None))
+    assert estimate.mean == pytest.approx(np.mean(ends)) and estimate.seeds == 3
+    expected = stats.t.interval(0.95, 2, loc=np.mean(ends), scale=stats.sem(ends))
+    assert estimate.interval == pytest.approx(expected, rel=1e-3)
+    assert s.final(group, s.ENTROPY).interval[0] == 0  # an entropy cannot be negative
+    assert s.final(group, s.KL_MAX_BEFORE).mean == pytest.approx((101 + 101 + 61) / 3)  # of the whole run
+    assert s.final(group, s.CLIPPED) is None
+
+
+def test_one_seed_has_the_interval_of_its_last_lines(tmp_path):
+    lines = [troll_line(step, entropy=1 + step % 3) for step in range(1, 101)]
+    group = Group("", [load_run(write_state(tmp_path, [*lines, {"step": 100, "eval_entropy": 0.3}]))])
+    values = [1 + step % 3 for step in range(91, 101)]
+    expected = stats.t.interval(0.95, 9, loc=np.mean(values), scale=stats.sem(values))
+    estimate = s.final(group, s.ENTROPY)
+    assert estimate.seeds == 1 and estimate.interval == pytest.approx(expected, rel=1e-3)
+    assert s.final(group, s.ENTROPY, prefix="eval_") == s.Estimate(0.3, None, 1)
+
+
+def test_held_out_values_are_of_the_updates_that_all_seeds_evaluated(tmp_path):
+    for seed, steps in enumerate(((0, 5, 10), (0, 5))):
+        evaluations = [{"step": step, "eval_reward": step + seed} for step in steps]
+        training = [troll_line(step, step_time=1.0 + seed) for step in range(1, 11)]
+        write_state(tmp_path / f"seed{seed}", training + evaluations)
+    (group,) = load_groups([str(tmp_path / "seed0"), str(tmp_path / "seed1")])
+    held_out = s.held_out(group, s.Series("reward", ""), against_time=True)
+    assert held_out.x.tolist() == [0, 7.5] and held_out.mean.tolist() == [0.5, 5.5]
+    assert (held_out.low.tolist(), held_out.high.tolist()) == ([0, 5], [1, 6])
+
+
+def test_reward_functions(tmp_path):
+    lines = [troll_line(step) | {"rewards/len_accuracy/mean": 7.0} for step in (1, 2)]
+    groups = [Group("", [load_run(write_state(tmp_path, lines))])]
+    assert [series.key for series in s.reward_series(groups)] == [
+        ACCURACY, "reward", "rewards/form/mean", "rewards/len_accuracy/mean",
+    ]  # fmt: skip
+    assert [series.is_share for series in s.reward_series(groups)] == [True, False, False, False]  # 7 is no rate
+    assert [series.key for series in s.reward_series(groups, "form") if series.is_share] == ["rewards/form/mean"]
+    with pytest.raises(ReportError, match="reward function 'nothing'; there are: form, len_accuracy, math_accuracy"):
+        s.reward_series(groups, "nothing")
+
+
+def test_the_only_reward_function_is_not_drawn_twice(tmp_path):
+    lines = [{"step": 1, "reward": 0.5, ACCURACY: 0.5}]
+    groups = [Group("", [load_run(write_state(tmp_path, lines))])]
+    assert [series.key for series in s.reward_series(groups)] == [ACCURACY]
+
+
+# -- The report -------------------------------------------------------------------------------------------------------
+
+
+def report(monkeypatch, *arguments: str) -> None:
+    pytest.importorskip("matplotlib", reason="figures need matplotlib (the extra `plots`)")
+    monkeypatch.setattr(sys, "argv", ["report.py", *arguments])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Two seeds of TROLL of different lengths, and a clip run under a name that is HTML."""
+    monkeypatch.chdir(tmp_path)
+    for seed in (0, 1):
+        folder = write_troll(Path(f"troll-seed{seed}"), 10 + 5 * seed, f"method: troll\nseed: {seed}\nlr: 1")
+        state = json.loads((folder / "trainer_state.json").read_text())
+        state["log_history"].append({"step": 10, f"eval_{ACCURACY}": 0.4 + seed / 10})
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+    lines = [clip_line(step) for step in range(1, 11)]
+    write_state(Path('<b>x&"$y_1$'), lines, "method: clip\nseed: 0\nlr: 1")
+    return ["troll-seed0", "troll-seed1", '<b>x&"$y_1$']
+
+
+def test_report(runs, monkeypatch, capsys, recwarn):
+    Path("report").mkdir()
+    report(monkeypatch, *runs, "--output", "report")
+    names = {file.name for file in Path("report").iterdir()}
+    figures = {"reward.png", "optimization.png", "trust_region.png", "clip.png", "completions.png", "cost.png"}
+    assert names == figures | {"report.html", "table.md"}
+    for name in figures:
+        assert (Path("report") / name).read_bytes().startswith(b"\x89PNG")
+
+    page = Path("report/report.html").read_text()
+    assert page.count('src="data:image/png;base64,') == len(figures)
+    assert "<b>" not in page and "&lt;b&gt;x&amp;&quot;$y_1$" in page
+    assert not re.search(r"""(?:src|href)=["'](?!data:)|url\(|@import|<script|https?://""", page)  # requests nothing
+    assert "Not logged by troll: any of this." in page  # the clip's figure
+    assert "Mean multiplier η" in page and "Peak memory of a process" in page
+    assert "Not logged by any run: Peak memory of a process." in page
+    assert "have different lengths: the mean and the band end with the shortest" in page
+    assert "method</th><td>troll</td><td>clip" in page  # of the settings, what differs; not the seed
+    assert ">lr<" not in page and ">seed<" not in page
+    assert not [warning for warning in recwarn if re.search("matplotlib|report", str(warning.filename))]
+
+    table = Path("report/table.md").read_text()
+    rows = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in map(split_row, table.splitlines())}
+    assert rows["seeds"] == ["2", "1"]
+    assert rows["updates"] == ["10–15", "10"]
+    assert rows["training time"] == ["20 s–30 s", "20 s"]
+    assert rows["Success rate (math_accuracy_reward), held out, last"] == ["45.0 [0.0, 100.0] %", "–"]
+    assert rows["KL bound (nats)"] == ["0.05", "–"]
+    assert rows["Clipped tokens, at the end"] == ["–", "4.0 %"]
+    assert rows["Throughput, prompts and completions, at the end (tokens/s)"] == ["50.00 [50.00, 50.00]", "50.00"]
+    assert table in capsys.readouterr().out
+
+
+def split_row(line: str) -> list[str]:
+    return line.strip("|").split("|")
+
+
+def test_figure_of_an_earlier_report_does_not_stay(runs, monkeypatch):
+    Path("report").mkdir()
+    for name in ("clip.png", "trust_region.png", "mine.png"):
+        Path("report", name).write_text("earlier")
+    report(monkeypatch, *runs[:2], "--output", "report")
+    assert Path("report/mine.png").exists()
+    assert not Path("report/clip.png").exists() and Path("report/trust_region.png").stat().st_size > 10_000
+    assert "Not logged by any run: any of this." in Path("report/report.html").read_text()
+
+
+def test_any_label(runs, monkeypatch, recwarn):
+    labels = ["_hidden", "$x_{", "a\nb", "ü" * 300, "100%", "a|b", " "]
+    report(monkeypatch, *(f"{label}={runs[0]}" for label in labels), "--output", "report")
+    head = Path("report/table.md").read_text().splitlines()[0]
+    assert [" ".join(cell.split()) for cell in re.split(r"(?<!\\)\|", head)[2:-1]] == [
+        "_hidden", "$x_{", "a b", "ü" * 300, "100%", "a\\|b", "",
+    ]  # fmt: skip
+    assert not [warning for warning in recwarn if re.search("matplotlib|report", str(warning.filename))]
+
+
+def test_a_run_with_almost_nothing(tmp_path, monkeypatch):
+    """One line of a plain run: no time, no evaluation, a zero on a logarithmic axis."""
+    write_state(tmp_path / "run", [{"step": 1, "reward": 0.5, "troll/kl_max": 0.0, "troll/policy_kl_max": 0.0}])
+    report(monkeypatch, str(tmp_path / "run"), "--output", str(tmp_path / "report"))
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "No step_time logged by run: Reward, weighted sum of all functions against time." in page
+    assert "Zero throughout in run: Largest KL of a token from the old policy." in page
+    assert (tmp_path / "report" / "reward.png").exists() and not (tmp_path / "report" / "cost.png").exists()
+
+
+def test_what_only_some_seeds_have_is_said(tmp_path):
+    figures = pytest.importorskip("troll_trl.report.figures")
+    write_troll(tmp_path / "a")
+    write_state(tmp_path / "b", [{"step": 1, "reward": 1.0}, {"step": 1, "eval_reward": 1.0}])
+    groups = load_groups([f"x={tmp_path}/a,{tmp_path}/b"])
+    reward, optimization, *_ = [list(figures._left_out(groups, plan)) for plan in figures._plans(groups, None)]
+    assert optimization == ["Logged by only some runs of x: any of this."]
+    title = "Reward, weighted sum of all functions"
+    assert f"Held-out points, as no update was evaluated by all runs, of x: {title}; {title} against time." in reward
+
+
+def test_mixed_seeds_and_a_broken_bound_are_said(runs, monkeypatch):
+    write_troll(Path("other"), 10, "method: troll\nlr: 2", **{"troll/kl_max": 0.06})
+    report(monkeypatch, f"both={runs[0]},other", f"methods={runs[1]},{runs[2]}", "--output", "report")
+    page = Path("report/report.html").read_text()
+    assert "The runs of both are shown as seeds, but differ in lr." in page
+    assert "The runs of methods are shown as seeds, but differ in method." in page
+    assert "other: the KL after the projection of 0.06 exceeds the bound 0.05, first at update 1." in page
+    assert "troll-seed0: the KL" not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["nowhere"], "nowhere: there is no such run folder."),
+        (["empty"], "empty: there is no trainer_state.json in this folder"),
+        (["x=troll-seed0,nowhere"], "nowhere: there is no such run folder."),
+        (["=troll-seed0"], "'=troll-seed0' is no run: give RUN or LABEL=RUN[,RUN…]."),
+        (["troll-seed0", "--success", "acc"], "No run logged a reward function 'acc'; there are: form, math_acc"),
+        (["troll-seed0", "--output", "file"], "file"),
+        (["troll-seed0", "--outptu", "x"], "unrecognized arguments: --outptu"),
+    ],
+)
+def test_a_mistake_ends_in_one_line(runs, monkeypatch, capsys, arguments, expected):
+    Path("empty").mkdir()
+    Path("file").write_text("")
+    with pytest.raises(SystemExit) as stop:
+        report(monkeypatch, *([] if "--output" in arguments else ["--output", "report"]), *arguments)
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 2
+    assert message.startswith("report.py: error: ") and expected in message
+    assert not Path("report").exists()
+
+
+def test_all_bad_runs_at_once(runs, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        report(monkeypatch, "nowhere", runs[0], "missing", "--output", "report")
+    assert [line.split(":")[2].strip() for line in capsys.readouterr().err.splitlines()] == ["nowhere", "missing"]
+
+
+def test_without_matplotlib(runs, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    monkeypatch.setattr(sys, "argv", ["report.py", *runs, "--output", "report"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert stop.value.code == 2 and "pip install 'troll-trl[plots]'" in capsys.readouterr().err
+
+
+def test_groups_differ_without_colour():
+    figures = pytest.importorskip("troll_trl.report.figures")
+    looks = [(str(style["linestyle"]), style["marker"]) for style in map(figures._style, range(20))]
+    assert len(set(looks)) == 20
+
+
+def test_bounds_that_differ_are_told_apart(tmp_path):
+    figures = pytest.importorskip("troll_trl.report.figures")
+    groups = []
+    for number, bound in enumerate((0.05, 0.2, math.inf)):
+        run = load_run(write_troll(tmp_path / str(number), settings=f"kl_bound: {bound}".replace("inf", ".inf")))
+        groups.append(Group(str(number), [run]))
+    assert [bound for bound, *_ in figures._bounds(groups)] == [0.05, 0.2]
+    assert len({colour for _, colour, _ in figures._bounds(groups)}) == 2
+    assert figures._bounds([groups[0], groups[0]]) == [(0.05, "black", "bound 0.05 nats")]
+
+
+# -- What the trainers log --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["troll", "clip"])
+def test_every_series_is_one_that_the_trainers_log(method, tmp_path):
+    from test_trainer import make_trainer
+    from trl import GRPOConfig, GRPOTrainer
+
+    from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+
+    kinds = {"troll": (TrollGRPOTrainer, TrollGRPOConfig), "clip": (GRPOTrainer, GRPOConfig)}
+    trainer = make_trainer(*kinds[method], tmp_path, steps_per_generation=2, max_steps=4)
+    trainer.add_callback(PeakMemory)
+    trainer.train()
+    trainer.save_state()
+    run = load_run(tmp_path)
+    assert run.method == method
+    series = {series.key for series in vars(s).values() if isinstance(series, s.Series)}
+    foreign = "clip_ratio/" if method == "troll" else "troll/"
+    for key in [key for key in series if not key.startswith(foreign)]:
+        assert len(run.series(key)[0]) > 0, key
+    assert run.seconds(np.array([4.0]))[0] == pytest.approx(
+        sum(line["step_time"] for line in trainer.state.log_history if "step_time" in line)
+    )
+
+
+# -- The picture of the method ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def simplex():
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib (the extra `plots`)")
+    return runpy.run_path(str(REPOSITORY / "examples" / "simplex.py"))
+
+
+@pytest.mark.parametrize("bound", [0.05, 5.0])
+def test_picture_is_drawn(simplex, tmp_path, bound):
+    simplex["draw"](bound, tmp_path / "figures" / "simplex.png")
+    assert (tmp_path / "figures" / "simplex.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_picture_shows_the_nearest_point_of_the_ball(simplex):
+    """Brute force over the grid that is drawn: no point of the ball around q is nearer to p than π."""
+    old, new = simplex["OLD"], simplex["NEW"]
+    *_, to_old = simplex["kl_on_triangle"](old)
+    *_, to_new = simplex["kl_on_triangle"](new)
+    projected = simplex["project"](new.log(), old.log(), 0.05).log_probs
+    nearest = float((projected.exp() * (projected - new.log())).sum())
+    assert to_new[to_old <= 0.05].min() == pytest.approx(nearest, abs=2e-3)
+    assert to_new[to_old <= 0.05].min() >= nearest - 1e-9
+    assert np.nanmax(to_new) == pytest.approx(float(-new.min().log()), abs=0.05)  # at the corner of the rarest token
