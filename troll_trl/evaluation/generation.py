@@ -4,17 +4,14 @@ import gc
 import hashlib
 import importlib.util
 import json
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-import jinja2
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -22,9 +19,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-logger = logging.getLogger(__name__)
-
-ADAPTER_CONFIG = "adapter_config.json"
+from troll_trl.evaluation.models import adapter_settings, end_ids
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,6 @@ class Completion:
 class Generator(Protocol):
     """A loaded model. `revision` is its commit on the hub, if it came from there."""
 
-    tokenizer: Any
     revision: str | None
     batch_size: int
 
@@ -146,6 +140,8 @@ class TransformersGenerator:
     Args:
         model (`str`):
             Folder or hub name of a model or a LoRA adapter.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Its tokenizer.
         sampling ([`Sampling`]):
             How tokens are drawn.
         dtype (`str`):
@@ -157,9 +153,15 @@ class TransformersGenerator:
     """
 
     def __init__(
-        self, model: str, sampling: Sampling, dtype: str, batch_size: int | None = None, revision: str | None = None
+        self,
+        model: str,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        dtype: str,
+        batch_size: int | None = None,
+        revision: str | None = None,
     ):
-        self.tokenizer = load_tokenizer(model, revision)
+        self.tokenizer = tokenizer
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.batch_size = batch_size or (64 if self.device == "cuda" else 16)
         self._sampling = sampling
@@ -220,6 +222,8 @@ class VllmGenerator:
     Args:
         model (`str`):
             Folder or hub name of a model or a LoRA adapter.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Its tokenizer.
         sampling ([`Sampling`]):
             How tokens are drawn.
         dtype (`str`):
@@ -235,6 +239,7 @@ class VllmGenerator:
     def __init__(
         self,
         model: str,
+        tokenizer: PreTrainedTokenizerBase,
         sampling: Sampling,
         dtype: str,
         batch_size: int | None = None,
@@ -246,18 +251,19 @@ class VllmGenerator:
 
         adapter = adapter_settings(model)
         base = adapter["base_model_name_or_path"] if adapter else model
-        self.tokenizer = load_tokenizer(model, revision)
+        self.tokenizer = tokenizer
         self.batch_size = batch_size or 512
-        self.revision = getattr(AutoConfig.from_pretrained(base, revision=revision), "_commit_hash", None)
+        self._base_revision = None if adapter else revision
+        self.revision = getattr(AutoConfig.from_pretrained(base, revision=self._base_revision), "_commit_hash", None)
         self._adapter = LoRARequest("adapter", 1, model) if adapter else None
         self._sampling = sampling
         self._sampling_params = SamplingParams
-        self._end_ids = end_ids(load_generation_config(base, revision), self.tokenizer)
+        self._end_ids = end_ids(_generation_config(base, self._base_revision), self.tokenizer)
         lora = {"enable_lora": True, "max_lora_rank": adapter["r"]} if adapter else {}
         # generation_config="vllm": or the model's own repetition penalty and the like would be filled in
         self._llm = LLM(
             model=base,
-            revision=None if adapter else revision,
+            revision=self._base_revision,
             dtype=dtype,
             max_model_len=max_length,
             generation_config="vllm",
@@ -291,6 +297,13 @@ class VllmGenerator:
             torch.cuda.empty_cache()
 
 
+def _generation_config(model: str, revision: str | None) -> GenerationConfig | None:
+    try:
+        return GenerationConfig.from_pretrained(model, revision=revision)
+    except OSError:  # not every model has one
+        return None
+
+
 def resolve_backend(backend: str) -> str:
     """`"auto"` is vLLM where it is installed and there is a GPU, else transformers."""
     installed = importlib.util.find_spec("vllm") is not None
@@ -299,14 +312,3 @@ def resolve_backend(backend: str) -> str:
     if backend == "auto":
         return "vllm" if installed and torch.cuda.is_available() else "transformers"
     return backend
-
-
-def adapter_settings(model: str) -> dict[str, Any] | None:
-    """The settings of a LoRA adapter in a folder; `None` for anything else."""
-    file = Path(model) / ADAPTER_CONFIG
-    if not file.is_file():
-        return None
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} cannot be read: {error}.") from None

@@ -111,6 +111,9 @@ class SampleWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
 
+    def clear(self):
+        self._file.truncate(0)
+
     def __enter__(self):
         return self
 

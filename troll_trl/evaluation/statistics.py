@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,9 +42,6 @@ class Difference(Estimate):
     """
 
     p_value: float
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -213,12 +210,10 @@ def metric_values(
             k of each pass@k.
 
     Returns:
-        `dict[str, np.ndarray]`: (problems,) by name: `mean@n`, `pass@k`, `maj@n`; n is the least number of samples of
-        a problem, all of which count.
+        `dict[str, np.ndarray]`: (problems,) by name: `mean`, `pass@k` for each k, `maj`.
     """
-    samples = min(len(of_problem) for of_problem in rewards.values())
-    columns: dict[str, list[float]] = {f"mean@{samples}": [float(np.mean(r)) for r in rewards.values()]}
+    columns: dict[str, list[float]] = {"mean": [float(np.mean(r)) for r in rewards.values()]}
     for k in ks:
         columns[f"pass@{k}"] = [pass_at_k(len(r), sum(reward == 1 for reward in r), k) for r in rewards.values()]
-    columns[f"maj@{samples}"] = [majority_score(answers[problem], rewards[problem]) for problem in rewards]
+    columns["maj"] = [majority_score(answers[problem], rewards[problem]) for problem in rewards]
     return {name: np.array(column) for name, column in columns.items()}

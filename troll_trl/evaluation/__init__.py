@@ -1,0 +1,1 @@
+"""Evaluation of models on problems with known answers: samples, their scores, and statistics over them."""
