@@ -82,9 +82,7 @@ class EvaluationArguments:
     output: str | None = field(default=None, metadata={"help": "Folder for the samples and the summary."})
     n: int = field(default=1, metadata={"help": "Samples of each problem."})
     temperature: float = field(default=0.0, metadata={"help": "Sampling temperature; 0 is greedy."})
-    top_p: float = field(
-        default=1.0, metadata={"help": "Draw from the most likely tokens that hold this probability."}
-    )
+    top_p: float = field(default=1.0, metadata={"help": "Draw from the most likely tokens that hold this probability."})
     top_k: int = field(default=0, metadata={"help": "Draw from the most likely so many tokens; 0 for all."})
     max_new_tokens: int = field(default=4096, metadata={"help": "Longest completion, in tokens."})
     seed: int = field(default=0, metadata={"help": "Seed of the samples and of the bootstrap."})

@@ -10,7 +10,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from troll_trl.evaluation.models import adapter_settings
 
 # A folder without any of these has no tokenizer; transformers may then make up an empty one
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model", "*.tiktoken")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "spiece.model",
+    "*.tiktoken",
+)
 
 
 def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -93,9 +100,7 @@ def tokenize_prompt(
     else:
         thinking: dict[str, Any] = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         try:
-            text = tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, **thinking
-            )
+            text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **thinking)
         except jinja2.TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(f"The chat template refuses a prompt with the roles {roles}: {error}.") from None

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerBase
 
 from troll_trl.evaluation.arguments import EvaluationArguments
 from troll_trl.evaluation.benchmarks import Benchmark, Problem, load_benchmark
@@ -49,11 +48,21 @@ class Record:
     Args:
         folder (`Path`):
             Output folder.
+        new (`bool`, *optional*, defaults to `False`):
+            Whether to forget what is there.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, new: bool = False):
         self._path = folder / RECORD
-        self.content: dict[str, Any] = {"settings": {}, "models": {}, "benchmarks": {}, "first_prompts": {}, "sessions": []}
+        self.content: dict[str, Any] = {
+            "settings": {},
+            "models": {},
+            "benchmarks": {},
+            "first_prompts": {},
+            "sessions": [],
+        }
+        if new:
+            return
         if self._path.is_file():
             self.content |= json.loads(self._path.read_text(encoding="utf-8"))
         elif (folder / SAMPLES).is_file() and (folder / SAMPLES).stat().st_size:
@@ -83,7 +92,9 @@ class Record:
             for name, entry in wanted[kind].items():
                 before = self.content[kind].get(name)
                 if before is not None and before["digest"] != entry["digest"]:
-                    count = f" ({before['problems']} problems then, {entry['problems']} now)" if "problems" in entry else ""
+                    count = (
+                        f" ({before['problems']} problems then, {entry['problems']} now)" if "problems" in entry else ""
+                    )
                     differences.append(f"the {what} {name} has changed since{count}")
         if differences:
             raise ValueError(
@@ -139,8 +150,7 @@ def generate_samples(args: EvaluationArguments, report: Report) -> dict[str, Any
     with SampleWriter(folder / SAMPLES, report) as writer:
         if args.overwrite:
             writer.clear()
-            (folder / RECORD).unlink(missing_ok=True)
-        record = Record(folder)
+        record = Record(folder, new=args.overwrite)
         record.check(wanted)
         record.add(wanted)
         done = find_done(folder / SAMPLES, args, benchmarks, report)
@@ -225,9 +235,7 @@ class ModelRun:
         self.model, self.args, self.backend, self.record, self.writer = model, args, backend, record, writer
         self.tokenizer = load_tokenizer(model, args.revision)
 
-    def run(
-        self, benchmarks: list[Benchmark], done: dict[tuple[str, str], np.ndarray], held: int, total: int
-    ):
+    def run(self, benchmarks: list[Benchmark], done: dict[tuple[str, str], np.ndarray], held: int, total: int):
         lengths = {benchmark.name: self._prompt_lengths(benchmark) for benchmark in benchmarks}
         longest = max(int(of_benchmark.max()) for of_benchmark in lengths.values()) + self.args.max_new_tokens
         context = context_length(self.model, self.args.revision)
@@ -314,7 +322,9 @@ class ModelRun:
             ]
             completions = generator.generate(prompts, seeds)
             missing = [position for position, (row, sample) in enumerate(batch) if not held[row, sample]]
-            yield self._score(benchmark.name, batch[missing], [problems[i] for i in missing], [completions[i] for i in missing])
+            yield self._score(
+                benchmark.name, batch[missing], [problems[i] for i in missing], [completions[i] for i in missing]
+            )
 
     def _score(
         self, benchmark: str, jobs: np.ndarray, problems: list[Problem], completions: list[Completion]

@@ -50,7 +50,9 @@ def score(golds: Sequence[str], texts: Sequence[str]) -> list[Verdict]:
     Returns:
         `list[Verdict]`: one for each.
     """
-    return [_verdict(extract_answer(gold) or gold, extract_answer(text)) for gold, text in zip(golds, texts, strict=True)]
+    return [
+        _verdict(extract_answer(gold) or gold, extract_answer(text)) for gold, text in zip(golds, texts, strict=True)
+    ]
 
 
 def _verdict(gold: str, answer: str | None) -> Verdict:
@@ -99,7 +101,7 @@ def strict_answer(text: str) -> str | None:
     box, mark = _last(_BOX, text), _last(_MARKED_ANSWER, text)
     if box is not None and (mark is None or box.start() > mark.start()):
         return _braced(text, box.end())
-    return mark and mark["answer"].strip().rstrip(".*_ ") or None
+    return (mark and mark["answer"].strip().rstrip(".*_ ")) or None
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

@@ -1,7 +1,7 @@
 """Statistics of samples: pass@k, majority vote, bootstrap intervals over problems, paired differences."""
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -195,25 +195,30 @@ def default_ks(samples: int) -> list[int]:
     return sorted({2**power for power in range(samples.bit_length())} | {samples})
 
 
-def metric_values(
-    rewards: Mapping[str, Sequence[float]], answers: Mapping[str, Sequence[Hashable | None]], ks: Sequence[int]
+def problem_metrics(
+    rewards: Sequence[Sequence[float]], answers: Sequence[Sequence[Hashable | None]], ks: Sequence[int]
 ) -> dict[str, np.ndarray]:
     """
     Metrics of each problem, whose means over problems are the metrics of a benchmark.
 
     Args:
-        rewards (`Mapping[str, Sequence[float]]`):
+        rewards (`Sequence[Sequence[float]]`):
             Rewards of the samples of each problem; 1 counts as right.
-        answers (`Mapping[str, Sequence[Hashable | None]]`):
+        answers (`Sequence[Sequence[Hashable | None]]`):
             Normalised answers of the same samples.
         ks (`Sequence[int]`):
             k of each pass@k.
 
     Returns:
         `dict[str, np.ndarray]`: (problems,) by name: `mean`, `pass@k` for each k, `maj`.
+
+    Raises:
+        ValueError: a k is above the number of samples of a problem.
     """
-    columns: dict[str, list[float]] = {"mean": [float(np.mean(r)) for r in rewards.values()]}
+    columns: dict[str, list[float]] = {"mean": [float(np.mean(of_problem)) for of_problem in rewards]}
     for k in ks:
-        columns[f"pass@{k}"] = [pass_at_k(len(r), sum(reward == 1 for reward in r), k) for r in rewards.values()]
-    columns["maj"] = [majority_score(answers[problem], rewards[problem]) for problem in rewards]
+        columns[f"pass@{k}"] = [
+            pass_at_k(len(of_problem), sum(reward == 1 for reward in of_problem), k) for of_problem in rewards
+        ]
+    columns["maj"] = [majority_score(*of_problem) for of_problem in zip(answers, rewards, strict=True)]
     return {name: np.array(column) for name, column in columns.items()}
