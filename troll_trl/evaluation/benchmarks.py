@@ -140,18 +140,27 @@ def load_benchmark(
         ValueError: no such benchmark (the nearest names are listed), columns that are not there, or no problem.
     """
     name, local, path = spec.partition("=")
-    prompt = {"instruction": instruction, "system_prompt": system_prompt, "max_samples": max_problems}
     if not local:
         if name not in HUB:
             raise ValueError(unknown_benchmark(name))
         hub = HUB[name]
-        columns = {"problem_column": hub.problem_column, "answer_column": hub.answer_column}
-        dataset = load_math_dataset(hub.path, hub.split, hub.config_name, **columns, **prompt)
+        dataset = load_math_dataset(
+            hub.path,
+            hub.split,
+            hub.config_name,
+            hub.problem_column,
+            hub.answer_column,
+            instruction,
+            system_prompt,
+            max_problems,
+        )
         return Benchmark(name, f"{hub.path} ({hub.split})", dataset, instruction)
     if not name or not path:
         raise ValueError(f"`benchmarks`: {spec!r} must be `name=path`, with a name and the path of a file or folder.")
     split = _local_split(Path(path).expanduser())
-    dataset = load_math_dataset(path, split, problem_column=problem_column, answer_column=answer_column, **prompt)
+    dataset = load_math_dataset(
+        path, split, None, problem_column, answer_column, instruction, system_prompt, max_problems
+    )
     return Benchmark(name, path, dataset, instruction)
 
 

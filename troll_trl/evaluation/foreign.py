@@ -75,7 +75,7 @@ def score_file(args: EvaluationArguments, report: Report) -> dict[str, Any]:
     path = Path(args.samples or "").expanduser()
     first, columns = _columns(path, args, report)
     source = {"source": str(path), "digest": f"{_digest(path)} {columns}"}
-    wanted: dict[str, Any] = {"settings": {}, "models": {}, "benchmarks": {"samples": source}}
+    wanted: dict[str, Any] = {"settings": {"samples": str(path.resolve())}, "models": {}, "benchmarks": {"samples": source}}
     folder = Path(args.output or ".").expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     if path.resolve() == (folder / SAMPLES).resolve():
@@ -109,7 +109,7 @@ def _columns(path: Path, args: EvaluationArguments, report: Report) -> tuple[dic
     first = next(_rows(path, lambda text: None), None)
     if first is None:
         raise ValueError(f"{path} holds no sample.")
-    found = {}
+    found: list[str | None] = []
     for what, given, known in (
         ("completion", args.completion_column, COMPLETION_COLUMNS),
         ("answer", args.answer_column, ANSWER_COLUMNS),
@@ -124,8 +124,8 @@ def _columns(path: Path, args: EvaluationArguments, report: Report) -> tuple[dic
                 f"{path} has the columns {', '.join(map(str, first))}; its {what} was looked for in "
                 f"{', '.join(candidates)}. Name it with `{what}_column`."
             )
-        found[what] = name
-    columns = Columns(**found)
+        found.append(name)
+    columns = Columns(found[0] or "", found[1] or "", found[2])
     report(
         f"{path}: completions from `{columns.completion}`, gold answers from `{columns.answer}`, "
         + (f"problems told apart by `{columns.problem}`." if columns.problem else "each row taken as a problem.")
@@ -208,7 +208,7 @@ def _samples(path: Path, columns: Columns, filters: bool, report: Report) -> Ite
 def _scored(samples: Sequence[Sample]) -> list[Sample]:
     verdicts = score([sample["gold"] for sample in samples], [sample["completion"] for sample in samples])
     for sample, verdict in zip(samples, verdicts, strict=True):
-        sample.update(reward=verdict.reward, answer=verdict.answer, path=verdict.path)
+        sample["reward"], sample["answer"], sample["path"] = verdict.reward, verdict.answer, verdict.path
         sample["strict"] = strict_score(sample["gold"], sample["completion"])
     return list(samples)
 

@@ -121,7 +121,7 @@ class SeededSampling(LogitsProcessor):
         self._numbers = torch.from_numpy(np.stack(numbers))
         self._prompt_length = prompt_length
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         # input_ids: (rows, length); scores: (rows, vocabulary). float64, or a long tail would add up to nothing.
         cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)
         step = input_ids.shape[1] - self._prompt_length

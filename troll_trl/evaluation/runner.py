@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -138,7 +138,7 @@ def generate_samples(args: EvaluationArguments, report: Report) -> dict[str, Any
         check_template(load_tokenizer(model, args.revision), model, args.enable_thinking)
     benchmarks = _load_benchmarks(args)
     wanted = {
-        "settings": {name: getattr(args, name) for name in SAMPLING_SETTINGS} | {"backend": backend},
+        "settings": {name: getattr(args, name) for name in SAMPLING_SETTINGS} | {"backend": backend, "samples": None},
         "models": {model: {"digest": model_digest(model, args.revision)} for model in args.model},
         "benchmarks": {
             benchmark.name: {"source": benchmark.source, "problems": len(benchmark), "digest": benchmark.digest}
@@ -167,8 +167,8 @@ def generate_samples(args: EvaluationArguments, report: Report) -> dict[str, Any
 
 
 def _load_benchmarks(args: EvaluationArguments) -> list[Benchmark]:
-    limits: list[int | None] = list(args.max_problems or [None])
-    limits = limits * len(args.benchmarks) if len(limits) == 1 else limits
+    limits: Sequence[int | None] = args.max_problems or [None]
+    limits = [*limits] * len(args.benchmarks) if len(limits) == 1 else limits
     return [
         load_benchmark(
             spec,
@@ -241,8 +241,8 @@ class ModelRun:
         context = context_length(self.model, self.args.revision)
         if context is not None and longest > context:
             raise ValueError(
-                f"`max_new_tokens` is {self.args.max_new_tokens}: with the longest prompt that is {longest} tokens, and "
-                f"{self.model} was made for {context}. Set it to at most "
+                f"`max_new_tokens` is {self.args.max_new_tokens}: with the longest prompt that is {longest} tokens, "
+                f"and {self.model} was made for {context}. Set it to at most "
                 f"{context - longest + self.args.max_new_tokens}."
             )
         generator = self._load(longest)

@@ -28,8 +28,8 @@ class Verdict:
         answer (`str` or `None`):
             The answer that was compared.
         path (`str`):
-            How it was decided: `"no_answer"`, `"unparsed"` (an answer that is no mathematics), `"timeout"`,
-            `"unreadable_gold"` or `"compared"`.
+            How it was decided: `"no_answer"`, `"unreadable_answer"` (it is no mathematics), `"unparsed"` (the gold
+            answer is none), `"timeout"`, `"refused"` (too long), or any other way of comparing.
     """
 
     reward: float | None
@@ -57,11 +57,11 @@ def score(golds: Sequence[str], texts: Sequence[str]) -> list[Verdict]:
 
 def _verdict(gold: str, answer: str | None) -> Verdict:
     if not is_parsable(gold):
-        return Verdict(None, answer, "unreadable_gold")
+        return Verdict(None, answer, "unparsed")
     if answer is None:
         return Verdict(0.0, None, "no_answer")
     reward = float(is_correct(gold, answer))
-    return Verdict(reward, answer, "compared" if reward or is_parsable(answer) else "unparsed")
+    return Verdict(reward, answer, "compared" if reward or is_parsable(answer) else "unreadable_answer")
 
 
 def strict_score(gold: str, text: str) -> float:

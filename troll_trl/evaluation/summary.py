@@ -78,7 +78,6 @@ def _result(key: tuple[str, str], tally: Tally, args: EvaluationArguments, recor
     n = tally.samples_per_problem
     wanted = record["benchmarks"].get(benchmark, {}).get("problems", 0) * record["settings"].get("n", 0)
     disagreements = tally.counts.get("disagreements", 0)
-    tokens = tally.counts.get("tokens")
     return {
         "model": model,
         "benchmark": benchmark,
@@ -88,10 +87,11 @@ def _result(key: tuple[str, str], tally: Tally, args: EvaluationArguments, recor
         "complete": tally.counts["samples"] >= wanted,
         "metrics": {_label(name, n): asdict(value) for name, value in zip(columns, values, strict=True)},
         "truncated": tally.share("truncated", of="with_truncated"),
-        "no_answer": tally.share("no_answer"),
-        "unparsable": tally.share("unparsed"),
-        "timed_out": tally.share("timed_out"),
-        "mean_tokens": None if tokens is None else tokens / tally.counts["with_tokens"],
+        "no_answer": tally.share_of_paths("no_answer"),
+        "unparsable": tally.share_of_paths("unreadable_answer", "refused"),
+        "timed_out": tally.share_of_paths("timeout"),
+        "mean_tokens": tally.share("tokens", of="with_tokens"),
+        "verifier_paths": tally.paths,
         "unreadable_gold": tally.counts.get("unreadable_gold", 0),
         "disagreements": {
             "count": disagreements,
@@ -137,14 +137,14 @@ def compare(args: EvaluationArguments, report: Report) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: a folder or file is not there.
-        ValueError: there are several models to choose from, no common benchmark or problem, or their gold answers differ.
+        ValueError: there are several models to choose from, no common benchmark or problem, or other gold answers.
     """
     names = list(args.compare or [])
     first, second = (_evaluation(name, args, report) for name in names)
     common = [benchmark for benchmark in first if benchmark in second]
     if not common:
         raise ValueError(
-            f"`compare`: {names[0]} ({', '.join(first)}) and {names[1]} ({', '.join(second)}) have no benchmark in common."
+            f"`compare`: {names[0]} ({', '.join(first)}) and {names[1]} ({', '.join(second)}) share no benchmark."
         )
     for benchmark in sorted({*first, *second} - set(common)):
         report(f"{benchmark} is only in one of the two, and left out.")
@@ -210,8 +210,8 @@ def _evaluation(name: str, args: EvaluationArguments, report: Report) -> dict[st
     tallies = read_tallies(own, report) if own is not None and own.is_file() else {}
     of_model = {benchmark: tally for (model, benchmark), tally in tallies.items() if model == name.rstrip("/")}
     if not of_model:
-        models = ", ".join(dict.fromkeys(model for model, _ in tallies))
-        known = f"and `output` has the models {models}" if tallies else "and `output` names no evaluation"
+        known_models = ", ".join(dict.fromkeys(model for model, _ in tallies))
+        known = f"and `output` has the models {known_models}" if tallies else "and `output` names no evaluation"
         raise FileNotFoundError(
             f"`compare`: {name} is no folder with a {SAMPLES}, no such file ending in .jsonl, {known}."
         )

@@ -34,6 +34,8 @@ class Tally:
             Digest of the gold answer by problem.
         counts (`dict[str, int]`):
             Samples by what befell them.
+        paths (`dict[str, int]`):
+            Scored samples by how the verifier decided.
         examples (`list[dict]`):
             The first samples that the two scores disagree on.
     """
@@ -43,6 +45,7 @@ class Tally:
     votes: dict[str, list[Any]] = field(default_factory=dict)
     golds: dict[str, str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    paths: dict[str, int] = field(default_factory=dict)
     examples: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, line: dict[str, Any]):
@@ -62,9 +65,7 @@ class Tally:
         if line.get("truncated") is not None:
             self._count("with_truncated")
             self._count("truncated", line["truncated"])
-        self._count("no_answer", line["path"] == "no_answer")
-        self._count("unparsed", line["path"] == "unparsed")
-        self._count("timed_out", line["path"] == "timeout")
+        self.paths[line["path"]] = self.paths.get(line["path"], 0) + 1
         if line["reward"] != line["strict"]:
             self._count("disagreements")
             if len(self.examples) < EXAMPLES:
@@ -78,9 +79,13 @@ class Tally:
         """The fewest samples that a problem has."""
         return min(map(len, self.rewards.values()))
 
-    def share(self, name: str, of: str = "scored") -> float | None:
-        """Share of the samples that something befell; `None` if that is known of none."""
-        return self.counts.get(name, 0) / self.counts[of] if self.counts.get(of) else None
+    def share(self, name: str, of: str) -> float | None:
+        """A count over another; `None` if the file says nothing of it."""
+        return self.counts[name] / self.counts[of] if of in self.counts else None
+
+    def share_of_paths(self, *paths: str) -> float:
+        """Share of the scored samples that the verifier decided in one of these ways."""
+        return sum(self.paths.get(path, 0) for path in paths) / self.counts["scored"]
 
     def metrics(self, ks: Sequence[int] | None = None, problems: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """
@@ -122,8 +127,8 @@ def read_tallies(path: Path, report: Callable[[str], None]) -> dict[tuple[str, s
         lacking = [name for name in _NEEDED if name not in line]
         if lacking:
             raise ValueError(
-                f"{path}: sample {number} has no {', '.join(lacking)}; it has {', '.join(line) or 'nothing'}. A file of "
-                "another tool is scored first: `samples`."
+                f"{path}: sample {number} has no {', '.join(lacking)}; it has {', '.join(line) or 'nothing'}. A "
+                "file of another tool is scored first: `samples`."
             )
         tallies.setdefault((line["model"], line["benchmark"]), Tally()).add(line)
     return tallies
