@@ -49,7 +49,7 @@ def test_pass_at_k_of_many_samples_is_exact():
 
 @pytest.mark.parametrize(("samples", "correct", "k"), [(2, 1, 3), (2, 1, 0), (2, 3, 1), (2, -1, 1)])
 def test_pass_at_k_out_of_range(samples, correct, k):
-    with pytest.raises(ValueError, match="samples|correct"):
+    with pytest.raises(ValueError, match=r"samples|correct"):
         pass_at_k(samples, correct, k)
 
 
