@@ -12,8 +12,10 @@ import sys
 import warnings
 from pathlib import Path
 
+import datasets
 import torch
 from rich.console import Console
+from safetensors import SafetensorError
 
 from troll_trl.evaluation import (
     EvaluationArguments,
@@ -55,13 +57,19 @@ def main():
     args = parse_evaluation_args()
     # On a file or a pipe a table may be as wide as it needs
     console = Console() if sys.stdout.isatty() else Console(width=240)
+    datasets.disable_progress_bars()  # the samples have one
     warnings.showwarning = lambda message, *_: report(f"warning: {message}")
     try:
         if args.model or args.samples is not None:
             evaluate(args, console)
         if args.compare is not None:
             compare_two(args, console)
-    except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback
+    except (
+        ValueError,
+        OSError,
+        ImportError,
+        SafetensorError,
+    ) as error:  # what a user can set right, without a traceback
         report(f"evaluate.py: error: {error}")
         raise SystemExit(2) from None
     except torch.OutOfMemoryError as error:

@@ -15,7 +15,7 @@ from troll_trl.data import load_math_dataset
 @dataclass(frozen=True)
 class Source:
     """
-    Where a benchmark is on the hub.
+    Where a benchmark is on the hub. Its columns are recognised, as those of local files.
 
     Parameters:
         path (`str`):
@@ -24,36 +24,24 @@ class Source:
             Split that holds the problems.
         config_name (`str`, *optional*):
             Configuration of the dataset; several, joined by commas, are concatenated.
-        problem_column (`str`, *optional*, defaults to `"problem"`):
-            Column of the problem.
-        answer_column (`str`, *optional*, defaults to `"answer"`):
-            Column of the gold answer.
     """
 
     path: str
     split: str = "test"
     config_name: str | None = None
-    problem_column: str = "problem"
-    answer_column: str = "answer"
 
 
-# UNCHECKED: written down from memory, without a hub at hand. A name, split or column may have moved; the error then
-# says what was found, and `name=path` reads a local copy, whose columns are recognised.
+# UNCHECKED: no hub was at hand where this was written. A name or a split may have moved; the error then says what was
+# looked for, and `name=path` reads a local copy.
 HUB = {
-    "gsm8k": Source("openai/gsm8k", config_name="main", problem_column="question"),
-    "math": Source("DigitalLearningGmbH/MATH-lighteval", config_name="default", answer_column="solution"),
+    "gsm8k": Source("openai/gsm8k", config_name="main"),
+    "math": Source("DigitalLearningGmbH/MATH-lighteval", config_name="default"),
     "math500": Source("HuggingFaceH4/MATH-500"),
     "aime24": Source("HuggingFaceH4/aime_2024", split="train"),
     "aime25": Source("math-ai/aime25"),
-    "amc23": Source("math-ai/amc23", problem_column="question"),
-    "minerva": Source("math-ai/minervamath", problem_column="question"),
-    "olympiadbench": Source(
-        "Hothan/OlympiadBench",
-        split="train",
-        config_name="OE_TO_maths_en_COMP",
-        problem_column="question",
-        answer_column="final_answer",
-    ),
+    "amc23": Source("math-ai/amc23"),
+    "minerva": Source("math-ai/minervamath"),
+    "olympiadbench": Source("Hothan/OlympiadBench", split="train", config_name="OE_TO_maths_en_COMP"),
     "omni_math": Source("KbsdJames/Omni-MATH"),
 }
 
@@ -145,14 +133,7 @@ def load_benchmark(
             raise ValueError(unknown_benchmark(name))
         hub = HUB[name]
         dataset = load_math_dataset(
-            hub.path,
-            hub.split,
-            hub.config_name,
-            hub.problem_column,
-            hub.answer_column,
-            instruction,
-            system_prompt,
-            max_problems,
+            hub.path, hub.split, hub.config_name, None, None, instruction, system_prompt, max_problems
         )
         return Benchmark(name, f"{hub.path} ({hub.split})", dataset, instruction)
     if not name or not path:

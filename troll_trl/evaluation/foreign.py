@@ -75,7 +75,11 @@ def score_file(args: EvaluationArguments, report: Report) -> dict[str, Any]:
     path = Path(args.samples or "").expanduser()
     first, columns = _columns(path, args, report)
     source = {"source": str(path), "digest": f"{_digest(path)} {columns}"}
-    wanted: dict[str, Any] = {"settings": {"samples": str(path.resolve())}, "models": {}, "benchmarks": {"samples": source}}
+    wanted: dict[str, Any] = {
+        "settings": {"samples": str(path.resolve())},
+        "models": {},
+        "benchmarks": {"samples": source},
+    }
     folder = Path(args.output or ".").expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     if path.resolve() == (folder / SAMPLES).resolve():

@@ -64,7 +64,12 @@ class Record:
         if new:
             return
         if self._path.is_file():
-            self.content |= json.loads(self._path.read_text(encoding="utf-8"))
+            try:
+                self.content |= json.loads(self._path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ValueError(
+                    f"{self._path} cannot be read: {error}. Give another `output`, or `overwrite`."
+                ) from None
         elif (folder / SAMPLES).is_file() and (folder / SAMPLES).stat().st_size:
             raise ValueError(
                 f"{folder} holds a {SAMPLES}, but no {RECORD} that says how it was made. Give another `output`, or "
