@@ -26,7 +26,7 @@ from troll_trl.evaluation import (
     summarize,
 )
 from troll_trl.evaluation.samples import write_text
-from troll_trl.evaluation.tables import comparison_table, markdown, results_table, show, show_disagreements
+from troll_trl.evaluation.tables import comparison_table, markdown, notes, results_table, show, show_disagreements
 
 
 def report(text: str):
@@ -38,8 +38,11 @@ def evaluate(args: EvaluationArguments, console: Console):
     summary = summarize(args, record, report)
     header, rows = results_table(summary)
     show(console, "Results, 95 % bootstrap intervals over problems", header, rows)
+    below = notes(summary)
+    for note in below:
+        console.print(note, highlight=False, markup=False)
     show_disagreements(console, summary)
-    write_text(Path(args.output, "table.md"), markdown(header, rows))
+    write_text(Path(args.output, "table.md"), "\n".join([markdown(header, rows), *below]).rstrip() + "\n")
     console.print(f"Written: {args.output}/summary.json, samples.jsonl, samples.parquet, table.md", highlight=False)
 
 

@@ -248,6 +248,20 @@ def test_a_further_model_and_benchmark_join_a_run(workplace):
     assert data.startswith(first) and len(data.splitlines()) == 48
 
 
+def test_scored_files_and_generated_samples_do_not_mix(workplace, monkeypatch, capsys):
+    row = {"text": "#### 1", "answer": "1"}
+    Path("theirs.jsonl").write_text(json.dumps(row) + "\n")
+    score = ("--samples", "theirs.jsonl", "--output", "out")
+    code, out, err = run_script(*score, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0, err
+    assert "the truth may still be 300.0 points away" in out.replace("\n", " ") + Path("out/table.md").read_text()
+    with pytest.raises(ValueError, match=r"`samples` was '.*theirs.jsonl' and is None"):
+        generate(*flags())
+    generate(*flags(output="generated"))
+    code, _, err = run_script(*score[:-1], "generated", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2 and "`samples` was None and is" in err
+
+
 def test_prompts(workplace):
     tokenizer = load_tokenizer("model")
     messages = [{"role": "system", "content": "w7"}, {"role": "user", "content": "w8 w9"}]
@@ -349,9 +363,10 @@ def test_thinking_mode_that_the_template_does_not_know_is_refused(workplace):
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "eval").glob("*.yaml")), ids=lambda path: path.stem)
 def test_configs(path):
     args = parse_evaluation_args(["--config", str(path), "--model", "m", "--output", "out"])
-    assert set(args.benchmarks) <= set(HUB)
+    assert {name.partition("=")[0] for name in args.benchmarks} <= set(HUB)
     assert (args.temperature == 0) == (args.n == 1)
-    assert args.instruction == DEFAULT_INSTRUCTION == training_instruction()
+    if path.stem != "smollm2-cpu":
+        assert args.instruction == DEFAULT_INSTRUCTION == training_instruction()
 
 
 def training_instruction() -> str:

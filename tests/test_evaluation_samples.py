@@ -165,6 +165,19 @@ LM_EVAL = [
             {"mean@1": 1},
             1,
         ),
+        (  # TRL's log of completions, whose `answer` is what our reward read
+            [
+                {"step": 1, "prompt": "q", "completion": "#### 3", "advantage": 0.0, "solution": g, "answer": "3"}
+                for g in (r"\boxed{3}", r"\boxed{4}")
+            ],
+            {"mean@2": 0.5},
+            1,
+        ),
+        (
+            [{"doc": {"id": "1", "query": "q", "choices": ["3"]}, "model_response": {"text": ["#### 3", "#### 4"]}}],
+            {"mean@2": 0.5},
+            1,
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

@@ -22,11 +22,31 @@ from troll_trl.evaluation.scoring import score, strict_score
 # The first column that the file has is taken. lm-evaluation-harness writes `resps`, `target` and `doc_id`.
 COMPLETION_COLUMNS = (
     *("completion", "completions", "resps", "response", "responses", "output", "outputs", "generation", "generations"),
-    *("generated_text", "generated_texts", "model_output", "prediction", "predictions", "text", "texts", "code"),
+    *(
+        "generated_text",
+        "generated_texts",
+        "model_output",
+        "prediction",
+        "predictions",
+        "model_response",
+        "text",
+        "texts",
+        "code",
+    ),
 )
 ANSWER_COLUMNS = (
     *("gold", "target", "ground_truth", "reward_model.ground_truth", "gold_answer", "gt", "expected_answer"),
-    *("reference_answer", "reference", "answer", "final_answer", "solution", "label", "doc.answer", "doc.solution"),
+    *(
+        "reference_answer",
+        "reference",
+        "answer",
+        "final_answer",
+        "solution",
+        "label",
+        "doc.answer",
+        "doc.solution",
+        "doc.choices",
+    ),
 )
 PROBLEM_COLUMNS = (
     *("problem_id", "doc_id", "unique_id", "question_id", "task_id", "prompt_id", "idx", "index", "id"),
@@ -119,8 +139,10 @@ def _columns(path: Path, args: EvaluationArguments, report: Report) -> tuple[dic
         ("answer", args.answer_column, ANSWER_COLUMNS),
         ("problem", args.problem_column, PROBLEM_COLUMNS),
     ):
-        # The file's own evaluation has `problem` beside `index`, a row number
-        known = ("problem", *known) if what == "problem" and {"problem", "index", "gold"} <= first.keys() else known
+        if what == "problem" and {"problem", "index", "gold"} <= first.keys():
+            known = ("problem", *known)  # ours: `index` is the row of the problem in its benchmark
+        if what == "answer" and {"solution", "advantage", "completion"} <= first.keys():
+            known = ("solution", *known)  # TRL's log of completions: `answer` is what the reward read
         candidates = [given] if given is not None else known
         name = next((name for name in candidates if _value(first, name) is not _MISSING), None)
         if name is None and (given is not None or what != "problem"):

@@ -46,6 +46,33 @@ def results_table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
+def notes(summary: dict[str, Any]) -> list[str]:
+    """
+    What the numbers do not say by themselves.
+
+    Args:
+        summary (`dict[str, Any]`):
+            What [`~troll_trl.evaluation.summary.summarize`] returns.
+
+    Returns:
+        `list[str]`: sentences for below the table.
+    """
+    found = []
+    alike = [
+        result["problems"]
+        for result in summary["results"]
+        if any(metric["low"] == metric["high"] for metric in result["metrics"].values())
+    ]
+    if alike:
+        found.append(
+            "An interval without width: all problems scored alike, and the bootstrap cannot say more. By the rule of "
+            f"three, with {min(alike)} problems the truth may still be {300 / min(alike):.1f} points away."
+        )
+    if any(not result.get("complete", True) for result in summary["results"]):
+        found.append("Incomplete: not all samples are there yet.")
+    return found
+
+
 def comparison_table(comparison: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """
     Header and rows of a comparison, in percent and points of a percent.
