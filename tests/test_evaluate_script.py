@@ -239,6 +239,13 @@ def test_other_settings_do_not_continue_a_run(workplace):
     assert len(lines("out/samples.jsonl")) == 24
 
 
+def test_a_run_that_failed_before_its_first_sample_does_not_bind_the_next(workplace):
+    with pytest.raises(ValueError, match="Set it to at most"):
+        generate(*flags("--max_new_tokens", "100"))
+    generate(*flags())
+    assert json.loads(Path("out/run.json").read_text())["settings"]["max_new_tokens"] == 12
+
+
 def test_a_further_model_and_benchmark_join_a_run(workplace):
     save_model(workplace / "second", seed=1)
     generate("--model", "model", "--benchmarks", "one=one.jsonl", "--output", "out", *SETTINGS)

@@ -167,11 +167,11 @@ LM_EVAL = [
         ),
         (  # TRL's log of completions, whose `answer` is what our reward read
             [
-                {"step": 1, "prompt": "q", "completion": "#### 3", "advantage": 0.0, "solution": g, "answer": "3"}
+                {"step": 1, "prompt": g, "completion": "#### 3", "advantage": 0.0, "solution": g, "answer": "3"}
                 for g in (r"\boxed{3}", r"\boxed{4}")
             ],
-            {"mean@2": 0.5},
-            1,
+            {"mean@1": 0.5},
+            2,
         ),
         (
             [{"doc": {"id": "1", "query": "q", "choices": ["3"]}, "model_response": {"text": ["#### 3", "#### 4"]}}],
@@ -256,6 +256,13 @@ def test_a_torn_last_line_of_another_tool_is_left_out_and_the_file_is_not_touche
     assert path.read_bytes() == before
 
 
+def test_rows_without_a_completion_are_left_out_and_counted(tmp_path):
+    rows = [{"id": i, "outputs": ["#### 1"] * i, "answer": "1"} for i in (1, 0, 2)]
+    summary, reports = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    assert (summary["results"][0]["problems"], summary["results"][0]["samples"]) == (2, 3)
+    assert any("1 rows hold no completion" in text for text in reports)
+
+
 def test_unreadable_gold_answers_are_left_out_and_counted(tmp_path):
     rows = [{"id": 1, "text": "#### 1", "answer": "1"}, {"id": 2, "text": "#### 1", "answer": "???"}]
     summary, reports = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
@@ -272,6 +279,8 @@ def test_unreadable_gold_answers_are_left_out_and_counted(tmp_path):
         ([{"text": "#### 1", "goal": "1"}], {}, r"columns text, goal; its answer .*`answer_column`"),
         ([{"text": "1", "answer": "1"}], {"completion_column": "txt"}, "its completion was looked for in txt"),
         ([{"text": "1", "answer": "1"}, {"answer": "1"}], {}, "row 2 has no `text`"),
+        ([{"id": 1, "text": "1", "answer": "1"}, {"text": "1", "answer": "1"}], {}, "row 2 has no `id`"),
+        ([{"id": 1, "text": "1", "answer": a} for a in "12"], {}, "row 2 has another gold answer than an earlier"),
         ([{"text": 5, "answer": "1"}], {}, "row 1 has no `text` that can be used"),
         ([{"text": "1", "answer": "1"}], {"k": [4]}, "pass@4 needs at least 4 samples of every problem, and one has 1"),
         ([{"text": "1", "answer": "???"}], {}, "none of the 1 gold answers can be read"),

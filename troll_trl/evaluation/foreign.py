@@ -107,12 +107,12 @@ def score_file(args: EvaluationArguments, report: Report) -> dict[str, Any]:
     with SampleWriter(folder / SAMPLES, report) as writer:
         if args.overwrite:
             writer.clear()
-        record = Record(folder, new=args.overwrite)
+        record = Record(folder)
         record.check(wanted)
         record.add(wanted)
         done = sum(1 for _ in read_lines(folder / SAMPLES, report))
         if done:
-            report(f"{done} samples of {path} are scored in {folder}; the others follow.")
+            report(f"{done} samples of {path} are scored in {folder} already.")
         samples = islice(_samples(path, columns, "filter" in first, report), done, None)
         count = done
         with tqdm(desc=f"scoring {path.name}", initial=done, unit="sample") as bar:
@@ -190,7 +190,8 @@ def _rows(path: Path, report: Report) -> Iterator[dict[str, Any]]:
 def _samples(path: Path, columns: Columns, filters: bool, report: Report) -> Iterator[Sample]:
     """The samples of a file, not scored yet. Their order is that of the file, whenever it is read."""
     counts: dict[tuple[str, str, str], int] = {}
-    kept_filter, left_out = None, 0
+    gold_digests: dict[tuple[str, str, str], bytes] = {}
+    kept_filter, left_out, empty = None, 0, 0
     for number, row in enumerate(_rows(path, report), 1):
         if filters:
             # lm-evaluation-harness repeats the same responses for each of its answer filters
@@ -206,8 +207,20 @@ def _samples(path: Path, columns: Columns, filters: bool, report: Report) -> Ite
                 f"{path}: row {number} has no `{column}` that can be used; it has the columns {', '.join(row)}. A "
                 "completion is text, chat messages or a list of these."
             )
-        problem = str(number) if columns.problem is None else _problem_id(_value(row, columns.problem))
+        problem = str(number)
+        if columns.problem is not None:
+            value = _value(row, columns.problem)
+            if value is _MISSING or value is None:
+                raise ValueError(f"{path}: row {number} has no `{columns.problem}`, which tells the problems apart.")
+            problem = _problem_id(value)
         key = (str(row.get("model") or path.stem), str(row.get("benchmark") or row.get("task") or path.stem), problem)
+        gold_digest = hashlib.sha256(_gold_text(gold).encode("utf-8", "replace")).digest()[:8]
+        if gold_digests.setdefault(key, gold_digest) != gold_digest:
+            raise ValueError(
+                f"{path}: row {number} has another gold answer than an earlier row with the same `{columns.problem}` "
+                f"({problem}). Name a column that tells problems apart with `problem_column`."
+            )
+        empty += not texts
         for text in texts:
             counts[key] = counts.get(key, -1) + 1
             tokens, truncated = _tokens(row), _truncated(row)
@@ -227,6 +240,8 @@ def _samples(path: Path, columns: Columns, filters: bool, report: Report) -> Ite
                 path="",
                 strict=0.0,
             )
+    if empty:
+        report(f"{path}: {empty} rows hold no completion; left out.")
     if left_out:
         report(f"{path}: {left_out} rows of other filters than {kept_filter!r} repeat its completions; left out.")
 
@@ -263,7 +278,7 @@ def _gold_text(gold: Any) -> str:
 
 
 def _problem_id(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(None if value is _MISSING else value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 64 else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
 
 

@@ -47,12 +47,11 @@ class Record:
 
     Args:
         folder (`Path`):
-            Output folder.
-        new (`bool`, *optional*, defaults to `False`):
-            Whether to forget what is there.
+            Output folder, with its samples file. Without a sample in it there is nothing to go on with, and an earlier
+            record counts for nothing: that run may have failed for the very setting that is changed now.
     """
 
-    def __init__(self, folder: Path, new: bool = False):
+    def __init__(self, folder: Path):
         self._path = folder / RECORD
         self.content: dict[str, Any] = {
             "settings": {},
@@ -61,7 +60,7 @@ class Record:
             "first_prompts": {},
             "sessions": [],
         }
-        if new:
+        if not (folder / SAMPLES).stat().st_size:
             return
         if self._path.is_file():
             try:
@@ -70,7 +69,7 @@ class Record:
                 raise ValueError(
                     f"{self._path} cannot be read: {error}. Give another `output`, or `overwrite`."
                 ) from None
-        elif (folder / SAMPLES).is_file() and (folder / SAMPLES).stat().st_size:
+        else:
             raise ValueError(
                 f"{folder} holds a {SAMPLES}, but no {RECORD} that says how it was made. Give another `output`, or "
                 "`overwrite` to discard it."
@@ -155,7 +154,7 @@ def generate_samples(args: EvaluationArguments, report: Report) -> dict[str, Any
     with SampleWriter(folder / SAMPLES, report) as writer:
         if args.overwrite:
             writer.clear()
-        record = Record(folder, new=args.overwrite)
+        record = Record(folder)
         record.check(wanted)
         record.add(wanted)
         done = find_done(folder / SAMPLES, args, benchmarks, report)
