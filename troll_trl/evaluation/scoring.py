@@ -2,7 +2,7 @@ r"""Two opinions on a completion: the training verifier's, and a strict one that
 
 import re
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from troll_trl.rewards import extract_answer, is_correct, is_parsable, plain_number
@@ -50,18 +50,28 @@ def score(golds: Sequence[str], texts: Sequence[str]) -> list[Verdict]:
     Returns:
         `list[Verdict]`: one for each.
     """
-    return [
-        _verdict(extract_answer(gold) or gold, extract_answer(text)) for gold, text in zip(golds, texts, strict=True)
-    ]
+    verdicts = _verify(golds, texts)
+    return [replace(verdict, path="unreadable_answer") if _is_unreadable(verdict) else verdict for verdict in verdicts]
 
 
-def _verdict(gold: str, answer: str | None) -> Verdict:
-    if not is_parsable(gold):
-        return Verdict(None, answer, "unparsed")
-    if answer is None:
-        return Verdict(0.0, None, "no_answer")
-    reward = float(is_correct(gold, answer))
-    return Verdict(reward, answer, "compared" if reward or is_parsable(answer) else "unreadable_answer")
+def _is_unreadable(verdict: Verdict) -> bool:
+    """Whether a wrong answer is no mathematics at all. One that was stopped at a limit says nothing of that."""
+    if verdict.reward != 0 or verdict.answer is None or verdict.path in ("timeout", "crash", "refused"):
+        return False
+    return not is_parsable(verdict.answer)
+
+
+def _verify(golds: Sequence[str], texts: Sequence[str]) -> list[Verdict]:
+    verdicts = []
+    for gold, text in zip(golds, texts, strict=True):
+        bare, answer = extract_answer(gold) or gold, extract_answer(text)
+        if not is_parsable(bare):
+            verdicts.append(Verdict(None, answer, "unparsed"))
+        elif answer is None:
+            verdicts.append(Verdict(0.0, None, "no_answer"))
+        else:
+            verdicts.append(Verdict(float(is_correct(bare, answer)), answer, "compared"))
+    return verdicts
 
 
 def strict_score(gold: str, text: str) -> float:

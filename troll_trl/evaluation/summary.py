@@ -89,7 +89,7 @@ def _result(key: tuple[str, str], tally: Tally, args: EvaluationArguments, recor
         "truncated": tally.share("truncated", of="with_truncated"),
         "no_answer": tally.share_of_paths("no_answer"),
         "unparsable": tally.share_of_paths("unreadable_answer", "refused"),
-        "timed_out": tally.share_of_paths("timeout"),
+        "timed_out": tally.share_of_paths("timeout", "crash"),
         "mean_tokens": tally.share("tokens", of="with_tokens"),
         "verifier_paths": tally.paths,
         "unreadable_gold": tally.counts.get("unreadable_gold", 0),
