@@ -239,6 +239,15 @@ def test_other_settings_do_not_continue_a_run(workplace):
     assert len(lines("out/samples.jsonl")) == 24
 
 
+def test_a_mistake_with_the_last_model_shows_before_the_first_is_loaded(workplace, monkeypatch):
+    _, tokenizer = save_model(workplace / "wordy")
+    tokenizer.chat_template = "{% for n in range(60) %}w1 {% endfor %}" + TEMPLATE
+    tokenizer.save_pretrained("wordy")
+    monkeypatch.setattr("troll_trl.evaluation.runner.TransformersGenerator", None)
+    with pytest.raises(ValueError, match=r"wordy was made for 64 in all\. Set it to at most 0\."):
+        generate(*flags(model=("model", "wordy")))
+
+
 def test_a_run_that_failed_before_its_first_sample_does_not_bind_the_next(workplace):
     with pytest.raises(ValueError, match="Set it to at most"):
         generate(*flags("--max_new_tokens", "100"))
@@ -327,7 +336,7 @@ def test_vllm_seam(workplace, monkeypatch):
         (flags("--benchmarks", "gsm8"), "The nearest names are gsm8k"),
         (flags("--benchmarks", "x=empty.jsonl"), "empty.jsonl is empty"),
         (flags("--k", "4"), "pass@4 needs at least 4 samples of a problem, but `n` is 3"),
-        (flags("--max_new_tokens", "100"), "was made for 64. Set it to at most "),
+        (flags("--max_new_tokens", "100"), "was made for 64 in all. Set it to at most "),
         (flags("--max_problems", "1", "2", "3"), "3 numbers for 2 benchmarks"),
         (flags("--temprature", "1"), "The nearest valid name is --temperature."),
         (flags("--backend", "vllm"), "which is not installed"),

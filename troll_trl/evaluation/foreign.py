@@ -113,7 +113,7 @@ def score_file(args: EvaluationArguments, report: Report) -> dict[str, Any]:
         done = sum(1 for _ in read_lines(folder / SAMPLES, report))
         if done:
             report(f"{done} samples of {path} are scored in {folder} already.")
-        samples = islice(_samples(path, columns, "filter" in first, report), done, None)
+        samples = islice(_samples(path, columns, {"filter", "resps"} <= first.keys(), report), done, None)
         count = done
         with tqdm(desc=f"scoring {path.name}", initial=done, unit="sample") as bar:
             while batch := list(islice(samples, BATCH)):

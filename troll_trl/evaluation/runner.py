@@ -158,6 +158,7 @@ def generate_samples(args: EvaluationArguments, report: Report) -> dict[str, Any
         record.check(wanted)
         record.add(wanted)
         done = find_done(folder / SAMPLES, args, benchmarks, report)
+        runs = []
         for model in args.model:
             missing = sum(int((~done[model, benchmark.name]).sum()) for benchmark in benchmarks)
             total = args.n * sum(map(len, benchmarks))
@@ -166,7 +167,10 @@ def generate_samples(args: EvaluationArguments, report: Report) -> dict[str, Any
                 continue
             if missing < total:
                 report(f"{model}: {total - missing} of {total} samples are in {folder}; the others follow.")
-            ModelRun(model, args, backend, record, writer).run(benchmarks, done, total - missing, total)
+            runs.append(ModelRun(model, args, backend, benchmarks))
+        # All are looked at before the first is loaded: a mistake with the last would otherwise show hours later
+        for run in runs:
+            run.write(done, record, writer)
     return record.content
 
 
@@ -229,33 +233,47 @@ class ModelRun:
             Settings.
         backend (`str`):
             `"vllm"` or `"transformers"`.
-        record ([`Record`]):
-            Takes the prompts and what the model ran on.
-        writer ([`SampleWriter`]):
-            Takes the samples.
+        benchmarks (`list[Benchmark]`):
+            Benchmarks.
+
+    Raises:
+        ValueError: a prompt cannot be written, or leaves too little room for an answer.
     """
 
-    def __init__(self, model: str, args: EvaluationArguments, backend: str, record: Record, writer: SampleWriter):
-        self.model, self.args, self.backend, self.record, self.writer = model, args, backend, record, writer
+    def __init__(self, model: str, args: EvaluationArguments, backend: str, benchmarks: list[Benchmark]):
+        self.model, self.args, self.backend, self.benchmarks = model, args, backend, benchmarks
         self.tokenizer = load_tokenizer(model, args.revision)
-
-    def run(self, benchmarks: list[Benchmark], done: dict[tuple[str, str], np.ndarray], held: int, total: int):
-        lengths = {benchmark.name: self._prompt_lengths(benchmark) for benchmark in benchmarks}
-        longest = max(int(of_benchmark.max()) for of_benchmark in lengths.values()) + self.args.max_new_tokens
-        context = context_length(self.model, self.args.revision)
-        if context is not None and longest > context:
+        self.lengths = {benchmark.name: self._prompt_lengths(benchmark) for benchmark in benchmarks}
+        longest_prompt = max(int(lengths.max()) for lengths in self.lengths.values())
+        self.longest = longest_prompt + args.max_new_tokens
+        context = context_length(model, args.revision)
+        if context is not None and self.longest > context:
             raise ValueError(
-                f"`max_new_tokens` is {self.args.max_new_tokens}: with the longest prompt that is {longest} tokens, "
-                f"and {self.model} was made for {context}. Set it to at most "
-                f"{context - longest + self.args.max_new_tokens}."
+                f"`max_new_tokens` is {args.max_new_tokens} and the longest prompt has {longest_prompt} tokens, but "
+                f"{model} was made for {context} in all. Set it to at most {max(context - longest_prompt, 0)}."
             )
-        generator = self._load(longest)
-        self._record_session(benchmarks, generator)
+
+    def write(self, done: dict[tuple[str, str], np.ndarray], record: Record, writer: SampleWriter):
+        """
+        Generate and score what is missing.
+
+        Args:
+            done (`dict[tuple[str, str], np.ndarray]`):
+                By model and benchmark the samples that are there, boolean (problems, n).
+            record ([`Record`]):
+                Takes the prompts and what the model ran on.
+            writer ([`SampleWriter`]):
+                Takes the samples.
+        """
+        generator = self._load()
+        self._record_session(record, generator)
+        held = [done[self.model, benchmark.name] for benchmark in self.benchmarks]
+        initial, total = sum(int(rows.sum()) for rows in held), sum(rows.size for rows in held)
         right = new = 0
-        with tqdm(desc=self.model, initial=held, total=total, unit="sample", smoothing=0.05) as bar:
-            for benchmark in benchmarks:
-                for samples in self._batches(benchmark, lengths[benchmark.name], done, generator):
-                    self.writer.append(samples)
+        with tqdm(desc=self.model, initial=initial, total=total, unit="sample", smoothing=0.05) as bar:
+            for benchmark, rows in zip(self.benchmarks, held, strict=True):
+                for samples in self._batches(benchmark, rows, generator):
+                    writer.append(samples)
                     new += len(samples)
                     right += sum(sample["reward"] == 1 for sample in samples)
                     bar.set_postfix_str(f"{benchmark.name}, right {right / new:.1%}", refresh=False)
@@ -268,16 +286,16 @@ class ModelRun:
     def _tokens(self, problem: Problem) -> list[int]:
         return tokenize_prompt(self.tokenizer, problem.messages, self.args.enable_thinking)
 
-    def _load(self, longest: int) -> Generator:
+    def _load(self) -> Generator:
         args = self.args
         sampling = Sampling(args.temperature, args.top_p, args.top_k, args.max_new_tokens)
         settings = (self.model, self.tokenizer, sampling, args.dtype, args.batch_size, args.revision)
         if self.backend == "vllm":
-            return VllmGenerator(*settings, max_length=longest)
+            return VllmGenerator(*settings, max_length=self.longest)
         return TransformersGenerator(*settings)
 
-    def _record_session(self, benchmarks: list[Benchmark], generator: Generator):
-        content, entry = self.record.content, self.record.content["models"][self.model]
+    def _record_session(self, record: Record, generator: Generator):
+        content, entry = record.content, record.content["models"][self.model]
         before = entry.setdefault("revision", generator.revision)
         if before != generator.revision:
             raise ValueError(
@@ -285,7 +303,7 @@ class ModelRun:
                 f"{generator.revision} now. Set `revision` in a new `output`, or `overwrite`."
             )
         prompts = content["first_prompts"].setdefault(self.model, {})
-        for benchmark in benchmarks:
+        for benchmark in self.benchmarks:
             prompts[benchmark.name] = self.tokenizer.decode(self._tokens(benchmark.problem(0)))
         entry["chat_template"] = self.tokenizer.chat_template is not None
         content["sessions"].append(
@@ -297,21 +315,15 @@ class ModelRun:
                 "versions": library_versions(),
             }
         )
-        self.record.save()
+        record.save()
 
-    def _batches(
-        self,
-        benchmark: Benchmark,
-        lengths: np.ndarray,
-        done: dict[tuple[str, str], np.ndarray],
-        generator: Generator,
-    ) -> Iterator[list[Sample]]:
+    def _batches(self, benchmark: Benchmark, held: np.ndarray, generator: Generator) -> Iterator[list[Sample]]:
         """
         Batches of prompts of about one length, the longest first: memory runs short at the start or never. A batch is
         cut at the same places whatever is done already, and one that a kill left half written is generated whole, so
         that no sample has other neighbours than in a run without a kill.
         """
-        held, n = done[self.model, benchmark.name], self.args.n
+        lengths, n = self.lengths[benchmark.name], self.args.n
         order = np.repeat(np.argsort(-lengths, kind="stable"), n)
         jobs = np.stack([order, np.tile(np.arange(n), len(lengths))], axis=1)
         for start in range(0, len(jobs), generator.batch_size):
