@@ -321,6 +321,17 @@ def test_disagreements_are_counted_with_examples(tmp_path):
     assert shown == [("5", None), ("5", "6")]
 
 
+def test_shares_of_what_befell_the_samples(tmp_path):
+    paths = ["number", "timeout", "crash", "no_answer", "unreadable_answer", "refused", "no_answer", "text"]
+    rows = [line("p", i, "6", path=path, tokens=i, truncated=i < 2) for i, path in enumerate(paths)]
+    write(tmp_path / "samples.jsonl", rows)
+    args = EvaluationArguments(compare=["a", "b"], output=str(tmp_path), bootstrap_samples=10)
+    [result] = summarize(args, {"settings": {}, "models": {}, "benchmarks": {}}, pytest.fail)["results"]
+    names = ("no_answer", "unparsable", "timed_out", "truncated", "mean_tokens")
+    assert [result[name] for name in names] == [2 / 8, 2 / 8, 2 / 8, 2 / 8, 3.5]
+    assert result["verifier_paths"]["refused"] == 1
+
+
 def test_compare_on_common_problems(tmp_path):
     right = {"a": "1100", "b": "1110"}  # right or wrong on the problems 0 to 3
     for name, marks in right.items():
