@@ -134,7 +134,7 @@ def _repair(file, path: Path, report: Callable[[str], None]):
     file.seek(start)
     line = file.read(end - start)
     if _parse_line(line) is None:
-        report(f"{path}: the last line is torn ({len(line)} bytes); it is cut off and its sample is made again.")
+        report(f"{path}: the last line is torn ({len(line)} bytes); it is cut off, and what it lacks is made again.")
         file.truncate(start)
     elif not line.endswith(b"\n"):
         file.write(b"\n")
