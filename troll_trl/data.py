@@ -50,7 +50,8 @@ SCHEMAS = (
     Schema("prompt", "reward_model.ground_truth"),  # DAPO-Math-17k
     Schema("problem", "answer"),  # MATH-500, AIME
     Schema("Problem", "Answer"),  # AIME 2024 of another hub account
-    Schema("problem", "solution", worked=True),  # MATH
+    Schema("problem", "solution", worked=True),  # MATH, Minerva
+    Schema("question", "final_answer"),  # OlympiadBench
 )
 
 FEATURES = datasets.Features(
@@ -266,6 +267,8 @@ def _is_message(message: Any) -> bool:
 
 def _solution(answer: Any, worked: bool) -> str:
     """Gold answer in a box; empty if there is none that math-verify can parse."""
+    if isinstance(answer, list):  # OlympiadBench has a list, mostly of one
+        answer = ", ".join(map(str, answer))
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
         return ""
     if isinstance(answer, float) and not math.isfinite(answer):

@@ -1,0 +1,303 @@
+"""troll_trl.evaluation without a model: statistics, scores, benchmarks, the samples file, comparisons."""
+
+import itertools
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import scipy.stats
+
+from troll_trl.evaluation.benchmarks import HUB, load_benchmark
+from troll_trl.evaluation.scoring import score, strict_answer, strict_form, strict_score, vote
+from troll_trl.evaluation.statistics import (
+    bootstrap_means,
+    default_ks,
+    estimate,
+    majority_score,
+    paired_difference,
+    pass_at_k,
+)
+
+DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real problems are not at {DATA}")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+# Statistics
+
+
+@pytest.mark.parametrize("samples", range(1, 8))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(samples):
+    for correct, k in itertools.product(range(samples + 1), range(1, samples + 1)):
+        subsets = list(itertools.combinations([1] * correct + [0] * (samples - correct), k))
+        assert pass_at_k(samples, correct, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
+
+
+def test_pass_at_k_of_many_samples_is_exact():
+    exact = 1 - Fraction(math.comb(9_000, 3_000), math.comb(10_000, 3_000))
+    assert pass_at_k(10_000, 1_000, 3_000) == pytest.approx(float(exact), abs=1e-12)
+    assert pass_at_k(10_000, 1, 1) == pytest.approx(1e-4, rel=1e-9)
+
+
+@pytest.mark.parametrize(("samples", "correct", "k"), [(2, 1, 3), (2, 1, 0), (2, 3, 1), (2, -1, 1)])
+def test_pass_at_k_out_of_range(samples, correct, k):
+    with pytest.raises(ValueError, match=r"samples|correct"):
+        pass_at_k(samples, correct, k)
+
+
+@pytest.mark.parametrize(
+    ("answers", "rewards", "expected"),
+    [
+        (["1", "2", "2"], [1, 0, 0], 0),
+        (["1", "2", "1"], [1, 0, 1], 1),
+        ([None, None, None, "1"], [0, 0, 0, 1], 1),  # a sample without an answer has no vote
+        ([None, None], [0, 0], 0),
+        (["1", "2"], [1, 0], 1 / 2),  # a tie: the expectation of a draw
+        (["3", "2", "1"], [0, 0, 1], 1 / 3),
+        (["1", "1", "2"], [1, 0, 0], 1 / 2),  # one answer, and one of its comparisons ran out of time
+    ],
+)
+def test_majority(answers, rewards, expected):
+    for order in itertools.permutations(range(len(answers))):
+        shuffled = [answers[i] for i in order], [rewards[i] for i in order]
+        assert majority_score(*shuffled) == pytest.approx(expected)
+
+
+def test_bootstrap_interval_is_that_of_all_resamples():
+    values = np.array([[0.0, 3.0], [1.0, 1.0], [0.25, 0.0], [1.0, 7.0]])
+    resamples = np.array([values[list(rows)].mean(axis=0) for rows in itertools.product(range(4), repeat=4)])
+    means = bootstrap_means(values, 60_000, seed=1)
+    assert means.mean(axis=0) == pytest.approx(resamples.mean(axis=0), abs=0.02)
+    # The whole distribution, not its ends alone
+    for level in np.linspace(0.05, 0.95, 19):
+        for column in range(2):
+            exact = np.quantile(resamples[:, column], [level - 0.01, level + 0.01], method="inverted_cdf")
+            assert exact[0] <= np.quantile(means[:, column], level) <= exact[1]
+
+
+def test_interval_agrees_with_scipy():
+    values = np.random.default_rng(0).random(60)
+    [ours] = estimate([values[:, None]], 20_000, seed=0)
+    theirs = scipy.stats.bootstrap(
+        (values,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(5)
+    ).confidence_interval
+    assert ours.value == pytest.approx(values.mean())
+    assert (ours.low, ours.high) == pytest.approx(tuple(theirs), abs=0.003)
+
+
+def test_bootstrap_does_not_depend_on_its_chunks(monkeypatch):
+    values = np.random.default_rng(0).random((30, 3))
+    whole = bootstrap_means(values, 500, seed=3)
+    monkeypatch.setattr("troll_trl.evaluation.statistics._CHUNK_NUMBERS", 7 * 30 * 3)
+    assert np.array_equal(bootstrap_means(values, 500, seed=3), whole)
+    assert not np.array_equal(bootstrap_means(values, 500, seed=4), whole)
+
+
+def test_overall_is_the_mean_of_benchmarks_and_resamples_within_them():
+    small, large = np.array([[1.0], [0.0]]), np.full((50, 1), 0.5)
+    [both] = estimate([small, large], 4_000, seed=0)
+    assert both.value == 0.5
+    # Within `small` a mean is 0, 1/2 or 1; the constant benchmark halves that
+    assert (both.low, both.high) == (0.25, 0.75)
+    twice = np.random.default_rng(0).random((40, 1))
+    [one], [two] = estimate([twice], 4_000, seed=0), estimate([twice, twice], 4_000, seed=0)
+    # Two independent copies: an interval narrower by about the root of 2, not the same resamples twice
+    assert 1.25 < (one.high - one.low) / (two.high - two.low) < 1.6
+
+
+def test_paired_difference():
+    generator = np.random.default_rng(0)
+    hard = generator.random((80, 1))
+    a, b = (hard > 0.5).astype(float), (hard > 0.4).astype(float)
+    [difference] = paired_difference([a], [b], 10_000, seed=0)
+    assert difference.value == pytest.approx((b - a).mean())
+    # The differences are never negative: P(no difference) is P(no problem with one is drawn), counted on both tails
+    share = (b - a).mean()
+    assert difference.p_value == pytest.approx(2 * (1 - share) ** 80, abs=2e-3)
+    exact = scipy.stats.binom(80, share).ppf([0.025, 0.975]) / 80
+    assert (difference.low, difference.high) == pytest.approx(tuple(exact), abs=1 / 80 + 1e-9)
+    [back] = paired_difference([b], [a], 10_000, seed=0)
+    assert (back.value, back.low, back.high) == pytest.approx((-difference.value, -difference.high, -difference.low))
+    assert back.p_value == difference.p_value
+    [none] = paired_difference([a], [a], 100, seed=0)
+    assert (none.value, none.low, none.high, none.p_value) == (0, 0, 0, 1)
+    with pytest.raises(ValueError, match="same problems"):
+        paired_difference([a], [b[:-1]], 100, seed=0)
+
+
+def test_p_value_is_below_5_percent_where_the_interval_leaves_0_out():
+    generator = np.random.default_rng(1)
+    seen = set()
+    for _ in range(40):
+        a, b = (generator.random((30, 1)) for _ in "ab")
+        [difference] = paired_difference([a], [b + 0.15], 2_000, seed=0)
+        outside = difference.low > 0 or difference.high < 0
+        assert outside == (difference.p_value < 0.05) or abs(difference.p_value - 0.05) < 0.003
+        seen.add(outside)
+    assert seen == {True, False}
+
+
+def test_p_value_of_equal_distributions_is_uniform():
+    generator = np.random.default_rng(2)
+    pairs = (generator.random((2, 60, 1)) for _ in range(300))
+    p_values = [paired_difference([a], [b], 400, seed=0)[0].p_value for a, b in pairs]
+    assert scipy.stats.kstest(p_values, "uniform").pvalue > 1e-3
+
+
+def test_default_ks():
+    assert [default_ks(n) for n in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
+
+
+# Scores
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{1} and \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        ("so 5\n#### 1,234", "1,234"),
+        ("Answer: 4\nNo.\n**Answer:** 7.", "7"),
+        (r"\boxed{1}" + "\nAnswer: 2", "2"),
+        (r"Answer: \boxed{3}", "3"),
+        (r"\boxed{1} then \boxed{2", None),  # cut in its last box
+        ("the answer is 5", None),
+        ("Answer: 1 <think> no", None),
+        (r"<think>\boxed{1}</think> \boxed{2}", "2"),
+        (r"\boxed{}", None),
+        ("", None),
+    ],
+)
+def test_strict_answer(text, answer):
+    assert strict_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ("1,234", "1234.0", True),
+        (r"\frac{1}{2}", "0.5", True),
+        (r"-\dfrac{1}{2}", "-1/2", True),
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\frac{\pi}{2})", True),
+        ("$72$", "72", True),
+        ("1", "2", False),
+        ("x+1", "1+x", False),  # no algebra
+        ("12,34", "1234", False),
+        ("1/0", "1", False),
+    ],
+)
+def test_strict_form(one, other, equal):
+    assert (strict_form(one) == strict_form(other)) == equal
+
+
+def test_votes():
+    assert vote("10 dollars") == vote("10") == vote("10.0") != vote("11")
+    assert vote(r"\frac{1}{2}") == vote("0.5")
+    assert vote(None) is None
+    vote("9" * 100_000)
+
+
+def test_score_says_how_it_decided():
+    golds = [r"\boxed{2}", "2", r"So \boxed{2}.", "2", "???"]
+    texts = ["no idea", r"\boxed{2.0}", "#### 3", r"\boxed{???}", r"\boxed{2}"]
+    verdicts = score(golds, texts)
+    assert [verdict.reward for verdict in verdicts] == [0, 1, 0, 0, None]
+    assert verdicts[0].path == "no_answer"
+    assert verdicts[3].path == "unreadable_answer"
+    assert strict_score("72", "#### 72") == 1
+    assert strict_score(r"\boxed{72}", "72") == 0
+
+
+# Benchmarks
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+HELD_OUT = {
+    "amc23": {"id": 0, "problem": "p?", "answer": 27.0, "url": "u"},
+    "minerva": {"problem": "p?", "solution": r"Then $\boxed{27}$", "type": "t", "idx": 1},
+    "olympiadbench": {
+        **{
+            "id": 1,
+            "subfield": "Algebra",
+            "context": None,
+            "question": "p?",
+            "solution": ["s"],
+            "final_answer": ["27"],
+        },
+        **{"is_multiple_answer": False, "unit": None, "answer_type": "Numerical", "error": None},
+    },
+    "omni_math": {"domain": ["d"], "difficulty": 8.0, "problem": "p?", "solution": "s", "answer": "27", "source": "x"},
+}
+
+
+@pytest.mark.parametrize("name", HELD_OUT)
+def test_local_files_in_the_schemas_of_their_hubs(tmp_path, name):
+    benchmark = load_benchmark(f"{name}={write(tmp_path / 'rows.jsonl', [HELD_OUT[name]])}", instruction="Box it.")
+    problem = benchmark.problem(0)
+    assert (benchmark.name, len(benchmark)) == (name, 1)
+    assert problem.messages == [{"role": "user", "content": "p?\n\nBox it."}]
+    assert [verdict.reward for verdict in score([problem.gold] * 2, [r"\boxed{27}", r"\boxed{28}"])] == [1, 0]
+
+
+def test_answers_of_a_list_are_compared_together(tmp_path):
+    row = HELD_OUT["olympiadbench"] | {"final_answer": ["$2$", "$-3$"]}
+    gold = load_benchmark(f"olympiadbench={write(tmp_path / 'rows.jsonl', [row])}").problem(0).gold
+    assert [verdict.reward for verdict in score([gold] * 2, [r"\boxed{2, -3}", r"\boxed{2}"])] == [1, 0]
+
+
+def test_problem_ids_stay_when_rows_move_and_instructions_change(tmp_path):
+    rows = [{"problem": f"p{i}", "answer": str(i)} for i in (0, 1, 2, 2)]
+    before = load_benchmark(f"b={write(tmp_path / 'a.jsonl', rows)}").ids
+    path = write(tmp_path / "b.jsonl", rows[::-1])
+    after = load_benchmark(f"b={path}", instruction="Box it.", system_prompt="You count.").ids
+    assert sorted(before) == sorted(after) and before[0] == after[3]
+    assert len(set(before)) == 4
+
+
+@needs_data
+@pytest.mark.parametrize(("name", "count"), [("gsm8k", 1319), ("math500", 500), ("aime24", 30)])
+def test_real_benchmarks(name, count):
+    assert len(load_benchmark(f"{name}={DATA / name}")) == count
+    assert len(load_benchmark(f"{name}={DATA / name}", max_problems=3)) == 3
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_hub_benchmarks(name, monkeypatch):
+    def load_dataset(path, config_name, split):
+        assert (path, config_name, split) == (HUB[name].path, HUB[name].config_name, HUB[name].split)
+        return datasets.Dataset.from_list([HELD_OUT.get(name, {"question": "p", "answer": "#### 27"})])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert score([load_benchmark(name).problem(0).gold], [r"\boxed{27}"])[0].reward == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("aime2024", "nearest names are aime24"),
+        ("gsm8", "nearest names are gsm8k"),
+        ("zzz", "all of them: gsm8k, math"),
+        ("b=nowhere.jsonl", "no file or folder nowhere.jsonl"),
+        ("=x", "must be `name=path`"),
+        ("empty=empty.jsonl", "empty.jsonl is empty"),
+        ("bad=bad.jsonl", r"columns a;.*`answer_column`"),
+        ("bad.jsonl", r"give it a name: bad=bad.jsonl"),
+    ],
+)
+def test_bad_benchmarks(tmp_path, monkeypatch, spec, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").touch()
+    write(tmp_path / "bad.jsonl", [{"a": 1}])
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_benchmark(spec)

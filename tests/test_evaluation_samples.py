@@ -1,0 +1,399 @@
+"""Samples files of troll_trl.evaluation: torn lines, the Parquet copy, files of other tools, comparisons."""
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from troll_trl.evaluation import EvaluationArguments, compare, score_file, summarize
+from troll_trl.evaluation.samples import SampleWriter, read_lines, write_parquet
+from troll_trl.evaluation.tally import read_tallies
+
+FULL = r"So it is \boxed{%s}."
+
+
+def line(problem="p", sample=0, text="5", gold="5", model="m", benchmark="b", **other):
+    reward = float(text == gold)
+    return {
+        **{"model": model, "benchmark": benchmark, "problem": problem, "index": 0, "sample": sample, "gold": gold},
+        **{"completion": FULL % text, "tokens": 4, "truncated": False, "reward": reward, "answer": text},
+        **{"path": "number", "strict": reward, **other},
+    }
+
+
+def write(path: Path, rows) -> Path:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def evaluate_file(path: Path, output: Path, **settings):
+    reports: list[str] = []
+    args = EvaluationArguments(samples=str(path), output=str(output), bootstrap_samples=50, **settings)
+    summary = summarize(args, score_file(args, reports.append), reports.append)
+    return summary, reports
+
+
+def results(summary) -> dict:
+    return {
+        (row["model"], row["benchmark"]): {name: metric["value"] for name, metric in row["metrics"].items()}
+        for row in summary["results"]
+    }
+
+
+# The file
+
+
+def test_every_torn_end_is_repaired(tmp_path):
+    whole = [line(sample=0), line(sample=1, text="∞ \u2028 π")]
+    path = tmp_path / "samples.jsonl"
+    with SampleWriter(path, pytest.fail) as writer:
+        writer.append(whole)
+    data = path.read_bytes()
+    first = data.index(b"\n") + 1
+    for end in range(len(data) + 1):
+        path.write_bytes(data[:end])
+        reports: list[str] = []
+        with SampleWriter(path, reports.append) as writer:
+            kept = list(read_lines(path, pytest.fail))
+            assert kept == whole[: (end >= first - 1) + (end >= len(data) - 1)], end
+            # A line cut before its newline is whole
+            assert len(reports) == (end not in (0, first - 1, first, len(data) - 1, len(data))), end
+            writer.append([line(sample=2)])
+        assert list(read_lines(path, pytest.fail)) == [*kept, line(sample=2)]
+
+
+def test_a_block_of_zeros_at_the_end_is_torn_too(tmp_path):
+    """A power cut may leave a file longer than what was written."""
+    path = write(tmp_path / "samples.jsonl", [line()])
+    with path.open("ab") as file:
+        file.write(bytes(100_000))
+    reports: list[str] = []
+    with SampleWriter(path, reports.append):
+        assert list(read_lines(path, pytest.fail)) == [line()]
+    assert "torn (100000 bytes)" in reports[0]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    path.write_text(json.dumps(line()) + '\n{"model": \n' + json.dumps(line()) + "\n")
+    with pytest.raises(ValueError, match=r"line 2 is no JSON object, it begins with '\{\"model\":'"):
+        list(read_lines(path, pytest.fail))
+
+
+def test_one_writer_at_a_time(tmp_path):
+    with (
+        SampleWriter(tmp_path / "samples.jsonl", pytest.fail),
+        pytest.raises(ValueError, match="Another process is writing"),
+    ):
+        SampleWriter(tmp_path / "samples.jsonl", pytest.fail)
+
+
+def test_lone_surrogates_of_a_tokenizer_are_written(tmp_path):
+    with SampleWriter(tmp_path / "samples.jsonl", pytest.fail) as writer:
+        writer.append([line(completion="\ud800")])
+    assert next(read_lines(tmp_path / "samples.jsonl", pytest.fail))["completion"] == "?"
+
+
+def test_parquet_has_the_same_rows_in_several_row_groups(tmp_path, monkeypatch):
+    rows = [line(sample=i, tokens=None if i == 3 else i) for i in range(10)]
+    path = write(tmp_path / "samples.jsonl", rows)
+    monkeypatch.setattr("troll_trl.evaluation.samples.ROW_GROUP_BYTES", 1500)
+    write_parquet(path, tmp_path / "samples.parquet", pytest.fail)
+    file = pq.ParquetFile(tmp_path / "samples.parquet")
+    assert file.num_row_groups > 2
+    assert file.read().to_pylist() == rows
+
+
+def test_memory_does_not_grow_with_the_completions(tmp_path):
+    """64 MB of completions; the summary, its Parquet copy included, holds a fraction of that."""
+    path = tmp_path / "in.jsonl"
+    with path.open("w") as file:
+        for number in range(256):
+            row = line(problem=f"p{number // 8}", text="5") | {"completion": "x" * 250_000 + r"\boxed{5}"}
+            file.write(json.dumps(row) + "\n")
+    (tmp_path / "out").mkdir()
+    path.rename(tmp_path / "out" / "samples.jsonl")
+    args = EvaluationArguments(compare=["a", "b"], output=str(tmp_path / "out"), bootstrap_samples=10)
+    pool = pa.default_memory_pool()
+    tracemalloc.start()
+    summary = summarize(args, {"settings": {}, "models": {}, "benchmarks": {}}, pytest.fail)
+    peak = tracemalloc.get_traced_memory()[1] + pool.max_memory()
+    tracemalloc.stop()
+    assert summary["results"][0]["metrics"]["mean@8"]["value"] == 1
+    assert peak < 56 * 2**20  # a row group of 16 MB, as Python objects and in Arrow
+
+
+# Files of other tools
+
+LM_EVAL = [
+    {
+        **{"doc_id": i // 2, "doc": {"question": f"q{i // 2}", "answer": "..."}, "target": f"Work.\n#### {i // 2}"},
+        **{"arguments": {"gen_args_0": {"arg_0": "Q"}}, "resps": [["#### 0", "#### 1"]], "filtered_resps": ["0"]},
+        **{"filter": ("strict-match", "flexible-extract")[i % 2], "metrics": ["exact_match"], "exact_match": 1.0},
+    }
+    for i in range(4)
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "mean", "problems"),
+    [
+        (LM_EVAL, {"mean@2": 0.5, "pass@2": 1.0}, 2),  # each response stands there once for each filter
+        ([{"response": "#### 1", "answer": 1.0}, {"response": "#### 1", "answer": 2.0}], {"mean@1": 0.5}, 2),
+        (
+            [{"id": "a", "completion": f"#### {i}", "solution": r"x is \boxed{1}"} for i in range(3)],
+            {"mean@3": 1 / 3, "pass@1": 1 / 3, "pass@3": 1, "maj@3": 1 / 3},
+            1,
+        ),
+        (
+            [{"question": "long " * 50, "outputs": ["Answer: 7", "Answer: 7", "Answer: 8"], "final_answer": ["7"]}],
+            {"mean@3": 2 / 3, "pass@2": 1, "maj@3": 1},
+            1,
+        ),
+        (
+            [
+                {
+                    "prompt": [{"role": "user", "content": "q"}],
+                    "completion": [{"role": "assistant", "content": "#### 3"}],
+                    "reward_model": {"ground_truth": "3"},
+                }
+            ],
+            {"mean@1": 1},
+            1,
+        ),
+        (  # TRL's log of completions, whose `answer` is what our reward read
+            [
+                {"step": 1, "prompt": g, "completion": "#### 3", "advantage": 0.0, "solution": g, "answer": "3"}
+                for g in (r"\boxed{3}", r"\boxed{4}")
+            ],
+            {"mean@1": 0.5},
+            2,
+        ),
+        (
+            [{"doc": {"id": "1", "query": "q", "choices": ["3"]}, "model_response": {"text": ["#### 3", "#### 4"]}}],
+            {"mean@2": 0.5},
+            1,
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_files_of_other_tools(tmp_path, rows, mean, problems, kind):
+    path = tmp_path / f"theirs.{kind}"
+    if kind == "jsonl":
+        write(path, rows)
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    summary, reports = evaluate_file(path, tmp_path / "out")
+    [(key, metrics)] = results(summary).items()
+    assert key == ("theirs", "theirs")
+    assert summary["results"][0]["problems"] == problems
+    assert {name: metrics[name] for name in mean} == pytest.approx(mean)
+    assert "completions from `" in reports[0]
+    assert pq.read_table(tmp_path / "out" / "samples.parquet").num_rows == summary["results"][0]["samples"]
+
+
+def test_names_of_models_and_benchmarks_are_kept(tmp_path):
+    rows = [
+        {"model": model, "task": task, "id": 1, "output": r"\boxed{1}", "target": "1", "finish_reason": reason}
+        for model, task, reason in (("a", "t", "stop"), ("a", "u", "length"), ("b", "t", "stop"))
+    ]
+    summary, _ = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    assert list(results(summary)) == [("a", "t"), ("a", "u"), ("b", "t"), ("a", "overall")]
+    assert [row["truncated"] for row in summary["results"][:3]] == [0, 1, 0]
+    assert summary["results"][0]["mean_tokens"] is None
+
+
+def test_given_columns_are_taken(tmp_path):
+    rows = [{"a": {"b": "#### 1"}, "c": "1", "d": 5, "text": "#### 2"}, {"a": {"b": "#### 2"}, "c": "1", "d": 5}]
+    columns = {"completion_column": "a.b", "answer_column": "c", "problem_column": "d"}
+    summary, reports = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out", **columns)
+    assert results(summary)["x", "x"]["mean@2"] == 0.5
+    assert "completions from `a.b`, gold answers from `c`, problems told apart by `d`" in reports[0]
+
+
+def test_a_samples_file_of_ours_scores_as_it_did(tmp_path):
+    rows = [line("p", 0), line("p", 1, "6"), line("q", 0, "7"), line("q", 1, "8")]
+    summary, _ = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    assert results(summary)["m", "b"] == pytest.approx(
+        {"mean@2": 0.25, "pass@1": 0.25, "pass@2": 0.5, "maj@2": 0.25, "strict@2": 0.25}
+    )
+    rescored = list(read_lines(tmp_path / "out" / "samples.jsonl", pytest.fail))
+    assert [{**row, "path": "", "index": 0} for row in rescored] == [{**row, "path": ""} for row in rows]
+
+
+def test_scoring_goes_on_where_it_was_killed(tmp_path, monkeypatch):
+    rows = [{"id": i // 2, "text": f"#### {i}", "answer": "3"} for i in range(10)]
+    path = write(tmp_path / "x.jsonl", rows)
+    evaluate_file(path, tmp_path / "whole")
+    monkeypatch.setattr("troll_trl.evaluation.foreign.BATCH", 4)
+    whole = (tmp_path / "whole" / "samples.jsonl").read_bytes()
+    evaluate_file(path, tmp_path / "out")
+    target = tmp_path / "out" / "samples.jsonl"
+    assert target.read_bytes() == whole
+    target.write_bytes(whole[: len(whole) // 2 + 5])
+    _, reports = evaluate_file(path, tmp_path / "out")
+    assert target.read_bytes() == whole
+    assert any("torn" in text for text in reports) and any("are scored in" in text for text in reports)
+    write(path, rows[1:])
+    with pytest.raises(ValueError, match="the benchmark samples has changed"):
+        evaluate_file(path, tmp_path / "out")
+    summary, _ = evaluate_file(path, tmp_path / "out", overwrite=True)
+    assert summary["results"][0]["samples"] == 9
+
+
+def test_a_torn_last_line_of_another_tool_is_left_out_and_the_file_is_not_touched(tmp_path):
+    path = write(tmp_path / "x.jsonl", [{"text": "#### 1", "answer": "1"}])
+    with path.open("a") as file:
+        file.write('{"text": "####')
+    before = path.read_bytes()
+    summary, reports = evaluate_file(path, tmp_path / "out")
+    assert summary["results"][0]["samples"] == 1
+    assert any("line 2) is torn and left out" in text for text in reports)
+    assert path.read_bytes() == before
+
+
+def test_rows_without_a_completion_are_left_out_and_counted(tmp_path):
+    rows = [{"id": i, "outputs": ["#### 1"] * i, "answer": "1"} for i in (1, 0, 2)]
+    summary, reports = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    assert (summary["results"][0]["problems"], summary["results"][0]["samples"]) == (2, 3)
+    assert any("1 rows hold no completion" in text for text in reports)
+
+
+def test_unreadable_gold_answers_are_left_out_and_counted(tmp_path):
+    rows = [{"id": 1, "text": "#### 1", "answer": "1"}, {"id": 2, "text": "#### 1", "answer": "???"}]
+    summary, reports = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    [result] = summary["results"]
+    assert (result["problems"], result["samples"], result["unreadable_gold"]) == (1, 2, 1)
+    assert result["metrics"]["mean@1"]["value"] == 1
+    assert any("1 of 2 samples cannot be read" in text for text in reports)
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "message"),
+    [
+        ([{"words": "#### 1", "answer": "1"}], {}, r"columns words, answer; its completion .*`completion_column`"),
+        ([{"text": "#### 1", "goal": "1"}], {}, r"columns text, goal; its answer .*`answer_column`"),
+        ([{"text": "1", "answer": "1"}], {"completion_column": "txt"}, "its completion was looked for in txt"),
+        ([{"text": "1", "answer": "1"}, {"answer": "1"}], {}, "row 2 has no `text`"),
+        ([{"id": 1, "text": "1", "answer": "1"}, {"text": "1", "answer": "1"}], {}, "row 2 has no `id`"),
+        ([{"id": 1, "text": "1", "answer": a} for a in "12"], {}, "row 2 has another gold answer than an earlier"),
+        ([{"text": 5, "answer": "1"}], {}, "row 1 has no `text` that can be used"),
+        ([{"text": "1", "answer": "1"}], {"k": [4]}, "pass@4 needs at least 4 samples of every problem, and one has 1"),
+        ([{"text": "1", "answer": "???"}], {}, "none of the 1 gold answers can be read"),
+        ([], {}, "holds no sample"),
+    ],
+)
+def test_bad_samples_files(tmp_path, rows, settings, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out", **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.csv", "text,answer\n", r"must end in \.jsonl"),
+        ("x.parquet", "no parquet", "x.parquet cannot be read"),
+        ("missing.jsonl", None, "there is no file"),
+        ("x.json", "[1, 2]\n", "holds no sample|no JSON object"),
+    ],
+)
+def test_unreadable_samples_files(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        evaluate_file(tmp_path / name, tmp_path / "out")
+
+
+# Summaries and comparisons
+
+
+def test_disagreements_are_counted_with_examples(tmp_path):
+    rows = [line("p", 0, completion="The answer is 5"), line("p", 1), line("p", 2, completion=r"\boxed{5} #### 6")]
+    summary, _ = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    disagreements = summary["results"][0]["disagreements"]
+    assert disagreements["count"] == 2
+    assert disagreements["share"] == pytest.approx(2 / 3)
+    shown = [(example["answer"], example["strict_answer"]) for example in disagreements["examples"]]
+    assert shown == [("5", None), ("5", "6")]
+
+
+def test_shares_of_what_befell_the_samples(tmp_path):
+    paths = ["number", "timeout", "crash", "no_answer", "unreadable_answer", "refused", "no_answer", "text"]
+    rows = [line("p", i, "6", path=path, tokens=i, truncated=i < 2) for i, path in enumerate(paths)]
+    write(tmp_path / "samples.jsonl", rows)
+    args = EvaluationArguments(compare=["a", "b"], output=str(tmp_path), bootstrap_samples=10)
+    [result] = summarize(args, {"settings": {}, "models": {}, "benchmarks": {}}, pytest.fail)["results"]
+    names = ("no_answer", "unparsable", "timed_out", "truncated", "mean_tokens")
+    assert [result[name] for name in names] == [2 / 8, 2 / 8, 2 / 8, 2 / 8, 3.5]
+    assert result["verifier_paths"]["refused"] == 1
+
+
+def test_compare_on_common_problems(tmp_path):
+    right = {"a": "1100", "b": "1110"}  # right or wrong on the problems 0 to 3
+    for name, marks in right.items():
+        rows = [line(f"p{i}", 0, "5" if mark == "1" else "6", model=name) for i, mark in enumerate(marks)]
+        if name == "b":
+            rows.append(line("p9", 0, model=name))
+        write(tmp_path / name / "samples.jsonl", [*rows, line(benchmark=f"only {name}", model=name)])
+    reports: list[str] = []
+    args = EvaluationArguments(compare=[str(tmp_path / "a"), str(tmp_path / "b" / "samples.jsonl")])
+    [result] = compare(args, reports.append)["results"]
+    mean = result["metrics"]["mean"]
+    assert (result["benchmark"], result["problems"], mean["a"], mean["b"], mean["value"]) == ("b", 4, 0.5, 0.75, 0.25)
+    assert (mean["low"], mean["high"]) == (0, 0.75)
+    assert mean["p_value"] == pytest.approx(2 * 0.75**4, abs=0.02)
+    assert any("compared on the 4 problems" in text for text in reports)
+    assert sum("only in one of the two" in text for text in reports) == 2
+
+
+def test_compare_models_of_one_folder(tmp_path):
+    rows = [line("p", model=model, benchmark=b, text=t) for model, t in (("a", "5"), ("b", "6")) for b in "xy"]
+    write(tmp_path / "samples.jsonl", rows)
+    args = EvaluationArguments(compare=["a", "b"], output=str(tmp_path))
+    found = compare(args, pytest.fail)["results"]
+    assert [result["benchmark"] for result in found] == ["x", "y", "overall"]
+    assert [result["metrics"]["mean"]["value"] for result in found] == [-1, -1, -1]
+    with pytest.raises(ValueError, match=r"samples of 2 models \(a, b\)"):
+        compare(EvaluationArguments(compare=[str(tmp_path), str(tmp_path)]), pytest.fail)
+    with pytest.raises(FileNotFoundError, match="`output` has the models a, b"):
+        compare(EvaluationArguments(compare=["a", "c"], output=str(tmp_path)), pytest.fail)
+
+
+def test_compare_with_other_numbers_of_samples_leaves_maj_out(tmp_path):
+    write(tmp_path / "a" / "samples.jsonl", [line("p", 0), line("p", 1, "6")])
+    write(tmp_path / "b" / "samples.jsonl", [line("p", i) for i in range(4)])
+    args = EvaluationArguments(compare=[str(tmp_path / "a"), str(tmp_path / "b")])
+    reports: list[str] = []
+    [result] = compare(args, reports.append)["results"]
+    assert list(result["metrics"]) == ["mean", "pass@1", "pass@2", "strict"]
+    assert "maj" in reports[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([line("q")], "no problem of b in common"),
+        ([line("p", gold="6")], "They are not the same problems"),
+        ([line("p", benchmark="c")], "share no benchmark"),
+        ([{"text": "x", "answer": "1"}], r"has no model, benchmark.*it has text, answer.*scored first"),
+        ([], "0 models"),
+    ],
+)
+def test_evaluations_that_cannot_be_compared(tmp_path, rows, message):
+    write(tmp_path / "a" / "samples.jsonl", [line("p")])
+    write(tmp_path / "b" / "samples.jsonl", rows)
+    with pytest.raises(ValueError, match=message):
+        compare(EvaluationArguments(compare=[str(tmp_path / "a"), str(tmp_path / "b")]), pytest.fail)
+
+
+def test_a_summary_says_what_is_missing(tmp_path):
+    write(tmp_path / "samples.jsonl", [line("p", 0)])
+    record = {"settings": {"n": 2}, "models": {}, "benchmarks": {"b": {"problems": 1}}}
+    args = EvaluationArguments(compare=["a", "b"], output=str(tmp_path), bootstrap_samples=10)
+    [result] = summarize(args, record, pytest.fail)["results"]
+    assert result["complete"] is False
+    assert read_tallies(tmp_path / "samples.jsonl", pytest.fail)["m", "b"].samples_per_problem == 1

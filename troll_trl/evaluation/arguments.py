@@ -1,0 +1,218 @@
+"""Settings of scripts/evaluate.py, parsed as strictly as those of the training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from troll_trl.parser import StrictTrlParser
+
+# As in the training configs: the verifier and the strict comparison both read the box
+DEFAULT_INSTRUCTION = "Let's think step by step and put the final answer in \\boxed{}."
+
+
+@dataclass
+class EvaluationArguments:
+    r"""
+    Arguments of the evaluation script, in a YAML file or as flags.
+
+    Args:
+        model (`list[str]`, *optional*):
+            Models: hub names or folders, of LoRA adapters too.
+        benchmarks (`list[str]`, *optional*):
+            Benchmarks by name, or `name=path` for a local file or folder.
+        output (`str`):
+            Folder for the samples and the summary.
+        n (`int`, *optional*, defaults to `1`):
+            Samples of each problem.
+        temperature (`float`, *optional*, defaults to `0.0`):
+            Sampling temperature; 0 is greedy.
+        top_p (`float`, *optional*, defaults to `1.0`):
+            Draw from the most likely tokens that hold this probability.
+        top_k (`int`, *optional*, defaults to `0`):
+            Draw from the most likely so many tokens; 0 for all.
+        max_new_tokens (`int`, *optional*, defaults to `4096`):
+            Longest completion, in tokens.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the samples and of the bootstrap.
+        max_problems (`list[int]`, *optional*):
+            Take the first so many problems: one number for all benchmarks, or one for each.
+        instruction (`str`, *optional*):
+            Text behind every problem; the default asks for `\boxed{}`, an empty one adds nothing.
+        system_prompt (`str`, *optional*):
+            System message before every problem.
+        enable_thinking (`bool`, *optional*):
+            Thinking mode of the chat template; without it, the template's own default.
+        backend (`str`, *optional*, defaults to `"auto"`):
+            `"vllm"`, `"transformers"`, or `"auto"`: vLLM where it is installed and there is a GPU.
+        batch_size (`int`, *optional*):
+            Completions generated at a time.
+        dtype (`str`, *optional*, defaults to `"auto"`):
+            dtype of the weights; `"auto"` for that of the checkpoint.
+        revision (`str`, *optional*):
+            Revision of the models on the hub.
+        k (`list[int]`, *optional*):
+            k of pass@k; by default the powers of two up to n, and n.
+        bootstrap_samples (`int`, *optional*, defaults to `10000`):
+            Resamples of the intervals.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Discard the samples in `output` and begin anew.
+        samples (`str`, *optional*):
+            Score this samples file, from this or another tool, in place of generating.
+        completion_column (`str`, *optional*):
+            Column of the completions in `samples`, if it is not recognised.
+        problem_column (`str`, *optional*):
+            Column of the problem, or of its id in `samples`, if it is not recognised.
+        answer_column (`str`, *optional*):
+            Column of the gold answer, likewise.
+        compare (`list[str]`, *optional*):
+            Two evaluations, A and B: folders or samples files, or models of this one.
+
+    Attributes:
+        settings (`dict[str, Any]`):
+            What files and flags set, merged.
+    """
+
+    model: list[str] = field(
+        default_factory=list, metadata={"help": "Models: hub names or folders, of LoRA adapters too."}
+    )
+    benchmarks: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Benchmarks by name, or name=path for a local file or folder."},
+    )
+    output: str | None = field(default=None, metadata={"help": "Folder for the samples and the summary."})
+    n: int = field(default=1, metadata={"help": "Samples of each problem."})
+    temperature: float = field(default=0.0, metadata={"help": "Sampling temperature; 0 is greedy."})
+    top_p: float = field(default=1.0, metadata={"help": "Draw from the most likely tokens that hold this probability."})
+    top_k: int = field(default=0, metadata={"help": "Draw from the most likely so many tokens; 0 for all."})
+    max_new_tokens: int = field(default=4096, metadata={"help": "Longest completion, in tokens."})
+    seed: int = field(default=0, metadata={"help": "Seed of the samples and of the bootstrap."})
+    max_problems: list[int] | None = field(
+        default=None,
+        metadata={"help": "Take the first so many problems: one number for all benchmarks, or one for each."},
+    )
+    instruction: str = field(
+        default=DEFAULT_INSTRUCTION,
+        metadata={"help": "Text behind every problem; the default asks for a box, an empty one adds nothing."},
+    )
+    system_prompt: str | None = field(default=None, metadata={"help": "System message before every problem."})
+    enable_thinking: bool | None = field(
+        default=None,
+        metadata={"help": "Thinking mode of the chat template; without it, the template's own default."},
+    )
+    backend: str = field(
+        default="auto",
+        metadata={
+            "help": "'vllm', 'transformers', or 'auto': vLLM where it is installed and there is a GPU.",
+            "choices": ["auto", "vllm", "transformers"],
+        },
+    )
+    batch_size: int | None = field(default=None, metadata={"help": "Completions generated at a time."})
+    dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "dtype of the weights; 'auto' for that of the checkpoint.",
+            "choices": ["auto", "bfloat16", "float16", "float32"],
+        },
+    )
+    revision: str | None = field(default=None, metadata={"help": "Revision of the models on the hub."})
+    k: list[int] | None = field(
+        default=None, metadata={"help": "k of pass@k; by default the powers of two up to n, and n."}
+    )
+    bootstrap_samples: int = field(default=10_000, metadata={"help": "Resamples of the intervals."})
+    overwrite: bool = field(
+        default=False, metadata={"help": "Discard the samples in the output folder and begin anew."}
+    )
+    samples: str | None = field(
+        default=None,
+        metadata={"help": "Score this samples file, from this or another tool, in place of generating."},
+    )
+    completion_column: str | None = field(
+        default=None, metadata={"help": "Column of the completions in `samples`, if it is not recognised."}
+    )
+    problem_column: str | None = field(
+        default=None,
+        metadata={"help": "Column of the problem, or of its id in `samples`, if it is not recognised."},
+    )
+    answer_column: str | None = field(
+        default=None, metadata={"help": "Column of the gold answer, if it is not recognised."}
+    )
+    compare: list[str] | None = field(
+        default=None,
+        metadata={"help": "Two evaluations, A and B: folders or samples files, or models of this one."},
+    )
+    settings: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self):
+        self.model = [name.rstrip("/") or name for name in self.model]
+        _check_numbers(self)
+        _check_task(self)
+
+
+def _check_numbers(args: EvaluationArguments):
+    least = {"n": 1, "max_new_tokens": 1, "top_k": 0, "seed": 0, "bootstrap_samples": 1, "batch_size": 1}
+    for name, minimum in least.items():
+        value = getattr(args, name)
+        if value is not None and value < minimum:
+            raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")
+    if not 0 <= args.temperature < float("inf"):
+        raise ValueError(f"`temperature` must be 0 (greedy) or more, got {args.temperature}.")
+    if not 0 < args.top_p <= 1:
+        raise ValueError(f"`top_p` must be above 0 and at most 1 (all tokens), got {args.top_p}.")
+    if args.k is not None and min(args.k, default=0) < 1:
+        raise ValueError(f"`k` must be one or more whole numbers from 1 on, got {args.k}.")
+    if args.k is not None and args.samples is None and args.model and max(args.k) > args.n:
+        raise ValueError(f"pass@{max(args.k)} needs at least {max(args.k)} samples of a problem, but `n` is {args.n}.")
+    if args.max_problems is not None:
+        if min(args.max_problems, default=0) < 1:
+            raise ValueError(f"`max_problems` must be at least 1, got {args.max_problems}.")
+        if len(args.max_problems) not in (1, len(args.benchmarks)):
+            raise ValueError(
+                f"`max_problems` has {len(args.max_problems)} numbers for {len(args.benchmarks)} benchmarks: give one "
+                "number for all, or one for each."
+            )
+
+
+def _check_task(args: EvaluationArguments):
+    if args.compare is not None and len(args.compare) != 2:
+        raise ValueError(f"`compare` takes two evaluations, got {len(args.compare)}.")
+    if args.samples is not None and (args.model or args.benchmarks):
+        raise ValueError("`samples` scores a file; `model` and `benchmarks` generate one. Give one or the other.")
+    if args.samples is None and args.completion_column is not None:
+        raise ValueError("`completion_column` names a column of `samples`, which is not set.")
+    generates = bool(args.model or args.benchmarks)
+    if generates and not (args.model and args.benchmarks):
+        missing = "benchmarks" if args.model else "model"
+        raise ValueError(f"`{missing}` is not set. An evaluation needs `model` and `benchmarks`.")
+    if not generates and args.samples is None and args.compare is None:
+        raise ValueError("Nothing to do: set `model` and `benchmarks`, or `samples`, or `compare`.")
+    if (generates or args.samples) and args.output is None:
+        raise ValueError("`output` is not set. Give a folder for the samples and the summary.")
+    for name in ("model", "benchmarks"):
+        values = [value.partition("=")[0] if name == "benchmarks" else value for value in getattr(args, name)]
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            raise ValueError(f"`{name}` has {twice!r} twice. Remove one.")
+
+
+def parse_evaluation_args(argv: Sequence[str] | None = None) -> EvaluationArguments:
+    """
+    Parse the command line of the evaluation script, and the YAML file that its `--config` names.
+
+    Args:
+        argv (`Sequence[str]`, *optional*):
+            Flags; those of the process by default.
+
+    Returns:
+        [`EvaluationArguments`]: checked.
+
+    Raises:
+        SystemExit: with code 2, after one paragraph that says what was wrong, the value seen and what to do.
+    """
+    parser = StrictTrlParser((EvaluationArguments,))
+    settings = parser.read_settings(argv)
+    try:
+        args = EvaluationArguments(**{name: value for name, value in settings.items() if name != "env"})
+    except ValueError as error:
+        parser.error(str(error))
+    args.settings = settings
+    return args

@@ -1,0 +1,301 @@
+"""Score a samples file, of this or another tool, into an output folder as if it had been generated there."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tqdm.auto import tqdm
+
+from troll_trl.evaluation.arguments import EvaluationArguments
+from troll_trl.evaluation.runner import SAMPLES, Record, library_versions
+from troll_trl.evaluation.samples import Sample, SampleWriter, read_lines
+from troll_trl.evaluation.scoring import score, strict_score
+
+# The first column that the file has is taken. lm-evaluation-harness writes `resps`, `target` and `doc_id`.
+COMPLETION_COLUMNS = (
+    *("completion", "completions", "resps", "response", "responses", "output", "outputs", "generation", "generations"),
+    *(
+        "generated_text",
+        "generated_texts",
+        "model_output",
+        "prediction",
+        "predictions",
+        "model_response",
+        "text",
+        "texts",
+        "code",
+    ),
+)
+ANSWER_COLUMNS = (
+    *("gold", "target", "ground_truth", "reward_model.ground_truth", "gold_answer", "gt", "expected_answer"),
+    *(
+        "reference_answer",
+        "reference",
+        "answer",
+        "final_answer",
+        "solution",
+        "label",
+        "doc.answer",
+        "doc.solution",
+        "doc.choices",
+    ),
+)
+PROBLEM_COLUMNS = (
+    *("problem_id", "doc_id", "unique_id", "question_id", "task_id", "prompt_id", "idx", "index", "id"),
+    *("problem", "question", "prompt"),
+)
+BATCH = 64
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """
+    Where a samples file keeps what is needed. Dotted paths reach into nested columns.
+
+    Parameters:
+        completion (`str`):
+            Text, chat messages, or a list of these.
+        answer (`str`):
+            Gold answer.
+        problem (`str` or `None`):
+            Problem or its id; samples of one problem have it in common. `None`: each row is a problem.
+    """
+
+    completion: str
+    answer: str
+    problem: str | None
+
+
+def score_file(args: EvaluationArguments, report: Report) -> dict[str, Any]:
+    """
+    Score the samples of a file into `output`. Like a generation it goes on where it was killed.
+
+    Args:
+        args ([`EvaluationArguments`]):
+            Settings; `samples` names the file.
+        report (`Callable[[str], None]`):
+            Told what a user should know.
+
+    Returns:
+        `dict[str, Any]`: the record of the folder.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: columns are missing, or the file holds no sample or something else than samples.
+    """
+    path = Path(args.samples or "").expanduser()
+    first, columns = _columns(path, args, report)
+    source = {"source": str(path), "digest": f"{_digest(path)} {columns}"}
+    wanted: dict[str, Any] = {
+        "settings": {"samples": str(path.resolve())},
+        "models": {},
+        "benchmarks": {"samples": source},
+    }
+    folder = Path(args.output or ".").expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    if path.resolve() == (folder / SAMPLES).resolve():
+        raise ValueError(f"`samples` {path} would be written over. Give another `output`.")
+    with SampleWriter(folder / SAMPLES, report) as writer:
+        if args.overwrite:
+            writer.clear()
+        record = Record(folder)
+        record.check(wanted)
+        record.add(wanted)
+        done = sum(1 for _ in read_lines(folder / SAMPLES, report))
+        if done:
+            report(f"{done} samples of {path} are scored in {folder} already.")
+        samples = islice(_samples(path, columns, {"filter", "resps"} <= first.keys(), report), done, None)
+        count = done
+        with tqdm(desc=f"scoring {path.name}", initial=done, unit="sample") as bar:
+            while batch := list(islice(samples, BATCH)):
+                writer.append(_scored(batch))
+                count += len(batch)
+                bar.update(len(batch))
+        if not count:
+            raise ValueError(f"{path} holds no sample.")
+    record.content["versions"] = library_versions()
+    record.save()
+    return record.content
+
+
+def _columns(path: Path, args: EvaluationArguments, report: Report) -> tuple[dict[str, Any], Columns]:
+    if not path.is_file():
+        raise FileNotFoundError(f"`samples`: there is no file {path} (working folder: {Path.cwd()}).")
+    first = next(_rows(path, lambda text: None), None)
+    if first is None:
+        raise ValueError(f"{path} holds no sample.")
+    found: list[str | None] = []
+    for what, given, known in (
+        ("completion", args.completion_column, COMPLETION_COLUMNS),
+        ("answer", args.answer_column, ANSWER_COLUMNS),
+        ("problem", args.problem_column, PROBLEM_COLUMNS),
+    ):
+        if what == "problem" and {"problem", "index", "gold"} <= first.keys():
+            known = ("problem", *known)  # ours: `index` is the row of the problem in its benchmark
+        if what == "answer" and {"solution", "advantage", "completion"} <= first.keys():
+            known = ("solution", *known)  # TRL's log of completions: `answer` is what the reward read
+        candidates = [given] if given is not None else known
+        name = next((name for name in candidates if _value(first, name) is not _MISSING), None)
+        if name is None and (given is not None or what != "problem"):
+            raise ValueError(
+                f"{path} has the columns {', '.join(map(str, first))}; its {what} was looked for in "
+                f"{', '.join(candidates)}. Name it with `{what}_column`."
+            )
+        found.append(name)
+    columns = Columns(found[0] or "", found[1] or "", found[2])
+    report(
+        f"{path}: completions from `{columns.completion}`, gold answers from `{columns.answer}`, "
+        + (f"problems told apart by `{columns.problem}`." if columns.problem else "each row taken as a problem.")
+    )
+    return first, columns
+
+
+_MISSING = object()
+
+
+def _value(row: Any, path: str) -> Any:
+    """The value of a column; a dotted path reaches into a nested one."""
+    if not isinstance(row, Mapping):
+        return _MISSING
+    if path in row:
+        return row[path]
+    head, dot, rest = path.partition(".")
+    return _value(row[head], rest) if dot and head in row else _MISSING
+
+
+def _rows(path: Path, report: Report) -> Iterator[dict[str, Any]]:
+    if path.suffix in (".jsonl", ".json"):
+        yield from read_lines(path, report)
+    elif path.suffix == ".parquet":
+        try:
+            file = pq.ParquetFile(path)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{path} cannot be read: {error}.") from None
+        with file:
+            for batch in file.iter_batches(batch_size=BATCH):
+                yield from batch.to_pylist()
+    else:
+        raise ValueError(f"`samples`: {path} must end in .jsonl, .json (JSON lines) or .parquet.")
+
+
+def _samples(path: Path, columns: Columns, filters: bool, report: Report) -> Iterator[Sample]:
+    """The samples of a file, not scored yet. Their order is that of the file, whenever it is read."""
+    counts: dict[tuple[str, str, str], int] = {}
+    gold_digests: dict[tuple[str, str, str], bytes] = {}
+    kept_filter, left_out, empty = None, 0, 0
+    for number, row in enumerate(_rows(path, report), 1):
+        if filters:
+            # lm-evaluation-harness repeats the same responses for each of its answer filters
+            kept_filter = row.get("filter") if kept_filter is None else kept_filter
+            if row.get("filter") != kept_filter:
+                left_out += 1
+                continue
+        completion, gold = (_value(row, column) for column in (columns.completion, columns.answer))
+        texts = _texts(completion)
+        if completion is _MISSING or gold is _MISSING or texts is None:
+            column = columns.answer if gold is _MISSING else columns.completion
+            raise ValueError(
+                f"{path}: row {number} has no `{column}` that can be used; it has the columns {', '.join(row)}. A "
+                "completion is text, chat messages or a list of these."
+            )
+        problem = str(number)
+        if columns.problem is not None:
+            value = _value(row, columns.problem)
+            if value is _MISSING or value is None:
+                raise ValueError(f"{path}: row {number} has no `{columns.problem}`, which tells the problems apart.")
+            problem = _problem_id(value)
+        key = (str(row.get("model") or path.stem), str(row.get("benchmark") or row.get("task") or path.stem), problem)
+        gold_digest = hashlib.sha256(_gold_text(gold).encode("utf-8", "replace")).digest()[:8]
+        if gold_digests.setdefault(key, gold_digest) != gold_digest:
+            raise ValueError(
+                f"{path}: row {number} has another gold answer than an earlier row with the same `{columns.problem}` "
+                f"({problem}). Name a column that tells problems apart with `problem_column`."
+            )
+        empty += not texts
+        for text in texts:
+            counts[key] = counts.get(key, -1) + 1
+            tokens, truncated = _tokens(row), _truncated(row)
+            single = len(texts) == 1
+            yield Sample(
+                model=key[0],
+                benchmark=key[1],
+                problem=problem,
+                index=number - 1,
+                sample=counts[key],
+                gold=_gold_text(gold),
+                completion=text,
+                tokens=tokens if single else None,
+                truncated=truncated if single else None,
+                reward=None,
+                answer=None,
+                path="",
+                strict=0.0,
+            )
+    if empty:
+        report(f"{path}: {empty} rows hold no completion; left out.")
+    if left_out:
+        report(f"{path}: {left_out} rows of other filters than {kept_filter!r} repeat its completions; left out.")
+
+
+def _scored(samples: Sequence[Sample]) -> list[Sample]:
+    verdicts = score([sample["gold"] for sample in samples], [sample["completion"] for sample in samples])
+    for sample, verdict in zip(samples, verdicts, strict=True):
+        sample["reward"], sample["answer"], sample["path"] = verdict.reward, verdict.answer, verdict.path
+        sample["strict"] = strict_score(sample["gold"], sample["completion"])
+    return list(samples)
+
+
+def _texts(value: Any) -> list[str] | None:
+    """Completions in a cell: text, chat messages, or a list of these, nested as deep as it may be."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return next((_texts(value[name]) for name in ("text", "content", "message") if name in value), None)
+    if not isinstance(value, list):
+        return None
+    if value and all(isinstance(item, Mapping) and "role" in item for item in value):
+        texts = [item.get("content") or "" for item in value if item["role"] == "assistant"]
+        return texts[-1:] or [""]
+    parts = [_texts(item) for item in value]
+    return None if any(part is None for part in parts) else [text for part in parts for text in part or []]
+
+
+def _gold_text(gold: Any) -> str:
+    if isinstance(gold, list):
+        return ", ".join(map(_gold_text, gold))
+    if isinstance(gold, float) and math.isfinite(gold):
+        return format(Decimal(repr(gold)), "f")  # "1e+16" would be read as a formula
+    return "" if gold is None else str(gold)
+
+
+def _problem_id(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 64 else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
+
+
+def _tokens(row: Mapping[str, Any]) -> int | None:
+    value = next((row[name] for name in ("tokens", "num_tokens", "completion_tokens") if name in row), None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _truncated(row: Mapping[str, Any]) -> bool | None:
+    if isinstance(row.get("truncated"), bool):
+        return row["truncated"]
+    return row["finish_reason"] == "length" if isinstance(row.get("finish_reason"), str) else None
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()[:16]

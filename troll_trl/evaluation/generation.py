@@ -1,0 +1,314 @@
+"""Completions from a model, by vLLM or by transformers, each sample with a seed of its own."""
+
+import gc
+import hashlib
+import importlib.util
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from troll_trl.evaluation.models import adapter_settings, end_ids
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """
+    How tokens are drawn.
+
+    Parameters:
+        temperature (`float`):
+            0 takes the most likely token.
+        top_p (`float`):
+            Draw from the most likely tokens that hold this probability; 1 for all.
+        top_k (`int`):
+            Draw from the most likely so many tokens; 0 for all.
+        max_new_tokens (`int`):
+            Longest completion.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """
+    A completion.
+
+    Parameters:
+        text (`str`):
+            Without special tokens.
+        tokens (`int`):
+            Number of tokens, the end-of-sequence token included.
+        truncated (`bool`):
+            Whether it was cut at `max_new_tokens`.
+    """
+
+    text: str
+    tokens: int
+    truncated: bool
+
+
+class Generator(Protocol):
+    """A loaded model. `revision` is its commit on the hub, if it came from there."""
+
+    revision: str | None
+    batch_size: int
+
+    def generate(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Completion]:
+        """Completions of tokenized prompts, each drawn by its own seed."""
+
+    def close(self):
+        """Free the memory of the model."""
+
+
+def sample_seed(seed: int, model: str, benchmark: str, problem: str, sample: int) -> int:
+    """
+    Seed of one sample: whatever else is sampled, before or beside it, it stays the same.
+
+    Args:
+        seed (`int`):
+            Seed of the evaluation.
+        model (`str`):
+            Model, as it was given.
+        benchmark (`str`):
+            Name of the benchmark.
+        problem (`str`):
+            Id of the problem.
+        sample (`int`):
+            Number of the sample.
+
+    Returns:
+        `int`: below 2^63.
+    """
+    key = json.dumps([seed, model, benchmark, problem, sample]).encode()
+    return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1
+
+
+class SeededSampling(LogitsProcessor):
+    """
+    Draws each row's token from its own random numbers, and leaves that token alone for `generate` to take.
+
+    `generate` draws for the whole batch from one stream, so that a sample would depend on its neighbours. Here row `i`
+    takes the token at which the cumulative probability passes its number of this step: a draw from the distribution
+    that the temperature, top-k and top-p leave.
+
+    Args:
+        seeds (`Sequence[int]`):
+            A seed for each row.
+        prompt_length (`int`):
+            Tokens of the padded prompts.
+        max_new_tokens (`int`):
+            Steps to draw numbers for.
+    """
+
+    def __init__(self, seeds: Sequence[int], prompt_length: int, max_new_tokens: int):
+        numbers = [np.random.default_rng(seed).random(max_new_tokens) for seed in seeds]
+        self._numbers = torch.from_numpy(np.stack(numbers))
+        self._prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        # input_ids: (rows, length); scores: (rows, vocabulary). float64, or a long tail would add up to nothing.
+        cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)
+        step = input_ids.shape[1] - self._prompt_length
+        number = self._numbers[:, step : step + 1].to(scores.device) * cumulative[:, -1:]
+        token = torch.searchsorted(cumulative, number, right=True).clamp(max=scores.shape[1] - 1)
+        return torch.full_like(scores, -math.inf).scatter(1, token, 0.0)
+
+
+class TransformersGenerator:
+    """
+    Batches through `transformers`' `generate`, padded on the left.
+
+    Its continuous batching (`generate_batch`) is not used: it draws all requests from one random stream, so that no
+    sample could be made again by itself, and a resumed run would differ.
+
+    Args:
+        model (`str`):
+            Folder or hub name of a model or a LoRA adapter.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Its tokenizer.
+        sampling ([`Sampling`]):
+            How tokens are drawn.
+        dtype (`str`):
+            dtype of the weights; `"auto"` for that of the checkpoint.
+        batch_size (`int`, *optional*):
+            Rows of a batch; 64 on a GPU, 16 on a CPU by default.
+        revision (`str`, *optional*):
+            Revision on the hub.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        dtype: str,
+        batch_size: int | None = None,
+        revision: str | None = None,
+    ):
+        self.tokenizer = tokenizer
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.batch_size = batch_size or (64 if self.device == "cuda" else 16)
+        self._sampling = sampling
+        # A folder with an adapter loads its base model and the adapter on it
+        self._model = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=dtype)
+        self._model.to(self.device).eval()
+        self.revision = getattr(self._model.config, "_commit_hash", None)
+        self._end_ids = end_ids(self._model.generation_config, self.tokenizer)
+        # Or `generate` would fill in the model's own repetition penalty and the like
+        self._model.generation_config = GenerationConfig()
+
+    @torch.inference_mode()
+    def generate(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Completion]:
+        width = max(map(len, prompts))
+        pad = self._end_ids[0] if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
+        ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        config = GenerationConfig(
+            max_new_tokens=self._sampling.max_new_tokens, do_sample=False, eos_token_id=self._end_ids, pad_token_id=pad
+        )
+        output = self._model.generate(
+            ids.to(self.device),
+            attention_mask=mask.to(self.device),
+            generation_config=config,
+            logits_processor=self._processors(seeds, width),
+        )
+        return [self._completion(row) for row in output[:, width:].tolist()]
+
+    def _processors(self, seeds: Sequence[int], width: int) -> LogitsProcessorList:
+        sampling = self._sampling
+        processors = LogitsProcessorList()
+        if sampling.temperature == 0:
+            return processors
+        processors.append(TemperatureLogitsWarper(float(sampling.temperature)))
+        if sampling.top_k > 0:
+            processors.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1:
+            processors.append(TopPLogitsWarper(sampling.top_p))
+        processors.append(SeededSampling(seeds, width, sampling.max_new_tokens))
+        return processors
+
+    def _completion(self, row: list[int]) -> Completion:
+        ends = [position for position, token in enumerate(row) if token in self._end_ids]
+        tokens = row[: ends[0] + 1] if ends else row
+        return Completion(self.tokenizer.decode(tokens, skip_special_tokens=True), len(tokens), not ends)
+
+    def close(self):
+        del self._model
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+class VllmGenerator:
+    """
+    Batches through vLLM, which schedules the rows by itself. Each request carries its own seed.
+
+    Args:
+        model (`str`):
+            Folder or hub name of a model or a LoRA adapter.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Its tokenizer.
+        sampling ([`Sampling`]):
+            How tokens are drawn.
+        dtype (`str`):
+            dtype of the weights; `"auto"` for that of the checkpoint.
+        batch_size (`int`, *optional*, defaults to 512):
+            Requests handed over at a time.
+        revision (`str`, *optional*):
+            Revision on the hub.
+        max_length (`int`, *optional*):
+            Tokens of the longest prompt and completion; vLLM would reserve memory for the model's whole context.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        dtype: str,
+        batch_size: int | None = None,
+        revision: str | None = None,
+        max_length: int | None = None,
+    ):
+        from vllm import LLM, SamplingParams
+        from vllm.lora.request import LoRARequest
+
+        adapter = adapter_settings(model)
+        base = adapter["base_model_name_or_path"] if adapter else model
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size or 512
+        self._base_revision = None if adapter else revision
+        self.revision = getattr(AutoConfig.from_pretrained(base, revision=self._base_revision), "_commit_hash", None)
+        self._adapter = LoRARequest("adapter", 1, model) if adapter else None
+        self._sampling = sampling
+        self._sampling_params = SamplingParams
+        self._end_ids = end_ids(_generation_config(base, self._base_revision), self.tokenizer)
+        lora = {"enable_lora": True, "max_lora_rank": adapter["r"]} if adapter else {}
+        # generation_config="vllm": or the model's own repetition penalty and the like would be filled in
+        self._llm = LLM(
+            model=base,
+            revision=self._base_revision,
+            dtype=dtype,
+            max_model_len=max_length,
+            generation_config="vllm",
+            **lora,
+        )
+
+    def generate(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Completion]:
+        sampling = self._sampling
+        params = [
+            self._sampling_params(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k or -1,
+                max_tokens=sampling.max_new_tokens,
+                stop_token_ids=self._end_ids,
+                seed=seed,
+            )
+            for seed in seeds
+        ]
+        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs = self._llm.generate(requests, params, lora_request=self._adapter, use_tqdm=False)
+        return [
+            Completion(choice.text, len(choice.token_ids), choice.finish_reason == "length")
+            for choice in (output.outputs[0] for output in outputs)
+        ]
+
+    def close(self):
+        del self._llm
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _generation_config(model: str, revision: str | None) -> GenerationConfig | None:
+    try:
+        return GenerationConfig.from_pretrained(model, revision=revision)
+    except OSError:  # not every model has one
+        return None
+
+
+def resolve_backend(backend: str) -> str:
+    """`"auto"` is vLLM where it is installed and there is a GPU, else transformers."""
+    installed = importlib.util.find_spec("vllm") is not None
+    if backend == "vllm" and not installed:
+        raise ValueError("`backend` is 'vllm', which is not installed. `pip install troll-trl[vllm]`, or leave it out.")
+    if backend == "auto":
+        return "vllm" if installed and torch.cuda.is_available() else "transformers"
+    return backend

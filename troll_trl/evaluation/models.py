@@ -1,0 +1,132 @@
+"""What a model is, before it is loaded: a check of its name, its adapter settings, a digest of its weights."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+# Of each weight file so many blocks, spread evenly, go into the digest: training moves every tensor
+_BLOCKS = 64
+_BLOCK_BYTES = 2**16
+
+
+def check_model(model: str):
+    """
+    Check that a model can be there, before anything is loaded.
+
+    Args:
+        model (`str`):
+            Folder or hub name.
+
+    Raises:
+        FileNotFoundError: it is a path, and no folder.
+        ValueError: the folder holds no model, or the base model of an adapter is a missing folder.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        if model.startswith((".", "/", "~")) or model.count("/") > 1:
+            raise FileNotFoundError(f"`model`: there is no folder {model} (working folder: {os.getcwd()}).")
+        return
+    adapter = adapter_settings(model)
+    if adapter is None and not (folder / "config.json").is_file():
+        found = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
+        raise ValueError(f"`model`: {model} holds neither a config.json nor an {ADAPTER_CONFIG}; it holds {found}.")
+    if adapter is not None:
+        base = adapter.get("base_model_name_or_path")
+        if not base:
+            raise ValueError(f"`model`: {folder / ADAPTER_CONFIG} names no `base_model_name_or_path`.")
+        check_model(base)
+
+
+def adapter_settings(model: str) -> dict[str, Any] | None:
+    """The settings of a LoRA adapter in a folder; `None` for anything else."""
+    file = Path(model) / ADAPTER_CONFIG
+    if not file.is_file():
+        return None
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be read: {error}.") from None
+
+
+def model_digest(model: str, revision: str | None = None) -> str:
+    """
+    A digest that tells two states of a model apart: a folder's weights may be trained on between two calls.
+
+    Args:
+        model (`str`):
+            Folder or hub name.
+        revision (`str`, *optional*):
+            Revision on the hub.
+
+    Returns:
+        `str`: for a folder a digest of its settings and of blocks of its weights, and of those of an adapter's base;
+        for a hub name the name and the revision.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        return f"{model}@{revision or 'main'}"
+    digest = hashlib.sha256()
+    suffixes = {".json", ".jinja", ".model", ".safetensors", ".bin"}
+    # Of a training's output folder only what a load would read
+    unread = {"trainer_state.json", "training_args.bin"}
+    for file in sorted(path for path in folder.iterdir() if path.suffix in suffixes and path.name not in unread):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as handle:
+            step = max(_BLOCK_BYTES, size // _BLOCKS)
+            for position in range(0, size, step):
+                handle.seek(position)
+                digest.update(handle.read(_BLOCK_BYTES))
+    adapter = adapter_settings(model)
+    if adapter is not None:
+        digest.update(model_digest(adapter["base_model_name_or_path"]).encode())
+    return digest.hexdigest()[:16]
+
+
+def context_length(model: str, revision: str | None = None) -> int | None:
+    """
+    Tokens that a model was made for.
+
+    Args:
+        model (`str`):
+            Folder or hub name, of a LoRA adapter too.
+        revision (`str`, *optional*):
+            Revision on the hub.
+
+    Returns:
+        `int` or `None`: `None` if its config does not say.
+    """
+    adapter = adapter_settings(model)
+    if adapter is not None:
+        return context_length(adapter["base_model_name_or_path"])
+    config = AutoConfig.from_pretrained(model, revision=revision)
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def end_ids(generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """
+    Tokens that end a completion: those that the model's generation config names, and the tokenizer's.
+
+    Args:
+        generation_config (`GenerationConfig`, *optional*):
+            Of the model. A chat model may end its turn with another token than its tokenizer's.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Tokenizer.
+
+    Returns:
+        `list[int]`: at least one.
+
+    Raises:
+        ValueError: there is none, so that every completion would run to the limit.
+    """
+    named = generation_config.eos_token_id if generation_config is not None else None
+    ids = set([named] if isinstance(named, int) else named or []) | {tokenizer.eos_token_id}
+    if ids == {None}:
+        raise ValueError("`model`: neither its generation config nor its tokenizer names an end-of-sequence token.")
+    return sorted(token for token in ids if token is not None)

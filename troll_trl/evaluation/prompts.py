@@ -1,0 +1,110 @@
+"""From chat messages to the tokens a model is asked with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from troll_trl.evaluation.models import adapter_settings
+
+# A folder without any of these has no tokenizer; transformers may then make up an empty one
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "spiece.model",
+    "*.tiktoken",
+)
+
+
+def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """
+    The tokenizer of a model; of a LoRA adapter its own, or else its base model's.
+
+    Args:
+        model (`str`):
+            Folder or hub name.
+        revision (`str`, *optional*):
+            Revision on the hub.
+
+    Returns:
+        `PreTrainedTokenizerBase`: the tokenizer.
+
+    Raises:
+        ValueError: a folder without a tokenizer.
+    """
+    folder = Path(model)
+    if folder.is_dir() and not any(True for name in TOKENIZER_FILES for _ in folder.glob(name)):
+        adapter = adapter_settings(model)
+        if adapter:
+            return load_tokenizer(adapter["base_model_name_or_path"])
+        raise ValueError(
+            f"`model`: the folder {model} holds no tokenizer (looked for {', '.join(TOKENIZER_FILES)}). Save it beside "
+            "the model: tokenizer.save_pretrained(folder)."
+        )
+    return AutoTokenizer.from_pretrained(model, revision=revision)
+
+
+def check_template(tokenizer: PreTrainedTokenizerBase, model: str, enable_thinking: bool | None):
+    """
+    Refuse a thinking mode that the prompt of this model would not show.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`):
+            Tokenizer of the model.
+        model (`str`):
+            Name for the message.
+        enable_thinking (`bool`, *optional*):
+            The setting; `None` leaves it to the template.
+
+    Raises:
+        ValueError: it is set, and there is no chat template or the template does not ask for it.
+    """
+    if enable_thinking is None:
+        return
+    template = tokenizer.chat_template
+    templates = template.values() if isinstance(template, dict) else [template or ""]
+    if not any("enable_thinking" in text for text in templates):
+        what = "has no chat template" if template is None else "has a chat template that does not read it"
+        raise ValueError(f"`enable_thinking` is set, but {model} {what}. Leave it out.")
+
+
+def tokenize_prompt(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], enable_thinking: bool | None = None
+) -> list[int]:
+    """
+    Token ids of a prompt, up to where the answer begins.
+
+    With a chat template, the messages and the opening of the assistant's turn. Without one, as for a base model, the
+    texts of the messages with an empty line between them and behind them, and the tokenizer's own special tokens.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`):
+            Tokenizer of the model.
+        messages (`Sequence[dict[str, str]]`):
+            Chat messages.
+        enable_thinking (`bool`, *optional*):
+            Handed to the chat template.
+
+    Returns:
+        `list[int]`: token ids.
+
+    Raises:
+        ValueError: the chat template refuses the messages (some know no system message), or nothing is left.
+    """
+    if tokenizer.chat_template is None:
+        ids = tokenizer("".join(f"{message['content']}\n\n" for message in messages))["input_ids"]
+    else:
+        thinking: dict[str, Any] = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        try:
+            text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **thinking)
+        except jinja2.TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ValueError(f"The chat template refuses a prompt with the roles {roles}: {error}.") from None
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise ValueError(f"A prompt has no token: {messages[-1]['content'][:100]!r}.")
+    return ids

@@ -1,0 +1,382 @@
+"""An evaluation from its settings to the samples on disk: what is missing is generated, what is there is kept."""
+
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from troll_trl.evaluation.arguments import EvaluationArguments
+from troll_trl.evaluation.benchmarks import Benchmark, Problem, load_benchmark
+from troll_trl.evaluation.generation import (
+    Completion,
+    Generator,
+    Sampling,
+    TransformersGenerator,
+    VllmGenerator,
+    resolve_backend,
+    sample_seed,
+)
+from troll_trl.evaluation.models import check_model, context_length, model_digest
+from troll_trl.evaluation.prompts import check_template, load_tokenizer, tokenize_prompt
+from troll_trl.evaluation.samples import Sample, SampleWriter, read_lines, write_text
+from troll_trl.evaluation.scoring import score, strict_score
+
+SAMPLES, RECORD = "samples.jsonl", "run.json"
+
+# What a sample depends on, beside its model and its problem
+SAMPLING_SETTINGS = (
+    *("n", "temperature", "top_p", "top_k", "max_new_tokens", "seed"),
+    *("instruction", "system_prompt", "enable_thinking", "dtype", "revision"),
+)
+VERSIONS = ("troll-trl", "torch", "transformers", "vllm", "peft", "datasets", "math-verify", "numpy")
+
+Report = Callable[[str], None]
+
+
+class Record:
+    """
+    `run.json`: what the samples of a folder were made with. A run goes on only with the same.
+
+    Args:
+        folder (`Path`):
+            Output folder, with its samples file. Without a sample in it there is nothing to go on with, and an earlier
+            record counts for nothing: that run may have failed for the very setting that is changed now.
+    """
+
+    def __init__(self, folder: Path):
+        self._path = folder / RECORD
+        self.content: dict[str, Any] = {
+            "settings": {},
+            "models": {},
+            "benchmarks": {},
+            "first_prompts": {},
+            "sessions": [],
+        }
+        if not (folder / SAMPLES).stat().st_size:
+            return
+        if self._path.is_file():
+            try:
+                self.content |= json.loads(self._path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ValueError(
+                    f"{self._path} cannot be read: {error}. Give another `output`, or `overwrite`."
+                ) from None
+        else:
+            raise ValueError(
+                f"{folder} holds a {SAMPLES}, but no {RECORD} that says how it was made. Give another `output`, or "
+                "`overwrite` to discard it."
+            )
+
+    def check(self, wanted: dict[str, Any]):
+        """
+        Refuse to go on with other settings, or with a model or a benchmark that is not the same any more. New models
+        and benchmarks are welcome.
+
+        Args:
+            wanted (`dict[str, Any]`):
+                `settings`, `models` and `benchmarks` of this call.
+
+        Raises:
+            ValueError: something differs; it is named, with both values.
+        """
+        differences = [
+            f"`{name}` was {self.content['settings'][name]!r} and is {value!r}"
+            for name, value in wanted["settings"].items()
+            if name in self.content["settings"] and self.content["settings"][name] != value
+        ]
+        for kind, what in (("models", "model"), ("benchmarks", "benchmark")):
+            for name, entry in wanted[kind].items():
+                before = self.content[kind].get(name)
+                if before is not None and before["digest"] != entry["digest"]:
+                    count = (
+                        f" ({before['problems']} problems then, {entry['problems']} now)" if "problems" in entry else ""
+                    )
+                    differences.append(f"the {what} {name} has changed since{count}")
+        if differences:
+            raise ValueError(
+                f"{self._path.parent} holds samples made otherwise: {'; '.join(differences)}. Set it as it was to "
+                "continue, give another `output`, or `overwrite` to discard them."
+            )
+
+    def add(self, wanted: dict[str, Any]):
+        self.content["settings"] = wanted["settings"]
+        for kind in ("models", "benchmarks"):
+            for name, entry in wanted[kind].items():
+                self.content[kind].setdefault(name, entry)
+        self.save()
+
+    def save(self):
+        write_text(self._path, json.dumps(self.content, indent=2, ensure_ascii=False) + "\n")
+
+
+def generate_samples(args: EvaluationArguments, report: Report) -> dict[str, Any]:
+    """
+    Generate and score the samples that `output` does not hold yet.
+
+    Args:
+        args ([`EvaluationArguments`]):
+            Settings.
+        report (`Callable[[str], None]`):
+            Told what a user should know.
+
+    Returns:
+        `dict[str, Any]`: the record of the folder.
+
+    Raises:
+        FileNotFoundError: a model, a benchmark or a file is not there.
+        ValueError: anything else that a user can set right.
+    """
+    backend = resolve_backend(args.backend)
+    if args.n > 1 and args.temperature == 0:
+        report(f"`temperature` is 0: the {args.n} samples of a problem will be the same. Set it above 0, or n to 1.")
+    for model in args.model:
+        check_model(model)
+        check_template(load_tokenizer(model, args.revision), model, args.enable_thinking)
+    benchmarks = _load_benchmarks(args)
+    wanted = {
+        "settings": {name: getattr(args, name) for name in SAMPLING_SETTINGS} | {"backend": backend, "samples": None},
+        "models": {model: {"digest": model_digest(model, args.revision)} for model in args.model},
+        "benchmarks": {
+            benchmark.name: {"source": benchmark.source, "problems": len(benchmark), "digest": benchmark.digest}
+            for benchmark in benchmarks
+        },
+    }
+    folder = Path(args.output or ".").expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    with SampleWriter(folder / SAMPLES, report) as writer:
+        if args.overwrite:
+            writer.clear()
+        record = Record(folder)
+        record.check(wanted)
+        record.add(wanted)
+        done = find_done(folder / SAMPLES, args, benchmarks, report)
+        runs = []
+        for model in args.model:
+            missing = sum(int((~done[model, benchmark.name]).sum()) for benchmark in benchmarks)
+            total = args.n * sum(map(len, benchmarks))
+            if not missing:
+                report(f"{model}: all {total} samples are in {folder}; nothing is run again (`overwrite` would).")
+                continue
+            if missing < total:
+                report(f"{model}: {total - missing} of {total} samples are in {folder}; the others follow.")
+            runs.append(ModelRun(model, args, backend, benchmarks))
+        # All are looked at before the first is loaded: a mistake with the last would otherwise show hours later
+        for run in runs:
+            run.write(done, record, writer)
+    return record.content
+
+
+def _load_benchmarks(args: EvaluationArguments) -> list[Benchmark]:
+    limits: Sequence[int | None] = args.max_problems or [None]
+    limits = [*limits] * len(args.benchmarks) if len(limits) == 1 else limits
+    return [
+        load_benchmark(
+            spec,
+            limit,
+            args.instruction or None,
+            args.system_prompt,
+            problem_column=args.problem_column,
+            answer_column=args.answer_column,
+        )
+        for spec, limit in zip(args.benchmarks, limits, strict=True)
+    ]
+
+
+def find_done(
+    path: Path, args: EvaluationArguments, benchmarks: list[Benchmark], report: Report
+) -> dict[tuple[str, str], np.ndarray]:
+    """
+    Which samples a file holds.
+
+    Args:
+        path (`Path`):
+            `samples.jsonl`.
+        args ([`EvaluationArguments`]):
+            Settings.
+        benchmarks (`list[Benchmark]`):
+            Benchmarks.
+        report (`Callable[[str], None]`):
+            Told of a torn last line.
+
+    Returns:
+        `dict[tuple[str, str], np.ndarray]`: by model and benchmark a boolean (problems, n) array.
+    """
+    rows = {benchmark.name: {id: row for row, id in enumerate(benchmark.ids)} for benchmark in benchmarks}
+    done = {
+        (model, benchmark.name): np.zeros((len(benchmark), args.n), dtype=bool)
+        for model in args.model
+        for benchmark in benchmarks
+    }
+    for line in read_lines(path, report):
+        key = (line["model"], line["benchmark"])
+        if key in done:
+            done[key][rows[line["benchmark"]][line["problem"]], line["sample"]] = True
+    return done
+
+
+class ModelRun:
+    """
+    The missing samples of one model.
+
+    Args:
+        model (`str`):
+            Folder or hub name.
+        args ([`EvaluationArguments`]):
+            Settings.
+        backend (`str`):
+            `"vllm"` or `"transformers"`.
+        benchmarks (`list[Benchmark]`):
+            Benchmarks.
+
+    Raises:
+        ValueError: a prompt cannot be written, or leaves too little room for an answer.
+    """
+
+    def __init__(self, model: str, args: EvaluationArguments, backend: str, benchmarks: list[Benchmark]):
+        self.model, self.args, self.backend, self.benchmarks = model, args, backend, benchmarks
+        self.tokenizer = load_tokenizer(model, args.revision)
+        self.lengths = {benchmark.name: self._prompt_lengths(benchmark) for benchmark in benchmarks}
+        longest_prompt = max(int(lengths.max()) for lengths in self.lengths.values())
+        self.longest = longest_prompt + args.max_new_tokens
+        context = context_length(model, args.revision)
+        if context is not None and self.longest > context:
+            raise ValueError(
+                f"`max_new_tokens` is {args.max_new_tokens} and the longest prompt has {longest_prompt} tokens, but "
+                f"{model} was made for {context} in all. Set it to at most {max(context - longest_prompt, 0)}."
+            )
+
+    def write(self, done: dict[tuple[str, str], np.ndarray], record: Record, writer: SampleWriter):
+        """
+        Generate and score what is missing.
+
+        Args:
+            done (`dict[tuple[str, str], np.ndarray]`):
+                By model and benchmark the samples that are there, boolean (problems, n).
+            record ([`Record`]):
+                Takes the prompts and what the model ran on.
+            writer ([`SampleWriter`]):
+                Takes the samples.
+        """
+        generator = self._load()
+        self._record_session(record, generator)
+        held = [done[self.model, benchmark.name] for benchmark in self.benchmarks]
+        initial, total = sum(int(rows.sum()) for rows in held), sum(rows.size for rows in held)
+        right = new = 0
+        with tqdm(desc=self.model, initial=initial, total=total, unit="sample", smoothing=0.05) as bar:
+            for benchmark, rows in zip(self.benchmarks, held, strict=True):
+                for samples in self._batches(benchmark, rows, generator):
+                    writer.append(samples)
+                    new += len(samples)
+                    right += sum(sample["reward"] == 1 for sample in samples)
+                    bar.set_postfix_str(f"{benchmark.name}, right {right / new:.1%}", refresh=False)
+                    bar.update(len(samples))
+        generator.close()
+
+    def _prompt_lengths(self, benchmark: Benchmark) -> np.ndarray:
+        return np.array([len(self._tokens(benchmark.problem(row))) for row in range(len(benchmark))])
+
+    def _tokens(self, problem: Problem) -> list[int]:
+        return tokenize_prompt(self.tokenizer, problem.messages, self.args.enable_thinking)
+
+    def _load(self) -> Generator:
+        args = self.args
+        sampling = Sampling(args.temperature, args.top_p, args.top_k, args.max_new_tokens)
+        settings = (self.model, self.tokenizer, sampling, args.dtype, args.batch_size, args.revision)
+        if self.backend == "vllm":
+            return VllmGenerator(*settings, max_length=self.longest)
+        return TransformersGenerator(*settings)
+
+    def _record_session(self, record: Record, generator: Generator):
+        content, entry = record.content, record.content["models"][self.model]
+        before = entry.setdefault("revision", generator.revision)
+        if before != generator.revision:
+            raise ValueError(
+                f"{self.model} was at revision {before} when its first samples were made and is at "
+                f"{generator.revision} now. Set `revision` in a new `output`, or `overwrite`."
+            )
+        prompts = content["first_prompts"].setdefault(self.model, {})
+        for benchmark in self.benchmarks:
+            prompts[benchmark.name] = self.tokenizer.decode(self._tokens(benchmark.problem(0)))
+        entry["chat_template"] = self.tokenizer.chat_template is not None
+        content["sessions"].append(
+            {
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                "model": self.model,
+                "batch_size": generator.batch_size,
+                "device": describe_device(),
+                "versions": library_versions(),
+            }
+        )
+        record.save()
+
+    def _batches(self, benchmark: Benchmark, held: np.ndarray, generator: Generator) -> Iterator[list[Sample]]:
+        """
+        Batches of prompts of about one length, the longest first: memory runs short at the start or never. A batch is
+        cut at the same places whatever is done already, and one that a kill left half written is generated whole, so
+        that no sample has other neighbours than in a run without a kill.
+        """
+        lengths, n = self.lengths[benchmark.name], self.args.n
+        order = np.repeat(np.argsort(-lengths, kind="stable"), n)
+        jobs = np.stack([order, np.tile(np.arange(n), len(lengths))], axis=1)
+        for start in range(0, len(jobs), generator.batch_size):
+            batch = jobs[start : start + generator.batch_size]
+            if held[batch[:, 0], batch[:, 1]].all():
+                continue
+            problems = [benchmark.problem(int(row)) for row in batch[:, 0]]
+            prompts = [self._tokens(problem) for problem in problems]
+            seeds = [
+                sample_seed(self.args.seed, self.model, benchmark.name, problem.id, int(sample))
+                for problem, sample in zip(problems, batch[:, 1], strict=True)
+            ]
+            completions = generator.generate(prompts, seeds)
+            missing = [position for position, (row, sample) in enumerate(batch) if not held[row, sample]]
+            yield self._score(
+                benchmark.name, batch[missing], [problems[i] for i in missing], [completions[i] for i in missing]
+            )
+
+    def _score(
+        self, benchmark: str, jobs: np.ndarray, problems: list[Problem], completions: list[Completion]
+    ) -> list[Sample]:
+        verdicts = score([problem.gold for problem in problems], [completion.text for completion in completions])
+        return [
+            Sample(
+                model=self.model,
+                benchmark=benchmark,
+                problem=problem.id,
+                index=int(row),
+                sample=int(sample),
+                gold=problem.gold,
+                completion=completion.text,
+                tokens=completion.tokens,
+                truncated=completion.truncated,
+                reward=verdict.reward,
+                answer=verdict.answer,
+                path=verdict.path,
+                strict=strict_score(problem.gold, completion.text),
+            )
+            for (row, sample), problem, completion, verdict in zip(jobs, problems, completions, verdicts, strict=True)
+        ]
+
+
+def describe_device() -> str:
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()} (CUDA {torch.version.cuda})"
+    return f"CPU ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
+
+
+def library_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in VERSIONS:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions

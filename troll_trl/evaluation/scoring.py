@@ -1,0 +1,172 @@
+r"""Two opinions on a completion: the training verifier's, and a strict one that reads and compares by itself."""
+
+import re
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from troll_trl.rewards import extract_answer, is_correct, is_parsable, plain_number
+
+# A longer answer is a text, and is compared by its beginning
+_MAX_ANSWER_CHARACTERS = 1000
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_MARKED_ANSWER = re.compile(r"(?:####|\banswer[*_]*:)[*_ \t]*(?P<answer>[^\n]+)", re.IGNORECASE)
+_STRICT_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?", re.ASCII)
+_STRICT_FRACTION = re.compile(r"(?P<sign>-?)(?:\\frac\{(?P<a>\d+)\}\{(?P<b>\d+)\}|(?P<c>\d+)/(?P<d>\d+))", re.ASCII)
+_DROPPED = re.compile(r"\\left|\\right|\\[!,;:]|\\?\$|\\[()\[\]]|\s+")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """
+    What the training verifier says about a completion.
+
+    Parameters:
+        reward (`float` or `None`):
+            1 for a right answer, 0 for a wrong or missing one, `None` if the gold answer cannot be read.
+        answer (`str` or `None`):
+            The answer that was compared.
+        path (`str`):
+            How it was decided: `"no_answer"`, `"unreadable_answer"` (it is no mathematics), `"unparsed"` (the gold
+            answer is none), `"timeout"`, `"refused"` (too long), or any other way of comparing.
+    """
+
+    reward: float | None
+    answer: str | None
+    path: str
+
+
+def score(golds: Sequence[str], texts: Sequence[str]) -> list[Verdict]:
+    r"""
+    Score completions with the verifier of the training.
+
+    Args:
+        golds (`Sequence[str]`):
+            Gold answers: `\boxed{...}`, bare, or worked solutions.
+        texts (`Sequence[str]`):
+            Completions.
+
+    Returns:
+        `list[Verdict]`: one for each.
+    """
+    verdicts = _verify(golds, texts)
+    return [replace(verdict, path="unreadable_answer") if _is_unreadable(verdict) else verdict for verdict in verdicts]
+
+
+def _is_unreadable(verdict: Verdict) -> bool:
+    """Whether a wrong answer is no mathematics at all. One that was stopped at a limit says nothing of that."""
+    if verdict.reward != 0 or verdict.answer is None or verdict.path in ("timeout", "crash", "refused"):
+        return False
+    return not is_parsable(verdict.answer)
+
+
+def _verify(golds: Sequence[str], texts: Sequence[str]) -> list[Verdict]:
+    verdicts = []
+    for gold, text in zip(golds, texts, strict=True):
+        bare, answer = extract_answer(gold) or gold, extract_answer(text)
+        if not is_parsable(bare):
+            verdicts.append(Verdict(None, answer, "unparsed"))
+        elif answer is None:
+            verdicts.append(Verdict(0.0, None, "no_answer"))
+        else:
+            verdicts.append(Verdict(float(is_correct(bare, answer)), answer, "compared"))
+    return verdicts
+
+
+def strict_score(gold: str, text: str) -> float:
+    r"""
+    Score a completion without the verifier: its last `\boxed{}`, `####` or `Answer:`, whichever comes last, must equal
+    that of the gold answer as text or as a number. No algebra, no units, no words around it.
+
+    Args:
+        gold (`str`):
+            Gold answer: `\boxed{...}`, bare, or a worked solution.
+        text (`str`):
+            Completion.
+
+    Returns:
+        `float`: 1 or 0.
+    """
+    answer = strict_answer(text)
+    if answer is None:
+        return 0.0
+    return float(strict_form(answer) == strict_form(strict_answer(gold) or gold))
+
+
+def strict_answer(text: str) -> str | None:
+    r"""
+    What stands in the last `\boxed{}`, or behind the last `####` or `Answer:`, whichever comes last in the text.
+
+    Args:
+        text (`str`):
+            Completion. Only what follows the last `</think>` is read, and nothing of a thought that does not end.
+
+    Returns:
+        `str` or `None`: the answer; `None` without one, or if its box never closes.
+    """
+    text = text.rpartition("</think>")[2]
+    if "<think>" in text:
+        return None
+    box, mark = _last(_BOX, text), _last(_MARKED_ANSWER, text)
+    if box is not None and (mark is None or box.start() > mark.start()):
+        return _braced(text, box.end())
+    return (mark and mark["answer"].strip().rstrip(".*_ ")) or None
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    match = None
+    for match in pattern.finditer(text):  # noqa: B007
+        pass
+    return match
+
+
+def _braced(text: str, start: int) -> str | None:
+    """What stands in the braces that open before `start`; `None` if they never close."""
+    depth = 1
+    for position in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return text[start:position].strip() or None
+    return None
+
+
+def strict_form(answer: str) -> Fraction | str:
+    r"""
+    What the strict comparison compares: the value of an integer, decimal, `a/b` or `\frac{a}{b}`, else the text
+    without blanks, dollar signs, `\left` and `\right`.
+
+    Args:
+        answer (`str`):
+            Answer.
+
+    Returns:
+        `Fraction` or `str`: equal for equal answers.
+    """
+    text = _DROPPED.sub("", answer[:_MAX_ANSWER_CHARACTERS]).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    text = text.rstrip(".")
+    if any(character.isdigit() for character in text) and _STRICT_NUMBER.fullmatch(text):
+        return Fraction(text.replace(",", ""))
+    fraction = _STRICT_FRACTION.fullmatch(text)
+    if fraction is None:
+        return text
+    numerator, denominator = fraction["a"] or fraction["c"], int(fraction["b"] or fraction["d"])
+    return Fraction(int(fraction["sign"] + numerator), denominator) if denominator else text
+
+
+def vote(answer: str | None) -> Hashable | None:
+    """
+    What an answer votes for in maj@n: answers that are equal as numbers (units in words aside) or as
+    [`strict_form`] vote alike.
+
+    Args:
+        answer (`str` or `None`):
+            Answer as the verifier read it.
+
+    Returns:
+        `Hashable` or `None`: `None` for no vote.
+    """
+    if answer is None:
+        return None
+    number = plain_number(answer) if len(answer) <= _MAX_ANSWER_CHARACTERS else None
+    return strict_form(answer) if number is None else Fraction(number)

@@ -1,0 +1,152 @@
+"""The tables of an evaluation and a comparison: for the terminal with rich, for a file in markdown."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+def results_table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """
+    Header and rows of an evaluation, in percent.
+
+    Args:
+        summary (`dict[str, Any]`):
+            What [`~troll_trl.evaluation.summary.summarize`] returns.
+
+    Returns:
+        `tuple[list[str], list[list[str]]]`: header and rows.
+    """
+    results = summary["results"]
+    # pass@1 is the mean
+    ks = sorted({int(name[5:]) for result in results for name in result["metrics"] if name.startswith("pass@")} - {1})
+    metrics = ["mean", *(f"pass@{k}" for k in ks), *(["maj"] if ks else []), "strict"]
+    header = [
+        "model",
+        "benchmark",
+        "problems",
+        "n",
+        *(f"{name} %" if "@" in name else f"{name}@n %" for name in metrics),
+    ]
+    header += ["truncated %", "no answer %", "unparsable %", "timed out %", "tokens"]
+    rows = []
+    for result in results:
+        row = [result["model"], result["benchmark"], str(result["problems"]), str(result["n"] or "")]
+        if not result.get("complete", True):
+            row[1] += " (incomplete)"
+        by_name = {
+            (name if name.startswith("pass@") else name.partition("@")[0]): m for name, m in result["metrics"].items()
+        }
+        row += [_interval(by_name.get(name)) for name in metrics]
+        row += [_percent(result.get(name)) for name in ("truncated", "no_answer", "unparsable", "timed_out")]
+        tokens = result.get("mean_tokens")
+        rows.append([*row, "" if tokens is None else f"{tokens:.0f}"])
+    return header, rows
+
+
+def notes(summary: dict[str, Any]) -> list[str]:
+    """
+    What the numbers do not say by themselves.
+
+    Args:
+        summary (`dict[str, Any]`):
+            What [`~troll_trl.evaluation.summary.summarize`] returns.
+
+    Returns:
+        `list[str]`: sentences for below the table.
+    """
+    found = []
+    alike = [
+        result["problems"]
+        for result in summary["results"]
+        if any(metric["low"] == metric["high"] for metric in result["metrics"].values())
+    ]
+    if alike:
+        found.append(
+            "An interval without width: all problems scored alike, and the bootstrap cannot say more. By the rule of "
+            f"three, with {min(alike)} problems the truth may still be {300 / min(alike):.1f} points away."
+        )
+    if any(not result.get("complete", True) for result in summary["results"]):
+        found.append("Incomplete: not all samples are there yet.")
+    return found
+
+
+def comparison_table(comparison: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """
+    Header and rows of a comparison, in percent and points of a percent.
+
+    Args:
+        comparison (`dict[str, Any]`):
+            What [`~troll_trl.evaluation.summary.compare`] returns.
+
+    Returns:
+        `tuple[list[str], list[list[str]]]`: header and rows.
+    """
+    header = ["benchmark", "problems", "metric", "A %", "B %", "B - A, points [95 %]", "p"]
+    rows = [
+        [
+            result["benchmark"],
+            str(result["problems"]),
+            name,
+            f"{100 * metric['a']:.1f}",
+            f"{100 * metric['b']:.1f}",
+            f"{100 * metric['value']:+.1f} [{100 * metric['low']:+.1f}, {100 * metric['high']:+.1f}]",
+            f"{metric['p_value']:.4f}",
+        ]
+        for result in comparison["results"]
+        for name, metric in result["metrics"].items()
+        if name != "pass@1"
+    ]
+    return header, rows
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table in markdown."""
+    lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def show(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]):
+    """Print the table."""
+    table = Table(title=escape(title), title_justify="left")
+    for name in header:
+        table.add_column(escape(name), justify="left" if name in ("model", "benchmark", "metric") else "right")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+
+
+def show_disagreements(console: Console, summary: dict[str, Any]):
+    """Print how often the verifier and the strict comparison disagree, with examples."""
+    for result in summary["results"]:
+        disagreements = result.get("disagreements")
+        if disagreements is None:
+            continue
+        say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(
+            f"{result['model']}, {result['benchmark']}: verifier and strict comparison disagree on "
+            f"{disagreements['count']} of {result['samples'] - result['unreadable_gold']} samples "
+            f"({disagreements['share']:.1%})."
+        )
+        for example in disagreements["examples"]:
+            say(
+                f"  problem {example['problem']}, sample {example['sample']}, gold {example['gold']}: verifier read "
+                f"{example['answer']!r} ({_right(example['reward'])}), strict read {example['strict_answer']!r} "
+                f"({_right(example['strict'])}); the end: …{example['end'][-100:]!r}"
+            )
+
+
+def _right(reward: float) -> str:
+    return "right" if reward == 1 else "wrong"
+
+
+def _interval(metric: dict[str, float] | None) -> str:
+    if metric is None:
+        return ""
+    return f"{100 * metric['value']:.1f} [{100 * metric['low']:.1f}, {100 * metric['high']:.1f}]"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}"
