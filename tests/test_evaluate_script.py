@@ -386,7 +386,7 @@ def test_configs(path):
 
 
 def training_instruction() -> str:
-    return yaml.safe_load((ROOT / "configs" / "base" / "paper.yaml").read_text())["instruction"]
+    return yaml.safe_load((ROOT / "configs" / "base" / "batch.yaml").read_text())["instruction"]
 
 
 def test_compare_after_generating(workplace, monkeypatch, capsys):
