@@ -30,7 +30,13 @@ TRAINERS = {
     ("rloo", "troll"): TrollRLOOTrainer,
     ("rloo", "clip"): RLOOTrainer,
 }
-REWARD_FUNCTIONS = {"math_accuracy": "troll_trl.rewards.math_accuracy_reward"}
+REWARD_FUNCTIONS = {
+    "math_accuracy": "troll_trl.rewards.math_accuracy_reward",
+    # The names that `trl grpo` knows
+    "accuracy_reward": "trl.rewards.accuracy_reward",
+    "reasoning_accuracy_reward": "trl.rewards.reasoning_accuracy_reward",
+    "think_format_reward": "trl.rewards.think_format_reward",
+}
 
 
 def load_reward_function(name: str) -> Callable:
