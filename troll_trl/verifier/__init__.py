@@ -42,7 +42,7 @@ PATHS = (
 # Towers, long exponents, factorials of large numbers or of factorials, deep nesting: seconds of computer algebra for a
 # few characters. Only compared if the gold answer has such a thing as well.
 _COSTLY = re.compile(
-    r"\^\{?[^{}^]{0,40}\^|\^\{?[+-]?\d{5,}|\d{4,}\)?!|!\)*!|!\s*\^|\d{200}|\\binom\{\d{5,}|(?:[({]\s?){12}"
+    r"\d\)?\^\{?\(?\d+\^|\^\{?[+-]?\d{5,}|\d{4,}\)?!|!\)*!|!\s*\^|\d{200}|\\binom\{\d{5,}|(?:[({]\s?){12}"
     r"|\\(?:sum|prod|int|lim)(?![a-z])"
 )
 
@@ -202,9 +202,11 @@ def _ask(questions: list[dict], timeout: float) -> list[tuple[bool, str]]:
     except WorkerError as error:
         _warn_of_fallback(str(error))
         return [_answer_in_process(question) for question in questions]
-    paths = {"timeout": "timeout", "memory": "crash", "crash": "crash"}
     return [
-        (reply["result"], "math_verify") if "result" in reply else (False, paths[reply["died"]]) for reply in replies
+        (reply["result"], "math_verify")
+        if "result" in reply
+        else (False, "timeout" if reply.get("died") == "timeout" else "crash")
+        for reply in replies
     ]
 
 

@@ -25,6 +25,7 @@ _LIST_SEPARATORS = frozenset((",", ";", "and", "or"))
 _TEXT_SEPARATOR = re.compile(r"\\text\{[\s,]*(and|or)[\s,]*\}")
 _RELATIONS = {"<": False, r"\le": True, ">": False, r"\ge": True}
 _MATRIX = re.compile(r"\\begin\{(?:[pbB]?matrix|smallmatrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{(?:[a-zB]+)\}", re.DOTALL)
+_OUTWARD = re.compile(r"(?!\[.*\]\Z)([\[\]])([^\[\](),;]*[,;][^\[\](),;]*)([\[\]])")  # ]1,2[
 _MEMBER_OF = re.compile(r"(?P<name>[^=<>,]{1,20}?)\\in\s?(?=[\[(\]\\])(?P<set>.*)", re.DOTALL)
 _SET_BUILDER = re.compile(
     r"\\\{(?P<name>\\?[A-Za-z]+)(?:\\in\s?\\mathbb\{R\})?\s?(?:\\mid|\||:)\s?(?P<condition>.*)\\\}", re.DOTALL
@@ -144,7 +145,9 @@ def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
         return True
     members = read_members(gold)
     if members is not None:
-        return bool(members.parts) and all(is_readable(part, leaf, depth + 1) for part in members.parts)
+        rows = (split(part, ("&",)) for part in members.parts) if members.kind == "matrix" else [members.parts]
+        parts = [part for row in rows for part in row]
+        return bool(parts) and all(is_readable(part, leaf, depth + 1) for part in parts)
     sides = split(gold, ("=",))
     if len(sides) > 1:
         return all(_NAME.fullmatch(side) or is_readable(side, leaf, depth + 1) for side in sides)
@@ -155,12 +158,13 @@ def _same_members(gold: str, left: Members | None, answer: str, right: Members |
     if left is None:
         # One answer in several spellings, such as "1/2 or 0.5"
         assert right is not None
-        several = right.kind == "list" and len(right.parts) <= MAX_MEMBERS
+        several = right.kind == "list" and len(right.parts) <= MAX_MEMBERS or len(right.parts) == 1
         return several and all(equal(gold, part, leaf, depth + 1) for part in right.parts)
     if right is None:
         sides = split(answer, ("=",))
-        named = len(sides) == 2 and _NAME.fullmatch(sides[0]) is not None
-        return named and equal(gold, sides[1], leaf, depth + 1)
+        if len(sides) == 2 and _NAME.fullmatch(sides[0]):
+            return equal(gold, sides[1], leaf, depth + 1)
+        return len(left.parts) == 1 and equal(left.parts[0], answer, leaf, depth + 1)
     if left.kind == "matrix" or right.kind == "matrix":
         return _same_matrix(left, right, leaf, depth)
     if len(left.parts) != len(right.parts) or len(left.parts) > MAX_MEMBERS:
@@ -322,6 +326,10 @@ def read_members(text: str) -> Members | None:
     Take an answer of several parts apart. `\pm` stands for two answers, `x \in S` for `S`, and an inequality of one
     variable for its interval.
     """
+    outward = _OUTWARD.fullmatch(text)
+    if outward:
+        kind = {"[": "[", "]": "("}[outward[1]] + {"]": "]", "[": ")"}[outward[3]]
+        return Members(kind, split(outward[2], (",", ";")))
     builder = _SET_BUILDER.fullmatch(text)
     if builder:
         return read_members(builder["condition"])
@@ -348,11 +356,6 @@ def read_members(text: str) -> Members | None:
 
 
 def _bracketed(text: str) -> Members | None:
-    outer = re.fullmatch(r"([\[\]])([^\[\]()]*)([\[\]])", text)
-    if outer and outer[1] + outer[3] != "[]":  # ]1,2[
-        parts = split(outer[2], (",", ";"))
-        kind = {"[": "[", "]": "("}[outer[1]] + {"]": "]", "[": ")"}[outer[3]]
-        return Members(kind, parts) if len(parts) == 2 else None
     for opener in _BRACKETS:
         if not text.startswith(opener):
             continue
@@ -394,9 +397,7 @@ def _interval(text: str) -> Members | None:
 
 def _signs(text: str) -> list[str]:
     r"""The two values of an expression with `\pm`."""
-    if text.count(r"\pm") + text.count(r"\mp") == 0:
-        return [text]
-    if text.count(r"\pm") > 1:
+    if sum(token == r"\pm" for token, _ in _top_level(text)) != 1:
         return [text]
     sides = split(text, ("=",))
     value = sides[-1]

@@ -60,12 +60,12 @@ def read(text: str):
     )
     if not found or isinstance(found[0], str):
         return None
-    expression = found[0]
-    if isinstance(expression, sympy.Expr):
-        # A decimal is the number that is written, not the binary one next to it
-        floats = {number: sympy.Rational(str(number)) for number in expression.atoms(sympy.Float)}
-        expression = expression.xreplace(floats) if floats else expression
-    return expression
+    # math-verify takes "i" for the imaginary unit in some spellings only ("2 i", not "2i"), and a decimal for the binary
+    # number next to it
+    exact = {symbol: sympy.I if symbol.name == "i" else sympy.Symbol(symbol.name, real=True)
+             for symbol in found[0].atoms(sympy.Symbol)}
+    exact |= {number: sympy.Rational(str(number)) for number in found[0].atoms(sympy.Float)}
+    return found[0].xreplace(exact)
 
 
 def expressions_equal(gold_text: str, answer_text: str) -> bool:
@@ -124,7 +124,7 @@ def _value(expression: sympy.Expr, point: dict):
         value = sympy.N(expression.xreplace(point).doit(), DIGITS)
     except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):
         return None
-    return value if value.is_number and value.is_finite and value.as_real_imag()[0].is_Float | True else None
+    return value if value.is_number and value.is_finite else None
 
 
 def _agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:

@@ -49,7 +49,7 @@ _NOT_UNITS = frozenset(
     + ("third", "thirds", "quarter", "quarters", "tenth", "tenths", "hundredth", "hundredths", "pi", "squared", "i", "e")
     + ("sqrt", "not", "over", "modulo", "mod", "factorial", "but", "if", "when", "where")
 )
-_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def read_quantity(text: str) -> Quantity | None:
     return Quantity(
         (-value if negative else value) * factor,
         percent,
-        _UNIT_NAMES[match["currency"]] if match["currency"] else name,
+        canonical_unit(match["currency"]) or name,
         digits=len(number.replace(".", "").lstrip("0")) if is_decimal else None,
         places=len(number.partition(".")[2]) if is_decimal else 0,
         numeral=("-" if negative else "") + number if is_plain else None,
@@ -196,8 +196,6 @@ def _read_unit(text: str) -> tuple[str | None, int, bool] | None:
         return None, 1, False
     if text in ("%", "percent", "percents", "pct", "% percent"):
         return None, 1, True
-    if text == r"^\circ":
-        return "deg", 1, False
     factor = 1
     first, _, rest = text.partition(" ")
     magnitude = _MAGNITUDES.get(first.lower().removesuffix("s"))
@@ -219,7 +217,7 @@ def _read_unit(text: str) -> tuple[str | None, int, bool] | None:
 
 def canonical_unit(text: str, lone_letters: bool = True) -> str | None:
     """
-    One name for a unit, such as `cm^2` for `square centimeters`.
+    One name for a unit, such as `cm^2` for `square centimeters` and `m^1 s^-1` for `m/s`.
 
     Args:
         text (`str`):
@@ -230,27 +228,25 @@ def canonical_unit(text: str, lone_letters: bool = True) -> str | None:
     Returns:
         `str` or `None`: `None` if a part of it is not known.
     """
-    parts: list[str] = []
-    power = ""
+    powers: dict[str, int] = {}
+    last, sign, next_power = "", 1, 1
     for token in _UNIT_TOKEN.finditer(text):
         word = token[0]
+        lower = word.lower()
         if word in _UNIT_NAMES and (lone_letters or len(word) > 1 or not word.isalpha()):
-            parts.append(_UNIT_NAMES[word] + power)
-            power = ""
-        elif word.lower() in ("square", "sq", "cubic", "cu"):
-            power = "^3" if word.lower().startswith("cu") else "^2"
-        elif word.lower() in ("squared", "cubed") and parts:
-            parts[-1] += "^3" if word.lower() == "cubed" else "^2"
-        elif token[1] and parts:
-            parts[-1] += f"^{token[1]}"
+            last = _UNIT_NAMES[word]
+            powers[last] = powers.get(last, 0) + sign * next_power
+            next_power = 1
+        elif lower in ("square", "sq", "cubic", "cu"):
+            next_power = 3 if lower.startswith("cu") else 2
+        elif (lower in ("squared", "cubed") or token[1]) and last:
+            power = int(token[1] or (3 if lower == "cubed" else 2))
+            powers[last] += sign * (power - 1)
         elif word in ("/", "per"):
-            parts.append("/")
-        elif word.lower() in ("unit", "units"):
-            parts.append("unit" + power)
-            power = ""
+            sign = -1
         elif word == r"\circ":
-            parts.append("deg")
-        elif word != r"\cdot" and word not in " .-(){}^":
+            last = "deg"
+            powers[last] = 1
+        elif lower not in ("unit", "units", r"\cdot") and word not in " .-(){}^":
             return None
-    name = "".join(parts)
-    return None if name.startswith("unit") else name or None
+    return " ".join(f"{unit}^{power}" for unit, power in sorted(powers.items())) or None
