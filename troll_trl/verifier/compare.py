@@ -40,7 +40,7 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?: [A-Za-z'-]+)*")
 _BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
 _FUNCTION_WORDS = frozenset(("sinh", "cosh", "tanh", "arcsin", "arccos", "arctan", "sqrt", "frac", "matrix", "pmatrix"))
 _CHOICE = re.compile(r"(?:\\text\{)?\s?\(?([A-Ja-j])\)?[.:]?\s?\}?")
-_CHOICE_LABEL = re.compile(r"(?:\\text\{\s?\(?([A-J])\)?[.:]?\s?\}|\(([A-J])\)|([A-J])[.):])\s?[.:]?\s?(?=\S)")
+_CHOICE_LABEL = re.compile(r"(?:\\text\{\s?\(?([A-J])\)?[.:]?\s?\}|\(([A-J])\)|([A-J])[.):])\s?[.:]?\s?(?=[^\s=<>^_])")
 _UNIT_BEHIND = re.compile(r"(?:\s?\\text\{([^{}]*)\}(?:\^\{?\d\}?)?|\^\\circ)$")
 _BASE = re.compile(r"\d_\{?\d")
 _SYNONYMS = {

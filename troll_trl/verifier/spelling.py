@@ -81,6 +81,8 @@ _RULES = tuple(
         (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
         (r"\\frac\s+\{", r"\\frac{"),
         (r"\\sqrt\s*([0-9A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
+        # Otherwise read as the logarithm of 2/5
+        (r"(\\(?:ln|log|lg|sin|cos|tan|exp))\s*([0-9A-Za-z])(?=\s*/)", r"\1(\2)"),
         (r"\s+", " "),
         # Space says something only between two letters or digits, and behind a comma
         (r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])(?!\\text)", ""),

@@ -40,7 +40,7 @@ def answer_question(question: dict) -> dict:
     """
     try:
         if "answer" in question:
-            return {"result": equal(question["gold"], question["answer"], expressions_equal)}
+            return {"result": bool(equal(question["gold"], question["answer"], expressions_equal))}
         return {"result": is_readable(question["gold"], expression_is_readable)}
     except RecursionError:
         return {"result": False}
