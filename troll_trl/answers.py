@@ -17,7 +17,8 @@ _ANSWER_MARKER = re.compile(
 )
 # The end of a sentence, or what only explains the answer
 _ANSWER_END = re.compile(
-    r"[.;!](?=\s|$)|,?\s++(?:because|since)\b|,\s*+(?:which|so|as|where|that is|i\.e|hence|thus|therefore)\b", re.IGNORECASE
+    r"[.;!](?=\s|$)|,?\s++(?:because|since)\b|,\s*+(?:which|so|as|where|that is|i\.e|hence|thus|therefore)\b",
+    re.IGNORECASE,
 )
 # What may stand between boxes that state one answer together: \boxed{1} and \boxed{2}
 _CONNECTOR = re.compile(

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from troll_trl.answers import extract_answer
-from troll_trl.verifier.compare import Undecided, equal, is_balanced, is_readable, undecided, words
+from troll_trl.verifier.compare import Undecided, equal, is_readable, undecided, words
 from troll_trl.verifier.pool import WorkerError, WorkerPool
 from troll_trl.verifier.spelling import normalise
+from troll_trl.verifier.structure import is_balanced
 from troll_trl.verifier.values import read_quantity
 
 __all__ = ["PATHS", "TIMEOUT_SECONDS", "Verdict", "close", "is_correct", "is_readable_gold", "verify"]
@@ -165,9 +166,9 @@ def is_readable_gold(gold: str) -> bool:
 def is_correct(gold: str, answer: str) -> bool:
     """Whether a bare answer equals a bare gold answer that can be read."""
     normalised = normalise(gold) if len(gold) <= MAX_ANSWER_CHARACTERS else ""
-    decision = _decide(normalised, answer) or _ask(
-        [{"gold": normalised, "answer": normalise(answer)}], TIMEOUT_SECONDS
-    )[0]
+    decision = (
+        _decide(normalised, answer) or _ask([{"gold": normalised, "answer": normalise(answer)}], TIMEOUT_SECONDS)[0]
+    )
     return decision[0]
 
 

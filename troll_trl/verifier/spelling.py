@@ -16,10 +16,10 @@ _GREEK = {
 }  # fmt: skip
 _SIGNS = {
     **{letter: f"\\{name} " for letter, name in _GREEK.items()},
-    **dict.fromkeys("−–—‐‑‒﹣－", "-"),  # noqa: RUF001
+    **dict.fromkeys("−–—‐‑‒﹣－", "-"),
     **dict.fromkeys("·⋅∙•", r"\cdot "),
     **dict.fromkeys("“”„‟\"", ""),
-    **dict.fromkeys("′’", "'"),  # noqa: RUF001
+    **dict.fromkeys("′’", "'"),
     "×": r"\times ", "÷": "/", "∕": "/", "⁄": "/", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ",
     "⩾": r"\ge ", "≠": r"\neq ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ",
     "∓": r"\mp ", "°": r"^\circ ", "º": r"^\circ ", "∅": r"\emptyset ", "⟨": r"\langle ", "⟩": r"\rangle ", "、": ", ",

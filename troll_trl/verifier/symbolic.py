@@ -55,15 +55,15 @@ def expression_is_readable(text: str) -> bool:
 def read(text: str):
     """The sympy object of a LaTeX expression; `None` if math-verify has none."""
     # Without the box math-verify would look for the mathematics in it and read a part: 2\\sqrt{3} as 2.
-    found = parse(
-        f"\\boxed{{{text}}}", extraction_config=_CONFIG, fallback_mode="no_fallback", parsing_timeout=None
-    )
+    found = parse(f"\\boxed{{{text}}}", extraction_config=_CONFIG, fallback_mode="no_fallback", parsing_timeout=None)
     if not found or isinstance(found[0], str):
         return None
     # math-verify takes "i" for the imaginary unit in some spellings only ("2 i", not "2i"), and a decimal for the binary
     # number next to it
-    exact = {symbol: sympy.I if symbol.name == "i" else sympy.Symbol(symbol.name, real=True)
-             for symbol in found[0].atoms(sympy.Symbol)}
+    exact = {
+        symbol: sympy.I if symbol.name == "i" else sympy.Symbol(symbol.name, real=True)
+        for symbol in found[0].atoms(sympy.Symbol)
+    }
     exact |= {number: sympy.Rational(str(number)) for number in found[0].atoms(sympy.Float)}
     return found[0].xreplace(exact)
 

@@ -46,7 +46,20 @@ _UNIT_TOKEN = re.compile(r"[A-Za-z]+|\$|\^\{?(-?\d)\}?|/|\\cdot|\\circ|[()^{}.\s
 # What changes the value, or continues it, is no unit
 _NOT_UNITS = frozenset(
     (*_MAGNITUDES, *(f"{name}s" for name in _MAGNITUDES), "and", "or", "plus", "minus", "times", "half", "halves")
-    + ("third", "thirds", "quarter", "quarters", "tenth", "tenths", "hundredth", "hundredths", "pi", "squared", "i", "e")
+    + (
+        "third",
+        "thirds",
+        "quarter",
+        "quarters",
+        "tenth",
+        "tenths",
+        "hundredth",
+        "hundredths",
+        "pi",
+        "squared",
+        "i",
+        "e",
+    )
     + ("sqrt", "not", "over", "modulo", "mod", "factorial", "but", "if", "when", "where")
 )
 _TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
