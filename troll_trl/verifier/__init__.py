@@ -46,6 +46,11 @@ _COSTLY = re.compile(
     r"\d\)?\^\{?\(?\d+\^|\^\{?[+-]?\d{5,}|\d{4,}\)?!|!\)*!|!\s*\^|\d{200}|\\binom\{\d{5,}|(?:[({]\s?){12}"
     r"|\\(?:sum|prod|int|lim)(?![a-z])"
 )
+# What is computed without a process that could be killed: roots, fractions, small powers of letters and numbers
+_HARMLESS = re.compile(
+    r"(?:\\(?:frac|sqrt|pi|cdot|times|sin|cos|tan|ln|log|theta|infty|begin\{[pb]matrix\}|end\{[pb]matrix\}|[{}\\])(?![a-z])"
+    r"|\d{1,12}(?!\d)|\^(?:\d(?!\d)|[a-z]|\{-?[a-z0-9]{1,2}\})(?![\^!])|[A-Za-z+\-/(){}\[\]=<>,.|_&% ])*+"
+)
 
 
 @dataclass(frozen=True)
@@ -216,7 +221,7 @@ def _answer_in_process(question: dict) -> tuple[bool, str]:
     from troll_trl.verifier.symbolic import answer_question
 
     text = question["gold"] + question.get("answer", "")
-    if len(text) > MAX_CHARACTERS_IN_PROCESS or _COSTLY.search(text) or re.search(r"\^\{?\d{3}|\d{20}|!", text):
+    if len(text) > MAX_CHARACTERS_IN_PROCESS or text.count("^") > 3 or not _HARMLESS.fullmatch(text):
         return False, "refused"
     return answer_question(question)["result"], "math_verify"
 

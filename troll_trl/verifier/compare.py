@@ -20,13 +20,15 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?: [A-Za-z'-]+)*")
 _BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
 _FUNCTION_WORDS = frozenset(("sinh", "cosh", "tanh", "arcsin", "arccos", "arctan", "sqrt", "frac", "matrix", "pmatrix"))
 _CHOICE = re.compile(r"(?:\\text\{)?\s?\(?([A-Ja-j])\)?[.:]?\s?\}?")
+_RATIO = re.compile(r"\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+")
+# 2x, x+5: who writes 2x = 12 says that x is 6
+_LINEAR = re.compile(r"(?:[0-9+\-./{} ]|\\frac|\\cdot)*(?:[A-Za-z]|\\[a-z]+)(?:[0-9+\-./{} ]|\\cdot)*")
 _CHOICE_LABEL = re.compile(r"(?:\\text\{\s?\(?([A-J])\)?[.:]?\s?\}|\(([A-J])\)|([A-J])[.):])\s?[.:]?\s?(?=[^\s=<>^_])")
-_UNIT_BEHIND = re.compile(r"(?:\s?\\text\{([^{}]*)\}(?:\^\{?\d\}?)?|\^\\circ)$")
+_UNIT_BEHIND = re.compile(r"\s?\\text\{((?:[^{}]|\{[^{}]*\})*)\}(?:\^\{?\d\}?)?$")
 _BASE = re.compile(r"\d_\{?\d")
 _SYNONYMS = {
     "dne": "does not exist", "no solutions": "no solution", "no real solutions": "no solution",
-    "no real solution": "no solution", "empty set": "no solution", "none": "no solution", "t": "true", "f": "false",
-    "y": "yes", "n": "no",
+    "no real solution": "no solution", "empty set": "no solution", "none": "no solution",
 }  # fmt: skip
 
 
@@ -67,10 +69,7 @@ def equal(gold: str, answer: str, leaf: Callable[[str, str], bool], depth: int =
         return True
     gold_number, answer_number = read_quantity(gold), read_quantity(answer)
     if gold_number is not None and answer_number is not None:
-        if same_quantity(gold_number, answer_number):
-            return True
-        # 100,200 may be two numbers, if one side says so
-        return False
+        return same_quantity(gold_number, answer_number)
     gold_words, answer_words = words(gold), words(answer)
     if gold_words is not None:
         return gold_words == answer_words or _same_choice(gold, answer)
@@ -81,6 +80,8 @@ def equal(gold: str, answer: str, leaf: Callable[[str, str], bool], depth: int =
     label = _CHOICE_LABEL.match(answer)
     if label is not None and not _CHOICE_LABEL.match(gold):
         return equal(gold, answer[label.end() :], leaf, depth + 1)
+    if _RATIO.fullmatch(gold):
+        return _same_ratio(gold, answer)
     gold_members, answer_members = read_members(gold), read_members(answer)
     if gold_members is None and answer_members is None:
         return _same_scalar(gold, answer, leaf, depth)
@@ -107,6 +108,8 @@ def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
         return False
     if read_quantity(gold) is not None or words(gold) is not None or _CHOICE.fullmatch(gold):
         return True
+    if _RATIO.fullmatch(gold):
+        return True
     members = read_members(gold)
     if members is not None:
         rows = (split(part, ("&",)) for part in members.parts) if members.kind == "matrix" else [members.parts]
@@ -129,6 +132,8 @@ def _same_members(gold: str, left: Members | None, answer: str, right: Members |
         if len(sides) == 2 and NAME.fullmatch(sides[0]):
             return equal(gold, sides[1], leaf, depth + 1)
         return len(left.parts) == 1 and equal(left.parts[0], answer, leaf, depth + 1)
+    if left.name is not None and right.name is not None and left.name != right.name:
+        return False
     if left.kind == "matrix" or right.kind == "matrix":
         return _same_matrix(left, right, leaf, depth)
     if len(left.parts) != len(right.parts) or len(left.parts) > MAX_MEMBERS:
@@ -193,7 +198,12 @@ def _has_value(gold: str, sides: list[str], leaf, depth: int) -> bool:
         sides = sides[::-1]
     if not equal(gold, sides[-1], leaf, depth + 1):
         return False
-    return all(LETTER.search(side) or equal(gold, side, leaf, depth + 1) for side in sides[:-1])
+    return all(
+        NAME.fullmatch(side)
+        or (LETTER.search(side) and not _LINEAR.fullmatch(side))
+        or equal(gold, side, leaf, depth + 1)
+        for side in sides[:-1]
+    )
 
 
 def _same_expression(gold: str, answer: str, leaf) -> bool:
@@ -255,15 +265,26 @@ def words(text: str) -> str | None:
 
 def _same_choice(gold: str, answer: str) -> bool:
     choice = _CHOICE.fullmatch(gold)
-    if choice is None:
+    if choice is None or choice[1].islower():
         return False
-    letter = choice[1].upper()
-    if letter == choice[1] or gold != choice[1]:
-        own = _CHOICE.fullmatch(answer)
-        if own is not None and (own[1] != own[1].lower() or own[0] != own[1] or r"\text" in gold):
-            return own[1].upper() == letter
+    letter = choice[1]
+    own = _CHOICE.fullmatch(answer)
+    if own is not None:
+        return own[1].upper() == letter
     labels = [next(filter(None, label)) for label in _CHOICE_LABEL.findall(answer)]
     return labels == [letter] and _CHOICE_LABEL.match(answer) is not None
+
+
+def _same_ratio(gold: str, answer: str) -> bool:
+    """3:4 as such or as a fraction; not reduced, for 3:30 may be a time."""
+    answer = re.sub(r"(?<=\d) to (?=\d)", ":", answer)
+    parts = [gold.split(":"), answer.split(":")]
+    if len(parts[0]) == 2 and len(parts[1]) == 1:
+        parts[0] = [f"{parts[0][0]}/{parts[0][1]}"]
+    numbers = [[read_quantity(part) for part in side] for side in parts]
+    return len(numbers[0]) == len(numbers[1]) and all(
+        g is not None and a is not None and same_quantity(g, a) for g, a in zip(*numbers, strict=True)
+    )
 
 
 def unwrap(text: str) -> str:

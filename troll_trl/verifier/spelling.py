@@ -114,8 +114,10 @@ def normalise(text: str) -> str:
 
 def _to_ascii(text: str) -> str:
     text = _ROOT.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
-    for pattern, command, table in _SCRIPT_RUNS:
-        text = pattern.sub(lambda match, c=command, t=table: f"{c}{{{match[0].translate(t)}}}", text)
+    for run, command, table in _SCRIPT_RUNS:
+        parts = run.split(text)
+        scripts = [f"{command}{{{found.translate(table)}}}" for found in run.findall(text)]
+        text = "".join(part + script for part, script in zip(parts, [*scripts, ""], strict=True))
     text = text.translate(_SIGN_TABLE)
     return "".join(character if character.isascii() else _plain(character) for character in text)
 

@@ -27,7 +27,7 @@ NAME = re.compile(
     r"\}?'{0,3}(?:_\{?\w{1,4}\}?)?(?:\((?:[A-Za-z],?){1,3}\))?|\|[A-Z]{2}\||\((?:[a-z],?\s?)+\)|\\text\{[^{}]*\}"
 )
 LETTER = re.compile(
-    r"\\(?!pi\b|frac|sqrt|times|cdot|text|ln|log|sin|cos|tan|le|ge)[A-Za-z]+|(?<![\\A-Za-z])(?![ei]\b)[A-Za-z]"
+    r"\\(?!pi\b|frac|sqrt|times|cdot|text|ln|log|sin|cos|tan|le|ge|infty|circ|binom|pm|cup)[A-Za-z]+|(?<![\\A-Za-z])(?![ei]\b)[A-Za-z]"
 )
 
 
@@ -41,10 +41,13 @@ class Members:
             `"list"` (bare), `"set"`, `"union"`, `"matrix"`, or the two brackets of a tuple or an interval: `"(]"`.
         parts (`list[str]`):
             The parts; rows of a matrix, with `&` between the cells, included.
+        name (`str`, *optional*):
+            The variable of an inequality.
     """
 
     kind: str
     parts: list[str]
+    name: str | None = None
 
 
 def read_members(text: str) -> Members | None:
@@ -113,11 +116,11 @@ def _interval(text: str) -> Members | None:
         parts, relations = parts[::-1], relations[::-1]
     closed = [_RELATIONS[token] for token in relations]
     if len(parts) == 3 and NAME.fullmatch(parts[1]):
-        return Members("[("[not closed[0]] + "])"[not closed[1]], [parts[0], parts[2]])
+        return Members("[("[not closed[0]] + "])"[not closed[1]], [parts[0], parts[2]], parts[1])
     if len(parts) == 2 and NAME.fullmatch(parts[0]) and not LETTER.search(parts[1]):
-        return Members("(" + "])"[not closed[0]], [r"-\infty", parts[1]])
+        return Members("(" + "])"[not closed[0]], [r"-\infty", parts[1]], parts[0])
     if len(parts) == 2 and NAME.fullmatch(parts[1]) and not LETTER.search(parts[0]):
-        return Members("[("[not closed[0]] + ")", [parts[0], r"\infty"])
+        return Members("[("[not closed[0]] + ")", [parts[0], r"\infty"], parts[1])
     return None
 
 

@@ -58,8 +58,8 @@ def read(text: str):
     found = parse(f"\\boxed{{{text}}}", extraction_config=_CONFIG, fallback_mode="no_fallback", parsing_timeout=None)
     if not found or isinstance(found[0], str):
         return None
-    # math-verify takes "i" for the imaginary unit in some spellings only ("2 i", not "2i"), and a decimal for the binary
-    # number next to it
+    # math-verify takes "i" for the imaginary unit in some spellings only ("2 i", not "2i"), and a decimal for the
+    # binary number next to it
     exact = {
         symbol: sympy.I if symbol.name == "i" else sympy.Symbol(symbol.name, real=True)
         for symbol in found[0].atoms(sympy.Symbol)

@@ -29,7 +29,7 @@ _UNITS = {
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
     "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "ms": "millisecond", "s": "sec second",
     "min": "minute", "h": "hr hour", "day": "", "week": "", "month": "", "year": "yr", "mg": "milligram",
-    "g": "gram gm", "kg": "kilogram", "lb": "lbs pound", "oz": "ounce", "ton": "tonne", "ml": "mL milliliter millilitre",
+    "g": "gram gm", "kg": "kilogram", "lb": "lbs pound", "oz": "ounce", "ton": "tonne", "ml": "mL milliliter",
     "L": "l liter litre", "gal": "gallon", "$": "dollar USD usd buck", "cent": "", "€": "euro", "£": "", "¥": "yen",
     "₹": "rupee", "deg": "degree", "rad": "radian", "mph": "", "N": "newton", "J": "joule", "W": "watt", "V": "volt",
     "A": "ampere amp", "K": "kelvin", "Hz": "hertz", "Pa": "pascal", "eV": "", "C": "celsius", "F": "fahrenheit",
@@ -44,24 +44,11 @@ _UNIT_NAMES = {
 }
 _UNIT_TOKEN = re.compile(r"[A-Za-z]+|\$|\^\{?(-?\d)\}?|/|\\cdot|\\circ|[()^{}.\s-]|\S")
 # What changes the value, or continues it, is no unit
-_NOT_UNITS = frozenset(
-    (*_MAGNITUDES, *(f"{name}s" for name in _MAGNITUDES), "and", "or", "plus", "minus", "times", "half", "halves")
-    + (
-        "third",
-        "thirds",
-        "quarter",
-        "quarters",
-        "tenth",
-        "tenths",
-        "hundredth",
-        "hundredths",
-        "pi",
-        "squared",
-        "i",
-        "e",
-    )
-    + ("sqrt", "not", "over", "modulo", "mod", "factorial", "but", "if", "when", "where")
-)
+_CONTINUING = """
+    and or plus minus times over half halves third thirds quarter quarters tenth tenths hundredth hundredths squared pi i
+    e sqrt factorial mod modulo not but if when where hundreds thousands millions billions trillions dozens
+"""
+_NOT_UNITS = frozenset(_CONTINUING.split()) | frozenset(_MAGNITUDES)
 _TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
