@@ -1,6 +1,6 @@
 """math_accuracy_reward: what is read as the answer, and when two answers are equal."""
 
-import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -8,25 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+from trl.rewards import get_soft_overlong_punishment
 
 from troll_trl.rewards import MAX_ANSWER_CHARACTERS, extract_answer, last_boxed, math_accuracy_reward
-
-DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real problems are not at {DATA}")
-
-# MATH-500 answers that equal the next row's gold answer although the text differs.
-EQUAL_NEIGHBOURS = [
-    ("5", "x=5"),  # the problem asks for x
-]
+from troll_trl.verifier import PATHS
 
 
 def reward(gold, answer):
     return math_accuracy_reward([f"So the result is \\boxed{{{answer}}}."], [f"\\boxed{{{gold}}}"])[0]
-
-
-def rows(name, split):
-    with open(DATA / name / f"{split}.jsonl") as file:
-        return [json.loads(line) for line in file]
 
 
 RIGHT = [
@@ -199,7 +188,40 @@ def test_bad_arguments_are_refused():
 def test_logged_columns():
     logged = {}
     math_accuracy_reward(["Answer: 1", "none"], ["1", "2"], log_extra=logged.__setitem__, prompts=["", ""])
-    assert logged == {"solution": ["1", "2"], "answer": ["1", "[none]"]}
+    assert logged == {"solution": ["1", "2"], "answer": ["1", "[none]"], "answer_path": ["text", "no_answer"]}
+
+
+def test_logged_metrics_have_the_same_names_whatever_happens():
+    metrics = {}
+    math_accuracy_reward(["Answer: 1", "none", "Answer: 3.0", "Answer: 4"], ["1", "2", "3", "???"], metrics.__setitem__)
+    assert metrics.keys() == {f"math_accuracy/{path}" for path in PATHS}
+    assert {name.partition("/")[2]: value for name, value in metrics.items() if value} == dict.fromkeys(
+        ("text", "no_answer", "number", "unparsed"), 0.25
+    )
+
+
+def test_timeouts_score_zero_and_are_counted(monkeypatch):
+    """A policy that writes what never ends must cost a step seconds, not the run."""
+    monkeypatch.setattr("troll_trl.rewards.TIMEOUT_SECONDS", 0.5)
+    metrics = {}
+    completions = [r"\boxed{\Gamma(10^{10})}", r"\boxed{100000000!}", r"\boxed{9^{9^{9^9}}}", r"\boxed{12}"]
+    assert math_accuracy_reward(completions, ["12"] * 4, metrics.__setitem__) == [0.0, 0.0, 0.0, 1.0]
+    assert metrics["math_accuracy/timeout"] == 0.25 and metrics["math_accuracy/refused"] == 0.5
+
+
+def test_parts_of_a_message():
+    parts = [{"type": "text", "text": r"\boxed{"}, {"type": "image"}, {"type": "text", "text": "4}"}]
+    assert math_accuracy_reward([[{"role": "assistant", "content": parts}]], ["4"]) == [1.0]
+
+
+def test_reward_function_can_be_pickled():
+    """TRL's asynchronous rollout worker sends reward functions to another process."""
+    assert pickle.loads(pickle.dumps(math_accuracy_reward)) is math_accuracy_reward
+
+
+def test_overlong_penalty_is_trls_own():
+    penalty = get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)
+    assert penalty(completion_ids=[[1] * 80, [1] * 90, [1] * 101]) == [0.0, -0.5, -1.0]
 
 
 def test_works_outside_the_main_thread():
@@ -214,20 +236,3 @@ def test_works_outside_the_main_thread():
 def test_imports_neither_torch_nor_trl():
     code = "import sys, troll_trl.rewards; assert not {'torch', 'trl'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[1])
-
-
-@needs_data
-@pytest.mark.parametrize(
-    ("name", "worked_column", "answer_column", "count"),
-    [("gsm8k", "answer", "answer", 500), ("math500", "solution", "answer", 500)],
-)
-def test_real_solutions_match_their_own_answer_and_no_other(name, worked_column, answer_column, count):
-    data = rows(name, "test")[:count]
-    completions = [row[worked_column] for row in data]
-    golds = [row[answer_column].rpartition("####")[2].strip() for row in data]
-    neighbours = golds[1:] + golds[:1]
-    assert math_accuracy_reward(completions, golds) == [1.0] * count
-    rewards = math_accuracy_reward(completions, neighbours)
-    pairs = [(gold, other) for gold, other, value in zip(golds, neighbours, rewards, strict=True) if value != 0.0]
-    allowed = EQUAL_NEIGHBOURS if name == "math500" else []
-    assert [pair for pair in pairs if pair[0] != pair[1]] == allowed

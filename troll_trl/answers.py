@@ -17,7 +17,7 @@ _ANSWER_MARKER = re.compile(
 )
 # The end of a sentence, or what only explains the answer
 _ANSWER_END = re.compile(
-    r"[.;!](?=\s|$)|,?\s++(?:because|since)\b|,\s*+(?:which|so|as|where|that is|i\.e|hence|thus|therefore)\b",
+    r"[.;!](?=\s|$)|\b(?:because|since)\b|,\s*+(?:which|so|as|where|that is|i\.e|hence|thus|therefore)\b",
     re.IGNORECASE,
 )
 # What may stand between boxes that state one answer together: \boxed{1} and \boxed{2}
@@ -57,7 +57,7 @@ def extract_answer(text: str) -> str | None:
     if start < 0:
         return None
     line = text[end:].partition("\n")[0]
-    return _ANSWER_END.split(line, maxsplit=1)[0].strip() or None
+    return _ANSWER_END.split(line, maxsplit=1)[0].strip(" \t\r,") or None
 
 
 def last_boxed(text: str) -> str | None:

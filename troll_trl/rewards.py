@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from troll_trl.answers import extract_answer, last_boxed
-from troll_trl.verifier import MAX_ANSWER_CHARACTERS, PATHS, is_correct, is_readable_gold, verify
+from troll_trl.verifier import MAX_ANSWER_CHARACTERS, PATHS, TIMEOUT_SECONDS, is_correct, is_readable_gold, verify
 from troll_trl.verifier.spelling import normalise
 from troll_trl.verifier.values import read_quantity
 
@@ -76,7 +76,7 @@ def math_accuracy_reward(
     for gold in solution:
         if not isinstance(gold, str):
             raise TypeError(f"Every solution must be a string such as '\\boxed{{72}}', got {gold!r}.")
-    verdicts = verify(solution, [_text_of(completion) for completion in completions])
+    verdicts = verify(solution, [_text_of(completion) for completion in completions], TIMEOUT_SECONDS)
     if log_metric is not None and verdicts:
         counts = Counter(verdict.path for verdict in verdicts)
         for path in PATHS:  # all of them, always: the ranks average by name

@@ -45,8 +45,8 @@ _UNIT_NAMES = {
 _UNIT_TOKEN = re.compile(r"[A-Za-z]+|\$|\^\{?(-?\d)\}?|/|\\cdot|\\circ|[()^{}.\s-]|\S")
 # What changes the value, or continues it, is no unit
 _CONTINUING = """
-    and or plus minus times over half halves third thirds quarter quarters tenth tenths hundredth hundredths squared pi i
-    e sqrt factorial mod modulo not but if when where hundreds thousands millions billions trillions dozens
+    and or plus minus times over half halves third thirds quarter quarters tenth tenths hundredth hundredths squared pi
+    i e sqrt factorial mod modulo not but if when where hundreds thousands millions billions trillions dozens
 """
 _NOT_UNITS = frozenset(_CONTINUING.split()) | frozenset(_MAGNITUDES)
 _TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
