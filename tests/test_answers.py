@@ -218,25 +218,21 @@ def test_any_unicode_is_an_answer_and_a_wrong_one(text, gold):
 
 TOKENS = [
     *r"0123456789+-*/^_{}()[]|=<>,;:.!%$&~'xyei ",
-    *[
-        r"\frac",
-        r"\sqrt",
-        r"\boxed",
-        r"\text",
-        r"\pm",
-        r"\{",
-        r"\}",
-        r"\left(",
-        r"\right)",
-        r"\infty",
-        r"\cup",
-        r"\in",
+    *(r"\frac", r"\sqrt", r"\boxed", r"\text", r"\pm", r"\{", r"\}", r"\left(", r"\right)", r"\infty", r"\cup", r"\in"),
+    *(
         r"\begin{pmatrix}",
         r"\end{pmatrix}",
         r"\\",
         r"\le",
-    ],
-    *[r"\times", r"10^", r"\circ", r"and", r"or", r"\$", r"\%", r"\pi"],
+        r"\times",
+        "10^",
+        r"\circ",
+        "and",
+        "or",
+        r"\$",
+        r"\%",
+        r"\pi",
+    ),
 ]
 latex = st.lists(st.sampled_from(TOKENS), max_size=30).map("".join)
 

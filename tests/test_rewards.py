@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from trl.rewards import get_soft_overlong_punishment
 
+from troll_trl import verifier
 from troll_trl.rewards import MAX_ANSWER_CHARACTERS, extract_answer, last_boxed, math_accuracy_reward
 from troll_trl.verifier import PATHS
 
@@ -195,9 +196,8 @@ def test_logged_metrics_have_the_same_names_whatever_happens():
     metrics = {}
     math_accuracy_reward(["Answer: 1", "none", "Answer: 3.0", "Answer: 4"], ["1", "2", "3", "???"], metrics.__setitem__)
     assert metrics.keys() == {f"math_accuracy/{path}" for path in PATHS}
-    assert {name.partition("/")[2]: value for name, value in metrics.items() if value} == dict.fromkeys(
-        ("text", "no_answer", "number", "unparsed"), 0.25
-    )
+    shares = {name.partition("/")[2]: value for name, value in metrics.items() if value}
+    assert shares == {"text": 0.25, "no_answer": 0.25, "number": 0.25, "unparsed": 0.25}
 
 
 def test_timeouts_score_zero_and_are_counted(monkeypatch):
@@ -207,6 +207,17 @@ def test_timeouts_score_zero_and_are_counted(monkeypatch):
     completions = [r"\boxed{\Gamma(10^{10})}", r"\boxed{100000000!}", r"\boxed{9^{9^{9^9}}}", r"\boxed{12}"]
     assert math_accuracy_reward(completions, ["12"] * 4, metrics.__setitem__) == [0.0, 0.0, 0.0, 1.0]
     assert metrics["math_accuracy/timeout"] == 0.25 and metrics["math_accuracy/refused"] == 0.5
+
+
+def test_endless_answers_are_not_remembered_nor_logged():
+    """Four thousand cached answers of a megabyte each would be the memory of the trainer."""
+    logged = {}
+    completions = [f"\\boxed{{{digit * 1_000_000}}}" for digit in "123"]
+    assert math_accuracy_reward(completions, ["12"] * 3, log_extra=logged.__setitem__) == [0.0] * 3
+    assert max(map(len, logged["answer"])) == MAX_ANSWER_CHARACTERS
+    before = verifier._decide_by_rules.cache_info().currsize
+    math_accuracy_reward(completions, ["13"] * 3)
+    assert verifier._decide_by_rules.cache_info().currsize == before
 
 
 def test_parts_of_a_message():

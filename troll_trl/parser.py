@@ -66,7 +66,7 @@ class TrollScriptArguments:
             `column=value`: train on rows with this text in this column only, such as `ability=math`. An
             `eval_dataset_name` is not filtered.
         max_prompt_tokens (`int`, *optional*):
-            Drop prompts of more tokens, with a warning that counts them. None is ever cut.
+            Drop prompts of more tokens, with a warning that counts them. None is cut.
         max_train_samples (`int`, *optional*):
             Train on the first so many problems only.
         max_eval_samples (`int`, *optional*):
@@ -126,7 +126,7 @@ class TrollScriptArguments:
     )
     max_prompt_tokens: int | None = field(
         default=None,
-        metadata={"help": "Drop prompts of more tokens, with a warning that counts them. None is ever cut."},
+        metadata={"help": "Drop prompts of more tokens, with a warning that counts them. None is cut."},
     )
     max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many problems only."})
     max_eval_samples: int | None = field(

@@ -83,7 +83,8 @@ def math_accuracy_reward(
             log_metric(f"math_accuracy/{path}", counts[path] / len(verdicts))
     if log_extra is not None:
         log_extra("solution", list(solution))
-        log_extra("answer", ["[none]" if verdict.answer is None else verdict.answer for verdict in verdicts])
+        answers = ["[none]" if verdict.answer is None else verdict.answer for verdict in verdicts]
+        log_extra("answer", [answer[:MAX_ANSWER_CHARACTERS] for answer in answers])  # of a million characters, say
         log_extra("answer_path", [verdict.path for verdict in verdicts])
     return [verdict.reward for verdict in verdicts]
 

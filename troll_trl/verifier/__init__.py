@@ -177,13 +177,17 @@ def is_correct(gold: str, answer: str) -> bool:
     return decision[0]
 
 
-@lru_cache(maxsize=4096)
 def _decide(gold: str, answer: str | None) -> tuple[bool, str] | None:
     """The fast path: whether an answer is right, and how that was found; `None` if only computer algebra can tell."""
     if answer is None:
         return False, "no_answer"
-    if len(answer) > MAX_ANSWER_CHARACTERS:
+    if len(answer) > MAX_ANSWER_CHARACTERS:  # and must not get into the cache
         return False, "refused"
+    return _decide_by_rules(gold, answer)
+
+
+@lru_cache(maxsize=4096)
+def _decide_by_rules(gold: str, answer: str) -> tuple[bool, str] | None:
     answer = normalise(answer)
     if gold == answer:
         return True, "text"

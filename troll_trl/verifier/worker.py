@@ -64,7 +64,9 @@ def main(memory_bytes: int) -> None:
         for descriptor in (0, 1, 2):
             os.dup2(nothing.fileno(), descriptor)
     try:
-        from troll_trl.verifier.symbolic import answer_question
+        from troll_trl.verifier.symbolic import answer_question, warm_up
+
+        warm_up()  # in the supervisor, so that every child is born warm
     except BaseException as error:
         write_message(replies, {"failed": f"{type(error).__name__}: {error}"})
         raise
