@@ -212,12 +212,13 @@ def _ask(questions: list[dict], timeout: float) -> list[tuple[bool, str]]:
     except WorkerError as error:
         _warn_of_fallback(str(error))
         return [_answer_in_process(question) for question in questions]
-    return [
-        (reply["result"], "math_verify")
-        if "result" in reply
-        else (False, "timeout" if reply.get("died") == "timeout" else "crash")
-        for reply in replies
-    ]
+    return [_decision(reply) for reply in replies]
+
+
+def _decision(reply: dict) -> tuple[bool, str]:
+    if "result" in reply:
+        return reply["result"], "math_verify"
+    return False, "timeout" if reply.get("died") == "timeout" else "crash"
 
 
 def _answer_in_process(question: dict) -> tuple[bool, str]:
@@ -227,7 +228,7 @@ def _answer_in_process(question: dict) -> tuple[bool, str]:
     text = question["gold"] + question.get("answer", "")
     if len(text) > MAX_CHARACTERS_IN_PROCESS or text.count("^") > 3 or not _HARMLESS.fullmatch(text):
         return False, "refused"
-    return answer_question(question)["result"], "math_verify"
+    return _decision(answer_question(question))
 
 
 @lru_cache(maxsize=1)

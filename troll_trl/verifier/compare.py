@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from troll_trl.verifier.structure import LETTER, NAME, Members, closing, is_balanced, read_members, split
-from troll_trl.verifier.values import canonical_unit, read_quantity, same_quantity
+from troll_trl.verifier.values import canonical_unit, read_quantity, read_unit, same_quantity
 
 # Of a list or a set. Comparing sets takes the square of it
 MAX_MEMBERS = 64
@@ -222,10 +222,14 @@ def _same_expression(gold: str, answer: str, leaf) -> bool:
         return gold.lstrip("+") == answer.lstrip("+")
     # math-verify would skip words, and drop a base
     if any(_has_words(side) or _BASE.search(side) for side in (gold, answer)):
-        return gold.casefold().replace(" ", "") == answer.casefold().replace(" ", "")
+        return _letters(gold) == _letters(answer)
     if gold.count("'") != answer.count("'"):  # and a prime
         return False
     return leaf(gold, answer)
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"\\text\{([^{}]*)\}", r"\1", text).casefold().replace(" ", "")
 
 
 def _has_words(text: str) -> bool:
@@ -238,8 +242,9 @@ def _without_unit(text: str) -> tuple[str, str | None]:
         return text.removesuffix(r"^\circ"), "deg"
     match = _UNIT_BEHIND.search(text)
     if match is not None and match.start():
-        unit = match[0].replace(r"\text", " ").replace("{", " ").replace("}", " ")
-        return text[: match.start()].strip(), canonical_unit(unit)
+        unit = read_unit(match[0].strip())
+        if unit is not None and unit[1:] == (1, False):
+            return text[: match.start()].strip(), unit[0]
     head, space, tail = text.partition(" ")
     while space and not (tail and canonical_unit(tail, lone_letters=False)):
         more, space, tail = tail.partition(" ")

@@ -73,6 +73,7 @@ _RULES = tuple(
         (r"\*", r"\\cdot "),
         (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
+        (r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log)(?=[\s({]|\d)", r"\\\1"),
         (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"(?<![\\A-Za-z])sqrt(?![A-Za-z])", r"\\sqrt "),
         # Arguments without braces

@@ -100,7 +100,7 @@ def read_quantity(text: str) -> Quantity | None:
     value = _value(match)
     if value is None:
         return None
-    unit = _read_unit(match["unit"])
+    unit = read_unit(match["unit"])
     if unit is None:
         return None
     name, factor, percent = unit
@@ -188,8 +188,18 @@ def _decimal(numeral: str) -> Fraction:
     return Fraction(numeral.replace(",", "").replace(" ", ""))
 
 
-def _read_unit(text: str) -> tuple[str | None, int, bool] | None:
-    """Canonical unit, factor of a word of magnitude, and whether it is percent; `None` for what is no unit."""
+def read_unit(text: str) -> tuple[str | None, int, bool] | None:
+    """
+    Read what stands behind a number.
+
+    Args:
+        text (`str`):
+            Normalised, text commands included.
+
+    Returns:
+        `tuple[str | None, int, bool]` or `None`: canonical unit if it is known, factor of a word of magnitude, and whether
+        it is percent; `None` for what is no unit.
+    """
     apart = text.startswith((" ", "\\text"))  # 12 m, not the product 12m
     text = _TEXT.sub(r" \1 ", text).strip()
     if not text:
