@@ -25,6 +25,7 @@ _RATIO = re.compile(r"\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+")
 _LINEAR = re.compile(r"(?:[0-9+\-./{} ]|\\frac|\\cdot)*(?:[A-Za-z]|\\[a-z]+)(?:[0-9+\-./{} ]|\\cdot)*")
 _CHOICE_LABEL = re.compile(r"(?:\\text\{\s?\(?([A-J])\)?[.:]?\s?\}|\(([A-J])\)|([A-J])[.):])\s?[.:]?\s?(?=[^\s=<>^_])")
 _UNIT_BEHIND = re.compile(r"\s?\\text\{((?:[^{}]|\{[^{}]*\})*)\}(?:\^\{?\d\}?)?$")
+_SKIPPED = re.compile(r"\\(?:[lcv]?dots|to|sim|simeq|[Rr]ightarrow|iff|implies|mapsto)(?![A-Za-z])|\.\.\.")
 _BASE = re.compile(r"\d_\{?\d")
 _SYNONYMS = {
     "dne": "does not exist", "no solutions": "no solution", "no real solutions": "no solution",
@@ -67,6 +68,9 @@ def equal(gold: str, answer: str, leaf: Callable[[str, str], bool], depth: int =
         return False
     if gold == answer:
         return True
+    if r"\approx" in answer and r"\approx" not in gold:
+        exact, _, rounded = answer.partition(r"\approx")
+        return _may_round_to(exact, rounded) and equal(gold, exact, leaf, depth + 1)
     gold_number, answer_number = read_quantity(gold), read_quantity(answer)
     if gold_number is not None and answer_number is not None:
         return same_quantity(gold_number, answer_number)
@@ -220,8 +224,8 @@ def _same_expression(gold: str, answer: str, leaf) -> bool:
         return same_quantity(numbers[0], numbers[1])
     if "\\infty" in (gold.lstrip("+-"), answer.lstrip("+-")):
         return gold.lstrip("+") == answer.lstrip("+")
-    # math-verify would skip words, and drop a base
-    if any(_has_words(side) or _BASE.search(side) for side in (gold, answer)):
+    # math-verify would skip words, dots and arrows, and drop a base
+    if any(_has_words(side) or _BASE.search(side) or _SKIPPED.search(side) for side in (gold, answer)):
         return _letters(gold) == _letters(answer)
     if gold.count("'") != answer.count("'"):  # and a prime
         return False
@@ -278,6 +282,14 @@ def _same_choice(gold: str, answer: str) -> bool:
         return own[1].upper() == letter
     labels = [next(filter(None, label)) for label in _CHOICE_LABEL.findall(answer)]
     return labels == [letter] and _CHOICE_LABEL.match(answer) is not None
+
+
+def _may_round_to(exact: str, rounded: str) -> bool:
+    r"""`\sqrt{2} \approx 1.41` says sqrt(2); `12 \approx 13` lists two answers."""
+    left, right = read_quantity(exact.strip()), read_quantity(rounded.strip())
+    if right is None:
+        return False
+    return left is None or abs(left.value - right.value) <= abs(left.value) / 100
 
 
 def _same_ratio(gold: str, answer: str) -> bool:

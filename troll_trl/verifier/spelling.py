@@ -40,6 +40,8 @@ _RULES = tuple(
         # Sizes, styles and space
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?", ""),
         (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|boldsymbol|rm|bf|it)(?![A-Za-z])", ""),
+        (r"\\(?:color|textcolor|large|Large|tiny|small)(?:\{[a-z]*\})?(?![A-Za-z])", ""),
+        (r"\\underline\s*(?=\{)", ""),
         (r"\\(?:hspace|vspace|phantom|hphantom)\*?\{[^{}]*\}", " "),
         (r"\{,\}(?=\d{3}(?!\d))", ","),
         (r"(?<=\d)\{,\}(?=\d)", "."),

@@ -17,6 +17,7 @@ _QUANTITY = re.compile(
     rf"(?:(?P<whole>\d{{1,9}})\s?(?:\\frac\{{(?P<top>\d+)\}}\{{(?P<bottom>\d+)\}}|(?<=\s)(?P<top2>\d+)/(?P<bottom2>\d+))"
     rf"|\\frac\{{(?P<numerator>{_SIGNED})\}}\{{(?P<denominator>{_SIGNED})\}}"
     rf"|(?P<numerator2>{_NUMERAL})/(?P<denominator2>{_NUMERAL})"
+    r"|(?P<fixed>\d*\.\d{0,20})\\overline\{(?P<period>\d{1,20})\}"
     rf"|(?:(?P<mantissa>{_NUMERAL})\s?(?:\\times|\\cdot|x)\s?)?{_POWER_OF_TEN}"
     rf"|(?P<number>{_NUMERAL})(?:[eE](?P<exponent>[+-]?\d{{1,4}}))?(?:_(?:\{{(?P<base>\d+)\}}|(?P<base2>\d+)))?)"
     r"(?P<unit>(?![\d.])(?:\W.*|[A-Za-z].*|_.*)?)",
@@ -47,6 +48,9 @@ _UNIT_TOKEN = re.compile(r"[A-Za-z]+|\$|\^\{?(-?\d)\}?|/|\\cdot|\\circ|[()^{}.\s
 _CONTINUING = """
     and or plus minus times over half halves third thirds quarter quarters tenth tenths hundredth hundredths squared pi
     i e sqrt factorial mod modulo not but if when where hundreds thousands millions billions trillions dozens
+    one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
+    nineteen twenty thirty forty fifty sixty seventy eighty ninety zero more less least most maybe perhaps possibly
+    between below above through until wrong incorrect vs versus
 """
 _NOT_UNITS = frozenset(_CONTINUING.split()) | frozenset(_MAGNITUDES)
 _TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
@@ -170,6 +174,10 @@ def _value(match: re.Match) -> Fraction | None:
         if match["whole"]:
             part = Fraction(int(match["top"] or match["top2"]), int(match["bottom"] or match["bottom2"]))
             return int(match["whole"]) + part if part < 1 else None  # 3\frac{5}{2} is a product
+        if match["period"]:  # 0.1\overline{6}
+            fixed, period = match["fixed"], match["period"]
+            scale = 10 ** len(fixed.partition(".")[2])
+            return Fraction(f"0{fixed}0") + Fraction(int(period), scale * (10 ** len(period) - 1))
         top, bottom = match["numerator"] or match["numerator2"], match["denominator"] or match["denominator2"]
         if top:
             return _decimal(top) / _decimal(bottom)
@@ -197,8 +205,8 @@ def read_unit(text: str) -> tuple[str | None, int, bool] | None:
             Normalised, text commands included.
 
     Returns:
-        `tuple[str | None, int, bool]` or `None`: canonical unit if it is known, factor of a word of magnitude, and whether
-        it is percent; `None` for what is no unit.
+        `tuple[str | None, int, bool]` or `None`: canonical unit if it is known, factor of a word of magnitude, and
+        whether it is percent; `None` for what is no unit.
     """
     apart = text.startswith((" ", "\\text"))  # 12 m, not the product 12m
     text = _TEXT.sub(r" \1 ", text).strip()
