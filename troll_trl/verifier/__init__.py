@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -207,9 +208,14 @@ def _decide_by_rules(gold: str, answer: str) -> tuple[bool, str] | None:
 def _ask(questions: list[dict], timeout: float) -> list[tuple[bool, str]]:
     if not questions:
         return []
+    global _retry_at
     try:
+        if time.monotonic() < _retry_at:
+            raise WorkerError("a start failed a short while ago")
         replies = _pool().ask(questions, timeout)
     except WorkerError as error:
+        if time.monotonic() >= _retry_at:
+            _retry_at = time.monotonic() + RETRY_SECONDS
         _warn_of_fallback(str(error))
         return [_answer_in_process(question) for question in questions]
     return [_decision(reply) for reply in replies]
@@ -241,6 +247,9 @@ def _warn_of_fallback(reason: str) -> None:
         )
 
 
+# A start that fails may take long to do so, and is not tried again at every step
+RETRY_SECONDS = 600.0
+_retry_at = 0.0
 _shared: WorkerPool | None = None
 _shared_lock = threading.Lock()
 
@@ -255,7 +264,8 @@ def _pool() -> WorkerPool:
 
 def close() -> None:
     """End the worker processes. The next call that needs them starts new ones."""
-    global _shared
+    global _shared, _retry_at
+    _retry_at = 0.0
     with _shared_lock:
         pool, _shared = _shared, None
     if pool is not None:
