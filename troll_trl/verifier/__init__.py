@@ -209,16 +209,13 @@ def _ask(questions: list[dict], timeout: float) -> list[tuple[bool, str]]:
     if not questions:
         return []
     global _retry_at
-    try:
-        if time.monotonic() < _retry_at:
-            raise WorkerError("a start failed a short while ago")
-        replies = _pool().ask(questions, timeout)
-    except WorkerError as error:
-        if time.monotonic() >= _retry_at:
+    if time.monotonic() >= _retry_at:
+        try:
+            return [_decision(reply) for reply in _pool().ask(questions, timeout)]
+        except WorkerError as error:
             _retry_at = time.monotonic() + RETRY_SECONDS
-        _warn_of_fallback(str(error))
-        return [_answer_in_process(question) for question in questions]
-    return [_decision(reply) for reply in replies]
+            _warn_of_fallback(str(error))
+    return [_answer_in_process(question) for question in questions]
 
 
 def _decision(reply: dict) -> tuple[bool, str]:
