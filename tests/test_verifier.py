@@ -181,6 +181,18 @@ def test_close_ends_the_processes_and_the_next_call_starts_new_ones():
     assert verify([NEEDS_ALGEBRA[0]], ["\\boxed{\\sqrt{12}+0+0}"])[0].reward == 1.0
 
 
+def test_close_while_another_thread_asks():
+    """It must neither hang nor raise there."""
+    verdicts = []
+    texts = [f"\\boxed{{\\sqrt{{{index}}}}}" for index in range(300)]
+    thread = threading.Thread(target=lambda: verdicts.extend(verify([r"2\sqrt{3}"] * 300, texts)))
+    thread.start()
+    time.sleep(0.3)
+    close()
+    thread.join(GENEROUS)
+    assert [verdict.reward for verdict in verdicts] == [float(index == 12) for index in range(300)]
+
+
 def test_unguarded_script_is_not_run_again(tmp_path):
     """A worker that is spawned by multiprocessing runs the user's script again, which raises without a guard."""
     script = tmp_path / "train.py"

@@ -210,11 +210,13 @@ def _ask(questions: list[dict], timeout: float) -> list[tuple[bool, str]]:
         return []
     global _retry_at
     if time.monotonic() >= _retry_at:
+        pool = _pool()
         try:
-            return [_decision(reply) for reply in _pool().ask(questions, timeout)]
+            return [_decision(reply) for reply in pool.ask(questions, timeout)]
         except WorkerError as error:
-            _retry_at = time.monotonic() + RETRY_SECONDS
-            _warn_of_fallback(str(error))
+            if not pool.closed:  # by another thread: the next call has a new one
+                _retry_at = time.monotonic() + RETRY_SECONDS
+                _warn_of_fallback(str(error))
     return [_answer_in_process(question) for question in questions]
 
 

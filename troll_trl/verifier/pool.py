@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from troll_trl.verifier.worker import read_message, write_message
 
@@ -135,7 +135,7 @@ class WorkerPool:
         self._workers: set[Worker] = set()
         self._lock = threading.Lock()
         self._executor = ThreadPoolExecutor(self.size, thread_name_prefix="troll-verifier")
-        self._closed = False
+        self.closed = False
 
     def ask(self, questions: Sequence[dict], seconds: float) -> list[dict]:
         """
@@ -154,13 +154,16 @@ class WorkerPool:
             WorkerError: no worker can be started.
         """
         limit = _TimeLimit(seconds, PATIENCE * self.size)
-        futures = [self._executor.submit(self._ask_one, question, limit) for question in questions]
+        futures: list[Future] = []
         try:
+            for question in questions:
+                futures.append(self._executor.submit(self._ask_one, question, limit))
             return [future.result() for future in futures]
-        except BaseException:
+        except (CancelledError, RuntimeError) as error:  # closed meanwhile, or the interpreter is ending
+            raise WorkerError(str(error) or "the pool is closed") from error
+        finally:
             for future in futures:
                 future.cancel()
-            raise
 
     def _ask_one(self, question: dict, limit: "_TimeLimit") -> dict:
         # A worker may have been killed from outside while it was idle: once more, on a new one
@@ -185,7 +188,7 @@ class WorkerPool:
             worker = Worker(self.memory_bytes)  # at most `size` threads come here at a time
         with self._lock:
             self._workers.add(worker)
-            closed = self._closed
+            closed = self.closed
         if closed:
             self._discard(worker)
             raise WorkerError("the pool is closed")
@@ -199,7 +202,7 @@ class WorkerPool:
     def close(self) -> None:
         """Kill all workers. Questions that are being answered count as crashed, those that wait are cancelled."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             workers, self._workers = self._workers, set()
         self._executor.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
