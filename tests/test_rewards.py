@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
+from tiny import tiny_model, tiny_tokenizer
+from trl import GRPOConfig, GRPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 
 from troll_trl import verifier
@@ -247,3 +250,33 @@ def test_works_outside_the_main_thread():
 def test_imports_neither_torch_nor_trl():
     code = "import sys, troll_trl.rewards; assert not {'torch', 'trl'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[1])
+
+
+def test_trainer_logs_how_it_was_decided(tmp_path):
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    arguments = GRPOConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=4,
+        max_steps=1,
+        logging_steps=1,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        save_strategy="no",
+    )
+    rows = Dataset.from_dict({"prompt": ["w1 w2"] * 4, "solution": [r"\boxed{1}"] * 4})
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=math_accuracy_reward,
+        args=arguments,
+        train_dataset=rows,
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert {name: logged[name] for name in logged if name.startswith("math_accuracy/")} == {
+        f"math_accuracy/{path}": float(path == "no_answer") for path in PATHS
+    }
+    assert set(trainer._logs["extra"]) == {"solution", "answer", "answer_path"}
