@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import yaml
-from transformers import ProgressCallback
+from transformers import AutoTokenizer, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
 
@@ -21,6 +21,7 @@ from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.data import load_math_dataset
 from troll_trl.memory import PeakMemory
 from troll_trl.parser import TrollScriptArguments, parse_training_args
+from troll_trl.problems import report_overlap
 from troll_trl.progress import ProgressLine
 
 # Of each `algorithm` and `method`
@@ -54,18 +55,29 @@ def load_reward_function(name: str) -> Callable:
     return function
 
 
-def load_datasets(script_args: TrollScriptArguments, evaluate: bool):
+def load_datasets(script_args: TrollScriptArguments, training_args: GRPOConfig, model_args: ModelConfig):
     prompt = {"instruction": script_args.instruction, "system_prompt": script_args.system_prompt}
+    if script_args.max_prompt_tokens is not None:
+        prompt |= {
+            "max_prompt_tokens": script_args.max_prompt_tokens,
+            "chat_template_kwargs": training_args.chat_template_kwargs,
+            "tokenizer": AutoTokenizer.from_pretrained(
+                model_args.model_name_or_path,
+                revision=model_args.model_revision,
+                trust_remote_code=training_args.trust_remote_code,
+            ),
+        }
     columns = {"problem_column": script_args.problem_column, "answer_column": script_args.answer_column}
     train_dataset = load_math_dataset(
         script_args.dataset_name,
         script_args.dataset_train_split,
         script_args.dataset_config,
         max_samples=script_args.max_train_samples,
+        row_filter=script_args.row_filter,
         **columns,
         **prompt,
     )
-    if not evaluate:
+    if training_args.eval_strategy == "no":
         return train_dataset, None
     another = script_args.eval_dataset_name is not None
     eval_dataset = load_math_dataset(
@@ -73,9 +85,10 @@ def load_datasets(script_args: TrollScriptArguments, evaluate: bool):
         script_args.dataset_test_split,
         script_args.eval_dataset_config if another else script_args.dataset_config,
         max_samples=script_args.max_eval_samples,
-        **({} if another else columns),
+        **({} if another else columns | {"row_filter": script_args.row_filter}),
         **prompt,
     )
+    report_overlap(train_dataset, eval_dataset)
     return train_dataset, eval_dataset
 
 
@@ -103,7 +116,7 @@ def make_trainer(
         raise FileNotFoundError(f"`model_name_or_path`: there is no folder {name} (working folder: {os.getcwd()}).")
     check_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
     reward_funcs = [load_reward_function(function) for function in script_args.reward_funcs]
-    train_dataset, eval_dataset = load_datasets(script_args, evaluate=training_args.eval_strategy != "no")
+    train_dataset, eval_dataset = load_datasets(script_args, training_args, model_args)
     # As in TRL's scripts/grpo.py
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,

@@ -22,6 +22,7 @@ MODELS = {
 DATASETS = {  # training data, completion length, evaluation data and split
     "gsm8k": ("openai/gsm8k", 2048, None, "test"),
     "math": ("DigitalLearningGmbH/MATH-lighteval", 4096, "HuggingFaceH4/MATH-500", "test"),
+    "eurus": ("PRIME-RL/Eurus-2-RL-Data", 4096, "HuggingFaceH4/MATH-500", "test"),
     "dapo": ("open-r1/DAPO-Math-17k-Processed", 4096, "HuggingFaceH4/aime_2024", "train"),
 }
 PAPER = {

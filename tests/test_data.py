@@ -1,14 +1,20 @@
 """load_math_dataset: schemas, gold answers, local and hub sources, and what is refused."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
 
 import datasets
 import pytest
+from tiny import tiny_tokenizer
 
-from troll_trl.data import DAPO_PREFIX, DAPO_SUFFIX, load_math_dataset
+from troll_trl.data import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, load_math_dataset
+from troll_trl.problems import report_overlap
 from troll_trl.rewards import math_accuracy_reward
 
 DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -269,3 +275,212 @@ def test_instruction_of_the_real_dapo_prompts_is_replaced():
 def test_path_with_glob_characters_is_a_path(tmp_path):
     path = write(tmp_path / "[run] *" / "train.jsonl", GSM8K)
     assert len(load_math_dataset(path)) == len(load_math_dataset(path.parent)) == 2
+
+
+EURUS = [
+    {
+        "data_source": source,
+        "prompt": [
+            {"content": "When tackling complex reasoning tasks, ...", "role": "system"},
+            {"content": f"{problem}{EURUS_SUFFIX}", "role": "user"},
+        ],
+        "ability": ability,
+        "reward_model": {"ground_truth": gold, "style": "rule"},
+        "extra_info": {"index": 0, "split": "train"},
+    }
+    for source, problem, ability, gold in [
+        ("numina_olympiads", "Find $x$.", "math", r"\frac{1}{2}"),
+        ("taco", "Write a program.", "code", '{"inputs": ["1"], "outputs": ["2"]}'),
+        ("numina_cn_k12", "Find $y$.", "math", r"y \in [1, 2)"),
+    ]
+]
+
+
+def test_eurus_math_without_its_code_system_message_and_format(tmp_path):
+    loaded = load_rows(tmp_path, EURUS, row_filter="ability=math", instruction="Box it.", system_prompt="")
+    assert loaded == {
+        "prompt": [user("Find $x$.\n\nBox it."), user("Find $y$.\n\nBox it.")],
+        "solution": [r"\boxed{\frac{1}{2}}", r"\boxed{y \in [1, 2)}"],
+    }
+    untouched = load_rows(tmp_path, EURUS, row_filter="ability=math", max_samples=1)
+    assert untouched["prompt"] == [EURUS[0]["prompt"]] or untouched["prompt"][0][1]["content"].endswith(EURUS_SUFFIX)
+
+
+@pytest.mark.parametrize(
+    ("row_filter", "message"),
+    [
+        ("ability", "must be column=value"),
+        ("=math", "must be column=value"),
+        ("topic=math", "has the columns data_source, prompt"),
+        ("ability=poetry", r"leaves no row.*\['code', 'math'\]"),
+    ],
+)
+def test_row_filter_that_cannot_be_meant(tmp_path, row_filter, message):
+    with pytest.raises(ValueError, match=message):
+        load_rows(tmp_path, EURUS, row_filter=row_filter)
+
+
+GOOD_LINE = b'{"problem": "p", "answer": "1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (GOOD_LINE * 3 + b'{"problem": "p", "ans', r"line 4 of rows.jsonl is no complete JSON .*Was the file cut"),
+        (GOOD_LINE * 3 + b'{"problem": "p", "ans\n' + GOOD_LINE, r"line 4 of rows.jsonl is no complete JSON"),
+        (GOOD_LINE + b"5\n", r"line 2 of rows.jsonl is no JSON object: 5"),
+        (GOOD_LINE + b"\x00\x00\n", r"line 2 of rows.jsonl is no complete JSON"),
+        (
+            GOOD_LINE + '{"problem": "caf\u00e9", "answer": "1"}\n'.encode("latin-1"),
+            r"line 2 of rows.jsonl is not UTF-8",
+        ),
+        ((GOOD_LINE * 2).decode().encode("utf-16"), r"line 1 of rows.jsonl starts like UTF-16. Save the file as UTF-8"),
+    ],
+)
+def test_a_torn_or_wrongly_encoded_line_is_named(tmp_path, content, message):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_math_dataset(path)
+
+
+def test_a_file_of_one_array_that_is_torn(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text('[\n{"problem": "p", "answer": "1"},\n{"problem": "p",\n')
+    with pytest.raises(ValueError, match=r"Cannot read .*rows\.json"):
+        load_math_dataset(path)
+    path.write_text('[\n{"problem": "p", "answer": "1"},\n{"problem": "q", "answer": "2"}]\n')
+    assert len(load_math_dataset(path)) == 2
+
+
+def test_byte_order_mark_and_blank_lines(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD_LINE + b"\n\n" + GOOD_LINE.replace(b'p"', b'q"'))
+    assert load_math_dataset(path)["prompt"][:] == [user("p"), user("q")]
+
+
+def test_answers_of_several_types(tmp_path):
+    golds = [1, "2", 2.5, r"\frac{1}{2}", None, True, {"a": 1}, [1], "1/3", "05"]
+    rows = [{"problem": f"p{index}", "answer": gold} for index, gold in enumerate(golds)]
+    with pytest.warns(UserWarning, match=r"Dropped 3 of the 10 rows"):
+        loaded = load_rows(tmp_path, rows)
+    expected = ["1", "2", "2.5", r"\frac{1}{2}", "1", "1/3", "05"]
+    assert math_accuracy_reward([f"\\boxed{{{gold}}}" for gold in expected], loaded["solution"]) == [1.0] * 7
+
+
+def test_trls_own_schema(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": "1+1?"}], "solution": "2", "source": "x"}]
+    loaded = load_rows(tmp_path, rows)
+    assert (loaded["prompt"][0], loaded["solution"][0]) == (user("1+1?"), r"\boxed{2}")
+
+
+def test_a_problem_of_the_wrong_type_is_named_with_its_row(tmp_path):
+    with pytest.raises(ValueError, match=r"Row 1: A problem must be text or chat messages.*got 5"):
+        load_rows(tmp_path, [{"problem": "p", "answer": "1"}, {"problem": 5, "answer": "1"}])
+
+
+def test_missing_fields_are_dropped(tmp_path):
+    rows = [{"problem": "p", "answer": "1"}, {"problem": "q"}, {"answer": "2"}, {}]
+    with pytest.warns(UserWarning, match="Dropped 3 of the 4 rows"):
+        assert load_rows(tmp_path, rows)["prompt"] == [user("p")]
+
+
+def test_duplicates_are_kept_and_reported(tmp_path):
+    rows = [
+        {"problem": problem, "answer": gold} for problem, gold in [("Find x.", "1"), ("y?", "2"), ("find  X.", "3")]
+    ]
+    with pytest.warns(
+        UserWarning, match=r"1 of the 3 rows .* \(the first: rows 0 and 2\), 1 of them with another gold"
+    ):
+        assert len(load_rows(tmp_path, rows)["prompt"]) == 3
+
+
+def test_only_the_first_rank_warns(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        load_rows(tmp_path, [{"problem": "p", "answer": "1"}, {"problem": "p", "answer": ""}])
+
+
+def test_problems_of_the_benchmark_in_the_training_data_are_reported(tmp_path):
+    train = load_math_dataset(write(tmp_path / "dapo.jsonl", DAPO), instruction="Box it.")
+    rows = [{"problem": "Other", "answer": "1"}, {"problem": "FIND  $x$.", "answer": "21"}]
+    benchmark = load_math_dataset(write(tmp_path / "benchmark.jsonl", rows), instruction="Box it.")
+    with pytest.warns(UserWarning, match=r"1 of the 2 evaluation problems .* in row 1: 'FIND"):
+        assert report_overlap(train, benchmark) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert report_overlap(train, benchmark.select([0])) == 0
+
+
+@needs_data
+def test_overlap_of_the_real_data():
+    gsm8k = [load_math_dataset(DATA / "gsm8k", split) for split in ("train", "test")]
+    assert report_overlap(*gsm8k) == 0
+    with pytest.warns(UserWarning, match="1319 of the 1319"):
+        assert report_overlap(gsm8k[1], gsm8k[1]) == 1319
+
+
+def test_long_prompts_are_dropped_with_a_count(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}{{ extra }}"
+    rows = [{"problem": " ".join(["w1"] * length), "answer": "1"} for length in (1, 5, 3, 9)]
+    limit = {"tokenizer": tokenizer, "chat_template_kwargs": {"extra": "w2 w3"}}
+    with pytest.warns(
+        UserWarning, match=r"Dropped 2 of the 4 prompts .* more than `max_prompt_tokens=5` tokens, the longest 11"
+    ):
+        kept = load_rows(tmp_path, rows, max_prompt_tokens=5, **limit)["prompt"]
+    assert [len(prompt[0]["content"].split()) for prompt in kept] == [1, 3]  # 3 and 5 tokens with the template's
+    assert len(load_rows(tmp_path, rows, max_prompt_tokens=11, **limit)["prompt"]) == 4
+    with pytest.raises(ValueError, match=r"All 4 prompts .* more than `max_prompt_tokens=2`"):
+        load_rows(tmp_path, rows, max_prompt_tokens=2, **limit)
+    with pytest.raises(ValueError, match="needs a `tokenizer`"):
+        load_rows(tmp_path, rows, max_prompt_tokens=5)
+    with pytest.raises(ValueError, match="`max_prompt_tokens` must be at least 1, got 0"):
+        load_rows(tmp_path, rows, max_prompt_tokens=0, **limit)
+
+
+MEASURE = """
+import sys, threading, time, datasets
+from pathlib import Path
+from troll_trl.data import load_math_dataset
+datasets.disable_progress_bars()
+anonymous = lambda: next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon")) / 1024
+peak, before, done = 0, anonymous(), threading.Event()
+def watch():
+    global peak
+    while not done.wait(0.02):
+        peak = max(peak, anonymous())
+thread = threading.Thread(target=watch); thread.start()
+rows = len(load_math_dataset(sys.argv[1])); done.set(); thread.join()
+print(rows, peak - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_large_file_is_streamed(tmp_path):
+    """A file of any size takes the memory of some batches: here 400 MB, within 300 MB."""
+    path = tmp_path / "rows.jsonl"
+    with open(path, "w") as file:
+        for index in range(40_000):
+            file.write(json.dumps({"problem": f"{index} {'long problem ' * 800}", "answer": str(index)}) + "\n")
+    assert path.stat().st_size > 400e6
+    environment = os.environ | {
+        "HF_DATASETS_CACHE": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(path)], env=environment, capture_output=True, text=True, check=True
+    )
+    rows, megabytes = done.stdout.split()
+    assert int(rows) == 40_000
+    assert float(megabytes) < 300
+
+
+def test_nothing_of_a_dataset_is_executed():
+    """Only these calls could; a loading script or a pickle in a dataset must stay data."""
+    root = Path(__file__).resolve().parents[1]
+    for path in [*root.glob("troll_trl/**/*.py"), *root.glob("scripts/*.py")]:
+        text = path.read_text()
+        assert "trust_remote_code=True" not in text, path
+        assert not re.search(r"(?<![\w.])(?:eval|exec)\(|pickle\.load|import pickle|torch\.load\(", text), path

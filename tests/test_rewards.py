@@ -1,6 +1,6 @@
 """math_accuracy_reward: what is read as the answer, and when two answers are equal."""
 
-import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -8,25 +8,18 @@ import time
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
+from tiny import tiny_model, tiny_tokenizer
+from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import get_soft_overlong_punishment
 
+from troll_trl import verifier
 from troll_trl.rewards import MAX_ANSWER_CHARACTERS, extract_answer, last_boxed, math_accuracy_reward
-
-DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real problems are not at {DATA}")
-
-# MATH-500 answers that equal the next row's gold answer although the text differs.
-EQUAL_NEIGHBOURS = [
-    ("5", "x=5"),  # the problem asks for x
-]
+from troll_trl.verifier import PATHS
 
 
 def reward(gold, answer):
     return math_accuracy_reward([f"So the result is \\boxed{{{answer}}}."], [f"\\boxed{{{gold}}}"])[0]
-
-
-def rows(name, split):
-    with open(DATA / name / f"{split}.jsonl") as file:
-        return [json.loads(line) for line in file]
 
 
 RIGHT = [
@@ -199,7 +192,50 @@ def test_bad_arguments_are_refused():
 def test_logged_columns():
     logged = {}
     math_accuracy_reward(["Answer: 1", "none"], ["1", "2"], log_extra=logged.__setitem__, prompts=["", ""])
-    assert logged == {"solution": ["1", "2"], "answer": ["1", "[none]"]}
+    assert logged == {"solution": ["1", "2"], "answer": ["1", "[none]"], "answer_path": ["text", "no_answer"]}
+
+
+def test_logged_metrics_have_the_same_names_whatever_happens():
+    metrics = {}
+    math_accuracy_reward(["Answer: 1", "none", "Answer: 3.0", "Answer: 4"], ["1", "2", "3", "???"], metrics.__setitem__)
+    assert metrics.keys() == {f"math_accuracy/{path}" for path in PATHS}
+    shares = {name.partition("/")[2]: value for name, value in metrics.items() if value}
+    assert shares == {"text": 0.25, "no_answer": 0.25, "number": 0.25, "unparsed": 0.25}
+
+
+def test_timeouts_score_zero_and_are_counted(monkeypatch):
+    """A policy that writes what never ends must cost a step seconds, not the run."""
+    monkeypatch.setattr("troll_trl.rewards.TIMEOUT_SECONDS", 0.5)
+    metrics = {}
+    completions = [r"\boxed{\Gamma(10^{10})}", r"\boxed{100000000!}", r"\boxed{9^{9^{9^9}}}", r"\boxed{12}"]
+    assert math_accuracy_reward(completions, ["12"] * 4, metrics.__setitem__) == [0.0, 0.0, 0.0, 1.0]
+    assert metrics["math_accuracy/timeout"] == 0.25 and metrics["math_accuracy/refused"] == 0.5
+
+
+def test_endless_answers_are_not_remembered_nor_logged():
+    """Four thousand cached answers of a megabyte each would be the memory of the trainer."""
+    logged = {}
+    completions = [f"\\boxed{{{digit * 1_000_000}}}" for digit in "123"]
+    assert math_accuracy_reward(completions, ["12"] * 3, log_extra=logged.__setitem__) == [0.0] * 3
+    assert max(map(len, logged["answer"])) == MAX_ANSWER_CHARACTERS
+    before = verifier._decide_by_rules.cache_info().currsize
+    math_accuracy_reward(completions, ["13"] * 3)
+    assert verifier._decide_by_rules.cache_info().currsize == before
+
+
+def test_parts_of_a_message():
+    parts = [{"type": "text", "text": r"\boxed{"}, {"type": "image"}, {"type": "text", "text": "4}"}]
+    assert math_accuracy_reward([[{"role": "assistant", "content": parts}]], ["4"]) == [1.0]
+
+
+def test_reward_function_can_be_pickled():
+    """TRL's asynchronous rollout worker sends reward functions to another process."""
+    assert pickle.loads(pickle.dumps(math_accuracy_reward)) is math_accuracy_reward
+
+
+def test_overlong_penalty_is_trls_own():
+    penalty = get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)
+    assert penalty(completion_ids=[[1] * 80, [1] * 90, [1] * 101]) == [0.0, -0.5, -1.0]
 
 
 def test_works_outside_the_main_thread():
@@ -216,18 +252,31 @@ def test_imports_neither_torch_nor_trl():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[1])
 
 
-@needs_data
-@pytest.mark.parametrize(
-    ("name", "worked_column", "answer_column", "count"),
-    [("gsm8k", "answer", "answer", 500), ("math500", "solution", "answer", 500)],
-)
-def test_real_solutions_match_their_own_answer_and_no_other(name, worked_column, answer_column, count):
-    data = rows(name, "test")[:count]
-    completions = [row[worked_column] for row in data]
-    golds = [row[answer_column].rpartition("####")[2].strip() for row in data]
-    neighbours = golds[1:] + golds[:1]
-    assert math_accuracy_reward(completions, golds) == [1.0] * count
-    rewards = math_accuracy_reward(completions, neighbours)
-    pairs = [(gold, other) for gold, other, value in zip(golds, neighbours, rewards, strict=True) if value != 0.0]
-    allowed = EQUAL_NEIGHBOURS if name == "math500" else []
-    assert [pair for pair in pairs if pair[0] != pair[1]] == allowed
+def test_trainer_logs_how_it_was_decided(tmp_path):
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    arguments = GRPOConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=4,
+        max_steps=1,
+        logging_steps=1,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        save_strategy="no",
+    )
+    rows = Dataset.from_dict({"prompt": ["w1 w2"] * 4, "solution": [r"\boxed{1}"] * 4})
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=math_accuracy_reward,
+        args=arguments,
+        train_dataset=rows,
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert {name: logged[name] for name in logged if name.startswith("math_accuracy/")} == {
+        f"math_accuracy/{path}": float(path == "no_answer") for path in PATHS
+    }
+    assert set(trainer._logs["extra"]) == {"solution", "answer", "answer_path"}

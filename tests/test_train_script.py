@@ -141,3 +141,16 @@ def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, ex
     assert message.startswith("train.py: error: ")
     assert expected in message
     assert not (workplace / "out" / "config.yaml").exists()  # that of an earlier run would stay as it was
+
+
+def test_yaml_of_a_trl_grpo_command(workplace):
+    """Its keys, TRL's dataset columns, TRL's short names of rewards; only the updates per rollout batch are added."""
+    rows = [{"prompt": [{"role": "user", "content": f"w{i} w5"}], "solution": str(i)} for i in range(8)]
+    (workplace / "trl.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = (workplace / "run.yaml").read_text()
+    kept = [line for line in text.splitlines() if not line.startswith(("dataset", "reward", "problem", "answer"))]
+    kept += ["dataset_name: trl.jsonl", "reward_funcs: [accuracy_reward, think_format_reward]"]
+    (workplace / "run.yaml").write_text("\n".join(kept))
+    train(workplace)
+    line = next(line for line in log_of(workplace / "out") if "loss" in line)
+    assert "rewards/accuracy_reward/mean" in line and "rewards/think_format_reward/mean" in line

@@ -1,8 +1,6 @@
 r"""load_math_dataset: math problems of several public schemas as `prompt` and `solution` columns."""
 
-import glob
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -10,19 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
-from troll_trl.rewards import extract_answer, is_parsable, plain_number
+from troll_trl.answers import extract_answer
+from troll_trl.data_files import find_bad_line, load_rows, shortened
+from troll_trl.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, bare_problem, report_duplicates, warn
+from troll_trl.verifier import MAX_ANSWER_CHARACTERS, are_readable, normalised_gold
+from troll_trl.verifier.spelling import normalise
+from troll_trl.verifier.values import read_quantity
 
-# Builder of `datasets` for each kind of local file.
-FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-
-# The instruction around every problem of DAPO-Math-17k.
-DAPO_PREFIX = (
-    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
-    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n"
-)
-DAPO_SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
+__all__ = ["DAPO_PREFIX", "DAPO_SUFFIX", "EURUS_SUFFIX", "Schema", "load_math_dataset"]
 
 
 @dataclass(frozen=True)
@@ -47,11 +41,12 @@ class Schema:
 # The first one whose columns are all there is used: an `answer` column is preferred to a worked `solution`.
 SCHEMAS = (
     Schema("question", "answer"),  # GSM8K
-    Schema("prompt", "reward_model.ground_truth"),  # DAPO-Math-17k
+    Schema("prompt", "reward_model.ground_truth"),  # DAPO-Math-17k, Eurus-2-RL-Data
     Schema("problem", "answer"),  # MATH-500, AIME
     Schema("Problem", "Answer"),  # AIME 2024 of another hub account
     Schema("problem", "solution", worked=True),  # MATH, Minerva
     Schema("question", "final_answer"),  # OlympiadBench
+    Schema("prompt", "solution"),  # TRL's own datasets
 )
 
 FEATURES = datasets.Features(
@@ -71,13 +66,19 @@ def load_math_dataset(
     instruction: str | None = None,
     system_prompt: str | None = None,
     max_samples: int | None = None,
+    row_filter: str | None = None,
+    tokenizer: Any = None,
+    max_prompt_tokens: int | None = None,
+    chat_template_kwargs: dict[str, Any] | None = None,
 ) -> datasets.Dataset:
     r"""
     Load math problems with their gold answers, ready for a trainer and [`~troll_trl.rewards.math_accuracy_reward`].
 
-    The columns of GSM8K, MATH, MATH-500, AIME and DAPO-Math-17k are recognised. A gold answer is taken from behind
-    `####`, from the last balanced `\boxed{...}`, or as it is. Rows without a problem, or without a gold answer that
-    math-verify can parse, are dropped with a warning.
+    The columns of GSM8K, MATH, MATH-500, AIME, DAPO-Math-17k and Eurus-2-RL-Data are recognised. A gold answer is taken
+    from behind `####`, from the last balanced `\boxed{...}`, or as it is. Rows without a problem, or without a gold
+    answer that can be read, are dropped with a warning, and so are prompts above `max_prompt_tokens`; problems that
+    stand twice are reported. Rows are read in batches from a memory-mapped file: the size of a dataset is a matter of
+    disk, not of memory. Nothing that is downloaded is executed.
 
     Args:
         name_or_path (`str` or `Path`):
@@ -94,13 +95,24 @@ def load_math_dataset(
         answer_column (`str`, *optional*):
             Column of the gold answer (`reward_model.ground_truth`), likewise.
         instruction (`str`, *optional*):
-            Text put behind every problem, after an empty line. It takes the place of the instruction ("The last line
-            ... Answer: $Answer") that the prompts of DAPO-Math-17k hold, because two formats would contradict each
-            other; without `instruction` those prompts stay as they are.
+            Text put behind every problem, after an empty line. It takes the place of the instruction that the prompts
+            of DAPO-Math-17k ("The last line ... Answer: $Answer") and of Eurus-2-RL-Data ("Present the answer in LaTex
+            format") hold, because two formats would contradict each other; without `instruction` those prompts stay as
+            they are.
         system_prompt (`str`, *optional*):
-            System message in front of every prompt. It takes the place of one that the data holds.
+            System message in front of every prompt. It takes the place of one that the data holds; an empty one leaves
+            out that of the data.
         max_samples (`int`, *optional*):
-            Read the first `max_samples` rows only; rows that are dropped count.
+            Read the first `max_samples` rows only (of those that `row_filter` leaves); rows that are dropped count.
+        row_filter (`str`, *optional*):
+            `column=value`: use only rows with this text in this column, such as `ability=math` for Eurus-2-RL-Data,
+            half of which is code. A dotted path reaches into a nested column.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            Counts the tokens of a prompt, chat template included; for `max_prompt_tokens`.
+        max_prompt_tokens (`int`, *optional*):
+            Drop prompts of more tokens, with a warning that counts them. None is cut.
+        chat_template_kwargs (`dict[str, Any]`, *optional*):
+            Arguments of the chat template, as those of the trainer.
 
     Returns:
         [`~datasets.Dataset`]:
@@ -112,90 +124,97 @@ def load_math_dataset(
         ValueError: columns that are not there, a prompt that is neither text nor chat messages, an unreadable file,
             no row left, or a `max_samples` that is not positive. The message lists what was found.
     """
-    if max_samples is not None and (isinstance(max_samples, bool) or max_samples < 1):
-        raise ValueError(f"`max_samples` must be at least 1, got {max_samples}. Leave it out to use all rows.")
-    dataset = _load(str(name_or_path), split, config_name)
+    for argument, value in (("max_samples", max_samples), ("max_prompt_tokens", max_prompt_tokens)):
+        if value is not None and (isinstance(value, bool) or value < 1):
+            raise ValueError(f"`{argument}` must be at least 1, got {value}. Leave it out to use all rows.")
+    if max_prompt_tokens is not None and tokenizer is None:
+        raise ValueError("`max_prompt_tokens` needs a `tokenizer` to count with.")
+    dataset, files = load_rows(str(name_or_path), split, config_name)
     schema = _find_schema(dataset, problem_column, answer_column, name_or_path)
-    if max_samples is not None:
-        dataset = dataset.select(range(min(max_samples, len(dataset))))
+    try:
+        if row_filter is not None:
+            dataset = _filter_rows(dataset, row_filter, name_or_path)
+        if max_samples is not None:
+            dataset = dataset.select(range(min(max_samples, len(dataset))))
+        converted = _convert(dataset, schema, instruction, system_prompt)
+        converted = _drop_unusable_rows(converted, dataset, schema, name_or_path)
+    except UnicodeDecodeError as error:  # the JSON reader does not look at the bytes of a text
+        raise ValueError(f"{name_or_path} is not UTF-8: {find_bad_line(files) or error}") from error
+    if max_prompt_tokens is not None:
+        converted = _drop_long_prompts(
+            converted, tokenizer, max_prompt_tokens, chat_template_kwargs or {}, name_or_path
+        )
+    report_duplicates(converted, str(name_or_path))
+    return converted
 
-    def to_prompt_and_solution(row: dict[str, Any]) -> dict[str, Any]:
+
+def _convert(
+    dataset: datasets.Dataset, schema: Schema, instruction: str | None, system_prompt: str | None
+) -> datasets.Dataset:
+    def to_prompts_and_solutions(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+        rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+        prompts = []
+        for row, index in zip(rows, indices, strict=True):
+            try:
+                prompts.append(_prompt(_value(row, schema.problem), instruction, system_prompt))
+            except ValueError as error:
+                raise ValueError(f"Row {index}: {error}") from None
         return {
-            "prompt": _prompt(_value(row, schema.problem), instruction, system_prompt),
-            "solution": _solution(_value(row, schema.answer), schema.worked),
+            "prompt": prompts,
+            "solution": _solutions([_value(row, schema.answer) for row in rows], schema.worked),
         }
 
-    converted = dataset.map(
-        to_prompt_and_solution,
+    return dataset.map(
+        to_prompts_and_solutions,
+        batched=True,
+        with_indices=True,
         remove_columns=dataset.column_names,
         features=FEATURES,
         # The cache does not notice a newer version of this package or of math-verify.
         load_from_cache_file=False,
         desc="Reading problems",
     )
-    return _drop_unusable_rows(converted, dataset, schema, name_or_path)
 
 
-def _load(name: str, split: str, config_name: str | None) -> datasets.Dataset:
-    path = Path(name).expanduser()
-    if path.is_file():
-        if config_name is not None:
-            raise ValueError(f"`config_name={config_name!r}` does not apply to the single file {path}. Leave it out.")
-        return _load_files([path])
-    if path.is_dir():
-        return _load_files(_files_of_split(path, split, config_name))
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.suffix in FILE_BUILDERS:
-        raise FileNotFoundError(f"No such file or folder: {path} (working folder: {Path.cwd()}).")
-    config_names = [None] if config_name is None else [part.strip() for part in config_name.split(",")]
-    try:
-        parts = [datasets.load_dataset(name, config, split=split) for config in config_names]
-    except (DatasetNotFoundError, ConnectionError) as error:
-        raise FileNotFoundError(
-            f"{name!r} is no local file or folder (working folder: {Path.cwd()}), and the hub did not give it: {error}"
-        ) from error
-    return datasets.concatenate_datasets(parts) if len(parts) > 1 else parts[0]
+def _filter_rows(dataset: datasets.Dataset, row_filter: str, name: str | Path) -> datasets.Dataset:
+    column, equals, wanted = (part.strip() for part in row_filter.partition("="))
+    if not equals or not column:
+        raise ValueError(f"`row_filter` must be column=value, such as ability=math, got {row_filter!r}.")
+    if not _has(dataset.features, column):
+        raise ValueError(f"`row_filter={row_filter!r}`: {name} has the columns {', '.join(dataset.column_names)}.")
+    kept: list[int] = []
+    others: set[str] = set()
+    for index, row in enumerate(dataset.select_columns([column.partition(".")[0]])):
+        value = str(_value(row, column))
+        if value == wanted:
+            kept.append(index)
+        elif len(others) < 10:
+            others.add(value)
+    if not kept:
+        raise ValueError(f"`row_filter={row_filter!r}` leaves no row of {name}; the column holds {sorted(others)}.")
+    return dataset.select(kept)
 
 
-def _files_of_split(folder: Path, split: str, config_name: str | None) -> list[Path]:
-    if config_name is not None:
-        folder = folder / config_name
-        if not folder.is_dir():
-            raise FileNotFoundError(
-                f"`config_name={config_name!r}` names a subfolder of a local folder, and {folder} does not exist; "
-                f"{folder.parent} holds {_names(folder.parent)}. Leave `config_name` out if the files are there."
-            )
-    found = [path for suffix in FILE_BUILDERS if (path := folder / f"{split}{suffix}").is_file()]
-    shards = sorted(folder.glob(f"{glob.escape(split)}-*.parquet"))
-    if len(found) + bool(shards) > 1:
-        raise ValueError(
-            f"{folder} holds split {split!r} more than once: {', '.join(path.name for path in found + shards)}. Give "
-            "the path of one file."
+def _drop_long_prompts(
+    dataset: datasets.Dataset, tokenizer: Any, limit: int, template_kwargs: dict[str, Any], name: str | Path
+) -> datasets.Dataset:
+    kept, longest = [], 0
+    for batch in dataset.with_format(None).iter(batch_size=1000):
+        texts = tokenizer.apply_chat_template(
+            batch["prompt"], tokenize=False, add_generation_prompt=True, **template_kwargs
         )
-    if not found and not shards:
-        raise FileNotFoundError(
-            f"No split {split!r} in {folder}: looked for {split}.jsonl, {split}.json, {split}.parquet and "
-            f"{split}-*.parquet, found {_names(folder)}."
+        lengths = [len(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
+        longest = max(longest, *lengths)
+        kept += [length <= limit for length in lengths]
+    dropped = kept.count(False)
+    if dropped == len(kept):
+        raise ValueError(f"All {dropped} prompts of {name} have more than `max_prompt_tokens={limit}` tokens.")
+    if dropped:
+        warn(
+            f"Dropped {dropped} of the {len(kept)} prompts of {name}: more than `max_prompt_tokens={limit}` tokens, "
+            f"the longest {longest}."
         )
-    return found or shards
-
-
-def _names(folder: Path) -> str:
-    return ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-
-
-def _load_files(files: list[Path]) -> datasets.Dataset:
-    builder = FILE_BUILDERS.get(files[0].suffix)
-    if builder is None:
-        raise ValueError(f"Cannot read {files[0]}: its name must end in one of {', '.join(FILE_BUILDERS)}.")
-    for file in files:
-        if file.stat().st_size == 0:
-            raise ValueError(f"{file} is empty.")
-    # A builder takes patterns, not paths, and its own name for the split of its files is "train".
-    patterns = [glob.escape(str(file)) for file in files]
-    try:
-        return datasets.load_dataset(builder, data_files=patterns, split="train")
-    except (DatasetGenerationError, ValueError) as error:
-        raise ValueError(f"Cannot read {', '.join(map(str, files))}: {error.__cause__ or error}") from error
+    return dataset.select([index for index, keep in enumerate(kept) if keep]) if dropped else dataset
 
 
 def _find_schema(
@@ -245,19 +264,18 @@ def _prompt(problem: Any, instruction: str | None, system_prompt: str | None) ->
     else:
         raise ValueError(
             f"A problem must be text or chat messages ({{'role': ..., 'content': ...}}, both text), got "
-            f"{_shortened(problem)}. Name its column with `problem_column`."
+            f"{shortened(problem)}. Name its column with `problem_column`."
         )
     if instruction is not None:
         if messages[-1]["role"] != "user":
             raise ValueError(
                 f"`instruction` is put behind the last user message, but a prompt ends with the role "
-                f"{messages[-1]['role']!r}: {_shortened(problem)}. Leave `instruction` out."
+                f"{messages[-1]['role']!r}: {shortened(problem)}. Leave `instruction` out."
             )
-        text = messages[-1]["content"].removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX)
-        messages[-1]["content"] = f"{text}\n\n{instruction}"
+        messages[-1]["content"] = f"{bare_problem(messages[-1]['content'])}\n\n{instruction}"
     if system_prompt is not None:
         conversation = messages[1:] if messages[0]["role"] == "system" else messages
-        messages = [{"role": "system", "content": system_prompt}, *conversation]
+        messages = [*([{"role": "system", "content": system_prompt}] if system_prompt else []), *conversation]
     return messages
 
 
@@ -265,22 +283,31 @@ def _is_message(message: Any) -> bool:
     return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
 
 
+def _solutions(answers: list[Any], worked: bool) -> list[str]:
+    """Gold answers in boxes; empty where there is none that can be read."""
+    solutions = [_solution(answer, worked) for answer in answers]
+    readable = are_readable(normalised_gold(solution) for solution in solutions if solution)  # many at a time
+    return [solution if solution and readable[normalised_gold(solution)] else "" for solution in solutions]
+
+
 def _solution(answer: Any, worked: bool) -> str:
-    """Gold answer in a box; empty if there is none that math-verify can parse."""
+    """Gold answer in a box; empty if there is none."""
     if isinstance(answer, list):  # OlympiadBench has a list, mostly of one
         answer = ", ".join(map(str, answer))
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
         return ""
     if isinstance(answer, float) and not math.isfinite(answer):
         return ""
-    # A float is written out: math-verify would read the "e" of "1e+16" as Euler's number.
+    # A float is written out: other readers than ours would take the "e" of "1e+16" for Euler's number.
     text = format(Decimal(repr(answer)), "f") if isinstance(answer, float) else str(answer).strip()
     gold = extract_answer(text)
     if gold is None and not worked and "\n" not in text:
-        gold = text.strip("$")
-    if gold is None or not is_parsable(gold):
+        gold = text.strip("$").strip()
+    if not gold:
         return ""
-    gold = plain_number(gold) or gold
+    number = read_quantity(normalise(gold)) if len(gold) <= MAX_ANSWER_CHARACTERS else None
+    if number is not None and number.numeral and number.unit in (None, "$^1"):
+        gold = number.numeral  # for readers that stumble over 1,\!234
     solution = f"\\boxed{{{gold}}}"
     # An unbalanced brace in the gold answer would end the box early, or never.
     return solution if extract_answer(solution) == gold else ""
@@ -299,22 +326,16 @@ def _drop_unusable_rows(
         raise ValueError(f"{name} has no rows.")
     row = source[dropped[0]]
     example = (
-        f"row {dropped[0]}, {schema.problem}={_shortened(_value(row, schema.problem))}, "
-        f"{schema.answer}={_shortened(_value(row, schema.answer))}"
+        f"row {dropped[0]}, {schema.problem}={shortened(_value(row, schema.problem))}, "
+        f"{schema.answer}={shortened(_value(row, schema.answer))}"
     )
     if not kept:
         raise ValueError(
-            f"None of the {len(source)} rows of {name} has a problem and a gold answer that math-verify can parse. The "
+            f"None of the {len(source)} rows of {name} has a problem and a gold answer that can be read. The "
             f"first one: {example}. Name the right columns with `problem_column` and `answer_column`."
         )
-    warnings.warn(
-        f"Dropped {len(dropped)} of the {len(source)} rows of {name}: no problem, or no gold answer that math-verify "
-        f"can parse. The first one: {example}.",
-        stacklevel=3,
+    warn(
+        f"Dropped {len(dropped)} of the {len(source)} rows of {name}: no problem, or no gold answer that can "
+        f"be read. The first one: {example}."
     )
     return converted.select(kept)
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."

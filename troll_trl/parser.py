@@ -67,6 +67,11 @@ class TrollScriptArguments:
             Text added to every problem, such as how to mark the final answer.
         system_prompt (`str`, *optional*):
             System message before every problem.
+        row_filter (`str`, *optional*):
+            `column=value`: train on rows with this text in this column only, such as `ability=math`. An
+            `eval_dataset_name` is not filtered.
+        max_prompt_tokens (`int`, *optional*):
+            Drop prompts of more tokens, with a warning that counts them. None is cut.
         max_train_samples (`int`, *optional*):
             Train on the first so many problems only.
         max_eval_samples (`int`, *optional*):
@@ -121,6 +126,17 @@ class TrollScriptArguments:
         default=None, metadata={"help": "Text added to every problem, such as how to mark the final answer."}
     )
     system_prompt: str | None = field(default=None, metadata={"help": "System message before every problem."})
+    row_filter: str | None = field(
+        default=None,
+        metadata={
+            "help": "column=value: train on rows with this text in this column only, such as ability=math. An "
+            "`eval_dataset_name` is not filtered."
+        },
+    )
+    max_prompt_tokens: int | None = field(
+        default=None,
+        metadata={"help": "Drop prompts of more tokens, with a warning that counts them. None is cut."},
+    )
     max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many problems only."})
     max_eval_samples: int | None = field(
         default=None, metadata={"help": "Evaluate on the first so many problems only."}

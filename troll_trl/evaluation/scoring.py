@@ -2,10 +2,11 @@ r"""Two opinions on a completion: the training verifier's, and a strict one that
 
 import re
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
-from troll_trl.rewards import extract_answer, is_correct, is_parsable, plain_number
+from troll_trl.rewards import is_parsable, plain_number
+from troll_trl.verifier import Verdict, verify
 
 # A longer answer is a text, and is compared by its beginning
 _MAX_ANSWER_CHARACTERS = 1000
@@ -15,26 +16,6 @@ _MARKED_ANSWER = re.compile(r"(?:####|\banswer[*_]*:)[*_ \t]*(?P<answer>[^\n]+)"
 _STRICT_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?", re.ASCII)
 _STRICT_FRACTION = re.compile(r"(?P<sign>-?)(?:\\frac\{(?P<a>\d+)\}\{(?P<b>\d+)\}|(?P<c>\d+)/(?P<d>\d+))", re.ASCII)
 _DROPPED = re.compile(r"\\left|\\right|\\[!,;:]|\\?\$|\\[()\[\]]|\s+")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """
-    What the training verifier says about a completion.
-
-    Parameters:
-        reward (`float` or `None`):
-            1 for a right answer, 0 for a wrong or missing one, `None` if the gold answer cannot be read.
-        answer (`str` or `None`):
-            The answer that was compared.
-        path (`str`):
-            How it was decided: `"no_answer"`, `"unreadable_answer"` (it is no mathematics), `"unparsed"` (the gold
-            answer is none), `"timeout"`, `"refused"` (too long), or any other way of comparing.
-    """
-
-    reward: float | None
-    answer: str | None
-    path: str
 
 
 def score(golds: Sequence[str], texts: Sequence[str]) -> list[Verdict]:
@@ -50,7 +31,7 @@ def score(golds: Sequence[str], texts: Sequence[str]) -> list[Verdict]:
     Returns:
         `list[Verdict]`: one for each.
     """
-    verdicts = _verify(golds, texts)
+    verdicts = verify(golds, texts)
     return [replace(verdict, path="unreadable_answer") if _is_unreadable(verdict) else verdict for verdict in verdicts]
 
 
@@ -59,19 +40,6 @@ def _is_unreadable(verdict: Verdict) -> bool:
     if verdict.reward != 0 or verdict.answer is None or verdict.path in ("timeout", "crash", "refused"):
         return False
     return not is_parsable(verdict.answer)
-
-
-def _verify(golds: Sequence[str], texts: Sequence[str]) -> list[Verdict]:
-    verdicts = []
-    for gold, text in zip(golds, texts, strict=True):
-        bare, answer = extract_answer(gold) or gold, extract_answer(text)
-        if not is_parsable(bare):
-            verdicts.append(Verdict(None, answer, "unparsed"))
-        elif answer is None:
-            verdicts.append(Verdict(0.0, None, "no_answer"))
-        else:
-            verdicts.append(Verdict(float(is_correct(bare, answer)), answer, "compared"))
-    return verdicts
 
 
 def strict_score(gold: str, text: str) -> float:

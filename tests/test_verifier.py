@@ -1,0 +1,324 @@
+"""verify(): nothing that a policy writes makes it hang, crash or take memory, wherever it is called from."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from troll_trl import verifier
+from troll_trl.verifier import PATHS, Verdict, close, verify
+from troll_trl.verifier.pool import PATIENCE, WorkerError, WorkerPool, default_size
+
+ROOT = Path(__file__).resolve().parents[1]
+GAMMA = r"\Gamma(10^{10})"  # neither refused nor ever finished
+NEEDS_ALGEBRA = (r"2\sqrt{3}", r"\sqrt{12}")
+GENEROUS = 60  # against hangs; starting workers on a busy machine takes seconds
+
+
+@pytest.fixture
+def pool():
+    pool = WorkerPool(size=2)
+    yield pool
+    pool.close()
+
+
+def question(gold, answer):
+    return {"gold": gold, "answer": answer}
+
+
+def run_script(code, *arguments, **kwargs):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=2 * GENEROUS,
+        **kwargs,
+    )
+
+
+def is_gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:  # no such process; while it ends, ESRCH instead of ENOENT
+        return True
+
+
+def wait_until(condition, seconds=GENEROUS):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_verdicts_and_paths():
+    cases = [
+        ("72", "So \\boxed{72}.", 1.0, "text"),
+        ("72", "So \\boxed{72.0}.", 1.0, "number"),
+        ("1, 2", "So \\boxed{2, 1}.", 1.0, "structure"),
+        ("2\\sqrt{3}", "So \\boxed{\\sqrt{12}}.", 1.0, "math_verify"),
+        ("72", "So \\boxed{9^{9^{9^9}}}.", 0.0, "refused"),
+        ("72", "It is 72.", 0.0, "no_answer"),
+        ("???", "So \\boxed{???}.", None, "unparsed"),
+        ("", "It is 72.", None, "unparsed"),
+    ]
+    verdicts = verify([case[0] for case in cases], [case[1] for case in cases])
+    assert [(verdict.reward, verdict.path) for verdict in verdicts] == [case[2:] for case in cases]
+    assert {verdict.path for verdict in verdicts} <= set(PATHS)
+    assert verdicts[0] == Verdict(1.0, "72", "text")
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="2 gold answers but 1 texts"):
+        verify(["1", "2"], ["1"])
+    assert verify([], []) == []
+
+
+def test_a_timeout_is_killed_and_costs_the_others_nothing(pool):
+    start = time.monotonic()
+    replies = pool.ask([question("12", GAMMA), *[question(*NEEDS_ALGEBRA)] * 20], seconds=1)
+    assert replies[0] == {"died": "timeout"}
+    assert replies[1:] == [{"result": True}] * 20
+    assert time.monotonic() - start < GENEROUS
+
+
+def test_a_worker_answers_again_after_a_timeout():
+    pool = WorkerPool(size=1)
+    try:
+        for _ in range(2):
+            assert pool.ask([question("12", GAMMA)], seconds=0.3) == [{"died": "timeout"}]
+            assert pool.ask([question(*NEEDS_ALGEBRA)], seconds=5) == [{"result": True}]
+    finally:
+        pool.close()
+
+
+def test_memory_is_capped():
+    pool = WorkerPool(size=1, memory_bytes=400 << 20)
+    try:
+        # A number of 1.25 gigabytes
+        assert pool.ask([question("12", "2^{9999999999}")], seconds=30) == [{"died": "memory"}]
+        worker = next(iter(pool._workers))
+        status = Path(f"/proc/{worker.process.pid}/limits").read_text()
+        assert str(400 << 20) in next(line for line in status.splitlines() if "address space" in line)
+        assert pool.ask([question(*NEEDS_ALGEBRA)], seconds=20) == [{"result": True}]
+    finally:
+        pool.close()
+
+
+def test_a_worker_that_was_killed_while_idle_is_replaced(pool):
+    assert pool.ask([question(*NEEDS_ALGEBRA)], seconds=20) == [{"result": True}]
+    for worker in pool._workers:
+        os.kill(worker.process.pid, signal.SIGKILL)
+    assert pool.ask([question(*NEEDS_ALGEBRA)] * 4, seconds=20) == [{"result": True}] * 4
+
+
+def test_a_worker_whose_child_was_killed_is_replaced(pool):
+    assert pool.ask([question(*NEEDS_ALGEBRA)], seconds=20) == [{"result": True}]
+    for worker in pool._workers:
+        children = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text().split()
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+    time.sleep(0.2)
+    replies = pool.ask([question(*NEEDS_ALGEBRA), question(r"2\sqrt{3}", r"\sqrt{13}")] * 3, seconds=20)
+    assert replies == [{"result": True}, {"result": False}] * 3  # and not the reply to the question before
+
+
+def test_the_limit_drops_when_a_policy_writes_nothing_else():
+    pool = WorkerPool(size=1)
+    try:
+        start = time.monotonic()
+        questions = [question("12", GAMMA)] * (PATIENCE + 40)
+        replies = pool.ask(questions, seconds=0.5)
+        elapsed = time.monotonic() - start
+    finally:
+        pool.close()
+    assert all(reply == {"died": "timeout"} for reply in replies)
+    assert elapsed < 0.5 * len(questions)
+
+
+def test_threads_share_the_pool():
+    results = {}
+
+    def work(index):
+        results[index] = verify([NEEDS_ALGEBRA[0]] * 3, [f"\\boxed{{\\sqrt{{{12 + (index % 2)}}}}}", "none", ""])
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(GENEROUS)
+    assert [results[index][0].reward for index in range(8)] == [1.0, 0.0] * 4
+    assert len(verifier._shared._workers) <= default_size()
+
+
+def test_in_async_code():
+    async def main():
+        direct = verify([NEEDS_ALGEBRA[0]], ["\\boxed{\\sqrt{12}}"])
+        threaded = await asyncio.gather(
+            *(asyncio.to_thread(verify, [NEEDS_ALGEBRA[0]], [f"\\boxed{{\\sqrt{{{n}}}}}"]) for n in (12, 13))
+        )
+        return [direct, *threaded]
+
+    assert [verdicts[0].reward for verdicts in asyncio.run(main())] == [1.0, 1.0, 0.0]
+
+
+def test_close_ends_the_processes_and_the_next_call_starts_new_ones():
+    verify([NEEDS_ALGEBRA[0]], ["\\boxed{\\sqrt{12}+0}"])
+    pids = [worker.process.pid for worker in verifier._shared._workers]
+    assert pids
+    close()
+    close()
+    assert all(is_gone(pid) for pid in pids)
+    assert verify([NEEDS_ALGEBRA[0]], ["\\boxed{\\sqrt{12}+0+0}"])[0].reward == 1.0
+
+
+def test_close_while_another_thread_asks():
+    """It must neither hang nor raise there."""
+    verdicts = []
+    texts = [f"\\boxed{{\\sqrt{{{index}}}}}" for index in range(300)]
+    thread = threading.Thread(target=lambda: verdicts.extend(verify([r"2\sqrt{3}"] * 300, texts)))
+    thread.start()
+    time.sleep(0.3)
+    close()
+    thread.join(GENEROUS)
+    assert [verdict.reward for verdict in verdicts] == [float(index == 12) for index in range(300)]
+
+
+def test_unguarded_script_is_not_run_again(tmp_path):
+    """A worker that is spawned by multiprocessing runs the user's script again, which raises without a guard."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, pathlib\n"
+        "pathlib.Path(sys.argv[1]).open('a').write('run\\n')\n"
+        "from troll_trl.verifier import verify\n"
+        "print([v.reward for v in verify(['2\\\\sqrt{3}'] * 2, ['\\\\boxed{\\\\sqrt{12}}', 'Answer: 1 + 1'])])\n"
+        "import troll_trl.verifier as v\n"
+        "pid = next(iter(v._shared._workers)).process.pid\n"
+        "maps = pathlib.Path(f'/proc/{pid}/maps').read_text()\n"
+        "assert 'torch' not in maps and 'sympy' not in sys.modules and 'torch' not in sys.modules\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "log")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=2 * GENEROUS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[1.0, 0.0]"
+    assert (tmp_path / "log").read_text() == "run\n"
+
+
+BUSY_SCRIPT = """
+import sys, threading, time
+from troll_trl.verifier.pool import WorkerPool
+pool = WorkerPool(size=1)
+pool.ask([{"gold": "12", "answer": "12"}], 20)
+print(next(iter(pool._workers)).process.pid, flush=True)
+threading.Thread(target=pool.ask, args=([{"gold": "12", "answer": "\\\\Gamma(10^{10})"}], 3), daemon=True).start()
+time.sleep(60)
+"""
+
+
+def test_workers_end_when_the_trainer_is_killed():
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", BUSY_SCRIPT], env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        worker = int(process.stdout.readline())
+        children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
+        time.sleep(0.5)  # it is computing
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert children
+    wait_until(lambda: all(is_gone(pid) for pid in (worker, *children)))
+
+
+def test_in_a_forked_process():
+    code = (
+        "import os, sys\n"
+        "from troll_trl.verifier import verify\n"
+        "ask = lambda n: verify(['2\\\\sqrt{3}'], [f'\\\\boxed{{\\\\sqrt{{{n}}}}}'])[0].reward\n"
+        "assert ask(12) == 1.0\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(7 if ask(13) == 0.0 and ask('12.0') == 1.0 else 1)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
+        "assert ask(14) == 0.0\n"
+    )
+    done = run_script(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_interpreter_that_ends_at_once_does_not_hang():
+    done = run_script("from troll_trl.verifier import verify\nverify(['2\\\\sqrt{3}'], ['\\\\boxed{\\\\sqrt{12}}'])")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def no_processes(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise WorkerError("no processes here")
+
+    close()
+    verifier._warn_of_fallback.cache_clear()
+    verifier._KNOWN_GOLDS.clear()
+    monkeypatch.setattr("troll_trl.verifier.pool.Worker", refuse)
+    yield
+    close()
+    verifier._warn_of_fallback.cache_clear()
+
+
+def test_without_processes_it_says_so_once_and_is_bounded(no_processes):
+    with pytest.warns(UserWarning, match="without worker processes.*no processes here") as record:
+        first = verify([r"2\sqrt{3}"] * 3, [r"\boxed{\sqrt{12}}", r"\boxed{\Gamma(10^{10})}", r"\boxed{5}"])
+        second = verify([r"3\sqrt{2}"], [r"\boxed{\sqrt{18}}"])
+    assert len(record) == 1
+    assert [verdict.reward for verdict in first + second] == [1.0, 0.0, 0.0, 1.0]
+    assert first[1].path == "refused"
+
+
+def test_a_start_that_failed_is_not_tried_again_at_every_step(no_processes, monkeypatch):
+    """It may take two minutes to fail."""
+    starts = []
+    monkeypatch.setattr(verifier, "_pool", lambda: starts.append(1) or WorkerPool(size=1))
+    with pytest.warns(UserWarning, match="without worker processes"):
+        for index in range(5):
+            verify([r"2\sqrt{3}"], [f"\\boxed{{\\sqrt{{{index}}}}}"])
+    assert len(starts) == 1
+    monkeypatch.setattr(verifier, "_retry_at", 0.0)
+    verify([r"2\sqrt{3}"], [r"\boxed{\sqrt{99}}"])
+    assert len(starts) == 2
+
+
+def test_only_the_first_rank_warns(no_processes, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert verify([r"2\sqrt{3}"], [r"\boxed{\sqrt{12}}"])[0].reward == 1.0
+
+
+def test_size_is_shared_among_the_local_ranks(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    assert default_size() == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert default_size() == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
+    assert default_size() == 1
+
+
+def test_messages_survive_any_text(pool):
+    texts = ["\ud800", "\x00", "é" * 500, json.dumps({"a": 1})]
+    replies = pool.ask([question("x+1", text) for text in texts], seconds=20)
+    assert all(reply.get("result") is False for reply in replies)

@@ -1,0 +1,111 @@
+r"""extract_answer: the final answer that a text states, in a `\boxed{}` or behind "Answer:"."""
+
+import re
+
+# A completion that boxes more different answers than this, in whatever words, lists candidates
+MAX_BOXES = 5
+
+_BOX_OR_BRACE = re.compile(
+    r"\\(?:boxed|fbox|framebox)\s*(?:\[[^\[\]{}]{0,20}\]\s*){0,2}(?:(?P<box>\{)|(?<=\s)(?P<bare>[^\s{}$\\][^\s{}$\\]*+))"
+    r"|\\.|(?P<open>\{)|(?P<close>\})",
+    re.DOTALL,
+)
+# Possessive quantifiers (`*+`): a run of blanks is read once, however the match ends.
+_ANSWER_MARKER = re.compile(
+    r"(?:####|\banswer[\s*_]*+:|\bthe\s++(?:final\s++|correct\s++)?answer\s++is\b[\s*_]*+:?+)(?:[\s*_$]|\\[(\[$])*+",
+    re.IGNORECASE,
+)
+# The end of a sentence, or what only explains the answer
+_ANSWER_END = re.compile(
+    r"[.;!](?=\s|$)|\b(?:because|since)\b|,\s*+(?:which|so|as|where|that is|i\.e|hence|thus|therefore)\b",
+    re.IGNORECASE,
+)
+# What may stand between boxes that state one answer together: \boxed{1} and \boxed{2}
+_CONNECTOR = re.compile(
+    r"(?:[\s$,;:.&*\\()\[\]|/=-]|\\text|[{}]|\b(?:and|or|also|either|maybe|perhaps|possibly|to|the|final|answers?|is|it|could"
+    r"|may|might|be|are|alternatively|solutions?|[a-z]|\d{1,3})\b)*+",
+    re.IGNORECASE,
+)
+MAX_CONNECTOR_CHARACTERS = 60
+
+
+def extract_answer(text: str) -> str | None:
+    r"""
+    The final answer that a text states: what its last `\boxed{...}` after the last `</think>` holds; without one, what
+    follows the last `Answer:`, `####` or "the (final) answer is" on its line.
+
+    Boxes that only "and", "or" or punctuation separate state one answer together, a list, and so do more than
+    `MAX_BOXES` boxes that differ: who lists candidates has not answered.
+
+    Args:
+        text (`str`):
+            A completion or a worked solution. It is read in time linear in its length.
+
+    Returns:
+        `str` or `None`:
+            The answer, without the box or the words around it; `None` if the text states none, for example because its
+            last box is empty or its thinking never ends.
+    """
+    # What follows a <think> that never ends is a thought, not an answer.
+    text = text.rpartition("</think>")[2].partition("<think>")[0]
+    boxes = _boxes(text)
+    if boxes:
+        return _answer_of_boxes(text, boxes)
+    end = start = -1
+    for marker in _ANSWER_MARKER.finditer(text):
+        start, end = marker.span()
+    if start < 0:
+        return None
+    line = text[end:].partition("\n")[0]
+    return _ANSWER_END.split(line, maxsplit=1)[0].strip(" \t\r,") or None
+
+
+def last_boxed(text: str) -> str | None:
+    r"""
+    The content of the last `\boxed{...}`, `\fbox{...}` or `\framebox{...}` whose braces balance, or of a bare
+    `\boxed 5`.
+
+    Args:
+        text (`str`):
+            Any text. It is read once, so that many unclosed boxes cost no more than a text without them.
+
+    Returns:
+        `str` or `None`:
+            The content, of the inner one where boxes are nested; `None` without a balanced box.
+    """
+    boxes = _boxes(text)
+    return boxes[-1][0] if boxes else None
+
+
+def _boxes(text: str) -> list[tuple[str, int, int]]:
+    """Content, start and end of every innermost balanced box, in the order of the text."""
+    open_braces: list[tuple[int, int] | None] = []  # start of the box and of its content; None for another brace
+    boxes: list[tuple[str, int, int]] = []
+    for token in _BOX_OR_BRACE.finditer(text):
+        if token["box"]:
+            open_braces.append((token.start(), token.end()))
+        elif token["bare"]:
+            boxes.append((token["bare"].rstrip(".,;:"), token.start(), token.end()))
+        elif token["open"]:
+            open_braces.append(None)
+        elif token["close"] and open_braces:
+            box = open_braces.pop()
+            if box is not None and not (boxes and boxes[-1][1] > box[0]):
+                boxes.append((text[box[1] : token.start()], box[0], token.end()))
+    return boxes
+
+
+def _answer_of_boxes(text: str, boxes: list[tuple[str, int, int]]) -> str | None:
+    answers = [content.strip() for content, _, _ in boxes]
+    if not answers[-1]:
+        return None
+    first = len(boxes) - 1
+    if len(set(answers)) > MAX_BOXES:
+        first = 0
+    while first > 0:
+        between = text[boxes[first - 1][2] : boxes[first][1]]
+        if len(between) > MAX_CONNECTOR_CHARACTERS or not _CONNECTOR.fullmatch(between):
+            break
+        first -= 1
+    together = list(dict.fromkeys(answer for answer in answers[first:] if answer))
+    return together[0] if len(together) == 1 else ", ".join(f"{{{answer}}}" for answer in together)

@@ -1,0 +1,110 @@
+"""Where rows come from: local files, folders with a file per split, and the hub; and what is wrong with a file."""
+
+import glob
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+
+# Builder of `datasets` for each kind of local file.
+FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+
+
+def load_rows(name: str, split: str, config_name: str | None) -> tuple[datasets.Dataset, list[Path]]:
+    """A dataset and the local files that it was read from."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        if config_name is not None:
+            raise ValueError(f"`config_name={config_name!r}` does not apply to the single file {path}. Leave it out.")
+        return _load_files([path]), [path]
+    if path.is_dir():
+        files = _files_of_split(path, split, config_name)
+        return _load_files(files), files
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.suffix in FILE_BUILDERS:
+        raise FileNotFoundError(f"No such file or folder: {path} (working folder: {Path.cwd()}).")
+    config_names = [None] if config_name is None else [part.strip() for part in config_name.split(",")]
+    try:
+        parts = [datasets.load_dataset(name, config, split=split) for config in config_names]
+    except (DatasetNotFoundError, ConnectionError) as error:
+        raise FileNotFoundError(
+            f"{name!r} is no local file or folder (working folder: {Path.cwd()}), and the hub did not give it: {error}"
+        ) from error
+    return (datasets.concatenate_datasets(parts) if len(parts) > 1 else parts[0]), []
+
+
+def _files_of_split(folder: Path, split: str, config_name: str | None) -> list[Path]:
+    if config_name is not None:
+        folder = folder / config_name
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"`config_name={config_name!r}` names a subfolder of a local folder, and {folder} does not exist; "
+                f"{folder.parent} holds {_names(folder.parent)}. Leave `config_name` out if the files are there."
+            )
+    found = [path for suffix in FILE_BUILDERS if (path := folder / f"{split}{suffix}").is_file()]
+    shards = sorted(folder.glob(f"{glob.escape(split)}-*.parquet"))
+    if len(found) + bool(shards) > 1:
+        raise ValueError(
+            f"{folder} holds split {split!r} more than once: {', '.join(path.name for path in found + shards)}. Give "
+            "the path of one file."
+        )
+    if not found and not shards:
+        raise FileNotFoundError(
+            f"No split {split!r} in {folder}: looked for {split}.jsonl, {split}.json, {split}.parquet and "
+            f"{split}-*.parquet, found {_names(folder)}."
+        )
+    return found or shards
+
+
+def _names(folder: Path) -> str:
+    return ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+
+
+def _load_files(files: list[Path]) -> datasets.Dataset:
+    builder = FILE_BUILDERS.get(files[0].suffix)
+    if builder is None:
+        raise ValueError(f"Cannot read {files[0]}: its name must end in one of {', '.join(FILE_BUILDERS)}.")
+    for file in files:
+        if file.stat().st_size == 0:
+            raise ValueError(f"{file} is empty.")
+    # A builder takes patterns, not paths, and its own name for the split of its files is "train".
+    patterns = [glob.escape(str(file)) for file in files]
+    try:
+        return datasets.load_dataset(builder, data_files=patterns, split="train")
+    except (DatasetGenerationError, ValueError) as error:
+        reason = find_bad_line(files) or error.__cause__ or error
+        raise ValueError(f"Cannot read {', '.join(map(str, files))}: {reason}") from error
+
+
+def find_bad_line(files: list[Path]) -> str | None:
+    """What is wrong with the first line of JSON-lines files that cannot be read; `None` if all can."""
+    for file in files:
+        if file.suffix not in (".jsonl", ".json"):
+            continue
+        with open(file, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                reason = _reason_of_bad_line(line)
+                if reason is not None and not (file.suffix == ".json" and number == 1 and line.lstrip()[:1] == b"["):
+                    return f"line {number} of {file.name} {reason}"
+                if file.suffix == ".json" and number == 1 and reason is not None:
+                    return None  # one array over many lines
+    return None
+
+
+def _reason_of_bad_line(line: bytes) -> str | None:
+    if line[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "starts like UTF-16. Save the file as UTF-8."
+    try:
+        text = line.decode("utf-8-sig")
+        row = json.loads(text) if text.strip() else {}
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8 (byte {error.start}: {line[error.start : error.start + 1]!r}). Save the file as UTF-8."
+    except ValueError as error:
+        return f"is no complete JSON ({error}): {shortened(text)}. Was the file cut or its download interrupted?"
+    return None if isinstance(row, dict) else f"is no JSON object: {shortened(row)}."
+
+
+def shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

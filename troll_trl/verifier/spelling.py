@@ -1,0 +1,140 @@
+"""One spelling for the many ways to write the same mathematics: Unicode, LaTeX variants, plain text."""
+
+import re
+import unicodedata
+
+_SUPERSCRIPTS = {ord(sign): plain for sign, plain in zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True)}
+_SUBSCRIPTS = {ord(sign): plain for sign, plain in zip("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-", strict=True)}
+_SCRIPT_RUNS = (
+    (re.compile("[" + "".join(map(chr, _SUPERSCRIPTS)) + "]+"), "^", _SUPERSCRIPTS),
+    (re.compile("[" + "".join(map(chr, _SUBSCRIPTS)) + "]+"), "_", _SUBSCRIPTS),
+)
+_GREEK = {
+    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "θ": "theta", "λ": "lambda", "μ": "mu",
+    "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi", "ϕ": "phi", "ψ": "psi", "ω": "omega",
+    "Δ": "Delta", "Σ": "Sigma", "Ω": "Omega",
+}  # fmt: skip
+_SIGNS = {
+    **{letter: f"\\{name} " for letter, name in _GREEK.items()},
+    **dict.fromkeys("−–—‐‑‒﹣－", "-"),
+    **dict.fromkeys("·⋅∙•", r"\cdot "),
+    **dict.fromkeys("“”„‟\"", ""),
+    **dict.fromkeys("′’", "'"),
+    "×": r"\times ", "÷": "/", "∕": "/", "⁄": "/", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ",
+    "⩾": r"\ge ", "≠": r"\neq ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ",
+    "∓": r"\mp ", "°": r"^\circ ", "º": r"^\circ ", "∅": r"\emptyset ", "⟨": r"\langle ", "⟩": r"\rangle ", "、": ", ",
+    "，": ", ", "。": ".", "ℝ": r"\mathbb{R}", "∠": r"\angle ", "√": r"\sqrt ", "ƒ": "f",
+}  # fmt: skip
+_SIGN_TABLE = {ord(sign): replacement for sign, replacement in _SIGNS.items()}
+_ROOT = re.compile(r"√\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\))")
+
+_ESCAPED = r"(?<!\\)\\"  # a command, not the end of a matrix row
+_RULES = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        # Delimiters. \$ is a currency, $ is not
+        (r"(?<!\\)\$", ""),
+        (_ESCAPED + r"\$", "$"),
+        (r"\\\\\s*\[[^\[\]]{0,9}(?:pt|em|ex|mm|cm)\]", r"\\\\"),
+        (_ESCAPED + r"[()\[\]]", ""),
+        # Sizes, styles and space
+        (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?", ""),
+        (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|boldsymbol|rm|bf|it)(?![A-Za-z])", ""),
+        (r"\\(?:color|textcolor|large|Large|tiny|small)(?:\{[a-z]*\})?(?![A-Za-z])", ""),
+        (r"\\underline\s*(?=\{)", ""),
+        (r"\\(?:hspace|vspace|phantom|hphantom)\*?\{[^{}]*\}", " "),
+        (r"\{,\}(?=\d{3}(?!\d))", ","),
+        (r"(?<=\d)\{,\}(?=\d)", "."),
+        (r",\s?" + _ESCAPED + r"!\s?", ","),
+        (_ESCAPED + r"!", ""),
+        (_ESCAPED + r"[,;:> ]|~|\\(?:quad|qquad|enspace|thinspace|space)(?![A-Za-z])", " "),
+        # Names
+        (r"\\(?:[dtc]frac)(?![A-Za-z])", r"\\frac"),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\\(?:leqslant|leqq|leq)(?![A-Za-z])|<=", r"\\le "),
+        (r"\\(?:geqslant|geqq|geq)(?![A-Za-z])|>=", r"\\ge "),
+        (r"\\lt(?![A-Za-z])|&lt;", "<"),
+        (r"\\gt(?![A-Za-z])|&gt;", ">"),
+        (r"\\ne(?![A-Za-z])|!=", r"\\neq "),
+        (r"\\(?:varnothing|emptyset)(?![A-Za-z])", r"\\emptyset "),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\[lr]?vert(?![A-Za-z])", "|"),
+        (r"\\(?:lor|vee)(?![A-Za-z])", " or "),
+        (r"\\(?:land|wedge)(?![A-Za-z])", " and "),
+        (r"\\colon(?![A-Za-z])", ":"),
+        (r"\\(?:infin|infinity)(?![A-Za-z])", r"\\infty"),
+        (r"\\%", "%"),
+        (r"\\(?:mathbb|Bbb)\s*(?:\{R\}|R(?![A-Za-z]))|\\R(?:eals)?(?![A-Za-z])", r"\\mathbb{R}"),
+        (r"\\operatorname\*?\{([A-Za-z]+)\}", r"\\\1 "),
+        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])", r"^\\circ "),
+        (r"\\(?:textbf|textit|textrm|textsf|texttt|textnormal|emph|mbox|hbox|mathrm|mathbf|mathsf|mathit|bm|text)\s*\{",
+         r"\\text{"),
+        # Plain text
+        (r"\*\*", "^"),
+        (r"\*", r"\\cdot "),
+        (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
+        (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
+        (r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log)(?=[\s({]|\d)", r"\\\1"),
+        (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"(?<![\\A-Za-z])sqrt(?![A-Za-z])", r"\\sqrt "),
+        # Arguments without braces
+        (r"\\frac\s*([0-9A-Za-z])\s*([0-9A-Za-z])", r"\\frac{\1}{\2}"),
+        (r"\\frac\s*([0-9A-Za-z])\s*(?=\{)", r"\\frac{\1}"),
+        (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
+        (r"\\frac\s+\{", r"\\frac{"),
+        (r"\\sqrt\s*([0-9A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
+        # Otherwise read as the logarithm of 2/5
+        (r"(\\(?:ln|log|lg|sin|cos|tan|exp))\s*([0-9A-Za-z])(?=\s*/)", r"\1(\2)"),
+        (r"\s+", " "),
+        # Space says something only between two letters or digits, and behind a comma
+        (r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])(?!\\text)", ""),
+    )
+)  # fmt: skip
+_MARKDOWN = re.compile(r"\A[\s*_`:]+|[\s*_`]+\Z")
+
+
+def normalise(text: str) -> str:
+    r"""
+    Rewrite a bare answer in one spelling: ASCII, LaTeX commands without variants, no math delimiters, no sizes, and
+    spaces only where they say something.
+
+    Args:
+        text (`str`):
+            Bare answer.
+
+    Returns:
+        `str`: for example `\frac{1}{2}` for `$\dfrac12$`, and `-5` for `−5`. Text commands all become `\text{...}`; a
+        `\$` becomes `$`.
+    """
+    if not text.isascii():
+        text = _to_ascii(text)
+    text = _MARKDOWN.sub("", text)
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    return text.strip().rstrip(".,;: ").strip()
+
+
+def _to_ascii(text: str) -> str:
+    text = _ROOT.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
+    for run, command, table in _SCRIPT_RUNS:
+        parts = run.split(text)
+        scripts = [f"{command}{{{found.translate(table)}}}" for found in run.findall(text)]
+        text = "".join(part + script for part, script in zip(parts, [*scripts, ""], strict=True))
+    text = text.translate(_SIGN_TABLE)
+    return "".join(character if character.isascii() else _plain(character) for character in text)
+
+
+def _plain(character: str) -> str:
+    digit = unicodedata.decimal(character, None)
+    if digit is not None:
+        return str(digit)
+    if unicodedata.category(character) in ("Cf", "Mn"):  # invisible
+        return ""
+    if character.isspace():
+        return " "
+    plain = unicodedata.normalize("NFKC", character)
+    if "⁄" in plain:  # ½ is 1⁄2
+        top, _, bottom = plain.partition("⁄")
+        return f"\\frac{{{top}}}{{{bottom}}}"
+    return plain

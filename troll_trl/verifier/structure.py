@@ -1,0 +1,181 @@
+r"""The structure of an answer: the parts of lists, sets, tuples, intervals, matrices, inequalities and equations."""
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+_TOKEN = re.compile(
+    r"\\begin\{[a-z]+\*?\}|\\end\{[a-z]+\*?\}|\\text\{[^{}]*\}|\\[A-Za-z]+|\\.|\b(?:and|or)\b|.", re.DOTALL
+)
+_BRACKETS = {r"\{": r"\}", "(": ")", "[": "]", r"\langle": r"\rangle"}
+_CLOSERS = frozenset((")", "]", "}", r"\}", r"\rangle"))
+_OPENERS = frozenset(("(", "[", "{", r"\{", r"\langle"))
+_LIST_SEPARATORS = frozenset((",", ";", "and", "or"))
+_TEXT_SEPARATOR = re.compile(r"\\text\{[\s,]*(and|or)[\s,]*\}")
+_RELATIONS = {"<": False, r"\le": True, ">": False, r"\ge": True}
+_MATRIX = re.compile(
+    r"\\begin\{(?:[pbB]?matrix|smallmatrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{(?:[a-zB]+)\}", re.DOTALL
+)
+_OUTWARD = re.compile(r"(?!\[.*\]\Z)([\[\]])([^\[\](),;]*[,;][^\[\](),;]*)([\[\]])")  # ]1,2[
+_MEMBER_OF = re.compile(r"(?P<name>[^=<>,]{1,20}?)\\in\s?(?=[\[(\]\\])(?P<set>.*)", re.DOTALL)
+_SET_BUILDER = re.compile(
+    r"\\\{(?P<name>\\?[A-Za-z]+)(?:\\in\s?\\mathbb\{R\})?\s?(?:\\mid|\||:)\s?(?P<condition>.*)\\\}", re.DOTALL
+)
+# A single letter, f(x), |AB|, \angle ABC, (x,y): what an equation may give a value to
+NAME = re.compile(
+    r"(?:\\(?:angle|overline|triangle|vec|hat|bar|mathbf|text|mathcal)\s?)?\{?(?:[A-Za-z]|[A-Z]{2,4}|\\(?:[a-zA-Z]{2,8}))"
+    r"\}?'{0,3}(?:_\{?\w{1,4}\}?)?(?:\((?:[A-Za-z],?){1,3}\))?|\|[A-Z]{2}\||\((?:[a-z],?\s?)+\)|\\text\{[^{}]*\}"
+)
+LETTER = re.compile(
+    r"\\(?!pi\b|frac|sqrt|times|cdot|text|ln|log|sin|cos|tan|le|ge|infty|circ|binom|pm|cup)[A-Za-z]+|(?<![\\A-Za-z])(?![ei]\b)[A-Za-z]"
+)
+
+
+@dataclass(frozen=True)
+class Members:
+    """
+    An answer of several parts.
+
+    Args:
+        kind (`str`):
+            `"list"` (bare), `"set"`, `"union"`, `"matrix"`, or the two brackets of a tuple or an interval: `"(]"`.
+        parts (`list[str]`):
+            The parts; rows of a matrix, with `&` between the cells, included.
+        name (`str`, *optional*):
+            The variable of an inequality.
+    """
+
+    kind: str
+    parts: list[str]
+    name: str | None = None
+
+
+def read_members(text: str) -> Members | None:
+    r"""
+    Take an answer of several parts apart. `\pm` stands for two answers, `x \in S` for `S`, and an inequality of one
+    variable for its interval.
+    """
+    outward = _OUTWARD.fullmatch(text)
+    if outward:
+        kind = {"[": "[", "]": "("}[outward[1]] + {"]": "]", "[": ")"}[outward[3]]
+        return Members(kind, split(outward[2], (",", ";")))
+    builder = _SET_BUILDER.fullmatch(text)
+    if builder:
+        return read_members(builder["condition"])
+    parts = split(_TEXT_SEPARATOR.sub(r" \1 ", text), _LIST_SEPARATORS)
+    if len(parts) > 1:
+        parts = [part for part in parts if part]
+        return Members("list", [choice for part in parts for choice in _signs(part)])
+    member = _MEMBER_OF.fullmatch(text)
+    if member and NAME.fullmatch(member["name"]):
+        return read_members(member["set"]) or Members("list", [member["set"]])
+    if text == r"\mathbb{R}":
+        return Members("()", [r"-\infty", r"\infty"])
+    if r"\cup" in text:
+        parts = split(text, (r"\cup",))
+        if len(parts) > 1:
+            return Members("union", parts)
+    choices = _signs(text)
+    if len(choices) > 1:
+        return Members("list", choices)
+    matrix = _MATRIX.fullmatch(text)
+    if matrix:
+        return Members("matrix", [row for row in split(matrix[1], (r"\\",)) if row])
+    return _bracketed(text) or _interval(text)
+
+
+def _bracketed(text: str) -> Members | None:
+    for opener in _BRACKETS:
+        if not text.startswith(opener):
+            continue
+        end = closing(text)
+        closer = next((closer for closer in _BRACKETS.values() if text.endswith(closer)), "")
+        if end < 0 or end + len(closer) != len(text):
+            return None
+        inner = text[len(opener) : end]
+        parts = split(inner, (",", ";"))
+        if opener == r"\{":
+            return Members("set", [choice for part in parts if part for choice in _signs(part)])
+        if opener == r"\langle":
+            opener, closer = "(", ")"
+        return Members(opener + closer, parts) if len(parts) > 1 or opener == "[" else None
+    return None
+
+
+def _interval(text: str) -> Members | None:
+    """An inequality of one variable, as an interval."""
+    tokens = [(token, position) for token, position in _top_level(text) if token in _RELATIONS]
+    if not 1 <= len(tokens) <= 2:
+        return None
+    parts = split(text, tuple(_RELATIONS))
+    relations = [token for token, _ in tokens]
+    upwards = [token in ("<", r"\le") for token in relations]
+    if len(set(upwards)) > 1 or any(not part for part in parts):
+        return None
+    if not upwards[0]:
+        parts, relations = parts[::-1], relations[::-1]
+    closed = [_RELATIONS[token] for token in relations]
+    if len(parts) == 3 and NAME.fullmatch(parts[1]):
+        return Members("[("[not closed[0]] + "])"[not closed[1]], [parts[0], parts[2]], parts[1])
+    if len(parts) == 2 and NAME.fullmatch(parts[0]) and not LETTER.search(parts[1]):
+        return Members("(" + "])"[not closed[0]], [r"-\infty", parts[1]], parts[0])
+    if len(parts) == 2 and NAME.fullmatch(parts[1]) and not LETTER.search(parts[0]):
+        return Members("[("[not closed[0]] + ")", [parts[0], r"\infty"], parts[1])
+    return None
+
+
+def _signs(text: str) -> list[str]:
+    r"""The two values of an expression with `\pm`."""
+    if sum(token == r"\pm" for token, _ in _top_level(text)) != 1:
+        return [text]
+    sides = split(text, ("=",))
+    value = sides[-1]
+    if r"\pm" not in value:
+        return [text]
+    both = (value.replace(r"\pm", "+").replace(r"\mp", "-"), value.replace(r"\pm", "-").replace(r"\mp", "+"))
+    return [re.sub(r"(?<=[+-])\s|^\+", "", choice.strip()) for choice in both]
+
+
+def split(text: str, separators: Collection[str]) -> list[str]:
+    """Split at separators that stand in no bracket."""
+    parts, start = [], 0
+    for token, position in _top_level(text):
+        if token in separators:
+            parts.append(text[start:position].strip())
+            start = position + len(token)
+    return [*parts, text[start:].strip()]
+
+
+def _top_level(text: str) -> Iterator[tuple[str, int]]:
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token in _CLOSERS or token.startswith(r"\end{"):
+            depth -= 1
+        elif token in _OPENERS or token.startswith(r"\begin{"):
+            depth += 1
+        elif depth <= 0:
+            yield token, match.start()
+
+
+def closing(text: str) -> int:
+    """Position of the bracket that closes the first one, of whatever kind; -1 if none does."""
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        if match[0] in _OPENERS:
+            depth += 1
+        elif match[0] in _CLOSERS:
+            depth -= 1
+            if depth == 0:
+                return match.start()
+    return -1
+
+
+def is_balanced(text: str) -> bool:
+    """Whether braces come in pairs; math-verify reads much of what does not."""
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        depth += (match[0] == "{") - (match[0] == "}")
+        if depth < 0:
+            return False
+    return depth == 0
