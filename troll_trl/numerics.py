@@ -46,8 +46,8 @@ class BadNumbersMixin(_Trainer):
     With a float16 gradient scaler, a gradient that overflows stays the scaler's to skip, uncounted, for as long as it
     can lower its scale. DeepSpeed takes its step inside the backward: there the run stops before it.
 
-    Overridden are `_calculate_rewards`, `_generate_and_score_completions`, `_compute_loss`,
-    `_get_per_token_logps_and_entropies`, `_get_grad_norm` and `log`.
+    Overridden are `train`, `_calculate_rewards`, `_generate_and_score_completions`, `compute_loss`,
+    `_compute_loss`, `_get_per_token_logps_and_entropies`, `_get_grad_norm` and `log`.
     """
 
     def __init__(self, *args, **kwargs):
@@ -56,6 +56,11 @@ class BadNumbersMixin(_Trainer):
         self._bad_rewards: list[str] = []  # of the current rollout batch
         self._live: torch.Tensor | None = None  # (B, C) while a loss is computed
         self._updates_since_log = self._skipped_since_log = self._skipped_in_a_row = 0
+
+    def train(self, *args, **kwargs):
+        self._bad_counts.zero_()  # an earlier call may have ended in the middle of an update
+        self._updates_since_log = self._skipped_since_log = self._skipped_in_a_row = 0
+        return super().train(*args, **kwargs)
 
     # -- Rewards ----------------------------------------------------------------------------------------------------
 
@@ -100,17 +105,19 @@ class BadNumbersMixin(_Trainer):
         if "tool_mask" in inputs:
             mask = mask * inputs["tool_mask"]
         self._live = mask.bool()  # (B, C)
-        training = self.model.training
         inputs, counts = without_masked(inputs, self._live)
-        if training:
+        if self.model.training:
             for name, count in counts.items():
                 self._count(name, count)
             self._bad_counts[_TOKENS] += self._live.sum()
         try:
-            loss = super()._compute_loss(model, inputs)
+            return super()._compute_loss(model, inputs)
         finally:
             self._live = None
-        if training:
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if self.model.training:
             self._count("loss", ~loss.detach().isfinite())
             if self.is_deepspeed_enabled:
                 self._stop_before_deepspeed_steps()
