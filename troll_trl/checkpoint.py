@@ -68,26 +68,40 @@ class CheckpointMixin(_Trainer):
             ValueError: no complete checkpoint, or a given one that is known to be incomplete, with the reason.
             SystemExit: with code 143, on all ranks, after SIGTERM: the run was saved and can be resumed.
         """
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = self._newest_checkpoint()
-        elif resume_from_checkpoint:
-            self._check_given(Path(resume_from_checkpoint))
-        output = super().train(resume_from_checkpoint or None, *args, **kwargs)
+        output = super().train(self.find_checkpoint(resume_from_checkpoint), *args, **kwargs)
         if self._stop_signal.stopped:
             raise SystemExit(128 + signal.SIGTERM)
         return output
 
-    def _newest_checkpoint(self) -> str:
+    def find_checkpoint(self, resume: str | bool | None) -> str | None:
+        """
+        The checkpoint that `train(resume)` goes on from. Newer ones that are not complete are named in a warning.
+
+        Args:
+            resume (`str` or `bool`, *optional*):
+                A checkpoint; `True` for the newest complete one; `"newest"` for that one if there is any.
+
+        Returns:
+            `str` or `None`: its folder, the same on all ranks.
+
+        Raises:
+            ValueError: as [`train`].
+        """
+        if not resume:
+            return None
+        if resume is not True and resume != "newest":
+            self._check_given(Path(resume))
+            return resume
         # One process looks and says, so that all take the same
         found = [newest_complete(Path(self.args.output_dir))] if self.accelerator.is_main_process else [None]
         path, skipped = broadcast_object_list(found)[0]
         for line in skipped:
             logger.warning(f"Not resumed from {line}.")
-        if path is None:
+        if path is None and resume is True:
             seen = f" Skipped: {'; '.join(skipped)}. One of them can still be given by its path." if skipped else ""
             raise ValueError(f"There is no complete checkpoint in {self.args.output_dir}.{seen}")
-        logger.warning(f"Resuming from {path}.")
-        return str(path)
+        logger.warning(f"Resuming from {path}." if path else f"No checkpoint in {self.args.output_dir}: starting.")
+        return path and str(path)
 
     def _check_given(self, folder: Path):
         if not folder.is_dir():
