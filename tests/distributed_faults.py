@@ -153,7 +153,11 @@ def sigterm(folder):
     try:
         trainer.train()
     except SystemExit as stop:
-        return {"code": stop.code, "step": trainer.state.global_step, "found": make_trainer(folder).find_checkpoint(True)}
+        return {
+            "code": stop.code,
+            "step": trainer.state.global_step,
+            "found": make_trainer(folder).find_checkpoint(True),
+        }
 
 
 def missing_file(folder):

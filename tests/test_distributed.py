@@ -85,6 +85,6 @@ def test_two_ranks_log_the_same(tmp_path):
     results = [json.loads(file.read_text()) for file in files]
     assert results[0] == results[1]
     lines = [line for line in results[0]["lines"] if line]
-    assert len(lines) == 3 and all(len(line) == 9 for line in lines)
+    assert len(lines) == 3 and all(len(line) == 10 for line in lines)
     assert max(line["troll/kl_max"] for line in lines) <= 0.01 * 1.001
     assert max(line["troll/projected_fraction"] for line in lines) > 0

@@ -1,4 +1,4 @@
-"""Whenever a run is killed, it can be resumed: from the last complete checkpoint, to the weights of the uninterrupted run.
+"""A killed run can be resumed: from the last complete checkpoint, to the weights of the uninterrupted run.
 
 Runs that die are children of a fork server that has imported everything, so that each takes about a second.
 """
@@ -357,9 +357,9 @@ def test_the_best_checkpoint_and_the_limit_are_those_of_transformers(tmp_path):
     )
     values = iter([1.0, 3.0, 2.0, 2.0, 2.0])  # the second is the best
     evaluate = trainer.evaluate
-    trainer.evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {
-        "eval_completions/mean_length": next(values)
-    }
+    trainer.evaluate = lambda *args, **kwargs: (
+        evaluate(*args, **kwargs) | {"eval_completions/mean_length": next(values)}
+    )
     trainer.train()
     assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-5"}
     state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())

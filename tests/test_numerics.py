@@ -195,7 +195,7 @@ def with_reward(trainer, function):
 
 
 async def async_nan_reward(completion_ids, **kwargs):
-    return [math.nan] + token_reward(completion_ids)[1:]
+    return [math.nan, *token_reward(completion_ids)[1:]]
 
 
 @pytest.mark.parametrize(("make", "value"), [*((grpo, value) for value in BAD), (rloo, math.inf)])
@@ -229,7 +229,7 @@ def test_bad_rewards_of_async_functions_and_of_models_are_named(tmp_path, monkey
         trainer.train()
     trainer = with_reward(grpo(tmp_path, max_skipped_updates=1), RewardModel())
     trainer.reward_processing_classes = [tiny_tokenizer()]
-    with pytest.raises(FloatingPointError, match="reward 'spoiled_reward' at row 0 .* and 29 more"):
+    with pytest.raises(FloatingPointError, match=r"reward 'spoiled_reward' at row 0 .* and 29 more"):
         trainer.train()
 
 
@@ -237,8 +237,8 @@ def test_a_run_stops_after_so_many_skipped_updates_in_a_row(tmp_path):
     """Counted in a row: the good update in between starts the count over."""
     trainer = grpo(tmp_path, max_skipped_updates=2, max_steps=10)
     compute_loss = trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: compute_loss(model, inputs) * (
-        math.nan if trainer.state.global_step + 1 in (2, 4, 5, 6) else 1.0
+    trainer._compute_loss = lambda model, inputs: (
+        compute_loss(model, inputs) * (math.nan if trainer.state.global_step + 1 in (2, 4, 5, 6) else 1.0)
     )
     with pytest.raises(FloatingPointError, match=r"Stopped at update 5: 2 updates in a row .* rank 0: loss"):
         trainer.train()
@@ -373,5 +373,5 @@ def test_deepspeed_stops_before_its_step(tmp_path, monkeypatch):
     trainer.is_deepspeed_enabled = True
     trainer._compute_loss = lambda model, inputs: torch.tensor(math.nan)
     trainer.model.train()
-    with pytest.raises(FloatingPointError, match="Stopped before update 1, which DeepSpeed cannot skip.*loss"):
+    with pytest.raises(FloatingPointError, match=r"Stopped before update 1, which DeepSpeed cannot skip.*loss"):
         trainer.compute_loss(trainer.model, {})

@@ -4,6 +4,7 @@ test_projection.py and test_sparse.py have the exact values, the gradients again
 properties on rows that hypothesis shrinks.
 """
 
+import itertools
 import json
 import math
 import os
@@ -109,7 +110,7 @@ def test_order_unused_slots_and_a_wider_bound(kind):
     logits_p, logits_q = rows_of(kind, 17, generator)
     log_p, log_q = (logits.log_softmax(-1) for logits in (logits_p, logits_q))
     results = [project(log_p, log_q, bound) for bound in (0.003, 0.01, 0.05, 0.3, 2.0)]
-    for narrow, wide in zip(results, results[1:], strict=False):
+    for narrow, wide in itertools.pairwise(results):
         assert (wide.eta <= narrow.eta * (1 + 1e-9)).all()
         assert (kl(wide.log_probs, log_q) >= kl(narrow.log_probs, log_q) - 1e-10).all()
 

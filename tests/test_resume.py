@@ -145,7 +145,7 @@ def rollouts_of(trainer) -> list[tuple[int, list[str]]]:
 
 @pytest.mark.parametrize("reason", ["file", "option", "ranks", "layout"])
 def test_without_its_rollout_batch_a_run_generates_a_fresh_one(reason, tmp_path, caplog):
-    """In step with the data: the fresh batch is for the prompts of the lost one, and later ones come when they would."""
+    """In step with the data: the fresh batch is for the prompts of the lost one, later ones come when they would."""
     first = grpo(tmp_path, steps_per_generation=8, max_steps=17, save_rollouts=reason != "option")
     rollouts = rollouts_of(first)
     stop_after(first, 17)

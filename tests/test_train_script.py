@@ -176,7 +176,9 @@ def test_bad_numbers_and_sigterm_end_with_a_code_and_no_traceback(workplace, mon
         assert stop.value.code == code
         if code == 1:
             error = capsys.readouterr().err.splitlines()[-1]
-            assert error.startswith("train.py: error: Stopped at update 2") and "'share_of_low_tokens' at row 0" in error
+            assert (
+                error.startswith("train.py: error: Stopped at update 2") and "'share_of_low_tokens' at row 0" in error
+            )
     assert (workplace / "stopped" / "checkpoint-1" / "complete.json").is_file()
     assert not (workplace / "stopped" / "model.safetensors").exists(), "it is not finished"
 

@@ -28,9 +28,7 @@ def train(folder: Path, completions: Path | None = None, **options) -> tuple[lis
     With `completions`, a file of what another run has sampled, these are taken in place of sampled ones.
     """
     stored = json.loads(completions.read_text()) if completions else None
-    trainer = make_trainer(
-        TrollGRPOTrainer, TrollGRPOConfig, folder, model=tiny_model(spread=3.0), **OPTIONS | options
-    )
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, folder, model=tiny_model(spread=3.0), **OPTIONS | options)
     generate, calls = trainer._generate_single_turn, []
 
     def replay(prompt_ids, *args):

@@ -123,7 +123,7 @@ class CheckpointMixin(_Trainer):
             return
         first = arguments["epochs_trained"]
         if arguments["resume_from_checkpoint"] is not None and arguments["epoch"] == first:
-            # TRL's sampler draws a new order whenever it is iterated, from a generator that starts over with the process
+            # TRL's sampler draws a new order whenever it is iterated, from a generator that the process starts over
             for _ in range(first if self._train_sampler is not None else 0):
                 next(iter(self._train_sampler), None)
             # Unless a saved state says otherwise: in step with the data, and with a fresh rollout batch at once

@@ -98,16 +98,16 @@ class InputChecksMixin(_Trainer):
                     f"Row {row} of the {name} dataset has an empty prompt: {prompt!r}. Remove the row, or look at how "
                     "its prompt is built."
                 )
-        context = self._context_length()
+        context, tokenize = self._context_length(), super()._tokenize_prompts
         if context is None or not sizes:
             return
         # A token is at least one byte of text; what the chat template adds, the first row shows. So few rows, mostly
         # none, can be too long, and only those are tokenized.
-        template = len(self._tokenize_prompts([dataset[0]["prompt"]])[0][0])
+        length_of = lambda row: len(tokenize([dataset[row]["prompt"]])[0][0])
+        template = length_of(0)
         room = context - self.max_completion_length
-        long = [row for row, size in enumerate(sizes) if size + template > room]
-        for row in long:
-            self._check_length(len(self._tokenize_prompts([dataset[row]["prompt"]])[0][0]), f"row {row} of {name}")
+        for row in [row for row, size in enumerate(sizes) if size + template > room]:
+            self._check_length(length_of(row), f"row {row} of {name}")
 
     def _tokenize_prompts(self, prompts: list):
         tokenized = super()._tokenize_prompts(prompts)
@@ -147,4 +147,3 @@ def _texts(prompt: Any) -> Iterable[str]:
         content = message.get("content")
         blocks = [{"text": content}] if isinstance(content, str) else content or ()
         yield from (block["text"].strip() for block in blocks if block.get("text"))
-

@@ -186,10 +186,10 @@ def _live_supports(
     return token_ids
 
 
-def _check_finite(entropy: torch.Tensor) -> None:
+def _check_finite(entropy: torch.Tensor | None) -> None:
     """NaN or an infinity in any logit shows in the entropy `(B, T − 1)`, which reads them all (but for −∞ at a kept
     token)."""
-    if not entropy.isfinite().all():
+    if entropy is not None and not entropy.isfinite().all():
         row, position = (~entropy.isfinite()).nonzero()[0].tolist()
         raise ValueError(
             f"The logits of row {row}, position {position} are not finite. The weights or activations have overflowed: "

@@ -50,6 +50,8 @@ class BadNumbersMixin(_Trainer):
     `_compute_loss`, `_get_per_token_logps_and_entropies`, `_get_grad_norm` and `log`.
     """
 
+    reward_funcs: list[Callable]  # TRL's
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._bad_counts = torch.zeros(_TOKENS + 1, dtype=torch.float64, device=self.accelerator.device)
@@ -71,8 +73,8 @@ class BadNumbersMixin(_Trainer):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         finally:
             self.reward_funcs = functions
-        # The rewards (all completions, functions) of all ranks. To TRL, NaN is a reward that was not given (None), which
-        # a reward model never means.
+        # The rewards (completions, functions) of all ranks. To TRL, NaN is a reward that was not given (None), which a
+        # reward model never means.
         is_model = torch.tensor([isinstance(function, nn.Module) for function in functions], device=rewards.device)
         bad = rewards.isinf() | (rewards.isnan() & is_model)
         per_rank = len(rewards) // self.accelerator.num_processes
@@ -217,8 +219,8 @@ class BadNumbersMixin(_Trainer):
 
 
 _ADVICE = (
-    "A reward must return finite numbers, or None where it does not apply. Logits or gradients that overflow: lower the "
-    "learning rate, or train in bfloat16 or float32 rather than float16."
+    "A reward must return finite numbers, or None where it does not apply. If logits or gradients overflow, lower the "
+    "learning rate or train in bfloat16 or float32 rather than float16."
 )
 
 

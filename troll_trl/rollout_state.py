@@ -1,4 +1,4 @@
-"""What a resumed run needs beyond TRL's checkpoint to be the uninterrupted one: tensors and JSON, in one safetensors file.
+"""What a resumed run needs beyond TRL's checkpoint to be the uninterrupted one: tensors and JSON in a safetensors file.
 
 The file of every rank holds the states of its random generators, the counters of a step and, if the checkpoint was
 taken between the updates of a rollout batch, the batch with its old policy. Its size is that of the batch: per token of
@@ -84,10 +84,10 @@ def _is_tensor(value: Any) -> bool:
 
 def _generator_states() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, cached = np.random.get_state()
     tensors = {
         "generator/python": torch.tensor(words),
-        "generator/numpy": torch.from_numpy(keys.astype(np.int64)),
+        "generator/numpy": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
         "generator/torch": torch.get_rng_state(),
     }
     if torch.accelerator.is_available():
