@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl_comparison import make_trainer
 
@@ -229,9 +229,10 @@ def signal_during(trainer, step, number=signal.SIGTERM):
     trainer.add_callback(Send())
 
 
-def test_sigterm_saves_and_stops(uninterrupted, tmp_path, caplog):
+@pytest.mark.parametrize("jit", [False, True], ids=["default", "transformers_option"])
+def test_sigterm_saves_and_stops(jit, uninterrupted, tmp_path, caplog):
     before = signal.getsignal(signal.SIGTERM)
-    trainer = grpo(tmp_path)
+    trainer = grpo(tmp_path, enable_jit_checkpoint=jit)
     signal_during(trainer, 2)
     with caplog.at_level("WARNING"), pytest.raises(SystemExit) as stop:
         trainer.train()
@@ -342,6 +343,20 @@ def test_a_damaged_checkpoint_given_by_its_path_is_refused(uninterrupted, tmp_pa
         trainer.train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match="there is no such folder"):
         trainer.train(str(tmp_path / "checkpoint-5"))
+
+
+def test_a_checkpoint_is_uploaded_under_its_name(tmp_path, monkeypatch):
+    """The upload goes on while the run does: a folder that is renamed meanwhile would be lost to it."""
+    uploaded = []
+
+    def push(self, folder):
+        uploaded.append((folder, why_incomplete(Path(folder))))
+
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", push)
+    trainer = grpo(tmp_path, max_steps=2)
+    trainer.args.push_to_hub = True
+    trainer.train()
+    assert uploaded == [(str(tmp_path / "checkpoint-2"), None)]
 
 
 def test_the_best_checkpoint_and_the_limit_are_those_of_transformers(tmp_path):

@@ -85,9 +85,12 @@ def test_any_update_resumes_exactly(name, offset, uninterrupted, tmp_path):
     assert_same_run(expected, resumed)
 
 
-@pytest.mark.parametrize("make", [rloo, lora])
-@pytest.mark.parametrize("offset", [2, 4])
-def test_rloo_and_lora_resume_exactly(make, offset, uninterrupted, tmp_path):
+def bfloat16(folder, **options):
+    return grpo(folder, bf16=True, gradient_checkpointing=True, **options)
+
+
+@pytest.mark.parametrize(("make", "offset"), [(rloo, 2), (rloo, 4), (lora, 2), (lora, 4), (bfloat16, 3)])
+def test_other_runs_resume_exactly(make, offset, uninterrupted, tmp_path):
     expected = uninterrupted(make.__name__, make)
     resumed = make(tmp_path, save_strategy="no")
     resumed.train(f"{expected.args.output_dir}/checkpoint-{offset}")

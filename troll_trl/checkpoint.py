@@ -11,6 +11,7 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, rotate_checkpoints
 
 from troll_trl import rollout_state
@@ -24,7 +25,10 @@ else:
 logger = get_logger(__name__)
 
 # Counters that the Trainer, TRL or BadNumbersMixin keep between updates, beside the loss since the last log line
-_COUNTERS = ("_globalstep_last_logged", "_updates_since_log", "_skipped_since_log", "_skipped_in_a_row")
+_COUNTERS = (
+    *("_globalstep_last_logged", "_updates_since_log", "_skipped_since_log", "_skipped_in_a_row"),
+    "_bad_rewards",
+)
 # What the saved rollout batch must agree with
 _LAYOUT = (
     *("steps_per_generation", "num_iterations", "per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -53,6 +57,8 @@ class CheckpointMixin(_Trainer):
         self._stop_signal = StopSignal(self)
         if self.args.save_strategy != SaveStrategy.NO:
             self.add_callback(self._stop_signal)
+        if (other := self.pop_callback(JITCheckpointCallback)) is not None:
+            other.on_train_end(self.args, self.state, self.control)  # takes its handler back
 
     # -- Train and resume -------------------------------------------------------------------------------------------
 
@@ -68,7 +74,10 @@ class CheckpointMixin(_Trainer):
             ValueError: no complete checkpoint, or a given one that is known to be incomplete, with the reason.
             SystemExit: with code 143, on all ranks, after SIGTERM: the run was saved and can be resumed.
         """
-        output = super().train(self.find_checkpoint(resume_from_checkpoint), *args, **kwargs)
+        try:
+            output = super().train(self.find_checkpoint(resume_from_checkpoint), *args, **kwargs)
+        finally:
+            self._stop_signal.restore()
         if self._stop_signal.stopped:
             raise SystemExit(128 + signal.SIGTERM)
         return output
@@ -217,6 +226,10 @@ class CheckpointMixin(_Trainer):
             seen = f" It has {', '.join(others)}." if others else ""
             self._warn_of_a_fresh_batch(f"{path.name} is not in {checkpoint} for every rank.{seen}")
             return
+        if getattr(self.args, "sync_ref_model", False):
+            logger.warning(
+                "`sync_ref_model`: no checkpoint holds the reference model; it starts over as the initial model."
+            )
         info, tensors, batches = rollout_state.load(path, self.accelerator.device)
         self._tr_loss.fill_(info["loss"])
         self._metrics["train"].update(info["metrics"])
@@ -283,7 +296,8 @@ class StopSignal(TrainerCallback):
                 + (", the last." if finished else f" of {state.max_steps}; resume from there.")
             )
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def restore(self):
+        """Give SIGTERM back to whom it was taken from."""
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None

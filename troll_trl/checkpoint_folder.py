@@ -1,5 +1,6 @@
 """Checkpoint folders that are either complete or not there: written aside, marked, renamed; and the newest of them."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -40,7 +41,8 @@ def publish(folder: Path, destination: Path) -> None:
     marker = folder / MARKER
     marker.write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
     _sync(marker)
-    _sync(folder)
+    for part in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        _sync_entries(part)
     _move(folder, destination)
 
 
@@ -112,8 +114,13 @@ def _move(folder: Path, destination: Path) -> None:
     if destination.exists():
         shutil.rmtree(destination)
     os.rename(folder, destination)
-    _sync(destination.parent)
+    _sync_entries(destination.parent)
     shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+def _sync_entries(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # not every file system can wait for a folder
+        _sync(folder)
 
 
 def _sync(path: Path) -> None:

@@ -78,27 +78,26 @@ class BadNumbersMixin(_Trainer):
         is_model = torch.tensor([isinstance(function, nn.Module) for function in functions], device=rewards.device)
         bad = rewards.isinf() | (rewards.isnan() & is_model)
         per_rank = len(rewards) // self.accelerator.num_processes
-        self._bad_rewards = [
+        names = [
             f"reward {self.reward_func_names[column]!r} at row {row} of the rollout batch (rank {row // per_rank}, row "
             f"{row % per_rank} there)"
             for row, column in bad.nonzero().tolist()
         ]
-        if self._bad_rewards and not self.model.training:
-            logger.warning(f"In the evaluation at step {self.state.global_step}, not finite: {self._name_rewards()}.")
+        if self.model.training:
+            self._bad_rewards = names
+        elif names:
+            logger.warning(f"In the evaluation at step {self.state.global_step}, not finite: {_some(names)}.")
         return rewards.masked_fill(bad, torch.nan)  # so that TRL's averages stay those of the other rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._bad_rewards = []
+        if self.model.training:
+            self._bad_rewards = []
         output = super()._generate_and_score_completions(inputs)
-        if self._bad_rewards and self.model.training:
+        if self.model.training and self._bad_rewards:
             # The other rewards of the group, or of the batch, were normalised with it. NaN stays with the rollout
             # batch, also in a checkpoint, until its last update has been skipped.
             output["advantages"] = torch.full_like(output["advantages"], torch.nan)
         return output
-
-    def _name_rewards(self) -> str:
-        more = f" and {len(self._bad_rewards) - 3} more" if len(self._bad_rewards) > 3 else ""
-        return ", ".join(self._bad_rewards[:3]) + more
 
     # -- Loss -------------------------------------------------------------------------------------------------------
 
@@ -191,7 +190,7 @@ class BadNumbersMixin(_Trainer):
             return
         self._skipped_in_a_row += 1
         if self._bad_rewards:
-            bad += f", because of {self._name_rewards()}"
+            bad += f", because of {_some(self._bad_rewards)}"
         limit = self.args.max_skipped_updates
         logger.warning(
             f"Update {step} skipped, weights and optimizer unchanged. Not finite: {bad}. "
@@ -222,6 +221,10 @@ _ADVICE = (
     "A reward must return finite numbers, or None where it does not apply. If logits or gradients overflow, lower the "
     "learning rate or train in bfloat16 or float32 rather than float16."
 )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def without_masked(inputs: dict[str, Any], live: torch.Tensor) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
