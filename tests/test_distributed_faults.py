@@ -89,7 +89,10 @@ def test_fsdp2(tmp_path):
     check_resume(tmp_path, done)
 
 
-@pytest.mark.parametrize(("name", "reason"), [("raises", "the answer column is missing"), ("dies", "Signal 9")])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("raises", "the answer column is missing"), pytest.param("dies", "Signal 9", marks=pytest.mark.slow)],
+)
 def test_a_rank_that_raises_or_dies_ends_the_job(name, reason, tmp_path):
     done, seconds = launch(tmp_path, name)
     assert done.returncode != 0

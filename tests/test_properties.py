@@ -247,6 +247,7 @@ def test_fifty_updates_do_not_depend_on_the_split(split, whole, tmp_path, monkey
     assert_same_losses(losses, actual)
 
 
+@pytest.mark.slow
 def test_fifty_updates_on_two_ranks(whole, tmp_path):
     losses, completions = whole
     tests = Path(__file__).parent

@@ -234,8 +234,8 @@ class CheckpointMixin(_Trainer):
         self._tr_loss.fill_(info["loss"])
         self._metrics["train"].update(info["metrics"])
         self._troll_metrics["train"].state = tensors["troll_metrics"]
-        for name, value in info["counters"].items():
-            setattr(self, name, value)
+        for name in _COUNTERS:
+            setattr(self, name, info["counters"][name])
         if info["layout"] != self._layout():
             self._warn_of_a_fresh_batch(f"The checkpoint has {info['layout']}, the run {self._layout()}.")
         elif info["unfinished"] and batches is None:
