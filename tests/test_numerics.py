@@ -276,10 +276,11 @@ def gradient_of_loss(trainer, inputs):
 @pytest.mark.parametrize("garbage", [-200.0, 200.0, math.nan, -math.inf])
 def test_masked_positions_never_enter_an_exp(garbage, level, steps_per_generation, tmp_path):
     """A masked token with a log-ratio of 200 turns TRL's gradient NaN: 0·exp(200)."""
-    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_model(spread=320.0).save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     trainer = grpo(
         tmp_path,
+        learning_rate=1e-5,
         model=str(tmp_path / "model"),
         beta=0.5,
         importance_sampling_level=level,
@@ -292,17 +293,26 @@ def test_masked_positions_never_enter_an_exp(garbage, level, steps_per_generatio
     trainer.train()
     inputs = dict(trainer._buffered_inputs[0])
     shape = inputs["completion_mask"].shape
+    inputs["advantages"] = torch.linspace(-1, 1, shape[0])
     inputs["tool_mask"] = torch.ones(shape, dtype=torch.long)
-    inputs["tool_mask"][:, 2] = 0  # the tokens of a tool are scored, but not trained on
+    inputs["tool_mask"][:, 2:] = 0  # the tokens of a tool are scored, but not trained on
+    inputs["completion_ids"] = inputs["completion_ids"].clone()
+    inputs["completion_ids"][:, 2] = 7  # some have a log-probability below −90
     inputs["completion_mask"] = inputs["completion_mask"].clone()
     inputs["completion_mask"][3:5] = 0  # two truncated completions
     if "troll_old_token_ids" in inputs:
         masked = (inputs["completion_mask"] == 0).unsqueeze(-1)
         inputs["troll_old_token_ids"] = inputs["troll_old_token_ids"].masked_fill(masked, -1)
+        inputs["troll_old_token_ids"][:, 2] = -1
+        inputs["troll_old_token_ids"][:, 2, 0] = inputs["completion_ids"][:, 2].where(masked[:, 2, 0] == 0, -1)
     dead = inputs["completion_mask"] * inputs["tool_mask"] == 0
     clean = {**inputs, "advantages": inputs["advantages"].masked_fill(dead.all(1), 0.0)}
     expected_loss, expected = gradient_of_loss(trainer, clean)
-    assert expected_loss.isfinite() and max(g.abs().max() for g in expected.values()) > 1e-3
+    with torch.no_grad():
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        logits = trainer.model(input_ids=ids, attention_mask=ids != 0).logits
+        assert logits.log_softmax(-1)[:, -shape[1] + 1, 7].min() < -90
+    assert expected_loss.isfinite() and max(g.abs().max() for g in expected.values()) > 0
 
     names = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "troll_old_log_probs")
     given = {name: inputs[name] for name in names if name in inputs}
