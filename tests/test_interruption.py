@@ -217,6 +217,23 @@ def test_a_full_disk(small_disk, start, uninterrupted, tmp_path):
     assert_same_weights(final_weights(uninterrupted), final_weights(small_disk))
 
 
+def test_a_marker_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    """The disk fills up with the last file."""
+    trainer = grpo(tmp_path)
+    write_text = Path.write_text
+
+    def full(self, *args, **kwargs):
+        if self.name == MARKER and trainer.state.global_step == 4:
+            raise OSError(28, "No space left on device")
+        return write_text(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        trainer.train()
+    assert f"The last good checkpoint is {tmp_path}/checkpoint-2" in error.value.__notes__[0]
+    assert not (tmp_path / SAVING).exists() and not (tmp_path / "checkpoint-4").exists()
+
+
 # -- SIGTERM ----------------------------------------------------------------------------------------------------------
 
 
@@ -349,8 +366,8 @@ def test_a_checkpoint_is_uploaded_under_its_name(tmp_path, monkeypatch):
     """The upload goes on while the run does: a folder that is renamed meanwhile would be lost to it."""
     uploaded = []
 
-    def push(self, folder):
-        uploaded.append((folder, why_incomplete(Path(folder))))
+    def push(self, checkpoint_folder):
+        uploaded.append((checkpoint_folder, why_incomplete(Path(checkpoint_folder))))
 
     monkeypatch.setattr(Trainer, "_push_from_checkpoint", push)
     trainer = grpo(tmp_path, max_steps=2)

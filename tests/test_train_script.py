@@ -147,14 +147,14 @@ def test_resume_starts_continues_and_finishes(workplace):
     """The same command, however often a cluster gives it; a checkpoint that was cut off is named and passed over."""
     out = workplace / "out"
     done = train(workplace, "--resume")
-    assert "No checkpoint in out: starting." in done.stderr
+    assert "No checkpoint in out: starting." in done.stdout
     shutil.rmtree(out / "checkpoint-2")
     shutil.copytree(out / "checkpoint-1", out / "checkpoint-7")
     (out / "checkpoint-7" / "optimizer.pt").unlink()
     before = load_file(out / "model.safetensors")
     done = train(workplace, "--resume")
     assert "Not resumed from checkpoint-7 (optimizer.pt is missing)." in done.stderr
-    assert "Resuming from out/checkpoint-1." in done.stderr
+    assert "Resuming from out/checkpoint-1." in done.stdout
     after = load_file(out / "model.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before)
 

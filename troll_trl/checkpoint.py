@@ -109,7 +109,9 @@ class CheckpointMixin(_Trainer):
         if path is None and resume is True:
             seen = f" Skipped: {'; '.join(skipped)}. One of them can still be given by its path." if skipped else ""
             raise ValueError(f"There is no complete checkpoint in {self.args.output_dir}.{seen}")
-        logger.warning(f"Resuming from {path}." if path else f"No checkpoint in {self.args.output_dir}: starting.")
+        self.accelerator.print(
+            f"Resuming from {path}." if path else f"No checkpoint in {self.args.output_dir}: starting."
+        )
         return path and str(path)
 
     def _check_given(self, folder: Path):
@@ -156,15 +158,16 @@ class CheckpointMixin(_Trainer):
         try:
             super()._save_checkpoint(model, trial)
             self._name_best_checkpoint(aside, destination)
+            self.accelerator.wait_for_everyone()
+            if self.accelerator.is_main_process:
+                publish(aside, destination)
         except Exception as error:
             error.add_note(self._explain_failed_save(destination))
-            shutil.rmtree(aside.parent, ignore_errors=True)
+            if why_incomplete(aside) is not None:
+                shutil.rmtree(aside.parent, ignore_errors=True)
             raise
         finally:
             self._saving = False
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-            publish(aside, destination)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_local_main_process and aside.exists():  # nodes that share no file system
             publish(aside, destination)
@@ -188,8 +191,8 @@ class CheckpointMixin(_Trainer):
         free = shutil.disk_usage(destination.parent).free
         last = newest_complete(destination.parent).path if self.accelerator.is_main_process else None
         return (
-            f"{destination.name} could not be saved in {destination.parent} ({free / 2**20:,.0f} MiB free there); what "
-            f"was written of it has been removed. The last good checkpoint is {last or 'not known to this rank'}: make "
+            f"{destination.name} could not be saved in {destination.parent} ({free / 2**20:,.0f} MiB free there). What "
+            f"was written of it is removed. The last good checkpoint is {last or 'not known to this rank'}: make "
             "room, then resume with `resume_from_checkpoint=True`."
         )
 
@@ -291,6 +294,7 @@ class StopSignal(TrainerCallback):
             finished = state.global_step >= state.max_steps
             self.stopped = not finished
             control.should_save = control.should_training_stop = True
+            control.should_evaluate = False  # there may be little time
             logger.warning(
                 f"SIGTERM: saving after update {state.global_step}"
                 + (", the last." if finished else f" of {state.max_steps}; resume from there.")
