@@ -18,6 +18,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
 
 from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
+from troll_trl.checkpoint import CheckpointMixin
 from troll_trl.data import load_math_dataset
 from troll_trl.memory import PeakMemory
 from troll_trl.parser import TrollScriptArguments, parse_training_args
@@ -93,9 +94,20 @@ def load_datasets(script_args: TrollScriptArguments, training_args: GRPOConfig, 
 
 
 def check_checkpoint(resume: str | bool | None, output_dir: str):
+    """Before the model is loaded: whether there is anything to resume from."""
     folder = output_dir if resume is True else resume
     if folder and not (Path(folder).is_dir() and (resume is not True or get_last_checkpoint(folder))):
         raise ValueError(f"`resume_from_checkpoint` is {resume!r}, but there is no checkpoint in {folder}.")
+
+
+def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | None:
+    """The checkpoint to go on from. With `resume`, the newest complete one, if any."""
+    args = trainer.args
+    if isinstance(trainer, CheckpointMixin):
+        return trainer.find_checkpoint("newest" if resume else args.resume_from_checkpoint)
+    if resume or args.resume_from_checkpoint is True:  # TRL's own trainer does not know which are complete
+        return get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+    return args.resume_from_checkpoint or None
 
 
 def save_settings(settings: dict, output_dir: str):
@@ -142,6 +154,7 @@ def main():
     script_args, training_args, model_args = parse_training_args()
     try:
         trainer = make_trainer(script_args, training_args, model_args)
+        checkpoint = find_checkpoint(trainer, script_args.resume)
     except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback
         print(f"train.py: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -151,7 +164,12 @@ def main():
     if not training_args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(ProgressLine)
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except FloatingPointError as error:  # says what was not finite, and where; every rank raises it
+        if training_args.process_index == 0:
+            print(f"train.py: error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
     trainer.save_state()
     trainer.save_model(training_args.output_dir)
     trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")

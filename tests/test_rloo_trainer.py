@@ -19,7 +19,7 @@ EQUIVALENT = {
     "accumulation": {"gradient_accumulation_steps": 2, "max_steps": 6},
     "normalized": {"normalize_advantages": True},
     "clipped_rewards": {"reward_clip_range": (0.4, 0.5)},
-    "masked_truncated": {"mask_truncated_completions": True},
+    "masked_truncated": {"mask_truncated_completions": True, "max_completion_length": 48},  # some end in every update
     "temperature": {"temperature": 0.7},
     "llama": {"architecture": "llama"},
     "idle": {"steps_per_generation": 1, "max_steps": 4},

@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -154,3 +155,46 @@ def test_yaml_of_a_trl_grpo_command(workplace):
     train(workplace)
     line = next(line for line in log_of(workplace / "out") if "loss" in line)
     assert "rewards/accuracy_reward/mean" in line and "rewards/think_format_reward/mean" in line
+
+
+def test_resume_starts_continues_and_finishes(workplace):
+    """The same command, however often a cluster gives it; a checkpoint that was cut off is named and passed over."""
+    out = workplace / "out"
+    done = train(workplace, "--resume")
+    assert "No checkpoint in out: starting." in done.stdout
+    shutil.rmtree(out / "checkpoint-2")
+    shutil.copytree(out / "checkpoint-1", out / "checkpoint-7")
+    (out / "checkpoint-7" / "optimizer.pt").unlink()
+    before = load_file(out / "model.safetensors")
+    done = train(workplace, "--resume")
+    assert "Not resumed from checkpoint-7 (optimizer.pt is missing)." in done.stderr
+    assert "Resuming from out/checkpoint-1." in done.stdout
+    after = load_file(out / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_bad_numbers_and_sigterm_end_with_a_code_and_no_traceback(workplace, monkeypatch, capsys):
+    (workplace / "my_rewards.py").write_text("def share_of_low_tokens(completion_ids, **kwargs):\n" + BAD_REWARD)
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    for flags, code in ((("--max_skipped_updates", "2"), 1), (("--output_dir", "stopped", "--max_steps", "4"), 143)):
+        monkeypatch.setattr("sys.argv", ["train.py", "--config", "run.yaml", *flags])
+        if code == 143:
+            (workplace / "my_rewards.py").write_text(
+                "import os, signal\ndef share_of_low_tokens(completion_ids, **kwargs):\n"
+                "    os.kill(os.getpid(), signal.SIGTERM)\n" + BAD_REWARD.replace("nan", "0")
+            )
+        sys.modules.pop("my_rewards", None)
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        assert stop.value.code == code
+        if code == 1:
+            error = capsys.readouterr().err.splitlines()[-1]
+            assert (
+                error.startswith("train.py: error: Stopped at update 2") and "'share_of_low_tokens' at row 0" in error
+            )
+    assert (workplace / "stopped" / "checkpoint-1" / "complete.json").is_file()
+    assert not (workplace / "stopped" / "model.safetensors").exists(), "it is not finished"
+
+
+BAD_REWARD = "    return [float('nan')] + [0.0] * (len(completion_ids) - 1)\n"

@@ -32,7 +32,7 @@ EQUIVALENT = {
     "entropy_bonus": {"entropy_coef": 0.05},
     "adaptive_entropy_bonus": {"use_adaptive_entropy": True, "entropy_target": 10.0, "entropy_coef_delta": 0.01},
     "high_entropy_tokens": {"top_entropy_quantile": 0.5},
-    "masked_truncated": {"mask_truncated_completions": True},
+    "masked_truncated": {"mask_truncated_completions": True, "max_completion_length": 48},  # some end in every update
     "temperature": {"temperature": 0.7},
     "off_policy_mask": {"off_policy_mask_threshold": 1e-4},
     "llama": {"architecture": "llama"},
@@ -290,7 +290,7 @@ def test_batch_arithmetic_is_printed(tmp_path, capsys):
         ({"regression_coef": -1.0}, "`regression_coef`.*got -1.0"),
         ({"support_size": 0}, "`support_size`.*got 0"),
         ({"tail_mass": 1.0}, "`tail_mass`.*got 1.0"),
-        ({"temperature": 0.0}, "`temperature` must be positive, got 0.0"),
+        ({"temperature": 0.0}, "`temperature` must be positive and finite, got 0.0"),
     ],
 )
 def test_options_are_refused_by_name(options, message, tmp_path):

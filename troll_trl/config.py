@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import GRPOConfig, RLOOConfig
 
+from troll_trl.input_checks import check_ranges
 from troll_trl.sparse import check_support_options
 
 if TYPE_CHECKING:  # what stands behind the options
@@ -60,9 +61,14 @@ class TrollOptions(_TrlConfig):
             rest bucket with their exact mass.
         tail_mass (`float`, *optional*, defaults to `1e-5`):
             Tokens are kept by descending old probability until at most this mass δ in `[0, 1)` is left to the rest.
+        max_skipped_updates (`int`, *optional*, defaults to `20`):
+            An update that meets a NaN or an infinity is skipped; after this many in a row the run stops. At least 1.
+        save_rollouts (`bool`, *optional*, defaults to `True`):
+            Whether a checkpoint taken between the updates of a rollout batch holds the batch, so that a resumed run
+            is the uninterrupted one, bit for bit. See `docs/reliability.md` for its size.
 
     Raises:
-        ValueError: an option outside its range, with the value.
+        ValueError: an option outside its range, TRL's own included, with the value.
     """
 
     _trl_config: ClassVar[type]  # the config of TRL's that is extended
@@ -88,8 +94,17 @@ class TrollOptions(_TrlConfig):
         default=1e-5,
         metadata={"help": "Tokens are kept by descending old probability until at most this mass is left to the rest."},
     )
+    max_skipped_updates: int = field(
+        default=20,
+        metadata={"help": "Stop after this many updates in a row were skipped for a NaN or an infinity."},
+    )
+    save_rollouts: bool = field(
+        default=True,
+        metadata={"help": "Save an unfinished rollout batch with the checkpoint, to resume exactly where it was."},
+    )
 
     def __post_init__(self):
+        check_ranges(self)  # before TRL, which divides by some of them
         super().__post_init__()
         self._check()
 
@@ -134,17 +149,16 @@ class TrollOptions(_TrlConfig):
         return self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) == 0
 
     def _check(self):
-        self._check_ranges()
+        check_ranges(self)
+        self._check_troll_options()
         self._warn_of_unused_options()
 
-    def _check_ranges(self):
+    def _check_troll_options(self):
         if not self.kl_bound > 0:  # also catches NaN
             raise ValueError(f"`kl_bound` must be positive, got {self.kl_bound}. The paper uses 0.05.")
         if not (self.regression_coef >= 0 and math.isfinite(self.regression_coef)):
             raise ValueError(f"`regression_coef` must be finite and at least 0, got {self.regression_coef}.")
         check_support_options(self.support_size, self.tail_mass)
-        if not self.temperature > 0:
-            raise ValueError(f"`temperature` must be positive, got {self.temperature}: the logits are divided by it.")
 
     def _warn_of_unused_options(self):
         changed = {

@@ -71,6 +71,9 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
         cast_lm_head_to_fp32 (`bool`, *optional*, defaults to `False`):
             Whether to run the LM head in float32, outside autocast.
 
+    A call with `check_finite=False` returns logits that are not finite as NaN instead of raising: where several ranks
+    must take the same way, they decide together.
+
     Raises:
         ValueError: `temperature` not positive. In a call: `support_size` or `tail_mass` out of range, a support whose
             slot 0 is not the label, both or no labels and supports, logits that are not finite.
@@ -82,7 +85,7 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
 
     # Keep the original signature: `generate` validates its model kwargs against it
     @functools.wraps(type(model).forward)
-    def forward(self, *args, support_size=None, tail_mass=None, token_ids=None, **kwargs):
+    def forward(self, *args, support_size=None, tail_mass=None, token_ids=None, check_finite=True, **kwargs):
         if support_size is None and tail_mass is not None:
             raise ValueError("`tail_mass` needs `support_size`: it is an option of the selection of a support.")
         if support_size is None and token_ids is None:
@@ -92,9 +95,12 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
             raise ValueError("`support_size` and `token_ids` need `labels` and `fused_lm_head=True`.")
         if support_size is not None and token_ids is not None:
             raise ValueError("Give either `support_size`, to select a support, or `token_ids`, to evaluate one.")
-        return _sparse_forward(
+        output = _sparse_forward(
             self, args, kwargs, labels, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
         )
+        if check_finite:
+            _check_finite(output.entropy)
+        return output
 
     model.forward = types.MethodType(forward, model)
 
@@ -138,8 +144,6 @@ def _sparse_forward(
             log_probs, entropy = SparseLogProbs.apply(
                 hidden, weight, bias, token_ids, transform, maybe_gather_lm_head_ctx
             )
-    _check_finite(entropy)
-
     aux_loss = None
     if kwargs.get("output_router_logits"):
         aux_loss = load_balancing_loss_func(
@@ -183,13 +187,14 @@ def _live_supports(
     return token_ids
 
 
-def _check_finite(entropy: torch.Tensor) -> None:
-    """NaN or an infinity in any logit shows in the entropy, which reads them all (but for −∞ at a kept token)."""
-    if not entropy.isfinite().all():
-        position = (~entropy.isfinite()).nonzero()[0].item()
+def _check_finite(entropy: torch.Tensor | None) -> None:
+    """NaN or an infinity in any logit shows in the entropy `(B, T − 1)`, which reads them all (but for −∞ at a kept
+    token)."""
+    if entropy is not None and not entropy.isfinite().all():
+        row, position = (~entropy.isfinite()).nonzero()[0].tolist()
         raise ValueError(
-            f"The logits of scored position {position} of {len(entropy)} are not finite. The weights or activations "
-            "have overflowed: lower the learning rate, or train in bfloat16 or float32 rather than float16."
+            f"The logits of row {row}, position {position} are not finite. The weights or activations have overflowed: "
+            "lower the learning rate, or train in bfloat16 or float32 rather than float16."
         )
 
 

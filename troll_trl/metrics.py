@@ -59,6 +59,15 @@ class TrollMetrics:
         self._sums[0] += 1
         self._sums[1] += mask.sum()
 
+    @property
+    def state(self) -> torch.Tensor:
+        """What this rank has counted since the last [`pop`], for a checkpoint."""
+        return torch.cat([self._sums, self._maxima])
+
+    @state.setter
+    def state(self, values: torch.Tensor) -> None:
+        self._sums, self._maxima = values.to(self._sums).split([len(_SUMS), len(_MAXIMA)])
+
     def pop(self) -> Mapping[str, float]:
         """Metrics since the last call, the same on all ranks; empty when no micro-batch was counted on any of them."""
         sums = dict(zip(_SUMS, self.accelerator.reduce(self._sums, reduction="sum").tolist(), strict=True))

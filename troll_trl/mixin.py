@@ -12,6 +12,7 @@ from trl.trainer.utils import get_config_model_id
 from troll_trl.config import TrollOptions
 from troll_trl.lm_head import add_sparse_lm_head
 from troll_trl.metrics import TrollMetrics
+from troll_trl.numerics import nothing_kept
 from troll_trl.projection import kl_divergence, project
 from troll_trl.sparse import SparseDistribution, check_support_options
 from troll_trl.trl_seams import check_trl
@@ -170,7 +171,12 @@ class TrollMixin(_Trainer):
         parts = []
 
         def old_policy(**model_inputs):
-            output = model(**model_inputs, support_size=self.args.support_size, tail_mass=self.args.tail_mass)
+            output = model(
+                **model_inputs,
+                support_size=self.args.support_size,
+                tail_mass=self.args.tail_mass,
+                check_finite=False,
+            )
             kept = slice(-logits_to_keep, None)  # completion tokens, (b, C) of one chunk of rows
             parts.append(SparseDistribution(output.token_ids[:, kept], output.sparse_log_probs[:, kept]).trim())
             return output
@@ -191,14 +197,14 @@ class TrollMixin(_Trainer):
             return super()._compute_loss(model, inputs)
 
         old = SparseDistribution(inputs[_OLD_TOKEN_IDS], inputs[_OLD_LOG_PROBS])
-        self._loss_pass = this = LossPass(old, self.args.kl_bound)
+        self._loss_pass = this = LossPass(old, self.args.kl_bound, mask)
         # A reference KL in TRL's loss would be that of the projection; `_terms_of_policy` adds that of the policy
         beta, self.beta = self.beta, 0.0
         try:
             loss = super()._compute_loss(model, inputs)
         finally:
             self.beta, self._loss_pass = beta, None
-        self._troll_metrics[mode].add(mask, this.projection, this.regression, old)
+        self._troll_metrics[mode].add(mask, this.projection, this.regression, this.old)
         return loss + self._terms_of_policy(this, mask, inputs, mode)
 
     # -- Log --------------------------------------------------------------------------------------------------------
@@ -217,20 +223,26 @@ class LossPass:
     """One micro-batch's way through TRL's loss: evaluates the policy on the old policy's support, projects it, and
     keeps what the terms around TRL's surrogate need."""
 
-    def __init__(self, old: SparseDistribution, kl_bound: float):
-        self.old, self.kl_bound = old, kl_bound  # (B, C, K)
+    def __init__(self, old: SparseDistribution, kl_bound: float, mask: torch.Tensor):
+        # What takes no part in the loss enters no exp. Nor does NaN, which `project` would refuse, on one rank while
+        # the others wait: `numerics` has counted it, and the update will be skipped.
+        self.dead = ~mask.bool() | old.log_probs.isnan().any(-1)  # (B, C)
+        self.old = SparseDistribution(old.token_ids, nothing_kept(old.log_probs, self.dead))  # (B, C, K)
+        self.kl_bound = kl_bound
 
     def wrap(self, model, completion_length: int):
         """A callable in place of `model` whose `log_probs` are those of the projected policy."""
 
         def projected_policy(**model_inputs):
-            output = model(**model_inputs, token_ids=self.old.token_ids)
+            output = model(**model_inputs, token_ids=self.old.token_ids, check_finite=False)
             policy = output.sparse_log_probs[:, -completion_length:]  # (B, C, K + 1)
-            self.policy_log_probs = output.log_probs[:, -completion_length:]  # (B, C)
-            self.projection = project(policy, self.old.log_probs, self.kl_bound)
+            dead = self.dead | policy.detach().isnan().any(-1)
+            policy, old_log_probs = nothing_kept(policy, dead), nothing_kept(self.old.log_probs, dead)
+            self.policy_log_probs = output.log_probs[:, -completion_length:].masked_fill(dead, 0.0)  # (B, C)
+            self.projection = project(policy, old_log_probs, self.kl_bound)
             self.regression = kl_divergence(policy, self.projection.log_probs.detach())  # (B, C)
-            # Masked positions have all their mass in the rest, and −∞ for a sampled token
-            sampled = self.projection.log_probs[..., 0].masked_fill(self.old.token_ids[..., 0] < 0, 0.0)
+            # Dead positions have all their mass in the rest, and −∞ for a sampled token
+            sampled = self.projection.log_probs[..., 0].masked_fill(dead, 0.0)
             output.log_probs = torch.cat([output.log_probs[:, :-completion_length], sampled], 1)
             return output
 

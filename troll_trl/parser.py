@@ -15,6 +15,7 @@ from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig, ModelConfig, RLOOConfig, TrlParser
 
 from troll_trl.config import TrollGRPOConfig, TrollRLOOConfig, troll_fields
+from troll_trl.input_checks import check_ranges
 from troll_trl.yaml_layers import read_layers
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,9 @@ class TrollScriptArguments:
         reward_funcs (`list[str]`, *optional*, defaults to `["math_accuracy"]`):
             Reward functions: `math_accuracy`, or dotted import paths such as `my_lib.rewards.custom_reward` or
             `trl.rewards.think_format_reward`.
+        resume (`bool`, *optional*, defaults to `False`):
+            Continue from the newest complete checkpoint in `output_dir`, or start where there is none: what a job that
+            may be started again by its cluster needs.
 
     Attributes:
         settings (`dict[str, Any]`):
@@ -148,6 +152,10 @@ class TrollScriptArguments:
             "or `trl.rewards.think_format_reward`."
         },
     )
+    resume: bool = field(
+        default=False,
+        metadata={"help": "Continue from the newest complete checkpoint in `output_dir`, or start if there is none."},
+    )
     settings: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
 
 
@@ -179,6 +187,7 @@ def parse_training_args(
         script_args = _fill(TrollScriptArguments, settings)
         training_args = _fill(clip_config if clip else troll_config, settings)
         model_args = _fill(ModelConfig, settings)
+        check_ranges(training_args)
         _check_what_is_needed(script_args, training_args, model_args)
     except (ValueError, TypeError) as error:
         parser.error(str(error))
@@ -222,6 +231,8 @@ def _check_what_is_needed(
         logger.warning(
             "`dataset_test_split` is set, but nothing is evaluated: set `eval_strategy: steps` and `eval_steps`."
         )
+    if script_args.resume and training_args.resume_from_checkpoint:
+        raise ValueError("`resume` and `resume_from_checkpoint` are both set. Give one of them.")
     if eval_strategy != "no" and script_args.dataset_test_split is None:
         raise ValueError(
             f"`eval_strategy` is {eval_strategy!r}, but there is no evaluation set. Set "

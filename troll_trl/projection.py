@@ -224,6 +224,8 @@ def _evaluate(t: torch.Tensor, d: torch.Tensor, log_q: torch.Tensor) -> tuple[to
     psi = torch.logsumexp(log_weights, -1)
     log_pi = log_weights - psi.unsqueeze(-1)
     pi = log_pi.exp()
+    # KL = Σ π·(log π − log q), and not t·μ − ψ: that is a difference of numbers as large as the logits
+    kl = (pi * (t.unsqueeze(-1) * d - psi.unsqueeze(-1))).sum(-1)
     mean = (pi * d).sum(-1)
     variance = (pi * (d - mean.unsqueeze(-1)).square()).sum(-1)
-    return log_pi, t * mean - psi, variance
+    return log_pi, kl, variance

@@ -5,11 +5,14 @@ from typing import Any
 import torch
 from trl import RLOOTrainer
 
+from troll_trl.checkpoint import CheckpointMixin
 from troll_trl.config import TrollRLOOConfig
+from troll_trl.input_checks import InputChecksMixin
 from troll_trl.mixin import PAPER, TrollMixin
+from troll_trl.numerics import BadNumbersMixin
 
 
-class TrollRLOOTrainer(TrollMixin, RLOOTrainer):
+class TrollRLOOTrainer(BadNumbersMixin, CheckpointMixin, InputChecksMixin, TrollMixin, RLOOTrainer):
     """
     RLOO with TROLL (Trust Region Optimization for Large Language Models, https://huggingface.co/papers/2510.03817):
     REINFORCE with a leave-one-out baseline, whose clip is replaced by a differentiable projection of every token's

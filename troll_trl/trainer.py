@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from troll_trl.checkpoint import CheckpointMixin
 from troll_trl.config import TrollGRPOConfig
+from troll_trl.input_checks import InputChecksMixin
 from troll_trl.mixin import PAPER, LossPass, TrollMixin
+from troll_trl.numerics import BadNumbersMixin
 
 
-class TrollGRPOTrainer(TrollMixin, GRPOTrainer):
+class TrollGRPOTrainer(BadNumbersMixin, CheckpointMixin, InputChecksMixin, TrollMixin, GRPOTrainer):
     """
     GRPO with TROLL (Trust Region Optimization for Large Language Models, https://huggingface.co/papers/2510.03817): the
     clip of the probability ratio is replaced by a differentiable projection of every token's distribution onto a KL

@@ -1,0 +1,126 @@
+"""What a user may get wrong is named before the first update, with the value and what is allowed."""
+
+import math
+
+import pytest
+from datasets import Dataset, IterableDataset
+from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
+from trl import GRPOConfig, GRPOTrainer
+
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.parser import parse_training_args
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no"}
+BATCH = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 2, "disable_tqdm": True, "beta": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("epsilon", -0.1, "at least 0"),
+        ("epsilon_high", math.nan, "at least 0"),
+        ("temperature", 0.0, "positive and finite"),
+        ("temperature", math.inf, "positive and finite"),
+        ("learning_rate", -1e-6, "at least 0 and finite"),
+        ("learning_rate", math.nan, "at least 0 and finite"),
+        ("learning_rate", "fast", "at least 0 and finite"),
+        ("beta", -0.1, "at least 0 and finite"),
+        ("weight_decay", -0.1, "at least 0 and finite"),
+        ("max_grad_norm", -1.0, "at least 0 and finite"),
+        ("adam_beta2", 1.0, r"in \[0, 1\)"),
+        ("top_p", 0.0, r"in \(0, 1\]"),
+        ("top_k", -5, "at least 0 and finite"),
+        ("min_p", 1.5, r"in \[0, 1\]"),
+        ("repetition_penalty", 0.0, "positive and finite"),
+        ("num_generations", 1, "a whole number of at least 2"),
+        ("num_iterations", 0, "a whole number of at least 1"),
+        ("steps_per_generation", 0, "a whole number of at least 1"),
+        ("gradient_accumulation_steps", 0, "a whole number of at least 1"),
+        ("per_device_train_batch_size", 0, "a whole number of at least 1"),
+        ("max_completion_length", 0, "a whole number of at least 1"),
+        ("max_steps", 0, "-1 "),
+        ("num_train_epochs", -1.0, "positive and finite"),
+        ("reward_weights", [1.0, math.inf], "finite numbers, got inf for reward function 1"),
+        ("max_skipped_updates", 0, "a whole number of at least 1"),
+        ("kl_bound", -0.1, "positive"),
+        ("tail_mass", 1.5, r"in \[0, 1\)"),
+    ],
+)
+@pytest.mark.parametrize("config", [TrollGRPOConfig, TrollRLOOConfig])
+def test_an_option_out_of_its_range_is_named(config, option, value, allowed, tmp_path):
+    with pytest.raises(ValueError, match=rf"`{option}`.* {allowed}") as error:
+        config(output_dir=str(tmp_path), **CPU | {option: value})
+    shown = "inf" if option == "reward_weights" else str(value)
+    assert shown in str(error.value)
+
+
+def test_a_config_of_trls_is_checked_too(tmp_path):
+    with pytest.raises(ValueError, match=r"`epsilon` must be at least 0, got -0\.1"):
+        TrollGRPOConfig.from_trl(GRPOConfig(output_dir=str(tmp_path), epsilon=-0.1, **CPU))
+
+
+def test_so_is_the_clip_of_the_script(tmp_path, capsys):
+    flags = ["--method", "clip", "--dataset_name", "x", "--model_name_or_path", "x", "--output_dir", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        parse_training_args([*flags, "--epsilon", "-0.1", "--use_cpu", "--bf16", "false"])
+    assert "`epsilon` must be at least 0, got -0.1" in capsys.readouterr().err
+
+
+def make(folder, dataset, trainer=TrollGRPOTrainer, config=TrollGRPOConfig, eval_dataset=None, **options):
+    args = config(output_dir=str(folder), **CPU | BATCH | {"max_completion_length": 8} | options)
+    model = tiny_model(max_position_embeddings=24)
+    return trainer(model, token_reward, args, dataset, eval_dataset, processing_class=tiny_tokenizer())
+
+
+def prompts(*texts):
+    return Dataset.from_dict({"prompt": ["w1 w2", "w3", *texts]})
+
+
+@pytest.mark.parametrize(
+    "empty",
+    ["", "  \n", [], [{"role": "user", "content": ""}], [{"role": "user", "content": [{"type": "text", "text": " "}]}]],
+)
+def test_an_empty_prompt_is_named_with_its_row(empty, tmp_path):
+    before = ["w1", "w2"] if isinstance(empty, str) else [[{"role": "user", "content": "w1"}]] * 2
+    if isinstance(empty, list) and empty and isinstance(empty[0]["content"], list):
+        before = [[{"role": "user", "content": [{"type": "text", "text": "w1"}]}]] * 2
+    with pytest.raises(ValueError, match="Row 2 of the train dataset has an empty prompt"):
+        make(tmp_path, Dataset.from_dict({"prompt": [*before, empty]}))
+
+
+@pytest.mark.parametrize("trainer", [(TrollGRPOTrainer, TrollGRPOConfig), (TrollRLOOTrainer, TrollRLOOConfig)])
+def test_prompts_that_leave_no_room_are_named_with_their_row(trainer, tmp_path):
+    make(tmp_path, prompts(" ".join(["w1"] * 16)), *trainer)  # 16 + 8 tokens fit exactly
+    with pytest.raises(ValueError, match=r"row 2 of train has 17 tokens; with `max_completion_length` 8 .* at most 7"):
+        make(tmp_path, prompts(" ".join(["w1"] * 17)), *trainer)
+    with pytest.raises(ValueError, match=r"row 3 of train has 24 tokens, which leaves no room .* context of 24"):
+        make(tmp_path, prompts("w5", " ".join(["w1"] * 24)), *trainer)
+    with pytest.raises(ValueError, match="row 2 of eval has 17 tokens"):
+        make(tmp_path, prompts(), *trainer, eval_dataset=prompts(" ".join(["w1"] * 17)))
+    with pytest.raises(ValueError, match="row 2 of hard has 17 tokens"):
+        make(tmp_path, prompts(), *trainer, eval_dataset={"easy": prompts(), "hard": prompts(" ".join(["w1"] * 17))})
+
+
+def test_prompts_that_surely_fit_are_not_tokenized(tmp_path, monkeypatch):
+    """A data set of 100,000 prompts is looked through in a second."""
+    seen = []
+    tokenize = GRPOTrainer._tokenize_prompts
+
+    def counting(self, prompts):
+        seen.extend(prompts)
+        return tokenize(self, prompts)
+
+    monkeypatch.setattr(GRPOTrainer, "_tokenize_prompts", counting)
+    make(tmp_path, prompts("w1 w2 w3", "w1 w2 w3 w4 w5"))
+    assert seen == ["w1 w2"]
+    make(tmp_path, prompts("w1 w2 w3", "w1 w2 w3 w4 w5 w6"))
+    assert seen[1:] == ["w1 w2", "w1 w2 w3 w4 w5 w6"], "17 bytes, and room for 16 tokens"
+
+
+def test_a_streamed_prompt_is_named_when_it_comes(tmp_path):
+    rows = [{"prompt": prompt} for prompt in (*tiny_prompts(2)["prompt"], " ".join(["w1"] * 17), "w3")]
+    trainer = make(tmp_path, IterableDataset.from_generator(lambda: iter(rows)), per_device_train_batch_size=16)
+    with pytest.raises(ValueError, match="of the rollout batch on rank 0 has 17 tokens"):
+        trainer.train()

@@ -1,0 +1,248 @@
+"""A resumed run is the uninterrupted one, bit for bit: weights, losses, gradient norms and every other metric."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig
+from safetensors import safe_open
+from tiny import tiny_model, tiny_tokenizer
+from transformers import TrainerCallback
+from trl_comparison import make_trainer, weights
+
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, rollout_state
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+OPTIONS = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 2e-2, "max_steps": 9, "kl_bound": 0.01}
+# Eight offsets each. The second and the fourth go through several epochs, the third logs averages of three updates.
+CONFIGURATIONS = {
+    "eight_updates": {"steps_per_generation": 8},
+    "two_iterations": {"num_iterations": 2, "steps_per_generation": 2, "per_device_train_batch_size": 32},
+    "accumulation": {"gradient_accumulation_steps": 2, "logging_steps": 3, "weight_decay": 0.1},
+    "three_epochs": {
+        "steps_per_generation": 2,
+        "per_device_train_batch_size": 32,
+        "lr_scheduler_type": "cosine",
+        "use_adaptive_entropy": True,
+        "entropy_target": 10.0,
+    },
+}
+
+
+def grpo(folder, **options):
+    return make_trainer(TrollGRPOTrainer, TrollGRPOConfig, folder, **OPTIONS | options)
+
+
+def rloo(folder, **options):
+    return make_trainer(TrollRLOOTrainer, TrollRLOOConfig, folder, **OPTIONS | {"beta": 0.0} | options)
+
+
+def lora(folder, **options):
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1)  # dropout draws random numbers
+    return grpo(folder, peft_config=config, beta=0.1, **options)
+
+
+def log_of(trainer) -> list[dict]:
+    """Log lines without what is a time."""
+    times = ("runtime", "per_second", "step_time")
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    return [{name: value for name, value in line.items() if not name.endswith(times)} for line in lines]
+
+
+def assert_same_run(expected, actual):
+    assert actual.state.global_step == expected.state.global_step
+    assert log_of(actual) == log_of(expected)
+    for name, value in weights(expected).items():
+        assert torch.equal(value, weights(actual)[name]), name
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The uninterrupted run of a configuration, with a checkpoint after every update; run when first asked for."""
+    runs = {}
+
+    def run(name, make=grpo):
+        if name not in runs:
+            folder = tmp_path_factory.mktemp(name)
+            runs[name] = make(folder, **CONFIGURATIONS.get(name, {}))
+            runs[name].train()
+        return runs[name]
+
+    return run
+
+
+@pytest.mark.parametrize("offset", range(1, 9))
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_any_update_resumes_exactly(name, offset, uninterrupted, tmp_path):
+    expected = uninterrupted(name)
+    random.seed(offset), np.random.seed(offset), torch.manual_seed(offset)
+    resumed = grpo(tmp_path, **CONFIGURATIONS[name] | {"save_strategy": "no"})
+    resumed.train(f"{expected.args.output_dir}/checkpoint-{offset}")
+    assert_same_run(expected, resumed)
+
+
+def bfloat16(folder, **options):
+    return grpo(folder, bf16=True, gradient_checkpointing=True, **options)
+
+
+@pytest.mark.parametrize(("make", "offset"), [(rloo, 2), (rloo, 4), (lora, 2), (lora, 4), (bfloat16, 3)])
+def test_other_runs_resume_exactly(make, offset, uninterrupted, tmp_path):
+    expected = uninterrupted(make.__name__, make)
+    resumed = make(tmp_path, save_strategy="no")
+    resumed.train(f"{expected.args.output_dir}/checkpoint-{offset}")
+    assert_same_run(expected, resumed)
+
+
+def test_saving_does_not_change_the_run(uninterrupted, tmp_path):
+    unsaved = grpo(tmp_path, **CONFIGURATIONS["eight_updates"] | {"save_strategy": "no"})
+    unsaved.train()
+    assert_same_run(uninterrupted("eight_updates"), unsaved)
+
+
+def test_a_run_resumed_twice_is_exact(uninterrupted, tmp_path):
+    expected = uninterrupted("accumulation")
+    shutil.copytree(f"{expected.args.output_dir}/checkpoint-3", tmp_path / "checkpoint-3")
+    for last in (5, 9):
+        resumed = grpo(tmp_path, **CONFIGURATIONS["accumulation"])
+        stop_after(resumed, last)
+        resumed.train(resume_from_checkpoint=True)
+    assert_same_run(expected, resumed)
+
+
+def stop_after(trainer, step):
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop |= state.global_step >= step
+
+    trainer.add_callback(Stop())
+
+
+@pytest.mark.parametrize("given", ["newest", "path"])
+def test_a_finished_run_takes_no_further_update(given, uninterrupted, tmp_path):
+    """transformers takes one more, since it looks for the end only after an update."""
+    expected = uninterrupted("eight_updates")
+    shutil.copytree(f"{expected.args.output_dir}/checkpoint-9", tmp_path / "checkpoint-9")
+    resumed = grpo(tmp_path, **CONFIGURATIONS["eight_updates"])
+    resumed.train(resume_from_checkpoint=True if given == "newest" else str(tmp_path / "checkpoint-9"))
+    assert_same_run(expected, resumed)
+
+
+# -- Without the rollout batch ----------------------------------------------------------------------------------------
+
+
+def rollouts_of(trainer) -> list[tuple[int, list[str]]]:
+    """The update before which each rollout batch is generated from now on, and its prompts."""
+    seen, generate = [], trainer._generate
+
+    def recording(prompts):
+        seen.append((trainer.state.global_step, list(prompts)))
+        return generate(prompts)
+
+    trainer._generate = recording
+    return seen
+
+
+@pytest.mark.parametrize("reason", ["file", "option", "ranks", "layout"])
+def test_without_its_rollout_batch_a_run_generates_a_fresh_one(reason, tmp_path, caplog):
+    """In step with the data: the fresh batch is for the prompts of the lost one, later ones come when they would."""
+    first = grpo(tmp_path, steps_per_generation=8, max_steps=17, save_rollouts=reason != "option")
+    rollouts = rollouts_of(first)
+    stop_after(first, 17)
+    first.train()
+    assert [step for step, _ in rollouts] == [0, 8, 16]
+    folder, options = tmp_path / "checkpoint-11", {"steps_per_generation": 8}
+    file = folder / rollout_state.file_name(0, 1)
+    if reason in ("file", "ranks"):
+        (folder / "complete.json").unlink()
+    if reason == "file":
+        file.unlink()
+    elif reason == "ranks":
+        file.rename(folder / rollout_state.file_name(0, 2))
+    elif reason == "layout":
+        options = {"steps_per_generation": 4, "gradient_accumulation_steps": 1}
+
+    resumed = grpo(tmp_path / "resumed", max_steps=17, save_strategy="no", **options)
+    fresh = rollouts_of(resumed)
+    with caplog.at_level("WARNING"):
+        resumed.train(str(folder))
+    assert "a fresh one is generated" in caplog.text
+    assert resumed.state.global_step == 17
+    if reason == "layout":
+        assert [step for step, _ in fresh] == [11, 12, 16]
+        return
+    assert fresh[0] == (11, rollouts[1][1])
+    assert fresh[1] == rollouts[2]
+
+
+def test_at_the_end_of_a_rollout_batch_nothing_is_lost_without_it(tmp_path, caplog):
+    first = grpo(tmp_path, steps_per_generation=4, save_rollouts=False)
+    first.train()
+    resumed = grpo(tmp_path / "resumed", steps_per_generation=4, save_strategy="no")
+    with caplog.at_level("WARNING"):
+        resumed.train(str(tmp_path / "checkpoint-8"))
+    assert "fresh" not in caplog.text
+    assert_same_run(first, resumed)
+
+
+def test_the_file_holds_tensors_and_json_of_the_stated_size(uninterrupted):
+    """8·K + 4 bytes for the old policy and at most 32 more a token, padding included."""
+    trainer = uninterrupted("eight_updates")
+    path = f"{trainer.args.output_dir}/checkpoint-3/{rollout_state.file_name(0, 1)}"
+    with safe_open(path, framework="pt") as file:
+        info = json.loads(file.metadata()["info"])
+        batch = {name: file.get_tensor(name) for name in file.keys() if name.startswith("batch/")}  # noqa: SIM118
+    assert info["step"] == 3 and len(info["batches"]) == 8
+    tokens = sum(batch[f"batch/{i}/completion_ids"].numel() for i in range(8))
+    widest = max(batch[f"batch/{i}/troll_old_token_ids"].shape[-1] for i in range(8))
+    prompts = sum(batch[f"batch/{i}/prompt_{name}"].numel() * 8 for i in range(8) for name in ("ids", "mask"))
+    total = sum(tensor.numel() * tensor.element_size() for tensor in batch.values())
+    rows = 8 * 8 * 8  # advantages and counts of 8 batches of 8 rows
+    assert total - prompts - rows <= tokens * (8 * widest + 4 + 32)
+    finished = f"{trainer.args.output_dir}/checkpoint-8/{rollout_state.file_name(0, 1)}"
+    with safe_open(finished, framework="pt") as file:
+        assert not any(name.startswith("batch/") for name in file.keys())  # noqa: SIM118
+
+
+def test_the_generators_come_back(tmp_path):
+    for draw in (random.random, np.random.standard_normal, lambda: torch.rand(()).item(), lambda: random.gauss(0, 1)):
+        draw()  # one standard normal leaves a second one in the generator's state
+        rollout_state.save(tmp_path / "state", {"nan": float("nan")}, {}, None)
+        expected = [draw() for _ in range(5)]
+        rollout_state.load(tmp_path / "state", torch.device("cpu"))
+        assert [draw() for _ in range(5)] == expected
+
+
+def test_a_stock_checkpoint_resumes_with_a_warning(tmp_path, caplog):
+    """One of TRL's own trainer has neither our file nor a marker."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    options = {name: value for name, value in OPTIONS.items() if name != "kl_bound"}
+    stock = make_trainer(GRPOTrainer, GRPOConfig, tmp_path, **options, epsilon=0.2)
+    stop_after(stock, 3)
+    stock.train()
+    resumed = grpo(tmp_path, save_strategy="no")
+    with pytest.raises(ValueError, match=r"checkpoint-3 \(it has no complete.json: .* be given by its path"):
+        resumed.train(resume_from_checkpoint=True)
+    with caplog.at_level("WARNING"):
+        resumed.train(str(tmp_path / "checkpoint-3"))
+    assert "not known whether it is complete" in caplog.text and "a fresh one is generated" in caplog.text
+    assert resumed.state.global_step == 9
+
+
+def test_a_checkpoint_resumes_in_trls_own_trainer(uninterrupted, tmp_path):
+    from trl import GRPOConfig, GRPOTrainer
+
+    options = {name: value for name, value in OPTIONS.items() if name != "kl_bound"}
+    stock = make_trainer(GRPOTrainer, GRPOConfig, tmp_path, **options | {"save_strategy": "no"}, steps_per_generation=8)
+    stock.train(f"{uninterrupted('eight_updates').args.output_dir}/checkpoint-3")
+    assert stock.state.global_step == 9
+
+
+def test_models_and_tokenizers_of_checkpoints_load(uninterrupted):
+    folder = f"{uninterrupted('eight_updates').args.output_dir}/checkpoint-5"
+    model = tiny_model().from_pretrained(folder)
+    assert model.config.vocab_size == len(tiny_tokenizer().from_pretrained(folder))

@@ -1,0 +1,132 @@
+"""Checkpoint folders that are either complete or not there: written aside, marked, renamed; and the newest of them."""
+
+import contextlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+# A checkpoint is written into this folder of the output folder, where neither `get_last_checkpoint` nor an upload looks
+SAVING = "_saving"
+# Written last: every file of the checkpoint, and its size
+MARKER = "complete.json"
+
+
+class Found(NamedTuple):
+    """Result of [`newest_complete`]: the folder, if there is one, and why newer ones were passed over."""
+
+    path: Path | None
+    skipped: list[str]
+
+
+def publish(folder: Path, destination: Path) -> None:
+    """
+    Mark a checkpoint that has been written as complete, and move it to where it belongs, in place of an older one.
+
+    Everything is on the disk before the marker is, and the marker before the rename. A process that dies on the way
+    leaves what [`newest_complete`] can sort out.
+
+    Args:
+        folder (`Path`):
+            The checkpoint, in a folder `_saving`.
+        destination (`Path`):
+            Where it goes, on the same file system.
+    """
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(_files(folder))}
+    for name in files:
+        _sync(folder / name)
+    marker = folder / MARKER
+    marker.write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
+    _sync(marker)
+    for part in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        _sync_entries(part)
+    _move(folder, destination)
+
+
+def why_incomplete(folder: Path) -> str | None:
+    """
+    Why a checkpoint folder is not complete, or `None` if it is. Nothing is read but its marker.
+
+    Args:
+        folder (`Path`):
+            A checkpoint.
+    """
+    try:
+        files = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError:
+        return f"it has no {MARKER}: it was cut off, or another program wrote it"
+    except (ValueError, KeyError, TypeError):
+        return f"its {MARKER} cannot be read"
+    for name, size in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
+    return None
+
+
+def newest_complete(output_dir: Path) -> Found:
+    """
+    The newest complete checkpoint of a run. One that was complete but not yet renamed is put in its place.
+
+    Args:
+        output_dir (`Path`):
+            The run's folder.
+
+    Returns:
+        [`Found`]: the folder with the highest step, or `None`; and a line for every newer folder that was skipped.
+    """
+    skipped = []
+    for folder in _checkpoints(output_dir / SAVING):
+        reason = why_incomplete(folder)
+        if reason is None:
+            _move(folder, output_dir / folder.name)
+        else:
+            skipped.append(f"{SAVING}/{folder.name} ({reason})")
+    for folder in sorted(_checkpoints(output_dir), key=_step, reverse=True):
+        reason = why_incomplete(folder)
+        if reason is None:
+            newer = [line for line in skipped if _step(Path(line.split(" ")[0])) >= _step(folder)]
+            return Found(folder, newer)
+        skipped.append(f"{folder.name} ({reason})")
+    return Found(None, skipped)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    found = folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if folder.is_dir() else ()
+    return [path for path in found if path.is_dir() and path.name.split("-")[-1].isdecimal()]
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[-1])
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != MARKER]
+
+
+def _move(folder: Path, destination: Path) -> None:
+    # An older checkpoint of the same step goes only now that the new one is complete, wherever it stands
+    if destination.exists():
+        shutil.rmtree(destination)
+    os.rename(folder, destination)
+    _sync_entries(destination.parent)
+    shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+def _sync_entries(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # not every file system can wait for a folder
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's entries, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,149 @@
+"""What a user may get wrong, checked before the first update: option ranges, empty prompts, prompts without room."""
+
+import math
+from collections.abc import Iterable
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from datasets import Dataset
+
+if TYPE_CHECKING:  # what stands behind the mixin
+    from trl import GRPOTrainer as _Trainer
+else:
+    _Trainer = object
+
+_RANGES = {
+    "positive and finite": (
+        lambda x: 0 < x < math.inf,
+        ("temperature", "repetition_penalty", "num_train_epochs", "adam_epsilon", "vllm_importance_sampling_clip_max"),
+    ),
+    "at least 0 and finite": (
+        lambda x: 0 <= x < math.inf,
+        (
+            *("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "beta", "entropy_coef_delta", "top_k"),
+            *("off_policy_mask_threshold", "vllm_importance_sampling_clip_min", "logging_steps", "save_steps"),
+        ),
+    ),
+    "at least 0": (lambda x: x >= 0, ("epsilon", "epsilon_high")),  # inf means no clip
+    "in [0, 1)": (lambda x: 0 <= x < 1, ("adam_beta1", "adam_beta2")),
+    "in (0, 1]": (lambda x: 0 < x <= 1, ("top_p",)),
+    "in [0, 1]": (lambda x: 0 <= x <= 1, ("min_p", "top_entropy_quantile", "ref_model_mixup_alpha")),
+    "finite": (math.isfinite, ("entropy_coef", "entropy_coef_min", "entropy_coef_max", "entropy_target")),
+    "a whole number of at least 1": (
+        lambda x: x >= 1 and x == int(x),
+        (
+            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+            *("steps_per_generation", "generation_batch_size", "num_iterations", "max_completion_length"),
+            *("num_generations_eval", "ref_model_sync_steps", "max_skipped_updates"),
+        ),
+    ),
+    "a whole number of at least 2": (lambda x: x >= 2 and x == int(x), ("num_generations",)),  # a group is compared
+    "-1 (train for `num_train_epochs`) or a whole number of at least 1": (
+        lambda x: x == -1 or (x >= 1 and x == int(x)),
+        ("max_steps",),
+    ),
+}
+
+
+def check_ranges(config: Any) -> None:
+    """
+    Check the numbers of a configuration, those included that TRL takes as they come and fails on late, or never.
+
+    Args:
+        config ([`~trl.GRPOConfig`] or [`~trl.RLOOConfig`]):
+            The configuration. Options that it does not have, or that are `None`, are not looked at.
+
+    Raises:
+        ValueError: an option outside of its range, with the value and the range.
+    """
+    for allowed, (inside, names) in _RANGES.items():
+        for name in names:
+            value = getattr(config, name, None)
+            if value is not None and not (_is_number(value) and inside(value)):
+                raise ValueError(f"`{name}` must be {allowed}, got {value!r}.")
+    for number, weight in enumerate(config.reward_weights or ()):
+        if not (_is_number(weight) and math.isfinite(weight)):
+            raise ValueError(f"`reward_weights` must be finite numbers, got {weight!r} for reward function {number}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+
+
+class InputChecksMixin(_Trainer):
+    """
+    Stands before a TRL trainer in the list of bases, and names the first row of its data that cannot be trained on.
+
+    Datasets that can be indexed are checked at construction: prompts without text, and prompts that with
+    `max_completion_length` exceed the model's context. Streamed ones are checked a rollout batch at a time, in
+    `_tokenize_prompts`, which is overridden. Prompts with images, or of an environment, have no fixed length and are
+    not checked.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self._is_vlm or getattr(self, "environment_factories", None) is not None:
+            return
+        evaluation = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
+        for name, dataset in {"train": self.train_dataset, **evaluation}.items():
+            if isinstance(dataset, Dataset) and "prompt" in dataset.column_names:
+                self._check_prompts(name, dataset)
+
+    def _check_prompts(self, name: str, dataset: Dataset):
+        sizes = []  # bytes
+        for row, prompt in enumerate(dataset["prompt"]):
+            sizes.append(sum(len(text.encode()) for text in _texts(prompt)))
+            if sizes[-1] == 0:
+                raise ValueError(
+                    f"Row {row} of the {name} dataset has an empty prompt: {prompt!r}. Remove the row, or look at how "
+                    "its prompt is built."
+                )
+        context, tokenize = self._context_length(), super()._tokenize_prompts
+        if context is None or not sizes:
+            return
+        # A token is at least one byte of text; what the chat template adds, the first row shows. So few rows, mostly
+        # none, can be too long, and only those are tokenized.
+        length_of = lambda row: len(tokenize([dataset[row]["prompt"]])[0][0])
+        template = length_of(0)
+        room = context - self.max_completion_length
+        for row in [row for row, size in enumerate(sizes) if size + template > room]:
+            self._check_length(length_of(row), f"row {row} of {name}")
+
+    def _tokenize_prompts(self, prompts: list):
+        tokenized = super()._tokenize_prompts(prompts)
+        if self._context_length() is not None:
+            for row, ids in enumerate(tokenized[0]):
+                self._check_length(len(ids), f"row {row} of the rollout batch on rank {self.accelerator.process_index}")
+        return tokenized
+
+    def _context_length(self) -> int | None:
+        if self._is_vlm or getattr(self, "environment_factories", None) is not None:
+            return None
+        model = self.accelerator.unwrap_model(self.model)
+        return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+    def _check_length(self, length: int, row: str):
+        context, completion = self._context_length(), self.max_completion_length
+        if context is None or length + completion <= context:
+            return
+        if length >= context:
+            raise ValueError(
+                f"The prompt of {row} has {length:,} tokens, which leaves no room for a completion in the model's "
+                f"context of {context:,}. Remove or shorten it."
+            )
+        raise ValueError(
+            f"The prompt of {row} has {length:,} tokens; with `max_completion_length` {completion:,} that exceeds the "
+            f"model's context of {context:,}. Set `max_completion_length` to at most {context - length:,}, or remove "
+            "the row."
+        )
+
+
+def _texts(prompt: Any) -> Iterable[str]:
+    """The texts of a prompt: text itself, or a list of messages whose content is text or a list of blocks."""
+    if isinstance(prompt, str):
+        yield prompt.strip()
+        return
+    for message in prompt or ():
+        content = message.get("content")
+        blocks = [{"text": content}] if isinstance(content, str) else content or ()
+        yield from (block["text"].strip() for block in blocks if block.get("text"))

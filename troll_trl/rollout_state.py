@@ -1,0 +1,105 @@
+"""What a resumed run needs beyond TRL's checkpoint to be the uninterrupted one: tensors and JSON in a safetensors file.
+
+The file of every rank holds the states of its random generators, the counters of a step and, if the checkpoint was
+taken between the updates of a rollout batch, the batch with its old policy. Its size is that of the batch: per token of
+a completion, padding included, 8·K + 4 bytes for the old policy (K the widest support in the batch) and 24 to 32 for
+ids, mask and log-probabilities.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+Batches = list[dict[str, Any]]
+
+
+def file_name(rank: int, ranks: int) -> str:
+    """Name of a rank's file in a checkpoint folder."""
+    return f"rollout-state-{rank}-of-{ranks}.safetensors"
+
+
+def save(path: Path, info: dict[str, Any], tensors: dict[str, torch.Tensor], batches: Batches | None) -> None:
+    """
+    Write the state of this rank.
+
+    Args:
+        path (`Path`):
+            The file.
+        info (`dict[str, Any]`):
+            What JSON can hold; NaN and infinities included.
+        tensors (`dict[str, torch.Tensor]`):
+            Other tensors to keep.
+        batches (`list[dict[str, Any]]`, *optional*):
+            TRL's buffer: one dictionary per micro-batch, of tensors and of what JSON can hold.
+    """
+    generator_tensors, generator_info = _generator_states()
+    tensors = {**tensors, **generator_tensors}
+    others: Batches | None = None
+    if batches is not None:
+        others = [{name: value for name, value in batch.items() if not _is_tensor(value)} for batch in batches]
+        for i, batch in enumerate(batches):
+            tensors |= {f"batch/{i}/{name}": value for name, value in batch.items() if _is_tensor(value)}
+    # A copy each: micro-batches are views of one rollout batch, and safetensors takes no shared memory
+    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+    text = json.dumps({**info, "generators": generator_info, "batches": others})
+    save_file(tensors, path, metadata={"info": text})
+
+
+def load(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, torch.Tensor], Batches | None]:
+    """
+    Read what [`save`] wrote, and set the random generators.
+
+    Args:
+        path (`Path`):
+            The file.
+        device (`torch.device`):
+            Where the tensors go.
+
+    Returns:
+        `tuple`: `info`, `tensors` and `batches` as they were given to [`save`].
+    """
+    with safe_open(path, framework="pt", device="cpu") as file:
+        info = json.loads(file.metadata()["info"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+    _set_generators(tensors, info.pop("generators"))
+    batches = info.pop("batches")
+    rest = {name: value.to(device) for name, value in tensors.items() if not name.startswith(("batch/", "generator/"))}
+    if batches is not None:
+        for name, value in tensors.items():
+            if name.startswith("batch/"):
+                _, i, key = name.split("/", 2)
+                batches[int(i)][key] = value.to(device)
+    return info, rest, batches
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _generator_states() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    tensors = {
+        "generator/python": torch.tensor(words),
+        "generator/numpy": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+        "generator/torch": torch.get_rng_state(),
+    }
+    if torch.accelerator.is_available():
+        tensors["generator/device"] = torch.get_device_module().get_rng_state()
+    return tensors, {"python": [version, gauss], "numpy": [kind, position, has_gauss, cached]}
+
+
+def _set_generators(tensors: dict[str, torch.Tensor], info: dict[str, Any]) -> None:
+    version, gauss = info["python"]
+    random.setstate((version, tuple(tensors["generator/python"].tolist()), gauss))
+    kind, position, has_gauss, cached = info["numpy"]
+    np.random.set_state((kind, tensors["generator/numpy"].numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(tensors["generator/torch"])
+    if "generator/device" in tensors and torch.accelerator.is_available():
+        torch.get_device_module().set_rng_state(tensors["generator/device"])
