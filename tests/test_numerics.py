@@ -218,13 +218,12 @@ def test_a_reward_of_none_still_means_that_the_function_does_not_apply(tmp_path)
     assert all(snapshots.moved()) and sum(logged(trainer, "troll/skipped_updates")) == 0
 
 
-def test_bad_rewards_of_async_functions_and_of_models_are_named(tmp_path, monkeypatch):
+def test_bad_rewards_of_async_functions_and_of_models_are_named(tmp_path):
     class RewardModel(nn.Module):
         def forward(self, input_ids, **kwargs):
             return type("Output", (), {"logits": torch.full((len(input_ids), 1), torch.nan)})
 
-    monkeypatch.setattr("trl_comparison.token_reward", async_nan_reward)
-    trainer = grpo(tmp_path, max_skipped_updates=1)
+    trainer = grpo(tmp_path, max_skipped_updates=1, reward=async_nan_reward)
     with pytest.raises(FloatingPointError, match="reward 'async_nan_reward' at row 0 of the rollout batch"):
         trainer.train()
     trainer = with_reward(grpo(tmp_path, max_skipped_updates=1), RewardModel())
