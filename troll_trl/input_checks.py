@@ -15,16 +15,19 @@ else:
 _RANGES = {
     "positive and finite": (
         lambda x: 0 < x < math.inf,
-        ("temperature", "repetition_penalty", "num_train_epochs", "adam_epsilon", "vllm_importance_sampling_clip_max"),
+        ("temperature", "repetition_penalty", "num_train_epochs", "adam_epsilon"),
     ),
+    "positive": (lambda x: x > 0, ("vllm_importance_sampling_clip_max",)),  # inf means no clip
     "at least 0 and finite": (
         lambda x: 0 <= x < math.inf,
         (
-            *("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "beta", "entropy_coef_delta", "top_k"),
-            *("off_policy_mask_threshold", "vllm_importance_sampling_clip_min", "logging_steps", "save_steps"),
+            *("learning_rate", "weight_decay", "warmup_steps", "beta", "entropy_coef_delta"),
+            *("vllm_importance_sampling_clip_min", "logging_steps", "save_steps"),
         ),
     ),
-    "at least 0": (lambda x: x >= 0, ("epsilon", "epsilon_high")),  # inf means no clip
+    # inf means no clip
+    "at least 0": (lambda x: x >= 0, ("epsilon", "epsilon_high", "max_grad_norm", "off_policy_mask_threshold")),
+    "-1, to vLLM all tokens, or a whole number of at least 0": (lambda x: x >= -1 and x == int(x), ("top_k",)),
     "in [0, 1)": (lambda x: 0 <= x < 1, ("adam_beta1", "adam_beta2")),
     "in (0, 1]": (lambda x: 0 < x <= 1, ("top_p",)),
     "in [0, 1]": (lambda x: 0 <= x <= 1, ("min_p", "top_entropy_quantile", "ref_model_mixup_alpha")),
@@ -119,8 +122,12 @@ class InputChecksMixin(_Trainer):
     def _context_length(self) -> int | None:
         if self._is_vlm or getattr(self, "environment_factories", None) is not None:
             return None
-        model = self.accelerator.unwrap_model(self.model)
-        return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        config = self.accelerator.unwrap_model(self.model).config.get_text_config()
+        context = getattr(config, "max_position_embeddings", None)
+        # Scaled positions (YaRN and others) may reach further than the config says
+        scaling = getattr(config, "rope_parameters", None) or {}
+        original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+        return max(context, int(original * factor)) if context and original and factor else context
 
     def _check_length(self, length: int, row: str):
         context, completion = self._context_length(), self.max_completion_length
