@@ -144,6 +144,7 @@ class BadNumbersMixin(_Trainer):
     def _get_grad_norm(self, model, grad_norm=None):
         # The last call before the optimizer's step that knows the norm, with `max_grad_norm` 0 too
         grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        self._updates_since_log += 1
         if self.is_deepspeed_enabled:
             return grad_norm
         norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else torch.as_tensor(grad_norm)
@@ -151,7 +152,6 @@ class BadNumbersMixin(_Trainer):
             self._count("gradient", torch.ones((), device=self._bad_counts.device))
         bad, tokens = self._gather_counts()
         skip = bool(bad) or tokens == 0
-        self._updates_since_log += 1
         self._skipped_since_log += skip
         if skip:
             model.zero_grad()  # without gradients the optimizer does nothing, weight decay included
