@@ -145,7 +145,9 @@ def _same_members(gold: str, left: Members | None, answer: str, right: Members |
     if len(left.parts) != len(right.parts) or len(left.parts) > MAX_MEMBERS:
         return False
     plain = {"list", "set", "union"}
-    if (left.kind == right.kind and left.kind not in plain) or (left.kind, right.kind) == ("()", "list"):
+    named = len({part.partition("=")[0] for part in left.parts if "=" in part}) > 1  # x=1, y=2
+    ordered = (left.kind == right.kind and left.kind not in plain) or (left.kind, right.kind) == ("()", "list")
+    if ordered or (named and not any("=" in part for part in right.parts)):
         return all(equal(g, a, leaf, depth + 1) for g, a in zip(left.parts, right.parts, strict=True))
     if {left.kind, right.kind} == {"set", "union"}:
         return False
@@ -270,7 +272,7 @@ def words(text: str) -> str | None:
         return None
     if not wrapped and len(content) < 4 and content.casefold() not in ("yes", "no", "dne", "odd"):
         return None
-    content = re.sub(r"\A(?:an?|the) ", "", content.casefold())
+    content = re.sub(r"\A(?:an?|the) (?=\w\w)", "", content.casefold())
     return _SYNONYMS.get(content, content)
 
 
