@@ -272,6 +272,8 @@ def words(text: str) -> str | None:
         return None
     if not wrapped and len(content) < 4 and content.casefold() not in ("yes", "no", "dne", "odd"):
         return None
+    if not wrapped and "-" in content and all(len(part) < 3 for part in content.split("-")):  # ad-bc
+        return None
     content = re.sub(r"\A(?:an?|the) (?=\w\w)", "", content.casefold())
     return _SYNONYMS.get(content, content)
 
