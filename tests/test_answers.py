@@ -151,6 +151,7 @@ fractions = st.fractions(min_value=-10_000, max_value=10_000, max_denominator=40
 def test_equivalent_spellings_keep_the_verdict(value, data):
     gold, answer = (data.draw(st.sampled_from(spellings(value))) for _ in range(2))
     assume("=" not in gold and "metres" not in gold)
+    assume("$" not in gold.strip("$") or "metres" not in answer)  # dollars are no metres
     assert reward(gold, answer) == 1.0
 
 

@@ -329,6 +329,7 @@ GOOD_LINE = b'{"problem": "p", "answer": "1"}\n'
         (GOOD_LINE * 3 + b'{"problem": "p", "ans', r"line 4 of rows.jsonl is no complete JSON .*Was the file cut"),
         (GOOD_LINE * 3 + b'{"problem": "p", "ans\n' + GOOD_LINE, r"line 4 of rows.jsonl is no complete JSON"),
         (GOOD_LINE + b"5\n", r"line 2 of rows.jsonl is no JSON object: 5"),
+        (GOOD_LINE + b'{"problem": "a\\ud800", "answer": "1"}\n', r"line 2 of rows.jsonl holds half of a surrogate"),
         (GOOD_LINE + b"\x00\x00\n", r"line 2 of rows.jsonl is no complete JSON"),
         (
             GOOD_LINE + '{"problem": "caf\u00e9", "answer": "1"}\n'.encode("latin-1"),

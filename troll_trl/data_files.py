@@ -98,6 +98,9 @@ def _reason_of_bad_line(line: bytes) -> str | None:
     try:
         text = line.decode("utf-8-sig")
         row = json.loads(text) if text.strip() else {}
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return f"holds half of a surrogate pair ({error.object[error.start]!r}), which is no character."
     except UnicodeDecodeError as error:
         return f"is not UTF-8 (byte {error.start}: {line[error.start : error.start + 1]!r}). Save the file as UTF-8."
     except ValueError as error:

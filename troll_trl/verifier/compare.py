@@ -26,6 +26,8 @@ _LINEAR = re.compile(r"(?:[0-9+\-./{} ]|\\frac|\\cdot)*(?:[A-Za-z]|\\[a-z]+)(?:[
 _CHOICE_LABEL = re.compile(r"(?:\\text\{\s?\(?([A-J])\)?[.:]?\s?\}|\(([A-J])\)|([A-J])[.):])\s?[.:]?\s?(?=[^\s=<>^_])")
 _UNIT_BEHIND = re.compile(r"\s?\\text\{((?:[^{}]|\{[^{}]*\})*)\}(?:\^\{?\d\}?)?$")
 _SKIPPED = re.compile(r"\\(?:[lcv]?dots|to|sim|simeq|[Rr]ightarrow|iff|implies|mapsto)(?![A-Za-z])|\.\.\.")
+# Of which degrees are a part, not a unit that may be left out
+OF_AN_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _BASE = re.compile(r"\d_\{?\d")
 _SYNONYMS = {
     "dne": "does not exist", "no solutions": "no solution", "no real solutions": "no solution",
@@ -132,9 +134,9 @@ def _same_members(gold: str, left: Members | None, answer: str, right: Members |
         several = (right.kind == "list" and len(right.parts) <= MAX_MEMBERS) or len(right.parts) == 1
         return several and all(equal(gold, part, leaf, depth + 1) for part in right.parts)
     if right is None:
-        sides = split(answer, ("=",))
-        if len(sides) == 2 and NAME.fullmatch(sides[0]):
-            return equal(gold, sides[1], leaf, depth + 1)
+        sides = split(answer, ("=",))  # a = b = c = 1
+        if len(sides) == len(left.parts) + 1 > 2 and all(map(NAME.fullmatch, sides[:-1])):
+            return all(equal(part, sides[-1], leaf, depth + 1) for part in left.parts)
         return len(left.parts) == 1 and equal(left.parts[0], answer, leaf, depth + 1)
     if left.name is not None and right.name is not None and left.name != right.name:
         return False
@@ -143,7 +145,9 @@ def _same_members(gold: str, left: Members | None, answer: str, right: Members |
     if len(left.parts) != len(right.parts) or len(left.parts) > MAX_MEMBERS:
         return False
     plain = {"list", "set", "union"}
-    if (left.kind == right.kind and left.kind not in plain) or (left.kind, right.kind) == ("()", "list"):
+    named = len({part.partition("=")[0] for part in left.parts if "=" in part}) > 1  # x=1, y=2
+    ordered = (left.kind == right.kind and left.kind not in plain) or (left.kind, right.kind) == ("()", "list")
+    if ordered or (named and not any("=" in part for part in right.parts)):
         return all(equal(g, a, leaf, depth + 1) for g, a in zip(left.parts, right.parts, strict=True))
     if {left.kind, right.kind} == {"set", "union"}:
         return False
@@ -242,7 +246,7 @@ def _has_words(text: str) -> bool:
 
 def _without_unit(text: str) -> tuple[str, str | None]:
     """An expression without the unit behind it, and its canonical name if that is known."""
-    if text.endswith(r"^\circ"):
+    if text.endswith(r"^\circ") and not OF_AN_ANGLE.search(text):
         return text.removesuffix(r"^\circ"), "deg"
     match = _UNIT_BEHIND.search(text)
     if match is not None and match.start():
@@ -268,7 +272,9 @@ def words(text: str) -> str | None:
         return None
     if not wrapped and len(content) < 4 and content.casefold() not in ("yes", "no", "dne", "odd"):
         return None
-    content = re.sub(r"\A(?:an?|the) ", "", content.casefold())
+    if not wrapped and "-" in content and all(len(part) < 3 for part in content.split("-")):  # ad-bc
+        return None
+    content = re.sub(r"\A(?:an?|the) (?=\w\w)", "", content.casefold())
     return _SYNONYMS.get(content, content)
 
 
@@ -294,7 +300,7 @@ def _may_round_to(exact: str, rounded: str) -> bool:
 
 def _same_ratio(gold: str, answer: str) -> bool:
     """3:4 as such or as a fraction; not reduced, for 3:30 may be a time."""
-    answer = re.sub(r"(?<=\d) to (?=\d)", ":", answer)
+    answer = re.sub(r"(?<=\d) ?(?:to|\\text\{ ?to ?\}) ?(?=\d)", ":", answer)
     parts = [gold.split(":"), answer.split(":")]
     if len(parts[0]) == 2 and len(parts[1]) == 1:
         parts[0] = [f"{parts[0][0]}/{parts[0][1]}"]

@@ -56,7 +56,7 @@ _RULES = tuple(
         (r"\\lt(?![A-Za-z])|&lt;", "<"),
         (r"\\gt(?![A-Za-z])|&gt;", ">"),
         (r"\\ne(?![A-Za-z])|!=", r"\\neq "),
-        (r"\\(?:varnothing|emptyset)(?![A-Za-z])", r"\\emptyset "),
+        (r"\\(?:varnothing|emptyset)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\[lr]?vert(?![A-Za-z])", "|"),
@@ -70,6 +70,8 @@ _RULES = tuple(
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])", r"^\\circ "),
         (r"\\(?:textbf|textit|textrm|textsf|texttt|textnormal|emph|mbox|hbox|mathrm|mathbf|mathsf|mathit|bm|text)\s*\{",
          r"\\text{"),
+        (r"\A\s*(?:\\text\{)?\s*(?i:all real(?: number)?s)\s*\}?\s*\Z", r"\\mathbb{R}"),
+        (r"(?<=\S),?\s*(?:\\text\{)?\s*\bfor (?:all|any|every)\b.*\Z", ""),
         # Plain text
         (r"\*\*", "^"),
         (r"\*", r"\\cdot "),

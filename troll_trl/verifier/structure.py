@@ -2,7 +2,7 @@ r"""The structure of an answer: the parts of lists, sets, tuples, intervals, mat
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _TOKEN = re.compile(
     r"\\begin\{[a-z]+\*?\}|\\end\{[a-z]+\*?\}|\\text\{[^{}]*\}|\\[A-Za-z]+|\\.|\b(?:and|or)\b|.", re.DOTALL
@@ -12,19 +12,20 @@ _CLOSERS = frozenset((")", "]", "}", r"\}", r"\rangle"))
 _OPENERS = frozenset(("(", "[", "{", r"\{", r"\langle"))
 _LIST_SEPARATORS = frozenset((",", ";", "and", "or"))
 _TEXT_SEPARATOR = re.compile(r"\\text\{[\s,]*(and|or)[\s,]*\}")
+_PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])")
 _RELATIONS = {"<": False, r"\le": True, ">": False, r"\ge": True}
 _MATRIX = re.compile(
-    r"\\begin\{(?:[pbB]?matrix|smallmatrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{(?:[a-zB]+)\}", re.DOTALL
+    r"\[?\\begin\{(?:[pbB]?matrix|smallmatrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{(?:[a-zB]+)\}\]?", re.DOTALL
 )
 _OUTWARD = re.compile(r"(?!\[.*\]\Z)([\[\]])([^\[\](),;]*[,;][^\[\](),;]*)([\[\]])")  # ]1,2[
-_MEMBER_OF = re.compile(r"(?P<name>[^=<>,]{1,20}?)\\in\s?(?=[\[(\]\\])(?P<set>.*)", re.DOTALL)
+_MEMBER_OF = re.compile(r"(?P<name>[^=<>]{1,20}?)\\in\s?(?=[\[(\]\\])(?P<set>.*)", re.DOTALL)
 _SET_BUILDER = re.compile(
     r"\\\{(?P<name>\\?[A-Za-z]+)(?:\\in\s?\\mathbb\{R\})?\s?(?:\\mid|\||:)\s?(?P<condition>.*)\\\}", re.DOTALL
 )
 # A single letter, f(x), |AB|, \angle ABC, (x,y): what an equation may give a value to
 NAME = re.compile(
     r"(?:\\(?:angle|overline|triangle|vec|hat|bar|mathbf|text|mathcal)\s?)?\{?(?:[A-Za-z]|[A-Z]{2,4}|\\(?:[a-zA-Z]{2,8}))"
-    r"\}?'{0,3}(?:_\{?\w{1,4}\}?)?(?:\((?:[A-Za-z],?){1,3}\))?|\|[A-Z]{2}\||\((?:[a-z],?\s?)+\)|\\text\{[^{}]*\}"
+    r"\}?'{0,3}(?:_\{?\w{1,4}\}?)?(?:\((?:[A-Za-z],?){1,3}\))?|\|[A-Z]{2}\||\((?:(?:[A-Za-z]|\\[a-z]++)(?:_\{?\w++\}?)?+,?\s?)++\)|\\text\{[^{}]*\}"
 )
 LETTER = re.compile(
     r"\\(?!pi\b|frac|sqrt|times|cdot|text|ln|log|sin|cos|tan|le|ge|infty|circ|binom|pm|cup)[A-Za-z]+|(?<![\\A-Za-z])(?![ei]\b)[A-Za-z]"
@@ -42,7 +43,7 @@ class Members:
         parts (`list[str]`):
             The parts; rows of a matrix, with `&` between the cells, included.
         name (`str`, *optional*):
-            The variable of an inequality.
+            The variable of an inequality, or the left side of an equation such as `(x,y)=(3,5)`.
     """
 
     kind: str
@@ -81,6 +82,10 @@ def read_members(text: str) -> Members | None:
     matrix = _MATRIX.fullmatch(text)
     if matrix:
         return Members("matrix", [row for row in split(matrix[1], (r"\\",)) if row])
+    sides = split(text, ("=",))
+    if len(sides) == 2 and NAME.fullmatch(sides[0]):
+        members = read_members(sides[1])
+        return members and replace(members, name=sides[0].replace(" ", ""))
     return _bracketed(text) or _interval(text)
 
 
@@ -126,14 +131,12 @@ def _interval(text: str) -> Members | None:
 
 def _signs(text: str) -> list[str]:
     r"""The two values of an expression with `\pm`."""
-    if sum(token == r"\pm" for token, _ in _top_level(text)) != 1:
+    if len(_PLUS_MINUS.findall(text)) != 1 or text.startswith((r"\{", "[")):
         return [text]
     sides = split(text, ("=",))
-    value = sides[-1]
-    if r"\pm" not in value:
-        return [text]
+    value = sides[-1] if all(map(NAME.fullmatch, sides[:-1])) else text
     both = (value.replace(r"\pm", "+").replace(r"\mp", "-"), value.replace(r"\pm", "-").replace(r"\mp", "+"))
-    return [re.sub(r"(?<=[+-])\s|^\+", "", choice.strip()) for choice in both]
+    return [re.sub(r"(?<=[+-])\s|(?:^|(?<=[{(,=]))\+", "", choice.strip()) for choice in both]
 
 
 def split(text: str, separators: Collection[str]) -> list[str]:

@@ -53,6 +53,7 @@ _CONTINUING = """
     between below above through until wrong incorrect vs versus
 """
 _NOT_UNITS = frozenset(_CONTINUING.split()) | frozenset(_MAGNITUDES)
+_PLAIN_UNIT = re.compile(r"\b(?:(?:sq|square|cu|cubic)\.? )?units?\b(?:\s?\^\{?\d\}?)?")
 _TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
@@ -209,7 +210,7 @@ def read_unit(text: str) -> tuple[str | None, int, bool] | None:
         whether it is percent; `None` for what is no unit.
     """
     apart = text.startswith((" ", "\\text"))  # 12 m, not the product 12m
-    text = _TEXT.sub(r" \1 ", text).strip()
+    text = _PLAIN_UNIT.sub("", _TEXT.sub(r" \1 ", text)).strip()
     if not text:
         return None, 1, False
     if text in ("%", "percent", "percents", "pct", "% percent"):
@@ -265,6 +266,6 @@ def canonical_unit(text: str, lone_letters: bool = True) -> str | None:
         elif word == r"\circ":
             last = "deg"
             powers[last] = 1
-        elif lower not in ("unit", "units", r"\cdot") and word not in " .-(){}^":
+        elif lower != r"\cdot" and word not in " .-(){}^":
             return None
     return " ".join(f"{unit}^{power}" for unit, power in sorted(powers.items())) or None
