@@ -4,10 +4,9 @@ import math
 
 import pytest
 import torch
-from references import reference_project
 from tiny import tiny_model, tiny_tokenizer
 from trl import GRPOConfig, RLOOConfig, RLOOTrainer
-from trl_comparison import assert_same_movement, logged, make_trainer, weights, weights_of
+from trl_comparison import assert_same_movement, logged, make_trainer, reference_tokens, weights, weights_of
 
 from troll_trl import TrollRLOOConfig, TrollRLOOTrainer, trl_seams
 
@@ -64,21 +63,10 @@ def test_loss_of_a_completion(tmp_path):
     trainer.model.train()
     loss = trainer._compute_loss(trainer.model, inputs)
 
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
-    attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-    length = inputs["completion_ids"].shape[1]
-    logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, -length - 1 : -1].detach()
-    log_ratio = torch.zeros(len(ids), dtype=torch.float64)
+    log_ratio = torch.zeros(len(inputs["advantages"]), dtype=torch.float64)
     regression, projected = log_ratio.clone(), 0
-    for b, t in inputs["completion_mask"].nonzero().tolist():
-        support, old = inputs["troll_old_token_ids"][b, t], inputs["troll_old_log_probs"][b, t].double()
-        kept = support[support >= 0].long()
-        p_full = torch.log_softmax(logits[b, t].double(), -1)
-        rest = p_full[[v for v in range(100) if v not in kept.tolist()]].logsumexp(0, keepdim=True)
-        p, q = torch.cat([p_full[kept], rest]), torch.cat([old[: len(kept)], old[-1:]])
-        t_solution, pi = reference_project(p.numpy(), q.numpy(), 0.01)
-        projected += int(t_solution < 1)
-        pi = torch.as_tensor(pi)
+    for b, _, p, q, pi, is_projected in reference_tokens(trainer, inputs):
+        projected += is_projected
         log_ratio[b] += pi[0] - q[0]
         regression[b] += (p.exp() * (p - pi)).sum()
     expected = (-log_ratio.exp() * inputs["advantages"] + 0.5 * regression).mean()

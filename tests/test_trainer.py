@@ -8,11 +8,10 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from references import reference_project
 from tiny import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
-from trl_comparison import assert_same_movement, logged, make_trainer, weights, weights_of
+from trl_comparison import assert_same_movement, logged, make_trainer, reference_tokens, weights, weights_of
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, trl_seams
 from troll_trl.sparse import SparseDistribution
@@ -134,22 +133,10 @@ def test_loss_is_the_papers(loss_type, tmp_path):
     trainer.model.train()
     loss = trainer._compute_loss(trainer.model, inputs)
 
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
-    attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-    length = inputs["completion_ids"].shape[1]
-    logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, -length - 1 : -1]
-    support, old = inputs["troll_old_token_ids"], inputs["troll_old_log_probs"].double()
     mask, projected = inputs["completion_mask"].double(), 0
     per_token = torch.zeros(mask.shape, dtype=torch.float64)
-    for b, t in mask.nonzero().tolist():
-        p_full = torch.log_softmax(logits[b, t].double(), -1)
-        kept = support[b, t][support[b, t] >= 0].long()
-        rest = p_full[[v for v in range(100) if v not in kept.tolist()]].logsumexp(0, keepdim=True)
-        p = torch.cat([p_full[kept], rest])
-        q = torch.cat([old[b, t, : len(kept)], old[b, t, -1:]])
-        t_solution, pi = reference_project(p.detach().numpy(), q.numpy(), 0.01)
-        projected += int(t_solution < 1)
-        pi = torch.as_tensor(pi)
+    for b, t, p, q, pi, is_projected in reference_tokens(trainer, inputs):
+        projected += is_projected
         ratio = (pi[0] - q[0]).exp()
         regression = (p.exp() * (p - pi)).sum()
         per_token[b, t] = -ratio * inputs["advantages"][b] + 0.5 * regression

@@ -1,5 +1,7 @@
 """Short runs of a trainer on a tiny model, and how two of them compare."""
 
+import torch
+from references import reference_project
 from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 
 
@@ -74,3 +76,25 @@ def assert_same_movement(start, expected, actual):
     difference = max((expected[name] - actual[name]).abs().max().item() for name in start)
     assert movement > 1e-3, "TRL's trainer has not moved"
     assert difference <= 2e-3 * movement, f"weights differ by {difference:.2e} after moving {movement:.2e}"
+
+
+def reference_tokens(trainer, inputs):
+    """
+    For every live token of a micro-batch: its row and position, policy, old policy and projection as float64
+    log-probabilities over the old support and the rest, and whether it was projected. The policy comes from full
+    logits, the projection from an independent root-finder.
+    """
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    length = inputs["completion_ids"].shape[1]
+    with torch.no_grad():
+        logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, -length - 1 : -1]
+    for b, t in inputs["completion_mask"].nonzero().tolist():
+        support, old = inputs["troll_old_token_ids"][b, t], inputs["troll_old_log_probs"][b, t].double()
+        kept = support[support >= 0].long()
+        p_full = torch.log_softmax(logits[b, t].double(), -1)
+        others = [v for v in range(len(p_full)) if v not in kept.tolist()]
+        p = torch.cat([p_full[kept], p_full[others].logsumexp(0, keepdim=True)])
+        q = torch.cat([old[: len(kept)], old[-1:]])
+        t_solution, pi = reference_project(p.numpy(), q.numpy(), trainer.args.kl_bound)
+        yield b, t, p, q, torch.as_tensor(pi), t_solution < 1
