@@ -3,6 +3,7 @@
 import functools
 import math
 import warnings
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -454,6 +455,25 @@ class TestSeams:
         trainer._compute_loss(trainer.model, inputs)
         drift = (seen[0] - inputs["old_per_token_logps"])[inputs["completion_mask"].bool()].abs().max()
         assert drift > 0.05
+
+
+def test_off_policy_mask_is_called_as_trls(tmp_path):
+    """By position, on the class and on a trainer; overridden by a subclass; patched after the trainer was made."""
+    arguments = torch.tensor([[1.0], [-1.0]]), torch.full((2, 4), -2.0), torch.zeros(2, 4), torch.ones(2, 4), 1.0
+
+    class Inverted(TrollGRPOTrainer):
+        def get_off_policy_mask(self, *args, **kwargs):
+            return 1 - GRPOTrainer.get_off_policy_mask(*args, **kwargs)
+
+    options = {"off_policy_mask_threshold": 0.5, "max_steps": 2}
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
+    assert TrollGRPOTrainer.get_off_policy_mask(*arguments).flatten().tolist() == [1, 0]
+    assert trainer.get_off_policy_mask(*arguments).flatten().tolist() == [1, 0]
+    subclass = make_trainer(Inverted, TrollGRPOConfig, tmp_path, **options)
+    assert subclass.get_off_policy_mask(*arguments).flatten().tolist() == [0, 1]
+    with patch.object(TrollGRPOTrainer, "get_off_policy_mask", wraps=GRPOTrainer.get_off_policy_mask) as patched:
+        trainer.train()
+    assert patched.call_count == 2
 
 
 def test_dataset_without_prompts_fails_early(tmp_path):
