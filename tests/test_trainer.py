@@ -500,6 +500,25 @@ def test_off_policy_mask_is_called_as_trls(tmp_path):
     assert patched.call_count == 2
 
 
+def test_a_batch_that_lost_its_old_policy_is_said(tmp_path, caplog):
+    """A subclass that makes batches of its own and leaves out our columns would train without any trust region."""
+
+    class OwnBatches(TrollGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            return {name: value for name, value in output.items() if not name.startswith("troll_")}
+
+    trainer = make_trainer(OwnBatches, TrollGRPOConfig, tmp_path, max_steps=2)
+    with caplog.at_level("WARNING"):
+        trainer.train()
+    assert caplog.text.count("troll_old_token_ids and troll_old_log_probs of its old policy") == 1
+    caplog.clear()
+    idle = make_trainer(OwnBatches, TrollGRPOConfig, tmp_path, steps_per_generation=1, max_steps=1)
+    with caplog.at_level("WARNING"):
+        idle.train()
+    assert "of its old policy" not in caplog.text
+
+
 def test_dataset_without_prompts_fails_early(tmp_path):
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
     trainer.train_dataset = Dataset.from_dict({"question": ["w1 w2"] * 32})
