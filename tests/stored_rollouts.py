@@ -30,7 +30,7 @@ ZERO3 = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
 CASES = {
     "dapo": {"loss_type": "dapo"},
     "grpo": {"loss_type": "grpo"},
-    "dr_grpo": {"loss_type": "dr_grpo"},
+    "dr_grpo": {"loss_type": "dr_grpo", "ddp_bucket_cap_mb": 1, "ddp_broadcast_buffers": False},
     "rloo": {},
     "masked_rank": {"loss_type": "dapo"},
     "reference_kl": {"loss_type": "grpo", "beta": 0.3},

@@ -119,6 +119,7 @@ GRPO_ONLY = {
 GENERATION = {
     "sampling_options": {"top_p": 0.9, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.1},
     "generation_kwargs": {"generation_kwargs": {"top_k": 5}},
+    "static_cache": {"cache_implementation": "static"},
     "chat_template": {"dataset": chats(), "tokenizer": chat_tokenizer(), "chat_template_kwargs": {"loud": True}},
 }
 MODEL = {
@@ -126,6 +127,10 @@ MODEL = {
     "checkpointing_reentrant": {
         "gradient_checkpointing": True,
         "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    },
+    "activation_checkpointing": {
+        "activation_checkpointing": True,
+        "activation_checkpointing_kwargs": {"use_reentrant": False},
     },
     "dropout_disabled": {"disable_dropout": True},
     "moe": {"model": moe},  # the architecture's own coefficient, 0.001
@@ -190,3 +195,16 @@ def test_evaluation_is_trls(algorithm, iterable, tmp_path):
     for key in ("eval_reward", "eval_completions/mean_length", "eval_entropy", "eval_loss"):
         assert logged(troll, key) == pytest.approx(logged(trl, key), rel=1e-3, abs=1e-5), key
     assert logged(troll, "eval_troll/projected_fraction") == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("option", ["bf16_full_eval", "fp16_full_eval"])
+def test_evaluation_in_half_precision(option, tmp_path):
+    """Which converts the model, outside of training."""
+    runs = []
+    for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (TrollGRPOTrainer, TrollGRPOConfig)):
+        options = {"eval_dataset": tiny_prompts(8), "per_device_eval_batch_size": 4, option: True}
+        trainer = make_trainer(trainer_class, config_class, tmp_path, **options)
+        runs.append(trainer.evaluate())
+    assert next(trainer.model.parameters()).dtype == (torch.bfloat16 if option == "bf16_full_eval" else torch.float16)
+    for key in ("eval_loss", "eval_reward", "eval_entropy"):
+        assert runs[1][key] == pytest.approx(runs[0][key], rel=1e-2), key

@@ -116,7 +116,8 @@ def test_quantized_base(tmp_path):
 
 @pytest.mark.slow
 def test_compiled_model(tmp_path):
-    start, trl, troll = both(tmp_path, torch_compile=True, torch_compile_backend="eager", max_steps=2)
+    compiled = {"torch_compile": True, "torch_compile_backend": "eager", "torch_compile_mode": "default"}
+    start, trl, troll = both(tmp_path, **compiled, max_steps=2)
     assert_same_movement(start, weights(trl), weights(troll))
 
 

@@ -3,12 +3,13 @@
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
 import trl
 from datasets import Dataset
-from tiny import tiny_model, tiny_prompts, token_reward
+from tiny import tiny_model, token_reward
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
@@ -65,7 +66,7 @@ CORRECTIONS = {
         "vllm_importance_sampling_clip_max": 3.0,
         "vllm_importance_sampling_clip_min": 0.1,
     },
-    "sequence_mask": {"vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": 3.0},
+    "sequence_mask": {"vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_cap": 3.0},
     "none": {"vllm_importance_sampling_correction": False},
 }
 
@@ -260,6 +261,7 @@ def test_tools(kind, tmp_path):
         "reward": None if environment else token_reward,
         "dataset": chats(),
         "max_completion_length": 256,
+        "max_tool_calling_iterations": 1,
         "steps_per_generation": 2,
         "max_steps": 4,
         "learning_rate": 1e-3,
@@ -290,14 +292,12 @@ def test_tools(kind, tmp_path):
 
 
 @pytest.mark.slow
-def test_continuous_batching(tmp_path):
-    trainer = make_trainer(
-        TrollGRPOTrainer,
-        TrollGRPOConfig,
-        tmp_path,
-        use_transformers_continuous_batching=True,
-        dataset=tiny_prompts(),
-        max_steps=2,
-    )
-    trainer.train()
+@pytest.mark.parametrize("option", ["use_transformers_continuous_batching", "use_transformers_paged"])
+def test_continuous_batching(option, tmp_path):
+    options = {option: True, "transformers_continuous_batching_config": {"max_memory_percent": 0.2}, "max_steps": 2}
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
+    with patch.object(trainer.model, "generate_batch", wraps=trainer.model.generate_batch) as generate:
+        trainer.train()
+    (call,) = generate.call_args_list  # one rollout batch
+    assert call.kwargs["continuous_batching_config"].max_memory_percent == 0.2
     assert len(logged(trainer, "troll/kl_max")) == 2

@@ -3,6 +3,7 @@
 import functools
 import math
 import warnings
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -29,7 +30,13 @@ EQUIVALENT = {
     "two_iterations": {"num_iterations": 2},
     "accumulation": {"gradient_accumulation_steps": 2, "max_steps": 6},
     "entropy_bonus": {"entropy_coef": 0.05},
-    "adaptive_entropy_bonus": {"use_adaptive_entropy": True, "entropy_target": 10.0, "entropy_coef_delta": 0.01},
+    "adaptive_entropy_bonus": {
+        "use_adaptive_entropy": True,
+        "entropy_target": 10.0,
+        "entropy_coef_delta": 0.01,
+        "entropy_coef_min": 0.01,
+        "entropy_coef_max": 0.02,
+    },
     "high_entropy_tokens": {"top_entropy_quantile": 0.5},
     "masked_truncated": {"mask_truncated_completions": True, "max_completion_length": 48},  # some end in every update
     "temperature": {"temperature": 0.7},
@@ -300,7 +307,7 @@ def test_subclass_of_trls_config_is_refused(tmp_path):
     class MyConfig(GRPOConfig):
         pass
 
-    with pytest.raises(TypeError, match="got MyConfig"):
+    with pytest.raises(TypeError, match=r"got MyConfig\. Derive it from TrollGRPOConfig"):
         make_trainer(TrollGRPOTrainer, MyConfig, tmp_path)
 
 
@@ -338,6 +345,21 @@ def test_dropout_is_said_to_look_like_drift(tmp_path, caplog):
             "vllm_importance_sampling_mode=token_mask unused: `vllm_importance_sampling_correction` is off",
         ),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1 unused: TRL's trainer has its own loss"),
+        (
+            {"use_vllm": True, "vllm_server_host": "node1"},
+            "vllm_server_host=node1 unused: `vllm_mode` is colocate",
+        ),
+        (
+            {"use_vllm": True, "vllm_mode": "server", "vllm_tensor_parallel_size": 2},
+            "vllm_tensor_parallel_size=2 unused: `vllm_mode` is server",
+        ),
+        ({"use_vllm": True, "cache_implementation": "static"}, "cache_implementation=static unused: `use_vllm` is on"),
+        (
+            {"transformers_continuous_batching_config": {"max_memory_percent": 0.2}},
+            "unused: `use_transformers_continuous_batching` is off",
+        ),
+        ({"num_completions_to_print": 3}, "num_completions_to_print=3 unused: `log_completions` is off"),
+        ({"batch_eval_metrics": True}, "batch_eval_metrics=True unused: TRL's evaluation makes no predictions"),
         ({"ref_model_sync_steps": 3}, "ref_model_sync_steps=3 unused: `sync_ref_model` is off"),
         ({"use_bias_correction_kl": False}, "use_bias_correction_kl=False unused: `beta` is 0"),
         ({"entropy_target": 1.0}, "entropy_target=1.0 unused: `use_adaptive_entropy` is off"),
@@ -361,11 +383,14 @@ def test_options_that_are_used_are_not_said_to_be_unused(tmp_path):
         TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
         TrollRLOOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
         used = {"use_vllm": True, "vllm_mode": "server", "beta": 0.1, "sync_ref_model": True}
+        used |= {"vllm_server_host": "node1", "log_completions": True, "num_completions_to_print": 3}
         used |= {
             "ref_model_sync_steps": 3,
             "use_bias_correction_kl": True,
             "vllm_importance_sampling_mode": "token_mask",
         }
+        TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **used)
+        used = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.4, "vllm_enable_sleep_mode": True}
         TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **used)
 
 
@@ -441,6 +466,44 @@ class TestSeams:
         trainer._compute_loss(trainer.model, inputs)
         drift = (seen[0] - inputs["old_per_token_logps"])[inputs["completion_mask"].bool()].abs().max()
         assert drift > 0.05
+
+
+def test_off_policy_mask_is_called_as_trls(tmp_path):
+    """By position, on the class and on a trainer; overridden by a subclass; patched after the trainer was made."""
+    arguments = torch.tensor([[1.0], [-1.0]]), torch.full((2, 4), -2.0), torch.zeros(2, 4), torch.ones(2, 4), 1.0
+
+    class Inverted(TrollGRPOTrainer):
+        def get_off_policy_mask(self, *args, **kwargs):
+            return 1 - GRPOTrainer.get_off_policy_mask(*args, **kwargs)
+
+    options = {"off_policy_mask_threshold": 0.5, "max_steps": 2}
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
+    assert TrollGRPOTrainer.get_off_policy_mask(*arguments).flatten().tolist() == [1, 0]
+    assert trainer.get_off_policy_mask(*arguments).flatten().tolist() == [1, 0]
+    subclass = make_trainer(Inverted, TrollGRPOConfig, tmp_path, **options)
+    assert subclass.get_off_policy_mask(*arguments).flatten().tolist() == [0, 1]
+    with patch.object(TrollGRPOTrainer, "get_off_policy_mask", wraps=GRPOTrainer.get_off_policy_mask) as patched:
+        trainer.train()
+    assert patched.call_count == 2
+
+
+def test_a_batch_that_lost_its_old_policy_is_said(tmp_path, caplog):
+    """A subclass that makes batches of its own and leaves out our columns would train without any trust region."""
+
+    class OwnBatches(TrollGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            return {name: value for name, value in output.items() if not name.startswith("troll_")}
+
+    trainer = make_trainer(OwnBatches, TrollGRPOConfig, tmp_path, max_steps=2)
+    with caplog.at_level("WARNING"):
+        trainer.train()
+    assert caplog.text.count("troll_old_token_ids and troll_old_log_probs of its old policy") == 1
+    caplog.clear()
+    idle = make_trainer(OwnBatches, TrollGRPOConfig, tmp_path, steps_per_generation=1, max_steps=1)
+    with caplog.at_level("WARNING"):
+        idle.train()
+    assert "of its old policy" not in caplog.text
 
 
 def test_dataset_without_prompts_fails_early(tmp_path):

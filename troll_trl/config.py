@@ -28,7 +28,46 @@ _UNUSED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         lambda _: False,
         "TRL's trainer has its own loss and sampler",
     ),
+    (
+        (
+            "prediction_loss_only",
+            "eval_do_concat_batches",
+            "eval_accumulation_steps",
+            "include_for_metrics",
+            "batch_eval_metrics",
+            "label_names",
+        ),
+        lambda _: False,
+        "TRL's evaluation makes no predictions to gather",
+    ),
+    (
+        ("log_unique_prompts", "num_completions_to_print"),
+        lambda args: args.log_completions,
+        "`log_completions` is off",
+    ),
+    (("cache_implementation", "use_transformers_"), lambda args: not args.use_vllm, "`use_vllm` is on"),
+    (
+        ("transformers_continuous_batching_config",),
+        lambda args: args.use_transformers_continuous_batching,
+        "`use_transformers_continuous_batching` is off",
+    ),
     (("vllm_",), lambda args: args.use_vllm, "`use_vllm` is off"),
+    (
+        ("vllm_server_", "vllm_group_port"),
+        lambda args: not args.use_vllm or args.vllm_mode == "server",
+        "`vllm_mode` is colocate",
+    ),
+    (
+        (
+            "vllm_gpu_memory_utilization",
+            "vllm_tensor_parallel_size",
+            "vllm_max_model_length",
+            "vllm_enable_sleep_mode",
+            "vllm_model_impl",
+        ),
+        lambda args: not args.use_vllm or args.vllm_mode == "colocate",
+        "`vllm_mode` is server, whose own options these are",
+    ),
     (
         ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip", "vllm_importance_sampling_cap"),
         lambda args: args.vllm_importance_sampling_correction,
@@ -126,7 +165,8 @@ class TrollOptions(_TrlConfig):
         """
         if type(args) is not cls._trl_config:
             raise TypeError(
-                f"`args` must be a {cls.__name__} or a plain {cls._trl_config.__name__}, got {type(args).__name__}."
+                f"`args` must be a {cls.__name__} or a plain {cls._trl_config.__name__}, got {type(args).__name__}. "
+                f"Derive it from {cls.__name__}."
             )
         config: Any = copy.copy(args)
         config.__class__ = cls

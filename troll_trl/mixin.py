@@ -193,6 +193,12 @@ class TrollMixin(_Trainer):
         if "tool_mask" in inputs:
             mask = mask * inputs["tool_mask"]  # (B, C)
         if _OLD_TOKEN_IDS not in inputs:  # idle: π = p, with KL and regression 0
+            if self._records_old_policy():
+                logger.warning_once(
+                    f"A batch came without the columns {_OLD_TOKEN_IDS} and {_OLD_LOG_PROBS} of its old policy: TROLL "
+                    "projects nothing in it, and nothing clips its ratios. Whatever makes batches of its own must keep "
+                    "these columns."
+                )
             self._troll_metrics[mode].add_idle(mask)
             return super()._compute_loss(model, inputs)
 

@@ -20,8 +20,9 @@ class TrollRLOOTrainer(BadNumbersMixin, CheckpointMixin, InputChecksMixin, Troll
 
     RLOO's ratio is that of a whole completion. With policy `p`, old policy `q`, projection `π` and advantage `A`, the
     loss of a completion is `−exp(Σ_t log π_t(a_t) − log q_t(a_t))·A + α·Σ_t KL(p_t ‖ stopgrad π_t)`, averaged over the
-    micro-batch. The reference KL is part of the reward in RLOO, so that it needs nothing of TROLL. See [`TrollMixin`]
-    for what is overridden.
+    micro-batch. The trust region is each token's: it does not bound the ratio of a completion, which is a product over
+    its tokens, as RLOO's clip does. The reference KL is part of the reward in RLOO, so that it needs nothing of TROLL.
+    See [`TrollMixin`] for what is overridden.
 
     Args:
         model, reward_funcs, *args, **kwargs:

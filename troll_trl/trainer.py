@@ -1,6 +1,6 @@
 """TrollGRPOTrainer: what differs from TRL's GRPOTrainer, and nothing else."""
 
-import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -61,8 +61,7 @@ class TrollGRPOTrainer(BadNumbersMixin, CheckpointMixin, InputChecksMixin, Troll
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        # On the instance: the class keeps TRL's static method
-        self.get_off_policy_mask = functools.partial(self._off_policy_mask_of_policy, self.get_off_policy_mask)
+        self.get_off_policy_mask = self._off_policy_mask_of_policy  # on the instance: the class keeps TRL's
 
     def _records_old_policy(self) -> bool:
         # TRL's own condition for scoring the rollout with the current weights
@@ -113,10 +112,11 @@ class TrollGRPOTrainer(BadNumbersMixin, CheckpointMixin, InputChecksMixin, Troll
             raise ValueError(f"Unsupported `loss_type`: {self.loss_type!r}.")
         return loss / accumulation
 
-    def _off_policy_mask_of_policy(
-        self, get_mask: Callable, *, per_token_logps: torch.Tensor, **kwargs
-    ) -> torch.Tensor:
+    def _off_policy_mask_of_policy(self, *args, **kwargs) -> torch.Tensor:
         # The projection stays near the old policy by construction; the drift to be masked is the policy's own
         if self._loss_pass is not None:
-            per_token_logps = self._loss_pass.policy_log_probs
-        return get_mask(per_token_logps=per_token_logps, **kwargs)
+            kwargs["per_token_logps"] = self._loss_pass.policy_log_probs
+        # The class's, which this shadows: looked up at each call, since it may be a subclass's or have been patched
+        get_mask = inspect.getattr_static(type(self), "get_off_policy_mask")
+        get_mask = get_mask.__get__(self) if hasattr(get_mask, "__get__") else get_mask
+        return get_mask(*args, **kwargs)
