@@ -43,7 +43,8 @@ def evaluate(args: EvaluationArguments, console: Console):
         console.print(note, highlight=False, markup=False)
     show_disagreements(console, summary)
     write_text(Path(args.output, "table.md"), "\n".join([markdown(header, rows), *below]).rstrip() + "\n")
-    console.print(f"Written: {args.output}/summary.json, samples.jsonl, samples.parquet, table.md", highlight=False)
+    written = f"Written: {args.output}/summary.json, samples.jsonl, samples.parquet, table.md"
+    console.print(written, highlight=False, markup=False)
 
 
 def compare_two(args: EvaluationArguments, console: Console):

@@ -132,9 +132,12 @@ def load_benchmark(
         if name not in HUB:
             raise ValueError(unknown_benchmark(name))
         hub = HUB[name]
-        dataset = load_math_dataset(
-            hub.path, hub.split, hub.config_name, None, None, instruction, system_prompt, max_problems
-        )
+        try:
+            dataset = load_math_dataset(
+                hub.path, hub.split, hub.config_name, None, None, instruction, system_prompt, max_problems
+            )
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"`benchmarks`: {error}. A local copy is given as {name}=path.") from None
         return Benchmark(name, f"{hub.path} ({hub.split})", dataset, instruction)
     if not name or not path:
         raise ValueError(f"`benchmarks`: {spec!r} must be `name=path`, with a name and the path of a file or folder.")
@@ -146,7 +149,7 @@ def load_benchmark(
 
 
 def unknown_benchmark(name: str) -> str:
-    nearest = difflib.get_close_matches(name, HUB, n=3, cutoff=0.4) or list(HUB)
+    nearest = difflib.get_close_matches(name.lower(), HUB, n=3, cutoff=0.4) or list(HUB)
     hint = f" For a file or folder, give it a name: {Path(name).stem or 'name'}={name}." if Path(name).exists() else ""
     return (
         f"`benchmarks`: there is no benchmark {name!r}. The nearest names are {', '.join(nearest)}; all of them: "
