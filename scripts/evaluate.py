@@ -15,7 +15,6 @@ from pathlib import Path
 import datasets
 import torch
 from rich.console import Console
-from safetensors import SafetensorError
 
 from troll_trl.evaluation import (
     EvaluationArguments,
@@ -68,12 +67,7 @@ def main():
             evaluate(args, console)
         if args.compare is not None:
             compare_two(args, console)
-    except (
-        ValueError,
-        OSError,
-        ImportError,
-        SafetensorError,
-    ) as error:  # what a user can set right, without a traceback
+    except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback
         report(f"evaluate.py: error: {error}")
         raise SystemExit(2) from None
     except torch.OutOfMemoryError as error:

@@ -368,6 +368,7 @@ def test_vllm_seam(workplace, monkeypatch):
     [
         (flags("--model", "./nowhere"), "there is no folder ./nowhere"),
         (flags("--model", "cache_of_nothing/empty"), "the folder cache_of_nothing/empty holds"),
+        (flags("--model", "model/config.json"), "model/config.json is a file. Give the folder"),
         (flags("--model", "bare"), "the folder bare holds no tokenizer"),
         (flags("--benchmarks", "gsm8"), "The nearest names are gsm8k"),
         (flags("--benchmarks", "GSM8K"), "The nearest names are gsm8k"),
@@ -403,6 +404,26 @@ def test_a_mistake_ends_in_one_line(workplace, arguments, expected, monkeypatch,
     assert message.startswith("evaluate.py: error: ")
     assert expected in message
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("tokenizer.json", lambda data: data[:500], "the tokenizer of model cannot be loaded"),
+        ("model.safetensors", lambda data: data[:5000], "model cannot be loaded: "),
+        (
+            "config.json",
+            lambda data: data.replace(b'"hidden_size": 16', b'"hidden_size": 32'),
+            "model cannot be loaded",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_named(workplace, file, change, message, monkeypatch, capsys):
+    """Weights of other shapes ended in a traceback, torn files in an error without a name."""
+    path = workplace / "model" / file
+    path.write_bytes(change(path.read_bytes()))
+    code, _, err = run_script(*flags(), monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2 and f"evaluate.py: error: `model`: {message}" in err and "Traceback" not in err
 
 
 def test_thinking_mode_that_the_template_does_not_know_is_refused(workplace):

@@ -31,9 +31,11 @@ def check_model(model: str):
 
     Raises:
         FileNotFoundError: it is a path, and no folder.
-        ValueError: the folder holds no model, or the base model of an adapter is a missing folder.
+        ValueError: it is a file, the folder holds no model, or the base model of an adapter is a missing folder.
     """
     folder = Path(model)
+    if folder.is_file():
+        raise ValueError(f"`model`: {model} is a file. Give the folder that holds the model.")
     if not folder.is_dir():
         if model.startswith((".", "/", "~")) or model.count("/") > 1:
             raise FileNotFoundError(f"`model`: there is no folder {model} (working folder: {os.getcwd()}).")

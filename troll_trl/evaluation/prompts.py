@@ -48,7 +48,7 @@ def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokeniz
         )
     try:
         return AutoTokenizer.from_pretrained(model, revision=revision)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # of a torn file, too
         where = "" if folder.is_dir() else " It is no folder here, and the hub did not give it."
         raise OSError(f"`model`: the tokenizer of {model} cannot be loaded.{where} {error}") from None
 
