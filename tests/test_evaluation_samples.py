@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from troll_trl.evaluation import EvaluationArguments, compare, score_file, summarize
+from troll_trl.evaluation.foreign import _rows
 from troll_trl.evaluation.samples import SampleWriter, read_lines, write_parquet
 from troll_trl.evaluation.tally import read_tallies
 
@@ -125,6 +126,20 @@ def test_memory_does_not_grow_with_the_completions(tmp_path):
     tracemalloc.stop()
     assert summary["results"][0]["metrics"]["mean@8"]["value"] == 1
     assert peak < 56 * 2**20  # a row group of 16 MB, as Python objects and in Arrow
+
+
+def test_memory_does_not_grow_with_the_row_group_of_another_tools_parquet(tmp_path):
+    """pandas writes all rows as one group, which was read at once."""
+    texts = [f"{number:09}" * 500 for number in range(10_000)]  # 45 MB
+    pq.write_table(pa.table({"text": texts}), tmp_path / "x.parquet", use_dictionary=False, compression="none")
+    assert pq.ParquetFile(tmp_path / "x.parquet").num_row_groups == 1
+    pool = pa.default_memory_pool()
+    before, peak, rows = pool.bytes_allocated(), 0, 0
+    for row in _rows(tmp_path / "x.parquet", pytest.fail):
+        assert row["text"] == texts[rows]
+        peak, rows = max(peak, pool.bytes_allocated() - before), rows + 1
+    assert rows == len(texts)
+    assert peak < 16 * 2**20
 
 
 # Files of other tools

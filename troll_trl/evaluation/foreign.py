@@ -182,7 +182,8 @@ def _rows(path: Path, report: Report) -> Iterator[dict[str, Any]]:
         yield from read_lines(path, report)
     elif path.suffix == ".parquet":
         try:
-            file = pq.ParquetFile(path)
+            # A row group may be the whole file: read by its pages, it does not have to fit into memory
+            file = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**20)
         except pa.ArrowInvalid as error:
             raise ValueError(f"{path} cannot be read: {error}.") from None
         with file:
