@@ -49,7 +49,7 @@ def evaluate(args: EvaluationArguments, console: Console):
 def compare_two(args: EvaluationArguments, console: Console):
     comparison = compare(args, report)
     header, rows = comparison_table(comparison)
-    show(console, f"A = {comparison['a']}, B = {comparison['b']}; paired bootstrap", header, rows)
+    show(console, f"A = {comparison['a']}, B = {comparison['b']}; paired bootstrap", header, rows, keys=3)
     if args.output is not None:
         Path(args.output).mkdir(parents=True, exist_ok=True)
         write_text(Path(args.output, "comparison.json"), json.dumps(comparison, indent=2, ensure_ascii=False) + "\n")
