@@ -171,7 +171,8 @@ def _unique_ids(dataset: datasets.Dataset, instruction: str | None) -> Iterator[
     for row in dataset:
         user = [message["content"] for message in row["prompt"] if message["role"] != "system"]
         if instruction is not None:
-            user[-1] = user[-1].removesuffix(instruction).rstrip()
+            user[-1] = user[-1].removesuffix(instruction)
+        user[-1] = user[-1].rstrip()
         digest = hashlib.sha256("\n".join([*user, row["solution"]]).encode()).hexdigest()[:12]
         seen[digest] = seen.get(digest, 0) + 1
         yield digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
