@@ -291,6 +291,24 @@ def test_what_no_hub_gives_is_named(workplace, monkeypatch):
         generate(*flags(model=("some/model",)))
 
 
+def test_a_samples_file_that_was_changed_is_refused(workplace):
+    """A sample of an unknown problem or number was a KeyError, one that was there twice counted twice."""
+    generate(*flags())
+    path = Path("out/samples.jsonl")
+    whole = path.read_text()
+    for change in ({"problem": "other"}, {"sample": 3}, {"sample": -1}, {"sample": None}, {"sample": 1}):
+        path.write_text(whole + json.dumps(json.loads(whole.splitlines()[0]) | change) + "\n")
+        with pytest.raises(ValueError, match=r"sample 25 \(.*\) is not one of this run, or is there twice"):
+            generate(*flags())
+
+
+def test_a_record_that_is_no_object_is_refused(workplace):
+    generate(*flags())
+    Path("out/run.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"run\.json cannot be read: it is no JSON object"):
+        generate(*flags("--temperature", "0.5"))
+
+
 def test_a_further_model_and_benchmark_join_a_run(workplace):
     save_model(workplace / "second", seed=1)
     generate("--model", "model", "--benchmarks", "one=one.jsonl", "--output", "out", *SETTINGS)

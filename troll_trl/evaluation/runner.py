@@ -66,7 +66,10 @@ class Record:
             return
         if self._path.is_file():
             try:
-                self.content |= json.loads(self._path.read_text(encoding="utf-8"))
+                before = json.loads(self._path.read_text(encoding="utf-8"))
+                if not isinstance(before, dict):
+                    raise ValueError("it is no JSON object")
+                self.content |= before
             except ValueError as error:
                 raise ValueError(
                     f"{self._path} cannot be read: {error}. Give another `output`, or `overwrite`."
@@ -212,6 +215,9 @@ def find_done(
     Returns:
         `dict[tuple[str, str], np.ndarray]`: by model and benchmark a boolean (problems, n) array; no sample counts as
         there if it is to be overwritten.
+
+    Raises:
+        ValueError: a sample that this run did not make, or one that is there twice.
     """
     rows = {benchmark.name: {id: row for row, id in enumerate(benchmark.ids)} for benchmark in benchmarks}
     done = {
@@ -219,10 +225,18 @@ def find_done(
         for model in args.model
         for benchmark in benchmarks
     }
-    for line in () if args.overwrite else read_lines(path, report):
-        key = (line["model"], line["benchmark"])
-        if key in done:
-            done[key][rows[line["benchmark"]][line["problem"]], line["sample"]] = True
+    for number, line in enumerate(() if args.overwrite else read_lines(path, report), 1):
+        key = (str(line.get("model")), str(line.get("benchmark")))
+        if key not in done:
+            continue
+        problem, sample = line.get("problem"), line.get("sample")
+        row = rows[key[1]].get(str(problem))
+        if row is None or sample not in range(args.n) or done[key][row, sample]:
+            raise ValueError(
+                f"{path}: sample {number} (problem {problem!r}, sample {sample!r}) is not one of this run, or is there "
+                "twice. Was the file changed? Remove the line, or give another `output`, or `overwrite`."
+            )
+        done[key][row, sample] = True
     return done
 
 
