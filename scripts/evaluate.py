@@ -15,7 +15,6 @@ from pathlib import Path
 import datasets
 import torch
 from rich.console import Console
-from safetensors import SafetensorError
 
 from troll_trl.evaluation import (
     EvaluationArguments,
@@ -43,13 +42,14 @@ def evaluate(args: EvaluationArguments, console: Console):
         console.print(note, highlight=False, markup=False)
     show_disagreements(console, summary)
     write_text(Path(args.output, "table.md"), "\n".join([markdown(header, rows), *below]).rstrip() + "\n")
-    console.print(f"Written: {args.output}/summary.json, samples.jsonl, samples.parquet, table.md", highlight=False)
+    written = f"Written: {args.output}/summary.json, samples.jsonl, samples.parquet, table.md"
+    console.print(written, highlight=False, markup=False)
 
 
 def compare_two(args: EvaluationArguments, console: Console):
     comparison = compare(args, report)
     header, rows = comparison_table(comparison)
-    show(console, f"A = {comparison['a']}, B = {comparison['b']}; paired bootstrap", header, rows)
+    show(console, f"A = {comparison['a']}, B = {comparison['b']}; paired bootstrap", header, rows, keys=3)
     if args.output is not None:
         Path(args.output).mkdir(parents=True, exist_ok=True)
         write_text(Path(args.output, "comparison.json"), json.dumps(comparison, indent=2, ensure_ascii=False) + "\n")
@@ -67,12 +67,7 @@ def main():
             evaluate(args, console)
         if args.compare is not None:
             compare_two(args, console)
-    except (
-        ValueError,
-        OSError,
-        ImportError,
-        SafetensorError,
-    ) as error:  # what a user can set right, without a traceback
+    except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback
         report(f"evaluate.py: error: {error}")
         raise SystemExit(2) from None
     except torch.OutOfMemoryError as error:

@@ -106,6 +106,8 @@ def test_from_flags_to_summary_and_not_run_again(workplace, monkeypatch, capsys)
     assert one["truncated"] == np.mean([row["truncated"] for row in rows if row["benchmark"] == "one"])
     assert 0 < one["truncated"] < 1 and 0 < one["no_answer"] <= 1
     assert one["mean_tokens"] == np.mean([row["tokens"] for row in rows if row["benchmark"] == "one"])
+    for name in ("truncated", "no_answer", "unparsable", "timed_out", "mean_tokens"):
+        assert overall[name] == pytest.approx((one[name] + two[name]) / 2), name
     # The prompt as the model saw it, up to where it answers
     unknown = ["<unk>"] * len(DEFAULT_INSTRUCTION.split())
     assert summary["first_prompts"]["model"]["one"].split() == ["w0", *unknown, "w0"]
@@ -244,7 +246,7 @@ def test_a_mistake_with_the_last_model_shows_before_the_first_is_loaded(workplac
     tokenizer.chat_template = "{% for n in range(60) %}w1 {% endfor %}" + TEMPLATE
     tokenizer.save_pretrained("wordy")
     monkeypatch.setattr("troll_trl.evaluation.runner.TransformersGenerator", None)
-    with pytest.raises(ValueError, match=r"wordy was made for 64 in all\. Set it to at most 0\."):
+    with pytest.raises(ValueError, match=r"longest prompt has \d+ tokens, and wordy was made for 64"):
         generate(*flags(model=("model", "wordy")))
 
 
@@ -253,6 +255,58 @@ def test_a_run_that_failed_before_its_first_sample_does_not_bind_the_next(workpl
         generate(*flags("--max_new_tokens", "100"))
     generate(*flags())
     assert json.loads(Path("out/run.json").read_text())["settings"]["max_new_tokens"] == 12
+
+
+def test_overwrite_discards_nothing_if_the_call_is_a_mistake(workplace):
+    generate(*flags())
+    before = Path("out/samples.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="Set it to at most"):
+        generate(*flags("--overwrite", "true", "--max_new_tokens", "100"))
+    assert Path("out/samples.jsonl").read_bytes() == before
+    assert json.loads(Path("out/run.json").read_text())["settings"]["max_new_tokens"] == 12
+
+
+def test_an_evaluation_into_the_folder_of_its_model_goes_on(workplace):
+    """Its own run.json and summary.json were taken for a change of the model."""
+    generate(*flags(output="model"))
+    Path("model/all_results.json").write_text("{}")  # of a training
+    assert any("nothing is run again" in text for text in generate(*flags(output="model")))
+
+
+def test_output_folders_with_a_tilde_and_brackets(workplace, monkeypatch, capsys):
+    """The table went to another folder than the summary, and [/1] was taken for rich's markup."""
+    monkeypatch.setenv("HOME", str(workplace))
+    code, out, err = run_script(*flags(output="~/o[/1]"), monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0, err
+    assert {"table.md", "summary.json"} <= {path.name for path in (workplace / "o[" / "1]").iterdir()}
+    assert "o[/1]/summary.json" in out
+
+
+def test_what_no_hub_gives_is_named(workplace, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError("no connection")
+
+    monkeypatch.setattr("troll_trl.evaluation.prompts.AutoTokenizer.from_pretrained", refuse)
+    with pytest.raises(OSError, match=r"the tokenizer of some/model cannot be loaded\. It is no folder here"):
+        generate(*flags(model=("some/model",)))
+
+
+def test_a_samples_file_that_was_changed_is_refused(workplace):
+    """A sample of an unknown problem or number was a KeyError, one that was there twice counted twice."""
+    generate(*flags())
+    path = Path("out/samples.jsonl")
+    whole = path.read_text()
+    for change in ({"problem": "other"}, {"sample": 3}, {"sample": -1}, {"sample": None}, {"sample": 1}):
+        path.write_text(whole + json.dumps(json.loads(whole.splitlines()[0]) | change) + "\n")
+        with pytest.raises(ValueError, match=r"sample 25 \(.*\) is not one of this run, or is there twice"):
+            generate(*flags())
+
+
+def test_a_record_that_is_no_object_is_refused(workplace):
+    generate(*flags())
+    Path("out/run.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"run\.json cannot be read: it is no JSON object"):
+        generate(*flags("--temperature", "0.5"))
 
 
 def test_a_further_model_and_benchmark_join_a_run(workplace):
@@ -332,8 +386,11 @@ def test_vllm_seam(workplace, monkeypatch):
     [
         (flags("--model", "./nowhere"), "there is no folder ./nowhere"),
         (flags("--model", "cache_of_nothing/empty"), "the folder cache_of_nothing/empty holds"),
+        (flags("--model", "model/config.json"), "model/config.json is a file. Give the folder"),
         (flags("--model", "bare"), "the folder bare holds no tokenizer"),
         (flags("--benchmarks", "gsm8"), "The nearest names are gsm8k"),
+        (flags("--benchmarks", "GSM8K"), "The nearest names are gsm8k"),
+        (flags("--benchmarks", "long=long.jsonl"), "The longest prompt has 78 tokens, and model was made for 64"),
         (flags("--benchmarks", "x=empty.jsonl"), "empty.jsonl is empty"),
         (flags("--k", "4"), "pass@4 needs at least 4 samples of a problem, but `n` is 3"),
         (flags("--max_new_tokens", "100"), "was made for 64 in all. Set it to at most "),
@@ -356,6 +413,7 @@ def test_a_mistake_ends_in_one_line(workplace, arguments, expected, monkeypatch,
         (workplace / "bare" / name).unlink()
     (workplace / "cache_of_nothing" / "empty").mkdir(parents=True)
     (workplace / "empty.jsonl").touch()
+    (workplace / "long.jsonl").write_text(json.dumps({"question": "w1 " * 65, "answer": "1"}) + "\n")
     (workplace / "bad.yaml").write_text("temprature: 1\n")
     expected = expected.replace("the folder cache_of_nothing/empty holds", "cache_of_nothing/empty holds neither")
     code, _, err = run_script(*arguments, monkeypatch=monkeypatch, capsys=capsys)
@@ -364,6 +422,26 @@ def test_a_mistake_ends_in_one_line(workplace, arguments, expected, monkeypatch,
     assert message.startswith("evaluate.py: error: ")
     assert expected in message
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("tokenizer.json", lambda data: data[:500], "the tokenizer of model cannot be loaded"),
+        ("model.safetensors", lambda data: data[:5000], "model cannot be loaded: "),
+        (
+            "config.json",
+            lambda data: data.replace(b'"hidden_size": 16', b'"hidden_size": 32'),
+            "model cannot be loaded",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_named(workplace, file, change, message, monkeypatch, capsys):
+    """Weights of other shapes ended in a traceback, torn files in an error without a name."""
+    path = workplace / "model" / file
+    path.write_bytes(change(path.read_bytes()))
+    code, _, err = run_script(*flags(), monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2 and f"evaluate.py: error: `model`: {message}" in err and "Traceback" not in err
 
 
 def test_thinking_mode_that_the_template_does_not_know_is_refused(workplace):

@@ -1,5 +1,6 @@
 """troll_trl.evaluation without a model: statistics, scores, benchmarks, the samples file, comparisons."""
 
+import io
 import itertools
 import json
 import math
@@ -10,6 +11,7 @@ import datasets
 import numpy as np
 import pytest
 import scipy.stats
+from rich.console import Console
 
 from troll_trl.evaluation.benchmarks import HUB, load_benchmark
 from troll_trl.evaluation.scoring import score, strict_answer, strict_form, strict_score, vote
@@ -21,6 +23,7 @@ from troll_trl.evaluation.statistics import (
     paired_difference,
     pass_at_k,
 )
+from troll_trl.evaluation.tables import show
 
 DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real problems are not at {DATA}")
@@ -256,8 +259,22 @@ def test_answers_of_a_list_are_compared_together(tmp_path):
     assert [verdict.reward for verdict in score([gold] * 2, [r"\boxed{2, -3}", r"\boxed{2}"])] == [1, 0]
 
 
+@pytest.mark.parametrize("width", [80, 120, 300])
+def test_a_narrow_terminal_cuts_no_number(width):
+    """rich shortened 17.3 to 17… and pass@2 to pa…."""
+    header = ["model", "benchmark", *(f"metric{i} %" for i in range(12))]
+    rows = [["outputs/a-long-name/of-a-run", "gsm8k", *(f"{i}7.3 [{i}0.0, {i}9.0]" for i in range(12))]]
+    console = Console(width=width, file=io.StringIO())
+    show(console, "Title [/b]", header, rows)
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert all(cell in text for cell in (*header[2:], *rows[0][1:]))
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("metric0 %") == 1 and (text.count("Title") == 1) == (width == 300)
+
+
 def test_problem_ids_stay_when_rows_move_and_instructions_change(tmp_path):
-    rows = [{"problem": f"p{i}", "answer": str(i)} for i in (0, 1, 2, 2)]
+    rows = [{"problem": f"p{i} ", "answer": str(i)} for i in (0, 1, 2, 2)]
     before = load_benchmark(f"b={write(tmp_path / 'a.jsonl', rows)}").ids
     path = write(tmp_path / "b.jsonl", rows[::-1])
     after = load_benchmark(f"b={path}", instruction="Box it.", system_prompt="You count.").ids

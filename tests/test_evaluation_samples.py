@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from troll_trl.evaluation import EvaluationArguments, compare, score_file, summarize
+from troll_trl.evaluation.foreign import _rows
 from troll_trl.evaluation.samples import SampleWriter, read_lines, write_parquet
 from troll_trl.evaluation.tally import read_tallies
 
@@ -127,6 +128,20 @@ def test_memory_does_not_grow_with_the_completions(tmp_path):
     assert peak < 56 * 2**20  # a row group of 16 MB, as Python objects and in Arrow
 
 
+def test_memory_does_not_grow_with_the_row_group_of_another_tools_parquet(tmp_path):
+    """pandas writes all rows as one group, which was read at once."""
+    texts = [f"{number:09}" * 500 for number in range(10_000)]  # 45 MB
+    pq.write_table(pa.table({"text": texts}), tmp_path / "x.parquet", use_dictionary=False, compression="none")
+    assert pq.ParquetFile(tmp_path / "x.parquet").num_row_groups == 1
+    pool = pa.default_memory_pool()
+    before, peak, rows = pool.bytes_allocated(), 0, 0
+    for row in _rows(tmp_path / "x.parquet", pytest.fail):
+        assert row["text"] == texts[rows]
+        peak, rows = max(peak, pool.bytes_allocated() - before), rows + 1
+    assert rows == len(texts)
+    assert peak < 16 * 2**20
+
+
 # Files of other tools
 
 LM_EVAL = [
@@ -176,6 +191,29 @@ LM_EVAL = [
         (
             [{"doc": {"id": "1", "query": "q", "choices": ["3"]}, "model_response": {"text": ["#### 3", "#### 4"]}}],
             {"mean@2": 0.5},
+            1,
+        ),
+        (  # lighteval lists wrong choices beside the right one
+            [{"doc": {"choices": ["4", "3"], "gold_index": [1]}, "model_response": {"text": ["#### 3", "#### 4"]}}],
+            {"mean@2": 0.5},
+            1,
+        ),
+        (  # `id` is that of the row, not of the problem
+            [{"id": f"row {i}", "question": "q", "gold": "1", "response": f"#### {i}"} for i in range(2)],
+            {"mean@2": 0.5, "pass@2": 1},
+            1,
+        ),
+        (  # a message in parts, as OpenAI's interface writes it
+            [
+                {
+                    "question": "q",
+                    "gold": "12",
+                    "response": [
+                        {"role": "assistant", "content": [{"type": "text", "text": t} for t in ("#### 1", "2")]}
+                    ],
+                }
+            ],
+            {"mean@1": 1},
             1,
         ),
     ],
@@ -263,6 +301,26 @@ def test_rows_without_a_completion_are_left_out_and_counted(tmp_path):
     assert any("1 rows hold no completion" in text for text in reports)
 
 
+def test_null_completions_count_as_wrong_and_are_reported(tmp_path):
+    rows = [{"id": 1, "text": None, "answer": "1"}, {"id": 2, "text": ["#### 1", None], "answer": "1"}]
+    summary, reports = evaluate_file(write(tmp_path / "x.jsonl", [rows[1], rows[0]]), tmp_path / "out")
+    assert (summary["results"][0]["samples"], summary["results"][0]["metrics"]["mean@1"]["value"]) == (3, 0.25)
+    assert any("2 completions are null" in text for text in reports)
+
+
+def test_uneven_numbers_of_samples_are_said(tmp_path):
+    rows = [{"id": i, "outputs": ["#### 1"] * i, "answer": "1"} for i in (1, 3)]
+    _, reports = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    assert any("the problems have from 1 to 3 samples" in text for text in reports)
+
+
+def test_one_benchmark_without_readable_gold_answers_does_not_hide_the_others(tmp_path):
+    rows = [{"task": task, "text": "#### 1", "answer": gold} for task, gold in (("t", "???"), ("u", "1"))]
+    summary, reports = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    assert list(results(summary)) == [("x", "u")]
+    assert any("x, t: the gold answer of 1 of 1 samples cannot be read" in text for text in reports)
+
+
 def test_unreadable_gold_answers_are_left_out_and_counted(tmp_path):
     rows = [{"id": 1, "text": "#### 1", "answer": "1"}, {"id": 2, "text": "#### 1", "answer": "???"}]
     summary, reports = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
@@ -283,7 +341,7 @@ def test_unreadable_gold_answers_are_left_out_and_counted(tmp_path):
         ([{"id": 1, "text": "1", "answer": a} for a in "12"], {}, "row 2 has another gold answer than an earlier"),
         ([{"text": 5, "answer": "1"}], {}, "row 1 has no `text` that can be used"),
         ([{"text": "1", "answer": "1"}], {"k": [4]}, "pass@4 needs at least 4 samples of every problem, and one has 1"),
-        ([{"text": "1", "answer": "???"}], {}, "none of the 1 gold answers can be read"),
+        ([{"text": "1", "answer": "???"}], {}, "none of the gold answers can be read"),
         ([], {}, "holds no sample"),
     ],
 )
@@ -298,7 +356,9 @@ def test_bad_samples_files(tmp_path, rows, settings, message):
         ("x.csv", "text,answer\n", r"must end in \.jsonl"),
         ("x.parquet", "no parquet", "x.parquet cannot be read"),
         ("missing.jsonl", None, "there is no file"),
-        ("x.json", "[1, 2]\n", "holds no sample|no JSON object"),
+        ("x.json", '[\n{"text": "1", "answer": "1"}\n]', "is one JSON array.*jq -c"),
+        ("x.json", '[{"text": "1", "answer": "1"}]', "is one JSON array.*jq -c"),
+        ("x.jsonl", '{"a":' * 100_000, "holds no sample"),  # deeper than Python recurses
     ],
 )
 def test_unreadable_samples_files(tmp_path, name, content, message):

@@ -161,6 +161,7 @@ def test_checkpoint_of_another_run_in_the_same_folder_is_not_mixed_in(tmp_path):
     [
         (None, "there is no trainer_state.json in this folder or in a checkpoint-* below it"),
         ('{"log_history": [{"ste', "torn, or no JSON"),
+        ('{"log_history": ' + "[" * 100_000, "torn, or no JSON"),  # deeper than Python recurses
         ('{"log_history": []}', "its `log_history` is empty"),
         ('{"global_step": 3}', "it holds no list `log_history`"),
         ("[1, 2]", "it holds no list `log_history`"),
@@ -364,6 +365,19 @@ def test_reward_functions(tmp_path):
     assert [series.key for series in s.reward_series(groups, "form") if series.is_share] == ["rewards/form/mean"]
     with pytest.raises(ReportError, match="reward function 'nothing'; there are: form, len_accuracy, math_accuracy"):
         s.reward_series(groups, "nothing")
+
+
+def test_reward_functions_of_a_run_that_was_only_evaluated_are_shown(tmp_path):
+    """Only the total was: the names came from training lines."""
+    line = {"step": 0, "eval_reward": 0.5, f"eval_{ACCURACY}": 0.4, "eval_rewards/form/mean": 0.1}
+    groups = load_groups([str(write_state(tmp_path, [line]))])
+    assert [series.key for series in s.reward_series(groups)] == [ACCURACY, "reward", "rewards/form/mean"]
+    line[f"eval_{ACCURACY}"] = 7.0  # no rate
+    groups = load_groups([str(write_state(tmp_path, [line]))])
+    assert not any(series.is_share for series in s.reward_series(groups))
+    # One function whose weight is not 1: the total is another series
+    groups = load_groups([str(write_state(tmp_path, [{"step": 0, "eval_reward": 0.5, f"eval_{ACCURACY}": 0.4}]))])
+    assert [series.key for series in s.reward_series(groups)] == [ACCURACY, "reward"]
 
 
 def test_the_only_reward_function_is_not_drawn_twice(tmp_path):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from troll_trl.parser import StrictTrlParser
@@ -144,6 +145,8 @@ class EvaluationArguments:
 
     def __post_init__(self):
         self.model = [name.rstrip("/") or name for name in self.model]
+        if self.output is not None:
+            self.output = str(Path(self.output).expanduser())
         _check_numbers(self)
         _check_task(self)
 

@@ -132,9 +132,12 @@ def load_benchmark(
         if name not in HUB:
             raise ValueError(unknown_benchmark(name))
         hub = HUB[name]
-        dataset = load_math_dataset(
-            hub.path, hub.split, hub.config_name, None, None, instruction, system_prompt, max_problems
-        )
+        try:
+            dataset = load_math_dataset(
+                hub.path, hub.split, hub.config_name, None, None, instruction, system_prompt, max_problems
+            )
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"`benchmarks`: {error}. A local copy is given as {name}=path.") from None
         return Benchmark(name, f"{hub.path} ({hub.split})", dataset, instruction)
     if not name or not path:
         raise ValueError(f"`benchmarks`: {spec!r} must be `name=path`, with a name and the path of a file or folder.")
@@ -146,7 +149,7 @@ def load_benchmark(
 
 
 def unknown_benchmark(name: str) -> str:
-    nearest = difflib.get_close_matches(name, HUB, n=3, cutoff=0.4) or list(HUB)
+    nearest = difflib.get_close_matches(name.lower(), HUB, n=3, cutoff=0.4) or list(HUB)
     hint = f" For a file or folder, give it a name: {Path(name).stem or 'name'}={name}." if Path(name).exists() else ""
     return (
         f"`benchmarks`: there is no benchmark {name!r}. The nearest names are {', '.join(nearest)}; all of them: "
@@ -168,7 +171,8 @@ def _unique_ids(dataset: datasets.Dataset, instruction: str | None) -> Iterator[
     for row in dataset:
         user = [message["content"] for message in row["prompt"] if message["role"] != "system"]
         if instruction is not None:
-            user[-1] = user[-1].removesuffix(instruction).rstrip()
+            user[-1] = user[-1].removesuffix(instruction)
+        user[-1] = user[-1].rstrip()
         digest = hashlib.sha256("\n".join([*user, row["solution"]]).encode()).hexdigest()[:12]
         seen[digest] = seen.get(digest, 0) + 1
         yield digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"

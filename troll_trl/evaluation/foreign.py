@@ -48,9 +48,10 @@ ANSWER_COLUMNS = (
         "doc.choices",
     ),
 )
+# `idx`, `index` and `id` come last: they may be those of the row, and each sample would be taken for a problem
 PROBLEM_COLUMNS = (
-    *("problem_id", "doc_id", "unique_id", "question_id", "task_id", "prompt_id", "idx", "index", "id"),
-    *("problem", "question", "prompt"),
+    *("problem_id", "doc_id", "unique_id", "question_id", "task_id", "prompt_id", "problem", "question", "prompt"),
+    *("idx", "index", "id"),
 )
 BATCH = 64
 Report = Callable[[str], None]
@@ -100,7 +101,7 @@ def score_file(args: EvaluationArguments, report: Report) -> dict[str, Any]:
         "models": {},
         "benchmarks": {"samples": source},
     }
-    folder = Path(args.output or ".").expanduser()
+    folder = Path(args.output or ".")
     folder.mkdir(parents=True, exist_ok=True)
     if path.resolve() == (folder / SAMPLES).resolve():
         raise ValueError(f"`samples` {path} would be written over. Give another `output`.")
@@ -130,7 +131,7 @@ def score_file(args: EvaluationArguments, report: Report) -> dict[str, Any]:
 def _columns(path: Path, args: EvaluationArguments, report: Report) -> tuple[dict[str, Any], Columns]:
     if not path.is_file():
         raise FileNotFoundError(f"`samples`: there is no file {path} (working folder: {Path.cwd()}).")
-    first = next(_rows(path, lambda text: None), None)
+    first = next(_rows(path, report), None)
     if first is None:
         raise ValueError(f"{path} holds no sample.")
     found: list[str | None] = []
@@ -139,8 +140,6 @@ def _columns(path: Path, args: EvaluationArguments, report: Report) -> tuple[dic
         ("answer", args.answer_column, ANSWER_COLUMNS),
         ("problem", args.problem_column, PROBLEM_COLUMNS),
     ):
-        if what == "problem" and {"problem", "index", "gold"} <= first.keys():
-            known = ("problem", *known)  # ours: `index` is the row of the problem in its benchmark
         if what == "answer" and {"solution", "advantage", "completion"} <= first.keys():
             known = ("solution", *known)  # TRL's log of completions: `answer` is what the reward read
         candidates = [given] if given is not None else known
@@ -174,10 +173,17 @@ def _value(row: Any, path: str) -> Any:
 
 def _rows(path: Path, report: Report) -> Iterator[dict[str, Any]]:
     if path.suffix in (".jsonl", ".json"):
+        with path.open("rb") as file:
+            if file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+                raise ValueError(
+                    f"{path} is one JSON array, and is read line by line. Write its items on a line each: jq -c '.[]' "
+                    f"{path.name} > {path.stem}.jsonl"
+                )
         yield from read_lines(path, report)
     elif path.suffix == ".parquet":
         try:
-            file = pq.ParquetFile(path)
+            # A row group may be the whole file: read by its pages, it does not have to fit into memory
+            file = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**20)
         except pa.ArrowInvalid as error:
             raise ValueError(f"{path} cannot be read: {error}.") from None
         with file:
@@ -191,7 +197,7 @@ def _samples(path: Path, columns: Columns, filters: bool, report: Report) -> Ite
     """The samples of a file, not scored yet. Their order is that of the file, whenever it is read."""
     counts: dict[tuple[str, str, str], int] = {}
     gold_digests: dict[tuple[str, str, str], bytes] = {}
-    kept_filter, left_out, empty = None, 0, 0
+    kept_filter, left_out, empty, nulls = None, 0, 0, 0
     for number, row in enumerate(_rows(path, report), 1):
         if filters:
             # lm-evaluation-harness repeats the same responses for each of its answer filters
@@ -199,7 +205,7 @@ def _samples(path: Path, columns: Columns, filters: bool, report: Report) -> Ite
             if row.get("filter") != kept_filter:
                 left_out += 1
                 continue
-        completion, gold = (_value(row, column) for column in (columns.completion, columns.answer))
+        completion, gold = _value(row, columns.completion), _gold(row, columns.answer)
         texts = _texts(completion)
         if completion is _MISSING or gold is _MISSING or texts is None:
             column = columns.answer if gold is _MISSING else columns.completion
@@ -221,6 +227,7 @@ def _samples(path: Path, columns: Columns, filters: bool, report: Report) -> Ite
                 f"({problem}). Name a column that tells problems apart with `problem_column`."
             )
         empty += not texts
+        nulls += texts.count(None)
         for text in texts:
             counts[key] = counts.get(key, -1) + 1
             tokens, truncated = _tokens(row), _truncated(row)
@@ -232,7 +239,7 @@ def _samples(path: Path, columns: Columns, filters: bool, report: Report) -> Ite
                 index=number - 1,
                 sample=counts[key],
                 gold=_gold_text(gold),
-                completion=text,
+                completion=text or "",
                 tokens=tokens if single else None,
                 truncated=truncated if single else None,
                 reward=None,
@@ -240,6 +247,8 @@ def _samples(path: Path, columns: Columns, filters: bool, report: Report) -> Ite
                 path="",
                 strict=0.0,
             )
+    if nulls:
+        report(f"{path}: {nulls} completions are null. They count as empty, and so as wrong.")
     if empty:
         report(f"{path}: {empty} rows hold no completion; left out.")
     if left_out:
@@ -254,19 +263,30 @@ def _scored(samples: Sequence[Sample]) -> list[Sample]:
     return list(samples)
 
 
-def _texts(value: Any) -> list[str] | None:
-    """Completions in a cell: text, chat messages, or a list of these, nested as deep as it may be."""
-    if isinstance(value, str):
+def _texts(value: Any) -> list[str | None] | None:
+    """Completions in a cell: text, null, chat messages, or a list of these, nested as deep as it may be."""
+    if isinstance(value, str) or value is None:
         return [value]
     if isinstance(value, Mapping):
         return next((_texts(value[name]) for name in ("text", "content", "message") if name in value), None)
     if not isinstance(value, list):
         return None
     if value and all(isinstance(item, Mapping) and "role" in item for item in value):
-        texts = [item.get("content") or "" for item in value if item["role"] == "assistant"]
-        return texts[-1:] or [""]
+        contents = [_texts(item.get("content")) for item in value if item["role"] == "assistant"]
+        if not contents or contents[-1] is None:
+            return None if contents else [""]
+        return ["".join(part or "" for part in contents[-1])]  # a message may be in several parts
     parts = [_texts(item) for item in value]
     return None if any(part is None for part in parts) else [text for part in parts for text in part or []]
+
+
+def _gold(row: Mapping[str, Any], column: str) -> Any:
+    gold = _value(row, column)
+    right = _value(row, "doc.gold_index") if column == "doc.choices" else _MISSING
+    if right is _MISSING:
+        return gold
+    # lighteval lists the wrong choices too
+    return [gold[index] for index in (right if isinstance(right, list) else [right])]
 
 
 def _gold_text(gold: Any) -> str:

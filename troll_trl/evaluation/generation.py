@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -150,6 +151,9 @@ class TransformersGenerator:
             Rows of a batch; 64 on a GPU, 16 on a CPU by default.
         revision (`str`, *optional*):
             Revision on the hub.
+
+    Raises:
+        ValueError: the model cannot be loaded.
     """
 
     def __init__(
@@ -166,7 +170,12 @@ class TransformersGenerator:
         self.batch_size = batch_size or (64 if self.device == "cuda" else 16)
         self._sampling = sampling
         # A folder with an adapter loads its base model and the adapter on it
-        self._model = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=dtype)
+        try:
+            self._model = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=dtype)
+        except torch.OutOfMemoryError:
+            raise
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # torn weights, or of other shapes
+            raise ValueError(f"`model`: {model} cannot be loaded: {error}") from error
         self._model.to(self.device).eval()
         self.revision = getattr(self._model.config, "_commit_hash", None)
         self._end_ids = end_ids(self._model.generation_config, self.tokenizer)

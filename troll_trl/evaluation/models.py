@@ -13,6 +13,12 @@ ADAPTER_CONFIG = "adapter_config.json"
 # Of each weight file so many blocks, spread evenly, go into the digest: training moves every tensor
 _BLOCKS = 64
 _BLOCK_BYTES = 2**16
+# Not what else a training, or an evaluation into the same folder, writes there
+_READ_BY_A_LOAD = (
+    *("*config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("*.index.json", "*.jinja", "*.model", "*.tiktoken", "*.safetensors", "*.bin"),
+)
+_UNREAD = "training_args.bin"
 
 
 def check_model(model: str):
@@ -25,9 +31,11 @@ def check_model(model: str):
 
     Raises:
         FileNotFoundError: it is a path, and no folder.
-        ValueError: the folder holds no model, or the base model of an adapter is a missing folder.
+        ValueError: it is a file, the folder holds no model, or the base model of an adapter is a missing folder.
     """
     folder = Path(model)
+    if folder.is_file():
+        raise ValueError(f"`model`: {model} is a file. Give the folder that holds the model.")
     if not folder.is_dir():
         if model.startswith((".", "/", "~")) or model.count("/") > 1:
             raise FileNotFoundError(f"`model`: there is no folder {model} (working folder: {os.getcwd()}).")
@@ -72,10 +80,7 @@ def model_digest(model: str, revision: str | None = None) -> str:
     if not folder.is_dir():
         return f"{model}@{revision or 'main'}"
     digest = hashlib.sha256()
-    suffixes = {".json", ".jinja", ".model", ".safetensors", ".bin"}
-    # Of a training's output folder only what a load would read
-    unread = {"trainer_state.json", "training_args.bin"}
-    for file in sorted(path for path in folder.iterdir() if path.suffix in suffixes and path.name not in unread):
+    for file in sorted({path for pattern in _READ_BY_A_LOAD for path in folder.glob(pattern)} - {folder / _UNREAD}):
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as handle:

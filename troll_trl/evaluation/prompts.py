@@ -34,6 +34,7 @@ def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokeniz
         `PreTrainedTokenizerBase`: the tokenizer.
 
     Raises:
+        OSError: it cannot be loaded.
         ValueError: a folder without a tokenizer.
     """
     folder = Path(model)
@@ -45,7 +46,11 @@ def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokeniz
             f"`model`: the folder {model} holds no tokenizer (looked for {', '.join(TOKENIZER_FILES)}). Save it beside "
             "the model: tokenizer.save_pretrained(folder)."
         )
-    return AutoTokenizer.from_pretrained(model, revision=revision)
+    try:
+        return AutoTokenizer.from_pretrained(model, revision=revision)
+    except (OSError, ValueError) as error:  # of a torn file, too
+        where = "" if folder.is_dir() else " It is no folder here, and the hub did not give it."
+        raise OSError(f"`model`: the tokenizer of {model} cannot be loaded.{where} {error}") from None
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, model: str, enable_thinking: bool | None):

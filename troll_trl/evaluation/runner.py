@@ -49,9 +49,11 @@ class Record:
         folder (`Path`):
             Output folder, with its samples file. Without a sample in it there is nothing to go on with, and an earlier
             record counts for nothing: that run may have failed for the very setting that is changed now.
+        anew (`bool`, *optional*, defaults to `False`):
+            Whether the samples are discarded, so that nothing binds.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, anew: bool = False):
         self._path = folder / RECORD
         self.content: dict[str, Any] = {
             "settings": {},
@@ -60,11 +62,14 @@ class Record:
             "first_prompts": {},
             "sessions": [],
         }
-        if not (folder / SAMPLES).stat().st_size:
+        if anew or not (folder / SAMPLES).stat().st_size:
             return
         if self._path.is_file():
             try:
-                self.content |= json.loads(self._path.read_text(encoding="utf-8"))
+                before = json.loads(self._path.read_text(encoding="utf-8"))
+                if not isinstance(before, dict):
+                    raise ValueError("it is no JSON object")
+                self.content |= before
             except ValueError as error:
                 raise ValueError(
                     f"{self._path} cannot be read: {error}. Give another `output`, or `overwrite`."
@@ -149,14 +154,11 @@ def generate_samples(args: EvaluationArguments, report: Report) -> dict[str, Any
             for benchmark in benchmarks
         },
     }
-    folder = Path(args.output or ".").expanduser()
+    folder = Path(args.output or ".")
     folder.mkdir(parents=True, exist_ok=True)
     with SampleWriter(folder / SAMPLES, report) as writer:
-        if args.overwrite:
-            writer.clear()
-        record = Record(folder)
+        record = Record(folder, anew=args.overwrite)
         record.check(wanted)
-        record.add(wanted)
         done = find_done(folder / SAMPLES, args, benchmarks, report)
         runs = []
         for model in args.model:
@@ -168,7 +170,11 @@ def generate_samples(args: EvaluationArguments, report: Report) -> dict[str, Any
             if missing < total:
                 report(f"{model}: {total - missing} of {total} samples are in {folder}; the others follow.")
             runs.append(ModelRun(model, args, backend, benchmarks))
-        # All are looked at before the first is loaded: a mistake with the last would otherwise show hours later
+        # All are looked at before the first is loaded: a mistake with the last would otherwise show hours later, or
+        # after `overwrite` has discarded what was there
+        if args.overwrite:
+            writer.clear()
+        record.add(wanted)
         for run in runs:
             run.write(done, record, writer)
     return record.content
@@ -207,7 +213,11 @@ def find_done(
             Told of a torn last line.
 
     Returns:
-        `dict[tuple[str, str], np.ndarray]`: by model and benchmark a boolean (problems, n) array.
+        `dict[tuple[str, str], np.ndarray]`: by model and benchmark a boolean (problems, n) array; no sample counts as
+        there if it is to be overwritten.
+
+    Raises:
+        ValueError: a sample that this run did not make, or one that is there twice.
     """
     rows = {benchmark.name: {id: row for row, id in enumerate(benchmark.ids)} for benchmark in benchmarks}
     done = {
@@ -215,10 +225,18 @@ def find_done(
         for model in args.model
         for benchmark in benchmarks
     }
-    for line in read_lines(path, report):
-        key = (line["model"], line["benchmark"])
-        if key in done:
-            done[key][rows[line["benchmark"]][line["problem"]], line["sample"]] = True
+    for number, line in enumerate(() if args.overwrite else read_lines(path, report), 1):
+        key = (str(line.get("model")), str(line.get("benchmark")))
+        if key not in done:
+            continue
+        problem, sample = line.get("problem"), line.get("sample")
+        row = rows[key[1]].get(str(problem))
+        if row is None or sample not in range(args.n) or done[key][row, sample]:
+            raise ValueError(
+                f"{path}: sample {number} (problem {problem!r}, sample {sample!r}) is not one of this run, or is there "
+                "twice. Was the file changed? Remove the line, or give another `output`, or `overwrite`."
+            )
+        done[key][row, sample] = True
     return done
 
 
@@ -247,10 +265,15 @@ class ModelRun:
         longest_prompt = max(int(lengths.max()) for lengths in self.lengths.values())
         self.longest = longest_prompt + args.max_new_tokens
         context = context_length(model, args.revision)
+        if context is not None and longest_prompt >= context:
+            raise ValueError(
+                f"The longest prompt has {longest_prompt} tokens, and {model} was made for {context}, with the answer. "
+                "Leave such problems or the benchmark out, or take a model with a longer context."
+            )
         if context is not None and self.longest > context:
             raise ValueError(
                 f"`max_new_tokens` is {args.max_new_tokens} and the longest prompt has {longest_prompt} tokens, but "
-                f"{model} was made for {context} in all. Set it to at most {max(context - longest_prompt, 0)}."
+                f"{model} was made for {context} in all. Set it to at most {context - longest_prompt}."
             )
 
     def write(self, done: dict[tuple[str, str], np.ndarray], record: Record, writer: SampleWriter):

@@ -156,7 +156,7 @@ def _line_start(file, end: int, block: int = 2**16) -> int:
 def _parse_line(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 

@@ -37,17 +37,25 @@ def summarize(args: EvaluationArguments, record: dict[str, Any], report: Report)
     Raises:
         ValueError: no sample can be scored, or a k is above the number of samples of a problem.
     """
-    folder = Path(args.output or ".").expanduser()
+    folder = Path(args.output or ".")
     tallies = read_tallies(folder / SAMPLES, report)
     for (model, benchmark), tally in tallies.items():
-        if not tally.rewards:
-            raise ValueError(f"{model}, {benchmark}: none of the {tally.counts['samples']} gold answers can be read.")
         if tally.counts.get("unreadable_gold"):
             report(
                 f"{model}, {benchmark}: the gold answer of {tally.counts['unreadable_gold']} of "
                 f"{tally.counts['samples']} samples cannot be read; they are left out."
             )
+    tallies = {key: tally for key, tally in tallies.items() if tally.rewards}
+    if not tallies:
+        raise ValueError(f"{folder / SAMPLES}: none of the gold answers can be read.")
+    for (model, benchmark), tally in tallies.items():
         _check_k(args.k, tally, f"{model}, {benchmark}")
+        most = max(map(len, tally.rewards.values()))
+        if most > tally.samples_per_problem:
+            report(
+                f"{model}, {benchmark}: the problems have from {tally.samples_per_problem} to {most} samples. All are "
+                "taken; n is the fewest, and maj@n of a problem is over its own samples."
+            )
     results = [_result(key, tally, args, record) for key, tally in tallies.items()]
     for model in dict.fromkeys(model for model, _ in tallies):
         of_model = [tally for (name, _), tally in tallies.items() if name == model]
@@ -86,11 +94,7 @@ def _result(key: tuple[str, str], tally: Tally, args: EvaluationArguments, recor
         "samples": tally.counts["samples"],
         "complete": tally.counts["samples"] >= wanted,
         "metrics": {_label(name, n): asdict(value) for name, value in zip(columns, values, strict=True)},
-        "truncated": tally.share("truncated", of="with_truncated"),
-        "no_answer": tally.share_of_paths("no_answer"),
-        "unparsable": tally.share_of_paths("unreadable_answer", "refused"),
-        "timed_out": tally.share_of_paths("timeout", "crash"),
-        "mean_tokens": tally.share("tokens", of="with_tokens"),
+        **_shares(tally),
         "verifier_paths": tally.paths,
         "unreadable_gold": tally.counts.get("unreadable_gold", 0),
         "disagreements": {
@@ -99,6 +103,25 @@ def _result(key: tuple[str, str], tally: Tally, args: EvaluationArguments, recor
             "examples": tally.examples,
         },
     }
+
+
+def _shares(tally: Tally) -> dict[str, float | None]:
+    return {
+        "truncated": tally.share("truncated", of="with_truncated"),
+        "no_answer": tally.share_of_paths("no_answer"),
+        "unparsable": tally.share_of_paths("unreadable_answer", "refused"),
+        "timed_out": tally.share_of_paths("timeout", "crash"),
+        "mean_tokens": tally.share("tokens", of="with_tokens"),
+    }
+
+
+def _mean_shares(tallies: Sequence[Tally]) -> dict[str, float | None]:
+    """Those of the benchmarks, each of the same weight; `None` where one does not say."""
+    means = {}
+    for name in _shares(tallies[0]):
+        known = [share for share in (_shares(tally)[name] for tally in tallies) if share is not None]
+        means[name] = sum(known) / len(known) if len(known) == len(tallies) else None
+    return means
 
 
 def _overall(model: str, tallies: Sequence[Tally], args: EvaluationArguments) -> dict[str, Any]:
@@ -115,6 +138,7 @@ def _overall(model: str, tallies: Sequence[Tally], args: EvaluationArguments) ->
         "n": n,
         "samples": sum(tally.counts["samples"] for tally in tallies),
         "metrics": {_label(name, n): asdict(value) for name, value in zip(columns[0], values, strict=True)},
+        **_mean_shares(tallies),
     }
 
 
@@ -206,7 +230,7 @@ def _evaluation(name: str, args: EvaluationArguments, report: Report) -> dict[st
                 "of them by their names, with their folder as `output`."
             )
         return {benchmark: tally for (_, benchmark), tally in tallies.items()}
-    own = Path(args.output).expanduser() / SAMPLES if args.output is not None else None
+    own = Path(args.output) / SAMPLES if args.output is not None else None
     tallies = read_tallies(own, report) if own is not None and own.is_file() else {}
     of_model = {benchmark: tally for (model, benchmark), tally in tallies.items() if model == name.rstrip("/")}
     if not of_model:

@@ -1,11 +1,14 @@
 """The tables of an evaluation and a comparison: for the terminal with rich, for a file in markdown."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+_NAMES = ("model", "benchmark", "metric")
+_KEY_WIDTH = 24  # longer names are folded, if there is no room for them
 
 
 def results_table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -108,14 +111,41 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def show(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]):
-    """Print the table."""
-    table = Table(title=escape(title), title_justify="left")
-    for name in header:
-        table.add_column(escape(name), justify="left" if name in ("model", "benchmark", "metric") else "right")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    console.print(table)
+def show(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]], keys: int = 2):
+    """
+    Print a table.
+
+    Args:
+        console (`Console`):
+            Where to. Columns that it has no room for follow in further tables: a number must not be cut.
+        title (`str`):
+            Title.
+        header (`Sequence[str]`), rows (`Sequence[Sequence[str]]`):
+            The table.
+        keys (`int`, *optional*, defaults to `2`):
+            So many first columns, which say what a row is, are in each table.
+    """
+    for columns in _columns_that_fit(console.width, header, rows, keys):
+        table = Table(title=escape(title), title_justify="left")
+        for column in columns:
+            justify: Literal["left", "right"] = "left" if header[column] in _NAMES else "right"
+            table.add_column(escape(header[column]), justify=justify, overflow="fold", no_wrap=column >= keys)
+        for row in rows:
+            table.add_row(*(escape(row[column]) for column in columns))
+        console.print(table)
+
+
+def _columns_that_fit(width: int, header: Sequence[str], rows: Sequence[Sequence[str]], keys: int) -> list[list[int]]:
+    # Of each column its longest cell, two blanks and a line
+    widths = [3 + max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    first = list(range(keys))
+    room = width - 1 - sum(min(widths[column], _KEY_WIDTH) for column in first)
+    tables: list[list[int]] = []
+    for column in range(keys, len(header)):
+        if not tables or sum(widths[other] for other in tables[-1][keys:]) + widths[column] > room:
+            tables.append(first.copy())
+        tables[-1].append(column)
+    return tables
 
 
 def show_disagreements(console: Console, summary: dict[str, Any]):

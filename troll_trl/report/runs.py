@@ -220,7 +220,7 @@ def _without_summary(history: list[dict]) -> list[dict]:
 def _read_history(file: Path) -> list[dict]:
     try:
         state = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"torn, or no JSON: {error}") from None
     history = state.get("log_history") if isinstance(state, dict) else None
     if not isinstance(history, list):

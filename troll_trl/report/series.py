@@ -83,6 +83,7 @@ def reward_series(groups: Sequence[Group], success: str | None = None) -> list[S
         ReportError: no run logged a reward function called `success`.
     """
     keys = {key for group in groups for run in group.runs for line in run.updates.values() for key in line}
+    keys = {key.removeprefix(HELD_OUT) for key in keys}  # a run may have been evaluated only
     names = sorted(key.split("/")[1] for key in keys if key.startswith("rewards/") and key.endswith("/mean"))
     if success is not None and success not in names:
         raise ReportError(f"No run logged a reward function {success!r}; there are: {', '.join(names) or 'none'}.")
@@ -100,12 +101,13 @@ def reward_series(groups: Sequence[Group], success: str | None = None) -> list[S
 
 
 def _within(groups: Sequence[Group], key: str, low: float, high: float) -> bool:
-    return all(low <= y <= high for group in groups for run in group.runs for y in run.series(key)[1])
+    series = [run.series(prefix + key)[1] for group in groups for run in group.runs for prefix in ("", HELD_OUT)]
+    return all(low <= y <= high for values in series for y in values)
 
 
 def _equal(groups: Sequence[Group], key: str, other: str) -> bool:
-    runs = [run for group in groups for run in group.runs]
-    return all(line.get(key) == line.get(other) for run in runs for line in run.updates.values())
+    lines = [line for group in groups for run in group.runs for line in run.updates.values()]
+    return all(line.get(prefix + key) == line.get(prefix + other) for line in lines for prefix in ("", HELD_OUT))
 
 
 # -- Curves -----------------------------------------------------------------------------------------------------------
