@@ -65,9 +65,7 @@ class SparseLogProbs(torch.autograd.Function):
             hidden_rows = hidden[rows].to(dtype)
             for cols in _slices(len(weight), columns):
                 products = _products(tile, hidden_rows, weight, cols)
-                fold_tile(
-                    products, _slice(bias, cols, dtype), transform, token_ids[rows], cols.start, state, scratch
-                )
+                fold_tile(products, _slice(bias, cols, dtype), transform, token_ids[rows], cols.start, state, scratch)
             log_probs[rows], log_z[rows], entropy[rows] = _finish(state, token_ids[rows])
 
         ctx.save_for_backward(hidden, weight, bias, token_ids, log_probs, log_z, entropy)
