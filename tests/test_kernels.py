@@ -1,7 +1,7 @@
 """The Triton kernels against float64 truth: error ≤ error of the naive version in the same dtype + tolerance.
 
-They run on a GPU (marker `gpu`, `make test-gpu`) or, without one, in Triton's interpreter: the last test starts this file
-and the tests of the head again with `TRITON_INTERPRET=1`, which must be set before Triton is imported.
+They run on a GPU (marker `gpu`, `make test-gpu`) or, without one, in Triton's interpreter: the last test starts this
+file and the tests of the head again with `TRITON_INTERPRET=1`, which must be set before Triton is imported.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def device(request, monkeypatch):
 
 
 def make_case(device, dtype, rows=13, vocabulary=331, width=24, k=7, bias=False, seed=0, spread=1.0):
-    """Hidden states, head, bias, and supports with unused slots; drawn on the CPU, so that every device has the same."""
+    """Hidden states, head, bias, and supports with unused slots; drawn on the CPU, the same for every device."""
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=generator)
     hidden = draw(rows, width).to(device, dtype)
@@ -59,8 +59,8 @@ def make_case(device, dtype, rows=13, vocabulary=331, width=24, k=7, bias=False,
 
 
 def naive(hidden, weight, bias, token_ids, transform, dtype):
-    """Sparse log-probabilities `(N, K + 1)` and entropy `(N,)` from full logits `(N, V)`, the product in `dtype` and the
-    rest in float32 (float64 for float64)."""
+    """Sparse log-probabilities `(N, K + 1)` and entropy `(N,)` from full logits `(N, V)`, the product in `dtype` and
+    the rest in float32 (float64 for float64)."""
     hidden, weight = hidden.to(dtype), weight.to(dtype)
     logits = torch.nn.functional.linear(hidden, weight, None if bias is None else bias.to(dtype))
     logits = (logits if dtype == torch.float64 else logits.float()) * transform.scale

@@ -57,10 +57,11 @@ class Blocks(NamedTuple):
 def blocks_of(tile: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int, chunk: int) -> Blocks:
     """Blocks of a tile `(n, P)` that is still to be filled, with sampled tokens `(n,)`, to be reduced in chunks."""
     shape = (len(tile), tile.shape[1] // BLOCK)
-    statistics = (tile.new_empty(shape, dtype=torch.float32) for _ in range(3))
+    block_max, sum_exp, sum_exp_u = (tile.new_empty(shape, dtype=torch.float32) for _ in range(3))
     sampled = tile.new_full((len(tile), 1), FLOOR, dtype=torch.float32)
     stride = 1 if use_triton(tile.device) else chunk // BLOCK
-    return Blocks(tile, *statistics, sampled, sampled_ids.unsqueeze(1), vocabulary, chunk, stride)
+    ids = sampled_ids.unsqueeze(1)
+    return Blocks(tile, block_max, sum_exp, sum_exp_u, sampled, ids, vocabulary, chunk, stride)
 
 
 def reduce_chunk(

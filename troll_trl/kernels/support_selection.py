@@ -82,8 +82,8 @@ def select_support(
 
 
 def _support(sampled_ids, sampled, logits, token_ids, left, tail_mass) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids `(N, K)` and sparse log-probabilities `(N, K + 1)`, from the sampled tokens and their logits `(N, 1)`, the
-    other candidates and their logits `(N, K − 1)` in any order, and the log-sum-exp `(N, 1)` of all that is left."""
+    """Token ids `(N, K)` and sparse log-probabilities `(N, K + 1)`, from the sampled tokens and their logits `(N, 1)`,
+    the other candidates and their logits `(N, K − 1)` in any order, and the log-sum-exp `(N, 1)` of what is left."""
     others, order = logits.sort(1, descending=True)
     others = others.masked_fill(others < FLOOR / 2, -math.inf)  # there are no more tokens
     log_z = torch.cat([sampled, others, left], 1).logsumexp(1, keepdim=True)
