@@ -76,7 +76,7 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
 
 
 class Floor:
-    """What a device can do at best, measured: FLOPs of a matrix product in `dtype`, bytes read and written by a copy."""
+    """What a device can do at best, measured: FLOPs of a matrix product in `dtype`, bytes moved by a copy."""
 
     def __init__(self, device: str, dtype: torch.dtype):
         size = 8192 if device == "cuda" else 1024
