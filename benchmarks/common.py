@@ -138,6 +138,9 @@ class Report:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = json.loads(path.read_text()) if path.exists() else {}
         options = {key: value for key, value in vars(self.args).items() if key != "results"}
+        for key in ("model", "problems"):  # by name: where they lie is nobody else's business
+            if options.get(key):
+                options[key] = Path(options[key]).name
         content[self.name] = {"environment": self.environment, "options": options, "rows": self.rows}
         path.write_text(json.dumps(content, indent=1, default=str) + "\n")
         print(f"\nRows written to {path}.\n")

@@ -306,6 +306,45 @@ def test_state_starts_at_the_floor(device):
     assert log_probs[0, -1] == -math.inf and entropy.isfinite().all()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_peak_memory_is_no_more_than_trls():
+    """At a Qwen3-0.6B's head in bf16, where both passes have several tiles in both directions."""
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+
+    hidden = torch.randn(8192, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(151_936, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    sampled = torch.randint(151_936, (8192,), device="cuda")
+    with torch.no_grad():
+        token_ids, *_ = select_support(hidden, weight, None, sampled, 64, 1e-5, LogitTransform())
+    gather = lambda *_: contextlib.nullcontext()
+
+    def ours():
+        return SparseLogProbs.apply(hidden, weight, None, token_ids, LogitTransform(), gather)[0]
+
+    def theirs():
+        return ChunkedLogProbFunction.apply(hidden, weight, None, sampled, 1.0, 32_768, None, 1.0, ("entropy",))[0]
+
+    def scoring():
+        with torch.no_grad():
+            select_support(hidden, weight, None, sampled, 64, 1e-5, LogitTransform())
+
+    def training(function):
+        torch.autograd.grad(function().exp().sum(), [hidden, weight])
+
+    def peak(run):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+
+    assert peak(lambda: training(ours)) <= 1.02 * peak(lambda: training(theirs))
+    with torch.no_grad():
+        limit = 1.02 * peak(theirs)
+    assert peak(scoring) <= limit
+
+
 @pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not installed (it exists for Linux only)")
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
 def test_kernels_in_the_interpreter():
