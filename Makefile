@@ -12,7 +12,7 @@ TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibilit
 	compatibility_models.py distributed.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-extras test-trl lint format quickstart bench clean
+.PHONY: help install test test-slow test-kernels test-gpu test-extras test-trl lint format quickstart bench clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,6 +30,12 @@ test: $(INSTALLED)  ## Run the tests
 
 test-slow: $(INSTALLED)  ## Run the slow tests
 	$(PYTEST) -n auto --maxprocesses 8 -m slow
+
+test-kernels: $(INSTALLED)  ## Run the kernels' tests in Triton's interpreter, one by one (make test runs them too)
+	TRITON_INTERPRET=1 $(PYTEST) tests/test_kernels.py
+
+test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
+	$(PYTEST) -m gpu tests/test_kernels.py
 
 # Apart from .venv, since transformers and accelerate behave differently where DeepSpeed is installed
 EXTRAS := .venv/extras
@@ -59,8 +65,9 @@ format: $(INSTALLED)  ## Format the code
 quickstart: $(INSTALLED)  ## Train a small model with TROLL in a few minutes, on a CPU
 	$(BIN)/python scripts/quickstart.py
 
-bench: $(INSTALLED)  ## Time the LM head against TRL's
-	$(BIN)/python benchmarks/head.py
+bench: $(INSTALLED)  ## Time head, projection, step and scaling against TRL's, with the sizes of this device
+	for name in head projection step scaling; do \
+		$(BIN)/python benchmarks/$$name.py --results benchmarks/results || exit 1; done
 
 clean:  ## Remove .venv and what tools have cached (outputs/ stays)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,39 +1,41 @@
-"""The sparse LM head against TRL's fused head, on the same hidden states: time and peak memory, as paired ratios.
+"""The sparse LM head against TRL's fused head, full logits, and what the authors' code does, on the same hidden states.
 
-    python benchmarks/head.py --tokens 1024 --hidden 1024 --vocabulary 151936 --support 64 --repeats 5 --json FILE
+    python benchmarks/head.py                          # the sizes of this device
+    python benchmarks/head.py --tokens 1024 --hidden 1024 --vocabulary 151936 --support 64 --repeats 5
 
-Both heads sit on a Qwen3 without layers, so that nothing but the head counts. Training pass: forward and backward with
-gradients for hidden states and head. Scoring pass: without gradient; ours selects the support in it. Pairs run in turn
-in one process, the order alternating; a ratio below 1 means that ours needs less. The last row masks every other
-position (prompts, padding), which TRL computes on a CPU and we do not.
+The heads sit on a Qwen3 without layers, so that nothing but the head counts, and every row is live. Training pass:
+forward, and backward with gradients for hidden states and head. Scoring pass: without gradient; ours selects the
+support in it. A ratio below 1 means that ours needs less than the other. "authors" is the dense log-softmax with a
+top-k per row of old and new policy; "full" are full logits without any selection. These two are left out where they
+would need more than 8 GiB, and on a CPU where tokens or support vary.
 
-Memory is the peak resident set of a child process per head and pass, less what it held before the pass, and its ratio.
+Floor: 2·N·V·H FLOPs for each product (one in the scoring pass; four in the training pass, with one of them recomputed),
+and one write and one read of every logit, twice and once more for the gradient in the training pass.
 """
 
-import argparse
-import json
-import platform
-import statistics
-import subprocess
-import sys
-import time
-from pathlib import Path
+import itertools
+from functools import partial
 
 import torch
-import transformers
-import trl
+from common import MIB, Floor, Report, paired_seconds, parser, peak_bytes, ratio
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from troll_trl.lm_head import add_sparse_lm_head
 
 PASSES = ("training", "scoring")
+# Hidden size; vocabularies, numbers of tokens and sizes of the support, of which the first stands where another varies
+SIZES = {
+    "cuda": (1024, [151_936, 32_000, 128_256, 262_144], [4096, 1024, 16_384], [64, 16, 256]),
+    "cpu": (512, [151_936, 32_000, 128_256, 262_144], [128, 512], [64, 16, 256]),
+}
+MOST_DENSE = 8 * 2**30  # bytes of float32 logits and what a backward keeps of them
 
 
 class Heads:
-    """A model with both heads, a batch, and the four passes to be timed."""
+    """A model with both heads, a batch, and every pass to be timed."""
 
-    def __init__(self, tokens: int, hidden: int, vocabulary: int, support: int, masked: bool = False):
+    def __init__(self, device: str, dtype: torch.dtype, hidden: int, vocabulary: int, tokens: int, support: int):
         torch.manual_seed(0)
         config = Qwen3Config(
             vocab_size=vocabulary,
@@ -44,119 +46,100 @@ class Heads:
             head_dim=64,
             tie_word_embeddings=False,
         )
-        self.model = Qwen3ForCausalLM(config)
+        self.model = Qwen3ForCausalLM(config).to(device, dtype)
         # The norm behind the frozen embeddings still asks for the gradient of the hidden states
         self.model.model.embed_tokens.requires_grad_(False)
         add_fused_lm_head(self.model, outputs=("log_probs", "entropy"))
         add_sparse_lm_head(self.model)
-        input_ids = torch.randint(vocabulary, (1, tokens + 1))
-        labels = input_ids.clone()
-        if masked:
-            labels[:, ::2] = -100
-        self.batch = {"input_ids": input_ids, "labels": labels, "fused_lm_head": True}
+        self.ids = torch.randint(vocabulary, (1, tokens + 1), device=device)
+        self.batch = {"input_ids": self.ids, "labels": self.ids.clone(), "fused_lm_head": True}
         self.support = support
         with torch.no_grad():
             self.token_ids = self.model(**self.batch, support_size=support).token_ids
-        self.upstream = torch.randn((*self.token_ids.shape[:2], support + 1))
+        self.upstream = torch.randn((1, tokens, support + 1), device=device)
+        self.floats = tokens * vocabulary
 
     def run(self, head: str, name: str) -> None:
+        with torch.set_grad_enabled(name == "training"):
+            loss = getattr(self, f"_{head}")(name)
+        if name == "training":
+            loss.backward()
+            self.model.zero_grad(set_to_none=True)  # so that every run finds the memory as the first did
+
+    def _ours(self, name):
         if name == "scoring":
-            with torch.no_grad():
-                self.model(**self.batch, **({"support_size": self.support} if head == "ours" else {}))
-            return
-        self.model.zero_grad(set_to_none=True)
-        if head == "ours":
-            output = self.model(**self.batch, token_ids=self.token_ids)
-            used = output.sparse_log_probs.masked_fill(output.sparse_log_probs == -torch.inf, 0.0)
-            (used * self.upstream).sum().backward()
-        else:
-            output = self.model(**self.batch)
-            (output.log_probs * self.upstream[..., 0]).sum().backward()
+            return self.model(**self.batch, support_size=self.support)
+        log_probs = self.model(**self.batch, token_ids=self.token_ids).sparse_log_probs
+        return (log_probs.masked_fill(log_probs == -torch.inf, 0.0) * self.upstream).sum()
+
+    def _trl(self, name):
+        return (self.model(**self.batch).log_probs * self.upstream[..., 0]).sum()
+
+    def _full(self, name):
+        log_probs = self.model(input_ids=self.ids).logits[:, :-1].float().log_softmax(-1)
+        return (log_probs.gather(-1, self.ids[:, 1:, None]) * self.upstream[..., :1]).sum()
+
+    def _authors(self, name):
+        log_probs = self.model(input_ids=self.ids).logits[:, :-1].float().log_softmax(-1)
+        best = log_probs.topk(self.support, -1)
+        if name == "scoring":
+            return best
+        kept = log_probs.gather(-1, self.token_ids.long().clamp(min=0))
+        return (kept * self.upstream[..., :-1]).sum() + best.values.sum()
 
 
-def paired_times(heads: Heads, name: str, repeats: int) -> dict:
-    """Ratios ours/TRL of `repeats` pairs, after a warm-up of both, and the median seconds of each."""
-    seconds = {"ours": [], "trl": []}
-    for i in range(-1, repeats):
-        for head in ("ours", "trl") if i % 2 else ("trl", "ours"):
-            start = time.perf_counter()
-            heads.run(head, name)
-            if i >= 0:
-                seconds[head].append(time.perf_counter() - start)
-    ratios = [ours / theirs for ours, theirs in zip(seconds["ours"], seconds["trl"], strict=True)]
-    return {
-        "ratio": statistics.median(ratios),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
-        **{f"{head}_seconds": statistics.median(values) for head, values in seconds.items()},
-    }
-
-
-def resident(field: str) -> int:
-    """A field of this process's status in bytes: VmRSS, or VmHWM, its peak (Linux)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}: memory is measured on Linux only.")
-
-
-def peak_memory(args: argparse.Namespace, head: str, name: str) -> int:
-    """Bytes that one pass adds to the peak of a process of its own."""
-    shape = [f"--{key}={getattr(args, key)}" for key in ("tokens", "hidden", "vocabulary", "support")]
-    command = [sys.executable, __file__, *shape, "--child", head, name]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
-def child(args: argparse.Namespace) -> None:
-    head, name = args.child
-    heads = Heads(args.tokens, args.hidden, args.vocabulary, args.support)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = resident("VmRSS")
-    heads.run(head, name)
-    print(resident("VmHWM") - before)
+def measure(report: Report, floor: Floor, args, dtype, hidden: int, vocabulary: int, tokens: int, support: int) -> None:
+    heads = Heads(args.device, dtype, hidden, vocabulary, tokens, support)
+    dense = heads.floats * 4 * 4 <= MOST_DENSE and (args.device == "cuda" or (tokens, support) == (128, 64))
+    names = ("ours", "trl", "full", "authors") if dense else ("ours", "trl")
+    for name in PASSES:
+        runs = {head: partial(heads.run, head, name) for head in names}
+        seconds = paired_seconds(runs, args.repeats, args.device)
+        memory = {head: peak_bytes(run, args.device) for head, run in runs.items()}
+        products, logits = (4, 5) if name == "training" else (1, 2)
+        moved = logits * heads.floats * dtype.itemsize + products * vocabulary * hidden * dtype.itemsize
+        least = floor.seconds(products * 2 * heads.floats * hidden, moved)
+        ours = sorted(seconds["ours"])[args.repeats // 2]
+        report.add(
+            **{"pass": name, "V": vocabulary, "tokens": tokens, "K": support, "H": hidden},
+            **{f"time/{head}": ratio(seconds["ours"], seconds[head])["ratio"] for head in runs if head != "ours"},
+            **{key: ratio(seconds["ours"], seconds["trl"])[key] for key in ("ratio_min", "ratio_max")},
+            **{f"memory/{head}": memory["ours"] / memory[head] for head in runs if head != "ours"},
+            **{"ours s": ours, "floor s": least, "ours/floor": ours / least, "ours MiB": memory["ours"] / MIB},
+            seconds=seconds,
+            peak_bytes=memory,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--vocabulary", type=int, default=151_936)
-    parser.add_argument("--support", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", help="also write the results to this file")
-    parser.add_argument("--child", nargs=2, metavar=("HEAD", "PASS"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.child:
-        return child(args)
-
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, trl {trl.__version__}"
-    print(f"{platform.machine()} CPU, {torch.get_num_threads()} threads, {versions}")
-    print(f"{args.tokens} tokens, hidden size {args.hidden}, vocabulary {args.vocabulary}, support {args.support}\n")
-    print("| pass | time, ours/TRL: median (min–max) | ours s | TRL s | peak memory, ours/TRL | ours MiB | TRL MiB |")
-    print("|---|---|---|---|---|---|---|")
-    results = []
-    for masked in (False, True):
-        heads = Heads(args.tokens, args.hidden, args.vocabulary, args.support, masked)
-        for name in PASSES:
-            row = {
-                "pass": name + (", half of the rows masked" if masked else ""),
-                **paired_times(heads, name, args.repeats),
-            }
-            cells = f"{row['ratio']:.2f} ({row['ratio_min']:.2f}–{row['ratio_max']:.2f}) | {row['ours_seconds']:.2f} | "
-            cells += f"{row['trl_seconds']:.2f} | "
-            if masked:
-                cells += "– | – | –"
-            else:
-                ours, theirs = (peak_memory(args, head, name) for head in ("ours", "trl"))
-                row |= {"memory_ratio": ours / theirs, "ours_bytes": ours, "trl_bytes": theirs}
-                cells += f"{ours / theirs:.2f} | {ours / 2**20:.0f} | {theirs / 2**20:.0f}"
-            print(f"| {row['pass']} | {cells} |", flush=True)
-            results.append(row)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(
-                {"versions": versions, **{k: v for k, v in vars(args).items() if k != "child"}, "rows": results}, file
-            )
+    options = parser(__doc__)
+    options.add_argument("--hidden", type=int)
+    for name in ("vocabulary", "tokens", "support"):
+        options.add_argument(
+            f"--{name}", type=int, nargs="+", help="with one of these given, only their product is run"
+        )
+    args = options.parse_args()
+    dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
+    hidden, *axes = SIZES[args.device]
+    given = [args.vocabulary, args.tokens, args.support]
+    if any(given):
+        sizes = list(itertools.product(*(g or [axis[0]] for g, axis in zip(given, axes, strict=True))))
+    elif args.device == "cuda":
+        sizes = list(itertools.product(*axes))
+    else:  # one at a time
+        centre = [axis[0] for axis in axes]
+        sizes = [tuple(centre)] + [
+            (*centre[:i], value, *centre[i + 1 :]) for i, axis in enumerate(axes) for value in axis[1:]
+        ]
+    columns = {"pass": "", "V": ",", "tokens": ",", "K": ""}
+    columns |= {"time/trl": ".2f", "ratio_min": ".2f", "ratio_max": ".2f", "time/full": ".2f", "time/authors": ".2f"}
+    columns |= {"memory/trl": ".2f", "memory/full": ".2f", "memory/authors": ".2f"}
+    report = Report("head", args, columns | {"ours MiB": ".0f", "ours s": ".3f", "floor s": ".3f", "ours/floor": ".2f"})
+    floor = Floor(args.device, dtype)
+    report.start(f"{floor}. Hidden size {args.hidden or hidden}, {dtype}.")
+    for vocabulary, tokens, support in sizes:
+        measure(report, floor, args, dtype, args.hidden or hidden, vocabulary, tokens, support)
+    report.save()
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def small_tiles(monkeypatch):
     """Several tiles in both directions, the last of each ragged."""
     monkeypatch.setattr(tiles, "TRAINING_TILE", {"cpu": (5, 128), "accelerator": (5, 128)})
     monkeypatch.setattr(support_selection, "_COLUMNS", {"cpu": 128, "accelerator": 128})
-    monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", 5 * 384)
+    monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", {"cpu": 5 * 384, "accelerator": 5 * 384})
 
 
 def make_model(name: str):
@@ -313,7 +313,7 @@ def test_no_tensor_exceeds_a_tile(monkeypatch, use):
     """552 positions of a vocabulary of 5,003 would be 2.8 million logits; a tile here has 33 thousand."""
     monkeypatch.setattr(tiles, "TRAINING_TILE", {"cpu": (32, 1000)})
     monkeypatch.setattr(support_selection, "_COLUMNS", {"cpu": 1024})
-    monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", 6 * 5120)
+    monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", {"cpu": 6 * 5120})
     model = tiny_model("qwen3", vocab_size=5003)
     batch = make_batch(vocabulary=5003, batch=24, length=24)
     batch["labels"] = batch["input_ids"]

@@ -117,12 +117,15 @@ def _sparse_forward(
     backbone_outputs = model.base_model(*args, **kwargs)
     lm_head = model.get_output_embeddings()
     weight, bias = lm_head.weight, lm_head.bias
-    hidden = backbone_outputs.last_hidden_state[:, :-1].to(weight.device)  # (B, T − 1, H)
-    labels = labels[:, 1:].to(weight.device)
-    live = labels != IGNORED_LABEL  # (B, T − 1)
-    hidden, sampled_ids = hidden[live], labels[live]  # (N, H), (N,)
+    # The live positions as numbers of the flattened batch, asked for once: each boolean index would wait for the device
+    hidden = backbone_outputs.last_hidden_state.to(weight.device)  # (B, T, H)
+    labels = labels.to(weight.device)
+    live = labels[:, 1:] != IGNORED_LABEL  # (B, T − 1)
+    positions = torch.nn.functional.pad(live, (0, 1)).flatten().nonzero().squeeze(1)  # (N,), in B·T
+    hidden = hidden.flatten(0, 1).index_select(0, positions)  # (N, H)
+    sampled_ids = labels.flatten().index_select(0, positions + 1)  # (N,)
     if token_ids is not None:
-        token_ids = _live_supports(token_ids.to(weight.device), live, sampled_ids, text_config.vocab_size)  # (N, K)
+        token_ids = _live_supports(token_ids.to(weight.device), live, positions, sampled_ids, text_config.vocab_size)
 
     precision: AbstractContextManager = nullcontext()
     if cast_lm_head_to_fp32:
@@ -164,7 +167,7 @@ def _sparse_forward(
 
 
 def _live_supports(
-    token_ids: torch.Tensor, live: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int
+    token_ids: torch.Tensor, live: torch.Tensor, positions: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int
 ) -> torch.Tensor:
     """Supports `(N, K)` of the live positions, from `(B, T' ≤ T − 1, K)` aligned to the end."""
     missing = live.shape[1] - token_ids.shape[1]
@@ -173,18 +176,20 @@ def _live_supports(
             f"`token_ids` {tuple(token_ids.shape)} must have the batch size and at most the length of the shifted "
             f"labels {tuple(live.shape)}."
         )
-    token_ids = torch.nn.functional.pad(token_ids, (0, 0, missing, 0), value=UNUSED)[live]
+    # One more position at the end, which is no label's: `positions` count in B·T
+    token_ids = torch.nn.functional.pad(token_ids, (0, 0, missing, 1), value=UNUSED)
+    token_ids = token_ids.flatten(0, 1).index_select(0, positions)
     wrong = token_ids[:, 0] != sampled_ids
     outside = (token_ids < UNUSED) | (token_ids >= vocabulary)
+    if not (outside.any() | wrong.any()):  # one look, for which the device is waited for
+        return token_ids
     if outside.any():
         raise ValueError(f"`token_ids` must be in {UNUSED}…{vocabulary - 1}, got {token_ids[outside][0].item()}.")
-    if wrong.any():
-        raise ValueError(
-            f"Slot 0 of `token_ids` must be the label of its position, got {token_ids[wrong][0, 0].item()} for label "
-            f"{sampled_ids[wrong][0].item()}. The support belongs to another batch, or labels and supports are masked "
-            "differently."
-        )
-    return token_ids
+    raise ValueError(
+        f"Slot 0 of `token_ids` must be the label of its position, got {token_ids[wrong][0, 0].item()} for label "
+        f"{sampled_ids[wrong][0].item()}. The support belongs to another batch, or labels and supports are masked "
+        "differently."
+    )
 
 
 def _check_finite(entropy: torch.Tensor | None) -> None:

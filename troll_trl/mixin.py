@@ -84,6 +84,7 @@ class TrollMixin(_Trainer):
         self._troll_metrics = {mode: TrollMetrics(self.accelerator) for mode in ("train", "eval")}
         self._record_next_pass = False  # the next pass without gradient scores the rollout with the current weights
         self._recorded: SparseDistribution | None = None
+        self._cache_size_said = False
         self._loss_pass: LossPass | None = None  # set while TRL's loss runs
         self._say_batch_arithmetic()
         self._warn_of_noise()
@@ -183,7 +184,20 @@ class TrollMixin(_Trainer):
 
         result = score(old_policy, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
         self._recorded = SparseDistribution.concatenate(parts)
+        self._say_cache_size(self._recorded)
         return result
+
+    def _say_cache_size(self, old: SparseDistribution):
+        """Once: the bytes that the old policy takes per completion token, padding included."""
+        if self._cache_size_said or old.token_ids.numel() == 0:
+            return
+        self._cache_size_said = True
+        tensors = (old.token_ids, old.log_probs)
+        size = sum(x.numel() * x.element_size() for x in tensors) / old.token_ids[..., 0].numel()
+        self.accelerator.print(
+            f"TROLL: the old policy takes {size:.0f} bytes per completion token: up to {old.token_ids.shape[-1]} kept "
+            "tokens in the first rollout batch, each an int32 id and a float32 log-probability, and the rest."
+        )
 
     # -- Loss: replace the ratio's policy by its projection ---------------------------------------------------------
 

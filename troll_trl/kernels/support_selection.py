@@ -1,24 +1,26 @@
 """The scoring pass: the support of every token's distribution, chosen without sorting the vocabulary.
 
-The K largest of V logits lie inside the K blocks with the largest block maxima. So one pass over the tiles reduces
-every block of 64 logits to its maximum, its sum of exponentials and its mean logit; then the K best blocks give K·64
-candidates (a few percent of the vocabulary), whose top K is the top K of all, exactly up to ties. The log-sum-exp of
-the rest is summed from the blocks and candidates that were not kept, so it never comes from a difference.
+One pass over the products reduces every block of 64 logits to its maximum, its sum of exponentials and its mean logit
+(`blocks.py`), while the tile is still in the cache; then the best blocks give the best tokens (`candidates.py`). The
+log-sum-exp of the rest is summed from the blocks and candidates that were not kept, so it never comes from a
+difference.
 """
 
 import math
 
 import torch
 
-from troll_trl.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, logits_into
+from troll_trl.kernels.blocks import BLOCK, blocks_of, reduce_chunk
+from troll_trl.kernels.candidates import choose_candidates
+from troll_trl.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into
 
 UNUSED = -1  # token id of an unused slot
 
-_BLOCK = 64  # logits per block
 # Vocabulary columns that are reduced while they are still in the cache
 _COLUMNS = {"cpu": 8192, "accelerator": 32768}
-# Logits in one tile, all of the vocabulary for a few tokens: 256 MiB in float32, some 400 tokens for V = 151,936
-_TILE_ELEMENTS = 2**26
+# Logits in one tile, all of the vocabulary for a few tokens. On a CPU 256 MiB in float32, some 400 tokens for
+# V = 151,936; on a GPU 224 MiB in bf16, some 700 tokens, which with the blocks is less than TRL's tile of 256 MiB.
+_TILE_ELEMENTS = {"cpu": 2**26, "accelerator": 7 * 2**24}
 
 
 def select_support(
@@ -50,26 +52,47 @@ def select_support(
         `token_ids` `(N, K)` int32, `sparse_log_probs` `(N, K + 1)` float32, `entropy` `(N,)` float32.
     """
     vocabulary, device = len(weight), hidden.device
-    columns = _COLUMNS["cpu" if device.type == "cpu" else "accelerator"]
-    columns = min(columns, math.ceil(vocabulary / _BLOCK) * _BLOCK)
-    padded = math.ceil(vocabulary / columns) * columns
-    tokens = max(1, _TILE_ELEMENTS // padded)
-    tile = empty_tile(min(tokens, len(hidden)), padded, device)
-    token_ids = torch.empty((len(hidden), support_size), device=device, dtype=torch.int32)
-    log_probs = torch.empty((len(hidden), support_size + 1), device=device, dtype=torch.float32)
-    entropy = torch.empty(len(hidden), device=device, dtype=torch.float32)
+    kind = "cpu" if device.type == "cpu" else "accelerator"
+    dtype = compute_dtype(hidden)
+    chunk = min(_COLUMNS[kind], math.ceil(vocabulary / BLOCK) * BLOCK)
+    padded = math.ceil(vocabulary / chunk) * chunk
+    tokens = max(1, _TILE_ELEMENTS[kind] // padded)
+    tile = empty_tile(min(tokens, len(hidden)), padded, dtype, device)
+    bias = None if bias is None else bias.to(dtype)
+    # Of all positions, so that what follows the choice of the candidates is done once
+    sampled, left = (torch.empty((len(hidden), 1), device=device) for _ in range(2))
+    entropy = torch.empty(len(hidden), device=device)
+    logits = torch.empty((len(hidden), support_size - 1), device=device)
+    token_ids = torch.empty((len(hidden), support_size - 1), device=device, dtype=torch.int32)
     for start in range(0, len(hidden), tokens):
         rows = slice(start, min(start + tokens, len(hidden)))
-        hidden_rows = hidden[rows].to(compute_dtype(hidden))
-        blocks = _Blocks(tile[: len(hidden_rows)], columns, sampled_ids[rows].unsqueeze(1))
-        for first in range(0, vocabulary, columns):
-            cols = slice(first, min(first + columns, vocabulary))
-            logits_into(
-                blocks.tile[:, cols], hidden_rows, weight[cols], None if bias is None else bias[cols], transform
-            )
-            blocks.reduce(first, cols.stop)
-        token_ids[rows], log_probs[rows], entropy[rows] = blocks.select(support_size, tail_mass)
-    return token_ids, log_probs, entropy
+        hidden_rows = hidden[rows].to(dtype)
+        blocks = blocks_of(tile[: len(hidden_rows)], sampled_ids[rows], vocabulary, chunk)
+        for first in range(0, vocabulary, chunk):
+            cols = slice(first, min(first + chunk, vocabulary))
+            product_into(blocks.tile[:, cols], hidden_rows, weight[cols])
+            reduce_chunk(blocks, None if bias is None else bias[cols], transform, first, cols.stop - first)
+        sampled[rows] = blocks.sampled
+        logits[rows], token_ids[rows], left[rows], entropy[rows] = choose_candidates(
+            blocks, bias, transform, support_size - 1
+        )
+        del blocks
+    del tile
+    return *_support(sampled_ids.unsqueeze(1), sampled, logits, token_ids, left, tail_mass), entropy
+
+
+def _support(sampled_ids, sampled, logits, token_ids, left, tail_mass) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids `(N, K)` and sparse log-probabilities `(N, K + 1)`, from the sampled tokens and their logits `(N, 1)`,
+    the other candidates and their logits `(N, K − 1)` in any order, and the log-sum-exp `(N, 1)` of what is left."""
+    others, order = logits.sort(1, descending=True)
+    others = others.masked_fill(others < FLOOR / 2, -math.inf)  # there are no more tokens
+    log_z = torch.cat([sampled, others, left], 1).logsumexp(1, keepdim=True)
+    keep = mass_rule(sampled - log_z, others - log_z, tail_mass)
+    rest = torch.cat([left, others.masked_fill(keep, -math.inf)], 1).logsumexp(1, keepdim=True)
+    rest = rest.masked_fill(rest < FLOOR / 2, -math.inf)
+    kept = torch.cat([sampled, others.masked_fill(~keep, -math.inf)], 1)
+    token_ids = torch.cat([sampled_ids.int(), token_ids.gather(1, order).masked_fill(~keep, UNUSED)], 1)
+    return token_ids, torch.log_softmax(torch.cat([kept, rest], 1), 1)
 
 
 def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tail_mass: float) -> torch.Tensor:
@@ -91,71 +114,3 @@ def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tai
     mass = other_log_probs.double().exp()
     mass_before = sampled_log_prob.double().exp() + mass.cumsum(-1) - mass
     return (mass_before < 1 - tail_mass) & (other_log_probs > -math.inf)
-
-
-class _Blocks:
-    """The logits of `n` tokens without the sampled one, and the statistics of their blocks of 64.
-
-    Within a chunk of columns, block `b` holds the columns `b, b + B, b + 2B, …` (`B` blocks a chunk), so that a
-    reduction over a block runs over rows of a matrix and vectorises.
-    """
-
-    def __init__(self, tile: torch.Tensor, columns: int, sampled_ids: torch.Tensor):
-        self.tile, self.columns, self.sampled_ids = tile, columns, sampled_ids  # (n, padded V), –, (n, 1)
-        self.per_chunk = columns // _BLOCK
-        shape = (len(tile), tile.shape[1] // _BLOCK)
-        self.max, self.sum_exp, self.sum_exp_u = (tile.new_empty(shape) for _ in range(3))  # u = z − block maximum
-        self.sampled = tile.new_full((len(tile), 1), FLOOR)  # logit of the sampled token
-
-    def reduce(self, first: int, stop: int) -> None:
-        """Fold the logits of the columns `first…stop` into the statistics of their blocks."""
-        chunk = self.tile[:, first : first + self.columns]  # (n, columns)
-        chunk[:, stop - first :] = FLOOR  # padding of the last chunk
-        # The sampled token is kept in any case: it takes no part in the selection, nor in the rest
-        local = self.sampled_ids - first
-        inside = (local >= 0) & (local < stop - first)
-        local = local.clamp(0, stop - first - 1)
-        logit = chunk.gather(1, local)
-        self.sampled = torch.where(inside, logit, self.sampled)
-        chunk.scatter_(1, local, torch.where(inside, FLOOR, logit))
-
-        blocks = slice(first // _BLOCK, first // _BLOCK + self.per_chunk)
-        u = chunk.view(len(chunk), _BLOCK, self.per_chunk)
-        block_max = u.amax(1)
-        u = u - block_max.unsqueeze(1)
-        exp_u = u.exp()
-        self.max[:, blocks], self.sum_exp[:, blocks] = block_max, exp_u.sum(1)
-        self.sum_exp_u[:, blocks] = u.mul_(exp_u).sum(1)
-
-    def select(self, support_size: int, tail_mass: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token ids `(n, K)`, sparse log-probabilities `(n, K + 1)` and entropy `(n,)`."""
-        log_sum_exp = self.max + self.sum_exp.log()  # of every block, (n, blocks)
-        log_z = torch.cat([log_sum_exp, self.sampled], 1).logsumexp(1, keepdim=True)
-
-        best_blocks = self.max.topk(min(support_size, self.max.shape[1]), 1).indices
-        columns = self._columns_of(best_blocks)  # (n, candidates)
-        candidates = self.tile.gather(1, columns)
-        best = candidates.topk(min(support_size - 1, candidates.shape[1]), 1)
-        others = best.values.masked_fill(best.values < FLOOR / 2, -math.inf)  # padding, or the sampled token
-        keep = mass_rule(self.sampled - log_z, others - log_z, tail_mass)  # (n, up to K − 1)
-
-        token_ids = torch.cat([self.sampled_ids, columns.gather(1, best.indices).masked_fill(~keep, UNUSED)], 1)
-        not_kept = candidates.scatter(1, best.indices, torch.where(keep, FLOOR, best.values))
-        rest = torch.logaddexp(
-            log_sum_exp.scatter(1, best_blocks, FLOOR).logsumexp(1, keepdim=True), not_kept.logsumexp(1, keepdim=True)
-        )
-        rest = rest.masked_fill(rest < FLOOR / 2, -math.inf)
-        kept = torch.cat([self.sampled, others.masked_fill(~keep, -math.inf)], 1)
-        log_probs = torch.log_softmax(torch.cat([kept, rest], 1), 1)
-
-        # H = Σ_v p_v (log Z − z_v), a block at a time
-        block_prob = (log_sum_exp - log_z).exp()
-        entropy = (block_prob * (log_z - self.max - self.sum_exp_u / self.sum_exp)).sum(1, keepdim=True)
-        entropy += (self.sampled - log_z).exp() * (log_z - self.sampled)
-        return token_ids.int(), log_probs, entropy.squeeze(1)
-
-    def _columns_of(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Columns of the members of some blocks; `(n, k)` to `(n, k·64)`."""
-        first = blocks // self.per_chunk * self.columns + blocks % self.per_chunk
-        members = torch.arange(_BLOCK, device=blocks.device) * self.per_chunk
-        return (first.unsqueeze(2) + members).flatten(1)

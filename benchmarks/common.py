@@ -1,0 +1,146 @@
+"""What the benchmarks share: paired timing, peak memory by the allocator, the floor of a device, and the report.
+
+Every script takes the sizes of its device (`--device`, by default a GPU if there is one), prints a markdown table, and
+with `--results FOLDER` adds its rows to FOLDER/<device>-<date>.json.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+import triton
+import trl
+from torch.profiler import ProfilerActivity, profile
+
+MIB = 2**20
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """A parser with the options of every benchmark."""
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    result.add_argument("--repeats", type=int, default=3, help="pairs per figure, after a warm-up (default: 3)")
+    result.add_argument("--results", type=Path, help="folder whose <device>-<date>.json takes the rows")
+    return result
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def paired_seconds(runs: dict[str, Callable[[], object]], repeats: int, device: str) -> dict[str, list[float]]:
+    """Seconds of every run, `repeats` times in turn with alternating order, after a warm-up of each."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for i in range(-1, repeats):
+        for name in runs if i % 2 else reversed(runs):
+            synchronize(device)
+            start = time.perf_counter()
+            runs[name]()
+            synchronize(device)
+            if i >= 0:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
+    """Median, smallest and largest ratio of pairs."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return {"ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
+
+
+def peak_bytes(run: Callable[[], object], device: str) -> int:
+    """Most bytes that the allocator held during `run`, beyond what it held before."""
+    if device == "cuda":
+        synchronize(device)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        synchronize(device)
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+class Floor:
+    """What a device can do at best, measured: FLOPs of a matrix product in `dtype`, bytes moved by a copy."""
+
+    def __init__(self, device: str, dtype: torch.dtype):
+        size = 8192 if device == "cuda" else 1024
+        a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+        memory = torch.empty(2**30 if device == "cuda" else 2**27, device=device, dtype=torch.uint8)
+        target = torch.empty_like(memory)
+        runs = {"product": lambda: torch.mm(a, b), "copy": lambda: target.copy_(memory)}
+        seconds = paired_seconds(runs, 5, device)
+        self.flops_per_second = 2 * size**3 / min(seconds["product"])
+        self.bytes_per_second = 2 * memory.numel() / min(seconds["copy"])
+
+    def seconds(self, flops: float, moved: float) -> float:
+        """Least time for this many FLOPs and bytes, which a kernel that does both can overlap."""
+        return max(flops / self.flops_per_second, moved / self.bytes_per_second)
+
+    def __str__(self) -> str:
+        return (
+            f"Floor by measured rates: {self.flops_per_second / 1e12:.3g} TFLOP/s, "
+            f"{self.bytes_per_second / 1e9:.3g} GB/s"
+        )
+
+
+def environment(device: str) -> dict[str, str | int]:
+    """Device and versions."""
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
+    versions = {module.__name__: module.__version__ for module in (torch, transformers, trl, triton)}
+    return {
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **versions,
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+class Report:
+    """Rows of one benchmark, printed as a markdown table while they come."""
+
+    def __init__(self, name: str, args: argparse.Namespace, columns: dict[str, str]):
+        """`columns`: key of a row and how to format it."""
+        self.name, self.args, self.columns, self.rows = name, args, columns, []
+        self.environment = environment(args.device)
+        print(f"## {name}: " + ", ".join(f"{key} {value}" for key, value in self.environment.items()), flush=True)
+
+    def start(self, note: str = "") -> None:
+        print(f"{note}\n\n| " + " | ".join(self.columns) + " |")
+        print("|" + "---|" * len(self.columns), flush=True)
+
+    def add(self, **row) -> None:
+        self.rows.append(row)
+        cells = (format(row[key], how) if row.get(key) is not None else "–" for key, how in self.columns.items())
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+    def save(self) -> None:
+        if self.args.results is None:
+            return
+        device = str(self.environment["device"]).lower().replace(" ", "-").replace("_", "-")
+        path = self.args.results / f"{device}-{self.environment['date']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = json.loads(path.read_text()) if path.exists() else {}
+        options = {key: value for key, value in vars(self.args).items() if key != "results"}
+        for key in ("model", "problems"):  # by name: where they lie is nobody else's business
+            if options.get(key):
+                options[key] = Path(options[key]).name
+        content[self.name] = {"environment": self.environment, "options": options, "rows": self.rows}
+        path.write_text(json.dumps(content, indent=1, default=str) + "\n")
+        print(f"\nRows written to {path}.\n")

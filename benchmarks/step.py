@@ -1,0 +1,217 @@
+"""A whole training step of TROLL against TRL's clip: same model, same batch, stored completions for the rollout.
+
+    python benchmarks/step.py                          # the sizes of this device
+    python benchmarks/step.py --shape qwen3-0.6b --completion 2048 --prompts 1
+
+One figure is one rollout batch: the pass that scores it with the current weights (TROLL also selects the supports in
+it), then 8 updates with AdamW. Runs of the two trainers alternate, and each starts from the same weights. Peak memory
+is that of the allocator over such a run. Random weights serve: shapes and vocabulary count. Temperature 0.05 makes the
+distributions as peaked as those of trained models; "projected" is the share of tokens outside of the bound over the 8
+updates. "projection share" is the part of the time that `project` takes, forward and backward, timed by itself with
+half of the tokens outside.
+
+Floor: 2 FLOPs per weight and token in the scoring pass, 6 in an update (8 with recomputed activations).
+"""
+
+import contextlib
+import gc
+import io
+import tempfile
+import time
+import warnings
+from functools import partial
+
+import torch
+from common import MIB, Floor, Report, parser, peak_bytes, ratio, synchronize
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl.projection import project
+
+UPDATES, GENERATIONS = 8, 2
+# Hidden and intermediate size, layers, heads, key-value heads, size of a head
+SHAPES = {
+    "qwen3-0.6b": (1024, 3072, 28, 16, 8, 128),
+    "qwen3-4b": (2560, 9728, 36, 32, 8, 128),
+    "small": (256, 768, 4, 4, 2, 64),
+}
+PROMPT = 16  # tokens
+
+
+def make_model(shape: str, vocabulary: int, device: str) -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    hidden, intermediate, layers, heads, kv_heads, head_dim = SHAPES[shape]
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    return Qwen3ForCausalLM(config).to(device, torch.bfloat16 if device == "cuda" else torch.float32)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def stored_rollout(prompts, trainer, vocabulary: int, completion: int) -> dict:
+    """Random tokens, the same for the same prompt and sample."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda length: torch.randint(3, vocabulary, (len(prompts), length), generator=generator).tolist()
+    return {"prompt_ids": draw(PROMPT), "completion_ids": draw(completion), "logprobs": None}
+
+
+def alternating_reward(completions, **kwargs) -> list[float]:
+    return [float(i % 2) for i in range(len(completions))]
+
+
+class Trainers:
+    """Both trainers on one model; a run restores its weights first."""
+
+    def __init__(self, args, vocabulary: int, folder: str):
+        self.model = make_model(args.shape, vocabulary, args.device)
+        self.initial = {name: x.detach().cpu().clone() for name, x in self.model.state_dict().items()}
+        options = {
+            "output_dir": folder,
+            "use_cpu": args.device == "cpu",
+            "bf16": args.device == "cuda",
+            "gradient_checkpointing": args.device == "cuda",
+            "report_to": "none",
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "logging_steps": UPDATES,  # one line, over all updates
+            "per_device_train_batch_size": args.prompts * GENERATIONS,
+            "num_generations": GENERATIONS,
+            "max_completion_length": args.completion,
+            "steps_per_generation": UPDATES,
+            "learning_rate": 1e-4,
+            "temperature": 0.05,
+            "max_steps": UPDATES,
+        }
+        self.make = {
+            "troll": partial(self._trainer, TrollGRPOTrainer, TrollGRPOConfig(**options, support_size=args.support)),
+            "clip": partial(self._trainer, GRPOTrainer, GRPOConfig(**options)),
+        }
+        self.rollout = partial(stored_rollout, vocabulary=vocabulary, completion=args.completion)
+        self.cache_bytes = self.projection_seconds = self.projected = 0.0
+        self.device = args.device
+
+    def _trainer(self, trainer_class, config):
+        model = self.model
+        model.__dict__.pop("forward", None)  # each trainer patches it anew
+        model.load_state_dict(self.initial)
+        model.zero_grad(set_to_none=True)
+        trainer = trainer_class(
+            model=model,
+            reward_funcs=alternating_reward,
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": ["<unk>"] * 64}),
+            processing_class=make_tokenizer(),
+            rollout_func=self.rollout,
+        )
+        return trainer
+
+    def run(self, name: str) -> float:
+        """Seconds of one rollout batch."""
+        with contextlib.redirect_stdout(io.StringIO()):  # the trainers' own lines would break the table
+            trainer = self.make[name]()
+            synchronize(self.device)
+            start = time.perf_counter()
+            trainer.train()
+            synchronize(self.device)
+            seconds = time.perf_counter() - start
+        if name == "troll":
+            batch = trainer._buffered_inputs[0]
+            tensors = [batch["troll_old_token_ids"], batch["troll_old_log_probs"]]
+            tokens = batch["completion_mask"].numel()
+            self.projected = next(
+                line["troll/projected_fraction"]
+                for line in trainer.state.log_history
+                if "troll/projected_fraction" in line
+            )
+            self.cache_bytes = sum(x.numel() * x.element_size() for x in tensors) / tokens
+            self.projection_seconds = UPDATES * self.time_projection(batch["troll_old_log_probs"])
+        trainer.accelerator.free_memory()
+        del trainer
+        self.model.zero_grad(set_to_none=True)
+        gc.collect()  # a trainer is a cycle; its optimiser's state must not be freed in another run's measurement
+        return seconds
+
+    def time_projection(self, old: torch.Tensor) -> float:
+        """Seconds of `project` forward and backward for one update's tokens, with every second row outside."""
+        moved = old + torch.randn_like(old) * (torch.arange(old.shape[1], device=old.device) % 2).view(1, -1, 1)
+        leaf = moved.log_softmax(-1).requires_grad_()
+        synchronize(self.device)
+        start = time.perf_counter()
+        log_probs = project(leaf, old, 0.05).log_probs
+        log_probs.masked_fill(log_probs == -torch.inf, 0.0).sum().backward()
+        synchronize(self.device)
+        return time.perf_counter() - start
+
+
+def floor_seconds(floor: Floor, trainers: Trainers, args) -> float:
+    weights = sum(x.numel() for x in trainers.model.parameters())
+    tokens = args.prompts * GENERATIONS * (PROMPT + args.completion)
+    per_update = 8 if args.device == "cuda" else 6
+    # AdamW reads weight, gradient and two moments and writes three of them
+    moved = 7 * weights * (2 if args.device == "cuda" else 4) * UPDATES
+    return floor.seconds((2 + per_update) * weights * tokens * UPDATES, moved)
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of an option that old and new versions both know
+    warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
+    options = parser(__doc__)
+    options.add_argument("--shape", choices=SHAPES)
+    options.add_argument("--vocabulary", type=int, default=151_936)
+    options.add_argument("--completion", type=int, help="tokens of a completion")
+    options.add_argument("--prompts", type=int, default=1, help="prompts of an update, with two completions each")
+    options.add_argument("--support", type=int, default=64)
+    args = options.parse_args()
+    shapes = [args.shape] if args.shape else ["qwen3-0.6b", "qwen3-4b"] if args.device == "cuda" else ["small"]
+    args.completion = args.completion or (2048 if args.device == "cuda" else 96)
+    columns = {"shape": "", "time/clip": ".3f", "ratio_min": ".3f", "ratio_max": ".3f", "memory/clip": ".3f"}
+    columns |= {"troll s": ".2f", "clip s": ".2f", "floor s": ".2f", "troll/floor": ".2f", "troll MiB": ".0f"}
+    columns |= {"cache B/token": ".0f", "projected": ".0%", "projection share": ".2%"}
+    report = Report("step", args, columns)
+    floor = Floor(args.device, torch.bfloat16 if args.device == "cuda" else torch.float32)
+    report.start(f"{floor}. {UPDATES} updates of {args.prompts * GENERATIONS} x {args.completion} tokens.")
+    for shape in shapes:
+        args.shape = shape
+        with tempfile.TemporaryDirectory() as folder:
+            trainers = Trainers(args, args.vocabulary, folder)
+            seconds: dict[str, list[float]] = {"troll": [], "clip": []}
+            for i in range(-1, args.repeats):
+                for name in seconds if i % 2 else reversed(seconds):
+                    value = trainers.run(name)
+                    if i >= 0:
+                        seconds[name].append(value)
+            memory = {name: peak_bytes(partial(trainers.run, name), args.device) for name in seconds}
+        troll, clip = (sorted(seconds[name])[args.repeats // 2] for name in seconds)
+        pairs = ratio(seconds["troll"], seconds["clip"])
+        least = floor_seconds(floor, trainers, args)
+        report.add(
+            **{"shape": shape, "time/clip": pairs["ratio"], **pairs, "memory/clip": memory["troll"] / memory["clip"]},
+            **{"troll s": troll, "clip s": clip, "floor s": least, "troll/floor": troll / least},
+            **{"troll MiB": memory["troll"] / MIB, "cache B/token": trainers.cache_bytes},
+            **{"projected": trainers.projected, "projection share": trainers.projection_seconds / troll},
+            seconds=seconds,
+            peak_bytes=memory,
+        )
+    report.save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Every kernel compiled ahead of time for real GPUs, down to machine code, on a machine that may have none.
+
+It catches what the interpreter does not: types, unsupported operations, and registers that spill to memory.
+"""
+
+import importlib.util
+import itertools
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from troll_trl.kernels import blocks, candidates, fold, gradient
+from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
+from troll_trl.kernels.tiles import FLOOR
+
+if not TRITON_AVAILABLE:
+    pytest.skip("Triton is not installed (it exists for Linux only)", allow_module_level=True)
+if INTERPRETED:
+    pytest.skip("TRITON_INTERPRET=1 replaces the compiler", allow_module_level=True)
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TOOLS = Path(importlib.util.find_spec("triton").origin).parent / "backends" / "nvidia" / "bin"
+PTXAS, CUOBJDUMP = (shutil.which(name, path=TOOLS) or shutil.which(name) for name in ("ptxas", "cuobjdump"))
+pytestmark = pytest.mark.skipif(PTXAS is None, reason="this Triton comes without ptxas")
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+K = 64
+VOCABULARY = 151_936
+
+
+def types(kernel, pointers: dict[str, str]) -> dict[str, str]:
+    """Types of a kernel's arguments: those of `pointers`, float32 for other pointers, 32-bit integers for counts."""
+    result = {}
+    for name in kernel.arg_names:
+        if name.isupper():
+            result[name] = "constexpr"
+        elif name.endswith("_ptr"):
+            result[name] = "*" + pointers.get(name, "fp32")
+        else:
+            result[name] = "fp32" if name in ("inner", "outer") else "i32"
+    return result
+
+
+def make(kernel, dtype, softcap, bias, warps, pointers=None, **constants):
+    """The kernel's source, with pointers to 16 bytes and the stride a multiple of 16, as the launchers have them."""
+    pointers = {"tile_ptr": DTYPES[dtype], "bias_ptr": DTYPES[dtype], **(pointers or {})}
+    signature = types(kernel, pointers)
+    constants = {"HAS_SOFTCAP": softcap, "HAS_BIAS": bias, **constants}
+    if "bias_ptr" in signature and not bias:
+        signature["bias_ptr"], constants["bias_ptr"] = "constexpr", None
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in ("tile_stride", "columns")]
+    attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    return ASTSource(kernel, signature, constants, attributes), {"num_warps": warps}
+
+
+def fold_source(dtype, softcap, bias):
+    return make(
+        fold._fold_kernel, dtype, softcap, bias, fold.NUM_WARPS, {"ids_ptr": "i32"},
+        LOWEST=torch.finfo(dtype).min, FLOOR=FLOOR, SLOTS=K, BLOCK=fold.BLOCK_SIZE,
+    )  # fmt: skip
+
+
+def gradient_source(dtype, softcap, bias):
+    return make(
+        gradient._gradient_kernel, dtype, softcap, bias, gradient.NUM_WARPS, {"ids_ptr": "i32"},
+        HAS_LINEAR=True, SLOTS=K, BLOCK=gradient.BLOCK_SIZE,
+    )  # fmt: skip
+
+
+def reduce_source(dtype, softcap, bias):
+    return make(
+        blocks._reduce_kernel, dtype, softcap, bias, blocks.NUM_WARPS, {"sampled_ids_ptr": "i64"},
+        FLOOR=FLOOR, BLOCK=blocks.BLOCK, BLOCKS=blocks.BLOCKS_PER_PROGRAM,
+    )  # fmt: skip
+
+
+def best_blocks_source(dtype, softcap, bias, vocabulary=VOCABULARY):
+    count = triton.next_power_of_2(triton.cdiv(vocabulary, blocks.BLOCK))
+    return make(
+        candidates._best_blocks_kernel, dtype, softcap, bias, candidates.warps_for(count), {"best_blocks_ptr": "i32"},
+        FLOOR=FLOOR, BLOCKS=count,
+    )  # fmt: skip
+
+
+def best_tokens_source(dtype, softcap, bias, k=K):
+    ids = {"sampled_ids_ptr": "i64", "best_blocks_ptr": "i32", "token_ids_ptr": "i32"}
+    return make(
+        candidates._best_tokens_kernel, dtype, softcap, bias, candidates.warps_for(k * blocks.BLOCK), ids,
+        FLOOR=FLOOR, BLOCK=blocks.BLOCK, SLOTS=k,
+    )  # fmt: skip
+
+
+SOURCES = {
+    "fold": fold_source,
+    "gradient": gradient_source,
+    "reduce": reduce_source,
+    "best_blocks": best_blocks_source,
+    "best_tokens": best_tokens_source,
+}
+
+
+def compile_for(capability: int, source, options):
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def usage(compiled, tmp_path) -> dict[str, int]:
+    """Registers per thread, bytes of stack per thread (spilled registers among them) and of shared memory."""
+    binary = tmp_path / "kernel.cubin"
+    binary.write_bytes(compiled.asm["cubin"])
+    text = subprocess.run([CUOBJDUMP, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
+    found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
+    assert found.keys() >= {"REG", "STACK"}, text
+    return {**found, "SHARED": compiled.metadata.shared}
+
+
+@pytest.fixture(autouse=True)
+def fresh_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_compiles_for_hopper_in_bf16_without_spilling(name, tmp_path):
+    compiled = compile_for(90, *SOURCES[name](torch.bfloat16, softcap=False, bias=False))
+    assert len(compiled.asm["cubin"]) > 0
+    used = usage(compiled, tmp_path)
+    assert used["STACK"] == 0, f"{name} spills registers: {used}"
+    assert used["SHARED"] <= 48 * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(
+    ("dtype", "softcap", "bias"), list(itertools.product(DTYPES, [False, True], [False, True])), ids=str
+)
+@pytest.mark.parametrize("name", SOURCES)
+def test_compiles_in_every_variant(name, dtype, softcap, bias, capability, tmp_path):
+    compiled = compile_for(capability, *SOURCES[name](dtype, softcap, bias))
+    assert usage(compiled, tmp_path)["STACK"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [16, 64, 128, candidates.MOST_IN_REGISTERS])
+def test_largest_support_fits_in_registers(k, tmp_path):
+    source = best_tokens_source(torch.float32, softcap=True, bias=True, k=k)
+    assert usage(compile_for(90, *source), tmp_path)["STACK"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vocabulary", [32_000, 128_256, 262_208])
+def test_largest_vocabulary_fits_in_registers(vocabulary, tmp_path):
+    source = best_blocks_source(torch.bfloat16, softcap=False, bias=False, vocabulary=vocabulary)
+    assert usage(compile_for(90, *source), tmp_path)["STACK"] == 0
