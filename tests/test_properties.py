@@ -193,7 +193,7 @@ def test_the_head_does_not_depend_on_tile_or_chunk(monkeypatch):
     for number, (tokens, columns) in enumerate(TILES):
         monkeypatch.setattr(tiles, "TRAINING_TILE", {"cpu": (tokens, columns), "accelerator": (tokens, columns)})
         monkeypatch.setattr(support_selection, "_COLUMNS", {"cpu": columns, "accelerator": columns})
-        monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", tokens * max(columns, 384))
+        monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", {"cpu": tokens * max(columns, 384)})
         (actual_ids, *actual), gradients = head_outputs(model, ids, chunk=1 + number % 6)
         assert torch.equal(actual_ids, expected_ids), (tokens, columns)
         for a, e in zip((*actual, *gradients), (*expected, *expected_gradients), strict=True):
@@ -242,7 +242,7 @@ def test_fifty_updates_do_not_depend_on_the_split(split, whole, tmp_path, monkey
     losses, completions = whole
     if split == "small_tiles":
         monkeypatch.setattr(tiles, "TRAINING_TILE", {"cpu": (7, 64), "accelerator": (7, 64)})
-        monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", 5 * 8192)
+        monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", {"cpu": 5 * 8192})
     actual, _, _ = trajectory.train(tmp_path, completions, **SPLITS[split])
     assert_same_losses(losses, actual)
 
