@@ -246,13 +246,14 @@ def test_selection_with_ties(device):
     torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(4, device=device))
 
 
-def test_choice_agrees_with_torchs(device):
+@pytest.mark.parametrize("k", [3, 20])  # of 6 blocks: some are left out, or none
+def test_choice_agrees_with_torchs(device, k):
     products = tile_of(device, torch.float32, 5, 384)
     sampled = torch.tensor([3, 100, 127, 128, 329], device=device)
     blocks = blocks_of(products.clone(), sampled, 331, 128)
     for first in range(0, 331, 128):
         reduce_chunk(blocks, None, PLAIN, first, min(128, 331 - first))
-    ours, theirs = choose_candidates(blocks, None, PLAIN, 20), _choose_torch(blocks, None, PLAIN, 20)
+    ours, theirs = choose_candidates(blocks, None, PLAIN, k), _choose_torch(blocks, None, PLAIN, k)
     torch.testing.assert_close(ours.logits.sort(1, descending=True).values, theirs.logits)
     assert torch.equal(ours.token_ids.sort(1).values, theirs.token_ids.sort(1).values)
     torch.testing.assert_close(ours.left_log_sum_exp, theirs.left_log_sum_exp)
