@@ -140,7 +140,7 @@ def test_compiles_for_hopper_in_bf16_without_spilling(name, tmp_path):
 @pytest.mark.parametrize(
     ("dtype", "softcap", "bias"), list(itertools.product(DTYPES, [False, True], [False, True])), ids=str
 )
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "best_blocks"])  # it has no variants
 def test_compiles_in_every_variant(name, dtype, softcap, bias, capability, tmp_path):
     compiled = compile_for(capability, *SOURCES[name](dtype, softcap, bias))
     assert usage(compiled, tmp_path)["STACK"] == 0
@@ -154,7 +154,8 @@ def test_largest_support_fits_in_registers(k, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("vocabulary", [32_000, 128_256, 262_208])
-def test_largest_vocabulary_fits_in_registers(vocabulary, tmp_path):
+def test_largest_vocabulary_fits_in_registers(vocabulary, capability, tmp_path):
     source = best_blocks_source(torch.bfloat16, softcap=False, bias=False, vocabulary=vocabulary)
-    assert usage(compile_for(90, *source), tmp_path)["STACK"] == 0
+    assert usage(compile_for(capability, *source), tmp_path)["STACK"] == 0
