@@ -131,7 +131,8 @@ def _same_members(gold: str, left: Members | None, answer: str, right: Members |
     if left is None:
         # One answer in several spellings, such as "1/2 or 0.5"
         assert right is not None
-        several = (right.kind == "list" and len(right.parts) <= MAX_MEMBERS) or len(right.parts) == 1
+        # Of none, as in "and", all members would be equal to anything
+        several = (right.kind == "list" and 0 < len(right.parts) <= MAX_MEMBERS) or len(right.parts) == 1
         return several and all(equal(gold, part, leaf, depth + 1) for part in right.parts)
     if right is None:
         sides = split(answer, ("=",))  # a = b = c = 1
