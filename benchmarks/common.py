@@ -129,10 +129,15 @@ class Report:
         self.rows.append(row)
         cells = (format(row[key], how) if row.get(key) is not None else "–" for key, how in self.columns.items())
         print("| " + " | ".join(cells) + " |", flush=True)
+        self._write()  # at every row, so that an interrupted run keeps its own
 
     def save(self) -> None:
+        if self.args.results is not None:
+            print(f"\nRows written to {self._write()}.\n")
+
+    def _write(self) -> Path | None:
         if self.args.results is None:
-            return
+            return None
         device = str(self.environment["device"]).lower().replace(" ", "-").replace("_", "-")
         path = self.args.results / f"{device}-{self.environment['date']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,4 +148,4 @@ class Report:
                 options[key] = Path(options[key]).name
         content[self.name] = {"environment": self.environment, "options": options, "rows": self.rows}
         path.write_text(json.dumps(content, indent=1, default=str) + "\n")
-        print(f"\nRows written to {path}.\n")
+        return path
