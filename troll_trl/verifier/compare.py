@@ -73,8 +73,8 @@ def equal(gold: str, answer: str, leaf: Callable[[str, str], bool], depth: int =
     if r"\approx" in answer and r"\approx" not in gold:
         exact, _, rounded = answer.partition(r"\approx")
         return _may_round_to(exact, rounded) and equal(gold, exact, leaf, depth + 1)
-    gold_number, answer_number = read_quantity(gold), read_quantity(answer)
-    if gold_number is not None and answer_number is not None:
+    (gold_name, gold_number), (answer_name, answer_number) = _named_quantity(gold), _named_quantity(answer)
+    if gold_number is not None and answer_number is not None and (answer_name in ("", gold_name) or not gold_name):
         return same_quantity(gold_number, answer_number)
     gold_words, answer_words = words(gold), words(answer)
     if gold_words is not None:
@@ -92,6 +92,14 @@ def equal(gold: str, answer: str, leaf: Callable[[str, str], bool], depth: int =
     if gold_members is None and answer_members is None:
         return _same_scalar(gold, answer, leaf, depth)
     return _same_members(gold, gold_members, answer, answer_members, leaf, depth)
+
+
+def _named_quantity(text: str):
+    """Name and quantity of `x = 1,000`, which as a list would have two members; without a name of `1,000`."""
+    name, equals, value = text.partition("=")
+    if equals and NAME.fullmatch(name.strip()):
+        return name.strip(), read_quantity(value.strip())
+    return "", read_quantity(text)
 
 
 def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
