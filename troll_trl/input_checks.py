@@ -110,13 +110,14 @@ class InputChecksMixin(_Trainer):
         template = length_of(0)
         room = context - self.max_completion_length
         for row in [row for row, size in enumerate(sizes) if size + template > room]:
-            self._check_length(length_of(row), f"row {row} of {name}")
+            self._check_length(length_of(row), context, f"row {row} of {name}")
 
     def _tokenize_prompts(self, prompts: list):
         tokenized = super()._tokenize_prompts(prompts)
-        if self._context_length() is not None:
+        if (context := self._context_length()) is not None:
+            where = f"of the rollout batch on rank {self.accelerator.process_index}"
             for row, ids in enumerate(tokenized[0]):
-                self._check_length(len(ids), f"row {row} of the rollout batch on rank {self.accelerator.process_index}")
+                self._check_length(len(ids), context, f"row {row} {where}")
         return tokenized
 
     def _context_length(self) -> int | None:
@@ -129,9 +130,9 @@ class InputChecksMixin(_Trainer):
         original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
         return max(context, int(original * factor)) if context and original and factor else context
 
-    def _check_length(self, length: int, row: str):
-        context, completion = self._context_length(), self.max_completion_length
-        if context is None or length + completion <= context:
+    def _check_length(self, length: int, context: int, row: str):
+        completion = self.max_completion_length
+        if length + completion <= context:
             return
         if length >= context:
             raise ValueError(
