@@ -16,6 +16,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,13 @@ import transformers
 import yaml
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIG = REPOSITORY / "configs" / "quickstart.yaml"
@@ -35,6 +42,15 @@ WARM_UP_SUCCESS = 0.35  # solved often enough for every group of completions to 
 WARM_UP_BATCH = 256
 MAX_WARM_UP_STEPS = 1500  # it takes 200 to 450
 REQUIRED_RISE = 0.20
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+}
 # So small a model gains little from a second thread, and threads that wait for each other lose much on a busy machine
 THREADS = 1
 
@@ -66,42 +82,42 @@ def write_problems(folder: Path, train: list[dict[str, str]], test: list[dict[st
 # -- The start: a small model that solves some ------------------------------------------------------------------------
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with Qwen3's chat marks, and one token for each phrase that every chat holds."""
+def make_tokenizer(phrases: Sequence[str] = ("What is ",)) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with Qwen3's chat marks, and one token for each of `phrases` and what every chat holds."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    tokenizer.add_tokens(["user\n", "assistant\n", "What is ", "Answer: "])
+    tokenizer.add_tokens(["user\n", "assistant\n", *phrases, "Answer: "])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    config = Qwen3Config(
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, architecture: type[PreTrainedConfig] = Qwen3Config, **sizes: int
+) -> PreTrainedModel:
+    """A model of `architecture` with new weights; `sizes` replace those of the quickstart."""
+    config = architecture(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=64,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **SIZES | sizes,
     )
-    return Qwen3ForCausalLM(config)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, problems: list[dict[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels `(problems, length)`; labels are −100 but for the answer, which is what is learnt."""
+    """
+    Token ids and labels `(problems, length)`; labels are −100 but for the solution, which is what is learnt. It is the
+    answer, unless a problem has one of its own.
+    """
     chats = [[{"role": "user", "content": row["problem"]}] for row in problems]
     prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
-    answers = [f"Answer: {row['answer']}{tokenizer.eos_token}" for row in problems]
+    answers = [row.get("solution", f"Answer: {row['answer']}") + tokenizer.eos_token for row in problems]
     prompt_ids, answer_ids = tokenizer(prompts).input_ids, tokenizer(answers).input_ids
     length = max(len(prompt) + len(answer) for prompt, answer in zip(prompt_ids, answer_ids, strict=True))
     input_ids = torch.full((len(problems), length), tokenizer.pad_token_id)
@@ -113,8 +129,10 @@ def encode(tokenizer: PreTrainedTokenizerFast, problems: list[dict[str, str]]) -
     return input_ids, labels
 
 
-def warm_up(model: Qwen3ForCausalLM, input_ids: torch.Tensor, labels: torch.Tensor) -> None:
-    """Supervised training until a sampled answer is right with probability `WARM_UP_SUCCESS`, on average."""
+def warm_up(
+    model: PreTrainedModel, input_ids: torch.Tensor, labels: torch.Tensor, target: float = WARM_UP_SUCCESS
+) -> None:
+    """Supervised training until a sampled answer is right with probability `target`, on average."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.05, total_iters=20)
     success = 0.0
@@ -130,12 +148,12 @@ def warm_up(model: Qwen3ForCausalLM, input_ids: torch.Tensor, labels: torch.Tens
         schedule.step()
         # What sampling at temperature 1 would solve: the probability of the right answer, averaged over some batches
         success = 0.8 * success + 0.2 * losses.detach().sum(1).neg().exp().mean().item()
-        if step % 50 == 0 or success >= WARM_UP_SUCCESS:
+        if step % 50 == 0 or success >= target:
             print(f"  step {step}: solves {success:.0%}", flush=True)
-        if success >= WARM_UP_SUCCESS:
+        if success >= target:
             return
     raise RuntimeError(
-        f"The warm-up reached a success rate of {success:.0%} in {MAX_WARM_UP_STEPS} steps, not {WARM_UP_SUCCESS:.0%}. "
+        f"The warm-up reached a success rate of {success:.0%} in {MAX_WARM_UP_STEPS} steps, not {target:.0%}. "
         "Try another --seed."
     )
 

@@ -1,0 +1,222 @@
+"""A study's grid: a YAML file read strictly, and the runs it asks for."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from troll_trl.yaml_layers import read_layers
+
+
+@dataclass(frozen=True)
+class Task:
+    """
+    A start model and its problems.
+
+    Args:
+        family (`str`):
+            Problems, a key of `evidence.problems.FAMILIES`.
+        architecture (`str`):
+            `qwen3` or `llama`.
+        start_success (`float`):
+            Success rate at which the supervised warm-up ends.
+        train, test (`int`):
+            Problems to learn from, and held out.
+        sizes (`dict[str, int]`, *optional*):
+            Of the model, in place of the quickstart's.
+        settings (`dict[str, Any]`, *optional*):
+            Of scripts/train.py.
+    """
+
+    family: str
+    architecture: str
+    start_success: float
+    train: int
+    test: int
+    sizes: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Method:
+    """
+    What is compared.
+
+    Args:
+        settings (`dict[str, Any]`, *optional*):
+            Of scripts/train.py.
+        variant (`str`, *optional*):
+            Trainer in place of `TrollGRPOTrainer`, a key of `evidence.variants.VARIANTS`.
+        rate_of (`str`, *optional*):
+            Method whose tuned learning rate is taken; by default its own.
+    """
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    variant: str | None = None
+    rate_of: str | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """
+    Some cells of the grid: every task with every method, every alternative of `vary` and every seed.
+
+    Args:
+        tasks, methods (`list[str]`):
+            Names.
+        seeds (`list[int]`):
+            Of the problems, the warm-up and the training.
+        vary (`list[dict[str, Any]]`):
+            Alternatives: settings of scripts/train.py, each value a list of which every combination is taken.
+    """
+
+    tasks: list[str]
+    methods: list[str]
+    seeds: list[int]
+    vary: list[dict[str, list[Any]]] = field(default_factory=lambda: [{}])
+
+
+@dataclass(frozen=True)
+class Run:
+    """
+    One training run and its evaluation.
+
+    Args:
+        task, method (`str`):
+            Names.
+        varied (`tuple[tuple[str, Any], ...]`):
+            Settings of its cell, sorted by name; the learning rate is always one of them.
+        seed (`int`):
+            Of the problems, the warm-up and the training.
+    """
+
+    task: str
+    method: str
+    varied: tuple[tuple[str, Any], ...]
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        """Relative to the study's folder. Seeds of a cell differ in the last part alone, as scripts/report.py wants."""
+        return Path(
+            self.task, self.method, ",".join(f"{key}={value}" for key, value in self.varied), f"seed{self.seed}"
+        )
+
+
+@dataclass(frozen=True)
+class Grid:
+    """
+    The studies of a YAML file.
+
+    Args:
+        file (`Path`):
+            That file.
+        training, evaluation (`Path`):
+            YAML files of scripts/train.py and scripts/evaluate.py, for every run.
+        tasks, methods, studies (`dict`):
+            By name.
+        tuning (`str`):
+            The study whose runs choose the learning rates of all others.
+    """
+
+    file: Path
+    training: Path
+    evaluation: Path
+    tasks: dict[str, Task]
+    methods: dict[str, Method]
+    tuning: str
+    studies: dict[str, Study]
+
+    def runs(self, study: str, rates: Mapping[tuple[str, str], float] = {}) -> list[Run]:
+        """
+        The runs of a study.
+
+        Args:
+            study (`str`):
+                Its name.
+            rates (`Mapping[tuple[str, str], float]`):
+                Tuned learning rate of each task and method.
+
+        Raises:
+            KeyError: a learning rate is neither varied nor tuned.
+        """
+        asked, runs = self.studies[study], []
+        for seed, alternative in itertools.product(asked.seeds, asked.vary):
+            for values in itertools.product(*alternative.values()):
+                varied = dict(zip(alternative, values, strict=True))
+                for task, method in itertools.product(asked.tasks, asked.methods):
+                    rate = varied.get("learning_rate") or rates[task, self.methods[method].rate_of or method]
+                    runs.append(Run(task, method, tuple(sorted((varied | {"learning_rate": rate}).items())), seed))
+        return runs
+
+    def settings(self, run: Run) -> dict[str, Any]:
+        """What a run sets beside the file `training`; the cell's settings come before the method's and the task's."""
+        return self.tasks[run.task].settings | self.methods[run.method].settings | dict(run.varied) | {"seed": run.seed}
+
+    def all_runs(self, rates: Mapping[tuple[str, str], float]) -> dict[Run, list[str]]:
+        """Every run with the names of its studies, in the order of the file; one that stands in two is run once."""
+        studies: dict[Run, list[str]] = {}
+        for name in self.studies:
+            for run in self.runs(name, rates):
+                studies.setdefault(run, []).append(name)
+        return studies
+
+
+def read_grid(file: Path) -> Grid:
+    """
+    Read a grid.
+
+    Args:
+        file (`Path`):
+            YAML file with the keys of [`Grid`].
+
+    Raises:
+        ValueError: a key that does not exist or is missing, or a study of an unknown task or method.
+    """
+    ((_, content),) = read_layers(file)
+    parts: dict[str, dict[str, Any]] = {}
+    for part, kind in (("tasks", Task), ("methods", Method), ("studies", Study)):
+        parts[part] = {
+            name: _make(kind, entry, f"{file}: {part}: {name}") for name, entry in content.pop(part, {}).items()
+        }
+    paths = {key: file.parent / content.pop(key) for key in ("training", "evaluation") if key in content}
+    grid = _make(Grid, {"file": file, **paths, **parts, **content}, str(file))
+    for name, study in grid.studies.items():
+        _check_names(study.tasks, grid.tasks, f"{file}: studies: {name}: tasks")
+        _check_names(study.methods, grid.methods, f"{file}: studies: {name}: methods")
+    _check_names([grid.tuning], grid.studies, f"{file}: tuning")
+    return grid
+
+
+def _make(kind: Callable[..., Any], entry: Mapping[str, Any], where: str) -> Any:
+    try:
+        return kind(**entry)
+    except TypeError as error:  # says which key is unknown or missing
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _check_names(names: Iterable[str], known: Iterable[str], where: str):
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{where}: there is no {name!r}; there are {', '.join(known)}.")
+
+
+def tuned_rates(results: Iterable[Mapping[str, Any]], tuning: str) -> dict[tuple[str, str], float]:
+    """
+    The learning rate of each task and method whose runs in the study `tuning` have the largest area under the curve of
+    held-out success, averaged over seeds. A run that failed counts as 0, and of equal rates the smaller is taken.
+
+    Args:
+        results (`Iterable[Mapping[str, Any]]`):
+            Records of `evidence.results`.
+        tuning (`str`):
+            Name of the study.
+    """
+    areas: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for result in results:
+        if tuning in result["studies"]:
+            rates = areas.setdefault((result["task"], result["method"]), {})
+            rates.setdefault(result["varied"]["learning_rate"], []).append(result.get("area") or 0.0)
+    mean = lambda values: sum(values) / len(values)
+    return {cell: max(sorted(rates), key=lambda rate: mean(rates[rate])) for cell, rates in areas.items()}

@@ -1,0 +1,74 @@
+"""What is kept of a run: one JSON record, from its `trainer_state.json` and its evaluation."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evidence.grid import Run
+
+RESULT = "result.json"
+_HELD_OUT = "eval_rewards/math_accuracy_reward/mean"
+
+
+def make_record(run: Run, folder: Path) -> dict[str, Any]:
+    """
+    The record of a finished run.
+
+    Returns:
+        `dict`: `task`, `method`, `varied`, `seed`; `curve`, pairs of updates and held-out success (one sample of each
+        problem); `area`, the mean height of that curve; `start`, its first value; `success`, that of the trained model
+        by scripts/evaluate.py; means over the last quarter of the updates (`entropy`, `length`) or all
+        (`projected_fraction`, `clip_fraction`, `gradient_norm`), maxima over all (`policy_kl_max`, `kl_max`), `None`
+        where TRL logs none; `seconds_per_update`, the mean, generation included, after the first rollout batch.
+    """
+    log = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    curve = [(line["step"], line[_HELD_OUT]) for line in log if _HELD_OUT in line]
+    updates = [line for line in log if "loss" in line]
+    late = updates[-math.ceil(len(updates) / 4) :]
+    summary = json.loads((folder / "eval" / "summary.json").read_text())
+    steps, heights = np.array(curve).T
+    return {
+        **describe(run),
+        "status": "done",
+        "curve": curve,
+        "area": float(np.trapezoid(heights, steps) / (steps[-1] - steps[0])),
+        "start": curve[0][1],
+        "success": summary["results"][0]["metrics"]["pass@1"]["value"],
+        "entropy": _mean(late, "entropy"),
+        "length": _mean(late, "completions/mean_length"),
+        "projected_fraction": _mean(updates, "troll/projected_fraction"),
+        "clip_fraction": _mean(updates, "clip_ratio/region_mean"),
+        "gradient_norm": _mean(updates, "grad_norm"),
+        "policy_kl_max": _max(updates, "troll/policy_kl_max"),
+        "kl_max": _max(updates, "troll/kl_max"),
+        "seconds_per_update": _mean(updates[dict(run.varied).get("steps_per_generation", 8) :], "step_time"),
+    }
+
+
+def describe(run: Run) -> dict[str, Any]:
+    return {"task": run.task, "method": run.method, "varied": dict(run.varied), "seed": run.seed}
+
+
+def write_records(file: Path, records: list[dict[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def read_records(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def _values(lines: list[dict[str, float]], key: str) -> list[float]:
+    return [line[key] for line in lines if key in line]
+
+
+def _mean(lines: list[dict[str, float]], key: str) -> float | None:
+    values = _values(lines, key)
+    return float(np.mean(values)) if values else None
+
+
+def _max(lines: list[dict[str, float]], key: str) -> float | None:
+    return max(_values(lines, key), default=None)

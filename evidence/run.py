@@ -1,0 +1,178 @@
+"""
+Run a study: every run of its grid that is not there yet, with scripts/train.py and scripts/evaluate.py.
+
+    python -m evidence.run evidence/cpu.yaml
+    python -m evidence.run evidence/cpu.yaml --only sorting/troll/ sorting/clip/ --seeds 20 21 22
+
+The first makes evidence/results/cpu.jsonl. The second runs some cells with other seeds, at the learning rates that this
+file tells, and writes no results but those in the runs' folders. What is there already is not run again, also after an
+interruption; what failed is, with `--retry`.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from multiprocessing import connection, get_context
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY / "scripts"))
+
+import evaluate  # noqa: E402
+import torch  # noqa: E402
+import train  # noqa: E402
+
+from evidence.grid import Grid, Run, read_grid, tuned_rates  # noqa: E402
+from evidence.results import RESULT, describe, make_record, read_records, write_records  # noqa: E402
+from evidence.starts import make_start  # noqa: E402
+from evidence.variants import VARIANTS  # noqa: E402
+
+# The libraries are loaded once, and every run is a fork of this process, which takes a third of the time of a run
+# with a Python of its own. Nothing may have computed before a fork, or its threads and its GPU would be missing.
+_FORK = get_context("fork")
+
+
+def run_all(jobs: Iterable[tuple[str, Callable[[], None]]], workers: int, log_of: Callable[[str], Path]) -> list[str]:
+    """Run named jobs in processes of their own, `workers` at a time; the names of those that failed."""
+    waiting, running, failed = list(jobs), {}, []
+    total, start = len(waiting), time.monotonic()
+    while waiting or running:
+        while waiting and len(running) < workers:
+            name, job = waiting.pop(0)
+            process = _FORK.Process(target=_quiet, args=(job, log_of(name)))
+            process.start()
+            running[process.sentinel] = name, process
+        for sentinel in connection.wait(list(running)):
+            name, process = running.pop(sentinel)
+            process.join()
+            if process.exitcode != 0:
+                failed.append(name)
+            done = total - len(waiting) - len(running)
+            state = "failed, see " + str(log_of(name)) if process.exitcode else "done"
+            print(f"[{done}/{total}, {(time.monotonic() - start) / 60:.1f} min] {name}: {state}", flush=True)
+    return failed
+
+
+def _quiet(job: Callable[[], None], log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    try:
+        job()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)  # no waiting for what a trainer leaves behind
+
+
+class Runner:
+    """A grid's runs in a folder: `starts/<task>/seed<n>` and `runs/<task>/<method>/<cell>/seed<n>`."""
+
+    def __init__(self, grid: Grid, folder: Path, workers: int):
+        self.grid, self.folder, self.workers = grid, folder, workers
+
+    def record(self, run: Run) -> dict[str, Any] | None:
+        """The record of a run of these very settings; `None` if there is none."""
+        file = self.folder / "runs" / run.folder / RESULT
+        record = json.loads(file.read_text()) if file.exists() else None
+        return record if record is not None and record.pop("settings") == self.grid.settings(run) else None
+
+    def run(self, runs: Iterable[Run], retry: bool) -> None:
+        """Make the starts that are missing, and then the runs."""
+        waiting = [run for run in runs if (record := self.record(run)) is None or (retry and "error" in record)]
+        starts = {(run.task, run.seed): self._start(run) for run in waiting}
+        jobs = [
+            (f"start {task} {seed}", partial(make_start, folder, self.grid.tasks[task], seed))
+            for (task, seed), folder in starts.items()
+        ]
+        logs = self.folder / "logs"
+        if run_all(jobs, self.workers, lambda name: logs / f"{name}.txt".replace(" ", "-")):
+            raise SystemExit("A start could not be made.")
+        jobs = [(str(run.folder), partial(self._execute, run)) for run in waiting]
+        run_all(jobs, self.workers, lambda name: self.folder / "runs" / name / "log.txt")
+
+    def _start(self, run: Run) -> Path:
+        return self.folder / "starts" / run.task / f"seed{run.seed}"
+
+    def _execute(self, run: Run) -> None:
+        torch.set_num_threads(1)  # so small a model gains nothing from a second
+        folder, start, settings = self.folder / "runs" / run.folder, self._start(run), self.grid.settings(run)
+        try:
+            variant = self.grid.methods[run.method].variant
+            if variant is not None:
+                train.TRAINERS["grpo", "troll"] = VARIANTS[variant]
+            paths = {"model_name_or_path": start / "model", "dataset_name": start / "data", "output_dir": folder}
+            flags = [flag for key, value in (settings | paths).items() for flag in (f"--{key}", str(value))]
+            _call(train.main, "train.py", "--config", str(self.grid.training), *flags)
+            _call(
+                evaluate.main,
+                *("evaluate.py", "--config", str(self.grid.evaluation), "--model", str(folder)),
+                *("--benchmarks", f"held-out={start / 'data' / 'test.jsonl'}", "--output", str(folder / "eval")),
+                *("--overwrite", "true", "--max_new_tokens", str(settings["max_completion_length"])),
+            )
+            record = make_record(run, folder)
+        except BaseException as error:  # SystemExit too: it is in the results, and not lost in a log
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            record = describe(run) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+            traceback.print_exc()
+        shutil.rmtree(folder / "eval", ignore_errors=True)
+        for weights in folder.glob("*.safetensors"):
+            weights.unlink()
+        unfinished = folder / (RESULT + ".partial")
+        unfinished.write_text(json.dumps(record | {"settings": settings}))
+        unfinished.replace(folder / RESULT)
+        if "error" in record:
+            raise SystemExit(1)
+
+
+def _call(main: Callable[[], None], *argv: str) -> None:
+    sys.argv = list(argv)
+    main()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("grid", type=Path, help="YAML file of the study")
+    parser.add_argument("--output", type=Path, help="folder of the runs (default: outputs/evidence/NAME)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time (default: one per core)")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="PREFIX", help="runs whose folders begin with one")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds in place of those of the studies")
+    parser.add_argument("--retry", action="store_true", help="run again what failed")
+    options = parser.parse_args()
+    grid = read_grid(options.grid)
+    results = options.grid.parent / "results" / f"{options.grid.stem}.jsonl"
+    runner = Runner(grid, options.output or REPOSITORY / "outputs" / "evidence" / options.grid.stem, options.workers)
+    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+    if options.seeds is None:
+        runner.run(grid.runs(grid.tuning), options.retry)
+        tuning = [runner.record(run) for run in grid.runs(grid.tuning)]
+        rates = tuned_rates([record | {"studies": [grid.tuning]} for record in tuning if record], grid.tuning)
+    else:
+        rates = tuned_rates(read_records(results), grid.tuning)
+        studies = {name: replace(study, seeds=options.seeds) for name, study in grid.studies.items()}
+        runner.grid = grid = replace(grid, studies=studies)
+    studies_of = grid.all_runs(rates)
+    asked = [run for run in studies_of if str(run.folder).startswith(tuple(options.only))]
+    runner.run(asked, options.retry)
+    records = [record | {"studies": studies_of[run]} for run in asked if (record := runner.record(run))]
+    failed = sum("error" in record for record in records)
+    print(f"{len(records)} runs, {failed} of them failed.")
+    if options.seeds is None and options.only == [""]:
+        write_records(results, records)
+        print(f"Results: {results}")
+
+
+if __name__ == "__main__":
+    main()
