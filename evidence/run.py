@@ -66,6 +66,7 @@ def _quiet(job: Callable[[], None], log: Path) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    torch.set_num_threads(1)  # so small a model gains nothing from a second, and loses much where the cores are busy
     try:
         job()
     except BaseException:
@@ -105,7 +106,6 @@ class Runner:
         return self.folder / "starts" / run.task / f"seed{run.seed}"
 
     def _execute(self, run: Run) -> None:
-        torch.set_num_threads(1)  # so small a model gains nothing from a second
         folder, start, settings = self.folder / "runs" / run.folder, self._start(run), self.grid.settings(run)
         try:
             variant = self.grid.methods[run.method].variant
