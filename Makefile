@@ -12,7 +12,8 @@ TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibilit
 	compatibility_models.py distributed.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-kernels test-gpu test-extras test-trl lint format quickstart bench clean
+.PHONY: help install test test-slow test-kernels test-gpu test-extras test-trl lint format quickstart bench \
+	evidence evidence-gpu clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -68,6 +69,14 @@ quickstart: $(INSTALLED)  ## Train a small model with TROLL in a few minutes, on
 bench: $(INSTALLED)  ## Time head, projection, step and scaling against TRL's, with the sizes of this device
 	for name in head projection step scaling; do \
 		$(BIN)/python benchmarks/$$name.py --results benchmarks/results || exit 1; done
+
+evidence: $(INSTALLED)  ## Run the study of TROLL against clips on a CPU, hours, and its report
+	$(BIN)/python -m evidence.run evidence/cpu.yaml
+	$(BIN)/python -m evidence.report evidence/cpu.yaml
+
+evidence-gpu: $(INSTALLED)  ## The study on a GPU, with a real model
+	$(BIN)/python -m evidence.run evidence/gpu.yaml --workers 1
+	$(BIN)/python -m evidence.report evidence/gpu.yaml
 
 clean:  ## Remove .venv and what tools have cached (outputs/ stays)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,5 +1,6 @@
 """A study's grid: a YAML file read strictly, and the runs it asks for."""
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from troll_trl.yaml_layers import read_layers
 @dataclass(frozen=True)
 class Task:
     """
-    A start model and its problems.
+    Generated problems, and a small model that is warmed up on them.
 
     Args:
         family (`str`):
@@ -23,10 +24,10 @@ class Task:
             Success rate at which the supervised warm-up ends.
         train, test (`int`):
             Problems to learn from, and held out.
+        settings (`dict[str, Any]`):
+            Of scripts/train.py; `max_completion_length` at least.
         sizes (`dict[str, int]`, *optional*):
             Of the model, in place of the quickstart's.
-        settings (`dict[str, Any]`, *optional*):
-            Of scripts/train.py.
     """
 
     family: str
@@ -34,8 +35,50 @@ class Task:
     start_success: float
     train: int
     test: int
+    settings: dict[str, Any]
     sizes: dict[str, int] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def prompt(self) -> dict[str, Any]:
+        return _prompt(self.settings)
+
+
+@dataclass(frozen=True)
+class GivenTask:
+    """
+    A model that is there already, and those problems of a dataset that it solves sometimes.
+
+    Args:
+        model (`str`):
+            Folder or hub name.
+        dataset (`str`):
+            Folder with `train.jsonl` and `test.jsonl`.
+        candidates (`int`):
+            So many problems of `train.jsonl` are tried, the first ones.
+        samples (`int`):
+            Completions of each; kept are the problems of which some are right and some are not.
+        test (`int`):
+            Problems of `test.jsonl`, the first ones, all of them.
+        settings (`dict[str, Any]`):
+            Of scripts/train.py; `max_completion_length` at least.
+    """
+
+    model: str
+    dataset: str
+    candidates: int
+    samples: int
+    test: int
+    settings: dict[str, Any]
+
+    @property
+    def prompt(self) -> dict[str, Any]:
+        return _prompt(self.settings)
+
+
+def _prompt(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What scripts/evaluate.py must share with the training."""
+    shared = {key: settings[key] for key in ("instruction", "system_prompt") if key in settings}
+    return {"max_new_tokens": settings["max_completion_length"], **shared}
 
 
 @dataclass(frozen=True)
@@ -99,9 +142,8 @@ class Run:
     @property
     def folder(self) -> Path:
         """Relative to the study's folder. Seeds of a cell differ in the last part alone, as scripts/report.py wants."""
-        return Path(
-            self.task, self.method, ",".join(f"{key}={value}" for key, value in self.varied), f"seed{self.seed}"
-        )
+        cell = ",".join(f"{key}={value}" for key, value in self.varied)
+        return Path(self.task, self.method, cell, f"seed{self.seed}")
 
 
 @dataclass(frozen=True)
@@ -123,7 +165,7 @@ class Grid:
     file: Path
     training: Path
     evaluation: Path
-    tasks: dict[str, Task]
+    tasks: dict[str, Task | GivenTask]
     methods: dict[str, Method]
     tuning: str
     studies: dict[str, Study]
@@ -154,6 +196,11 @@ class Grid:
         """What a run sets beside the file `training`; the cell's settings come before the method's and the task's."""
         return self.tasks[run.task].settings | self.methods[run.method].settings | dict(run.varied) | {"seed": run.seed}
 
+    def identity(self, run: Run) -> str:
+        """A digest of all that decides what a run does, but for the code and the libraries."""
+        method, files = self.methods[run.method], [path.read_text() for path in (self.training, self.evaluation)]
+        return hashlib.sha256(repr((self.tasks[run.task], method, run, files)).encode()).hexdigest()
+
     def all_runs(self, rates: Mapping[tuple[str, str], float]) -> dict[Run, list[str]]:
         """Every run with the names of its studies, in the order of the file; one that stands in two is run once."""
         studies: dict[Run, list[str]] = {}
@@ -176,17 +223,22 @@ def read_grid(file: Path) -> Grid:
     """
     ((_, content),) = read_layers(file)
     parts: dict[str, dict[str, Any]] = {}
-    for part, kind in (("tasks", Task), ("methods", Method), ("studies", Study)):
+    for part, kind in (("tasks", _make_task), ("methods", Method), ("studies", Study)):
         parts[part] = {
             name: _make(kind, entry, f"{file}: {part}: {name}") for name, entry in content.pop(part, {}).items()
         }
-    paths = {key: file.parent / content.pop(key) for key in ("training", "evaluation") if key in content}
-    grid = _make(Grid, {"file": file, **paths, **parts, **content}, str(file))
+    for key in {"training", "evaluation"} & content.keys():
+        content[key] = file.parent / content[key]
+    grid = _make(Grid, {"file": file, **parts, **content}, str(file))
     for name, study in grid.studies.items():
         _check_names(study.tasks, grid.tasks, f"{file}: studies: {name}: tasks")
         _check_names(study.methods, grid.methods, f"{file}: studies: {name}: methods")
     _check_names([grid.tuning], grid.studies, f"{file}: tuning")
     return grid
+
+
+def _make_task(**entry: Any) -> Task | GivenTask:
+    return GivenTask(**entry) if "model" in entry else Task(**entry)
 
 
 def _make(kind: Callable[..., Any], entry: Mapping[str, Any], where: str) -> Any:

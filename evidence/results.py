@@ -52,6 +52,11 @@ def describe(run: Run) -> dict[str, Any]:
     return {"task": run.task, "method": run.method, "varied": dict(run.varied), "seed": run.seed}
 
 
+def run_of(record: dict[str, Any]) -> Run:
+    """The run that [`describe`] was given."""
+    return Run(record["task"], record["method"], tuple(sorted(record["varied"].items())), record["seed"])
+
+
 def write_records(file: Path, records: list[dict[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -23,35 +23,37 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from evidence.grid import GivenTask, Grid, Run, read_grid, tuned_rates
+from evidence.results import RESULT, describe, make_record, read_records, write_records
+from evidence.starts import call_script, choose_solvable, make_start
+from evidence.variants import VARIANTS
+from scripts import evaluate, train
+
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY / "scripts"))
 
-import evaluate  # noqa: E402
-import torch  # noqa: E402
-import train  # noqa: E402
-
-from evidence.grid import Grid, Run, read_grid, tuned_rates  # noqa: E402
-from evidence.results import RESULT, describe, make_record, read_records, write_records  # noqa: E402
-from evidence.starts import make_start  # noqa: E402
-from evidence.variants import VARIANTS  # noqa: E402
-
-# The libraries are loaded once, and every run is a fork of this process, which takes a third of the time of a run
-# with a Python of its own. Nothing may have computed before a fork, or its threads and its GPU would be missing.
-_FORK = get_context("fork")
+# On a CPU the libraries are loaded once, and every run is a fork of this process: to load them takes as long as half a
+# run. A fork cannot use a GPU that its parent has asked after.
+_PROCESSES = get_context("spawn" if torch.cuda.is_available() else "fork")
 
 
 def run_all(jobs: Iterable[tuple[str, Callable[[], None]]], workers: int, log_of: Callable[[str], Path]) -> list[str]:
     """Run named jobs in processes of their own, `workers` at a time; the names of those that failed."""
     waiting, running, failed = list(jobs), {}, []
     total, start = len(waiting), time.monotonic()
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [set(cores[place::workers]) or set(cores) for place in range(workers)]
     while waiting or running:
-        while waiting and len(running) < workers:
+        while waiting and shares:
             name, job = waiting.pop(0)
-            process = _FORK.Process(target=_quiet, args=(job, log_of(name)))
+            share = shares.pop()
+            process = _PROCESSES.Process(target=_run_job, args=(job, log_of(name), share))
             process.start()
-            running[process.sentinel] = name, process
+            running[process.sentinel] = name, process, share
         for sentinel in connection.wait(list(running)):
-            name, process = running.pop(sentinel)
+            name, process, share = running.pop(sentinel)
+            shares.append(share)
             process.join()
             if process.exitcode != 0:
                 failed.append(name)
@@ -61,7 +63,8 @@ def run_all(jobs: Iterable[tuple[str, Callable[[], None]]], workers: int, log_of
     return failed
 
 
-def _quiet(job: Callable[[], None], log: Path) -> None:
+def _run_job(job: Callable[[], None], log: Path, cores: set[int]) -> None:
+    os.sched_setaffinity(0, cores)  # and no more verifier workers than these
     log.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
@@ -83,43 +86,45 @@ class Runner:
         self.grid, self.folder, self.workers = grid, folder, workers
 
     def record(self, run: Run) -> dict[str, Any] | None:
-        """The record of a run of these very settings; `None` if there is none."""
+        """The record of a run of this very identity; `None` if there is none."""
         file = self.folder / "runs" / run.folder / RESULT
         record = json.loads(file.read_text()) if file.exists() else None
-        return record if record is not None and record.pop("settings") == self.grid.settings(run) else None
+        return record if record is not None and record.pop("identity") == self.grid.identity(run) else None
 
     def run(self, runs: Iterable[Run], retry: bool) -> None:
         """Make the starts that are missing, and then the runs."""
         waiting = [run for run in runs if (record := self.record(run)) is None or (retry and "error" in record)]
-        starts = {(run.task, run.seed): self._start(run) for run in waiting}
-        jobs = [
-            (f"start {task} {seed}", partial(make_start, folder, self.grid.tasks[task], seed))
-            for (task, seed), folder in starts.items()
-        ]
-        logs = self.folder / "logs"
-        if run_all(jobs, self.workers, lambda name: logs / f"{name}.txt".replace(" ", "-")):
+        starts = {str(self._start(run)): partial(self._make_start, run) for run in waiting}
+        if run_all(starts.items(), self.workers, lambda name: self.folder / name / "log.txt"):
             raise SystemExit("A start could not be made.")
-        jobs = [(str(run.folder), partial(self._execute, run)) for run in waiting]
-        run_all(jobs, self.workers, lambda name: self.folder / "runs" / name / "log.txt")
+        runs = [(str(run.folder), partial(self._execute, run)) for run in waiting]
+        run_all(runs, self.workers, lambda name: self.folder / "runs" / name / "log.txt")
 
     def _start(self, run: Run) -> Path:
-        return self.folder / "starts" / run.task / f"seed{run.seed}"
+        """Relative to the study's folder. A model that is given is the same for every seed."""
+        given = isinstance(self.grid.tasks[run.task], GivenTask)
+        return Path("starts", run.task, "" if given else f"seed{run.seed}")
+
+    def _make_start(self, run: Run) -> None:
+        task, folder = self.grid.tasks[run.task], self.folder / self._start(run)
+        if isinstance(task, GivenTask):
+            choose_solvable(folder, task, self.grid.evaluation)
+        else:
+            make_start(folder, task, run.seed)
 
     def _execute(self, run: Run) -> None:
-        folder, start, settings = self.folder / "runs" / run.folder, self._start(run), self.grid.settings(run)
+        task, start, settings = self.grid.tasks[run.task], self.folder / self._start(run), self.grid.settings(run)
+        model = task.model if isinstance(task, GivenTask) else start / "model"
+        folder = self.folder / "runs" / run.folder
         try:
             variant = self.grid.methods[run.method].variant
             if variant is not None:
                 train.TRAINERS["grpo", "troll"] = VARIANTS[variant]
-            paths = {"model_name_or_path": start / "model", "dataset_name": start / "data", "output_dir": folder}
-            flags = [flag for key, value in (settings | paths).items() for flag in (f"--{key}", str(value))]
-            _call(train.main, "train.py", "--config", str(self.grid.training), *flags)
-            _call(
-                evaluate.main,
-                *("evaluate.py", "--config", str(self.grid.evaluation), "--model", str(folder)),
-                *("--benchmarks", f"held-out={start / 'data' / 'test.jsonl'}", "--output", str(folder / "eval")),
-                *("--overwrite", "true", "--max_new_tokens", str(settings["max_completion_length"])),
-            )
+            paths = {"model_name_or_path": model, "dataset_name": start / "data", "output_dir": folder}
+            call_script(train.main, self.grid.training, settings | paths)
+            benchmark = f"held-out={start / 'data' / 'test.jsonl'}"
+            flags = {"model": folder, "benchmarks": benchmark, "output": folder / "eval", "overwrite": True}
+            call_script(evaluate.main, self.grid.evaluation, flags | task.prompt)
             record = make_record(run, folder)
         except BaseException as error:  # SystemExit too: it is in the results, and not lost in a log
             if isinstance(error, KeyboardInterrupt):
@@ -130,15 +135,10 @@ class Runner:
         for weights in folder.glob("*.safetensors"):
             weights.unlink()
         unfinished = folder / (RESULT + ".partial")
-        unfinished.write_text(json.dumps(record | {"settings": settings}))
+        unfinished.write_text(json.dumps(record | {"identity": self.grid.identity(run)}))
         unfinished.replace(folder / RESULT)
         if "error" in record:
             raise SystemExit(1)
-
-
-def _call(main: Callable[[], None], *argv: str) -> None:
-    sys.argv = list(argv)
-    main()
 
 
 def main() -> None:
@@ -160,6 +160,8 @@ def main() -> None:
         tuning = [runner.record(run) for run in grid.runs(grid.tuning)]
         rates = tuned_rates([record | {"studies": [grid.tuning]} for record in tuning if record], grid.tuning)
     else:
+        if not results.exists():
+            parser.error(f"--seeds takes the learning rates of {results}, which is not there; run the study first.")
         rates = tuned_rates(read_records(results), grid.tuning)
         studies = {name: replace(study, seeds=options.seeds) for name, study in grid.studies.items()}
         runner.grid = grid = replace(grid, studies=studies)

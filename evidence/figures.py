@@ -1,0 +1,88 @@
+"""The figures of the study, from the records of its runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from evidence.tables import METHODS, STALENESS, Record, mean, select, tasks_of
+
+# Told apart without colours as well
+STYLES = {
+    "troll": {"color": "C0", "marker": "o", "linestyle": "-", "linewidth": 2.2},
+    "clip": {"color": "C3", "marker": "s", "linestyle": "-"},
+    "clip-higher": {"color": "C1", "marker": "^", "linestyle": "--"},
+    "none": {"color": "0.35", "marker": "x", "linestyle": ":"},
+    "cispo": {"color": "C2", "marker": "v", "linestyle": "-."},
+    "sapo": {"color": "C4", "marker": "d", "linestyle": (0, (3, 1, 1, 1, 1, 1))},
+}
+
+
+def _panels(tasks: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
+    figure = Figure(figsize=(4 * len(tasks) + 0.5, 3.8), layout="constrained")
+    return figure, dict(zip(tasks, figure.subplots(1, len(tasks), squeeze=False)[0], strict=True))
+
+
+def draw_learning(records: Sequence[Record], file: Path) -> None:
+    """Held-out success against updates, each method at its own learning rate: means over seeds."""
+    figure, panels = _panels(tasks_of(records, "headline"))
+    for task, axes in panels.items():
+        for method in METHODS:
+            curves = [
+                record["curve"] for record in select(records, "headline", task, method).records if "curve" in record
+            ]
+            if curves:
+                steps, heights = np.array(curves).mean(0).T
+                axes.plot(steps, 100 * heights, label=method, markersize=5, **STYLES[method])
+        axes.set(title=task, xlabel="updates", ylabel="held-out success, %")
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize="small")
+    figure.savefig(file, dpi=110)
+
+
+def draw_rates(records: Sequence[Record], file: Path) -> None:
+    """Area under the curve against the learning rate, on the two seeds of the tuning."""
+    figure, panels = _panels(tasks_of(records, "tuning"))
+    rates = sorted({record["varied"]["learning_rate"] for record in records if "tuning" in record["studies"]})
+    for task, axes in panels.items():
+        for method in METHODS:
+            cells = [select(records, "tuning", task, method, learning_rate=rate) for rate in rates]
+            areas = [100 * cell.values("area").sum() / len(cell.records) for cell in cells]
+            axes.plot(rates, areas, label=method, markersize=5, **STYLES[method])
+        axes.set(title=task, xlabel="learning rate", ylabel="area under the curve, %", xscale="log")
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize="small")
+    figure.savefig(file, dpi=110)
+
+
+def draw_staleness(records: Sequence[Record], file: Path) -> None:
+    """Success against updates per rollout batch: means over five seeds with their bootstrap intervals."""
+    (task,) = tasks_of(records, "staleness")
+    figure, panels = _panels([task])
+    axes = panels[task]
+    methods = [m for m in METHODS if select(records, "staleness", task, m, steps_per_generation=1)]
+    for index, method in enumerate(methods):
+        studies = ["headline" if updates == 8 else "staleness" for updates in STALENESS]
+        cells = [
+            select(records, study, task, method, steps_per_generation=updates)
+            for study, updates in zip(studies, STALENESS, strict=True)
+        ]
+        values = [mean(cell, "success") for cell in cells]
+        x = np.array(STALENESS) * 1.03 ** (index - 1)  # side by side
+        heights = 100 * np.array([value.value for value in values])
+        ends = 100 * np.array([[value.low, value.high] for value in values]).T
+        errors = np.abs(ends - heights)
+        axes.errorbar(x, heights, errors, label=method, markersize=5, capsize=2, **STYLES[method])
+    axes.set(title=task, xlabel="updates per rollout batch", ylabel="held-out success, %", xscale="log")
+    axes.set_xticks(STALENESS, [str(updates) for updates in STALENESS])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(file, dpi=110)
+
+
+FIGURES = {"learning": draw_learning, "rates": draw_rates, "staleness": draw_staleness}

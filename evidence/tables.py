@@ -1,0 +1,305 @@
+"""The tables of the study, from the records of its runs. README.md holds what these functions return."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from troll_trl.evaluation.statistics import Estimate, estimate
+from troll_trl.report.series import t_quantile
+
+Record = dict[str, Any]
+RESAMPLES = 10_000
+DEFAULTS = {"steps_per_generation": 8, "kl_bound": 0.05, "regression_coef": 1.0, "support_size": 64}
+STALENESS = (1, 2, 4, 8, 16, 32)  # updates per rollout batch
+METHODS = ("troll", "clip", "clip-higher", "none", "cispo", "sapo")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one task, method and setting, over seeds."""
+
+    records: Sequence[Record]
+
+    def __bool__(self) -> bool:
+        return bool(self.records)
+
+    def values(self, key: str) -> np.ndarray:
+        """`(seeds,)`, without those of runs that failed or did not log it."""
+        return np.array([record[key] for record in self.records if record.get(key) is not None], dtype=float)
+
+    def by_seed(self, key: str) -> dict[int, float]:
+        return {record["seed"]: record[key] for record in self.records if record.get(key) is not None}
+
+    @property
+    def collapses(self) -> int:
+        """Runs that failed or ended below their start."""
+        return sum("error" in record or record["success"] < record["start"] for record in self.records)
+
+
+def select(records: Iterable[Record], study: str, task: str, method: str, **varied: Any) -> Cell:
+    """The runs of a study's cell; `varied` names what must be so, defaults included, and nothing else may be varied."""
+    chosen = []
+    for record in records:
+        of_run = {key: value for key, value in record["varied"].items() if key != "learning_rate" or key in varied}
+        same = DEFAULTS | of_run == DEFAULTS | varied
+        if study in record["studies"] and (record["task"], record["method"]) == (task, method) and same:
+            chosen.append(record)
+    return Cell(chosen)
+
+
+def difference(cell: Cell, other: Cell, key: str = "success") -> tuple[Estimate, float]:
+    """
+    The difference `cell − other` paired by seed: its mean with a 95 % bootstrap interval over seeds, and the two-sided
+    p-value of the test that flips signs, which with n pairs is at least 2/2ⁿ.
+    """
+    return _paired([_pairs(cell, other, key)])
+
+
+def pooled_difference(pairs: Iterable[tuple[Cell, Cell]], key: str = "success") -> tuple[Estimate, float]:
+    """As [`difference`], over several tasks of the same weight; seeds are drawn within each."""
+    return _paired([_pairs(cell, other, key) for cell, other in pairs])
+
+
+def _pairs(cell: Cell, other: Cell, key: str) -> np.ndarray:
+    a, b = cell.by_seed(key), other.by_seed(key)
+    return np.array([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
+
+
+def _paired(groups: Sequence[np.ndarray]) -> tuple[Estimate, float]:
+    values = np.concatenate(groups)
+    signs = np.random.default_rng(0).choice([-1, 1], size=(2**16, len(values)))
+    if len(values) <= 16:
+        signs = np.array(list(product([-1, 1], repeat=len(values))))
+    means = np.abs((signs * values).mean(1))
+    p_value = float(np.mean(means >= abs(values.mean()) - 1e-12))
+    return estimate([group[:, None] for group in groups], RESAMPLES, seed=0)[0], p_value
+
+
+def mean(cell: Cell, key: str) -> Estimate:
+    """Mean over seeds with its 95 % bootstrap interval."""
+    return estimate([cell.values(key)[:, None]], RESAMPLES, seed=0)[0]
+
+
+def next_run(cell: Cell, key: str = "success") -> tuple[float, float]:
+    """In which one run with another seed falls, in 95 of 100 such studies: Student's t, of a normal distribution."""
+    values = cell.values(key)
+    half = t_quantile(len(values) - 1) * values.std(ddof=1) * np.sqrt(1 + 1 / len(values))
+    return max(0.0, values.mean() - half), min(1.0, values.mean() + half)
+
+
+# -- How numbers are written ------------------------------------------------------------------------------------------
+
+
+def percent(value: Estimate) -> str:
+    return f"{100 * value.value:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+
+
+def signed(value: Estimate, p_value: float) -> str:
+    return f"{100 * value.value:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}], p = {p_value:.2g}"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _number(cell: Cell, key: str, form: str, combine: Callable[[np.ndarray], float] = np.mean) -> str:
+    values = cell.values(key)
+    return format(combine(values), form) if len(values) else ""
+
+
+# -- Tables -----------------------------------------------------------------------------------------------------------
+
+
+def tuning(records: Sequence[Record]) -> str:
+    """Area under the curve of each method at each learning rate; the best one is bold."""
+    tasks, rates = tasks_of(records, "tuning"), sorted({r["varied"]["learning_rate"] for r in _of(records, "tuning")})
+    rows = []
+    for task, method in product(tasks, METHODS):
+        cells = [select(records, "tuning", task, method, learning_rate=rate) for rate in rates]
+        areas = [cell.values("area").sum() / len(cell.records) for cell in cells]
+        texts = [f"{100 * area:.1f}" for area in areas]
+        best = areas.index(max(areas))
+        texts[best] = f"**{texts[best]}**"
+        rows.append([task, method, *texts])
+    return markdown(["task", "method", *(f"{rate:g}" for rate in rates)], rows)
+
+
+def comparison(records: Sequence[Record], study: str) -> str:
+    """Every method on every task against clip."""
+    methods = [m for m in METHODS if any(r["method"] == m for r in _of(records, study))]
+    rows = []
+    for task, method in product(tasks_of(records, study), methods):
+        cell, clip = (select(records, study, task, m) for m in (method, "clip"))
+        low, high = next_run(cell)
+        rate = {record["varied"]["learning_rate"] for record in cell.records}
+        rows.append(
+            [
+                task,
+                method,
+                "/".join(f"{r:g}" for r in sorted(rate)),
+                _number(cell, "start", ".1%"),
+                percent(mean(cell, "success")),
+                f"{100 * low:.0f} to {100 * high:.0f}",
+                "" if method == "clip" else signed(*difference(cell, clip)),
+                percent(mean(cell, "area")),
+                _number(cell, "entropy", ".2f"),
+                f"{cell.collapses} of {len(cell.records)}",
+            ]
+        )
+    header = ["task", "method", "rate", "start", "success %", "one more seed", "less clip, points", "area %", "entropy"]
+    return markdown([*header, "collapsed"], rows)
+
+
+def pooled(records: Sequence[Record], studies: Sequence[str]) -> str:
+    """TROLL less each other method over all tasks of some studies, in success and in area."""
+    rows = []
+    for study, method in product(studies, METHODS[1:]):
+        tasks = tasks_of(records, study)
+        pairs = [tuple(select(records, study, task, name) for name in ("troll", method)) for task in tasks]
+        if all(other for _, other in pairs):
+            texts = [signed(*pooled_difference(pairs, key)) for key in ("success", "area")]
+            rows.append([study, method, str(sum(len(cell.records) for cell, _ in pairs)), *texts])
+    return markdown(["study", "TROLL less", "pairs", "success, points", "area, points"], rows)
+
+
+def staleness(records: Sequence[Record]) -> str:
+    """Success against updates per rollout batch; 8 is in the headline."""
+    (task,) = tasks_of(records, "staleness")
+    methods = [m for m in METHODS if any(r["method"] == m for r in _of(records, "staleness"))]
+    rows = []
+    for updates in STALENESS:
+        study = "headline" if updates == 8 else "staleness"
+        cells = {m: select(records, study, task, m, steps_per_generation=updates) for m in methods}
+        troll = cells["troll"]
+        rows.append(
+            [
+                str(updates),
+                *(percent(mean(cell, "success")) for cell in cells.values()),
+                signed(*difference(troll, cells["clip"])),
+                signed(*difference(troll, cells["none"])),
+                _number(troll, "projected_fraction", ".1%"),
+                _number(troll, "policy_kl_max", ".2g", np.max),
+                _number(cells["clip"], "clip_fraction", ".1%"),
+            ]
+        )
+    header = ["updates", *(f"{m} %" for m in methods), "TROLL less clip", "TROLL less none"]
+    return markdown([*header, "projected", "largest KL(p‖q)", "clipped"], rows)
+
+
+def options(records: Sequence[Record]) -> str:
+    """TROLL's options one at a time against its defaults."""
+    (task,) = tasks_of(records, "options")
+    default = select(records, "headline", task, "troll")
+    rows = [_option_row("defaults (ε 0.05, α 1, K 64)", default, None)]
+    names = {"kl_bound": "ε", "regression_coef": "α", "support_size": "K"}
+    varied = {tuple(_other_than_default(r).items()) for r in _of(records, "options")}
+    order = lambda items: (list(names).index(items[0][0]), items[0][1])
+    for ((key, value),) in sorted(varied, key=order):
+        rows.append(
+            _option_row(f"{names[key]} {value:g}", select(records, "options", task, "troll", **{key: value}), default)
+        )
+    for size in sorted({r["varied"]["support_size"] for r in _of(records, "fill")}):
+        fill = select(records, "fill", task, "troll-fill", support_size=size)
+        rows.append(_option_row(f"K {size}, fill of 1e-12 in place of the rest bucket", fill, default))
+    header = ["option", "success %", "less defaults, points", "projected", "largest KL(p‖q)", "entropy", "collapsed"]
+    return markdown(header, rows)
+
+
+def _option_row(label: str, cell: Cell, default: Cell | None) -> list[str]:
+    return [
+        label,
+        percent(mean(cell, "success")),
+        "" if default is None else signed(*difference(cell, default)),
+        _number(cell, "projected_fraction", ".1%"),
+        _number(cell, "policy_kl_max", ".2g", np.max),
+        _number(cell, "entropy", ".2f"),
+        f"{cell.collapses} of {len(cell.records)}",
+    ]
+
+
+def drift(records: Sequence[Record]) -> str:
+    """The largest KL of one token between policy and old policy, in what is trained on."""
+    (task,) = tasks_of(records, "drift")
+    troll = select(records, "headline", task, "troll")
+    rows = [_drift_row("troll, before the projection", troll, "policy_kl_max")]
+    rows.append(_drift_row("troll, after it", troll, "kl_max"))
+    for method in ("clip-measured", "clip-higher-measured", "none-measured"):
+        cell = select(records, "drift", task, method)
+        rows.append(_drift_row(method.removesuffix("-measured"), cell, "policy_kl_max"))
+    return markdown(["method", "largest KL of a run: smallest, median, largest over seeds", "success %"], rows)
+
+
+def _drift_row(label: str, cell: Cell, key: str) -> list[str]:
+    low, middle, high = np.quantile(cell.values(key), [0, 0.5, 1])
+    return [label, f"{low:.3g}, {middle:.3g}, {high:.3g}", percent(mean(cell, "success"))]
+
+
+def estimators(records: Sequence[Record]) -> str:
+    """TROLL against clip with other estimators, and with another architecture."""
+    (task,) = tasks_of(records, "estimators")
+    cells = [("GRPO (dapo loss)", [select(records, "headline", task, m) for m in METHODS[:2]])]
+    for label, varied in (
+        ("Dr.GRPO", {"loss_type": "dr_grpo"}),
+        ("GSPO (ratio of a completion)", {"importance_sampling_level": "sequence"}),
+        ("RLOO", {"algorithm": "rloo"}),
+    ):
+        cells.append((label, [select(records, "estimators", task, m, **varied) for m in METHODS[:2]]))
+    for other in tasks_of(records, "architectures"):
+        pair = [select(records, "architectures", other, m) for m in METHODS[:2]]
+        rate = pair[0].records[0]["varied"]["learning_rate"]
+        cells.append((f"{other}, GRPO, rate {rate:g}", pair))
+    rows = [
+        [label, percent(mean(troll, "success")), percent(mean(clip, "success")), signed(*difference(troll, clip))]
+        for label, (troll, clip) in cells
+    ]
+    return markdown(["", "troll %", "clip %", "TROLL less clip, points"], rows)
+
+
+def cost(records: Sequence[Record]) -> str:
+    """Seconds per update against clip's, paired by seed."""
+    rows = []
+    for task, method in product(tasks_of(records, "headline"), METHODS):
+        cell, clip = (select(records, "headline", task, m).by_seed("seconds_per_update") for m in (method, "clip"))
+        ratios = np.array([cell[seed] / clip[seed] for seed in sorted(cell.keys() & clip.keys())])
+        rows.append([task, method, f"{np.median(ratios):.2f} ({ratios.min():.2f}–{ratios.max():.2f})"])
+    return markdown(["task", "method", "time of an update against clip's"], rows)
+
+
+def failures(records: Sequence[Record]) -> str:
+    """Every run that failed."""
+    failed = [r for r in records if "error" in r]
+    if not failed:
+        return f"None of {len(records)} runs failed."
+    rows = [[r["task"], r["method"], str(r["varied"]), str(r["seed"]), r["error"]] for r in failed]
+    return markdown(["task", "method", "cell", "seed", "error"], rows)
+
+
+def _of(records: Iterable[Record], study: str) -> list[Record]:
+    return [record for record in records if study in record["studies"]]
+
+
+def tasks_of(records: Iterable[Record], study: str) -> list[str]:
+    return list(dict.fromkeys(record["task"] for record in _of(records, study)))
+
+
+def _other_than_default(record: Record) -> dict[str, Any]:
+    return {k: v for k, v in record["varied"].items() if k != "learning_rate" and v != DEFAULTS.get(k)}
+
+
+TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
+    "tuning": tuning,
+    "pooled": lambda records: pooled(records, ("headline", "equal-rate", "high-rate")),
+    "headline": lambda records: comparison(records, "headline"),
+    "equal-rate": lambda records: comparison(records, "equal-rate"),
+    "high-rate": lambda records: comparison(records, "high-rate"),
+    "staleness": staleness,
+    "options": options,
+    "drift": drift,
+    "estimators": estimators,
+    "cost": cost,
+    "failures": failures,
+}
