@@ -64,24 +64,11 @@ class Update:
 def main() -> None:
     args = parser(__doc__).parse_args()
     shape, *axes = SIZES[args.device]
-    columns = {
-        "length": ",",
-        "V": ",",
-        "K": "",
-        "batch": "",
-        "time/clip": ".3f",
-        "ratio_min": ".3f",
-        "ratio_max": ".3f",
-    }
-    columns |= {
-        "memory/clip": ".3f",
-        "troll MiB": ".0f",
-        "cache B/token": "",
-        "projected": ".0%",
-        "troll s": ".3f",
-        "floor s": ".3f",
-    }
-    report = Report("scaling", args, columns | {"troll/floor": ".2f"})
+    columns = {"length": ",", "V": ",", "K": "", "batch": ""}
+    columns |= {"time/clip": ".3f", "ratio_min": ".3f", "ratio_max": ".3f"}
+    columns |= {"memory/clip": ".3f", "troll MiB": ".0f", "cache B/token": "", "projected": ".0%"}
+    columns |= {"troll s": ".3f", "floor s": ".3f", "troll/floor": ".2f"}
+    report = Report("scaling", args, columns)
     floor = Floor(args.device, torch.bfloat16 if args.device == "cuda" else torch.float32)
     report.start(f"{floor}. {shape}.")
     centre = [axis[0] for axis in axes]

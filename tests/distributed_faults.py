@@ -10,18 +10,14 @@ from pathlib import Path
 import torch
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
-from tiny import tiny_model, tiny_prompts, tiny_tokenizer
+from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
 
-def reward(completion_ids, **kwargs):
-    return [sum((7 * token) % 13 for token in ids) / (13 * len(ids)) for ids in completion_ids]
-
-
-def make_trainer(folder, function=reward, **options):
+def make_trainer(folder, function=token_reward, **options):
     args = TrollGRPOConfig(
         output_dir=str(folder),
         use_cpu=True,
@@ -45,7 +41,7 @@ def make_trainer(folder, function=reward, **options):
         },
     )
     if os.environ.get("FORCE_FSDP"):  # accelerate turns it on for accelerators only
-        args.device  # noqa: B018 (creates the state)
+        assert args.device.type == "cpu"  # creates the state
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     trainer = TrollGRPOTrainer(tiny_model(), function, args, tiny_prompts(), processing_class=tiny_tokenizer())
     assert trainer.accelerator.num_processes == 2
@@ -117,7 +113,7 @@ def bad_reward(folder):
 
     def spoiled(completion_ids, **kwargs):
         calls.append(1)
-        return [*reward(completion_ids)[:-1], math.inf if rank == 1 and len(calls) == 2 else 0.0]
+        return [*token_reward(completion_ids)[:-1], math.inf if rank == 1 and len(calls) == 2 else 0.0]
 
     trainer = make_trainer(folder, spoiled, steps_per_generation=2, max_skipped_updates=2)
     watch = Watch(trainer)
@@ -176,7 +172,7 @@ def raises(folder):
     def broken(completion_ids, **kwargs):
         if os.environ["RANK"] == "1":
             raise KeyError("the answer column is missing")
-        return reward(completion_ids)
+        return token_reward(completion_ids)
 
     make_trainer(folder, broken).train()
 
@@ -185,7 +181,7 @@ def dies(folder):
     def deadly(completion_ids, **kwargs):
         if os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
-        return reward(completion_ids)
+        return token_reward(completion_ids)
 
     make_trainer(folder, deadly, save_strategy="steps").train()  # with the handler of SIGTERM
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
-from tiny import tiny_model, tiny_prompts, tiny_tokenizer
+from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
@@ -58,10 +58,6 @@ def rollout(prompts, trainer):
         half = len(prompts) * trainer.accelerator.num_processes // 2
         mask = [[int(first + i < half)] * len(row) for i, row in enumerate(ids)]
     return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": None, "env_mask": mask}
-
-
-def reward(completion_ids, **kwargs):
-    return [sum((7 * token) % 13 for token in ids) / (13 * len(ids)) for ids in completion_ids]
 
 
 def make(case: str, out: Path):
@@ -108,7 +104,7 @@ def make(case: str, out: Path):
         args.distributed_state.wait_for_everyone()
     if case != "rloo":
         extra["rollout_func"] = rollout
-    trainer = trainer_class(model, reward, args, tiny_prompts(), processing_class=tiny_tokenizer(), **extra)
+    trainer = trainer_class(model, token_reward, args, tiny_prompts(), processing_class=tiny_tokenizer(), **extra)
     trainer.masked_rank = case == "masked_rank"
     if case == "rloo":
         trainer._generate_single_turn = lambda prompt_ids, *others: stored(trainer, prompt_ids)

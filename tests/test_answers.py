@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from math_verify import LatexExtractionConfig, parse
 from math_verify import verify as math_verify_verify
+from real_problems import DATA, needs_data
 
 from troll_trl.answers import MAX_BOXES, extract_answer, last_boxed
 from troll_trl.verifier import verify
@@ -19,8 +20,6 @@ from troll_trl.verifier.spelling import normalise
 from troll_trl.verifier.values import read_quantity
 
 GOLDEN = Path(__file__).parent / "data" / "answers.jsonl"
-DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real problems are not at {DATA}")
 PROPERTY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -1,24 +1,17 @@
 """Every option that works with TRL's trainer does the same with ours: with the bound open and without the regression,
 the trained weights are those of TRL's trainer without a clip. Names are those of docs/compatibility.md."""
 
-import math
-
 import pytest
 import torch
 from datasets import Dataset
-from tiny import tiny_config, tiny_model, tiny_prompts, tiny_tokenizer, token_reward
+from tiny import tiny_config, tiny_prompts, tiny_tokenizer, token_reward
 from transformers import Qwen3ForSequenceClassification, Qwen3MoeConfig, Qwen3MoeForCausalLM
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
-from trl_comparison import assert_same_movement, logged, make_trainer, weights
+from trl import GRPOConfig, GRPOTrainer
+from trl_comparison import EQUIVALENT, assert_same_movement, logged, make_trainer, train_both, weights
 
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-CLASSES = {
-    "grpo": (GRPOTrainer, GRPOConfig, TrollGRPOTrainer, TrollGRPOConfig),
-    "rloo": (RLOOTrainer, RLOOConfig, TrollRLOOTrainer, TrollRLOOConfig),
-}
 
 
 def length_reward(completion_ids, **kwargs):
@@ -133,29 +126,21 @@ MODEL = {
         "activation_checkpointing_kwargs": {"use_reentrant": False},
     },
     "dropout_disabled": {"disable_dropout": True},
-    "moe": {"model": moe},  # the architecture's own coefficient, 0.001
-    "moe_auxiliary_loss": {"model": moe, "router_aux_loss_coef": 0.5},
-    "moe_without_auxiliary_loss": {"model": moe, "router_aux_loss_coef": 0.0},
+    "moe": {"make_model": moe},  # the architecture's own coefficient, 0.001
+    "moe_auxiliary_loss": {"make_model": moe, "router_aux_loss_coef": 0.5},
+    "moe_without_auxiliary_loss": {"make_model": moe, "router_aux_loss_coef": 0.0},
 }
 ALL = {**BATCHES, **REWARDS, **GENERATION, **MODEL}
 CASES = [("grpo", name) for name in {**ALL, **GRPO_ONLY}] + [("rloo", name) for name in ALL]
 
 
-def run(trainer_class, config_class, tmp_path, case, **options):
-    options = {"beta": 0.0, "steps_per_generation": 2, "max_steps": 4, **case, **options}
-    model = options.pop("model", tiny_model)()
-    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    trainer = make_trainer(trainer_class, config_class, tmp_path, model=model, **options)
-    trainer.train()
-    return start, trainer
+def both(algorithm, tmp_path, case):
+    return train_both(algorithm, tmp_path, **{"beta": 0.0, "steps_per_generation": 2, "max_steps": 4, **case})
 
 
 @pytest.mark.parametrize(("algorithm", "name"), CASES)
 def test_same_as_trl_without_a_clip(algorithm, name, tmp_path):
-    trl_class, trl_config, troll_class, troll_config = CLASSES[algorithm]
-    case = {**ALL, **GRPO_ONLY}[name]
-    start, trl = run(trl_class, trl_config, tmp_path, case, epsilon=math.inf, epsilon_high=math.inf)
-    _, troll = run(troll_class, troll_config, tmp_path, case, kl_bound=math.inf, regression_coef=0.0)
+    start, trl, troll = both(algorithm, tmp_path, {**ALL, **GRPO_ONLY}[name])
     assert_same_movement(start, weights(trl), weights(troll))
     same = {"reward", "completions/mean_length", "aux_loss", "entropy", "first_token", "frac_reward_zero_std"}
     for key in same & set(trl.state.log_history[0]):
@@ -163,23 +148,20 @@ def test_same_as_trl_without_a_clip(algorithm, name, tmp_path):
     assert len(logged(troll, "troll/kl_max" if name != "steps_below_accumulation" else "troll/kl_mean")) >= 2
 
 
-@pytest.mark.parametrize("algorithm", CLASSES)
+@pytest.mark.parametrize("algorithm", EQUIVALENT)
 def test_reward_model(algorithm, tmp_path):
-    trl_class, trl_config, troll_class, troll_config = CLASSES[algorithm]
     torch.manual_seed(1)
     judge = Qwen3ForSequenceClassification(tiny_config(num_labels=1))
     case = {"reward": judge, "reward_processing_classes": tiny_tokenizer()}
-    start, trl = run(trl_class, trl_config, tmp_path, case, epsilon=math.inf, epsilon_high=math.inf)
-    _, troll = run(troll_class, troll_config, tmp_path, case, kl_bound=math.inf, regression_coef=0.0)
+    start, trl, troll = both(algorithm, tmp_path, case)
     assert logged(troll, "reward") == pytest.approx(logged(trl, "reward"), rel=1e-3)
     assert_same_movement(start, weights(trl), weights(troll))
 
 
-@pytest.mark.parametrize("algorithm", CLASSES)
+@pytest.mark.parametrize("algorithm", EQUIVALENT)
 @pytest.mark.parametrize("iterable", [False, True], ids=["", "iterable"])
 def test_evaluation_is_trls(algorithm, iterable, tmp_path):
     """What is sampled and rewarded in evaluation, before training and during it, with its own number of generations."""
-    trl_class, trl_config, troll_class, troll_config = CLASSES[algorithm]
     dataset = tiny_prompts(8)
     case = {
         "eval_dataset": dataset.to_iterable_dataset() if iterable else dataset,
@@ -189,8 +171,7 @@ def test_evaluation_is_trls(algorithm, iterable, tmp_path):
         "num_generations_eval": 2,
         "per_device_eval_batch_size": 4,
     }
-    _, trl = run(trl_class, trl_config, tmp_path, case, epsilon=math.inf, epsilon_high=math.inf)
-    _, troll = run(troll_class, troll_config, tmp_path, case, kl_bound=math.inf, regression_coef=0.0)
+    _, trl, troll = both(algorithm, tmp_path, case)
     assert len(logged(troll, "eval_reward")) == 3
     for key in ("eval_reward", "eval_completions/mean_length", "eval_entropy", "eval_loss"):
         assert logged(troll, key) == pytest.approx(logged(trl, key), rel=1e-3, abs=1e-5), key

@@ -1,13 +1,13 @@
 """Adapters, precisions, compilation, reference models and vision-language models, against TRL's trainer."""
 
-import math
+from functools import partial
 
 import pytest
 import torch
 from datasets import Dataset
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig
 from PIL import Image
-from tiny import tiny_config, tiny_model, tiny_tokenizer
+from tiny import saved_model, tiny_config, tiny_model, tiny_tokenizer
 from transformers import (
     BitsAndBytesConfig,
     CLIPImageProcessorPil,
@@ -16,8 +16,7 @@ from transformers import (
     LlavaForConditionalGeneration,
     LlavaProcessor,
 )
-from trl import GRPOConfig, GRPOTrainer
-from trl_comparison import assert_same_movement, logged, make_trainer, weights
+from trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
@@ -34,19 +33,7 @@ ADAPTERS = {
 }
 
 
-def both(tmp_path, make_model=tiny_model, **options):
-    """The start, and a run of TRL's trainer without a clip and of ours with the bound open."""
-    options = {"steps_per_generation": 2, "max_steps": 4, **options}
-    runs = []
-    for trainer_class, config_class, extra in (
-        (GRPOTrainer, GRPOConfig, {"epsilon": math.inf, "epsilon_high": math.inf}),
-        (TrollGRPOTrainer, TrollGRPOConfig, {"kl_bound": math.inf, "regression_coef": 0.0}),
-    ):
-        trainer = make_trainer(trainer_class, config_class, tmp_path, model=make_model(), **options, **extra)
-        start = weights(trainer)
-        trainer.train()
-        runs.append(trainer)
-    return start, *runs
+both = partial(train_both, "grpo", steps_per_generation=2, max_steps=4)
 
 
 # With checkpointing, prefix tuning fails in transformers, with TRL's trainer too
@@ -99,7 +86,7 @@ def test_precision(name, tmp_path):
 @pytest.mark.extras
 def test_quantized_base(tmp_path):
     """QLoRA: four-bit weights of the layers, a head that stays whole, a reference without the adapter."""
-    path = saved(tmp_path, hidden_size=64, intermediate_size=128, head_dim=32)
+    path = saved_model(tmp_path / "model", hidden_size=64, intermediate_size=128, head_dim=32)
     start, trl, troll = both(
         tmp_path,
         lambda: path,
@@ -121,14 +108,8 @@ def test_compiled_model(tmp_path):
     assert_same_movement(start, weights(trl), weights(troll))
 
 
-def saved(tmp_path, **overrides):
-    tiny_model(**overrides).save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
-
-
 def test_reference_model_that_follows(tmp_path):
-    path = saved(tmp_path)
+    path = saved_model(tmp_path / "model")
     options = {"beta": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5}
     start, trl, troll = both(tmp_path, lambda: path, **options)
     assert_same_movement(start, weights(trl), weights(troll))
@@ -137,7 +118,7 @@ def test_reference_model_that_follows(tmp_path):
 
 
 def test_model_init_kwargs(tmp_path):
-    path = saved(tmp_path)
+    path = saved_model(tmp_path / "model")
     options = {"model_init_kwargs": {"dtype": "float32", "attn_implementation": "eager"}}
     start, trl, troll = both(tmp_path, lambda: path, **options)
     assert troll.model.config._attn_implementation == "eager"

@@ -1,6 +1,5 @@
 """Rollouts that do not come from `generate` alone: vLLM, a rollout function, tools and environments."""
 
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -12,10 +11,9 @@ from datasets import Dataset
 from tiny import tiny_model, token_reward
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
-from trl_comparison import assert_same_movement, logged, make_trainer, weights, weights_of
+from trl_comparison import EQUIVALENT, assert_same_movement, logged, make_trainer, train_both, weights
 
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -84,11 +82,7 @@ def test_vllm(correction, steps_per_generation, mode, vllm, tmp_path):
         "max_steps": 4,
         **CORRECTIONS[correction],
     }
-    start = weights_of(tiny_model())
-    trl_run = make_trainer(GRPOTrainer, GRPOConfig, tmp_path, epsilon=math.inf, epsilon_high=math.inf, **options)
-    trl_run.train()
-    troll = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, kl_bound=math.inf, regression_coef=0.0, **options)
-    troll.train()
+    start, trl_run, troll = train_both("grpo", tmp_path, **options)
     assert_same_movement(start, weights(trl_run), weights(troll))
     assert troll.vllm_generation.calls == 4 // steps_per_generation == trl_run.vllm_generation.calls
     for key in ("sampling/sampling_logp_difference/mean", "sampling/importance_sampling_ratio/mean"):
@@ -118,11 +112,7 @@ def test_vllm_log_probs_do_not_enter_the_projection(vllm, tmp_path, monkeypatch)
 
 def test_vllm_with_rloo(vllm, tmp_path):
     options = {"use_vllm": True, "steps_per_generation": 2, "max_steps": 4, "beta": 0.0}
-    start = weights_of(tiny_model())
-    trl_run = make_trainer(RLOOTrainer, RLOOConfig, tmp_path, epsilon=math.inf, epsilon_high=math.inf, **options)
-    trl_run.train()
-    troll = make_trainer(TrollRLOOTrainer, TrollRLOOConfig, tmp_path, kl_bound=math.inf, regression_coef=0.0, **options)
-    troll.train()
+    start, trl_run, troll = train_both("rloo", tmp_path, **options)
     assert_same_movement(start, weights(trl_run), weights(troll))
 
 
@@ -145,11 +135,7 @@ def target_reward(completion_ids, target, **kwargs):
 
 def test_rollout_function_with_a_mask(tmp_path):
     options = {"rollout_func": rollout_function, "reward": target_reward, "steps_per_generation": 2, "max_steps": 4}
-    start = weights_of(tiny_model())
-    trl_run = make_trainer(GRPOTrainer, GRPOConfig, tmp_path, epsilon=math.inf, epsilon_high=math.inf, **options)
-    trl_run.train()
-    troll = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, kl_bound=math.inf, regression_coef=0.0, **options)
-    troll.train()
+    start, trl_run, troll = train_both("grpo", tmp_path, **options)
     assert_same_movement(start, weights(trl_run), weights(troll))
 
 
@@ -193,17 +179,10 @@ def multiply(a: int, b: int) -> int:
 
 
 async def multiply_later(a: int, b: int) -> int:
-    """
-    Multiplies two numbers.
-
-    Args:
-        a: First number.
-        b: Second number.
-
-    Returns:
-        Their product.
-    """
     return a * b
+
+
+multiply_later.__doc__ = multiply.__doc__  # which the chat template shows
 
 
 class Counter:
@@ -267,16 +246,13 @@ def test_tools(kind, tmp_path):
         "learning_rate": 1e-3,
     }
     runs = []
-    for trainer_class, config_class, extra in (
-        (GRPOTrainer, GRPOConfig, {"epsilon": math.inf, "epsilon_high": math.inf}),
-        (TrollGRPOTrainer, TrollGRPOConfig, {"kl_bound": math.inf, "regression_coef": 0.0}),
-    ):
+    for trainer_class, config_class, extra in EQUIVALENT["grpo"]:
         tokenizer = byte_tokenizer()
         model = tiny_model(vocab_size=len(tokenizer), pad_token_id=0, eos_token_id=2)
-        start = weights_of(model)
         trainer = make_trainer(
             trainer_class, config_class, tmp_path, model=model, tokenizer=tokenizer, **options, **extra
         )
+        start = weights(trainer)
         calls = speak_tool_calls(trainer, call)
         trainer.train()
         assert len(calls) == 4, "two rollout batches, each with answers to tool calls"

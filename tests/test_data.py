@@ -11,14 +11,12 @@ from pathlib import Path
 
 import datasets
 import pytest
+from real_problems import DATA, needs_data
 from tiny import tiny_tokenizer
 
 from troll_trl.data import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, load_math_dataset
 from troll_trl.problems import report_overlap
 from troll_trl.rewards import math_accuracy_reward
-
-DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real problems are not at {DATA}")
 
 GSM8K = [
     {"question": "one?", "answer": "It is <<1*1234=1234>>1,234.\n#### 1,234"},

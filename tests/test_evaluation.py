@@ -11,6 +11,7 @@ import datasets
 import numpy as np
 import pytest
 import scipy.stats
+from real_problems import DATA, needs_data
 from rich.console import Console
 
 from troll_trl.evaluation.benchmarks import HUB, load_benchmark
@@ -24,9 +25,6 @@ from troll_trl.evaluation.statistics import (
     pass_at_k,
 )
 from troll_trl.evaluation.tables import show
-
-DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real problems are not at {DATA}")
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer, token_reward
+from tiny import saved_model, tiny_tokenizer, token_reward
 from torch import nn
 from transformers import TrainerCallback
 from trl_comparison import logged, make_trainer, weights
@@ -69,6 +69,15 @@ def before_update(trainer, update, do):
     trainer._compute_loss = inject
 
 
+def assert_only_update_3_is_skipped(trainer, caplog):
+    """Of the six updates of a training."""
+    snapshots = Snapshots(trainer)
+    with caplog.at_level("WARNING"):
+        trainer.train()
+    assert snapshots.moved() == [True, True, False, True, True, True]
+    assert logged(trainer, "troll/skipped_updates") == [0, 0, 1, 0, 0, 0]
+
+
 def first_live(inputs) -> tuple[int, int]:
     return tuple(inputs["completion_mask"].nonzero()[0].tolist())
 
@@ -101,11 +110,7 @@ def test_a_bad_value_in_the_rollout_batch_skips_its_update(make, name, value, tm
 
     trainer = make(tmp_path)
     before_update(trainer, 3, poison)
-    snapshots = Snapshots(trainer)
-    with caplog.at_level("WARNING"):
-        trainer.train()
-    assert snapshots.moved() == [True, True, False, True, True, True]
-    assert logged(trainer, "troll/skipped_updates") == [0, 0, 1, 0, 0, 0]
+    assert_only_update_3_is_skipped(trainer, caplog)
     assert "Update 3 skipped" in caplog.text and f"rank 0: {name}" in caplog.text
     assert all(p.isfinite().all() for p in trainer.model.parameters())
 
@@ -133,7 +138,6 @@ def test_a_bad_value_on_the_way_skips_the_update(make, tensor, value, tmp_path, 
         return loss
 
     trainer._compute_loss = inject
-    snapshots = Snapshots(trainer)
 
     class Remove(TrainerCallback):
         def on_step_end(self, *args, **kwargs):
@@ -141,10 +145,7 @@ def test_a_bad_value_on_the_way_skips_the_update(make, tensor, value, tmp_path, 
                 hook.remove()
 
     trainer.add_callback(Remove())
-    with caplog.at_level("WARNING"):
-        trainer.train()
-    assert snapshots.moved() == [True, True, False, True, True, True]
-    assert logged(trainer, "troll/skipped_updates") == [0, 0, 1, 0, 0, 0]
+    assert_only_update_3_is_skipped(trainer, caplog)
     said = caplog.text.partition("Update 3 skipped")[2]
     assert tensor in said.splitlines()[0]
 
@@ -275,12 +276,10 @@ def gradient_of_loss(trainer, inputs):
 @pytest.mark.parametrize("garbage", [-200.0, 200.0, math.nan, -math.inf])
 def test_masked_positions_never_enter_an_exp(garbage, level, steps_per_generation, tmp_path):
     """A masked token with a log-ratio of 200 turns TRL's gradient NaN: 0·exp(200)."""
-    tiny_model(spread=320.0).save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
     trainer = grpo(
         tmp_path,
         learning_rate=1e-5,
-        model=str(tmp_path / "model"),
+        model=saved_model(tmp_path / "model", spread=320.0),
         beta=0.5,
         importance_sampling_level=level,
         steps_per_generation=steps_per_generation,
@@ -344,11 +343,7 @@ def test_an_update_without_a_live_token_moves_nothing(make, tmp_path, caplog):
 
     trainer = make(tmp_path, max_skipped_updates=1)
     before_update(trainer, 3, mask)
-    snapshots = Snapshots(trainer)
-    with caplog.at_level("WARNING"):
-        trainer.train()
-    assert snapshots.moved() == [True, True, False, True, True, True]
-    assert logged(trainer, "troll/skipped_updates") == [0, 0, 1, 0, 0, 0]
+    assert_only_update_3_is_skipped(trainer, caplog)
     assert "Update 3 skipped: every completion in it is masked" in caplog.text
 
 

@@ -9,7 +9,8 @@ from trl import GRPOConfig, RLOOConfig
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig
 from troll_trl.config import troll_fields
-from troll_trl.parser import DOCUMENTED_CHOICES, convert, parse_training_args
+from troll_trl.parser import DOCUMENTED_CHOICES, parse_training_args
+from troll_trl.yaml_values import convert
 
 ENOUGH = """
 dataset_name: problems.jsonl

@@ -18,8 +18,7 @@ from troll_trl.memory import PeakMemory
 from troll_trl.report import series as s
 from troll_trl.report.runs import PEAK_MEMORY, TOKENS_PER_SECOND, Group, ReportError, load_groups, load_run
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-SCRIPT = REPOSITORY / "scripts" / "report.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "report.py"
 ACCURACY = "rewards/math_accuracy_reward/mean"
 
 
@@ -557,8 +556,8 @@ def test_bounds_that_differ_are_told_apart(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", ["troll", "clip"])
 def test_every_series_is_one_that_the_trainers_log(method, tmp_path):
-    from test_trainer import make_trainer
     from trl import GRPOConfig, GRPOTrainer
+    from trl_comparison import make_trainer
 
     from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
@@ -576,30 +575,3 @@ def test_every_series_is_one_that_the_trainers_log(method, tmp_path):
     assert run.seconds(np.array([4.0]))[0] == pytest.approx(
         sum(line["step_time"] for line in trainer.state.log_history if "step_time" in line)
     )
-
-
-# -- The picture of the method ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def simplex():
-    pytest.importorskip("matplotlib", reason="the picture needs matplotlib (the extra `plots`)")
-    return runpy.run_path(str(REPOSITORY / "examples" / "simplex.py"))
-
-
-@pytest.mark.parametrize("bound", [0.05, 5.0])
-def test_picture_is_drawn(simplex, tmp_path, bound):
-    simplex["draw"](bound, tmp_path / "figures" / "simplex.png")
-    assert (tmp_path / "figures" / "simplex.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_picture_shows_the_nearest_point_of_the_ball(simplex):
-    """Brute force over the grid that is drawn: no point of the ball around q is nearer to p than π."""
-    old, new = simplex["OLD"], simplex["NEW"]
-    *_, to_old = simplex["kl_on_triangle"](old)
-    *_, to_new = simplex["kl_on_triangle"](new)
-    projected = simplex["project"](new.log(), old.log(), 0.05).log_probs
-    nearest = float((projected.exp() * (projected - new.log())).sum())
-    assert to_new[to_old <= 0.05].min() == pytest.approx(nearest, abs=2e-3)
-    assert to_new[to_old <= 0.05].min() >= nearest - 1e-9
-    assert np.nanmax(to_new) == pytest.approx(float(-new.min().log()), abs=0.05)  # at the corner of the rarest token

@@ -1,18 +1,16 @@
 """TrollRLOOTrainer against TRL's RLOOTrainer, and its loss against an independent computation."""
 
-import math
-
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved_model
 from trl import GRPOConfig, RLOOConfig, RLOOTrainer
-from trl_comparison import assert_same_movement, logged, make_trainer, reference_tokens, weights, weights_of
+from trl_comparison import assert_same_movement, logged, make_trainer, reference_tokens, train_both, weights
 
 from troll_trl import TrollRLOOConfig, TrollRLOOTrainer, trl_seams
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-EQUIVALENT = {
+OPTIONS = {
     "default": {},
     "two_iterations": {"num_iterations": 2},
     "accumulation": {"gradient_accumulation_steps": 2, "max_steps": 6},
@@ -27,18 +25,11 @@ EQUIVALENT = {
 }
 
 
-@pytest.mark.parametrize("name", EQUIVALENT)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_open_bound_without_regression_is_trl_without_a_clip(name, tmp_path):
-    options = EQUIVALENT[name]
-    tiny_model(options.get("architecture", "qwen3")).save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")  # a reference model is loaded from where the model came from
-    path, start = str(tmp_path / "model"), weights_of(tiny_model(options.get("architecture", "qwen3")))
-    trl = make_trainer(RLOOTrainer, RLOOConfig, tmp_path, path, epsilon=math.inf, epsilon_high=math.inf, **options)
-    trl.train()
-    troll = make_trainer(
-        TrollRLOOTrainer, TrollRLOOConfig, tmp_path, path, kl_bound=math.inf, regression_coef=0.0, **options
-    )
-    troll.train()
+    options = OPTIONS[name]
+    path = saved_model(tmp_path / "model", options.get("architecture", "qwen3"))
+    start, trl, troll = train_both("rloo", tmp_path, lambda: path, **options)
     assert_same_movement(start, weights(trl), weights(troll))
     if "beta" in options:
         assert logged(troll, "kl") == pytest.approx(logged(trl, "kl"), rel=1e-3, abs=1e-6)

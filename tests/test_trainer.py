@@ -9,10 +9,10 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved_model, tiny_model
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
-from trl_comparison import assert_same_movement, logged, make_trainer, reference_tokens, weights, weights_of
+from trl_comparison import assert_same_movement, logged, make_trainer, reference_tokens, train_both, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, trl_seams
 from troll_trl.sparse import SparseDistribution
@@ -20,7 +20,7 @@ from troll_trl.sparse import SparseDistribution
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-EQUIVALENT = {
+OPTIONS = {
     "dapo": {},
     "grpo": {"loss_type": "grpo"},
     "bnpo": {"loss_type": "bnpo"},
@@ -46,14 +46,9 @@ EQUIVALENT = {
 }
 
 
-@pytest.mark.parametrize("name", EQUIVALENT)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_open_bound_without_regression_is_trl_without_a_clip(name, tmp_path):
-    options = EQUIVALENT[name]
-    start = weights_of(tiny_model(options.get("architecture", "qwen3")))
-    trl = make_trainer(GRPOTrainer, GRPOConfig, tmp_path, epsilon=math.inf, epsilon_high=math.inf, **options)
-    trl.train()
-    troll = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, kl_bound=math.inf, regression_coef=0.0, **options)
-    troll.train()
+    start, trl, troll = train_both("grpo", tmp_path, **OPTIONS[name])
     assert_same_movement(start, weights(trl), weights(troll))
 
 
@@ -73,17 +68,8 @@ def test_open_bound_without_regression_is_trl_without_a_clip(name, tmp_path):
 def test_reference_kl_is_trls(options, tmp_path):
     """Added by our own aggregation, in which the regression goes too; the coefficient is large enough to show an
     error."""
-    tiny_model().save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    path, start = str(tmp_path / "model"), weights_of(tiny_model())
-    trl = make_trainer(
-        GRPOTrainer, GRPOConfig, tmp_path, path, epsilon=math.inf, epsilon_high=math.inf, beta=1.0, **options
-    )
-    trl.train()
-    troll = make_trainer(
-        TrollGRPOTrainer, TrollGRPOConfig, tmp_path, path, kl_bound=math.inf, regression_coef=0.0, beta=1.0, **options
-    )
-    troll.train()
+    path = saved_model(tmp_path / "model")
+    start, trl, troll = train_both("grpo", tmp_path, lambda: path, beta=1.0, **options)
     assert_same_movement(start, weights(trl), weights(troll))
     assert logged(troll, "kl") == pytest.approx(logged(trl, "kl"), rel=1e-3, abs=1e-7)
     assert max(logged(troll, "kl")) > 1e-3
@@ -96,23 +82,18 @@ def test_lora_with_reference_kl(adapter, steps_per_generation, tmp_path):
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=adapter == "new", lora_dropout=0.0)
     options = {"beta": 1.0, "steps_per_generation": steps_per_generation, "max_steps": 4, "learning_rate": 5e-2}
 
-    def run(trainer_class, config_class, **extra):
+    def make_model():
         model = tiny_model()
         if adapter == "retrained":
             torch.manual_seed(0)
             model = get_peft_model(model, lora)
-        peft_config = lora if adapter == "new" else None
-        trainer = make_trainer(
-            trainer_class, config_class, tmp_path, model, peft_config=peft_config, **options, **extra
-        )
-        start = weights(trainer)
-        trainer.train()
-        return start, weights(trainer), trainer
+        return model
 
-    start, trl, _ = run(GRPOTrainer, GRPOConfig, epsilon=math.inf, epsilon_high=math.inf)
-    _, ours, trainer = run(TrollGRPOTrainer, TrollGRPOConfig, kl_bound=math.inf, regression_coef=0.0)
-    assert_same_movement(start, trl, ours)
-    assert ("troll_old_token_ids" in trainer._buffered_inputs[0]) == (steps_per_generation == 4)
+    start, trl, troll = train_both(
+        "grpo", tmp_path, make_model, peft_config=lora if adapter == "new" else None, **options
+    )
+    assert_same_movement(start, weights(trl), weights(troll))
+    assert ("troll_old_token_ids" in troll._buffered_inputs[0]) == (steps_per_generation == 4)
 
 
 def take_off_policy(trainer):

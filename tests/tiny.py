@@ -44,6 +44,13 @@ def tiny_model(architecture: str = "qwen3", seed: int = 0, spread: float = 6.0, 
     return model
 
 
+def saved_model(folder, *args, **options) -> str:
+    """A tiny model and its tokenizer in a folder: a reference model is loaded from where the model came from."""
+    tiny_model(*args, **options).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
 def tiny_prompts(rows: int = 32) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(len(WORDS), (rows, 5), generator=generator)

@@ -1,8 +1,21 @@
 """Short runs of a trainer on a tiny model, and how two of them compare."""
 
+import math
+
 import torch
 from references import reference_project
 from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+
+WITHOUT_CLIP = {"epsilon": math.inf, "epsilon_high": math.inf}
+OPEN_BOUND = {"kl_bound": math.inf, "regression_coef": 0.0}
+# Of each algorithm: TRL's trainer without a clip, and ours with the bound open, which must do the same
+EQUIVALENT = {
+    "grpo": ((GRPOTrainer, GRPOConfig, WITHOUT_CLIP), (TrollGRPOTrainer, TrollGRPOConfig, OPEN_BOUND)),
+    "rloo": ((RLOOTrainer, RLOOConfig, WITHOUT_CLIP), (TrollRLOOTrainer, TrollRLOOConfig, OPEN_BOUND)),
+}
 
 
 def make_trainer(
@@ -59,16 +72,24 @@ def make_trainer(
     )
 
 
+def train_both(algorithm, tmp_path, make_model=None, **options):
+    """The weights at the start, and both trainers of `EQUIVALENT` after the same run."""
+    runs = []
+    for trainer_class, config_class, extra in EQUIVALENT[algorithm]:
+        model = make_model() if make_model else None
+        trainer = make_trainer(trainer_class, config_class, tmp_path, model, **options, **extra)
+        start = weights(trainer)
+        trainer.train()
+        runs.append(trainer)
+    return start, *runs
+
+
 def weights(trainer):
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
 
 
 def logged(trainer, key):
     return [line[key] for line in trainer.state.log_history if key in line]
-
-
-def weights_of(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def assert_same_movement(start, expected, actual):

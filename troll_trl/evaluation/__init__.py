@@ -6,6 +6,7 @@ Evaluation of models on problems with known answers: samples, their scores, and 
     models.py       prompts.py: a model before it is loaded, and what it is asked
     generation.py   completions, by vLLM or transformers; each sample has a seed of its own
     runner.py       generate_samples(): what is missing is generated, what is there is kept
+    record.py       run.json: what the samples were made with
     samples.py      samples.jsonl and its Parquet copy
     foreign.py      score_file(): samples of other tools
     scoring.py      the training verifier, and a strict second opinion

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
@@ -15,38 +15,20 @@ import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
 from troll_trl.evaluation.arguments import EvaluationArguments
-from troll_trl.evaluation.runner import SAMPLES, Record, library_versions
-from troll_trl.evaluation.samples import Sample, SampleWriter, read_lines
+from troll_trl.evaluation.record import Record, library_versions
+from troll_trl.evaluation.samples import SAMPLES, Report, Sample, SampleWriter, read_lines
 from troll_trl.evaluation.scoring import score, strict_score
 
 # The first column that the file has is taken. lm-evaluation-harness writes `resps`, `target` and `doc_id`.
 COMPLETION_COLUMNS = (
     *("completion", "completions", "resps", "response", "responses", "output", "outputs", "generation", "generations"),
-    *(
-        "generated_text",
-        "generated_texts",
-        "model_output",
-        "prediction",
-        "predictions",
-        "model_response",
-        "text",
-        "texts",
-        "code",
-    ),
+    *("generated_text", "generated_texts", "model_output", "prediction", "predictions", "model_response"),
+    *("text", "texts", "code"),
 )
 ANSWER_COLUMNS = (
     *("gold", "target", "ground_truth", "reward_model.ground_truth", "gold_answer", "gt", "expected_answer"),
-    *(
-        "reference_answer",
-        "reference",
-        "answer",
-        "final_answer",
-        "solution",
-        "label",
-        "doc.answer",
-        "doc.solution",
-        "doc.choices",
-    ),
+    *("reference_answer", "reference", "answer", "final_answer", "solution", "label"),
+    *("doc.answer", "doc.solution", "doc.choices"),
 )
 # `idx`, `index` and `id` come last: they may be those of the row, and each sample would be taken for a problem
 PROBLEM_COLUMNS = (
@@ -54,7 +36,6 @@ PROBLEM_COLUMNS = (
     *("idx", "index", "id"),
 )
 BATCH = 64
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)

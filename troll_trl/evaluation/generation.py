@@ -229,18 +229,10 @@ class VllmGenerator:
     Batches through vLLM, which schedules the rows by itself. Each request carries its own seed.
 
     Args:
-        model (`str`):
-            Folder or hub name of a model or a LoRA adapter.
-        tokenizer (`PreTrainedTokenizerBase`):
-            Its tokenizer.
-        sampling ([`Sampling`]):
-            How tokens are drawn.
-        dtype (`str`):
-            dtype of the weights; `"auto"` for that of the checkpoint.
+        model, tokenizer, sampling, dtype, revision:
+            As [`TransformersGenerator`].
         batch_size (`int`, *optional*, defaults to 512):
             Requests handed over at a time.
-        revision (`str`, *optional*):
-            Revision on the hub.
         max_length (`int`, *optional*):
             Tokens of the longest prompt and completion; vLLM would reserve memory for the model's whole context.
     """
@@ -262,17 +254,17 @@ class VllmGenerator:
         base = adapter["base_model_name_or_path"] if adapter else model
         self.tokenizer = tokenizer
         self.batch_size = batch_size or 512
-        self._base_revision = None if adapter else revision
-        self.revision = getattr(AutoConfig.from_pretrained(base, revision=self._base_revision), "_commit_hash", None)
+        base_revision = None if adapter else revision
+        self.revision = getattr(AutoConfig.from_pretrained(base, revision=base_revision), "_commit_hash", None)
         self._adapter = LoRARequest("adapter", 1, model) if adapter else None
         self._sampling = sampling
         self._sampling_params = SamplingParams
-        self._end_ids = end_ids(_generation_config(base, self._base_revision), self.tokenizer)
+        self._end_ids = end_ids(_generation_config(base, base_revision), self.tokenizer)
         lora = {"enable_lora": True, "max_lora_rank": adapter["r"]} if adapter else {}
         # generation_config="vllm": or the model's own repetition penalty and the like would be filled in
         self._llm = LLM(
             model=base,
-            revision=self._base_revision,
+            revision=base_revision,
             dtype=dtype,
             max_model_len=max_length,
             generation_config="vllm",

@@ -1,16 +1,11 @@
 """An evaluation from its settings to the samples on disk: what is missing is generated, what is there is kept."""
 
-import json
-import os
-import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tqdm.auto import tqdm
 
 from troll_trl.evaluation.arguments import EvaluationArguments
@@ -26,100 +21,15 @@ from troll_trl.evaluation.generation import (
 )
 from troll_trl.evaluation.models import check_model, context_length, model_digest
 from troll_trl.evaluation.prompts import check_template, load_tokenizer, tokenize_prompt
-from troll_trl.evaluation.samples import Sample, SampleWriter, read_lines, write_text
+from troll_trl.evaluation.record import Record, describe_device, library_versions
+from troll_trl.evaluation.samples import SAMPLES, Report, Sample, SampleWriter, read_lines
 from troll_trl.evaluation.scoring import score, strict_score
-
-SAMPLES, RECORD = "samples.jsonl", "run.json"
 
 # What a sample depends on, beside its model and its problem
 SAMPLING_SETTINGS = (
     *("n", "temperature", "top_p", "top_k", "max_new_tokens", "seed"),
     *("instruction", "system_prompt", "enable_thinking", "dtype", "revision"),
 )
-VERSIONS = ("troll-trl", "torch", "transformers", "vllm", "peft", "datasets", "math-verify", "numpy")
-
-Report = Callable[[str], None]
-
-
-class Record:
-    """
-    `run.json`: what the samples of a folder were made with. A run goes on only with the same.
-
-    Args:
-        folder (`Path`):
-            Output folder, with its samples file. Without a sample in it there is nothing to go on with, and an earlier
-            record counts for nothing: that run may have failed for the very setting that is changed now.
-        anew (`bool`, *optional*, defaults to `False`):
-            Whether the samples are discarded, so that nothing binds.
-    """
-
-    def __init__(self, folder: Path, anew: bool = False):
-        self._path = folder / RECORD
-        self.content: dict[str, Any] = {
-            "settings": {},
-            "models": {},
-            "benchmarks": {},
-            "first_prompts": {},
-            "sessions": [],
-        }
-        if anew or not (folder / SAMPLES).stat().st_size:
-            return
-        if self._path.is_file():
-            try:
-                before = json.loads(self._path.read_text(encoding="utf-8"))
-                if not isinstance(before, dict):
-                    raise ValueError("it is no JSON object")
-                self.content |= before
-            except ValueError as error:
-                raise ValueError(
-                    f"{self._path} cannot be read: {error}. Give another `output`, or `overwrite`."
-                ) from None
-        else:
-            raise ValueError(
-                f"{folder} holds a {SAMPLES}, but no {RECORD} that says how it was made. Give another `output`, or "
-                "`overwrite` to discard it."
-            )
-
-    def check(self, wanted: dict[str, Any]):
-        """
-        Refuse to go on with other settings, or with a model or a benchmark that is not the same any more. New models
-        and benchmarks are welcome.
-
-        Args:
-            wanted (`dict[str, Any]`):
-                `settings`, `models` and `benchmarks` of this call.
-
-        Raises:
-            ValueError: something differs; it is named, with both values.
-        """
-        differences = [
-            f"`{name}` was {self.content['settings'][name]!r} and is {value!r}"
-            for name, value in wanted["settings"].items()
-            if name in self.content["settings"] and self.content["settings"][name] != value
-        ]
-        for kind, what in (("models", "model"), ("benchmarks", "benchmark")):
-            for name, entry in wanted[kind].items():
-                before = self.content[kind].get(name)
-                if before is not None and before["digest"] != entry["digest"]:
-                    count = (
-                        f" ({before['problems']} problems then, {entry['problems']} now)" if "problems" in entry else ""
-                    )
-                    differences.append(f"the {what} {name} has changed since{count}")
-        if differences:
-            raise ValueError(
-                f"{self._path.parent} holds samples made otherwise: {'; '.join(differences)}. Set it as it was to "
-                "continue, give another `output`, or `overwrite` to discard them."
-            )
-
-    def add(self, wanted: dict[str, Any]):
-        self.content["settings"] = wanted["settings"]
-        for kind in ("models", "benchmarks"):
-            for name, entry in wanted[kind].items():
-                self.content[kind].setdefault(name, entry)
-        self.save()
-
-    def save(self):
-        write_text(self._path, json.dumps(self.content, indent=2, ensure_ascii=False) + "\n")
 
 
 def generate_samples(args: EvaluationArguments, report: Report) -> dict[str, Any]:
@@ -387,19 +297,3 @@ class ModelRun:
             )
             for (row, sample), problem, completion, verdict in zip(jobs, problems, completions, verdicts, strict=True)
         ]
-
-
-def describe_device() -> str:
-    if torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name()} (CUDA {torch.version.cuda})"
-    return f"CPU ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
-
-
-def library_versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in VERSIONS:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions

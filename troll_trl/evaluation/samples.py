@@ -10,8 +10,12 @@ from typing import Any, TypedDict
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+SAMPLES = "samples.jsonl"
+
 # Bytes of text in a row group of the Parquet copy, about what the copy holds in memory
 ROW_GROUP_BYTES = 16 * 2**20
+
+Report = Callable[[str], None]  # is told what a user should know
 
 
 class Sample(TypedDict):
@@ -95,7 +99,7 @@ class SampleWriter:
         ValueError: another process writes to the file.
     """
 
-    def __init__(self, path: Path, report: Callable[[str], None]):
+    def __init__(self, path: Path, report: Report):
         self.path = path
         self._file = path.open("ab+")
         try:
@@ -125,7 +129,7 @@ class SampleWriter:
 _UTF8 = ("utf-8", "replace")
 
 
-def _repair(file, path: Path, report: Callable[[str], None]):
+def _repair(file, path: Path, report: Report):
     """Cut off a last line that is no JSON object, with or without its newline."""
     end = file.seek(0, os.SEEK_END)
     start = _line_start(file, end)
@@ -161,7 +165,7 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def read_lines(path: Path, report: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path, report: Report) -> Iterator[dict[str, Any]]:
     """
     Read JSON lines one at a time.
 
@@ -198,7 +202,7 @@ def read_lines(path: Path, report: Callable[[str], None]) -> Iterator[dict[str, 
     raise ValueError(f"{path}: line {bad[0]} is no JSON object, it begins with {shown!r}. Correct or remove the line.")
 
 
-def write_parquet(source: Path, target: Path, report: Callable[[str], None]):
+def write_parquet(source: Path, target: Path, report: Report):
     """
     Copy a samples file to Parquet, a row group at a time.
 

@@ -1,6 +1,7 @@
 r"""Two opinions on a completion: the training verifier's, and a strict one that reads and compares by itself."""
 
 import re
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -83,10 +84,8 @@ def strict_answer(text: str) -> str | None:
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    match = None
-    for match in pattern.finditer(text):  # noqa: B007
-        pass
-    return match
+    found = deque(pattern.finditer(text), maxlen=1)
+    return found[0] if found else None
 
 
 def _braced(text: str, start: int) -> str | None:

@@ -1,7 +1,7 @@
 """From a samples file to `summary.json`, the table and the comparison of two evaluations."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from troll_trl.evaluation.arguments import EvaluationArguments
-from troll_trl.evaluation.samples import write_parquet, write_text
+from troll_trl.evaluation.samples import SAMPLES, Report, write_parquet, write_text
 from troll_trl.evaluation.statistics import Difference, default_ks, estimate, paired_difference
 from troll_trl.evaluation.tally import Tally, read_tallies
 
-SAMPLES, PARQUET, SUMMARY = "samples.jsonl", "samples.parquet", "summary.json"
+PARQUET, SUMMARY = "samples.parquet", "summary.json"
 OVERALL = "overall"  # the mean of the benchmarks, each of the same weight
-
-Report = Callable[[str], None]
 
 
 def summarize(args: EvaluationArguments, record: dict[str, Any], report: Report) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """What the metrics need of a samples file: a few numbers for each sample, no text."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from troll_trl.evaluation.samples import read_lines
+from troll_trl.evaluation.samples import Report, read_lines
 from troll_trl.evaluation.scoring import strict_answer, vote
 from troll_trl.evaluation.statistics import default_ks, problem_metrics
 
@@ -106,7 +106,7 @@ class Tally:
         return columns | {"strict": np.array([np.mean(self.strict[id]) for id in chosen])}
 
 
-def read_tallies(path: Path, report: Callable[[str], None]) -> dict[tuple[str, str], Tally]:
+def read_tallies(path: Path, report: Report) -> dict[tuple[str, str], Tally]:
     """
     Count a samples file, a line at a time.
 
