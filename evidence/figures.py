@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evidence.tables import METHODS, STALENESS, Record, mean, select, tasks_of
+from evidence.tables import STALENESS, Record, at_staleness, mean, methods_of, rates_of, select, tasks_of
 
 # Told apart without colours as well
 STYLES = {
@@ -29,7 +29,7 @@ def draw_learning(records: Sequence[Record], file: Path) -> None:
     """Held-out success against updates, each method at its own learning rate: means over seeds."""
     figure, panels = _panels(tasks_of(records, "headline"))
     for task, axes in panels.items():
-        for method in METHODS:
+        for method in methods_of(records, "headline"):
             curves = [
                 record["curve"] for record in select(records, "headline", task, method).records if "curve" in record
             ]
@@ -45,11 +45,11 @@ def draw_learning(records: Sequence[Record], file: Path) -> None:
 def draw_rates(records: Sequence[Record], file: Path) -> None:
     """Area under the curve against the learning rate, on the two seeds of the tuning."""
     figure, panels = _panels(tasks_of(records, "tuning"))
-    rates = sorted({record["varied"]["learning_rate"] for record in records if "tuning" in record["studies"]})
+    rates = rates_of(records, "tuning")
     for task, axes in panels.items():
-        for method in METHODS:
+        for method in methods_of(records, "tuning"):
             cells = [select(records, "tuning", task, method, learning_rate=rate) for rate in rates]
-            areas = [100 * cell.values("area").sum() / len(cell.records) for cell in cells]
+            areas = [100 * cell.values("area").mean() for cell in cells]
             axes.plot(rates, areas, label=method, markersize=5, **STYLES[method])
         axes.set(title=task, xlabel="learning rate", ylabel="area under the curve, %", xscale="log")
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
@@ -64,13 +64,8 @@ def draw_staleness(records: Sequence[Record], file: Path) -> None:
     (task,) = tasks_of(records, "staleness")
     figure, panels = _panels([task])
     axes = panels[task]
-    methods = [m for m in METHODS if select(records, "staleness", task, m, steps_per_generation=1)]
-    for index, method in enumerate(methods):
-        studies = ["headline" if updates == 8 else "staleness" for updates in STALENESS]
-        cells = [
-            select(records, study, task, method, steps_per_generation=updates)
-            for study, updates in zip(studies, STALENESS, strict=True)
-        ]
+    for index, method in enumerate(methods_of(records, "staleness")):
+        cells = [at_staleness(records, task, method, updates) for updates in STALENESS]
         values = [mean(cell, "success") for cell in cells]
         x = np.array(STALENESS) * 1.03 ** (index - 1)  # side by side
         heights = 100 * np.array([value.value for value in values])

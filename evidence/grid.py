@@ -1,6 +1,5 @@
 """A study's grid: a YAML file read strictly, and the runs it asks for."""
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +27,8 @@ class Task:
             Of scripts/train.py; `max_completion_length` at least.
         sizes (`dict[str, int]`, *optional*):
             Of the model, in place of the quickstart's.
+        warm_up_rate (`float`, *optional*, defaults to `4e-3`):
+            Learning rate of the warm-up.
     """
 
     family: str
@@ -37,6 +38,7 @@ class Task:
     test: int
     settings: dict[str, Any]
     sizes: dict[str, int] = field(default_factory=dict)
+    warm_up_rate: float = 4e-3
 
     @property
     def prompt(self) -> dict[str, Any]:
@@ -195,11 +197,6 @@ class Grid:
     def settings(self, run: Run) -> dict[str, Any]:
         """What a run sets beside the file `training`; the cell's settings come before the method's and the task's."""
         return self.tasks[run.task].settings | self.methods[run.method].settings | dict(run.varied) | {"seed": run.seed}
-
-    def identity(self, run: Run) -> str:
-        """A digest of all that decides what a run does, but for the code and the libraries."""
-        method, files = self.methods[run.method], [path.read_text() for path in (self.training, self.evaluation)]
-        return hashlib.sha256(repr((self.tasks[run.task], method, run, files)).encode()).hexdigest()
 
     def all_runs(self, rates: Mapping[tuple[str, str], float]) -> dict[Run, list[str]]:
         """Every run with the names of its studies, in the order of the file; one that stands in two is run once."""

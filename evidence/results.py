@@ -10,6 +10,7 @@ import numpy as np
 from evidence.grid import Run
 
 RESULT = "result.json"
+DEFAULTS = {"steps_per_generation": 8, "kl_bound": 0.05, "regression_coef": 1.0, "support_size": 64}  # of a cell
 _HELD_OUT = "eval_rewards/math_accuracy_reward/mean"
 
 
@@ -44,7 +45,7 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
         "gradient_norm": _mean(updates, "grad_norm"),
         "policy_kl_max": _max(updates, "troll/policy_kl_max"),
         "kl_max": _max(updates, "troll/kl_max"),
-        "seconds_per_update": _mean(updates[dict(run.varied).get("steps_per_generation", 8) :], "step_time"),
+        "seconds_per_update": _mean(updates[(DEFAULTS | dict(run.varied))["steps_per_generation"] :], "step_time"),
     }
 
 

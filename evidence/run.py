@@ -2,14 +2,15 @@
 Run a study: every run of its grid that is not there yet, with scripts/train.py and scripts/evaluate.py.
 
     python -m evidence.run evidence/cpu.yaml
-    python -m evidence.run evidence/cpu.yaml --only sorting/troll/ sorting/clip/ --seeds 20 21 22
+    python -m evidence.run evidence/cpu.yaml --only sorting/troll/learning_rate=0.0002/ --seeds 20 21 22
 
-The first makes evidence/results/cpu.jsonl. The second runs some cells with other seeds, at the learning rates that this
-file tells, and writes no results but those in the runs' folders. What is there already is not run again, also after an
-interruption; what failed is, with `--retry`.
+The first makes evidence/results/cpu.jsonl. The second runs a cell with other seeds, at the learning rate that this file
+tells, prints its success, and writes no results but those in the runs' folders. What is there already is not run again,
+also after an interruption; what failed is, with `--retry`.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -26,8 +27,8 @@ from typing import Any
 import torch
 
 from evidence.grid import GivenTask, Grid, Run, read_grid, tuned_rates
-from evidence.results import RESULT, describe, make_record, read_records, write_records
-from evidence.starts import call_script, choose_solvable, make_start
+from evidence.results import RESULT, describe, make_record, read_records, run_of, write_records
+from evidence.starts import call_script, make_start, start_key
 from evidence.variants import VARIANTS
 from scripts import evaluate, train
 
@@ -89,16 +90,25 @@ class Runner:
         """The record of a run of this very identity; `None` if there is none."""
         file = self.folder / "runs" / run.folder / RESULT
         record = json.loads(file.read_text()) if file.exists() else None
-        return record if record is not None and record.pop("identity") == self.grid.identity(run) else None
+        return record if record is not None and record.pop("identity") == self._identity(run) else None
 
     def run(self, runs: Iterable[Run], retry: bool) -> None:
         """Make the starts that are missing, and then the runs."""
         waiting = [run for run in runs if (record := self.record(run)) is None or (retry and "error" in record)]
         starts = {str(self._start(run)): partial(self._make_start, run) for run in waiting}
-        if run_all(starts.items(), self.workers, lambda name: self.folder / name / "log.txt"):
-            raise SystemExit("A start could not be made.")
-        runs = [(str(run.folder), partial(self._execute, run)) for run in waiting]
-        run_all(runs, self.workers, lambda name: self.folder / "runs" / name / "log.txt")
+        run_all(starts.items(), self.workers, lambda name: self.folder / name / "log.txt")
+        jobs = [(str(run.folder), partial(self._execute, run)) for run in waiting]
+        run_all(jobs, self.workers, lambda name: self.folder / "runs" / name / "log.txt")
+        for run in waiting:
+            if self.record(run) is None:
+                self._write(run, describe(run) | {"status": "failed", "error": "the process was killed"})
+
+    def _identity(self, run: Run) -> str:
+        """A digest of all that decides what a run does, but for the code of the package."""
+        task, method, grid = self.grid.tasks[run.task], self.grid.methods[run.method], self.grid
+        files = [path.read_text() for path in (grid.training, grid.evaluation)]
+        key = start_key(task, run.seed, grid.evaluation)
+        return hashlib.sha256(repr((task, method, run, files, key)).encode()).hexdigest()
 
     def _start(self, run: Run) -> Path:
         """Relative to the study's folder. A model that is given is the same for every seed."""
@@ -106,11 +116,7 @@ class Runner:
         return Path("starts", run.task, "" if given else f"seed{run.seed}")
 
     def _make_start(self, run: Run) -> None:
-        task, folder = self.grid.tasks[run.task], self.folder / self._start(run)
-        if isinstance(task, GivenTask):
-            choose_solvable(folder, task, self.grid.evaluation)
-        else:
-            make_start(folder, task, run.seed)
+        make_start(self.folder / self._start(run), self.grid.tasks[run.task], run.seed, self.grid.evaluation)
 
     def _execute(self, run: Run) -> None:
         task, start, settings = self.grid.tasks[run.task], self.folder / self._start(run), self.grid.settings(run)
@@ -122,37 +128,46 @@ class Runner:
                 train.TRAINERS["grpo", "troll"] = VARIANTS[variant]
             paths = {"model_name_or_path": model, "dataset_name": start / "data", "output_dir": folder}
             call_script(train.main, self.grid.training, settings | paths)
+            # From inside of its folder: the seed of a sample depends on the model's name, which is then that of every
+            # run, so that equal models get equal samples
+            os.chdir(folder)
             benchmark = f"held-out={start / 'data' / 'test.jsonl'}"
-            flags = {"model": folder, "benchmarks": benchmark, "output": folder / "eval", "overwrite": True}
+            flags = {"model": ".", "benchmarks": benchmark, "output": "eval", "overwrite": True}
             call_script(evaluate.main, self.grid.evaluation, flags | task.prompt)
             record = make_record(run, folder)
         except BaseException as error:  # SystemExit too: it is in the results, and not lost in a log
-            if isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 130:  # interrupted
                 raise
             record = describe(run) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
             traceback.print_exc()
         shutil.rmtree(folder / "eval", ignore_errors=True)
         for weights in folder.glob("*.safetensors"):
             weights.unlink()
-        unfinished = folder / (RESULT + ".partial")
-        unfinished.write_text(json.dumps(record | {"identity": self.grid.identity(run)}))
-        unfinished.replace(folder / RESULT)
+        self._write(run, record)
         if "error" in record:
             raise SystemExit(1)
+
+    def _write(self, run: Run, record: dict[str, Any]) -> None:
+        file = self.folder / "runs" / run.folder / RESULT
+        unfinished = file.with_suffix(".partial")
+        unfinished.write_text(json.dumps(record | {"identity": self._identity(run)}))
+        unfinished.replace(file)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("grid", type=Path, help="YAML file of the study")
     parser.add_argument("--output", type=Path, help="folder of the runs (default: outputs/evidence/NAME)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time (default: one per core)")
+    workers = 1 if torch.cuda.is_available() else os.cpu_count()
+    parser.add_argument("--workers", type=int, default=workers, help=f"runs at a time (here: {workers})")
     parser.add_argument("--only", nargs="+", default=[""], metavar="PREFIX", help="runs whose folders begin with one")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds in place of those of the studies")
     parser.add_argument("--retry", action="store_true", help="run again what failed")
     options = parser.parse_args()
-    grid = read_grid(options.grid)
-    results = options.grid.parent / "results" / f"{options.grid.stem}.jsonl"
-    runner = Runner(grid, options.output or REPOSITORY / "outputs" / "evidence" / options.grid.stem, options.workers)
+    grid = read_grid(options.grid.resolve())
+    results = grid.file.parent / "results" / f"{grid.file.stem}.jsonl"
+    folder = options.output or REPOSITORY / "outputs" / "evidence" / grid.file.stem
+    runner = Runner(grid, folder.resolve(), options.workers)
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
     if options.seeds is None:
@@ -169,6 +184,9 @@ def main() -> None:
     asked = [run for run in studies_of if str(run.folder).startswith(tuple(options.only))]
     runner.run(asked, options.retry)
     records = [record | {"studies": studies_of[run]} for run in asked if (record := runner.record(run))]
+    if options.seeds is not None:
+        for record in records:
+            print(f"{run_of(record).folder}: {record.get('success', float('nan')):.1%}")
     failed = sum("error" in record for record in records)
     print(f"{len(records)} runs, {failed} of them failed.")
     if options.seeds is None and options.only == [""]:

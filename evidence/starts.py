@@ -25,16 +25,34 @@ from scripts.quickstart import encode, make_model, make_tokenizer, warm_up, writ
 ARCHITECTURES = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 
 
-def make_start(folder: Path, task: Task, seed: int) -> None:
-    """Write `model/` and `data/` of a task and a seed into `folder`, unless they are there already."""
-    sources = [Path(__file__).with_name("problems.py").read_text(), Path(warm_up.__code__.co_filename).read_text()]
+def start_key(task: Task | GivenTask, seed: int, evaluation: Path) -> str:
+    """A digest of what a start depends on, libraries included."""
     versions = [library.__version__ for library in (torch, transformers, tokenizers)]
-    spec = {name: value for name, value in asdict(task).items() if name != "settings"}
-    key = hashlib.sha256(repr((sources, versions, spec, seed)).encode()).hexdigest()
-    key_file = folder / "cache_key.txt"
+    if isinstance(task, GivenTask):
+        sources = [evaluation, *(Path(task.dataset) / f"{split}.jsonl" for split in ("train", "test"))]
+        of_task = task, [path.read_text(encoding="utf-8") for path in sources if path.exists()]
+    else:
+        spec = {name: value for name, value in asdict(task).items() if name != "settings"}
+        sources = [Path(__file__).with_name("problems.py"), Path(warm_up.__code__.co_filename)]
+        of_task = spec, seed, [path.read_text(encoding="utf-8") for path in sources]
+    return hashlib.sha256(repr((versions, of_task)).encode()).hexdigest()
+
+
+def make_start(folder: Path, task: Task | GivenTask, seed: int, evaluation: Path) -> None:
+    """Write `data/`, and for a [`Task`] `model/`, into `folder`, unless they are there already."""
+    key_file, key = folder / "key.txt", start_key(task, seed, evaluation)
     if key_file.exists() and key_file.read_text() == key:
         return
     key_file.unlink(missing_ok=True)
+    if isinstance(task, GivenTask):
+        choose_solvable(folder, task, evaluation)
+    else:
+        warm_up_model(folder, task, seed)
+    key_file.write_text(key)  # last: a start that was interrupted does not count
+
+
+def warm_up_model(folder: Path, task: Task, seed: int) -> None:
+    """A new model, trained on a family's problems until it solves some of them."""
     train, test = make_problems(task.family, seed, task.train, task.test)
     write_problems(folder / "data", train, test)
     torch.manual_seed(seed)
@@ -42,39 +60,37 @@ def make_start(folder: Path, task: Task, seed: int) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = make_model(tokenizer, ARCHITECTURES[task.architecture], **task.sizes).to(device)
     input_ids, labels = encode(tokenizer, train)
-    warm_up(model, input_ids.to(device), labels.to(device), target=task.start_success)
+    warm_up(model, input_ids.to(device), labels.to(device), task.start_success, task.warm_up_rate)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    key_file.write_text(key)  # last: a warm-up that was interrupted does not count
 
 
 def choose_solvable(folder: Path, task: GivenTask, evaluation: Path) -> None:
     """
-    Write `data/` into `folder`: of the first `task.candidates` training problems those of which the model gets some but
-    not all samples right, and the first `task.test` test problems. Both keep their order.
+    Of the first `task.candidates` training problems those of which the model gets some but not all samples right, and
+    the first `task.test` test problems. Both keep their order.
     """
-    data = folder / "data"
-    if (data / "train.jsonl").exists():
-        return
     lines = {
         split: (Path(task.dataset) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
         for split, count in (("train", task.candidates), ("test", task.test))
     }
-    data.mkdir(parents=True, exist_ok=True)
+    (folder / "data").mkdir(parents=True, exist_ok=True)
     candidates = folder / "candidates.jsonl"
     candidates.write_text("\n".join(lines["train"]) + "\n", encoding="utf-8")
     flags = {"model": task.model, "benchmarks": f"candidates={candidates}", "n": task.samples, "k": task.samples}
-    call_script(evaluate.main, evaluation, flags | {"output": folder / "samples"} | task.prompt)
+    call_script(evaluate.main, evaluation, flags | {"output": folder / "samples", "overwrite": True} | task.prompt)
     right: Counter[int] = Counter()
     for line in (folder / "samples" / "samples.jsonl").read_text(encoding="utf-8").splitlines():
         sample = json.loads(line)
         right[sample["index"]] += sample["reward"] == 1
+    if right.keys() != set(range(len(lines["train"]))):  # a row was left out, and those behind it have moved up
+        raise ValueError(f"{task.dataset}: some of the first {len(lines['train'])} rows cannot be used; remove them.")
     kept = [line for index, line in enumerate(lines["train"]) if 0 < right[index] < task.samples]
     if not kept:
         raise ValueError(f"{task.model} solves none of {len(lines['train'])} problems sometimes; try more of them.")
     print(f"Of {len(lines['train'])} problems {len(kept)} are solved sometimes.")
-    (data / "test.jsonl").write_text("\n".join(lines["test"]) + "\n", encoding="utf-8")
-    (data / "train.jsonl").write_text("\n".join(kept) + "\n", encoding="utf-8")  # last: it says that all is there
+    for split, rows in (("train", kept), ("test", lines["test"])):
+        (folder / "data" / f"{split}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def call_script(main: Callable[[], None], config: Path, flags: Mapping[str, Any]) -> None:

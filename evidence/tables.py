@@ -7,13 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from evidence.results import DEFAULTS
 from troll_trl.evaluation.statistics import Estimate, estimate
 from troll_trl.report.series import t_quantile
 
 Record = dict[str, Any]
 RESAMPLES = 10_000
-DEFAULTS = {"steps_per_generation": 8, "kl_bound": 0.05, "regression_coef": 1.0, "support_size": 64}
 STALENESS = (1, 2, 4, 8, 16, 32)  # updates per rollout batch
+ESTIMATORS = {
+    "GRPO": "architectures",
+    "Dr.GRPO (its loss, advantages not divided)": "dr-grpo",
+    "GSPO (ratio of a completion, `grpo` loss)": "gspo",
+    "RLOO (ratio of a completion)": "rloo",
+}
 METHODS = ("troll", "clip", "clip-higher", "none", "cispo", "sapo")
 
 
@@ -26,17 +32,20 @@ class Cell:
     def __bool__(self) -> bool:
         return bool(self.records)
 
-    def values(self, key: str) -> np.ndarray:
-        """`(seeds,)`, without those of runs that failed or did not log it."""
-        return np.array([record[key] for record in self.records if record.get(key) is not None], dtype=float)
-
     def by_seed(self, key: str) -> dict[int, float]:
-        return {record["seed"]: record[key] for record in self.records if record.get(key) is not None}
+        """Of the runs that logged it; one that failed has a success and an area of 0."""
+        failed = {"success": 0.0, "area": 0.0}
+        values = {r["seed"]: (failed if "error" in r else r).get(key) for r in self.records}
+        return {seed: value for seed, value in values.items() if value is not None}
+
+    def values(self, key: str) -> np.ndarray:
+        """`(seeds,)`, as [`by_seed`]."""
+        return np.array(list(self.by_seed(key).values()), dtype=float)
 
     @property
     def collapses(self) -> int:
-        """Runs that failed or ended below their start."""
-        return sum("error" in record or record["success"] < record["start"] for record in self.records)
+        """Runs that failed, or whose curve ends below its start."""
+        return sum("error" in record or record["curve"][-1][1] < record["start"] for record in self.records)
 
 
 def select(records: Iterable[Record], study: str, task: str, method: str, **varied: Any) -> Cell:
@@ -48,6 +57,12 @@ def select(records: Iterable[Record], study: str, task: str, method: str, **vari
         if study in record["studies"] and (record["task"], record["method"]) == (task, method) and same:
             chosen.append(record)
     return Cell(chosen)
+
+
+def at_staleness(records: Sequence[Record], task: str, method: str, updates: int) -> Cell:
+    """The runs of so many updates per rollout batch; the default's are in the headline."""
+    study = "headline" if updates == DEFAULTS["steps_per_generation"] else "staleness"
+    return select(records, study, task, method, steps_per_generation=updates)
 
 
 def difference(cell: Cell, other: Cell, key: str = "success") -> tuple[Estimate, float]:
@@ -69,12 +84,9 @@ def _pairs(cell: Cell, other: Cell, key: str) -> np.ndarray:
 
 
 def _paired(groups: Sequence[np.ndarray]) -> tuple[Estimate, float]:
-    values = np.concatenate(groups)
-    signs = np.random.default_rng(0).choice([-1, 1], size=(2**16, len(values)))
-    if len(values) <= 16:
-        signs = np.array(list(product([-1, 1], repeat=len(values))))
-    means = np.abs((signs * values).mean(1))
-    p_value = float(np.mean(means >= abs(values.mean()) - 1e-12))
+    values = np.concatenate([group / len(group) for group in groups])  # every task has the same weight
+    signs = np.array(list(product([-1, 1], repeat=len(values))))  # 2¹⁵ for three tasks of five seeds
+    p_value = float(np.mean(np.abs(signs @ values) >= abs(values.sum()) - 1e-12))
     return estimate([group[:, None] for group in groups], RESAMPLES, seed=0)[0], p_value
 
 
@@ -97,6 +109,12 @@ def percent(value: Estimate) -> str:
     return f"{100 * value.value:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
 
 
+def success(cell: Cell) -> str:
+    """Mean, its interval, and in brackets where one more seed should fall."""
+    low, high = next_run(cell)
+    return f"{percent(mean(cell, 'success'))} ({100 * low:.0f}–{100 * high:.0f})"
+
+
 def signed(value: Estimate, p_value: float) -> str:
     return f"{100 * value.value:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}], p = {p_value:.2g}"
 
@@ -116,11 +134,10 @@ def _number(cell: Cell, key: str, form: str, combine: Callable[[np.ndarray], flo
 
 def tuning(records: Sequence[Record]) -> str:
     """Area under the curve of each method at each learning rate; the best one is bold."""
-    tasks, rates = tasks_of(records, "tuning"), sorted({r["varied"]["learning_rate"] for r in _of(records, "tuning")})
-    rows = []
-    for task, method in product(tasks, METHODS):
+    rates, rows = rates_of(records, "tuning"), []
+    for task, method in product(tasks_of(records, "tuning"), methods_of(records, "tuning")):
         cells = [select(records, "tuning", task, method, learning_rate=rate) for rate in rates]
-        areas = [cell.values("area").sum() / len(cell.records) for cell in cells]
+        areas = [cell.values("area").mean() for cell in cells]
         texts = [f"{100 * area:.1f}" for area in areas]
         best = areas.index(max(areas))
         texts[best] = f"**{texts[best]}**"
@@ -130,11 +147,9 @@ def tuning(records: Sequence[Record]) -> str:
 
 def comparison(records: Sequence[Record], study: str) -> str:
     """Every method on every task against clip."""
-    methods = [m for m in METHODS if any(r["method"] == m for r in _of(records, study))]
     rows = []
-    for task, method in product(tasks_of(records, study), methods):
+    for task, method in product(tasks_of(records, study), methods_of(records, study)):
         cell, clip = (select(records, study, task, m) for m in (method, "clip"))
-        low, high = next_run(cell)
         rate = {record["varied"]["learning_rate"] for record in cell.records}
         rows.append(
             [
@@ -142,15 +157,14 @@ def comparison(records: Sequence[Record], study: str) -> str:
                 method,
                 "/".join(f"{r:g}" for r in sorted(rate)),
                 _number(cell, "start", ".1%"),
-                percent(mean(cell, "success")),
-                f"{100 * low:.0f} to {100 * high:.0f}",
+                success(cell),
                 "" if method == "clip" else signed(*difference(cell, clip)),
                 percent(mean(cell, "area")),
                 _number(cell, "entropy", ".2f"),
                 f"{cell.collapses} of {len(cell.records)}",
             ]
         )
-    header = ["task", "method", "rate", "start", "success %", "one more seed", "less clip, points", "area %", "entropy"]
+    header = ["task", "method", "rate", "start", "success %", "less clip, points", "area %", "entropy"]
     return markdown([*header, "collapsed"], rows)
 
 
@@ -163,22 +177,20 @@ def pooled(records: Sequence[Record], studies: Sequence[str]) -> str:
         if all(other for _, other in pairs):
             texts = [signed(*pooled_difference(pairs, key)) for key in ("success", "area")]
             rows.append([study, method, str(sum(len(cell.records) for cell, _ in pairs)), *texts])
-    return markdown(["study", "TROLL less", "pairs", "success, points", "area, points"], rows)
+    return markdown(["study", "TROLL less", "seeds", "success, points", "area, points"], rows)
 
 
 def staleness(records: Sequence[Record]) -> str:
     """Success against updates per rollout batch; 8 is in the headline."""
     (task,) = tasks_of(records, "staleness")
-    methods = [m for m in METHODS if any(r["method"] == m for r in _of(records, "staleness"))]
-    rows = []
+    methods, rows = methods_of(records, "staleness"), []
     for updates in STALENESS:
-        study = "headline" if updates == 8 else "staleness"
-        cells = {m: select(records, study, task, m, steps_per_generation=updates) for m in methods}
+        cells = {m: at_staleness(records, task, m, updates) for m in methods}
         troll = cells["troll"]
         rows.append(
             [
                 str(updates),
-                *(percent(mean(cell, "success")) for cell in cells.values()),
+                *(success(cell) for cell in cells.values()),
                 signed(*difference(troll, cells["clip"])),
                 signed(*difference(troll, cells["none"])),
                 _number(troll, "projected_fraction", ".1%"),
@@ -212,7 +224,7 @@ def options(records: Sequence[Record]) -> str:
 def _option_row(label: str, cell: Cell, default: Cell | None) -> list[str]:
     return [
         label,
-        percent(mean(cell, "success")),
+        success(cell),
         "" if default is None else signed(*difference(cell, default)),
         _number(cell, "projected_fraction", ".1%"),
         _number(cell, "policy_kl_max", ".2g", np.max),
@@ -227,7 +239,7 @@ def drift(records: Sequence[Record]) -> str:
     troll = select(records, "headline", task, "troll")
     rows = [_drift_row("troll, before the projection", troll, "policy_kl_max")]
     rows.append(_drift_row("troll, after it", troll, "kl_max"))
-    for method in ("clip-measured", "clip-higher-measured", "none-measured"):
+    for method in ("clip-measured", "none-measured"):
         cell = select(records, "drift", task, method)
         rows.append(_drift_row(method.removesuffix("-measured"), cell, "policy_kl_max"))
     return markdown(["method", "largest KL of a run: smallest, median, largest over seeds", "success %"], rows)
@@ -235,34 +247,30 @@ def drift(records: Sequence[Record]) -> str:
 
 def _drift_row(label: str, cell: Cell, key: str) -> list[str]:
     low, middle, high = np.quantile(cell.values(key), [0, 0.5, 1])
-    return [label, f"{low:.3g}, {middle:.3g}, {high:.3g}", percent(mean(cell, "success"))]
+    return [label, f"{low:.3g}, {middle:.3g}, {high:.3g}", success(cell)]
 
 
 def estimators(records: Sequence[Record]) -> str:
     """TROLL against clip with other estimators, and with another architecture."""
-    (task,) = tasks_of(records, "estimators")
-    cells = [("GRPO (dapo loss)", [select(records, "headline", task, m) for m in METHODS[:2]])]
-    for label, varied in (
-        ("Dr.GRPO", {"loss_type": "dr_grpo"}),
-        ("GSPO (ratio of a completion)", {"importance_sampling_level": "sequence"}),
-        ("RLOO", {"algorithm": "rloo"}),
-    ):
-        cells.append((label, [select(records, "estimators", task, m, **varied) for m in METHODS[:2]]))
-    for other in tasks_of(records, "architectures"):
-        pair = [select(records, "architectures", other, m) for m in METHODS[:2]]
-        rate = pair[0].records[0]["varied"]["learning_rate"]
-        cells.append((f"{other}, GRPO, rate {rate:g}", pair))
-    rows = [
-        [label, percent(mean(troll, "success")), percent(mean(clip, "success")), signed(*difference(troll, clip))]
-        for label, (troll, clip) in cells
-    ]
-    return markdown(["", "troll %", "clip %", "TROLL less clip, points"], rows)
+    rows = []
+    for label, study in ESTIMATORS.items():
+        for task in tasks_of(records, study):
+            settings = {k: v for k, v in _of(records, study)[0]["varied"].items() if k != "learning_rate"}
+            cells = {name: select(records, study, task, name, **settings) for name in ("troll", "clip", "clip-gspo")}
+            cells = {name: cell for name, cell in cells.items() if cell}
+            for name, cell in cells.items():
+                less = "" if name == "troll" else signed(*difference(cells["troll"], cell))
+                acts = _number(cell, "projected_fraction" if name == "troll" else "clip_fraction", ".1%")
+                rows.append([label, task, name, success(cell), less, acts])
+    return markdown(
+        ["estimator", "task", "method", "success %", "TROLL less this, points", "projected or clipped"], rows
+    )
 
 
 def cost(records: Sequence[Record]) -> str:
     """Seconds per update against clip's, paired by seed."""
     rows = []
-    for task, method in product(tasks_of(records, "headline"), METHODS):
+    for task, method in product(tasks_of(records, "headline"), methods_of(records, "headline")):
         cell, clip = (select(records, "headline", task, m).by_seed("seconds_per_update") for m in (method, "clip"))
         ratios = np.array([cell[seed] / clip[seed] for seed in sorted(cell.keys() & clip.keys())])
         rows.append([task, method, f"{np.median(ratios):.2f} ({ratios.min():.2f}–{ratios.max():.2f})"])
@@ -280,6 +288,15 @@ def failures(records: Sequence[Record]) -> str:
 
 def _of(records: Iterable[Record], study: str) -> list[Record]:
     return [record for record in records if study in record["studies"]]
+
+
+def methods_of(records: Iterable[Record], study: str) -> list[str]:
+    of_study = {record["method"] for record in _of(records, study)}
+    return [method for method in METHODS if method in of_study]
+
+
+def rates_of(records: Iterable[Record], study: str) -> list[float]:
+    return sorted({record["varied"]["learning_rate"] for record in _of(records, study)})
 
 
 def tasks_of(records: Iterable[Record], study: str) -> list[str]:

@@ -130,10 +130,14 @@ def encode(tokenizer: PreTrainedTokenizerFast, problems: list[dict[str, str]]) -
 
 
 def warm_up(
-    model: PreTrainedModel, input_ids: torch.Tensor, labels: torch.Tensor, target: float = WARM_UP_SUCCESS
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    labels: torch.Tensor,
+    target: float = WARM_UP_SUCCESS,
+    learning_rate: float = 4e-3,
 ) -> None:
     """Supervised training until a sampled answer is right with probability `target`, on average."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.05, total_iters=20)
     success = 0.0
     for step in range(1, MAX_WARM_UP_STEPS + 1):

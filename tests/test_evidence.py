@@ -28,6 +28,7 @@ from evidence import report, tables
 from evidence.grid import GivenTask, Run, Task, read_grid, tuned_rates
 from evidence.problems import FAMILIES, make_problems
 from evidence.results import read_records, run_of
+from evidence.starts import make_start
 from evidence.variants import FillTrainer, MeasuredClipTrainer, fill_rest
 
 EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
@@ -253,8 +254,13 @@ def test_an_interval_for_one_more_seed_holds_95_of_100():
 
 
 def test_a_run_that_failed_or_ended_below_its_start_collapsed():
-    runs = tables.Cell([{"seed": 0, "success": 0.2, "start": 0.3}, {"seed": 1, "error": "x"}, *cell(0.4).records])
+    done = [
+        {"seed": seed, "success": 0.4, "start": 0.3, "curve": [[0, 0.3], [8, end]]}
+        for seed, end in ((0, 0.2), (2, 0.4))
+    ]
+    runs = tables.Cell([*done, {"seed": 1, "error": "x"}])
     assert runs.collapses == 2
+    assert runs.by_seed("success") == {0: 0.4, 1: 0.0, 2: 0.4}
 
 
 # -- What was run -----------------------------------------------------------------------------------------------------
@@ -280,7 +286,7 @@ def test_readme_holds_the_tables_of_the_results(records):
 
 # -- The runner -------------------------------------------------------------------------------------------------------
 
-TASK = {"family": "sorting", "architecture": "llama", "start_success": 0.02, "train": 600, "test": 64}
+TASK = {"family": "sorting", "architecture": "llama", "start_success": 0.2, "train": 2048, "test": 64}
 SMALL = {"max_completion_length": 12, "max_steps": 4, "steps_per_generation": 2, "per_device_train_batch_size": 16}
 
 
@@ -333,6 +339,33 @@ def test_a_study_is_run_resumed_and_repeated_with_other_seeds(tmp_path, run_stud
     content["tasks"]["sorting"]["settings"]["max_grad_norm"] = 0.5
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
     assert "sorting/troll/learning_rate=0.0001/seed7: done" in run_study("--only", "sorting/troll/", "--seeds", "7")
+
+
+@pytest.mark.slow
+def test_a_given_model_trains_on_what_it_solves_sometimes(tmp_path, run_study):
+    start = tmp_path / "start"
+    make_start(start, Task(**TASK, settings={}), 0, EVIDENCE / "eval-cpu.yaml")
+    given = {"model": str(start / "model"), "dataset": str(start / "data"), "candidates": 40, "samples": 4, "test": 16}
+    study = {"tasks": ["given"], "methods": ["troll"], "seeds": [0], "vary": [{"learning_rate": [1e-4]}]}
+    content = {
+        "training": str(EVIDENCE / "train-cpu.yaml"),
+        "evaluation": str(EVIDENCE / "eval-cpu.yaml"),
+        "tuning": "tuning",
+        "tasks": {"given": given | {"settings": SMALL | {"eval_steps": 2}}},
+        "methods": {"troll": {}},
+        "studies": {"tuning": study},
+    }
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
+    assert run_study().splitlines()[-2] == "1 runs, 0 of them failed."
+    kept = (tmp_path / "out" / "starts" / "given" / "data" / "train.jsonl").read_text().splitlines()
+    samples = tmp_path / "out" / "starts" / "given" / "samples" / "samples.jsonl"
+    right = {}
+    for sample in map(json.loads, samples.read_text().splitlines()):
+        right.setdefault(sample["gold"], []).append(sample["reward"])
+    sometimes = [gold for gold, rewards in right.items() if len(rewards) == 4 and 0 < sum(rewards) < 4]
+    assert 0 < len(kept) < 40 and [json.loads(line)["answer"] for line in kept] == sometimes
+    test = (start / "data" / "test.jsonl").read_text().splitlines()
+    assert (tmp_path / "out" / "starts" / "given" / "data" / "test.jsonl").read_text().splitlines() == test[:16]
 
 
 @pytest.fixture
