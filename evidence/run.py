@@ -138,7 +138,11 @@ class Runner:
         except BaseException as error:  # SystemExit too: it is in the results, and not lost in a log
             if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 130:  # interrupted
                 raise
-            record = describe(run) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+            last_line = (
+                (folder / "log.txt").read_text().rstrip().rpartition("\n")[2]
+            )  # the scripts say there what is wrong
+            error_text = f"{type(error).__name__}: {error}; {last_line}"
+            record = describe(run) | {"status": "failed", "error": error_text}
             traceback.print_exc()
         shutil.rmtree(folder / "eval", ignore_errors=True)
         for weights in folder.glob("*.safetensors"):

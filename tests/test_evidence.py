@@ -14,9 +14,8 @@ import pytest
 import scipy.stats
 import torch
 import yaml
-from tiny import tiny_model
 from trl import GRPOConfig, GRPOTrainer
-from trl_comparison import assert_same_movement, logged, make_trainer, weights, weights_of
+from trl_comparison import assert_same_movement, logged, make_trainer, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.evaluation import parse_evaluation_args
@@ -88,7 +87,7 @@ def test_headline_compares_the_same_seeds_five_at_least():
 
 def test_a_run_of_two_studies_is_run_once():
     grid = read_grid(EVIDENCE / "cpu.yaml")
-    rates = dict.fromkeys(product(grid.tasks, grid.methods), 0.0004)
+    rates = dict.fromkeys(product(grid.tasks, grid.methods), 2e-4)
     both = [run for run, studies in grid.all_runs(rates).items() if {"headline", "equal-rate"} <= set(studies)]
     assert len(both) == len(grid.runs("headline", rates))
 
@@ -183,19 +182,19 @@ def test_fill_keeps_unused_slots_out():
 
 
 def test_fill_is_troll_where_every_token_is_kept(tmp_path):
-    start = weights_of(tiny_model())
-    options = {"support_size": 64, "tail_mass": 0.0}
+    options = {"support_size": 100, "tail_mass": 0.0, "learning_rate": 2e-2}
     troll = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
-    fill = make_trainer(FillTrainer, TrollGRPOConfig, tmp_path, **options)
-    assert troll.model.config.vocab_size == 64
+    start = weights(troll)
+    assert troll.model.config.vocab_size == 100
     troll.train()
+    fill = make_trainer(FillTrainer, TrollGRPOConfig, tmp_path, **options)
     fill.train()
     assert max(logged(troll, "troll/projected_fraction")) > 0.1
     assert_same_movement(start, weights(troll), weights(fill))
 
 
 def test_fill_differs_where_tokens_are_left_out_and_keeps_the_bound(tmp_path):
-    fill = make_trainer(FillTrainer, TrollGRPOConfig, tmp_path, support_size=4)
+    fill = make_trainer(FillTrainer, TrollGRPOConfig, tmp_path, support_size=4, learning_rate=2e-2)
     fill.train()
     assert max(logged(fill, "troll/rest_mass_mean")) < 1e-11
     assert max(logged(fill, "troll/kl_max")) <= 0.05 * 1.001
@@ -204,8 +203,9 @@ def test_fill_differs_where_tokens_are_left_out_and_keeps_the_bound(tmp_path):
 
 @pytest.mark.parametrize("options", [{"epsilon": 0.2}, {"epsilon": 0.1, "epsilon_high": 0.28}])
 def test_measured_clip_is_trls_clip(tmp_path, options):
-    start = weights_of(tiny_model())
+    options |= {"learning_rate": 2e-2}
     clip = make_trainer(GRPOTrainer, GRPOConfig, tmp_path, **options)
+    start = weights(clip)
     clip.train()
     assert max(logged(clip, "clip_ratio/region_mean")) > 0.05
     measured = make_trainer(MeasuredClipTrainer, TrollGRPOConfig, tmp_path, **options)
@@ -361,9 +361,10 @@ def test_a_given_model_trains_on_what_it_solves_sometimes(tmp_path, run_study):
     samples = tmp_path / "out" / "starts" / "given" / "samples" / "samples.jsonl"
     right = {}
     for sample in map(json.loads, samples.read_text().splitlines()):
-        right.setdefault(sample["gold"], []).append(sample["reward"])
-    sometimes = [gold for gold, rewards in right.items() if len(rewards) == 4 and 0 < sum(rewards) < 4]
-    assert 0 < len(kept) < 40 and [json.loads(line)["answer"] for line in kept] == sometimes
+        right.setdefault(sample["index"], []).append(sample["reward"])
+    candidates = (start / "data" / "train.jsonl").read_text().splitlines()
+    assert 0 < len(kept) < 40
+    assert kept == [candidates[index] for index in sorted(right) if 0 < sum(right[index]) < 4 == len(right[index])]
     test = (start / "data" / "test.jsonl").read_text().splitlines()
     assert (tmp_path / "out" / "starts" / "given" / "data" / "test.jsonl").read_text().splitlines() == test[:16]
 
