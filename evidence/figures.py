@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 from evidence.tables import STALENESS, Record, at_staleness, mean, methods_of, rates_of, select, tasks_of
 
 # Told apart without colours as well
-STYLES = {
+STYLES: dict[str, dict[str, Any]] = {
     "troll": {"color": "C0", "marker": "o", "linestyle": "-", "linewidth": 2.2},
     "clip": {"color": "C3", "marker": "s", "linestyle": "-"},
     "clip-higher": {"color": "C1", "marker": "^", "linestyle": "--"},

@@ -36,12 +36,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 # On a CPU the libraries are loaded once, and every run is a fork of this process: to load them takes as long as half a
 # run. A fork cannot use a GPU that its parent has asked after.
-_PROCESSES = get_context("spawn" if torch.cuda.is_available() else "fork")
+_PROCESSES: Any = get_context("spawn" if torch.cuda.is_available() else "fork")
 
 
 def run_all(jobs: Iterable[tuple[str, Callable[[], None]]], workers: int, log_of: Callable[[str], Path]) -> list[str]:
     """Run named jobs in processes of their own, `workers` at a time; the names of those that failed."""
-    waiting, running, failed = list(jobs), {}, []
+    waiting, failed = list(jobs), []
+    running: dict[Any, tuple[str, Any, set[int]]] = {}  # by what the end of a process makes ready
     total, start = len(waiting), time.monotonic()
     cores = sorted(os.sched_getaffinity(0))
     shares = [set(cores[place::workers]) or set(cores) for place in range(workers)]

@@ -27,6 +27,7 @@ ARCHITECTURES = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 
 def start_key(task: Task | GivenTask, seed: int, evaluation: Path) -> str:
     """A digest of what a start depends on, libraries included."""
+    of_task: tuple[Any, ...]
     versions = [library.__version__ for library in (torch, transformers, tokenizers)]
     if isinstance(task, GivenTask):
         sources = [evaluation, *(Path(task.dataset) / f"{split}.jsonl" for split in ("train", "test"))]

@@ -173,7 +173,8 @@ def pooled(records: Sequence[Record], studies: Sequence[str]) -> str:
     rows = []
     for study, method in product(studies, METHODS[1:]):
         tasks = tasks_of(records, study)
-        pairs = [tuple(select(records, study, task, name) for name in ("troll", method)) for task in tasks]
+        cells = [[select(records, study, task, name) for name in ("troll", method)] for task in tasks]
+        pairs = [(ours, other) for ours, other in cells]
         if all(other for _, other in pairs):
             texts = [signed(*pooled_difference(pairs, key)) for key in ("success", "area")]
             rows.append([study, method, str(sum(len(cell.records) for cell, _ in pairs)), *texts])
