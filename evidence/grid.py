@@ -40,10 +40,6 @@ class Task:
     sizes: dict[str, int] = field(default_factory=dict)
     warm_up_rate: float = 4e-3
 
-    @property
-    def prompt(self) -> dict[str, Any]:
-        return _prompt(self.settings)
-
 
 @dataclass(frozen=True)
 class GivenTask:
@@ -72,15 +68,16 @@ class GivenTask:
     test: int
     settings: dict[str, Any]
 
-    @property
-    def prompt(self) -> dict[str, Any]:
-        return _prompt(self.settings)
 
-
-def _prompt(settings: Mapping[str, Any]) -> dict[str, Any]:
+def prompt_of(task: Task | GivenTask) -> dict[str, Any]:
     """What scripts/evaluate.py must share with the training."""
-    shared = {key: settings[key] for key in ("instruction", "system_prompt") if key in settings}
-    return {"max_new_tokens": settings["max_completion_length"], **shared}
+    shared = {key: value for key, value in task.settings.items() if key in ("instruction", "system_prompt")}
+    return {"max_new_tokens": task.settings["max_completion_length"], **shared}
+
+
+def content_of(file: Path) -> list[dict[str, Any]]:
+    """What a YAML file says, and those it is based on; comments left out."""
+    return [layer for _, layer in read_layers(file)]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ _HELD_OUT = "eval_rewards/math_accuracy_reward/mean"
 
 def make_record(run: Run, folder: Path) -> dict[str, Any]:
     """
-    The record of a finished run.
+    The record of a finished run. That of a run that failed has its `error` in place of what follows the seed.
 
     Returns:
         `dict`: `task`, `method`, `varied`, `seed`; `curve`, pairs of updates and held-out success (one sample of each
@@ -33,7 +33,6 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
     steps, heights = np.array(curve).T
     return {
         **describe(run),
-        "status": "done",
         "curve": curve,
         "area": float(np.trapezoid(heights, steps) / (steps[-1] - steps[0])),
         "start": curve[0][1],

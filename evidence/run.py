@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from evidence.grid import GivenTask, Grid, Run, read_grid, tuned_rates
+from evidence.grid import GivenTask, Grid, Run, content_of, prompt_of, read_grid, tuned_rates
 from evidence.results import RESULT, describe, make_record, read_records, run_of, write_records
 from evidence.starts import call_script, make_start, start_key
 from evidence.variants import VARIANTS
@@ -39,9 +39,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 _PROCESSES: Any = get_context("spawn" if torch.cuda.is_available() else "fork")
 
 
-def run_all(jobs: Iterable[tuple[str, Callable[[], None]]], workers: int, log_of: Callable[[str], Path]) -> list[str]:
-    """Run named jobs in processes of their own, `workers` at a time; the names of those that failed."""
-    waiting, failed = list(jobs), []
+def run_all(jobs: Iterable[tuple[str, Callable[[], None]]], workers: int, log_of: Callable[[str], Path]) -> None:
+    """Run named jobs in processes of their own, `workers` at a time, and say how each ended."""
+    waiting = list(jobs)
     running: dict[Any, tuple[str, Any, set[int]]] = {}  # by what the end of a process makes ready
     total, start = len(waiting), time.monotonic()
     cores = sorted(os.sched_getaffinity(0))
@@ -57,12 +57,9 @@ def run_all(jobs: Iterable[tuple[str, Callable[[], None]]], workers: int, log_of
             name, process, share = running.pop(sentinel)
             shares.append(share)
             process.join()
-            if process.exitcode != 0:
-                failed.append(name)
             done = total - len(waiting) - len(running)
             state = "failed, see " + str(log_of(name)) if process.exitcode else "done"
             print(f"[{done}/{total}, {(time.monotonic() - start) / 60:.1f} min] {name}: {state}", flush=True)
-    return failed
 
 
 def _run_job(job: Callable[[], None], log: Path, cores: set[int]) -> None:
@@ -102,12 +99,12 @@ class Runner:
         run_all(jobs, self.workers, lambda name: self.folder / "runs" / name / "log.txt")
         for run in waiting:
             if self.record(run) is None:
-                self._write(run, describe(run) | {"status": "failed", "error": "the process was killed"})
+                self._write(run, describe(run) | {"error": "the process was killed"})
 
     def _identity(self, run: Run) -> str:
         """A digest of all that decides what a run does, but for the code of the package."""
         task, method, grid = self.grid.tasks[run.task], self.grid.methods[run.method], self.grid
-        files = [path.read_text() for path in (grid.training, grid.evaluation)]
+        files = [content_of(path) for path in (grid.training, grid.evaluation)]
         key = start_key(task, run.seed, grid.evaluation)
         return hashlib.sha256(repr((task, method, run, files, key)).encode()).hexdigest()
 
@@ -134,16 +131,13 @@ class Runner:
             os.chdir(folder)
             benchmark = f"held-out={start / 'data' / 'test.jsonl'}"
             flags = {"model": ".", "benchmarks": benchmark, "output": "eval", "overwrite": True}
-            call_script(evaluate.main, self.grid.evaluation, flags | task.prompt)
+            call_script(evaluate.main, self.grid.evaluation, flags | prompt_of(task))
             record = make_record(run, folder)
         except BaseException as error:  # SystemExit too: it is in the results, and not lost in a log
             if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 130:  # interrupted
                 raise
-            last_line = (
-                (folder / "log.txt").read_text().rstrip().rpartition("\n")[2]
-            )  # the scripts say there what is wrong
-            error_text = f"{type(error).__name__}: {error}; {last_line}"
-            record = describe(run) | {"status": "failed", "error": error_text}
+            said = (folder / "log.txt").read_text().rstrip().rpartition("\n")[2]  # by the script, before it left
+            record = describe(run) | {"error": f"{type(error).__name__}: {error}; {said}"}
             traceback.print_exc()
         shutil.rmtree(folder / "eval", ignore_errors=True)
         for weights in folder.glob("*.safetensors"):

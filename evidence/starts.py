@@ -17,7 +17,7 @@ import torch
 import transformers
 from transformers import LlamaConfig, Qwen3Config
 
-from evidence.grid import GivenTask, Task
+from evidence.grid import GivenTask, Task, content_of, prompt_of
 from evidence.problems import PHRASES, make_problems
 from scripts import evaluate
 from scripts.quickstart import encode, make_model, make_tokenizer, warm_up, write_problems
@@ -30,8 +30,8 @@ def start_key(task: Task | GivenTask, seed: int, evaluation: Path) -> str:
     of_task: tuple[Any, ...]
     versions = [library.__version__ for library in (torch, transformers, tokenizers)]
     if isinstance(task, GivenTask):
-        sources = [evaluation, *(Path(task.dataset) / f"{split}.jsonl" for split in ("train", "test"))]
-        of_task = task, [path.read_text(encoding="utf-8") for path in sources if path.exists()]
+        sources = [Path(task.dataset) / f"{split}.jsonl" for split in ("train", "test")]
+        of_task = task, content_of(evaluation), [path.read_text(encoding="utf-8") for path in sources if path.exists()]
     else:
         spec = {name: value for name, value in asdict(task).items() if name != "settings"}
         sources = [Path(__file__).with_name("problems.py"), Path(warm_up.__code__.co_filename)]
@@ -79,7 +79,7 @@ def choose_solvable(folder: Path, task: GivenTask, evaluation: Path) -> None:
     candidates = folder / "candidates.jsonl"
     candidates.write_text("\n".join(lines["train"]) + "\n", encoding="utf-8")
     flags = {"model": task.model, "benchmarks": f"candidates={candidates}", "n": task.samples, "k": task.samples}
-    call_script(evaluate.main, evaluation, flags | {"output": folder / "samples", "overwrite": True} | task.prompt)
+    call_script(evaluate.main, evaluation, flags | {"output": folder / "samples", "overwrite": True} | prompt_of(task))
     right: Counter[int] = Counter()
     for line in (folder / "samples" / "samples.jsonl").read_text(encoding="utf-8").splitlines():
         sample = json.loads(line)

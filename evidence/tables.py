@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from evidence.grid import tuned_rates
 from evidence.results import DEFAULTS
 from troll_trl.evaluation.statistics import Estimate, estimate
 from troll_trl.report.series import t_quantile
@@ -133,15 +134,14 @@ def _number(cell: Cell, key: str, form: str, combine: Callable[[np.ndarray], flo
 
 
 def tuning(records: Sequence[Record]) -> str:
-    """Area under the curve of each method at each learning rate; the best one is bold."""
-    rates, rows = rates_of(records, "tuning"), []
+    """Area under the curve of each method at each learning rate; the one that is taken is bold."""
+    rates, taken, rows = rates_of(records, "tuning"), tuned_rates(records, "tuning"), []
     for task, method in product(tasks_of(records, "tuning"), methods_of(records, "tuning")):
         cells = [select(records, "tuning", task, method, learning_rate=rate) for rate in rates]
-        areas = [cell.values("area").mean() for cell in cells]
-        texts = [f"{100 * area:.1f}" for area in areas]
-        best = areas.index(max(areas))
-        texts[best] = f"**{texts[best]}**"
-        rows.append([task, method, *texts])
+        areas = [f"{100 * cell.values('area').mean():.1f}" for cell in cells]
+        best = rates.index(taken[task, method])
+        areas[best] = f"**{areas[best]}**"
+        rows.append([task, method, *areas])
     return markdown(["task", "method", *(f"{rate:g}" for rate in rates)], rows)
 
 
@@ -173,8 +173,7 @@ def pooled(records: Sequence[Record], studies: Sequence[str]) -> str:
     rows = []
     for study, method in product(studies, METHODS[1:]):
         tasks = tasks_of(records, study)
-        cells = [[select(records, study, task, name) for name in ("troll", method)] for task in tasks]
-        pairs = [(ours, other) for ours, other in cells]
+        pairs = [(select(records, study, task, "troll"), select(records, study, task, method)) for task in tasks]
         if all(other for _, other in pairs):
             texts = [signed(*pooled_difference(pairs, key)) for key in ("success", "area")]
             rows.append([study, method, str(sum(len(cell.records) for cell, _ in pairs)), *texts])
