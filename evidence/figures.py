@@ -1,6 +1,6 @@
 """The figures of the study, from the records of its runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evidence.tables import STALENESS, Record, at_staleness, mean, methods_of, rates_of, select, tasks_of
+from evidence.tables import STALENESS, Record, at_staleness, mean, methods_of, rates_of, select, settings_of, tasks_of
 
 # Told apart without colours as well
 STYLES: dict[str, dict[str, Any]] = {
@@ -26,14 +26,14 @@ def _panels(tasks: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
     return figure, dict(zip(tasks, figure.subplots(1, len(tasks), squeeze=False)[0], strict=True))
 
 
-def draw_learning(records: Sequence[Record], file: Path) -> None:
+def draw_learning(records: Sequence[Record], study: str, file: Path) -> None:
     """Held-out success against updates, each method at its own learning rate: means over seeds."""
-    figure, panels = _panels(tasks_of(records, "headline"))
+    settings = settings_of(records, study)
+    figure, panels = _panels(tasks_of(records, study))
     for task, axes in panels.items():
-        for method in methods_of(records, "headline"):
-            curves = [
-                record["curve"] for record in select(records, "headline", task, method).records if "curve" in record
-            ]
+        for method in methods_of(records, study):
+            cell = select(records, study, task, method, **settings)
+            curves = [record["curve"] for record in cell.records if "curve" in record]
             if curves:
                 steps, heights = np.array(curves).mean(0).T
                 axes.plot(steps, 100 * heights, label=method, markersize=5, **STYLES[method])
@@ -43,13 +43,13 @@ def draw_learning(records: Sequence[Record], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def draw_rates(records: Sequence[Record], file: Path) -> None:
+def draw_rates(records: Sequence[Record], study: str, file: Path) -> None:
     """Area under the curve against the learning rate, on the two seeds of the tuning."""
-    figure, panels = _panels(tasks_of(records, "tuning"))
-    rates = rates_of(records, "tuning")
+    figure, panels = _panels(tasks_of(records, study))
+    rates = rates_of(records, study)
     for task, axes in panels.items():
-        for method in methods_of(records, "tuning"):
-            cells = [select(records, "tuning", task, method, learning_rate=rate) for rate in rates]
+        for method in methods_of(records, study):
+            cells = [select(records, study, task, method, learning_rate=rate) for rate in rates]
             areas = [100 * cell.values("area").mean() for cell in cells]
             axes.plot(rates, areas, label=method, markersize=5, **STYLES[method])
         axes.set(title=task, xlabel="learning rate", ylabel="area under the curve, %", xscale="log")
@@ -60,12 +60,12 @@ def draw_rates(records: Sequence[Record], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def draw_staleness(records: Sequence[Record], file: Path) -> None:
+def draw_staleness(records: Sequence[Record], study: str, file: Path) -> None:
     """Success against updates per rollout batch: means over five seeds with their bootstrap intervals."""
-    (task,) = tasks_of(records, "staleness")
+    (task,) = tasks_of(records, study)
     figure, panels = _panels([task])
     axes = panels[task]
-    for index, method in enumerate(methods_of(records, "staleness")):
+    for index, method in enumerate(methods_of(records, study)):
         cells = [at_staleness(records, task, method, updates) for updates in STALENESS]
         values = [mean(cell, "success") for cell in cells]
         x = np.array(STALENESS) * 1.03 ** (index - 1)  # side by side
@@ -81,4 +81,10 @@ def draw_staleness(records: Sequence[Record], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-FIGURES = {"learning": draw_learning, "rates": draw_rates, "staleness": draw_staleness}
+# What draws it, and the study whose runs it is of
+FIGURES: dict[str, tuple[Callable[[Sequence[Record], str, Path], None], str]] = {
+    "learning": (draw_learning, "headline"),
+    "long": (draw_learning, "long"),
+    "rates": (draw_rates, "tuning"),
+    "staleness": (draw_staleness, "staleness"),
+}

@@ -1,7 +1,8 @@
-"""Three families of generated problems, each with a solution for the supervised warm-up, and a number as answer."""
+"""Four families of generated problems, each with a solution for the supervised warm-up, and a number as answer."""
 
 import random
 from collections.abc import Callable
+from itertools import accumulate
 
 # One token each: they stand in every problem or solution of a family
 PHRASES = ("What is ", "Solve ", "Sort ", "The product is ")
@@ -41,7 +42,24 @@ def sorting() -> list[dict[str, str]]:
     ]
 
 
-FAMILIES: dict[str, Callable[[], list[dict[str, str]]]] = {"sums": sums, "equations": equations, "sorting": sorting}
+def totals() -> list[dict[str, str]]:
+    """Eight digits added one after the other, in some fifty tokens: `Add 3 9 2 …` by `3+9=12 12+2=14 …`."""
+    digits = random.Random(0)
+    problems = []
+    for row in sorted({tuple(digits.randint(1, 9) for _ in range(8)) for _ in range(12_000)}):
+        sums = list(accumulate(row))
+        steps = [f"{a}+{b}={total}" for a, b, total in zip(sums, row[1:], sums[1:], strict=False)]
+        solution = f"{' '.join(steps)}\nAnswer: {sums[-1]}"
+        problems.append({"problem": f"Add {' '.join(map(str, row))}", "answer": str(sums[-1]), "solution": solution})
+    return problems
+
+
+FAMILIES: dict[str, Callable[[], list[dict[str, str]]]] = {
+    "sums": sums,
+    "equations": equations,
+    "sorting": sorting,
+    "totals": totals,
+}
 
 
 def make_problems(family: str, seed: int, train: int, test: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:

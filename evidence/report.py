@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evidence.results import read_records, run_of
-from evidence.tables import TABLES, Record
+from evidence.tables import TABLES, Record, tasks_of
 
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
@@ -52,8 +52,9 @@ def main() -> None:
     records = read_records(HERE / "results" / f"{options.grid.stem}.jsonl")
     README.write_text(fill_in(README.read_text(), options.grid.stem, records))
     (HERE / "figures").mkdir(exist_ok=True)
-    for name, draw in FIGURES.items():
-        draw(records, HERE / "figures" / f"{options.grid.stem}-{name}.png")
+    for name, (draw, study) in FIGURES.items():
+        if tasks_of(records, study):
+            draw(records, study, HERE / "figures" / f"{options.grid.stem}-{name}.png")
     write_pages(records, HERE.parent / "outputs" / "evidence" / options.grid.stem)
 
 

@@ -14,6 +14,7 @@ from troll_trl.report.series import t_quantile
 
 Record = dict[str, Any]
 RESAMPLES = 10_000
+MAX_EXACT = 16  # of more pairs, as many flips of signs are drawn as these have
 STALENESS = (1, 2, 4, 8, 16, 32)  # updates per rollout batch
 ESTIMATORS = {
     "GRPO": "architectures",
@@ -21,6 +22,17 @@ ESTIMATORS = {
     "GSPO (ratio of a completion, `grpo` loss)": "gspo",
     "RLOO (ratio of a completion)": "rloo",
 }
+SYMBOLS = {"kl_bound": "ε", "regression_coef": "α", "support_size": "K"}
+POOLED = (
+    "headline",
+    "more-seeds",
+    "headline + more-seeds",
+    "equal-rate",
+    "high-rate",
+    "highest-rate",
+    "long",
+    "long-equal-rate",
+)
 METHODS = ("troll", "clip", "clip-higher", "none", "cispo", "sapo")
 
 
@@ -69,7 +81,7 @@ def at_staleness(records: Sequence[Record], task: str, method: str, updates: int
 def difference(cell: Cell, other: Cell, key: str = "success") -> tuple[Estimate, float]:
     """
     The difference `cell − other` paired by seed: its mean with a 95 % bootstrap interval over seeds, and the two-sided
-    p-value of the test that flips signs, which with n pairs is at least 2/2ⁿ.
+    p-value of the test that flips signs, which with n pairs is at least 2/2ⁿ; of more than 16 pairs it is estimated.
     """
     return _paired([_pairs(cell, other, key)])
 
@@ -86,7 +98,10 @@ def _pairs(cell: Cell, other: Cell, key: str) -> np.ndarray:
 
 def _paired(groups: Sequence[np.ndarray]) -> tuple[Estimate, float]:
     values = np.concatenate([group / len(group) for group in groups])  # every task has the same weight
-    signs = np.array(list(product([-1, 1], repeat=len(values))))  # 2¹⁵ for three tasks of five seeds
+    if len(values) <= MAX_EXACT:
+        signs = np.array(list(product([-1, 1], repeat=len(values))))
+    else:
+        signs = np.random.default_rng(0).choice([-1, 1], size=(1 << MAX_EXACT, len(values)))
     p_value = float(np.mean(np.abs(signs @ values) >= abs(values.sum()) - 1e-12))
     return estimate([group[:, None] for group in groups], RESAMPLES, seed=0)[0], p_value
 
@@ -147,9 +162,9 @@ def tuning(records: Sequence[Record]) -> str:
 
 def comparison(records: Sequence[Record], study: str) -> str:
     """Every method on every task against clip."""
-    rows = []
+    settings, rows = settings_of(records, study), []
     for task, method in product(tasks_of(records, study), methods_of(records, study)):
-        cell, clip = (select(records, study, task, m) for m in (method, "clip"))
+        cell, clip = (select(records, study, task, m, **settings) for m in (method, "clip"))
         rate = {record["varied"]["learning_rate"] for record in cell.records}
         rows.append(
             [
@@ -169,14 +184,18 @@ def comparison(records: Sequence[Record], study: str) -> str:
 
 
 def pooled(records: Sequence[Record], studies: Sequence[str]) -> str:
-    """TROLL less each other method over all tasks of some studies, in success and in area."""
+    """TROLL less each other method over all tasks, in success and in area; of `study + other` the seeds of both."""
     rows = []
     for study, method in product(studies, METHODS[1:]):
-        tasks = tasks_of(records, study)
-        pairs = [(select(records, study, task, "troll"), select(records, study, task, method)) for task in tasks]
-        if all(other for _, other in pairs):
-            texts = [signed(*pooled_difference(pairs, key)) for key in ("success", "area")]
-            rows.append([study, method, str(sum(len(cell.records) for cell, _ in pairs)), *texts])
+        parts = study.split(" + ")
+        settings, tasks = settings_of(records, parts[0]), tasks_of(records, parts[0])
+        troll, other = (
+            [Cell([r for part in parts for r in select(records, part, task, m, **settings).records]) for task in tasks]
+            for m in ("troll", method)
+        )
+        if all(len(a.records) == len(b.records) for a, b in zip(troll, other, strict=True)):
+            texts = [signed(*pooled_difference(zip(troll, other, strict=True), key)) for key in ("success", "area")]
+            rows.append([study, method, str(sum(len(cell.records) for cell in troll)), *texts])
     return markdown(["study", "TROLL less", "seeds", "success, points", "area, points"], rows)
 
 
@@ -202,34 +221,44 @@ def staleness(records: Sequence[Record]) -> str:
     return markdown([*header, "projected", "largest KL(p‖q)", "clipped"], rows)
 
 
-def options(records: Sequence[Record]) -> str:
-    """TROLL's options one at a time against its defaults."""
-    (task,) = tasks_of(records, "options")
-    default = select(records, "headline", task, "troll")
-    rows = [_option_row("defaults (ε 0.05, α 1, K 64)", default, None)]
-    names = {"kl_bound": "ε", "regression_coef": "α", "support_size": "K"}
-    varied = {tuple(_other_than_default(r).items()) for r in _of(records, "options")}
-    order = lambda items: (list(names).index(items[0][0]), items[0][1])
-    for ((key, value),) in sorted(varied, key=order):
-        rows.append(
-            _option_row(f"{names[key]} {value:g}", select(records, "options", task, "troll", **{key: value}), default)
-        )
-    for size in sorted({r["varied"]["support_size"] for r in _of(records, "fill")}):
-        fill = select(records, "fill", task, "troll-fill", support_size=size)
-        rows.append(_option_row(f"K {size}, fill of 1e-12 in place of the rest bucket", fill, default))
-    header = ["option", "success %", "less defaults, points", "projected", "largest KL(p‖q)", "entropy", "collapsed"]
-    return markdown(header, rows)
+def options(records: Sequence[Record], default: str, studies: Sequence[str]) -> str:
+    """TROLL's options one at a time against its defaults, and against clip, both of the study `default`."""
+    tasks, rows = tasks_of(records, studies[0]), []
+    trolls, clips = ([select(records, default, task, method) for task in tasks] for method in ("troll", "clip"))
+    for study in studies:
+        changes = {(r["method"], *change) for r in _of(records, study) for change in _without_rate(r).items()}
+        for method, name, value in sorted(changes, key=lambda change: (list(SYMBOLS).index(change[1]), change[2])):
+            fill = ", fill of 1e-12 in place of the rest bucket" if method == "troll-fill" else ""
+            cells = [select(records, study, task, method, **{name: value}) for task in tasks]
+            rows += _option_rows(f"{SYMBOLS[name]} {value:g}{fill}", tasks, cells, trolls, clips)
+    rows = _option_rows("defaults (ε 0.05, α 1, K 64)", tasks, trolls, trolls, clips) + rows
+    header = ["option", "task", "success %", "less defaults", "less clip", "area less clip's", "projected"]
+    return markdown([*header, "largest KL(p‖q)", "entropy", "collapsed"], rows)
 
 
-def _option_row(label: str, cell: Cell, default: Cell | None) -> list[str]:
+def _option_rows(
+    label: str, tasks: Sequence[str], cells: Sequence[Cell], defaults: Sequence[Cell], clips: Sequence[Cell]
+) -> list[list[str]]:
+    """One row for each task and, of several, one for all of them."""
+    rows = []
+    for task, cell, default, clip in zip(tasks, cells, defaults, clips, strict=True):
+        measured = [
+            _number(cell, "projected_fraction", ".1%"),
+            _number(cell, "policy_kl_max", ".2g", np.max),
+            _number(cell, "entropy", ".2f"),
+            f"{cell.collapses} of {len(cell.records)}",
+        ]
+        rows.append([label, task, success(cell), *_differences([cell], [default], [clip]), *measured])
+    if len(tasks) > 1:
+        rows.append([label, "all", "", *_differences(cells, defaults, clips), "", "", "", ""])
+    return rows
+
+
+def _differences(cells: Sequence[Cell], defaults: Sequence[Cell], clips: Sequence[Cell]) -> list[str]:
+    """Success less that of the defaults, success and area less those of clip; nothing of the defaults themselves."""
     return [
-        label,
-        success(cell),
-        "" if default is None else signed(*difference(cell, default)),
-        _number(cell, "projected_fraction", ".1%"),
-        _number(cell, "policy_kl_max", ".2g", np.max),
-        _number(cell, "entropy", ".2f"),
-        f"{cell.collapses} of {len(cell.records)}",
+        "" if cells == others else signed(*pooled_difference(zip(cells, others, strict=True), key))
+        for others, key in ((defaults, "success"), (clips, "success"), (clips, "area"))
     ]
 
 
@@ -255,7 +284,7 @@ def estimators(records: Sequence[Record]) -> str:
     rows = []
     for label, study in ESTIMATORS.items():
         for task in tasks_of(records, study):
-            settings = {k: v for k, v in _of(records, study)[0]["varied"].items() if k != "learning_rate"}
+            settings = settings_of(records, study)
             cells = {name: select(records, study, task, name, **settings) for name in ("troll", "clip", "clip-gspo")}
             cells = {name: cell for name, cell in cells.items() if cell}
             for name, cell in cells.items():
@@ -299,22 +328,36 @@ def rates_of(records: Iterable[Record], study: str) -> list[float]:
     return sorted({record["varied"]["learning_rate"] for record in _of(records, study)})
 
 
-def tasks_of(records: Iterable[Record], study: str) -> list[str]:
-    return list(dict.fromkeys(record["task"] for record in _of(records, study)))
+def tasks_of(records: Sequence[Record], study: str) -> list[str]:
+    of_study = {record["task"] for record in _of(records, study)}
+    return [task for task in dict.fromkeys(record["task"] for record in records) if task in of_study]
 
 
-def _other_than_default(record: Record) -> dict[str, Any]:
-    return {k: v for k, v in record["varied"].items() if k != "learning_rate" and v != DEFAULTS.get(k)}
+def settings_of(records: Iterable[Record], study: str) -> dict[str, Any]:
+    """What all runs of a study share beside a learning rate."""
+    varied = [_without_rate(record) for record in _of(records, study)]
+    return {key: value for key, value in varied[0].items() if all(v.get(key) == value for v in varied)}
+
+
+def _without_rate(record: Record) -> dict[str, Any]:
+    return {key: value for key, value in record["varied"].items() if key != "learning_rate"}
 
 
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "tuning": tuning,
-    "pooled": lambda records: pooled(records, ("headline", "equal-rate", "high-rate")),
+    "pooled": lambda records: pooled(records, POOLED),
     "headline": lambda records: comparison(records, "headline"),
+    "more-seeds": lambda records: comparison(records, "more-seeds"),
     "equal-rate": lambda records: comparison(records, "equal-rate"),
     "high-rate": lambda records: comparison(records, "high-rate"),
+    "highest-rate": lambda records: comparison(records, "highest-rate"),
+    "long": lambda records: comparison(records, "long"),
+    "long-equal-rate": lambda records: comparison(records, "long-equal-rate"),
+    "completions": lambda records: comparison(records, "completions"),
     "staleness": staleness,
-    "options": options,
+    "options": lambda records: options(records, "headline", ("options", "fill")),
+    "high-rate-options": lambda records: options(records, "high-rate", ("high-rate-options",)),
+    "other-seeds": lambda records: options(records, "other-seeds", ("other-seeds-options",)),
     "drift": drift,
     "estimators": estimators,
     "cost": cost,

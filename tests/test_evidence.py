@@ -23,7 +23,7 @@ from troll_trl.parser import parse_training_args
 from troll_trl.rewards import math_accuracy_reward
 
 pytest.importorskip("matplotlib", reason="the starts are made by the quickstart, which draws with matplotlib")
-from evidence import report, tables
+from evidence import figures, report, tables
 from evidence.grid import GivenTask, Run, Task, read_grid, tuned_rates
 from evidence.problems import FAMILIES, make_problems
 from evidence.results import DEFAULTS, read_records, run_of
@@ -142,7 +142,7 @@ def test_the_tuned_rate_has_the_largest_mean_area_and_a_failure_counts_as_0():
 
 def independent_answer(problem: str) -> str:
     numbers = [int(text) for text in re.findall(r"\d+", problem)]
-    if problem.startswith("What is"):
+    if problem.startswith(("What is", "Add")):
         return str(sum(numbers))
     if problem.startswith("Solve"):
         factor, summand, result = numbers
@@ -241,6 +241,15 @@ def test_difference_is_paired_by_seed_and_agrees_with_an_independent_permutation
     assert [value.low, value.high] == pytest.approx(list(bootstrap.confidence_interval), abs=3e-3)
 
 
+def test_the_p_value_of_many_pairs_is_drawn():
+    pairs = np.random.default_rng(3).normal(0.01, 0.03, size=30)
+    _, p_value = tables.difference(cell(*(0.5 + pairs)), cell(*[0.5] * 30))
+    expected = scipy.stats.permutation_test(
+        (pairs,), np.mean, permutation_type="samples", n_resamples=50_000, vectorized=True, axis=-1, rng=1
+    )
+    assert 0.01 < p_value == pytest.approx(expected.pvalue, abs=0.01)
+
+
 def test_an_interval_for_one_more_seed_is_students_t():
     values = np.array([0.5, 0.6, 0.55, 0.62, 0.58])
     low, high = tables.next_run(cell(*values))
@@ -268,6 +277,42 @@ def test_a_run_that_failed_or_ended_below_its_start_collapsed():
     runs = tables.Cell([*done, {"seed": 1, "error": "x"}])
     assert runs.collapses == 2
     assert runs.by_seed("success") == {0: 0.4, 1: 0.0, 2: 0.4}
+
+
+def record(study, task, method, seed, success, **varied):
+    result = {"success": success, "area": success / 2, "start": 0.3, "curve": [[0, 0.3], [8, success]]}
+    return {"studies": [study], "task": task, "method": method, "varied": varied, "seed": seed} | result
+
+
+def test_runs_of_a_study_share_settings_and_differ_in_their_rates():
+    successes = {("troll", 1e-4): 0.5, ("clip", 2e-4): 0.4}
+    records = [
+        record("s", "sums", method, seed, success, learning_rate=rate, max_steps=8)
+        for (method, rate), success in successes.items()
+        for seed in range(5)
+    ]
+    assert tables.settings_of(records, "s") == {"max_steps": 8}
+    troll, clip = tables.comparison(records, "s").splitlines()[2:]
+    assert troll.startswith("| sums | troll | 0.0001 |") and "+10.0 [+10.0, +10.0], p = 0.062" in troll
+    assert clip.startswith("| sums | clip | 0.0002 |")
+
+
+def test_an_option_is_compared_with_the_defaults_and_with_clip_on_each_task_and_on_all():
+    records = []
+    for seed, (task, troll, clip, changed) in product(range(5), [("a", 0.5, 0.6, 0.7), ("b", 0.2, 0.3, 0.8)]):
+        records += [record("s", task, "troll", seed, troll), record("s", task, "clip", seed, clip)]
+        records += [record("o", task, "troll", seed, changed, regression_coef=2.0)]
+    rows = [row.strip("| ").split(" | ") for row in tables.options(records, "s", ["o"]).splitlines()[2:]]
+    assert [row[:2] for row in rows[3:]] == [["α 2", "a"], ["α 2", "b"], ["α 2", "all"]]
+    # The cells of the row for all tasks: no success of its own; less defaults, less clip, area less clip's
+    assert [text.split(" ")[0] for text in rows[5][3:6]] == ["+40.0", "+30.0", "+15.0"]
+    assert [text.split(" ")[0] for text in rows[2][3:6]] == ["", "-10.0", "-5.0"]
+
+
+def test_every_figure_is_drawn_and_kept(records, tmp_path):
+    for name, (draw, study) in figures.FIGURES.items():
+        draw(records, study, tmp_path / f"{name}.png")
+        assert (EVIDENCE / "figures" / f"cpu-{name}.png").exists()
 
 
 # -- What was run -----------------------------------------------------------------------------------------------------
