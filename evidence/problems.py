@@ -43,7 +43,7 @@ def sorting() -> list[dict[str, str]]:
 
 
 def totals() -> list[dict[str, str]]:
-    """Eight digits added one after the other, in some fifty tokens: `Add 3 9 2 …` by `3+9=12 12+2=14 …`."""
+    """Eight digits added one after the other, in some sixty tokens: `Add 3 9 2 …` by `3+9=12 12+2=14 …`."""
     digits = random.Random(0)
     problems = []
     for row in sorted({tuple(digits.randint(1, 9) for _ in range(8)) for _ in range(12_000)}):

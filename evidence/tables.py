@@ -29,6 +29,8 @@ POOLED = (
     "headline + more-seeds",
     "equal-rate",
     "high-rate",
+    "other-seeds",
+    "high-rate + other-seeds",
     "highest-rate",
     "long",
     "long-equal-rate",
