@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -23,6 +24,16 @@ ESTIMATORS = {
     "RLOO (ratio of a completion)": "rloo",
 }
 SYMBOLS = {"kl_bound": "ε", "regression_coef": "α", "support_size": "K"}
+COMPARED = (
+    "headline",
+    "more-seeds",
+    "equal-rate",
+    "high-rate",
+    "highest-rate",
+    "long",
+    "long-equal-rate",
+    "completions",
+)
 POOLED = (
     "headline",
     "more-seeds",
@@ -85,20 +96,12 @@ def difference(cell: Cell, other: Cell, key: str = "success") -> tuple[Estimate,
     The difference `cell − other` paired by seed: its mean with a 95 % bootstrap interval over seeds, and the two-sided
     p-value of the test that flips signs, which with n pairs is at least 2/2ⁿ; of more than 16 pairs it is estimated.
     """
-    return _paired([_pairs(cell, other, key)])
+    return pooled_difference([(cell, other)], key)
 
 
 def pooled_difference(pairs: Iterable[tuple[Cell, Cell]], key: str = "success") -> tuple[Estimate, float]:
     """As [`difference`], over several tasks of the same weight; seeds are drawn within each."""
-    return _paired([_pairs(cell, other, key) for cell, other in pairs])
-
-
-def _pairs(cell: Cell, other: Cell, key: str) -> np.ndarray:
-    a, b = cell.by_seed(key), other.by_seed(key)
-    return np.array([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
-
-
-def _paired(groups: Sequence[np.ndarray]) -> tuple[Estimate, float]:
+    groups = [_differences_by_seed(cell, other, key) for cell, other in pairs]
     values = np.concatenate([group / len(group) for group in groups])  # every task has the same weight
     if len(values) <= MAX_EXACT:
         signs = np.array(list(product([-1, 1], repeat=len(values))))
@@ -106,6 +109,12 @@ def _paired(groups: Sequence[np.ndarray]) -> tuple[Estimate, float]:
         signs = np.random.default_rng(0).choice([-1, 1], size=(1 << MAX_EXACT, len(values)))
     p_value = float(np.mean(np.abs(signs @ values) >= abs(values.sum()) - 1e-12))
     return estimate([group[:, None] for group in groups], RESAMPLES, seed=0)[0], p_value
+
+
+def _differences_by_seed(cell: Cell, other: Cell, key: str) -> np.ndarray:
+    """`(seeds,)`, of those that both have."""
+    a, b = cell.by_seed(key), other.by_seed(key)
+    return np.array([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
 
 
 def mean(cell: Cell, key: str) -> Estimate:
@@ -348,14 +357,7 @@ def _without_rate(record: Record) -> dict[str, Any]:
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "tuning": tuning,
     "pooled": lambda records: pooled(records, POOLED),
-    "headline": lambda records: comparison(records, "headline"),
-    "more-seeds": lambda records: comparison(records, "more-seeds"),
-    "equal-rate": lambda records: comparison(records, "equal-rate"),
-    "high-rate": lambda records: comparison(records, "high-rate"),
-    "highest-rate": lambda records: comparison(records, "highest-rate"),
-    "long": lambda records: comparison(records, "long"),
-    "long-equal-rate": lambda records: comparison(records, "long-equal-rate"),
-    "completions": lambda records: comparison(records, "completions"),
+    **{study: partial(comparison, study=study) for study in COMPARED},
     "staleness": staleness,
     "options": lambda records: options(records, "headline", ("options", "fill")),
     "high-rate-options": lambda records: options(records, "high-rate", ("high-rate-options",)),
