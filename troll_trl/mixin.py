@@ -260,7 +260,10 @@ class LossPass:
             policy, old_log_probs = nothing_kept(policy, dead), nothing_kept(self.old.log_probs, dead)
             self.policy_log_probs = output.log_probs[:, -completion_length:].masked_fill(dead, 0.0)  # (B, C)
             self.projection = project(policy, old_log_probs, self.kl_bound)
-            self.regression = kl_divergence(policy, self.projection.log_probs.detach())  # (B, C)
+            # Inside the bound π is p, and the term is 0. Computed, its gradient p·(1 − Σp) is only the rounding of Σp,
+            # which Adam scales up to full steps where there is no other gradient.
+            regression = kl_divergence(policy, self.projection.log_probs.detach())
+            self.regression = regression.masked_fill(self.projection.eta == 0, 0.0)  # (B, C)
             # Dead positions have all their mass in the rest, and −∞ for a sampled token
             sampled = self.projection.log_probs[..., 0].masked_fill(dead, 0.0)
             output.log_probs = torch.cat([output.log_probs[:, :-completion_length], sampled], 1)
