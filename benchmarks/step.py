@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
-from troll_trl.projection import project
+from troll_trl.trust_region.projection import project
 
 UPDATES, GENERATIONS = 8, 2
 # Hidden and intermediate size, layers, heads, key-value heads, size of a head

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from troll_trl.yaml_layers import read_layers
+from troll_trl.cli.settings.layers import read_layers
 
 
 @dataclass(frozen=True)

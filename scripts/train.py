@@ -18,12 +18,12 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
 
 from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
-from troll_trl.checkpoint import CheckpointMixin
+from troll_trl.cli.memory import PeakMemory
+from troll_trl.cli.progress import ProgressLine
+from troll_trl.cli.settings.parser import TrollScriptArguments, parse_training_args
 from troll_trl.data import load_math_dataset
-from troll_trl.memory import PeakMemory
-from troll_trl.parser import TrollScriptArguments, parse_training_args
-from troll_trl.problems import report_overlap
-from troll_trl.progress import ProgressLine
+from troll_trl.data.problems import report_overlap
+from troll_trl.resilience.checkpoint import CheckpointMixin
 
 # Of each `algorithm` and `method`
 TRAINERS = {

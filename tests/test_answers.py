@@ -14,10 +14,10 @@ from math_verify import LatexExtractionConfig, parse
 from math_verify import verify as math_verify_verify
 from real_problems import DATA, needs_data
 
-from troll_trl.answers import MAX_BOXES, extract_answer, last_boxed
-from troll_trl.verifier import verify
-from troll_trl.verifier.spelling import normalise
-from troll_trl.verifier.values import read_quantity
+from troll_trl.rewards.answers import MAX_BOXES, extract_answer, last_boxed
+from troll_trl.rewards.verifier import verify
+from troll_trl.rewards.verifier.spelling import normalise
+from troll_trl.rewards.verifier.values import read_quantity
 
 GOLDEN = Path(__file__).parent / "data" / "answers.jsonl"
 PROPERTY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -8,7 +8,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from transformers import TrainingArguments
 
 from troll_trl import TrollRLOOConfig
-from troll_trl.parser import parse_training_args
+from troll_trl.cli.settings.parser import parse_training_args
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 MODELS = {

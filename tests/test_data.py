@@ -14,8 +14,8 @@ import pytest
 from real_problems import DATA, needs_data
 from tiny import tiny_tokenizer
 
-from troll_trl.data import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, load_math_dataset
-from troll_trl.problems import report_overlap
+from troll_trl.data import load_math_dataset
+from troll_trl.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, report_overlap
 from troll_trl.rewards import math_accuracy_reward
 
 GSM8K = [

@@ -8,7 +8,7 @@ from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from trl import GRPOConfig, GRPOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.parser import parse_training_args
+from troll_trl.cli.settings.parser import parse_training_args
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -23,7 +23,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl_comparison import make_trainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
-from troll_trl.checkpoint_folder import MARKER, SAVING, newest_complete, publish, why_incomplete
+from troll_trl.resilience.checkpoint_folder import MARKER, SAVING, newest_complete, publish, why_incomplete
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

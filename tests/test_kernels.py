@@ -15,14 +15,15 @@ import pytest
 import torch
 from references import reference_support
 
-from troll_trl.kernels import fold, gradient, sparse_log_probs, support_selection, tiles
-from troll_trl.kernels.blocks import blocks_of, reduce_chunk
-from troll_trl.kernels.candidates import _choose_torch, choose_candidates
-from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
-from troll_trl.kernels.fold import FoldState, fold_tile
-from troll_trl.kernels.sparse_log_probs import SparseLogProbs
-from troll_trl.kernels.support_selection import select_support
-from troll_trl.kernels.tiles import FLOOR, LogitTransform
+from troll_trl.lm_head import sparse_log_probs, support_selection
+from troll_trl.lm_head.kernels import fold, gradient, tiles
+from troll_trl.lm_head.kernels.blocks import blocks_of, reduce_chunk
+from troll_trl.lm_head.kernels.candidates import _choose_torch, choose_candidates
+from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
+from troll_trl.lm_head.kernels.fold import FoldState, fold_tile
+from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform
+from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
+from troll_trl.lm_head.support_selection import select_support
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PLAIN = LogitTransform(temperature=0.7)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from troll_trl.kernels import blocks, candidates, fold, gradient
-from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
-from troll_trl.kernels.tiles import FLOOR
+from troll_trl.lm_head.kernels import blocks, candidates, fold, gradient
+from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
+from troll_trl.lm_head.kernels.tiles import FLOOR
 
 if not TRITON_AVAILABLE:
     pytest.skip("Triton is not installed (it exists for Linux only)", allow_module_level=True)

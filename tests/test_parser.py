@@ -8,9 +8,9 @@ from transformers.trainer_utils import SchedulerType
 from trl import GRPOConfig, RLOOConfig
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig
-from troll_trl.config import troll_fields
-from troll_trl.parser import DOCUMENTED_CHOICES, parse_training_args
-from troll_trl.yaml_values import convert
+from troll_trl.cli.settings.parser import DOCUMENTED_CHOICES, parse_training_args
+from troll_trl.cli.settings.values import convert
+from troll_trl.trainers.config import troll_fields
 
 ENOUGH = """
 dataset_name: problems.jsonl

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_model
 
-from troll_trl.kernels import support_selection, tiles
-from troll_trl.lm_head import add_sparse_lm_head
-from troll_trl.projection import project
+from troll_trl.lm_head import add_sparse_lm_head, support_selection
+from troll_trl.lm_head.kernels import tiles
+from troll_trl.trust_region.projection import project
 
 INF = math.inf
 ROWS = {2: 40_000, 5: 24_000, 17: 8_000, 65: 2_500}  # by number of slots

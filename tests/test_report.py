@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 from transformers import TrainerState
 
-from troll_trl.memory import PeakMemory
+from troll_trl.cli.memory import PeakMemory
 from troll_trl.report import series as s
 from troll_trl.report.runs import PEAK_MEMORY, TOKENS_PER_SECOND, Group, ReportError, load_groups, load_run
 

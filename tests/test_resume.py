@@ -13,7 +13,8 @@ from tiny import tiny_model, tiny_tokenizer
 from transformers import TrainerCallback
 from trl_comparison import make_trainer, weights
 
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, rollout_state
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.resilience import rollout_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

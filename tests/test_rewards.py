@@ -13,9 +13,8 @@ from tiny import tiny_model, tiny_tokenizer
 from trl import GRPOConfig, GRPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 
-from troll_trl import verifier
-from troll_trl.rewards import MAX_ANSWER_CHARACTERS, extract_answer, last_boxed, math_accuracy_reward
-from troll_trl.verifier import PATHS
+from troll_trl.rewards import MAX_ANSWER_CHARACTERS, extract_answer, last_boxed, math_accuracy_reward, verifier
+from troll_trl.rewards.verifier import PATHS
 
 
 def reward(gold, answer):
@@ -205,7 +204,7 @@ def test_logged_metrics_have_the_same_names_whatever_happens():
 
 def test_timeouts_score_zero_and_are_counted(monkeypatch):
     """A policy that writes what never ends must cost a step seconds, not the run."""
-    monkeypatch.setattr("troll_trl.rewards.TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr("troll_trl.rewards.functions.TIMEOUT_SECONDS", 0.5)
     metrics = {}
     completions = [r"\boxed{\Gamma(10^{10})}", r"\boxed{100000000!}", r"\boxed{9^{9^{9^9}}}", r"\boxed{12}"]
     assert math_accuracy_reward(completions, ["12"] * 4, metrics.__setitem__) == [0.0, 0.0, 0.0, 1.0]

@@ -6,7 +6,8 @@ from tiny import saved_model
 from trl import GRPOConfig, RLOOConfig, RLOOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, reference_tokens, train_both, weights
 
-from troll_trl import TrollRLOOConfig, TrollRLOOTrainer, trl_seams
+from troll_trl import TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.trainers import trl_compat
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -86,7 +87,7 @@ def test_config_of_another_trainer_is_refused(tmp_path):
 
 
 def test_a_moved_seam_is_named(monkeypatch):
-    trl_seams.check_trl(RLOOTrainer)
+    trl_compat.check_trl(RLOOTrainer)
     monkeypatch.setattr(RLOOTrainer, "_compute_loss", lambda self, model, inputs: None)
     with pytest.raises(ImportError, match=r"`RLOOTrainer\._compute_loss` no longer contains"):
-        trl_seams.check_trl(TrollRLOOTrainer)
+        trl_compat.check_trl(TrollRLOOTrainer)

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import reference_kl, reference_sparse_log_probs, reference_support
 
-from troll_trl.kernels.support_selection import mass_rule
-from troll_trl.sparse import SparseDistribution, sparsify
+from troll_trl.trust_region.sparse import SparseDistribution, mass_rule, sparsify
 
 INF = math.inf
 VOCABULARY = 23

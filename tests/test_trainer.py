@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, reference_tokens, train_both, weights
 
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, trl_seams
-from troll_trl.sparse import SparseDistribution
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig
+from troll_trl.trainers import trl_compat
+from troll_trl.trust_region.sparse import SparseDistribution
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -414,16 +415,16 @@ def test_a_prompt_masked_by_tools(tmp_path):
 
 class TestSeams:
     def test_the_installed_trl_fits(self):
-        trl_seams.check_trl()
+        trl_compat.check_trl()
 
     def test_a_moved_seam_is_named(self, monkeypatch):
         monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: None)
         with pytest.raises(ImportError, match=r"does not support trl .*_compute_loss` no longer contains.*tested with"):
-            trl_seams.check_trl()
+            trl_compat.check_trl()
         monkeypatch.undo()
         monkeypatch.delattr(GRPOTrainer, "get_off_policy_mask")
         with pytest.raises(ImportError, match="get_off_policy_mask` is gone"):
-            trl_seams.check_trl()
+            trl_compat.check_trl()
 
     def test_off_policy_mask_sees_the_policy(self, tmp_path, monkeypatch):
         """With a tight bound the projection stays near the old policy, while the policy has left it."""

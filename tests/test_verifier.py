@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from troll_trl import verifier
-from troll_trl.verifier import PATHS, Verdict, close, verify
-from troll_trl.verifier.pool import PATIENCE, WorkerError, WorkerPool, default_size
+from troll_trl.rewards import verifier
+from troll_trl.rewards.verifier import PATHS, Verdict, close, verify
+from troll_trl.rewards.verifier.pool import PATIENCE, WorkerError, WorkerPool, default_size
 
 ROOT = Path(__file__).resolve().parents[1]
 GAMMA = r"\Gamma(10^{10})"  # neither refused nor ever finished
@@ -199,9 +199,9 @@ def test_unguarded_script_is_not_run_again(tmp_path):
     script.write_text(
         "import sys, pathlib\n"
         "pathlib.Path(sys.argv[1]).open('a').write('run\\n')\n"
-        "from troll_trl.verifier import verify\n"
+        "from troll_trl.rewards.verifier import verify\n"
         "print([v.reward for v in verify(['2\\\\sqrt{3}'] * 2, ['\\\\boxed{\\\\sqrt{12}}', 'Answer: 1 + 1'])])\n"
-        "import troll_trl.verifier as v\n"
+        "import troll_trl.rewards.verifier as v\n"
         "pid = next(iter(v._shared._workers)).process.pid\n"
         "maps = pathlib.Path(f'/proc/{pid}/maps').read_text()\n"
         "assert 'torch' not in maps and 'sympy' not in sys.modules and 'torch' not in sys.modules\n"
@@ -221,7 +221,7 @@ def test_unguarded_script_is_not_run_again(tmp_path):
 
 BUSY_SCRIPT = """
 import sys, threading, time
-from troll_trl.verifier.pool import WorkerPool
+from troll_trl.rewards.verifier.pool import WorkerPool
 pool = WorkerPool(size=1)
 pool.ask([{"gold": "12", "answer": "12"}], 20)
 print(next(iter(pool._workers)).process.pid, flush=True)
@@ -248,7 +248,7 @@ def test_workers_end_when_the_trainer_is_killed():
 def test_in_a_forked_process():
     code = (
         "import os, sys\n"
-        "from troll_trl.verifier import verify\n"
+        "from troll_trl.rewards.verifier import verify\n"
         "ask = lambda n: verify(['2\\\\sqrt{3}'], [f'\\\\boxed{{\\\\sqrt{{{n}}}}}'])[0].reward\n"
         "assert ask(12) == 1.0\n"
         "child = os.fork()\n"
@@ -262,7 +262,9 @@ def test_in_a_forked_process():
 
 
 def test_interpreter_that_ends_at_once_does_not_hang():
-    done = run_script("from troll_trl.verifier import verify\nverify(['2\\\\sqrt{3}'], ['\\\\boxed{\\\\sqrt{12}}'])")
+    done = run_script(
+        "from troll_trl.rewards.verifier import verify\nverify(['2\\\\sqrt{3}'], ['\\\\boxed{\\\\sqrt{12}}'])"
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -274,7 +276,7 @@ def no_processes(monkeypatch):
     close()
     verifier._warn_of_fallback.cache_clear()
     verifier._KNOWN_GOLDS.clear()
-    monkeypatch.setattr("troll_trl.verifier.pool.Worker", refuse)
+    monkeypatch.setattr("troll_trl.rewards.verifier.pool.Worker", refuse)
     yield
     close()
     verifier._warn_of_fallback.cache_clear()

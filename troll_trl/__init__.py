@@ -4,19 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from troll_trl.config import TrollGRPOConfig, TrollRLOOConfig
-    from troll_trl.rloo_trainer import TrollRLOOTrainer
-    from troll_trl.trainer import TrollGRPOTrainer
+    from troll_trl.trainers.config import TrollGRPOConfig, TrollRLOOConfig
+    from troll_trl.trainers.grpo import TrollGRPOTrainer
+    from troll_trl.trainers.rloo import TrollRLOOTrainer
 
 __version__ = "0.1.0"
 __all__ = ["TrollGRPOConfig", "TrollGRPOTrainer", "TrollRLOOConfig", "TrollRLOOTrainer", "__version__"]
 
-# Loaded on first use: importing `troll_trl.rewards` in a worker process must import neither torch nor TRL.
+# Loaded on first use: importing `troll_trl.rewards.functions` in a worker process must import neither torch nor TRL.
 _MODULES = {
-    "TrollGRPOConfig": "troll_trl.config",
-    "TrollGRPOTrainer": "troll_trl.trainer",
-    "TrollRLOOConfig": "troll_trl.config",
-    "TrollRLOOTrainer": "troll_trl.rloo_trainer",
+    "TrollGRPOConfig": "troll_trl.trainers.config",
+    "TrollGRPOTrainer": "troll_trl.trainers.grpo",
+    "TrollRLOOConfig": "troll_trl.trainers.config",
+    "TrollRLOOTrainer": "troll_trl.trainers.rloo",
 }
 
 

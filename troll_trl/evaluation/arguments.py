@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from troll_trl.parser import StrictTrlParser
+from troll_trl.cli.settings.parser import StrictTrlParser
 
 # As in the training configs: the verifier and the strict comparison both read the box
 DEFAULT_INSTRUCTION = "Let's think step by step and put the final answer in \\boxed{}."

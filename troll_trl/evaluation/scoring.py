@@ -6,8 +6,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from troll_trl.rewards import is_parsable, plain_number
-from troll_trl.verifier import Verdict, verify
+from troll_trl.rewards.functions import is_parsable, plain_number
+from troll_trl.rewards.verifier import Verdict, verify
 
 # A longer answer is a text, and is compared by its beginning
 _MAX_ANSWER_CHARACTERS = 1000

@@ -119,7 +119,9 @@ def _saved_bound(run: Run) -> float | None:
     if not run.settings or run.method != "troll":
         return None
     if "kl_bound" not in run.settings:
-        from troll_trl.config import TrollGRPOConfig  # imports TRL, which takes seconds: only where it is needed
+        from troll_trl.trainers.config import (
+            TrollGRPOConfig,  # imports TRL, which takes seconds: only where it is needed
+        )
 
         return TrollGRPOConfig.kl_bound
     try:

@@ -1,0 +1,1 @@
+"""From YAML files and flags to dataclasses, strictly."""

@@ -1,1 +1,0 @@
-"""The two passes of the sparse LM head over vocabulary tiles: selecting a support, and evaluating a policy on one."""

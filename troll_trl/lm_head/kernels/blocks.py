@@ -1,0 +1,175 @@
+"""One operation of the scoring pass: the logits of some tokens reduced to a maximum and two sums per block of 64."""
+
+# Annotations like `tl.constexpr` are not evaluated then: `tl` exists only with Triton
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from troll_trl.lm_head.kernels.dispatch import TRITON_AVAILABLE, jit, use_triton
+from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform, to_logits
+
+if TRITON_AVAILABLE:
+    import triton
+    import triton.language as tl
+
+BLOCK = 64  # logits per block
+BLOCKS_PER_PROGRAM = 64  # 4096 logits, as in fold.py
+NUM_WARPS = 8
+
+
+class Blocks(NamedTuple):
+    """
+    The logits of `n` tokens over a padded vocabulary of `P` columns and the statistics of their blocks of 64, without
+    the sampled token, which is kept in any case. [`blocks_of`] makes one.
+
+    Attributes:
+        tile (`torch.Tensor` of shape `(n, P)`):
+            For torch the logits, with a floor at the sampled token and in the padding; for Triton the products.
+        max, sum_exp, sum_exp_u (`torch.Tensor` of shape `(n, P / 64)`, float32):
+            Of every block: largest logit, `Σ exp(u)` and `Σ u·exp(u)` with `u = z − max`.
+        sampled (`torch.Tensor` of shape `(n, 1)`, float32):
+            Logit of the sampled token.
+        sampled_ids (`torch.Tensor` of shape `(n, 1)`, int64):
+            The sampled token.
+        vocabulary (`int`):
+            Number of columns that are tokens, V.
+        chunk (`int`):
+            Columns that are reduced at a time, a multiple of 64.
+        stride (`int`):
+            Distance of the members of a block. Triton's blocks are 64 neighbours, which a program reads at once and
+            finds again in two cache lines. Torch's run through a chunk at equal distances, so that a reduction over a
+            block runs over the rows of a matrix and vectorises.
+    """
+
+    tile: torch.Tensor
+    max: torch.Tensor
+    sum_exp: torch.Tensor
+    sum_exp_u: torch.Tensor
+    sampled: torch.Tensor
+    sampled_ids: torch.Tensor
+    vocabulary: int
+    chunk: int
+    stride: int
+
+
+def blocks_of(tile: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int, chunk: int) -> Blocks:
+    """Blocks of a tile `(n, P)` that is still to be filled, with sampled tokens `(n,)`, to be reduced in chunks."""
+    shape = (len(tile), tile.shape[1] // BLOCK)
+    block_max, sum_exp, sum_exp_u = (tile.new_empty(shape, dtype=torch.float32) for _ in range(3))
+    sampled = tile.new_full((len(tile), 1), FLOOR, dtype=torch.float32)
+    stride = 1 if use_triton(tile.device) else chunk // BLOCK
+    ids = sampled_ids.unsqueeze(1)
+    return Blocks(tile, block_max, sum_exp, sum_exp_u, sampled, ids, vocabulary, chunk, stride)
+
+
+def reduce_chunk(
+    blocks: Blocks, bias: torch.Tensor | None, transform: LogitTransform, first: int, columns: int
+) -> None:
+    """
+    Reduce one chunk of products, just written to the tile, to the statistics of its blocks.
+
+    Args:
+        blocks ([`Blocks`]):
+            Updated.
+        bias (`torch.Tensor` of shape `(columns,)`, *optional*), transform ([`LogitTransform`]):
+            Turn products into logits.
+        first (`int`), columns (`int`):
+            First column of the chunk, and how many of its columns are in the vocabulary.
+    """
+    if use_triton(blocks.tile.device):
+        _reduce_triton(blocks, bias, transform, first, columns)
+    else:
+        _reduce_torch(blocks, bias, transform, first, columns)
+
+
+def _reduce_torch(blocks, bias, transform, first, columns):
+    chunk = blocks.tile[:, first : first + blocks.chunk]
+    logits = chunk[:, :columns]
+    if bias is not None:
+        logits.add_(bias)
+    transform.apply_(logits)
+    chunk[:, columns:] = FLOOR  # padding of the last chunk
+    local = blocks.sampled_ids - first
+    inside = (local >= 0) & (local < columns)
+    local = local.clamp(0, columns - 1)
+    logit = chunk.gather(1, local)
+    blocks.sampled.copy_(torch.where(inside, logit, blocks.sampled))
+    chunk.scatter_(1, local, torch.where(inside, FLOOR, logit))
+
+    which = slice(first // BLOCK, (first + blocks.chunk) // BLOCK)
+    u = chunk.view(len(chunk), BLOCK, blocks.stride)
+    block_max = u.amax(1)
+    u = u - block_max.unsqueeze(1)
+    exp_u = u.exp()
+    blocks.max[:, which], blocks.sum_exp[:, which] = block_max, exp_u.sum(1)
+    blocks.sum_exp_u[:, which] = u.mul_(exp_u).sum(1)
+
+
+def _reduce_triton(blocks, bias, transform, first, columns):
+    count = blocks.chunk // BLOCK
+    _reduce_kernel[(len(blocks.tile), triton.cdiv(count, BLOCKS_PER_PROGRAM))](
+        blocks.tile,
+        blocks.tile.stride(0),
+        bias,
+        blocks.sampled_ids,
+        blocks.max,
+        blocks.sum_exp,
+        blocks.sum_exp_u,
+        blocks.sampled,
+        blocks.max.shape[1],
+        first,
+        columns,
+        count,
+        **transform.kernel_arguments,
+        HAS_BIAS=bias is not None,
+        FLOOR=FLOOR,
+        BLOCK=BLOCK,
+        BLOCKS=BLOCKS_PER_PROGRAM,
+        num_warps=NUM_WARPS,
+    )
+
+
+@jit(do_not_specialize=["first"])
+def _reduce_kernel(
+    tile_ptr,
+    tile_stride,
+    bias_ptr,
+    sampled_ids_ptr,
+    max_ptr,
+    sum_exp_ptr,
+    sum_exp_u_ptr,
+    sampled_ptr,
+    blocks_per_row,
+    first,
+    columns,
+    count,
+    inner,
+    outer,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    FLOOR: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    # One program per token and 64 blocks of a chunk. In 64 bits: rows times stride may pass 2³¹
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    local = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]  # (BLOCKS, BLOCK) columns of the chunk
+    mask = local < columns
+    y = tl.load(tile_ptr + row * tile_stride + first + local, mask=mask, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + local, mask=mask, other=0.0).to(tl.float32)
+    z = to_logits(y, inner, outer, HAS_SOFTCAP)
+    is_sampled = mask & (local == tl.load(sampled_ids_ptr + row) - first)
+    tl.store(sampled_ptr + row + tl.zeros_like(local), z, mask=is_sampled)  # one column of one program
+    # A floor, no −∞: an infinite logit is to show as NaN in the sums
+    z = tl.where(mask & ~is_sampled, z, FLOOR)
+    block_max = tl.max(z, axis=1)
+    u = z - block_max[:, None]
+    e = tl.exp(u)
+    out = row * blocks_per_row + first // BLOCK + block
+    tl.store(max_ptr + out, block_max, mask=block < count)
+    tl.store(sum_exp_ptr + out, tl.sum(e, axis=1), mask=block < count)
+    tl.store(sum_exp_u_ptr + out, tl.sum(u * e, axis=1), mask=block < count)

@@ -1,0 +1,258 @@
+"""One operation of the scoring pass: the most likely tokens of every position, from the maxima of its blocks.
+
+The k largest logits lie inside the k blocks with the largest maxima: each other block has k elements above its own, or
+equal to it. So the k best blocks give k·64 candidates, and these the k best tokens, exactly up to ties.
+"""
+
+# Annotations like `tl.constexpr` are not evaluated then: `tl` exists only with Triton
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from troll_trl.lm_head.kernels.blocks import BLOCK, Blocks
+from troll_trl.lm_head.kernels.dispatch import TRITON_AVAILABLE, jit, use_triton
+from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform, to_logits
+
+if TRITON_AVAILABLE:
+    import triton
+    import triton.language as tl
+
+# A program holds the k·64 candidates of a token in registers, and at k = 256 they would spill (by ahead-of-time
+# compilation for sm_90). Above this k torch chooses, from the same blocks.
+MOST_IN_REGISTERS = 128
+
+
+class Candidates(NamedTuple):
+    """
+    The `k` most likely tokens of `n` positions apart from the sampled one, and what is left.
+
+    Attributes:
+        logits (`torch.Tensor` of shape `(n, k)`, float32):
+            In any order; at most `FLOOR / 2` where the vocabulary has no more tokens.
+        token_ids (`torch.Tensor` of shape `(n, k)`, int32):
+            Their tokens.
+        left_log_sum_exp (`torch.Tensor` of shape `(n, 1)`, float32):
+            Of all tokens but these and the sampled one; at most `FLOOR / 2` if there are none.
+        entropy (`torch.Tensor` of shape `(n,)`, float32):
+            Of the full distribution.
+    """
+
+    logits: torch.Tensor
+    token_ids: torch.Tensor
+    left_log_sum_exp: torch.Tensor
+    entropy: torch.Tensor
+
+
+def choose_candidates(blocks: Blocks, bias: torch.Tensor | None, transform: LogitTransform, k: int) -> Candidates:
+    """
+    Choose the `k` most likely tokens apart from the sampled one.
+
+    Args:
+        blocks ([`Blocks`]):
+            All chunks reduced.
+        bias (`torch.Tensor` of shape `(V,)`, *optional*), transform ([`LogitTransform`]):
+            Turn products into logits.
+        k (`int`):
+            At most V − 1.
+
+    Returns:
+        [`Candidates`] of the tokens of `blocks`.
+    """
+    if use_triton(blocks.tile.device) and k <= MOST_IN_REGISTERS:
+        return _choose_triton(blocks, bias, transform, k)
+    return _choose_torch(blocks, bias, transform, k)
+
+
+def _choose_torch(blocks, bias, transform, k):
+    log_sum_exp = blocks.max + blocks.sum_exp.log()  # of every block, (n, blocks)
+    best_blocks = blocks.max.topk(min(k, blocks.max.shape[1]), 1).indices
+    columns = _columns_of(best_blocks, blocks)  # (n, candidates)
+    logits = blocks.tile.gather(1, columns)
+    if use_triton(blocks.tile.device):  # these are products still
+        vocabulary = blocks.vocabulary
+        logits = logits.float()
+        if bias is not None:
+            logits += bias[columns.clamp(max=vocabulary - 1)]
+        dead = (columns >= vocabulary) | (columns == blocks.sampled_ids)
+        logits = transform.apply_(logits).masked_fill(dead, FLOOR)
+    best = logits.topk(k, 1)
+    left = torch.logaddexp(
+        log_sum_exp.scatter(1, best_blocks, FLOOR).logsumexp(1, keepdim=True),
+        logits.scatter(1, best.indices, FLOOR).logsumexp(1, keepdim=True),
+    )
+    # H = Σ_v p_v (log Z − z_v), a block at a time
+    log_z = torch.cat([log_sum_exp, blocks.sampled], 1).logsumexp(1, keepdim=True)
+    block_prob = (log_sum_exp - log_z).exp()
+    entropy = (block_prob * (log_z - blocks.max - blocks.sum_exp_u / blocks.sum_exp)).sum(1, keepdim=True)
+    entropy += (blocks.sampled - log_z).exp() * (log_z - blocks.sampled)
+    return Candidates(best.values, columns.gather(1, best.indices).int(), left, entropy.squeeze(1))
+
+
+def _columns_of(which: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Columns of the members of some blocks; `(n, k)` to `(n, k·64)`."""
+    first = which // blocks.stride * (BLOCK * blocks.stride) + which % blocks.stride
+    members = torch.arange(BLOCK, device=which.device) * blocks.stride
+    return (first.unsqueeze(2) + members).flatten(1)
+
+
+def _choose_triton(blocks, bias, transform, k):
+    rows, count = blocks.max.shape
+    logits = blocks.max.new_full((rows, k), FLOOR)
+    token_ids = torch.full((rows, k), -1, device=logits.device, dtype=torch.int32)
+    best_blocks = torch.empty((rows, k), device=logits.device, dtype=torch.int32)
+    left, entropy = logits.new_empty((rows, 1)), logits.new_empty(rows)
+    padded_count, slots = triton.next_power_of_2(count), triton.next_power_of_2(max(k, 1))
+    _best_blocks_kernel[(rows,)](
+        blocks.max,
+        blocks.sum_exp,
+        blocks.sum_exp_u,
+        blocks.sampled,
+        best_blocks,
+        left,
+        entropy,
+        count,
+        k,
+        min(k, count),
+        FLOOR=FLOOR,
+        BLOCKS=padded_count,
+        num_warps=warps_for(padded_count),
+    )
+    _best_tokens_kernel[(rows,)](
+        blocks.tile,
+        blocks.tile.stride(0),
+        bias,
+        blocks.sampled_ids,
+        best_blocks,
+        logits,
+        token_ids,
+        left,
+        blocks.vocabulary,
+        k,
+        min(k, count),
+        **transform.kernel_arguments,
+        HAS_BIAS=bias is not None,
+        FLOOR=FLOOR,
+        BLOCK=BLOCK,
+        SLOTS=slots,
+        num_warps=warps_for(slots * BLOCK),
+    )
+    return Candidates(logits, token_ids, left, entropy)
+
+
+def warps_for(elements: int) -> int:
+    """Warps of a program that holds this many elements: 16 per thread, up to the 16 warps that leave each thread the
+    registers for more."""
+    return min(max(elements // 512, 1), 16)
+
+
+@jit()
+def _rank_key(z):
+    """Integers in the order of the float32 numbers `z`: a negative float's bits count down."""
+    bits = z.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@jit()
+def _choose_largest(key, k):
+    """
+    The k largest of up to 2¹⁴ integers, as a mask and the number of each among them, 0…k − 1: by bisection for the k-th
+    largest, whose cost does not depend on k, and of those equal to it the first.
+    """
+    low, high = tl.min(key, axis=0), tl.max(key, axis=0)
+    while low < high:
+        middle = (low | high) - ((low ^ high) >> 1)  # rounded up, and the difference could overflow
+        enough = tl.sum((key >= middle).to(tl.int32), axis=0) >= k
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle - 1)
+    above, equal = key > low, key == low
+    above_count = tl.sum(above.to(tl.int32), axis=0)
+    # Two running numbers in one scan: of those above in the lower 16 bits, of the equal ones in the upper
+    numbers = tl.cumsum(tl.where(above, 1, tl.where(equal, 1 << 16, 0)), axis=0)
+    number = tl.where(above, numbers & 0xFFFF, above_count + (numbers >> 16)) - 1
+    return above | (equal & (number < k)), number
+
+
+@jit(do_not_specialize=["k", "k_blocks"])
+def _best_blocks_kernel(
+    max_ptr,
+    sum_exp_ptr,
+    sum_exp_u_ptr,
+    sampled_ptr,
+    best_blocks_ptr,
+    left_ptr,
+    entropy_ptr,
+    count,
+    k,
+    k_blocks,
+    FLOOR: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    # One program per token. In 64 bits: rows times columns may pass 2³¹
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, BLOCKS)
+    in_row = block < count
+    block_max = tl.load(max_ptr + row * count + block, mask=in_row, other=FLOOR)
+    s = tl.load(sum_exp_ptr + row * count + block, mask=in_row, other=0.0)
+    su = tl.load(sum_exp_u_ptr + row * count + block, mask=in_row, other=0.0)
+
+    # Entropy: with m the largest of all logits, Z = Σ exp(z − m) and T = Σ (z − m)·exp(z − m), H = log Z − T/Z
+    sampled = tl.load(sampled_ptr + row)
+    m = tl.maximum(tl.max(block_max, axis=0), sampled)
+    shift = block_max - m
+    weight = tl.exp(shift)
+    z_sum = tl.sum(weight * s, axis=0) + tl.exp(sampled - m)
+    t_sum = tl.sum(weight * (su + shift * s), axis=0) + (sampled - m) * tl.exp(sampled - m)
+    tl.store(entropy_ptr + row, tl.log(z_sum) - t_sum / z_sum)
+
+    chosen, number = _choose_largest(tl.where(in_row, _rank_key(block_max), -(2**31)), k_blocks)
+    tl.store(best_blocks_ptr + row * k + number, block, mask=chosen)
+
+    # The others, against their own maximum: they may be tiny beside the chosen
+    m = tl.max(tl.where(chosen, FLOOR, block_max), axis=0)
+    left = tl.sum(tl.where(chosen, 0.0, s * tl.exp(block_max - m)), axis=0)
+    tl.store(left_ptr + row, tl.where(left > 0, m + tl.log(left), FLOOR))
+
+
+@jit(do_not_specialize=["k", "k_blocks"])
+def _best_tokens_kernel(
+    tile_ptr,
+    tile_stride,
+    bias_ptr,
+    sampled_ids_ptr,
+    best_blocks_ptr,
+    logits_ptr,
+    token_ids_ptr,
+    left_ptr,
+    vocabulary,
+    k,
+    k_blocks,
+    inner,
+    outer,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    FLOOR: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    # One program per token. In 64 bits: rows times stride may pass 2³¹
+    row = tl.program_id(0).to(tl.int64)
+    member = tl.arange(0, SLOTS * BLOCK)
+    used = member // BLOCK < k_blocks
+    column = tl.load(best_blocks_ptr + row * k + member // BLOCK, mask=used, other=0) * BLOCK + member % BLOCK
+    used = used & (column < vocabulary) & (column != tl.load(sampled_ids_ptr + row))
+    y = tl.load(tile_ptr + row * tile_stride + column, mask=used, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + column, mask=used, other=0.0).to(tl.float32)
+    z = tl.where(used, to_logits(y, inner, outer, HAS_SOFTCAP), FLOOR)
+
+    chosen, number = _choose_largest(_rank_key(z), k)
+    tl.store(logits_ptr + row * k + number, z, mask=chosen)
+    tl.store(token_ids_ptr + row * k + number, column, mask=chosen)
+
+    left_blocks = tl.load(left_ptr + row)
+    in_left = used & ~chosen
+    m = tl.maximum(tl.max(tl.where(in_left, z, FLOOR), axis=0), left_blocks)
+    left = tl.sum(tl.where(in_left, tl.exp(z - m), 0.0), axis=0) + tl.exp(left_blocks - m)
+    tl.store(left_ptr + row, m + tl.log(left))

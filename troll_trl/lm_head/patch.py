@@ -1,0 +1,222 @@
+"""add_sparse_lm_head(): lets a causal LM return sparse distributions, streaming its LM head over vocabulary tiles."""
+
+import functools
+import types
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+from transformers.utils import ModelOutput
+from trl.trainer.utils import maybe_gather_lm_head_ctx
+
+from troll_trl.lm_head.kernels.tiles import LogitTransform
+from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
+from troll_trl.lm_head.support_selection import select_support
+from troll_trl.trust_region.sparse import UNUSED, check_support_options, nothing_kept
+
+IGNORED_LABEL = -100
+
+
+@dataclass
+class SparseCausalLMOutput(ModelOutput):
+    """
+    Output of a model given a sparse LM head with [`add_sparse_lm_head`]. Position `i` is the distribution of token
+    `i + 1`. Where the label is `-100`, nothing is computed: `log_probs` and `entropy` are 0, every slot is unused and
+    the rest has all the mass.
+
+    Args:
+        log_probs (`torch.Tensor` of shape `(B, T - 1)`, float32):
+            Log-probability of each next-token label (slot 0 of `sparse_log_probs`).
+        entropy (`torch.Tensor` of shape `(B, T - 1)`, float32):
+            Entropy of the full next-token distribution, in nats.
+        token_ids (`torch.Tensor` of shape `(B, T - 1, K)`, int32):
+            Support: the label, then the other kept tokens; −1 in an unused slot.
+        sparse_log_probs (`torch.Tensor` of shape `(B, T - 1, K + 1)`, float32):
+            Log-probability of every kept token, and of all the others together in the last slot.
+        aux_loss (`torch.Tensor`, *optional*):
+            MoE load-balancing loss, when called with `output_router_logits=True`.
+    """
+
+    log_probs: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+    token_ids: torch.Tensor | None = None
+    sparse_log_probs: torch.Tensor | None = None
+    aux_loss: torch.Tensor | None = None
+
+
+def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm_head_to_fp32: bool = False) -> None:
+    """
+    Add a sparse LM head to `model`, in two uses; every other call of the model is unchanged:
+
+    - `model(..., labels=labels, fused_lm_head=True, support_size=K, tail_mass=δ)` selects a support for every label:
+      the label itself, then the most likely other tokens (see [`~troll_trl.trust_region.sparse.sparsify`]);
+    - `model(..., labels=labels, fused_lm_head=True, token_ids=ids)` evaluates the model on a given support, with
+      gradient. `ids` is `(B, T - 1, K)`, or shorter and aligned to the end, with the label in slot 0 of every position
+      whose label is not `-100`, and no token twice.
+
+    Both return a [`SparseCausalLMOutput`]. The head is streamed in tiles: no `(tokens, vocabulary)` tensor exists,
+    forward or backward, and positions whose label is `-100` are not computed. Logit scaling and soft-capping, a head
+    bias, tied embeddings, sharded heads (FSDP2, ZeRO-3) and the MoE auxiliary loss are as in TRL's
+    `add_fused_lm_head`, which may have been added before. Add the head before wrapping the model with PEFT, or to its
+    base model.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]):
+            Causal language model to patch.
+        temperature (`float`, *optional*, defaults to `1.0`):
+            Temperature the logits are divided by. Positive.
+        cast_lm_head_to_fp32 (`bool`, *optional*, defaults to `False`):
+            Whether to run the LM head in float32, outside autocast.
+
+    A call with `check_finite=False` returns logits that are not finite as NaN instead of raising: where several ranks
+    must take the same way, they decide together.
+
+    Raises:
+        ValueError: `temperature` not positive. In a call: `support_size` or `tail_mass` out of range, a support whose
+            slot 0 is not the label, both or no labels and supports, logits that are not finite.
+    """
+    if not temperature > 0:
+        raise ValueError(f"`temperature` must be positive, got {temperature}.")
+    original_forward = model.forward
+    transform = _logit_transform(model.config.get_text_config(), temperature)
+
+    # Keep the original signature: `generate` validates its model kwargs against it
+    @functools.wraps(type(model).forward)
+    def forward(self, *args, support_size=None, tail_mass=None, token_ids=None, check_finite=True, **kwargs):
+        if support_size is None and tail_mass is not None:
+            raise ValueError("`tail_mass` needs `support_size`: it is an option of the selection of a support.")
+        if support_size is None and token_ids is None:
+            return original_forward(*args, **kwargs)
+        labels = kwargs.pop("labels", None)
+        if labels is None or not kwargs.pop("fused_lm_head", False):
+            raise ValueError("`support_size` and `token_ids` need `labels` and `fused_lm_head=True`.")
+        if support_size is not None and token_ids is not None:
+            raise ValueError("Give either `support_size`, to select a support, or `token_ids`, to evaluate one.")
+        output = _sparse_forward(
+            self, args, kwargs, labels, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
+        )
+        if check_finite:
+            _check_finite(output.entropy)
+        return output
+
+    model.forward = types.MethodType(forward, model)
+
+
+def _sparse_forward(
+    model, args, kwargs, labels, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
+) -> SparseCausalLMOutput:
+    text_config = model.config.get_text_config()
+    # Like the model's own forward, request router logits when the config asks for them
+    if getattr(text_config, "output_router_logits", False):
+        kwargs.setdefault("output_router_logits", True)
+    # Backbone and head are looked up on each call, since FSDP and PEFT replace them after patching
+    kwargs["use_cache"] = False
+    backbone_outputs = model.base_model(*args, **kwargs)
+    lm_head = model.get_output_embeddings()
+    weight, bias = lm_head.weight, lm_head.bias
+    # The live positions as numbers of the flattened batch, asked for once: each boolean index would wait for the device
+    hidden = backbone_outputs.last_hidden_state.to(weight.device)  # (B, T, H)
+    labels = labels.to(weight.device)
+    live = labels[:, 1:] != IGNORED_LABEL  # (B, T − 1)
+    positions = torch.nn.functional.pad(live, (0, 1)).flatten().nonzero().squeeze(1)  # (N,), in B·T
+    hidden = hidden.flatten(0, 1).index_select(0, positions)  # (N, H)
+    sampled_ids = labels.flatten().index_select(0, positions + 1)  # (N,)
+    if token_ids is not None:
+        token_ids = _live_supports(token_ids.to(weight.device), live, positions, sampled_ids, text_config.vocab_size)
+
+    precision: AbstractContextManager = nullcontext()
+    if cast_lm_head_to_fp32:
+        hidden = hidden.float()
+        precision = torch.autocast(hidden.device.type, enabled=False)
+    # FSDP2 shards the head as a DTensor, which a plain tensor cannot be multiplied with. The gather has a gradient.
+    if isinstance(weight, DTensor):
+        weight = weight.full_tensor()
+        bias = None if bias is None else bias.full_tensor()
+    with precision, maybe_gather_lm_head_ctx(weight, bias):
+        if token_ids is None:
+            tail_mass = 1e-5 if tail_mass is None else tail_mass
+            check_support_options(support_size, tail_mass, len(weight))
+            with torch.no_grad():
+                token_ids, log_probs, entropy = select_support(
+                    hidden, weight, bias, sampled_ids, support_size, tail_mass, transform
+                )
+        if support_size is None or torch.is_grad_enabled():
+            log_probs, entropy = SparseLogProbs.apply(
+                hidden, weight, bias, token_ids, transform, maybe_gather_lm_head_ctx
+            )
+    aux_loss = None
+    if kwargs.get("output_router_logits"):
+        aux_loss = load_balancing_loss_func(
+            backbone_outputs.router_logits,
+            text_config.num_experts,
+            text_config.num_experts_per_tok,
+            kwargs.get("attention_mask"),
+        )
+    return SparseCausalLMOutput(
+        log_probs=_scatter(log_probs[:, 0], live, 0.0),
+        entropy=_scatter(entropy, live, 0.0),
+        token_ids=_scatter(token_ids.int(), live, UNUSED),
+        sparse_log_probs=_scatter(log_probs, live, nothing_kept(log_probs.shape[1], log_probs.device)),
+        aux_loss=aux_loss,
+    )
+
+
+def _live_supports(
+    token_ids: torch.Tensor, live: torch.Tensor, positions: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int
+) -> torch.Tensor:
+    """Supports `(N, K)` of the live positions, from `(B, T' ≤ T − 1, K)` aligned to the end."""
+    missing = live.shape[1] - token_ids.shape[1]
+    if token_ids.shape[0] != live.shape[0] or missing < 0:
+        raise ValueError(
+            f"`token_ids` {tuple(token_ids.shape)} must have the batch size and at most the length of the shifted "
+            f"labels {tuple(live.shape)}."
+        )
+    # One more position at the end, which is no label's: `positions` count in B·T
+    token_ids = torch.nn.functional.pad(token_ids, (0, 0, missing, 1), value=UNUSED)
+    token_ids = token_ids.flatten(0, 1).index_select(0, positions)
+    wrong = token_ids[:, 0] != sampled_ids
+    outside = (token_ids < UNUSED) | (token_ids >= vocabulary)
+    if not (outside.any() | wrong.any()):  # one look, for which the device is waited for
+        return token_ids
+    if outside.any():
+        raise ValueError(f"`token_ids` must be in {UNUSED}…{vocabulary - 1}, got {token_ids[outside][0].item()}.")
+    raise ValueError(
+        f"Slot 0 of `token_ids` must be the label of its position, got {token_ids[wrong][0, 0].item()} for label "
+        f"{sampled_ids[wrong][0].item()}. The support belongs to another batch, or labels and supports are masked "
+        "differently."
+    )
+
+
+def _check_finite(entropy: torch.Tensor | None) -> None:
+    """NaN or an infinity in any logit shows in the entropy `(B, T − 1)`, which reads them all (but for −∞ at a kept
+    token)."""
+    if entropy is not None and not entropy.isfinite().all():
+        row, position = (~entropy.isfinite()).nonzero()[0].tolist()
+        raise ValueError(
+            f"The logits of row {row}, position {position} are not finite. The weights or activations have overflowed: "
+            "lower the learning rate, or train in bfloat16 or float32 rather than float16."
+        )
+
+
+def _scatter(values: torch.Tensor, live: torch.Tensor, fill) -> torch.Tensor:
+    """`(N, …)` values of the live positions in a `(B, T − 1, …)` tensor of `fill`. Connected to the model even when no
+    position is live, so that an all-masked batch contributes a differentiable zero."""
+    shape = (*live.shape, *values.shape[1:])
+    filled = torch.as_tensor(fill, dtype=values.dtype, device=values.device).expand(shape).contiguous()
+    mask = live.view(*live.shape, *(1 for _ in values.shape[1:])).expand(shape)
+    return filled.masked_scatter(mask, values)
+
+
+def _logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
+    """What this architecture does between the head's product and the softmax, read from its text config."""
+    # Cohere; Muse Glimmer; Falcon-H1
+    names = ("logit_scale", "output_multiplier", "lm_head_multiplier")
+    scale = next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
+    scaling = getattr(config, "logits_scaling", None)
+    if scale is None and scaling is not None:  # HyperCLOVA X multiplies by it, Granite and MiniCPM3 divide
+        scale = scaling if config.model_type == "hyperclovax" else 1 / scaling
+    softcap = getattr(config, "final_logit_softcapping", None)
+    return LogitTransform(1.0 if scale is None else scale, softcap, temperature)

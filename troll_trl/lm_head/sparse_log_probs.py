@@ -1,0 +1,149 @@
+"""The training pass: a policy's log-probabilities on a given support, and its entropy, without full logits.
+
+For one token, with logits `z`, kept tokens `k_1…k_K`, `R = logsumexp` of all other logits and `log Z = logsumexp` of
+all:
+
+    sparse log-probabilities   L_j = z_{k_j} − log Z,   L_rest = R − log Z
+    entropy                    H = log Z − Σ_v p_v z_v              with p_v = exp(z_v − log Z)
+
+Equivalent to `SparseDistribution.of(logits, token_ids)` and the entropy of `softmax(logits)`.
+"""
+
+import math
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from troll_trl.lm_head.kernels.dispatch import use_triton
+from troll_trl.lm_head.kernels.fold import FoldState, fold_tile
+from troll_trl.lm_head.kernels.gradient import coefficients, gradient_tile
+from troll_trl.lm_head.kernels.tiles import (
+    FLOOR,
+    LogitTransform,
+    accumulate_product,
+    compute_dtype,
+    empty_tile,
+    product_into,
+    training_tile,
+)
+from troll_trl.trust_region.sparse import UNUSED
+
+
+class SparseLogProbs(torch.autograd.Function):
+    """
+    `(sparse_log_probs, entropy) = SparseLogProbs.apply(hidden, weight, bias, token_ids, transform, gather)`
+
+    Args:
+        hidden (`torch.Tensor` of shape `(N, H)`):
+            Hidden states of the positions to evaluate.
+        weight (`torch.Tensor` of shape `(V, H)`), bias (`torch.Tensor` of shape `(V,)`, *optional*):
+            The LM head.
+        token_ids (`torch.Tensor` of shape `(N, K)`, integer):
+            Support of every position; −1 marks an unused slot.
+        transform ([`LogitTransform`]):
+            Scale, soft-capping and temperature of the logits.
+        gather (`Callable[..., AbstractContextManager]`):
+            Called with weight and bias in the backward: makes a sharded head whole, as the caller did for the forward.
+
+    Returns:
+        `sparse_log_probs` `(N, K + 1)` and `entropy` `(N,)`, both float32 with gradient for hidden states, weight and
+        bias.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, token_ids, transform: LogitTransform, gather):
+        ctx.set_materialize_grads(False)  # the entropy is often only logged, and then has no gradient
+        dtype = compute_dtype(hidden)
+        tokens, columns = training_tile(hidden.device)
+        token_ids = token_ids.contiguous()
+        log_probs = hidden.new_empty((len(hidden), token_ids.shape[1] + 1), dtype=torch.float32)
+        log_z, entropy = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(2))
+        tile = _tile(hidden, weight, tokens, columns, dtype)
+        scratch = None if use_triton(hidden.device) else _tile(hidden, weight, tokens, columns, dtype)
+        for rows in _slices(len(hidden), tokens):
+            state = FoldState.of(token_ids[rows])
+            hidden_rows = hidden[rows].to(dtype)
+            for cols in _slices(len(weight), columns):
+                products = _products(tile, hidden_rows, weight, cols)
+                fold_tile(products, _slice(bias, cols, dtype), transform, token_ids[rows], cols.start, state, scratch)
+            log_probs[rows], log_z[rows], entropy[rows] = _finish(state, token_ids[rows])
+
+        ctx.save_for_backward(hidden, weight, bias, token_ids, log_probs, log_z, entropy)
+        ctx.transform, ctx.gather, ctx.dtype = transform, gather, dtype
+        return log_probs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_log_probs, grad_entropy):
+        hidden, weight, bias, token_ids, log_probs, log_z, entropy = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        transform, dtype = ctx.transform, ctx.dtype
+        tokens, columns = training_tile(hidden.device)
+        with ctx.gather(weight, bias):
+            # In float32, whatever the inputs: see `accumulate_product`
+            grad_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else hidden.new_empty(0)
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else weight.new_empty(0)
+            grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else weight.new_empty(0)
+            tile = _tile(hidden, weight, tokens, columns, dtype)
+            for rows in _slices(len(hidden), tokens):
+                of = coefficients(
+                    log_probs[rows],
+                    log_z[rows],
+                    entropy[rows],
+                    None if grad_log_probs is None else grad_log_probs[rows].float(),
+                    None if grad_entropy is None else grad_entropy[rows].float(),
+                    transform,
+                )
+                hidden_rows = hidden[rows].to(dtype)
+                for cols in _slices(len(weight), columns):
+                    products = _products(tile, hidden_rows, weight, cols)
+                    bias_cols = _slice(bias, cols, dtype)
+                    grad = gradient_tile(products, bias_cols, transform, token_ids[rows], cols.start, of).to(dtype)
+                    if needs_hidden:
+                        accumulate_product(grad_hidden[rows], grad, weight[cols].to(dtype))
+                    if needs_weight:
+                        accumulate_product(grad_weight[cols], grad.t(), hidden_rows)
+                    if needs_bias:
+                        grad_bias[cols] += grad.sum(0, dtype=torch.float32)
+        return (
+            grad_hidden.to(hidden.dtype) if needs_hidden else None,
+            grad_weight.to(weight.dtype) if needs_weight else None,
+            grad_bias.to(bias.dtype) if needs_bias else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _finish(state: FoldState, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sparse log-probabilities `(n, K + 1)`, log Z `(n,)` and entropy `(n,)`, once all tiles are folded."""
+    kept = state.kept.masked_fill(token_ids == UNUSED, -math.inf)
+    # Only the floor was summed where no token is left to the rest (a NaN must not pass for that)
+    rest = torch.where(state.max < FLOOR / 2, -math.inf, state.max + state.sum_exp.log())
+    outcomes = torch.cat([kept, rest], 1)
+    log_z = outcomes.logsumexp(1, keepdim=True)
+    log_probs = outcomes - log_z
+    # H = −Σ_kept p log p − p_rest·E_rest[log p]
+    mean_log_prob = torch.where(rest == -math.inf, 0.0, state.sum_exp_u / state.sum_exp + state.max - log_z)
+    surprise = torch.cat([log_probs[:, :-1].masked_fill(kept == -math.inf, 0.0), mean_log_prob], 1)
+    return log_probs, log_z.squeeze(1), -(log_probs.exp() * surprise).sum(1)
+
+
+def _tile(hidden: torch.Tensor, weight: torch.Tensor, tokens: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """A buffer for one tile and a spare column, where the torch twins put the slots that lie elsewhere."""
+    return empty_tile(min(tokens, len(hidden)), min(columns, len(weight)) + 1, dtype, hidden.device)
+
+
+def _products(tile: torch.Tensor, hidden_rows: torch.Tensor, weight: torch.Tensor, cols: slice) -> torch.Tensor:
+    """Products of the columns `cols` in `tile`, `(n, v + 1)`."""
+    tile = tile[: len(hidden_rows), : cols.stop - cols.start + 1]
+    product_into(tile[:, :-1], hidden_rows, weight[cols])
+    return tile
+
+
+def _slice(bias: torch.Tensor | None, cols: slice, dtype: torch.dtype) -> torch.Tensor | None:
+    return None if bias is None else bias[cols].to(dtype)
+
+
+def _slices(length: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]

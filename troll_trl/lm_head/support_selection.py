@@ -1,0 +1,95 @@
+"""The scoring pass: the support of every token's distribution, chosen without sorting the vocabulary.
+
+One pass over the products reduces every block of 64 logits to its maximum, its sum of exponentials and its mean logit
+(`blocks.py`), while the tile is still in the cache; then the best blocks give the best tokens (`candidates.py`). The
+log-sum-exp of the rest is summed from the blocks and candidates that were not kept, so it never comes from a
+difference.
+"""
+
+import math
+
+import torch
+
+from troll_trl.lm_head.kernels.blocks import BLOCK, blocks_of, reduce_chunk
+from troll_trl.lm_head.kernels.candidates import choose_candidates
+from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into
+from troll_trl.trust_region.sparse import UNUSED, mass_rule
+
+# Vocabulary columns that are reduced while they are still in the cache
+_COLUMNS = {"cpu": 8192, "accelerator": 32768}
+# Logits in one tile, all of the vocabulary for a few tokens. On a CPU 64 MiB in float32, some 110 tokens for
+# V = 151,936 (four times as many are no faster there); on a GPU 224 MiB in bf16, some 700 tokens, which with the blocks
+# is less than TRL's tile of 256 MiB.
+_TILE_ELEMENTS = {"cpu": 2**24, "accelerator": 7 * 2**24}
+
+
+def select_support(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    sampled_ids: torch.Tensor,
+    support_size: int,
+    tail_mass: float,
+    transform: LogitTransform,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    Sparse distribution of every position, as `sparsify(logits, sampled_ids, support_size, tail_mass)` has it, and the
+    entropy of the full one. Without gradient.
+
+    Args:
+        hidden (`torch.Tensor` of shape `(N, H)`):
+            Hidden states of the positions to score.
+        weight (`torch.Tensor` of shape `(V, H)`), bias (`torch.Tensor` of shape `(V,)`, *optional*):
+            The LM head.
+        sampled_ids (`torch.Tensor` of shape `(N,)`, int64):
+            The sampled token of every position.
+        support_size (`int`), tail_mass (`float`):
+            Largest number K of kept tokens, and mass δ that may be left to the rest.
+        transform ([`LogitTransform`]):
+            Scale, soft-capping and temperature of the logits.
+
+    Returns:
+        `token_ids` `(N, K)` int32, `sparse_log_probs` `(N, K + 1)` float32, `entropy` `(N,)` float32.
+    """
+    vocabulary, device = len(weight), hidden.device
+    kind = "cpu" if device.type == "cpu" else "accelerator"
+    dtype = compute_dtype(hidden)
+    chunk = min(_COLUMNS[kind], math.ceil(vocabulary / BLOCK) * BLOCK)
+    padded = math.ceil(vocabulary / chunk) * chunk
+    tokens = max(1, _TILE_ELEMENTS[kind] // padded)
+    tile = empty_tile(min(tokens, len(hidden)), padded, dtype, device)
+    bias = None if bias is None else bias.to(dtype)
+    # Of all positions, so that what follows the choice of the candidates is done once
+    sampled, left = (torch.empty((len(hidden), 1), device=device) for _ in range(2))
+    entropy = torch.empty(len(hidden), device=device)
+    logits = torch.empty((len(hidden), support_size - 1), device=device)
+    token_ids = torch.empty((len(hidden), support_size - 1), device=device, dtype=torch.int32)
+    for start in range(0, len(hidden), tokens):
+        rows = slice(start, min(start + tokens, len(hidden)))
+        hidden_rows = hidden[rows].to(dtype)
+        blocks = blocks_of(tile[: len(hidden_rows)], sampled_ids[rows], vocabulary, chunk)
+        for first in range(0, vocabulary, chunk):
+            cols = slice(first, min(first + chunk, vocabulary))
+            product_into(blocks.tile[:, cols], hidden_rows, weight[cols])
+            reduce_chunk(blocks, None if bias is None else bias[cols], transform, first, cols.stop - first)
+        sampled[rows] = blocks.sampled
+        logits[rows], token_ids[rows], left[rows], entropy[rows] = choose_candidates(
+            blocks, bias, transform, support_size - 1
+        )
+        del blocks
+    del tile
+    return *_support(sampled_ids.unsqueeze(1), sampled, logits, token_ids, left, tail_mass), entropy
+
+
+def _support(sampled_ids, sampled, logits, token_ids, left, tail_mass) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids `(N, K)` and sparse log-probabilities `(N, K + 1)`, from the sampled tokens and their logits `(N, 1)`,
+    the other candidates and their logits `(N, K − 1)` in any order, and the log-sum-exp `(N, 1)` of what is left."""
+    others, order = logits.sort(1, descending=True)
+    others = others.masked_fill(others < FLOOR / 2, -math.inf)  # there are no more tokens
+    log_z = torch.cat([sampled, others, left], 1).logsumexp(1, keepdim=True)
+    keep = mass_rule(sampled - log_z, others - log_z, tail_mass)
+    rest = torch.cat([left, others.masked_fill(keep, -math.inf)], 1).logsumexp(1, keepdim=True)
+    rest = rest.masked_fill(rest < FLOOR / 2, -math.inf)
+    kept = torch.cat([sampled, others.masked_fill(~keep, -math.inf)], 1)
+    token_ids = torch.cat([sampled_ids.int(), token_ids.gather(1, order).masked_fill(~keep, UNUSED)], 1)
+    return token_ids, torch.log_softmax(torch.cat([kept, rest], 1), 1)

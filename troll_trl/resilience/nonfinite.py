@@ -1,0 +1,281 @@
+"""BadNumbersMixin: an update that would read a NaN or an infinity is skipped, on every rank, and said so."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.logging import get_logger
+from torch import nn
+from torch.distributed.tensor import DTensor
+from trl.trainer.utils import is_async_callable
+
+from troll_trl.trust_region.sparse import keep_nothing
+
+if TYPE_CHECKING:  # what stands behind the mixin
+    from trl import GRPOTrainer as _Trainer
+else:
+    _Trainer = object
+
+logger = get_logger(__name__)
+
+# Columns of the rollout batch that the loss reads, and what stands at their masked positions instead. Nothing at a
+# masked position may enter an exp: 0·exp(200) is NaN, and so is its gradient.
+_COLUMNS = {
+    "advantages": 0.0,
+    "old_per_token_logps": 0.0,
+    "old_logps": 0.0,  # RLOO: of a completion
+    "ref_per_token_logps": 0.0,
+    "sampling_per_token_logps": 0.0,
+    "importance_sampling_ratio": 1.0,
+    "troll_old_log_probs": None,  # all mass in the rest, see `keep_nothing`
+}
+# What is counted, one slot each. TRL means something by NaN in `sampling_per_token_logps`: vLLM gave no value.
+_COUNTED = (*(name for name in _COLUMNS if name != "sampling_per_token_logps"), "logits", "loss", "gradient")
+_TOKENS = len(_COUNTED)  # the last slot: live tokens
+
+
+class BadNumbersMixin(_Trainer):
+    """
+    Stands before a TROLL trainer in the list of bases, and keeps numbers that are not finite out of the weights.
+
+    What the loss reads (advantages, cached log-probabilities, logits), the loss and the norm of the gradient are
+    counted on the device. Once per update the counts of all ranks are gathered, in one small collective. If any is not
+    zero, or if no rank has a live token, the gradient is dropped before the optimizer sees it: weights, moments, weight
+    decay and the learning rate schedule stay as they are, bit for bit. A rollout batch with a reward that is not finite
+    is not trained on at all. `troll/skipped_updates` counts; after `max_skipped_updates` in a row the run stops.
+
+    With a float16 gradient scaler, a gradient that overflows stays the scaler's to skip, uncounted, for as long as it
+    can lower its scale. DeepSpeed takes its step inside the backward: there the run stops before it.
+
+    Overridden are `train`, `_calculate_rewards`, `_generate_and_score_completions`, `compute_loss`,
+    `_compute_loss`, `_get_per_token_logps_and_entropies`, `_get_grad_norm` and `log`.
+    """
+
+    reward_funcs: list[Callable]  # TRL's
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._bad_counts = torch.zeros(_TOKENS + 1, dtype=torch.float64, device=self.accelerator.device)
+        self._bad_rewards: list[str] = []  # of the current rollout batch
+        self._live: torch.Tensor | None = None  # (B, C) while a loss is computed
+        self._updates_since_log = self._skipped_since_log = self._skipped_in_a_row = 0
+
+    def train(self, *args, **kwargs):
+        self._bad_counts.zero_()  # an earlier call may have ended in the middle of an update
+        self._updates_since_log = self._skipped_since_log = self._skipped_in_a_row = 0
+        return super().train(*args, **kwargs)
+
+    # -- Rewards ----------------------------------------------------------------------------------------------------
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        functions = self.reward_funcs
+        self.reward_funcs = [_nan_to_inf(function) for function in functions]
+        try:
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        finally:
+            self.reward_funcs = functions
+        # The rewards (completions, functions) of all ranks. To TRL, NaN is a reward that was not given (None), which a
+        # reward model never means.
+        is_model = torch.tensor([isinstance(function, nn.Module) for function in functions], device=rewards.device)
+        bad = rewards.isinf() | (rewards.isnan() & is_model)
+        per_rank = len(rewards) // self.accelerator.num_processes
+        names = [
+            f"reward {self.reward_func_names[column]!r} at row {row} of the rollout batch (rank {row // per_rank}, row "
+            f"{row % per_rank} there)"
+            for row, column in bad.nonzero().tolist()
+        ]
+        if self.model.training:
+            self._bad_rewards = names
+        elif names:
+            logger.warning(f"In the evaluation at step {self.state.global_step}, not finite: {_some(names)}.")
+        return rewards.masked_fill(bad, torch.nan)  # so that TRL's averages stay those of the other rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.model.training:
+            self._bad_rewards = []
+        output = super()._generate_and_score_completions(inputs)
+        if self.model.training and self._bad_rewards:
+            # The other rewards of the group, or of the batch, were normalised with it. NaN stays with the rollout
+            # batch, also in a checkpoint, until its last update has been skipped.
+            output["advantages"] = torch.full_like(output["advantages"], torch.nan)
+        return output
+
+    # -- Loss -------------------------------------------------------------------------------------------------------
+
+    def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
+        mask = inputs["completion_mask"]
+        if "tool_mask" in inputs:
+            mask = mask * inputs["tool_mask"]
+        self._live = mask.bool()  # (B, C)
+        inputs, counts = without_masked(inputs, self._live)
+        if self.model.training:
+            for name, count in counts.items():
+                self._count(name, count)
+            self._bad_counts[_TOKENS] += self._live.sum()
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self._live = None
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if self.model.training:
+            self._count("loss", ~loss.detach().isfinite())
+            if self.is_deepspeed_enabled:
+                self._stop_before_deepspeed_steps()
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        log_probs, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._live is None:
+            return log_probs, entropies, aux_loss
+        log_probs = log_probs.masked_fill(~self._live, 0.0)  # (B, C), also where a tool's tokens have a value
+        if entropies is not None:  # of all logits of a position
+            finite = entropies.detach().isfinite()
+            if self.model.training:
+                self._count("logits", (self._live & ~finite).sum())
+            entropies = entropies.masked_fill(~(self._live & finite), 0.0)  # the entropy controller keeps its state
+        return log_probs, entropies, aux_loss
+
+    def _count(self, name: str, count: torch.Tensor):
+        self._bad_counts[_COUNTED.index(name)] += count
+
+    # -- Update -----------------------------------------------------------------------------------------------------
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        # The last call before the optimizer's step that knows the norm, with `max_grad_norm` 0 too
+        grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        self._updates_since_log += 1
+        if self.is_deepspeed_enabled:
+            return grad_norm
+        norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else torch.as_tensor(grad_norm)
+        if not norm.isfinite() and not self._scaler_handles_overflow():
+            self._count("gradient", torch.ones((), device=self._bad_counts.device))
+        bad, tokens = self._gather_counts()
+        skip = bool(bad) or tokens == 0
+        self._skipped_since_log += skip
+        if skip:
+            model.zero_grad()  # without gradients the optimizer does nothing, weight decay included
+        if self.accelerator.scaler is None:
+            # As after an overflow in float16, the Trainer then leaves the learning rate schedule where it is
+            self.optimizer._is_overflow = skip
+        self._report(bad, tokens)
+        return grad_norm
+
+    def _scaler_handles_overflow(self) -> bool:
+        return self.accelerator.scaler is not None and self.accelerator.scaler.get_scale() > 1
+
+    def _gather_counts(self) -> tuple[str, float]:
+        """What was not finite since the last update, in words, and the live tokens; the same on all ranks."""
+        counts = self.accelerator.gather(self._bad_counts.unsqueeze(0)).tolist()  # (ranks, slots)
+        self._bad_counts.zero_()
+        found = []
+        for rank, row in enumerate(counts):
+            names = [name for name, count in zip(_COUNTED, row[:_TOKENS], strict=True) if count > 0]
+            # After the reduction every rank has the sum of all gradients
+            local = [name for name in names if name != "gradient"]
+            if local:
+                found.append(f"rank {rank}: {', '.join(local)}")
+            elif names and rank == 0:
+                found.append("gradient (its norm over all ranks)")
+        return "; ".join(found), sum(row[_TOKENS] for row in counts)
+
+    def _report(self, bad: str, tokens: float):
+        step = self.state.global_step + 1
+        if not bad:
+            # Neither good nor bad: an update without a live token leaves the count of those in a row alone
+            if tokens > 0:
+                self._skipped_in_a_row = 0
+            else:
+                logger.warning(f"Update {step} skipped: every completion in it is masked, on every rank.")
+            return
+        self._skipped_in_a_row += 1
+        if self._bad_rewards:
+            bad += f", because of {_some(self._bad_rewards)}"
+        limit = self.args.max_skipped_updates
+        logger.warning(
+            f"Update {step} skipped, weights and optimizer unchanged. Not finite: {bad}. "
+            f"({self._skipped_in_a_row} in a row; `max_skipped_updates` is {limit}.)"
+        )
+        if self._skipped_in_a_row >= limit:
+            raise FloatingPointError(
+                f"Stopped at update {step}: {self._skipped_in_a_row} updates in a row were skipped "
+                f"(`max_skipped_updates`). Not finite: {bad}. The weights are those of the last good update. {_ADVICE}"
+            )
+
+    def _stop_before_deepspeed_steps(self):
+        bad, _ = self._gather_counts()
+        if bad:
+            raise FloatingPointError(
+                f"Stopped before update {self.state.global_step + 1}, which DeepSpeed cannot skip. Not finite: {bad}. "
+                f"{_ADVICE}"
+            )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if self.model.training and self._updates_since_log:
+            logs["troll/skipped_updates"] = self._skipped_since_log
+            self._updates_since_log = self._skipped_since_log = 0
+        super().log(logs, start_time)
+
+
+_ADVICE = (
+    "A reward must return finite numbers, or None where it does not apply. If logits or gradients overflow, lower the "
+    "learning rate or train in bfloat16 or float32 rather than float16."
+)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def without_masked(inputs: dict[str, Any], live: torch.Tensor) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """
+    A micro-batch whose masked positions hold harmless values, whatever stood there, and how many of the live values are
+    not finite.
+
+    Args:
+        inputs (`dict[str, Any]`):
+            A micro-batch of TRL's, which is left as it is.
+        live (`torch.Tensor` of shape `(B, C)`, bool):
+            The tokens that the loss is over.
+
+    Returns:
+        `tuple`: the micro-batch, and by name the counts (scalar tensors). −inf is a number among sparse
+        log-probabilities, where it stands for an unused slot.
+    """
+    inputs, counts = dict(inputs), {}
+    for name, fill in _COLUMNS.items():
+        values = inputs.get(name)
+        if values is None:
+            continue
+        # Of a token (B, C), or of a completion (B,) or (B, 1), which is live if any of its tokens is
+        mask = live
+        if values.shape[:2] != live.shape:
+            mask = live.any(1) if values.dim() == 1 else live.any(1, keepdim=True)
+        if fill is None:
+            bad = mask & (values.isnan() | (values == math.inf)).any(-1)
+            inputs[name] = keep_nothing(values, ~mask)
+        else:
+            bad = mask & ~values.isfinite()
+            inputs[name] = values.masked_fill(~mask, fill)
+        if name in _COUNTED:
+            counts[name] = bad.sum()
+    return inputs, counts
+
+
+def _nan_to_inf(function: Callable) -> Callable:
+    """A reward function whose NaN is an infinity, since TRL reads NaN as None: this function does not apply."""
+
+    def mark(rewards):
+        return [math.inf if reward is not None and reward != reward else reward for reward in rewards]
+
+    if isinstance(function, nn.Module):
+        return function
+    if is_async_callable(function):
+
+        async def marked_async(**kwargs):
+            return mark(await function(**kwargs))
+
+        return marked_async
+    return lambda **kwargs: mark(function(**kwargs))

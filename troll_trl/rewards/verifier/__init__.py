@@ -1,0 +1,285 @@
+"""verify(): whether texts state the right answer, whatever they contain. Cannot hang, crash or exhaust memory."""
+
+import atexit
+import logging
+import os
+import re
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from troll_trl.rewards.answers import extract_answer
+from troll_trl.rewards.verifier.compare import Undecided, equal, is_readable, undecided, words
+from troll_trl.rewards.verifier.pool import WorkerError, WorkerPool
+from troll_trl.rewards.verifier.spelling import normalise
+from troll_trl.rewards.verifier.structure import is_balanced
+from troll_trl.rewards.verifier.values import read_quantity
+
+__all__ = ["PATHS", "TIMEOUT_SECONDS", "Verdict", "close", "is_correct", "is_readable_gold", "verify"]
+
+logger = logging.getLogger(__name__)
+
+# The longest gold answer of MATH-500 has 58 characters. What is much longer is a text, not an answer.
+MAX_ANSWER_CHARACTERS = 1000
+# Wall clock, for one pair
+TIMEOUT_SECONDS = 5.0
+# Without worker processes only expressions of at most so many characters are compared
+MAX_CHARACTERS_IN_PROCESS = 100
+
+PATHS = (
+    "text",  # the same text, or words
+    "number",  # both are numbers
+    "structure",  # lists, sets, intervals, ... of numbers and words
+    "math_verify",  # computer algebra
+    "timeout",  # computer algebra, killed at the limit
+    "crash",  # computer algebra, killed for its memory or by itself
+    "refused",  # too long, or larger than what an answer needs: not computed
+    "no_answer",  # the text states none
+    "unparsed",  # the gold answer cannot be read
+)
+
+# Towers, long exponents, factorials of large numbers or of factorials, deep nesting: seconds of computer algebra for a
+# few characters. Only compared if the gold answer has such a thing as well.
+_COSTLY = re.compile(
+    r"\d\)?\^\{?\(?\d+\^|\^\{?[+-]?\d{5,}|\d{4,}\)?!|!\)*!|!\s*\^|\d{200}|\\binom\{\d{5,}|(?:[({]\s?){12}"
+    r"|\\(?:sum|prod|int|lim)(?![a-z])"
+)
+# What is computed without a process that could be killed: roots, fractions, small powers of letters and numbers
+_HARMLESS = re.compile(
+    r"(?:\\(?:frac|sqrt|pi|cdot|times|sin|cos|tan|ln|log|theta|infty|begin\{[pb]matrix\}|end\{[pb]matrix\}|[{}\\])(?![a-z])"
+    r"|\d{1,12}(?!\d)|\^(?:\d(?!\d)|[a-z]|\{-?[a-z0-9]{1,2}\})(?![\^!])|[A-Za-z+\-/(){}\[\]=<>,.|_&% ])*+"
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """
+    What became of one text.
+
+    Args:
+        reward (`float`, *optional*):
+            1.0 for the right answer, 0.0 for a wrong one or none, `None` where the gold answer cannot be read.
+        answer (`str`, *optional*):
+            The answer that the text states; `None` without one.
+        path (`str`):
+            How it was decided, one of `PATHS`.
+    """
+
+    reward: float | None
+    answer: str | None
+    path: str
+
+
+def verify(golds: Sequence[str], texts: Sequence[str], timeout: float = TIMEOUT_SECONDS) -> list[Verdict]:
+    r"""
+    Check the final answers of texts against gold answers, in parallel.
+
+    Most pairs are decided at once, in this process, by rules for numbers, words and structures. The others go to worker
+    processes, which run math-verify and are killed at a time limit and at a memory limit. Any thread may call this.
+
+    Args:
+        golds (`Sequence[str]`):
+            Gold answers: bare, boxed, or at the end of a worked solution.
+        texts (`Sequence[str]`):
+            Completions, one for each gold answer.
+        timeout (`float`, *optional*, defaults to 5.0):
+            Wall-clock limit of each pair, in seconds. When very many pairs of one call run into it, it drops.
+
+    Returns:
+        `list[Verdict]`: a verdict for each text.
+
+    Raises:
+        ValueError: `golds` and `texts` differ in length.
+
+    Example:
+    ```python
+    >>> from troll_trl.rewards.verifier import verify
+
+    >>> verify([r"\frac{1}{2}", "3"], ["So it is 0.5.\n#### 0.5", "It is 3."])
+    [Verdict(reward=1.0, answer='0.5', path='number'), Verdict(reward=0.0, answer=None, path='no_answer')]
+    ```
+    """
+    if len(golds) != len(texts):
+        raise ValueError(f"Got {len(golds)} gold answers but {len(texts)} texts; they must pair up.")
+    gold_answers = {gold: normalised_gold(gold) for gold in dict.fromkeys(golds)}
+    readable = are_readable(gold_answers.values(), timeout)
+    answers = [extract_answer(text) for text in texts]
+    pairs = [(gold_answers[gold], answer) for gold, answer in zip(golds, answers, strict=True)]
+    decided: dict[tuple[str, str | None], tuple[bool, str] | None] = {
+        pair: _decide(*pair) if readable[pair[0]] else (False, "unparsed") for pair in dict.fromkeys(pairs)
+    }
+    open_pairs = [pair for pair, decision in decided.items() if decision is None]
+    questions = [{"gold": gold, "answer": normalise(answer or "")} for gold, answer in open_pairs]
+    decided |= zip(open_pairs, _ask(questions, timeout), strict=True)
+    verdicts = []
+    for pair in pairs:
+        right, path = decided[pair] or (False, "crash")
+        verdicts.append(Verdict(None if path == "unparsed" else float(right), pair[1], path))
+    return verdicts
+
+
+def normalised_gold(gold: str) -> str:
+    """The bare gold answer of a text, normalised; empty if it is too long for one."""
+    bare = extract_answer(gold) or gold
+    return normalise(bare) if len(bare) <= MAX_ANSWER_CHARACTERS and "\n" not in bare.strip() else ""
+
+
+def are_readable(golds, timeout: float = TIMEOUT_SECONDS) -> dict[str, bool]:
+    """
+    Whether answers can be compared with these gold answers: numbers, words, or what math-verify parses.
+
+    Args:
+        golds (`Iterable[str]`):
+            Normalised gold answers.
+        timeout (`float`, *optional*, defaults to 5.0):
+            Wall-clock limit of each, in seconds.
+
+    Returns:
+        `dict[str, bool]`: by gold answer.
+    """
+    result = {gold: _is_readable_fast(gold) for gold in dict.fromkeys(golds)}
+    open_golds = [gold for gold, known in result.items() if known is None]
+    for gold, (known, path) in zip(open_golds, _ask([{"gold": gold} for gold in open_golds], timeout), strict=True):
+        result[gold] = known
+        if path == "math_verify":  # a limit says nothing about the next time
+            _KNOWN_GOLDS[gold] = known
+    return {gold: bool(known) for gold, known in result.items()}
+
+
+# By normalised gold answer, what math-verify said; a training sees the same golds again and again
+_KNOWN_GOLDS: dict[str, bool] = {}
+MAX_KNOWN_GOLDS = 200_000
+
+
+def _is_readable_fast(gold: str) -> bool | None:
+    try:
+        return is_readable(gold, undecided)
+    except Undecided:
+        if len(_KNOWN_GOLDS) > MAX_KNOWN_GOLDS:
+            _KNOWN_GOLDS.clear()
+        return _KNOWN_GOLDS.get(gold)
+
+
+def is_readable_gold(gold: str) -> bool:
+    """Whether answers can be compared with a bare gold answer."""
+    normalised = normalise(gold) if len(gold) <= MAX_ANSWER_CHARACTERS else ""
+    return are_readable([normalised])[normalised]
+
+
+def is_correct(gold: str, answer: str) -> bool:
+    """Whether a bare answer equals a bare gold answer that can be read."""
+    normalised = normalise(gold) if len(gold) <= MAX_ANSWER_CHARACTERS else ""
+    decision = (
+        _decide(normalised, answer) or _ask([{"gold": normalised, "answer": normalise(answer)}], TIMEOUT_SECONDS)[0]
+    )
+    return decision[0]
+
+
+def _decide(gold: str, answer: str | None) -> tuple[bool, str] | None:
+    """The fast path: whether an answer is right, and how that was found; `None` if only computer algebra can tell."""
+    if answer is None:
+        return False, "no_answer"
+    if len(answer) > MAX_ANSWER_CHARACTERS:  # and must not get into the cache
+        return False, "refused"
+    return _decide_by_rules(gold, answer)
+
+
+@lru_cache(maxsize=4096)
+def _decide_by_rules(gold: str, answer: str) -> tuple[bool, str] | None:
+    answer = normalise(answer)
+    if gold == answer:
+        return True, "text"
+    if not is_balanced(answer):
+        return False, "refused"
+    if _COSTLY.search(answer) and not _COSTLY.search(gold):
+        return False, "refused"
+    try:
+        right = equal(gold, answer, undecided)
+    except Undecided:
+        return None
+    if read_quantity(gold) is not None and read_quantity(answer) is not None:
+        return right, "number"
+    return right, "text" if words(gold) is not None else "structure"
+
+
+def _ask(questions: list[dict], timeout: float) -> list[tuple[bool, str]]:
+    if not questions:
+        return []
+    global _retry_at
+    if time.monotonic() >= _retry_at:
+        pool = _pool()
+        try:
+            return [_decision(reply) for reply in pool.ask(questions, timeout)]
+        except WorkerError as error:
+            if not pool.closed:  # by another thread: the next call has a new one
+                _retry_at = time.monotonic() + RETRY_SECONDS
+                _warn_of_fallback(str(error))
+    return [_answer_in_process(question) for question in questions]
+
+
+def _decision(reply: dict) -> tuple[bool, str]:
+    if "result" in reply:
+        return reply["result"], "math_verify"
+    return False, "timeout" if reply.get("died") == "timeout" else "crash"
+
+
+def _answer_in_process(question: dict) -> tuple[bool, str]:
+    """Without a limit of time, so only for what is short and harmless."""
+    from troll_trl.rewards.verifier.symbolic import answer_question
+
+    text = question["gold"] + question.get("answer", "")
+    if len(text) > MAX_CHARACTERS_IN_PROCESS or text.count("^") > 3 or not _HARMLESS.fullmatch(text):
+        return False, "refused"
+    return _decision(answer_question(question))
+
+
+@lru_cache(maxsize=1)
+def _warn_of_fallback(reason: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        warnings.warn(
+            f"Answers are compared without worker processes, which cannot be started here ({reason}). Expressions "
+            f"above {MAX_CHARACTERS_IN_PROCESS} characters, or costly ones, count as wrong.",
+            stacklevel=2,
+        )
+
+
+# A start that fails may take long to do so, and is not tried again at every step
+RETRY_SECONDS = 600.0
+_retry_at = 0.0
+_shared: WorkerPool | None = None
+_shared_lock = threading.Lock()
+
+
+def _pool() -> WorkerPool:
+    global _shared
+    with _shared_lock:
+        if _shared is None:
+            _shared = WorkerPool()
+        return _shared
+
+
+def close() -> None:
+    """End the worker processes. The next call that needs them starts new ones."""
+    global _shared, _retry_at
+    _retry_at = 0.0
+    with _shared_lock:
+        pool, _shared = _shared, None
+    if pool is not None:
+        pool.close()
+
+
+def _after_fork() -> None:
+    """A forked child has the parent's pipes, but none of its threads: it gets a pool of its own."""
+    global _shared, _shared_lock
+    _shared_lock = threading.Lock()
+    if _shared is not None:
+        _shared.forget()
+        _shared = None
+
+
+atexit.register(close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

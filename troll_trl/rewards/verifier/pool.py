@@ -1,0 +1,238 @@
+"""WorkerPool: processes for computer algebra that may be killed, shared by all calls and threads of this process."""
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+
+from troll_trl.rewards.verifier.worker import read_message, write_message
+
+# What a worker imports takes one to three seconds; on a machine that is busy starting a training, far longer
+START_SECONDS = 120
+# A worker ends itself at the limit of a question. One that has not done so by then is stuck in the kernel.
+GRACE_SECONDS = 5
+# Timeouts per worker in one call after which the limit of the others drops to this fraction of it. An ordinary answer
+# takes milliseconds.
+PATIENCE, HURRY = 8, 20
+
+# A main module of its own, with the import path of this process: neither the user's script nor what it would need is
+# looked at, and this package is found wherever it was imported from.
+_MAIN = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from troll_trl.rewards.verifier.worker import main
+main(int(sys.argv[2]))
+"""
+
+
+class WorkerError(RuntimeError):
+    """A worker process could not be started, or is gone."""
+
+
+class Worker:
+    """
+    One worker process and the pipes to it.
+
+    Args:
+        memory_bytes (`int`):
+            Address space that it may use.
+
+    Raises:
+        WorkerError: the process cannot be started.
+    """
+
+    def __init__(self, memory_bytes: int):
+        if not sys.executable:
+            raise WorkerError("this Python does not know its own executable")
+        command = [sys.executable, "-c", _MAIN, json.dumps(sys.path), str(memory_bytes)]
+        # One thread per worker, and no accelerator, whatever a sitecustomize may import
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the trainer, which closes the pipe
+            )
+        except OSError as error:
+            raise WorkerError(str(error)) from error
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._questions, self._replies = self.process.stdin.fileno(), self.process.stdout.fileno()
+        hello = self._receive(START_SECONDS)
+        if hello is None or "ready" not in hello:
+            self.kill()
+            raise WorkerError(hello["failed"] if hello else f"it ended with code {self.process.returncode}")
+
+    def ask(self, question: dict, seconds: float) -> dict:
+        """
+        Ask one question. Only one thread may ask at a time.
+
+        Args:
+            question (`dict`):
+                For [`~troll_trl.rewards.verifier.symbolic.answer_question`].
+            seconds (`float`):
+                Wall-clock limit.
+
+        Returns:
+            `dict`: the reply, or `{"died": "timeout"}`, `"memory"` or `"crash"`.
+
+        Raises:
+            WorkerError: the process is gone.
+        """
+        try:
+            write_message(self._questions, question | {"seconds": seconds})
+        except OSError as error:
+            raise WorkerError(str(error)) from error
+        reply = self._receive(seconds + GRACE_SECONDS)
+        if reply is None:
+            raise WorkerError("it did not reply")
+        return reply
+
+    def _receive(self, seconds: float) -> dict | None:
+        poll = select.poll()  # select() cannot watch descriptors above 1023, which a trainer may well have
+        poll.register(self._replies, select.POLLIN)
+        return read_message(self._replies) if poll.poll(seconds * 1000) else None
+
+    def kill(self) -> None:
+        """End the process and its child, and wait until it is gone. A thread that waits for a reply gets none."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def close_pipes(self) -> None:
+        """Close this process's ends of the pipes. No other thread may be using them."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+class WorkerPool:
+    """
+    Worker processes, started as they are needed and replaced when they die.
+
+    Args:
+        size (`int`, *optional*):
+            Most processes at a time. By default one for each CPU that this process may use, shared among the local
+            ranks, and at most 8.
+        memory_bytes (`int`, *optional*, defaults to 1 GiB):
+            Address space that each may use.
+    """
+
+    def __init__(self, size: int | None = None, memory_bytes: int = 1 << 30):
+        self.size = size or default_size()
+        self.memory_bytes = memory_bytes
+        self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
+        self._workers: set[Worker] = set()
+        self._lock = threading.Lock()
+        self._executor = ThreadPoolExecutor(self.size, thread_name_prefix="troll-verifier")
+        self.closed = False
+
+    def ask(self, questions: Sequence[dict], seconds: float) -> list[dict]:
+        """
+        Ask questions in parallel. Any thread may call this; a slow question delays only the worker that has it.
+
+        Args:
+            questions (`Sequence[dict]`):
+                For [`~troll_trl.rewards.verifier.symbolic.answer_question`].
+            seconds (`float`):
+                Wall-clock limit of each.
+
+        Returns:
+            `list[dict]`: a reply for each, see [`Worker.ask`].
+
+        Raises:
+            WorkerError: no worker can be started.
+        """
+        limit = _TimeLimit(seconds, PATIENCE * self.size)
+        futures: list[Future] = []
+        try:
+            for question in questions:
+                futures.append(self._executor.submit(self._ask_one, question, limit))
+            return [future.result() for future in futures]
+        except (CancelledError, RuntimeError) as error:  # closed meanwhile, or the interpreter is ending
+            raise WorkerError(str(error) or "the pool is closed") from error
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _ask_one(self, question: dict, limit: "_TimeLimit") -> dict:
+        # A worker may have been killed from outside while it was idle: once more, on a new one
+        for _ in range(2):
+            worker = self._take()
+            try:
+                reply = worker.ask(question, limit.seconds)
+            except WorkerError:
+                reply = {"died": "crash"}
+            if reply.get("died") != "crash":
+                self._idle.put(worker)
+                break
+            self._discard(worker)
+        if reply.get("died") == "timeout":
+            limit.count_timeout()
+        return reply
+
+    def _take(self) -> Worker:
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            worker = Worker(self.memory_bytes)  # at most `size` threads come here at a time
+        with self._lock:
+            self._workers.add(worker)
+            closed = self.closed
+        if closed:
+            self._discard(worker)
+            raise WorkerError("the pool is closed")
+        return worker
+
+    def _discard(self, worker: Worker) -> None:
+        with self._lock:
+            self._workers.discard(worker)
+        worker.kill()
+
+    def close(self) -> None:
+        """Kill all workers. Questions that are being answered count as crashed, those that wait are cancelled."""
+        with self._lock:
+            self.closed = True
+            workers, self._workers = self._workers, set()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.kill()
+
+    def forget(self) -> None:
+        """In a forked child: let go of the parent's pipes, or its workers would not see that the parent ends."""
+        for worker in self._workers:
+            worker.close_pipes()
+
+
+class _TimeLimit:
+    """
+    Seconds for a question. When very many of one call run into their limit (a policy that writes nothing else any
+    more), it drops, so that the call ends: 2,000 limits of five seconds are hours.
+    """
+
+    def __init__(self, seconds: float, patience: int):
+        self.seconds = seconds
+        self._patience = patience
+        self._lock = threading.Lock()
+
+    def count_timeout(self) -> None:
+        with self._lock:
+            self._patience -= 1
+            if self._patience == 0:
+                self.seconds /= HURRY
+
+
+def default_size() -> int:
+    """Number of workers for each process of a training."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(8, cpus // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))))

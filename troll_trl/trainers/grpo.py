@@ -1,0 +1,122 @@
+"""TrollGRPOTrainer: what differs from TRL's GRPOTrainer, and nothing else."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from troll_trl.resilience.checkpoint import CheckpointMixin
+from troll_trl.resilience.input_checks import InputChecksMixin
+from troll_trl.resilience.nonfinite import BadNumbersMixin
+from troll_trl.trainers.base import PAPER, LossPass, TrollMixin
+from troll_trl.trainers.config import TrollGRPOConfig
+
+
+class TrollGRPOTrainer(BadNumbersMixin, CheckpointMixin, InputChecksMixin, TrollMixin, GRPOTrainer):
+    """
+    GRPO with TROLL (Trust Region Optimization for Large Language Models, https://huggingface.co/papers/2510.03817): the
+    clip of the probability ratio is replaced by a differentiable projection of every token's distribution onto a KL
+    trust region around the old policy.
+
+    Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
+    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as `loss_type` says. TRL's own `_compute_loss` computes it: it is
+    given `log π(a)` in place of `log p(a)` and a clip range without ends, so that loss types, sequence-level ratios,
+    masks, entropy bonus, vLLM correction and MoE loss are TRL's. [`TrollMixin`] says what it overrides for any trainer;
+    of GRPO's own, `get_off_policy_mask` is given the unprojected policy, and so is the reference KL.
+
+    TRL's metric `policy_loss` is the surrogate alone: the regression and the reference KL are added after it.
+
+    Args:
+        model, reward_funcs, *args, **kwargs:
+            As [`~trl.GRPOTrainer`].
+        args ([`TrollGRPOConfig`] or [`~trl.GRPOConfig`], *optional*):
+            Configuration. A plain `GRPOConfig` is taken with TROLL's defaults.
+
+    Example:
+
+    ```python
+    >>> from datasets import load_dataset
+    >>> from trl.rewards import accuracy_reward
+    >>> from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+
+    >>> trainer = TrollGRPOTrainer(
+    ...     model="Qwen/Qwen3-0.6B",
+    ...     reward_funcs=accuracy_reward,
+    ...     args=TrollGRPOConfig(steps_per_generation=8, kl_bound=0.05),
+    ...     train_dataset=load_dataset("trl-lib/DeepMath-103K", split="train"),
+    ... )
+    >>> trainer.train()
+    ```
+    """
+
+    _tag_names = ["trl", "grpo", "troll"]
+    _name = "TROLL"
+    _paper = PAPER
+    _config_class = TrollGRPOConfig
+
+    # TRL's, declared for the type checker, which does not follow TRL
+    get_off_policy_mask: Callable[..., torch.Tensor]
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.get_off_policy_mask = self._off_policy_mask_of_policy  # on the instance: the class keeps TRL's
+
+    def _records_old_policy(self) -> bool:
+        # TRL's own condition for scoring the rollout with the current weights
+        return super()._records_old_policy() or (self.use_vllm and self.vllm_importance_sampling_correction)
+
+    def _terms_of_policy(self, loss_pass: LossPass, mask: torch.Tensor, inputs: dict[str, Any], mode: str):
+        terms = super()._terms_of_policy(loss_pass, mask, inputs, mode)
+        if self.beta == 0.0:
+            return terms
+        reference_kl = self._reference_kl(loss_pass.policy_log_probs, mask, inputs)
+        totals = torch.stack([(reference_kl.detach() * mask).sum(), mask.sum()])
+        totals = self.accelerator.reduce(totals, reduction="sum")
+        self._metrics[mode]["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
+        return terms + self.beta * self._aggregate(reference_kl, mask, inputs, mode)
+
+    def _reference_kl(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+        """TRL's estimate of KL(p ‖ reference) `(B, C)`, of the unprojected policy, from `log p(a)` `(B, C)`."""
+        log_ratio = inputs["ref_per_token_logps"] - log_probs
+        kl = log_ratio.exp() - log_ratio - 1
+        if self.args.use_bias_correction_kl:
+            weight = log_probs - inputs["old_per_token_logps"]
+            if self.importance_sampling_level == "sequence":
+                weight = ((weight * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
+            kl = kl * weight.exp()
+        return kl
+
+    def _aggregate(self, values: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
+        """
+        The loss that TRL's `_compute_loss` makes of per-token losses `values` `(B, C)` under `mask` `(B, C)`: the same
+        averages, one per loss type, scaled for gradient accumulation.
+        """
+        accumulation = self.current_gradient_accumulation_steps if mode == "train" else 1.0
+        values = values * mask
+        if self.loss_type == "dapo":
+            tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes  # of a rollout batch
+            if mode == "train":
+                tokens = tokens * accumulation / self.args.steps_per_generation  # of an update
+            return values.sum() / tokens
+        if self.loss_type == "grpo":
+            loss = (values.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
+        elif self.loss_type == "bnpo":
+            loss = values.sum() / mask.sum().clamp(min=1.0)
+        elif self.loss_type == "dr_grpo":
+            loss = values.sum() / (values.size(0) * self.max_completion_length)
+        elif self.loss_type == "luspo":
+            loss = values.sum(-1).mean()
+        else:
+            raise ValueError(f"Unsupported `loss_type`: {self.loss_type!r}.")
+        return loss / accumulation
+
+    def _off_policy_mask_of_policy(self, *args, **kwargs) -> torch.Tensor:
+        # The projection stays near the old policy by construction; the drift to be masked is the policy's own
+        if self._loss_pass is not None:
+            kwargs["per_token_logps"] = self._loss_pass.policy_log_probs
+        # The class's, which this shadows: looked up at each call, since it may be a subclass's or have been patched
+        get_mask = inspect.getattr_static(type(self), "get_off_policy_mask")
+        get_mask = get_mask.__get__(self) if hasattr(get_mask, "__get__") else get_mask
+        return get_mask(*args, **kwargs)

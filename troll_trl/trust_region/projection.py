@@ -1,0 +1,231 @@
+"""project(): the KL trust-region projection of a token's distribution, and its gradient through the multiplier.
+
+`p` is the policy, `q` the old policy, `ε` the KL bound (TROLL, arXiv 2510.03817, section 3):
+
+    π = argmin KL(π‖p)  subject to  KL(π‖q) ≤ ε        log π = (η log q + log p)/(η + 1) − log Z
+
+With `d = log p − log q` and `t = 1/(η + 1)` the solutions are the one-parameter exponential family
+
+    π_t ∝ q·exp(t·d)      ψ(t) = log E_q[exp(t·d)]      μ = E_π[d]      σ² = Var_π[d]
+    f(t) = KL(π_t‖q) = t·μ − ψ(t)                        f′(t) = t·σ² ≥ 0
+
+so the root of `f(t) = ε` in (0, 1] is unique, and `t = 1` when the policy is inside the bound.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+# Relative accuracy |KL − ε|/ε at which the solver stops: near the rounding of a float32 caller's log-probabilities, and
+# what float64 arithmetic can resolve for the others.
+_RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
+_MAX_EVALUATIONS = 100
+# Stands for log p − log q = −∞ where only the policy is zero. Large enough for exp(t·d) to vanish at every t that
+# meets the bound without this token; where none does (−log q(support of p) > ε), the solution is the limit of p → 0.
+_ZERO_POLICY_LOG_RATIO = -1e8
+_EXP_UNDERFLOW = -746.0  # exp() is 0 in float64 below this
+
+
+class Projection(NamedTuple):
+    """
+    Result of [`project`]. Only `log_probs` carries gradient.
+
+    Attributes:
+        log_probs (`torch.Tensor` of shape `(..., S)`):
+            Log-probabilities of the projected policy π, in the dtype of the inputs.
+        eta (`torch.Tensor` of shape `(...)`):
+            Multiplier η ≥ 0 of the bound; 0 where the policy is inside it.
+        policy_kl (`torch.Tensor` of shape `(...)`):
+            KL(p‖q) of the policy before the projection, in nats.
+        kl (`torch.Tensor` of shape `(...)`):
+            KL(π‖q) after the projection, in nats.
+    """
+
+    log_probs: torch.Tensor
+    eta: torch.Tensor
+    policy_kl: torch.Tensor
+    kl: torch.Tensor
+
+
+def project(policy_log_probs: torch.Tensor, old_log_probs: torch.Tensor, kl_bound: float) -> Projection:
+    """
+    Project every row of the policy onto the KL trust region of its old policy (TROLL, arXiv 2510.03817, section 3).
+
+    Rows inside the bound are returned bit for bit; the others are solved in float64 whatever the input dtype. The
+    gradient with respect to `policy_log_probs` goes through the multiplier η; `old_log_probs` gets none. A slot with
+    −∞ in both policies is unused and contributes nothing anywhere. Where only the old policy is zero, so is π, and the
+    bound holds for the policy restricted to the old policy's support.
+
+    Args:
+        policy_log_probs (`torch.Tensor` of shape `(..., S)`, float32 or float64):
+            Normalised log-probabilities `log p` of the policy. `-inf` is allowed.
+        old_log_probs (`torch.Tensor` of the same shape and dtype):
+            Normalised log-probabilities `log q` of the old policy. `-inf` is allowed.
+        kl_bound (`float`):
+            Bound ε on KL(π‖q), in nats. Positive; `inf` switches the projection off.
+
+    Returns:
+        [`Projection`]: log-probabilities `(..., S)`, and η, KL before and KL after `(...)`. Where the bound is active,
+        `|KL(π‖q) − ε| ≤ 1e-3·ε`; in float32 for ε from about 1e-4 up, below which the inputs' own rounding exceeds it.
+
+    Raises:
+        ValueError: `kl_bound` not positive or NaN; shapes or dtypes that differ; a dtype other than the two; NaN in
+            the log-probabilities.
+    """
+    kl_bound = float(kl_bound)
+    if not kl_bound > 0:  # also catches NaN
+        raise ValueError(f"`kl_bound` must be positive, got {kl_bound}.")
+    shape = policy_log_probs.shape
+    if shape != old_log_probs.shape or len(shape) == 0 or shape[-1] == 0:
+        raise ValueError(
+            "`policy_log_probs` and `old_log_probs` must have one shape (..., S), S at least 1, got "
+            f"{tuple(shape)} and {tuple(old_log_probs.shape)}."
+        )
+    dtypes = (policy_log_probs.dtype, old_log_probs.dtype)
+    if dtypes[0] != dtypes[1] or dtypes[0] not in _RELATIVE_TOLERANCE:
+        raise ValueError(f"Both log-probabilities must be float32 or both float64, got {dtypes[0]} and {dtypes[1]}.")
+    return Projection(*_Project.apply(policy_log_probs, old_log_probs, kl_bound))
+
+
+def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """
+    KL(p‖q) of categorical distributions in nats, differentiable in both, with `0·log 0 = 0`.
+
+    Args:
+        log_p, log_q (`torch.Tensor` of shape `(..., S)`):
+            Normalised log-probabilities; `-inf` is allowed.
+
+    Returns:
+        `torch.Tensor` of shape `(...)`: `inf` where `q = 0 < p`.
+    """
+    empty = log_p == -math.inf
+    log_p = log_p.masked_fill(empty, 0.0)  # before the difference: −∞ − −∞ is NaN, and so would its gradient be
+    log_ratio = log_p - log_q.masked_fill(empty, 0.0)
+    return (log_p.exp() * log_ratio).masked_fill(empty, 0.0).sum(-1)
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, log_p, log_q, kl_bound):
+        shape, dtype = log_p.shape, log_p.dtype
+        flat_p, flat_q = log_p.reshape(-1, shape[-1]), log_q.reshape(-1, shape[-1])  # (N, S)
+        policy_kl = kl_divergence(flat_p.double(), flat_q.double())  # (N,)
+        outside = (~(policy_kl <= kl_bound)).nonzero().squeeze(-1)  # (M,) rows; M is small against N in training
+
+        projected = flat_p.clone()
+        t = torch.ones_like(policy_kl)
+        kl = policy_kl.clone()
+        if len(outside) > 0:
+            if policy_kl[outside].isnan().any():
+                raise ValueError("`policy_log_probs` or `old_log_probs` hold NaN: the logits they came from do too.")
+            rows_p, rows_q = flat_p[outside].double(), flat_q[outside].double()  # (M, S)
+            t[outside], log_pi, kl[outside], _ = solve(rows_p, rows_q, kl_bound, _RELATIVE_TOLERANCE[dtype])
+            projected[outside] = log_pi.to(dtype)
+
+        ctx.save_for_backward(flat_p, flat_q, projected, t)
+        # Rounded log-probabilities sum to 1 only nearly, and can make the KL of near-equal policies a little negative
+        outputs = [x.clamp(min=0).to(dtype).reshape(shape[:-1]) for x in (1 / t - 1, policy_kl, kl)]
+        ctx.mark_non_differentiable(*outputs)
+        return projected.reshape(shape), *outputs
+
+    # Gradient (implicit function theorem). For an upstream gradient g on log π_t at a fixed t,
+    #     ∂L/∂d_j = t·(g_j − G·π_j)                                   with G = Σ_i g_i,
+    # and through t, with ∂ log π_i/∂t = d_i − μ and, from f(t, d) = ε,
+    #     ∂t/∂d_j = −(∂f/∂d_j)/f′ = −t·π_j (d_j − μ)·t/(t·σ²) = −t·π_j (d_j − μ)/σ².
+    # Together: ∂L/∂d_j = t·[g_j − G·π_j − (Σ_i g_i (d_i − μ))·π_j (d_j − μ)/σ²], the softmax gradient scaled by t, less
+    # the component that would leave the trust region. q is a constant, so ∂L/∂ log p = ∂L/∂d. Inside the bound, t = 1
+    # and only the first two terms stay: there log π is log p, taken as the output of a log-softmax.
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_log_pi, *_):
+        log_p, log_q, log_pi, t = ctx.saved_tensors
+        # No slot without policy or projected mass takes part, whatever arrives there
+        g = grad_log_pi.reshape(log_pi.shape).masked_fill((log_pi == -math.inf) | (log_p == -math.inf), 0.0)
+        grad = g - g.sum(-1, keepdim=True) * log_pi.exp()
+
+        active = (t < 1).nonzero().squeeze(-1)
+        if len(active) > 0:
+            g_active, pi = g[active].double(), log_pi[active].double().exp()  # (M, S)
+            centred = _log_ratio(log_p[active].double(), log_q[active].double())
+            centred = centred - (pi * centred).sum(-1, keepdim=True)  # d − μ
+            variance = (pi * centred.square()).sum(-1, keepdim=True)  # σ², (M, 1)
+            through_t = (g_active * centred).sum(-1, keepdim=True) * pi * centred / variance
+            softmax_gradient = g_active - g_active.sum(-1, keepdim=True) * pi
+            grad[active] = (t[active].unsqueeze(-1) * (softmax_gradient - through_t)).to(grad.dtype)
+        return grad.masked_fill(log_p == -math.inf, 0.0).reshape(grad_log_pi.shape), None, None
+
+
+def solve(
+    log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float, relative_tolerance: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    Solve `KL(π_t‖q) = ε` for `t` by a safeguarded Newton iteration on `sqrt(2 f(t))`.
+
+    `f` starts as a parabola, so `sqrt(2 f(t))` is close to linear and Newton's method on it needs a handful of
+    evaluations. A step that leaves the bracket is replaced by a bisection.
+
+    Args:
+        log_p, log_q (`torch.Tensor` of shape `(M, S)`, float64):
+            Policy and old policy of rows with KL(p‖q) > ε.
+        kl_bound (`float`):
+            ε, in nats, positive and finite.
+        relative_tolerance (`float`):
+            Stop a row once `|KL − ε| ≤ relative_tolerance·ε`, or when `t` can no longer change.
+
+    Returns:
+        `tuple[torch.Tensor, ...]`: `t` `(M,)` in (0, 1]; `log π_t` `(M, S)`; `KL(π_t‖q)` `(M,)`; and the number of
+        evaluations of `f` that each row took `(M,)`.
+    """
+    d = _log_ratio(log_p, log_q)
+    t = torch.ones_like(d[:, 0])
+    log_pi, kl, variance = _evaluate(t, d, log_q)
+    # A policy that only leaves the old policy's support has its mass there dropped; inside the bound it ends here.
+    done = ~(kl > kl_bound)
+    evaluations = torch.ones_like(t, dtype=torch.int64)
+
+    low, high = torch.zeros_like(t), torch.ones_like(t)
+    target = math.sqrt(2 * kl_bound)
+    t = torch.where(done, t, (kl_bound / kl).sqrt())
+    for _ in range(_MAX_EVALUATIONS):
+        if done.all():
+            break
+        new_log_pi, new_kl, new_variance = _evaluate(t, d, log_q)
+        log_pi = torch.where(done.unsqueeze(-1), log_pi, new_log_pi)
+        kl, variance = torch.where(done, kl, new_kl), torch.where(done, variance, new_variance)
+        evaluations += ~done
+
+        above = kl > kl_bound
+        high = torch.where(above & ~done, t, high)
+        low = torch.where(above | done, low, t)
+        root = (2 * kl).clamp(min=0).sqrt()  # sqrt(2 f); its derivative is f′/sqrt(2 f) = t·σ²/sqrt(2 f)
+        step = t + (target - root) * root / (t * variance)
+        # Towards 0 the bracket shrinks by factors, as the root's magnitude is what is unknown there
+        middle = torch.where(low > 0, (low + high) / 2, high / 16)
+        step = torch.where((step > low) & (step < high), step, middle)
+        converged = (kl - kl_bound).abs() <= relative_tolerance * kl_bound
+        done = done | converged | ((step - t).abs() <= 1e-15 * t)
+        t = torch.where(done, t, step)
+
+    # Where the policy is zero so is π, unless the bound is out of reach without that token
+    return t, log_pi.masked_fill((log_p == -math.inf) & (log_pi < _EXP_UNDERFLOW), -math.inf), kl, evaluations
+
+
+def _log_ratio(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """`d = log p − log q` `(M, S)`, and any finite number outside of the support of `q`, where `π` is zero anyway."""
+    ratio = log_p - log_q.masked_fill(log_q == -math.inf, 0.0)
+    return ratio.masked_fill(log_p == -math.inf, _ZERO_POLICY_LOG_RATIO)
+
+
+def _evaluate(t: torch.Tensor, d: torch.Tensor, log_q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`log π_t` `(M, S)`, `f(t) = KL(π_t‖q)` `(M,)` and `σ² = Var_π[d]` `(M,)` at `t` `(M,)`."""
+    log_weights = log_q + t.unsqueeze(-1) * d
+    psi = torch.logsumexp(log_weights, -1)
+    log_pi = log_weights - psi.unsqueeze(-1)
+    pi = log_pi.exp()
+    # KL = Σ π·(log π − log q), and not t·μ − ψ: that is a difference of numbers as large as the logits
+    kl = (pi * (t.unsqueeze(-1) * d - psi.unsqueeze(-1))).sum(-1)
+    mean = (pi * d).sum(-1)
+    variance = (pi * (d - mean.unsqueeze(-1)).square()).sum(-1)
+    return log_pi, kl, variance

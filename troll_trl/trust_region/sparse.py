@@ -1,0 +1,222 @@
+"""SparseDistribution: the kept tokens of a policy's distribution and one rest bucket with the exact remaining mass.
+
+The rest bucket makes it a proper categorical distribution over K + 1 outcomes: nothing is filled with a default value
+and nothing is renormalised away. Merging outcomes can only lower a KL, so a sparse KL never exceeds the true one.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from troll_trl.trust_region.projection import kl_divergence
+
+UNUSED = -1  # token id of an unused slot
+
+
+@dataclass
+class SparseDistribution:
+    """
+    A distribution over a few tokens of the vocabulary and a rest bucket.
+
+    Attributes:
+        token_ids (`torch.Tensor` of shape `(..., K)`, int32):
+            Kept tokens: the sampled one in slot 0, the others by descending old probability; −1 in an unused slot.
+        log_probs (`torch.Tensor` of shape `(..., K + 1)`, float32):
+            Log-probability of every kept token, and of all other tokens together in the last slot. `-inf` in an unused
+            slot.
+    """
+
+    token_ids: torch.Tensor
+    log_probs: torch.Tensor
+
+    @staticmethod
+    def of(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """
+        Log-probabilities of other logits on a given support, differentiable. The dense reference of the sparse head.
+
+        Args:
+            logits (`torch.Tensor` of shape `(..., V)`):
+                Logits after the sampling temperature. Half precision is computed in float32.
+            token_ids (`torch.Tensor` of shape `(..., K)`, integer):
+                Support; −1 marks an unused slot.
+
+        Returns:
+            `torch.Tensor` of shape `(..., K + 1)`, float32 (float64 for float64 logits).
+
+        Raises:
+            ValueError: non-finite logits, shapes that do not match, a token id outside of −1…V−1.
+        """
+        _check_logits(logits)
+        if token_ids.shape[:-1] != logits.shape[:-1]:
+            raise ValueError(
+                f"`token_ids` {tuple(token_ids.shape)} and `logits` {tuple(logits.shape)} must agree in all dimensions "
+                "but the last."
+            )
+        vocabulary = logits.shape[-1]
+        _check_range("token_ids", token_ids, UNUSED, vocabulary)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        token_ids = token_ids.long()
+        used = token_ids != UNUSED
+        kept_logits = logits.gather(-1, token_ids.clamp(min=0)).masked_fill(~used, -math.inf)  # (..., K)
+        # An unused slot is pointed at an extra column, which is cut off
+        is_kept = torch.zeros(*logits.shape[:-1], vocabulary + 1, dtype=torch.bool, device=logits.device)
+        is_kept.scatter_(-1, torch.where(used, token_ids, vocabulary), True)
+        is_kept = is_kept[..., :vocabulary]  # (..., V)
+        # Summed over the rest, never as 1 − Σ kept, which cancels. The log-sum-exp of an empty rest has a NaN gradient.
+        rest_is_empty = is_kept.all(-1, keepdim=True)
+        rest = logits.masked_fill(is_kept & ~rest_is_empty, -math.inf).logsumexp(-1, keepdim=True)
+        rest = rest.masked_fill(rest_is_empty, -math.inf)
+        log_probs = torch.log_softmax(torch.cat([kept_logits, rest], -1), -1)
+        # Whatever gradient arrives at an outcome without mass stays there
+        return log_probs.masked_fill(log_probs == -math.inf, -math.inf)
+
+    @staticmethod
+    def concatenate(parts: Sequence["SparseDistribution"]) -> "SparseDistribution":
+        """Join parts `(B_i, T, K_i)` along the batch; the narrower ones get unused slots up to the widest."""
+        width = max(part.token_ids.shape[-1] for part in parts)
+        parts = [part._widen(width) for part in parts]
+        return SparseDistribution(
+            torch.cat([part.token_ids for part in parts]), torch.cat([part.log_probs for part in parts])
+        )
+
+    def trim(self) -> "SparseDistribution":
+        """Drop the trailing slots that no position uses, keeping at least one. Used slots come first."""
+        width = max(int(self.support_size.max()), 1) if self.token_ids.numel() > 0 else 1
+        log_probs = torch.cat([self.log_probs[..., :width], self.log_probs[..., -1:]], -1)
+        return SparseDistribution(self.token_ids[..., :width].contiguous(), log_probs)
+
+    def kl(self, other: "SparseDistribution") -> torch.Tensor:
+        """
+        KL(self‖other) in nats, `(...)`.
+
+        Raises:
+            ValueError: the two are not on one support.
+        """
+        if not torch.equal(self.token_ids, other.token_ids):
+            raise ValueError(
+                "The KL of two sparse distributions needs one support, but their `token_ids` differ: evaluate one "
+                "policy on the other's support with `SparseDistribution.of`."
+            )
+        return kl_divergence(self.log_probs, other.log_probs)
+
+    @property
+    def support_size(self) -> torch.Tensor:
+        """Number of kept tokens, `(...)`."""
+        return (self.token_ids != UNUSED).sum(-1)
+
+    @property
+    def rest_mass(self) -> torch.Tensor:
+        """Probability of all tokens that are not kept, `(...)`."""
+        return self.log_probs[..., -1].exp()
+
+    def _widen(self, width: int) -> "SparseDistribution":
+        missing = width - self.token_ids.shape[-1]
+        pad = torch.nn.functional.pad
+        kept, rest = self.log_probs[..., :-1], self.log_probs[..., -1:]
+        return SparseDistribution(
+            pad(self.token_ids, (0, missing), value=UNUSED),
+            torch.cat([pad(kept, (0, missing), value=-math.inf), rest], -1),
+        )
+
+
+def sparsify(
+    logits: torch.Tensor, sampled_ids: torch.Tensor, support_size: int = 64, tail_mass: float = 1e-5
+) -> SparseDistribution:
+    """
+    Select the support of a policy: the sampled token, then the others by descending probability until the kept mass,
+    sampled token included, reaches `1 − tail_mass`, at most `support_size` in all (TROLL, arXiv 2510.03817, section 4).
+    The dense reference of the sparse head.
+
+    Args:
+        logits (`torch.Tensor` of shape `(..., V)`):
+            Logits after the sampling temperature.
+        sampled_ids (`torch.Tensor` of shape `(...)`, integer):
+            The sampled token, always kept.
+        support_size (`int`, *optional*, defaults to `64`):
+            Largest number K of kept tokens.
+        tail_mass (`float`, *optional*, defaults to `1e-5`):
+            Mass δ that may be left to the rest.
+
+    Returns:
+        [`SparseDistribution`] with `token_ids` `(..., K)` and `log_probs` `(..., K + 1)`.
+
+    Raises:
+        ValueError: `support_size` outside of 1…V, `tail_mass` outside of [0, 1), non-finite logits, sampled ids
+            outside of the vocabulary or of another shape than the positions.
+    """
+    vocabulary = logits.shape[-1]
+    check_support_options(support_size, tail_mass, vocabulary)
+    _check_logits(logits)
+    if sampled_ids.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"`sampled_ids` {tuple(sampled_ids.shape)} must have one token for each position of `logits` "
+            f"{tuple(logits.shape)}."
+        )
+    _check_range("sampled_ids", sampled_ids, 0, vocabulary)
+    sampled_ids = sampled_ids.long().unsqueeze(-1)  # (..., 1)
+    log_probs = torch.log_softmax(logits.detach().double(), -1)
+    sampled_log_prob = log_probs.gather(-1, sampled_ids)
+    others = log_probs.scatter(-1, sampled_ids, -math.inf).topk(support_size - 1, -1)  # (..., K − 1)
+    keep = mass_rule(sampled_log_prob, others.values, tail_mass)
+    token_ids = torch.cat([sampled_ids, others.indices.masked_fill(~keep, UNUSED)], -1)
+    return SparseDistribution(token_ids.int(), SparseDistribution.of(logits.detach(), token_ids).float())
+
+
+def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tail_mass: float) -> torch.Tensor:
+    """
+    Which of the other tokens to keep: each one before which the kept mass is still below `1 − tail_mass`.
+
+    Args:
+        sampled_log_prob (`torch.Tensor` of shape `(..., 1)`):
+            Log-probability of the sampled token.
+        other_log_probs (`torch.Tensor` of shape `(..., K − 1)`):
+            Log-probabilities of the candidates, descending; `-inf` for none.
+        tail_mass (`float`):
+            Mass δ in [0, 1) that may be left to the rest.
+
+    Returns:
+        `torch.Tensor` of shape `(..., K − 1)`, bool.
+    """
+    # In float64: the sum is compared with 1 − δ, and δ = 1e-5 is only 168 float32 steps away from 1
+    mass = other_log_probs.double().exp()
+    mass_before = sampled_log_prob.double().exp() + mass.cumsum(-1) - mass
+    return (mass_before < 1 - tail_mass) & (other_log_probs > -math.inf)
+
+
+def nothing_kept(slots: int, device: torch.device) -> torch.Tensor:
+    """Log-probabilities `(slots,)` float32 of a distribution that keeps no token: all mass is in the rest, the last."""
+    log_probs = torch.full((slots,), -math.inf, device=device)
+    log_probs[-1] = 0.0
+    return log_probs
+
+
+def keep_nothing(log_probs: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """Sparse log-probabilities `(..., K + 1)` with all mass in the rest at the positions `where` `(...)`, bool."""
+    return torch.where(where.unsqueeze(-1), nothing_kept(log_probs.shape[-1], log_probs.device), log_probs)
+
+
+def check_support_options(support_size: int, tail_mass: float, vocabulary: int | None = None) -> None:
+    """Raise a `ValueError` for a `support_size` that is not in 1…V or a `tail_mass` outside of [0, 1)."""
+    whole = isinstance(support_size, int) and not isinstance(support_size, bool)
+    if not whole or support_size < 1 or (vocabulary is not None and support_size > vocabulary):
+        limit = "of at least 1" if vocabulary is None else f"in 1…{vocabulary} (the vocabulary)"
+        raise ValueError(f"`support_size` must be a whole number {limit}, got {support_size}.")
+    if not 0 <= tail_mass < 1:  # also catches NaN
+        raise ValueError(f"`tail_mass` must be in [0, 1), got {tail_mass}.")
+
+
+def _check_logits(logits: torch.Tensor) -> None:
+    finite = logits.isfinite()
+    if not finite.all():
+        first = (~finite).nonzero()[0].tolist()
+        raise ValueError(f"`logits` must be finite, got {logits[tuple(first)].item()} at index {first}.")
+
+
+def _check_range(name: str, ids: torch.Tensor, low: int, vocabulary: int) -> None:
+    if ids.is_floating_point():
+        raise ValueError(f"`{name}` must hold integers, got {ids.dtype}.")
+    outside = (ids < low) | (ids >= vocabulary)
+    if outside.any():
+        raise ValueError(f"`{name}` must be in {low}…{vocabulary - 1}, got {ids[outside][0].item()}.")
