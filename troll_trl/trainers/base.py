@@ -82,7 +82,9 @@ class TrollMixin(_Trainer):
 
         self._troll_metrics = {mode: TrollMetrics(self.accelerator) for mode in ("train", "eval")}
         self._record_next_pass = False  # the next pass without gradient scores the rollout with the current weights
+        # What it has kept, and the log-probabilities (B, C) of the sampled tokens, while TRL scores the rollout
         self._recorded: SparseDistribution | None = None
+        self._recorded_log_probs: torch.Tensor | None = None
         self._cache_size_said = False
         self._loss_pass: LossPass | None = None  # set while TRL's loss runs
         self._say_batch_arithmetic()
@@ -143,12 +145,12 @@ class TrollMixin(_Trainer):
         # The pass that scores the rollout comes first. The reference pass goes, with PEFT, through the same model, and
         # in an idle GRPO run it is the only one: it must not be taken for the old policy.
         self._record_next_pass = records = self._records_old_policy()
-        self._recorded = None
+        self._recorded = self._recorded_log_probs = None
         try:
             output = super()._generate_and_score_completions(inputs)
         finally:
             self._record_next_pass = False
-        old, self._recorded = self._recorded, None
+        old, self._recorded, self._recorded_log_probs = self._recorded, None, None
         if (old is not None) != records:
             raise RuntimeError(
                 "TRL scored the old policy under another condition than troll_trl expects; see trainers/trl_compat.py."
@@ -165,7 +167,10 @@ class TrollMixin(_Trainer):
             policy = self._loss_pass.wrap(model, logits_to_keep)
             return score(policy, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
         if not self._record_next_pass:
-            return score(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+            log_probs, *others = score(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+            if self._recorded is not None:  # the reference, after the old policy
+                log_probs = equal_to_rounding(log_probs, self._recorded_log_probs)
+            return log_probs, *others
 
         self._record_next_pass = False
         parts = []
@@ -182,7 +187,7 @@ class TrollMixin(_Trainer):
             return output
 
         result = score(old_policy, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
-        self._recorded = SparseDistribution.concatenate(parts)
+        self._recorded, self._recorded_log_probs = SparseDistribution.concatenate(parts), result[0]
         self._say_cache_size(self._recorded)
         return result
 
@@ -236,6 +241,23 @@ class TrollMixin(_Trainer):
         prefix = "eval_" if mode == "eval" else ""
         logs.update({prefix + name: value for name, value in self._troll_metrics[mode].pop().items()})
         super().log(logs, start_time)
+
+
+# Largest difference, for each unit of a log-probability, that two float32 evaluations of the same weights make in a
+# log-sum-exp over a vocabulary: some 2⁻²⁰ is seen.
+_ROUNDING = 2**-17
+
+
+def equal_to_rounding(log_probs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """
+    `log_probs` `(B, C)`, equal to `others` `(B, C)` wherever the two differ by no more than their rounding.
+
+    A reference model with the policy's weights has its log-probabilities, but scored in another pass they differ in
+    the last digits. Taken for a step away from the reference, that would be the only gradient of a batch without a
+    learning signal, and Adam would scale it up to full steps.
+    """
+    same = (log_probs - others).abs() <= _ROUNDING * others.abs().clamp(min=1)
+    return torch.where(same, others, log_probs)
 
 
 class LossPass:

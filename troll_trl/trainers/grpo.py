@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 from troll_trl.resilience.checkpoint import CheckpointMixin
 from troll_trl.resilience.input_checks import InputChecksMixin
 from troll_trl.resilience.nonfinite import BadNumbersMixin
-from troll_trl.trainers.base import PAPER, LossPass, TrollMixin
+from troll_trl.trainers.base import PAPER, LossPass, TrollMixin, equal_to_rounding
 from troll_trl.trainers.config import TrollGRPOConfig
 
 
@@ -79,7 +79,7 @@ class TrollGRPOTrainer(BadNumbersMixin, CheckpointMixin, InputChecksMixin, Troll
 
     def _reference_kl(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's estimate of KL(p ‖ reference) `(B, C)`, of the unprojected policy, from `log p(a)` `(B, C)`."""
-        log_ratio = inputs["ref_per_token_logps"] - log_probs
+        log_ratio = equal_to_rounding(inputs["ref_per_token_logps"], log_probs.detach()) - log_probs
         kl = log_ratio.exp() - log_ratio - 1
         if self.args.use_bias_correction_kl:
             weight = log_probs - inputs["old_per_token_logps"]
