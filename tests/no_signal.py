@@ -1,4 +1,4 @@
-"""A run in which every completion has the same reward, in one process or several: what it has changed in the weights."""
+"""A run in which every completion has the same reward, in one process or several, and the weights that it changes."""
 
 import sys
 from pathlib import Path
