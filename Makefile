@@ -9,7 +9,7 @@ INSTALLED := .venv/installed
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest
 
 TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibility.py compatibility_rollouts.py \
-	compatibility_models.py distributed.py)
+	compatibility_models.py distributed.py trl_compat.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-kernels test-gpu test-extras test-trl lint format quickstart bench \

@@ -62,14 +62,15 @@ def check_ranges(config: Any) -> None:
     for allowed, (inside, names) in _RANGES.items():
         for name in names:
             value = getattr(config, name, None)
-            if value is not None and not (_is_number(value) and inside(value)):
+            if value is not None and not (is_number(value) and inside(value)):
                 raise ValueError(f"`{name}` must be {allowed}, got {value!r}.")
     for number, weight in enumerate(config.reward_weights or ()):
-        if not (_is_number(weight) and math.isfinite(weight)):
+        if not (is_number(weight) and math.isfinite(weight)):
             raise ValueError(f"`reward_weights` must be finite numbers, got {weight!r} for reward function {number}.")
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether an option is a number, which NaN and booleans are not."""
     return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
 
 
