@@ -54,10 +54,11 @@ test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-t
 	$(BIN)/python -m pip install --quiet --no-deps --target .venv/trl-$(TRL) "trl==$(TRL)"
 	PYTHONPATH=.venv/trl-$(TRL) $(PYTEST) -n auto --maxprocesses 8 $(TRAINER_TESTS)
 
-lint: $(INSTALLED)  ## Check style and types
+lint: $(INSTALLED)  ## Check style, types and which way imports point
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: $(INSTALLED)  ## Format the code
 	$(BIN)/ruff check --fix .
