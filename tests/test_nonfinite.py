@@ -13,7 +13,6 @@ from trl_comparison import logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.resilience.nonfinite import without_masked
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 BAD = [math.nan, math.inf, -math.inf]
 # Momentum and weight decay would move weights without a gradient; the schedule would move the learning rate
