@@ -9,7 +9,6 @@ from trl_comparison import assert_same_movement, logged, make_trainer, reference
 from troll_trl import TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trainers import trl_compat
 
-
 OPTIONS = {
     "default": {},
     "two_iterations": {"num_iterations": 2},

@@ -18,7 +18,6 @@ from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig
 from troll_trl.trainers import trl_compat
 from troll_trl.trust_region.sparse import SparseDistribution
 
-
 OPTIONS = {
     "dapo": {},
     "grpo": {"loss_type": "grpo"},
