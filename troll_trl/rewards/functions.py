@@ -36,11 +36,13 @@ def math_accuracy_reward(
 
     The answer of a completion is read after its last `</think>`: the last balanced `\boxed{...}`; without one, the last
     `<answer>...</answer>`; without either, what follows the last `Answer:`, `####` or "the (final) answer is". A
-    completion without any of these has no answer and gets 0: the last number of a text is no answer. So does one whose thinking (`<think>`) never ends, and one that
-    lists several boxed answers. docs/rewards.md says what counts as equal.
+    completion without any of these has no answer and gets 0: the last number of a text is no answer. So does one whose
+    thinking (`<think>`) never ends, and one that lists several boxed answers. What counts as equal stands in
+    docs/rewards.md.
 
-    It cannot hang: what is not decided by rules goes to worker processes, each pair with a limit of processor time and memory
-    (see [`~troll_trl.rewards.verifier.verify`]). What runs into a limit gets 0 and is counted. Any thread may call it.
+    It cannot hang: what is not decided by rules goes to worker processes, each pair with a limit of processor time and
+    memory (see [`~troll_trl.rewards.verifier.verify`]). What runs into a limit gets 0 and is counted. Any thread may
+    call it.
 
     Args:
         completions (`list[list[dict[str, str]]]` or `list[str]`):
@@ -111,8 +113,8 @@ def _text_of_gold(gold: str | int | float | None, row: int) -> str | None:
         return gold
     if isinstance(gold, bool) or not isinstance(gold, numbers.Real) or not math.isfinite(gold):
         raise TypeError(
-            f"Row {row}: a solution must be text such as '\\boxed{{72}}', a finite number, or None for a row without one; "
-            f"got {gold!r}, a {type(gold).__name__}. Convert the column, or leave the row out."
+            f"Row {row}: a solution must be text such as '\\boxed{{72}}', a finite number, or None for a row without "
+            f"one; got {gold!r}, a {type(gold).__name__}. Convert the column, or leave the row out."
         )
     return str(gold) if isinstance(gold, numbers.Integral) else format(Decimal(repr(float(gold))), "f")
 

@@ -115,14 +115,15 @@ def verify(
         raise ValueError(f"Got {len(golds)} gold answers but {len(texts)} texts; they must pair up.")
     gold_answers = {gold: None if gold is None else normalised_gold(gold) for gold in dict.fromkeys(golds)}
     known = [answer for answer in gold_answers.values() if answer is not None]
-    readable: dict[str | None, bool] = {None: True, **are_readable(known, timeout)}
+    readable = are_readable(known, timeout)
     choices = {gold for gold, answer in gold_answers.items() if answer and gold_choice(answer) is not None}
     answers = [
         extract_answer(text, names_option if gold in choices else None) for gold, text in zip(golds, texts, strict=True)
     ]
     pairs = [(gold_answers[gold], answer) for gold, answer in zip(golds, answers, strict=True)]
     decided: dict[tuple, tuple[bool, str] | None] = {
-        pair: _decide(*pair, strict) if readable[pair[0]] else (False, "unparsed") for pair in dict.fromkeys(pairs)
+        pair: _decide(*pair, strict) if pair[0] is None or readable[pair[0]] else (False, "unparsed")
+        for pair in dict.fromkeys(pairs)
     }
     open_pairs = [pair for pair, decision in decided.items() if decision is None]
     questions = [{"gold": gold, "answer": normalise(answer), "strict": strict} for gold, answer in open_pairs]

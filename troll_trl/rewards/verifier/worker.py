@@ -3,9 +3,9 @@ The process that runs computer algebra, one question at a time: it may be killed
 
 Started by `WorkerPool` (pool.py) with a main module of its own, so that neither the user's script nor torch is
 imported. Two processes: a supervisor, which imports math-verify once and then only waits, and its child, which answers.
-The kernel kills a child that is over its processor time, or over a far longer time of the clock, whatever it is busy with, even if the trainer is long gone; the
-supervisor says so and forks another, which takes milliseconds where a new import takes seconds. Forking is safe here:
-the supervisor has a single thread and no accelerator.
+The kernel kills a child that is over its processor time, or over a far longer time of the clock, whatever it is busy
+with, even if the trainer is long gone; the supervisor says so and forks another, which takes milliseconds where a new
+import takes seconds. Forking is safe here: the supervisor has a single thread and no accelerator.
 
 Questions and replies are JSON behind a length of four bytes, over standard input and output.
 """
