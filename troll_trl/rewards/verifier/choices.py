@@ -55,7 +55,11 @@ def read_choice(text: str) -> Choice | None:
     letter, rest = next(filter(None, label.groups())), plain[label.end() :].strip(" .")
     if letter.islower() and (rest or (not label["round"] and len(plain.strip(" .)")) > 1)):
         return None
-    if _OTHER.search(_ROMAN.sub("", rest)) or _GOES_ON.match(rest) or re.fullmatch(r"(?:\W*\b[A-Ja-j]\b)+\W*", rest):
+    if (
+        _OTHER.search(_ROMAN.sub("", rest))
+        or _GOES_ON.match(rest)
+        or re.fullmatch(r"(?:[\s,;.:/|&]*\b[A-Ja-j]\b)+", rest)
+    ):
         return None
     return Choice(letter.upper(), rest)
 

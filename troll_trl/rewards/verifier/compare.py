@@ -260,7 +260,11 @@ def _same_scalar(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
     if not LETTER.search(gold):  # 539 = 7^2 * 11: a true statement, like any other
         orders = (answer_sides, answer_sides[::-1]) if len(answer_sides) == len(gold_sides) else ()
         return any(
-            all(equal(g, a, leaf, depth + 1) for g, a in zip(gold_sides, sides, strict=True)) for sides in orders
+            all(
+                equal(g, a, leaf, depth + 1) and equal(a, g, leaf, depth + 1)
+                for g, a in zip(gold_sides, sides, strict=True)
+            )
+            for sides in orders
         )
     if len(gold_sides) == 2 and len(answer_sides) == 2:
         return _same_expression(gold, answer, leaf)
