@@ -94,9 +94,8 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
     bodies = _same_condition(gold, answer)
     if bodies != (gold, answer):
         return bodies is not None and equal(*bodies, leaf, depth + 1)
-    if r"\approx" in answer and r"\approx" not in gold:
-        exact, _, rounded = answer.partition(r"\approx")
-        return may_round_to(exact, rounded) and equal(gold, exact, leaf, depth + 1)
+    if r"\approx" in gold or r"\approx" in answer:
+        return _same_approximation(gold, answer, leaf, depth)
     (gold_name, gold_number), (answer_name, answer_number) = _named_quantity(gold), _named_quantity(answer)
     if gold_number is not None and answer_number is not None and (answer_name in ("", gold_name) or not gold_name):
         return same_quantity(gold_number, answer_number)
@@ -118,6 +117,16 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
     if gold_members is None and answer_members is None:
         return _same_scalar(gold, answer, leaf, depth)
     return _same_members(gold, gold_members, answer, answer_members, leaf, depth)
+
+
+def _same_approximation(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
+    r"""A value and its rounding, `\sqrt{2} \approx 1.41`. What the gold answer rounds, an answer may round alike."""
+    (exact, _, rounded), (answer_exact, _, answer_rounded) = (side.partition(r"\approx") for side in (gold, answer))
+    if not answer_rounded:
+        return any(equal(part, answer, leaf, depth + 1) for part in (exact, rounded) if part)
+    if rounded:
+        return equal(rounded, answer_rounded, leaf, depth + 1) and equal(exact, answer_exact, leaf, depth + 1)
+    return may_round_to(answer_exact, answer_rounded) and equal(gold, answer_exact, leaf, depth + 1)
 
 
 def _is_chosen(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:

@@ -82,7 +82,7 @@ def read_members(text: str) -> Members | None:
         kind = {"[": "[", "]": "("}[outward[1]] + {"]": "]", "[": ")"}[outward[3]]
         return Members(kind, split(outward[2], (",", ";")))
     builder = _SET_BUILDER.fullmatch(text)
-    if builder:
+    if builder and closing(text) == len(text) - len(r"\}"):
         members = read_members(builder["condition"])
         return members and replace(members, name=None)
     parts = split(_TEXT_SEPARATOR.sub(r" \1 ", text), _LIST_SEPARATORS)
