@@ -39,7 +39,7 @@ def read_data(name, split):
 def test_golden_file_is_well_formed():
     rows = read_golden()
     assert len(rows) >= 300
-    assert all(row.keys() == {"gold", "completion", "verdict", "reason"} for row in rows)
+    assert all(row.keys() == {"gold", "completion", "verdict", "class", "reason"} for row in rows)
     assert all(row["verdict"] in (0.0, 1.0, None) and row["reason"] for row in rows)
     assert len({(row["gold"], row["completion"]) for row in rows}) == len(rows)
 
@@ -75,6 +75,12 @@ def test_golden_file():
         ("The answer is 42, which is even.", "42"),
         ("Answer: 42 because 6 * 7 = 42", "42"),
         ("Answer: (1, 2), (3, 4)", "(1, 2), (3, 4)"),
+        ("<answer>5</answer>", "5"),
+        ("<answer>\n5\n</answer>", "5"),
+        ("<answer>3</answer> or <answer>5</answer>", "5"),
+        ("<answer>The answer is 5.</answer>", "5"),
+        (r"<answer>5</answer> but \boxed{6}", "6"),
+        ("<answer>5", None),
     ],
 )
 def test_extraction(text, answer):
@@ -97,6 +103,7 @@ def test_extraction(text, answer):
         "<think>" * 20_000 + "</think>" * 20_000,
         "9" * 1_000_000,
         r"\framebox[" * 30_000,
+        "<answer>" * 30_000 + "</answer>",
         r"\boxed{1}" + " and" * 30_000 + r"\boxed{2}",
     ],
     ids=lambda text: f"{text[:12]}...",

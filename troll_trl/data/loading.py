@@ -1,6 +1,8 @@
 r"""load_math_dataset: math problems of several public schemas as `prompt` and `solution` columns."""
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -48,6 +50,9 @@ SCHEMAS = (
     Schema("question", "final_answer"),  # OlympiadBench
     Schema("prompt", "solution"),  # TRL's own datasets
 )
+
+# A word that stands outside of a command
+_PROSE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}(?![A-Za-z])")
 
 FEATURES = datasets.Features(
     {
@@ -116,8 +121,9 @@ def load_math_dataset(
 
     Returns:
         [`~datasets.Dataset`]:
-            Columns `prompt`, a list of chat messages, and `solution`, the gold answer as `\boxed{...}`. All other
-            columns are left out.
+            Columns `prompt`, a list of chat messages, and `solution`, the gold answer as `\boxed{...}`; `options` too,
+            where the data has a column of this name that lists the texts of a multiple choice in order, or by letter.
+            All other columns are left out.
 
     Raises:
         FileNotFoundError: the file, the folder or the hub dataset does not exist, or the folder has no such split.
@@ -159,17 +165,24 @@ def _convert(
                 prompts.append(_prompt(_value(row, schema.problem), instruction, system_prompt))
             except ValueError as error:
                 raise ValueError(f"Row {index}: {error}") from None
-        return {
+        converted: dict[str, list[Any]] = {
             "prompt": prompts,
             "solution": _solutions([_value(row, schema.answer) for row in rows], schema.worked),
         }
+        if has_options:
+            converted["options"] = [_options(row["options"]) for row in rows]
+        return converted
 
+    has_options = isinstance(dataset.features.get("options"), (datasets.List, dict))
+    features = datasets.Features(
+        FEATURES | ({"options": datasets.List(datasets.Value("string"))} if has_options else {})
+    )
     return dataset.map(
         to_prompts_and_solutions,
         batched=True,
         with_indices=True,
         remove_columns=dataset.column_names,
-        features=FEATURES,
+        features=features,
         # The cache does not notice a newer version of this package or of math-verify.
         load_from_cache_file=False,
         desc="Reading problems",
@@ -313,6 +326,35 @@ def _solution(answer: Any, worked: bool) -> str:
     return solution if extract_answer(solution) == gold else ""
 
 
+def _options(options: list | dict | None) -> list[str] | None:
+    """The texts of a multiple choice in order; `None` for what is no such list."""
+    if isinstance(options, dict):
+        options = [options.get(letter) for letter in "ABCDEFGHIJ"[: len(options)]]
+    return options if options and all(isinstance(option, str) for option in options) else None
+
+
+def _why_unusable(row: Mapping, schema: Schema) -> str:
+    """What is the matter with a row that is dropped."""
+    if _value(row, schema.problem) in (None, "", []):
+        return "no problem"
+    answer = _value(row, schema.answer)
+    if answer in (None, "", []):
+        return "no gold answer"
+    if isinstance(answer, list):
+        answer = ", ".join(map(str, answer))
+    if isinstance(answer, bool) or not isinstance(answer, str):
+        return "a gold answer that is neither text nor a number"
+    stated = extract_answer(answer)
+    if stated is None and schema.worked:
+        return "a solution that states no answer"
+    if "\n" in (stated or answer.strip()):
+        return "a gold answer of several lines"
+    if len(stated or answer) > MAX_ANSWER_CHARACTERS:
+        return f"a gold answer of more than {MAX_ANSWER_CHARACTERS} characters"
+    prose = len(_PROSE.findall(stated or answer)) > 3
+    return "a gold answer in prose" if prose else "a gold answer that is no mathematics"
+
+
 def _drop_unusable_rows(
     converted: datasets.Dataset, source: datasets.Dataset, schema: Schema, name: str | Path
 ) -> datasets.Dataset:
@@ -334,8 +376,9 @@ def _drop_unusable_rows(
             f"None of the {len(source)} rows of {name} has a problem and a gold answer that can be read. The "
             f"first one: {example}. Name the right columns with `problem_column` and `answer_column`."
         )
+    causes = Counter(_why_unusable(source[index], schema) for index in dropped).most_common()
     warn(
-        f"Dropped {len(dropped)} of the {len(source)} rows of {name}: no problem, or no gold answer that can "
-        f"be read. The first one: {example}."
+        f"Dropped {len(dropped)} of the {len(source)} rows of {name}: "
+        f"{', '.join(f'{cause} ({count})' for cause, count in causes)}. The first one: {example}."
     )
     return converted.select(kept)

@@ -84,6 +84,8 @@ class TrustRegionMixin(_Trainer):
         elif not isinstance(args, self._config_class):
             args = self._config_class.from_trl(args)
         super().__init__(model, reward_funcs, args, *others, **kwargs)
+        for function in self.reward_funcs:  # in the background, while the model is prepared
+            getattr(function, "start_workers", lambda: None)()
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         vocabulary = base_model.config.get_text_config().vocab_size
