@@ -8,6 +8,7 @@ Evaluate models on math benchmarks, score a file of samples, or compare two eval
 """
 
 import json
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -28,13 +29,20 @@ from troll_trl.evaluation.samples import write_text
 from troll_trl.evaluation.tables import comparison_table, markdown, notes, results_table, show, show_disagreements
 
 
-def report(text: str):
+def print_error(text: str):
     print(text, file=sys.stderr, flush=True)
 
 
+def show_messages():
+    """What the evaluation logs for its user goes to stderr."""
+    handler = logging.StreamHandler()
+    logger = logging.getLogger("troll_trl.evaluation")
+    logger.handlers, logger.level = [handler], logging.INFO
+
+
 def evaluate(args: EvaluationArguments, console: Console):
-    record = score_file(args, report) if args.samples is not None else generate_samples(args, report)
-    summary = summarize(args, record, report)
+    provenance = score_file(args) if args.samples is not None else generate_samples(args)
+    summary = summarize(args, provenance)
     header, rows = results_table(summary)
     show(console, "Results, 95 % bootstrap intervals over problems", header, rows)
     below = notes(summary)
@@ -47,7 +55,7 @@ def evaluate(args: EvaluationArguments, console: Console):
 
 
 def compare_two(args: EvaluationArguments, console: Console):
-    comparison = compare(args, report)
+    comparison = compare(args)
     header, rows = comparison_table(comparison)
     show(console, f"A = {comparison['a']}, B = {comparison['b']}; paired bootstrap", header, rows, keys=3)
     if args.output is not None:
@@ -61,20 +69,21 @@ def main():
     # On a file or a pipe a table may be as wide as it needs
     console = Console() if sys.stdout.isatty() else Console(width=240)
     datasets.disable_progress_bars()  # the samples have one
-    warnings.showwarning = lambda message, *_: report(f"warning: {message}")
+    show_messages()
+    warnings.showwarning = lambda message, *_: print_error(f"warning: {message}")
     try:
         if args.model or args.samples is not None:
             evaluate(args, console)
         if args.compare is not None:
             compare_two(args, console)
     except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback
-        report(f"evaluate.py: error: {error}")
+        print_error(f"evaluate.py: error: {error}")
         raise SystemExit(2) from None
     except torch.OutOfMemoryError as error:
-        report(f"evaluate.py: error: out of memory with these batches; lower `batch_size` and run again. {error}")
+        print_error(f"evaluate.py: error: out of memory with these batches; lower `batch_size` and run again. {error}")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        report("Stopped. The same command continues where it was.")
+        print_error("Stopped. The same command continues where it was.")
         raise SystemExit(130) from None
 
 

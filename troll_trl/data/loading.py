@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 
+from troll_trl.data.columns import column_value
 from troll_trl.data.files import find_bad_line, load_rows, shortened
 from troll_trl.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, bare_problem, report_duplicates, warn
 from troll_trl.rewards.answers import extract_answer
@@ -162,12 +163,12 @@ def _convert(
         prompts = []
         for row, index in zip(rows, indices, strict=True):
             try:
-                prompts.append(_prompt(_value(row, schema.problem), instruction, system_prompt))
+                prompts.append(_prompt(column_value(row, schema.problem), instruction, system_prompt))
             except ValueError as error:
                 raise ValueError(f"Row {index}: {error}") from None
         converted: dict[str, list[Any]] = {
             "prompt": prompts,
-            "solution": _solutions([_value(row, schema.answer) for row in rows], schema.worked),
+            "solution": _solutions([column_value(row, schema.answer) for row in rows], schema.worked),
         }
         if has_options:
             converted["options"] = [_options(row["options"]) for row in rows]
@@ -193,12 +194,12 @@ def _filter_rows(dataset: datasets.Dataset, row_filter: str, name: str | Path) -
     column, equals, wanted = (part.strip() for part in row_filter.partition("="))
     if not equals or not column:
         raise ValueError(f"`row_filter` must be column=value, such as ability=math, got {row_filter!r}.")
-    if not _has(dataset.features, column):
+    if column_value(dataset.features, column) is None:
         raise ValueError(f"`row_filter={row_filter!r}`: {name} has the columns {', '.join(dataset.column_names)}.")
     kept: list[int] = []
     others: set[str] = set()
     for index, row in enumerate(dataset.select_columns([column.partition(".")[0]])):
-        value = str(_value(row, column))
+        value = str(column_value(row, column))
         if value == wanted:
             kept.append(index)
         elif len(others) < 10:
@@ -241,29 +242,13 @@ def _find_schema(
             for known in SCHEMAS
         ]
     for schema in candidates:
-        if _has(dataset.features, schema.problem) and _has(dataset.features, schema.answer):
+        if None not in (column_value(dataset.features, name) for name in (schema.problem, schema.answer)):
             return schema
     wanted = " or ".join(dict.fromkeys(f"({schema.problem}, {schema.answer})" for schema in candidates))
     raise ValueError(
         f"{name} has the columns {', '.join(dataset.column_names)}; a problem and its answer were looked for in "
         f"{wanted}. Name them with `problem_column` and `answer_column`."
     )
-
-
-def _has(columns: Any, path: str) -> bool:
-    if not isinstance(columns, Mapping):
-        return False
-    if path in columns:
-        return True
-    head, dot, rest = path.partition(".")
-    return bool(dot) and _has(columns.get(head), rest)
-
-
-def _value(row: Any, path: str) -> Any:
-    if row is None or path in row:
-        return row and row[path]
-    head, _, rest = path.partition(".")
-    return _value(row[head], rest)
 
 
 def _prompt(problem: Any, instruction: str | None, system_prompt: str | None) -> list[dict[str, str]]:
@@ -368,8 +353,8 @@ def _drop_unusable_rows(
         raise ValueError(f"{name} has no rows.")
     row = source[dropped[0]]
     example = (
-        f"row {dropped[0]}, {schema.problem}={shortened(_value(row, schema.problem))}, "
-        f"{schema.answer}={shortened(_value(row, schema.answer))}"
+        f"row {dropped[0]}, {schema.problem}={shortened(column_value(row, schema.problem))}, "
+        f"{schema.answer}={shortened(column_value(row, schema.answer))}"
     )
     if not kept:
         raise ValueError(

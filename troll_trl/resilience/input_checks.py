@@ -69,6 +69,25 @@ def check_ranges(config: Any) -> None:
             raise ValueError(f"`reward_weights` must be finite numbers, got {weight!r} for reward function {number}.")
 
 
+def context_length(config: Any) -> int | None:
+    """
+    Tokens that a model was made for, prompt and completion together.
+
+    Args:
+        config ([`~transformers.PreTrainedConfig`]):
+            Of the model.
+
+    Returns:
+        `int` or `None`: `None` if the config does not say. Scaled positions (YaRN and others) may reach further than
+        its `max_position_embeddings`.
+    """
+    config = config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None)
+    scaling = getattr(config, "rope_parameters", None) or {}
+    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+    return max(context, int(original * factor)) if context and original and factor else context
+
+
 def is_number(value: Any) -> bool:
     """Whether an option is a number, which NaN and booleans are not."""
     return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
@@ -124,12 +143,7 @@ class InputChecksMixin(_Trainer):
     def _context_length(self) -> int | None:
         if self._is_vlm or getattr(self, "environment_factories", None) is not None:
             return None
-        config = self.accelerator.unwrap_model(self.model).config.get_text_config()
-        context = getattr(config, "max_position_embeddings", None)
-        # Scaled positions (YaRN and others) may reach further than the config says
-        scaling = getattr(config, "rope_parameters", None) or {}
-        original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
-        return max(context, int(original * factor)) if context and original and factor else context
+        return context_length(self.accelerator.unwrap_model(self.model).config)
 
     def _check_length(self, length: int, context: int, row: str):
         completion = self.max_completion_length
