@@ -1,7 +1,7 @@
 """
 Evaluation of models on problems with known answers: samples, their scores, and statistics over them.
 
-    arguments.py    EvaluationArguments: what scripts/evaluate.py can be told
+    arguments.py    EvaluationArguments: what an evaluation can be told
     benchmarks.py   names on the hub, and local files
     models.py       prompts.py: a model before it is loaded, and what it is asked
     generation.py   completions, by vLLM or transformers; each sample has a seed of its own
@@ -14,7 +14,7 @@ Evaluation of models on problems with known answers: samples, their scores, and 
     tally.py        summary.py  tables.py: from the samples to the numbers
 """
 
-from troll_trl.evaluation.arguments import EvaluationArguments, parse_evaluation_args
+from troll_trl.evaluation.arguments import EvaluationArguments
 from troll_trl.evaluation.foreign import score_file
 from troll_trl.evaluation.runner import generate_samples
 from troll_trl.evaluation.summary import compare, summarize
@@ -23,7 +23,6 @@ __all__ = [
     "EvaluationArguments",
     "compare",
     "generate_samples",
-    "parse_evaluation_args",
     "score_file",
     "summarize",
 ]
