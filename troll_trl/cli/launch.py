@@ -36,9 +36,11 @@ def main(argv: Sequence[str], program: str, algorithm: str) -> None:
         SystemExit: with code 2 and one message for what a user can set right; else with the code of the run.
     """
     run_flags, launcher_flags = split_flags(argv, algorithm)
+    if any(is_flag(word) and name_of(word) == "algorithm" for word in run_flags):
+        stop(program, f"--algorithm is given by the command, `troll grpo` or `troll rloo`; this is `{program}`.")
     run_flags = ["--algorithm", algorithm, *run_flags]
     # Reads the files and checks all names before any process starts
-    command = read_training_command(run_flags, program)
+    command = read_training_command(run_flags, program, launcher_names())
     in_files = [layer.values["algorithm"].typed for layer in command.layers if "algorithm" in layer.values]
     if in_files and in_files[-1] != algorithm:
         stop(program, f"the file says `algorithm: {in_files[-1]}`: run `troll {in_files[-1]}`, or remove it.")

@@ -119,11 +119,9 @@ def warm_up(
         # What sampling at temperature 1 would solve: the probability of the right answer, averaged over some batches
         success = 0.8 * success + 0.2 * losses.detach().sum(1).neg().exp().mean().item()
         if step % 50 == 0 or success >= target:
-            elapsed = minutes(time.monotonic() - start)
-            print(
-                f"  step {step} of at most {MAX_WARM_UP_STEPS}, {elapsed}: solves {success:.0%} of {target:.0%}",
-                flush=True,
-            )
+            taken = minutes(time.monotonic() - start)
+            progress = f"step {step} of at most {MAX_WARM_UP_STEPS}, {taken}"
+            print(f"  {progress}: solves {success:.0%}, target {target:.0%}", flush=True)
         if success >= target:
             return
     raise RuntimeError(

@@ -73,9 +73,17 @@ def read_command(argv: Sequence[str] | None = None, program: str | None = None) 
     return Command(parser.prog, flags, layers)
 
 
-def read_training_command(argv: Sequence[str] | None = None, program: str | None = None) -> Command:
+def read_training_command(
+    argv: Sequence[str] | None = None, program: str | None = None, other_flags: Iterable[str] = ()
+) -> Command:
     """
     [`read_command`] for a training run, with names checked as far as they are known without an import.
+
+    Args:
+        argv, program:
+            As [`read_command`].
+        other_flags (`Iterable[str]`, *optional*):
+            Names of flags that the program takes out of `argv` itself: a mistyped one may have meant them.
 
     Raises:
         SystemExit: with code 2 and one message, which names every unknown key and flag.
@@ -88,7 +96,7 @@ def read_training_command(argv: Sequence[str] | None = None, program: str | None
     names = declared_names(algorithm)
     command.launcher = take_launcher_settings(command, names)
     if names:
-        refuse_unknown_names(command, names, algorithm)
+        refuse_unknown_names(command, names, algorithm, other_flags)
     missing = [name for name in ("model_name_or_path", "dataset_name") if command.last(name) is None]
     if missing:
         said = " and ".join(f"`{name}`" for name in missing)
@@ -116,7 +124,9 @@ def take_launcher_settings(command: Command, names: Iterable[str]) -> dict[str, 
     return taken
 
 
-def refuse_unknown_names(command: Command, names: Iterable[str], algorithm: str = "") -> None:
+def refuse_unknown_names(
+    command: Command, names: Iterable[str], algorithm: str = "", other_flags: Iterable[str] = ()
+) -> None:
     """
     Stop with one line for each unknown key and flag, if there are any.
 
@@ -127,6 +137,8 @@ def refuse_unknown_names(command: Command, names: Iterable[str], algorithm: str 
             The valid names.
         algorithm (`str`, *optional*):
             Of a training run.
+        other_flags (`Iterable[str]`, *optional*):
+            Names of flags that a mistyped one may have meant.
     """
     names = set(names)
     said = [
@@ -138,7 +150,8 @@ def refuse_unknown_names(command: Command, names: Iterable[str], algorithm: str 
     for word in command.flags:
         name = name_of(word)
         if is_flag(word) and name.removeprefix("no_") not in names and word not in ("-h", "--help"):
-            said.append(f"unknown flag {word.partition('=')[0]}. {describe_unknown(name, names, '--', of=algorithm)}")
+            advice = describe_unknown(name, names.union(other_flags), "--", of=algorithm)
+            said.append(f"unknown flag {word.partition('=')[0]}. {advice}")
     if len(said) == 1:
         stop(command.program, said[0])
     if said:

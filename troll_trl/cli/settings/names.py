@@ -89,6 +89,8 @@ def describe_unknown(name: str, valid: Iterable[str], prefix: str = "", of: str 
     for algorithm in ("grpo", "rloo"):
         if of and of != algorithm and name in declared_names(algorithm):
             return f"It is an option of {algorithm}: set `algorithm: {algorithm}`, or remove it."
+    if of and (name in launcher_names() or name == "accelerate_config"):
+        return "It belongs to the launcher: give it to `troll grpo`, `troll rloo` or `accelerate launch`."
     if of and name in RENAMED:
         return RENAMED[name]
     near = nearest(name, valid)

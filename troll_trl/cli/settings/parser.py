@@ -139,9 +139,9 @@ class StrictTrlParser(TrlParser):
     A [`~trl.TrlParser`] that lets nothing through that it does not understand.
 
     It refuses, and names, unknown keys and flags (all at once, with what to write instead), abbreviated flags, keys
-    that stand twice in a file, values of another type than the field's, and values that TRL documents no meaning for. And
-    it adds layers: a file's key `base` names one file or several, relative to itself, whose settings it takes over and
-    may replace. A key replaces the base's whole value, lists and mappings included.
+    that stand twice in a file, values of another type than the field's, and values that TRL documents no meaning
+    for. And it adds layers: a file's key `base` names one file or several, relative to itself, whose settings it takes
+    over and may replace. A key replaces the base's whole value, lists and mappings included.
 
     Args:
         dataclass_types (`Iterable[type]`):
