@@ -77,7 +77,7 @@ def prompt_of(task: Task | GivenTask) -> dict[str, Any]:
 
 def content_of(file: Path) -> list[dict[str, Any]]:
     """What a YAML file says, and those it is based on; comments left out."""
-    return [layer for _, layer in read_layers(file)]
+    return [{name: value.typed for name, value in layer.values.items()} for layer in read_layers(file)]
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def read_grid(file: Path) -> Grid:
     Raises:
         ValueError: a key that does not exist or is missing, or a study of an unknown task or method.
     """
-    ((_, content),) = read_layers(file)
+    (content,) = content_of(file)
     parts: dict[str, dict[str, Any]] = {}
     for part, kind in (("tasks", _make_task), ("methods", Method), ("studies", Study)):
         parts[part] = {

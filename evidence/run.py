@@ -1,5 +1,5 @@
 """
-Run a study: every run of its grid that is not there yet, with scripts/train.py and scripts/evaluate.py.
+Run a study: every run of its grid that is not there yet, with `troll grpo` and `troll eval`.
 
     python -m evidence.run evidence/cpu.yaml
     python -m evidence.run evidence/cpu.yaml --only sorting/troll/learning_rate=0.0002/ --seeds 20 21 22
@@ -30,7 +30,7 @@ from evidence.grid import GivenTask, Grid, Run, content_of, prompt_of, read_grid
 from evidence.results import RESULT, describe, make_record, read_records, run_of, write_records
 from evidence.starts import call_script, make_start, start_key
 from evidence.variants import VARIANTS
-from scripts import evaluate, train
+from troll_trl.cli import evaluate, train, training
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -123,7 +123,7 @@ class Runner:
         try:
             variant = self.grid.methods[run.method].variant
             if variant is not None:
-                train.TRAINERS["grpo", "troll"] = VARIANTS[variant]
+                training.TRAINERS["grpo", "troll"] = VARIANTS[variant]
             paths = {"model_name_or_path": model, "dataset_name": start / "data", "output_dir": folder}
             call_script(train.main, self.grid.training, settings | paths)
             # From inside of its folder: the seed of a sample depends on the model's name, which is then that of every

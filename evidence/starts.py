@@ -19,8 +19,8 @@ from transformers import LlamaConfig, Qwen3Config
 
 from evidence.grid import GivenTask, Task, content_of, prompt_of
 from evidence.problems import PHRASES, make_problems
-from scripts import evaluate
-from scripts.quickstart import encode, make_model, make_tokenizer, warm_up, write_problems
+from troll_trl.cli import evaluate
+from troll_trl.cli.small_models import encode, make_model, make_tokenizer, warm_up, write_problems
 
 ARCHITECTURES = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 

@@ -1,69 +1,10 @@
 """
-Report on training runs: one page with figures and a table, from the `trainer_state.json` of TROLL and other TRL runs.
+Report on training runs: one page with figures and a table.
 
     python scripts/report.py TROLL=out/troll-0,out/troll-1 clip=out/clip-0,out/clip-1 --output out/report
-    python scripts/report.py out/troll-seed0 out/troll-seed1 out/clip-seed0 out/clip-seed1 --output out/report
 """
 
-import argparse
-import importlib.util
-import sys
-from pathlib import Path
-
-from troll_trl.report.runs import ReportError, load_groups
-
-RUN_HELP = """
-    a run's output folder, a checkpoint, or LABEL=RUN[,RUN...] for the runs of one configuration, which differ in their
-    seeds. Without labels, runs whose paths are equal but for seed0, -seed1, _seed2 ... are seeds of one configuration
-"""
-
-
-def parse_args() -> argparse.Namespace:
-    description = __doc__.strip().splitlines()[0]
-    parser = argparse.ArgumentParser(prog="report.py", description=description, allow_abbrev=False)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--output", type=Path, required=True, help="folder for report.html, table.md and the figures")
-    parser.add_argument(
-        "--success",
-        metavar="FUNCTION",
-        help="reward function whose mean is the success rate (default: those with `accuracy` in their name)",
-    )
-    return parser.parse_args()
-
-
-def write_report(options: argparse.Namespace) -> None:
-    from troll_trl.report.figures import draw_figures  # import matplotlib, which may be missing
-    from troll_trl.report.page import make_table, to_markdown, warnings_of, write_page
-
-    groups = load_groups(options.runs)
-    table = make_table(groups, options.success)
-    options.output.mkdir(parents=True, exist_ok=True)
-    markdown = to_markdown(table)
-    (options.output / "table.md").write_text(markdown, encoding="utf-8")
-    drawn = draw_figures(groups, options.success, options.output)
-    write_page(groups, drawn, table, options.output / "report.html")
-
-    print(markdown)
-    for note in warnings_of(groups) + [note for group in groups for run in group.runs for note in run.notes]:
-        print(f"Note: {note}")
-    for figure in drawn:
-        for note in figure.notes:
-            print(f"Left out of “{figure.plan.title}”: {note}")
-    print(f"Report: {options.output / 'report.html'}")
-
-
-def main() -> None:
-    options = parse_args()
-    if importlib.util.find_spec("matplotlib") is None:
-        print("report.py: error: matplotlib is not installed: pip install 'troll-trl[plots]'.", file=sys.stderr)
-        raise SystemExit(2)
-    try:
-        write_report(options)
-    except (ReportError, OSError) as error:  # what a user can set right, without a traceback
-        for line in str(error).splitlines():
-            print(f"report.py: error: {line}", file=sys.stderr)
-        raise SystemExit(2) from None
-
+from troll_trl.cli.report import main
 
 if __name__ == "__main__":
     main()

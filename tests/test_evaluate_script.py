@@ -21,7 +21,8 @@ from tiny import tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from troll_trl.evaluation import generate_samples, parse_evaluation_args
+from troll_trl.cli.evaluate import parse_evaluation_args
+from troll_trl.evaluation import generate_samples
 from troll_trl.evaluation.arguments import DEFAULT_INSTRUCTION
 from troll_trl.evaluation.benchmarks import HUB
 from troll_trl.evaluation.generation import Sampling, SeededSampling, TransformersGenerator, sample_seed

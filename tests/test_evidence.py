@@ -18,8 +18,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl.cli.evaluate import parse_evaluation_args
 from troll_trl.cli.settings.parser import parse_training_args
-from troll_trl.evaluation import parse_evaluation_args
 from troll_trl.rewards import math_accuracy_reward
 
 pytest.importorskip("matplotlib", reason="the starts are made by the quickstart, which draws with matplotlib")

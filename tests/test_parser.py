@@ -1,15 +1,22 @@
 """Strict parsing: layers, types, and each refusal by name."""
 
 import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from transformers.trainer_utils import SchedulerType
-from trl import GRPOConfig, RLOOConfig
+import torch
+from trl import GRPOConfig, ModelConfig, RLOOConfig
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig
-from troll_trl.cli.settings.parser import DOCUMENTED_CHOICES, parse_training_args
-from troll_trl.cli.settings.values import convert
+from troll_trl.cli.settings.arguments import TrollScriptArguments
+from troll_trl.cli.settings.names import declared_names, launcher_names
+from troll_trl.cli.settings.parser import CONFIGS, DOCUMENTED_CHOICES, parse_training_args
+from troll_trl.cli.settings.renamed import RENAMED
+from troll_trl.evaluation import EvaluationArguments
 from troll_trl.trainers.config import troll_fields
 
 ENOUGH = """
@@ -59,7 +66,7 @@ def test_values_reach_the_three_dataclasses(parse):
     assert type(training_args) is TrollGRPOConfig
     assert training_args.learning_rate == 1e-6  # PyYAML reads it as text
     assert training_args.kl_bound == 0.1
-    assert training_args.lr_scheduler_type is SchedulerType.CONSTANT
+    assert training_args.lr_scheduler_type == "constant"
     assert training_args.chat_template_kwargs == {"enable_thinking": False}
     assert model_args.lora_r == 4
     assert script_args.reward_funcs == ["a.b", "c.d"]
@@ -123,6 +130,36 @@ def test_env_is_set(parse, monkeypatch):
     monkeypatch.setenv("TROLL_TEST_VARIABLE", "before")
     parse("env: {TROLL_TEST_VARIABLE: 3}")
     assert os.environ["TROLL_TEST_VARIABLE"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("learning_rate", "1e-6", 1e-6),  # PyYAML reads it as text
+        ("max_grad_norm", "3", 3.0),
+        ("run_name", "7", "7"),
+        ("model_revision", "0123456", "0123456"),  # to YAML an octal number
+        ("eval_strategy", "no", "no"),  # to YAML a boolean
+        ("use_vllm", "'true'", True),
+        ("shuffle_dataset", "no", False),
+        ("instruction", "'--- begin'", "--- begin"),
+        ("hub_model_id", "null", None),
+        ("num_generations_eval", "null", None),
+        ("reward_weights", "[1, 2.5]", [1.0, 2.5]),
+        ("reward_funcs", "one.alone", ["one.alone"]),
+        ("report_to", "[wandb, tensorboard]", ["wandb", "tensorboard"]),  # the field takes text as well
+        ("lora_target_modules", "[q_proj, v_proj]", ["q_proj", "v_proj"]),
+        ("model_init_kwargs", "{max_position_embeddings: 4096}", {"max_position_embeddings": 4096}),
+    ],
+)
+def test_a_value_means_in_a_file_what_it_means_as_a_flag(parse, name, text, expected):
+    settings = parse(f"{name}: {text}")[0].settings
+    assert settings[name] == expected
+    assert type(settings[name]) is type(expected)
+    if isinstance(expected, list) and name != "report_to":
+        assert parse("", f"--{name}", *map(str, expected))[0].settings[name] == expected
+    elif isinstance(expected, str | int | float):
+        assert parse("", f"--{name}={expected}")[0].settings[name] == expected
 
 
 # -- Layers -----------------------------------------------------------------------------------------------------------
@@ -222,18 +259,19 @@ def test_a_missing_file_is_named(capsys):
         ("learning_rate: {a: 1}", "`learning_rate` must be a number, got {'a': 1}"),
         ("learning_rate: small", "`learning_rate` must be a number, got 'small'"),
         ("learning_rate:", "`learning_rate` must be a number, got None"),
-        ("max_steps: true", "`max_steps` must be a whole number, got True"),
-        ("max_steps: 1.5", "`max_steps` must be a whole number, got 1.5"),
+        ("max_steps: true", "`max_steps` must be a whole number, got 'true'"),
+        ("max_steps: 1.5", "`max_steps` must be a whole number, got '1.5'"),
         ("max_steps: 1e3", "`max_steps` must be a whole number, got '1e3'"),
-        ("num_generations: two", "`num_generations` must be a whole number or null, got 'two'"),
-        ("use_vllm: 1", "`use_vllm` must be true or false, got 1"),
-        ("use_vllm: 'true'", "`use_vllm` must be true or false, got 'true'"),
-        ("run_name: 7", "`run_name` must be text or null, got 7"),
-        ("reward_funcs: math_accuracy", "`reward_funcs` must be a list (each text), got 'math_accuracy'"),
-        ("reward_weights: [1, a]", "`reward_weights` must be a list (each a number) or null, got [1, 'a']"),
+        ("num_generations: two", "`num_generations` must be a whole number, got 'two'"),
+        ("use_vllm: perhaps", "got perhaps"),
+        ("use_vllm: [true]", "`use_vllm` must be true or false, got [True]"),
+        ("run_name: [7]", "`run_name` must be text or null, got [7]"),
+        ("reward_funcs: {a: 1}", "`reward_funcs` must be a list, got {'a': 1}"),
+        ("reward_funcs: [a, [b]]", "`reward_funcs` must be a list, got ['a', ['b']]"),
+        ("reward_weights: [1, a]", "`reward_weights` must be a number, got 'a'"),
         ("chat_template_kwargs: [1]", "`chat_template_kwargs` must be a mapping or text or null, got [1]"),
-        ("eval_strategy: no", "`eval_strategy` must be one of no, steps, epoch, got False (YAML reads"),
-        ("lr_scheduler_type: constnat", "got 'constnat'"),
+        ("eval_strategy: off", "`eval_strategy` must be one of no, steps, epoch, got 'off'"),
+        ("lr_scheduler_type: constnat", "got 'constnat'. The nearest valid name is constant."),
         ("dtype: bf16", "`dtype` must be one of auto, bfloat16, float16, float32, got 'bf16'"),
         ("method: trol", "`method` must be one of troll, clip, got 'trol'. The nearest valid name is troll."),
         ("loss_type: bnppo", "got 'bnppo'. The nearest valid name is bnpo."),
@@ -242,7 +280,7 @@ def test_a_missing_file_is_named(capsys):
         ("importance_sampling_level: tokens", "got 'tokens'. The nearest valid name is token."),
         ("vllm_mode: colocated", "got 'colocated'. The nearest valid name is colocate."),
         ("vllm_importance_sampling_mode: token_trunc", "The nearest valid name is token_truncate."),
-        ("multi_objective_aggregation: sum", "The nearest valid name is sum_then_normalize."),
+        ("multi_objective_aggregation: sum", "must be one of sum_then_normalize, normalize_then_sum, got 'sum'"),
     ],
 )
 @pytest.mark.parametrize("method", ["troll", "clip"])
@@ -262,11 +300,11 @@ def test_values_in_a_file_are_refused_with_file_name_and_value(refusal, text, ex
         (("--conf", "a.yaml"), "unknown flag --conf."),
         (("--config", "a.yaml"), "--config is given 2 times."),
         (("--learning_rate", "1", "2"), "'2' belongs to no flag"),
-        (("--learning_rate", "small"), "invalid float value: 'small'"),
-        (("--max_steps", "1.5"), "invalid int value: '1.5'"),
-        (("--loss_type", "bnppo"), "invalid choice: 'bnppo'"),
-        (("--scale_rewards", "groups"), "invalid choice: 'groups'"),
-        (("--method", "trol"), "invalid choice: 'trol'"),
+        (("--learning_rate", "small"), "`learning_rate` must be a number, got 'small'"),
+        (("--max_steps", "1.5"), "`max_steps` must be a whole number, got '1.5'"),
+        (("--loss_type", "bnppo"), "`loss_type` must be one of dapo, grpo, bnpo,"),
+        (("--scale_rewards", "groups"), "got 'groups'. The nearest valid name is group."),
+        (("--method", "trol"), "got 'trol'. The nearest valid name is troll."),
         (("--use_vllm", "perhaps"), "perhaps"),
     ],
 )
@@ -297,25 +335,6 @@ def test_documented_choices_are_those_that_trl_documents():
         assert [choice for choice in choices if f'"{choice}"' not in documented] == []
 
 
-@pytest.mark.parametrize(
-    ("value", "hint", "expected"),
-    [
-        ("1e-6", float, 1e-6),
-        (3, float, 3),
-        ("8", int | None, 8),
-        (None, int | None, None),
-        ("auto", int | str | None, "auto"),
-        ("8", int | str, "8"),  # the type that it has comes first
-        (["1", 2.5], list[float], [1.0, 2.5]),
-        ("cosine", SchedulerType | str, "cosine"),
-    ],
-)
-def test_convert(value, hint, expected):
-    converted = convert(value, hint)
-    assert converted == expected
-    assert type(converted) is type(expected)
-
-
 # -- Method clip ------------------------------------------------------------------------------------------------------
 
 
@@ -334,6 +353,68 @@ def test_algorithm_decides_the_config(parse, tmp_path):
     assert type(parse("algorithm: rloo", "--method", "clip")[1]) is RLOOConfig
     assert type(parse("algorithm: rloo", "--algorithm", "grpo", "--loss_type", "grpo")[1]) is TrollGRPOConfig
     assert type(parse("", "--algorithm=rloo")[1]) is TrollRLOOConfig
+
+
+def test_the_names_told_before_any_import_are_those_of_the_dataclasses():
+    for algorithm, (config, _) in CONFIGS.items():
+        types = (TrollScriptArguments, config, ModelConfig)
+        assert declared_names(algorithm) == {f.name for kind in types for f in fields(kind) if f.init}
+    assert declared_names("eval") == {f.name for f in fields(EvaluationArguments) if f.init}
+    assert {"num_processes", "config_file", "main_process_port", "multi_gpu"} <= launcher_names()
+
+
+def test_all_unknown_names_are_told_at_once(parse, capsys):
+    with pytest.raises(SystemExit):
+        parse("lerning_rate: 1\nmax_prompt_length: 512\nnothing_like_it: 3", "--kl_bond", "1", "--torch-dtype=auto")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith("error: 5 names are unknown:") and len(said) == 6
+    assert said[1].endswith("unknown key `lerning_rate`. The nearest valid name is learning_rate.")
+    assert "`max_prompt_length`. Write `max_prompt_tokens`, which drops" in said[2]
+    assert said[3].endswith("`nothing_like_it`. No valid name is near it.")
+    assert "--kl_bond. The nearest valid name is --kl_bound." in said[4]
+    assert "--torch-dtype. Write `dtype`." in said[5]
+
+
+def test_renamed_keys_are_unknown_and_the_advice_names_valid_ones():
+    valid = declared_names("grpo") | declared_names("rloo")
+    assert RENAMED.keys() & valid == set()
+    named = {name for advice in RENAMED.values() for name in re.findall(r"`(\w+)[`:]", advice)} - {"env"}
+    assert named - valid == set() and len(named) > 20
+
+
+def test_a_mistyped_name_is_told_before_torch_is_imported(tmp_path):
+    (tmp_path / "run.yaml").write_text("lerning_rate: 1")
+    code = "import sys\nfrom troll_trl.cli.train import main\ntry:\n    main(['--config', 'run.yaml'])\nfinally:\n"
+    code += "    print(sorted({'torch', 'transformers', 'trl', 'accelerate'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "The nearest valid name is learning_rate." in done.stderr
+    assert done.stdout == "[]\n"
+
+
+def test_nothing_given_says_what_a_run_needs(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse_training_args([])
+    message = capsys.readouterr().err
+    assert stop.value.code == 2
+    for word in ("`model_name_or_path`", "`dataset_name`", "troll grpo --config qwen3-0.6b/gsm8k"):
+        assert word in message
+
+
+def test_of_several_processes_one_says_the_mistake(refusal, capsys, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SystemExit) as stop:
+        parse_training_args([])
+    assert stop.value.code == 2 and capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator here")
+def test_without_an_accelerator_all_keys_to_change_are_named(refusal):
+    text = "use_cpu: false\nbf16: true\nuse_vllm: true"
+    assert "set `use_cpu: true`, `bf16: false`, `use_vllm: false`." in refusal(text)
+
+
+def test_an_evaluation_at_the_start_without_evaluations_is_refused(refusal):
+    assert "`eval_on_start` is set, but `eval_strategy` is 'no'" in refusal("eval_on_start: true")
 
 
 def test_option_of_the_other_algorithm_says_so(refusal):

@@ -1,7 +1,7 @@
 """The quickstart: its problems, its tokenizer, its YAML, its result, and (slow) the whole of it."""
 
-import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from troll_trl.cli import quickstart, small_models
 from troll_trl.cli.settings.parser import parse_training_args
 from troll_trl.data import load_math_dataset
 from troll_trl.rewards import math_accuracy_reward
@@ -18,24 +19,13 @@ SCRIPT = REPOSITORY / "scripts" / "quickstart.py"
 
 
 @pytest.fixture(scope="module")
-def quickstart():
-    pytest.importorskip("matplotlib", reason="the quickstart draws its curves with matplotlib (the extra `plots`)")
-    spec = importlib.util.spec_from_file_location("quickstart", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-
-
-@pytest.fixture(scope="module")
-def problems(quickstart):
+def problems():
     return quickstart.make_problems(seed=0)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(quickstart):
-    return quickstart.make_tokenizer()
+def tokenizer():
+    return small_models.make_tokenizer()
 
 
 # -- Problems ---------------------------------------------------------------------------------------------------------
@@ -50,13 +40,13 @@ def test_all_sums_are_there_once_and_right(problems):
         assert int(left) + int(right) == int(row["answer"])
 
 
-def test_the_seed_chooses_the_held_out_problems(quickstart, problems):
+def test_the_seed_chooses_the_held_out_problems(problems):
     assert quickstart.make_problems(seed=0) == problems
     assert quickstart.make_problems(seed=1)[1] != problems[1]
 
 
-def test_written_problems_load_and_their_answers_are_rewarded(quickstart, problems, tmp_path):
-    quickstart.write_problems(tmp_path, problems[0][:20], problems[1][:10])
+def test_written_problems_load_and_their_answers_are_rewarded(problems, tmp_path):
+    small_models.write_problems(tmp_path, problems[0][:20], problems[1][:10])
     dataset = load_math_dataset(str(tmp_path), "test")
     assert dataset["prompt"][3] == [{"role": "user", "content": problems[1][3]["problem"]}]
     right = [f"Answer: {row['answer']}" for row in problems[1][:10]]
@@ -80,9 +70,9 @@ def test_answers_fit_the_completion_length_of_the_yaml(tokenizer):
     assert len(tokenizer(f"Answer: 198{tokenizer.eos_token}").input_ids) <= training_args.max_completion_length
 
 
-def test_labels_are_the_answer_and_its_end(quickstart, tokenizer):
+def test_labels_are_the_answer_and_its_end(tokenizer):
     rows = [{"problem": "What is 1 + 1?", "answer": "2"}, {"problem": "What is 99 + 99?", "answer": "198"}]
-    input_ids, labels = quickstart.encode(tokenizer, rows)
+    input_ids, labels = small_models.encode(tokenizer, rows)
     assert input_ids.shape == labels.shape
     for ids, label, row in zip(input_ids, labels, rows, strict=True):
         assert tokenizer.decode(label[label != -100]) == f"Answer: {row['answer']}<|im_end|>"
@@ -90,24 +80,26 @@ def test_labels_are_the_answer_and_its_end(quickstart, tokenizer):
         assert tokenizer.decode(ids).replace("<|endoftext|>", "") == f"{prompt}Answer: {row['answer']}<|im_end|>"
 
 
-def test_warm_up_stops_with_an_error_when_nothing_is_learnt(quickstart, tokenizer, monkeypatch):
-    monkeypatch.setattr(quickstart, "MAX_WARM_UP_STEPS", 2)
+def test_warm_up_says_how_far_it_is_and_ends_with_an_error_when_nothing_is_learnt(tokenizer, monkeypatch, capsys):
+    monkeypatch.setattr(small_models, "MAX_WARM_UP_STEPS", 50)
+    monkeypatch.setattr(small_models, "WARM_UP_BATCH", 1)
     torch.manual_seed(0)
-    rows = [{"problem": "What is 1 + 1?", "answer": "2"}]
-    with pytest.raises(RuntimeError, match="in 2 steps, not 35%"):
-        quickstart.warm_up(quickstart.make_model(tokenizer), *quickstart.encode(tokenizer, rows))
+    encoded = small_models.encode(tokenizer, [{"problem": "What is 1 + 1?", "answer": "2"}])
+    with pytest.raises(RuntimeError, match="in 50 steps, not 35%"):
+        small_models.warm_up(small_models.make_model(tokenizer), *encoded, learning_rate=0.0)
+    assert re.search(r"step 50 of at most 50, \d+:\d\d: solves 0%, target 35%", capsys.readouterr().out)
 
 
-def test_start_is_made_again_only_for_another_seed(quickstart, problems, tmp_path, monkeypatch):
+def test_start_is_made_again_only_for_another_seed_or_success(problems, tmp_path, monkeypatch):
     warmed_up = []
     monkeypatch.setattr(quickstart, "warm_up", lambda *_: warmed_up.append(1))
-    for seed, times in ((0, 1), (0, 1), (1, 2), (0, 3)):
-        quickstart.make_start(tmp_path, problems[0][:20], seed)
+    for seed, success, times in ((0, 0.35, 1), (0, 0.35, 1), (1, 0.35, 2), (0, 0.35, 3), (0, 0.1, 4)):
+        quickstart.make_start(tmp_path, problems[0][:20], seed, success)
         assert len(warmed_up) == times
     assert (tmp_path / "model.safetensors").exists() and (tmp_path / "tokenizer.json").exists()
 
 
-def test_an_interrupted_warm_up_is_not_taken_for_a_start(quickstart, problems, tmp_path, monkeypatch):
+def test_an_interrupted_warm_up_is_not_taken_for_a_start(problems, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -124,7 +116,7 @@ def test_an_interrupted_warm_up_is_not_taken_for_a_start(quickstart, problems, t
 # -- The YAML ---------------------------------------------------------------------------------------------------------
 
 
-def test_yaml_makes_the_projection_act_and_measures_the_success(quickstart, tokenizer):
+def test_yaml_makes_the_projection_act_and_measures_the_success(tokenizer):
     script_args, training_args, model_args = parse_training_args(["--config", str(quickstart.CONFIG)])
     assert script_args.method == "troll"
     assert script_args.dataset_test_split == "test"
@@ -164,7 +156,7 @@ LOG_HISTORY = [
 ]
 
 
-def test_table_of_a_log(quickstart):
+def test_table_of_a_log():
     result = quickstart.Result.of(LOG_HISTORY, kl_bound=0.05)
     assert result.table(seconds=61.4).splitlines() == [
         "success rate before               25.0%",
@@ -177,7 +169,7 @@ def test_table_of_a_log(quickstart):
     assert result.failures() == []
 
 
-def test_failures_are_named(quickstart):
+def test_failures_are_named():
     log_history = [{"eval_reward": 0.25}, log_line(8, 0.0, 0.2, 0.0502), {"eval_reward": 0.4}]
     assert quickstart.Result.of(log_history, kl_bound=0.05).failures() == [
         "the success rate rose by less than 20 points",
@@ -186,7 +178,7 @@ def test_failures_are_named(quickstart):
     ]
 
 
-def test_curves_are_drawn(quickstart, tmp_path):
+def test_curves_are_drawn(tmp_path):
     quickstart.draw_curves(LOG_HISTORY, 0.05, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 

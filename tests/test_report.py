@@ -541,14 +541,6 @@ def test_all_bad_runs_at_once(runs, monkeypatch, capsys):
     assert [line.split(":")[2].strip() for line in capsys.readouterr().err.splitlines()] == ["nowhere", "missing"]
 
 
-def test_without_matplotlib(runs, monkeypatch, capsys):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
-    monkeypatch.setattr(sys, "argv", ["report.py", *runs, "--output", "report"])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert stop.value.code == 2 and "pip install 'troll-trl[plots]'" in capsys.readouterr().err
-
-
 def test_groups_differ_without_colour():
     figures = pytest.importorskip("troll_trl.report.figures")
     looks = [(str(style["linestyle"]), style["marker"]) for style in map(figures._style, range(20))]

@@ -1,6 +1,7 @@
 """ProgressLine: the progress bar of a training run, with one short line per log."""
 
 import sys
+import time
 
 from transformers import ProgressCallback
 
@@ -19,11 +20,21 @@ _COLUMNS = (
 _EVAL_COLUMNS = _COLUMNS[:2]  # an evaluation samples from the policy that it scores: nothing is off-policy
 
 
+def minutes(seconds: float) -> str:
+    """`1:12` or `3:01:12`, as progress bars write it."""
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
 class ProgressLine(ProgressCallback):
-    """The progress bar, with one short line per log in place of the whole dictionary; only the lines in a log file."""
+    """
+    The progress bar, with one short line per log in place of the whole dictionary. In a log file there are only the
+    lines, and these say how far the run is: `step 48/400, 1:12 < 8:40`, the time taken and the time left.
+    """
 
     def on_train_begin(self, args, state, control, **kwargs):
         super().on_train_begin(args, state, control, **kwargs)
+        self._start_time, self._start_step = time.monotonic(), state.global_step
         if self.training_bar is not None and not sys.stderr.isatty():
             self.training_bar.disable = True
 
@@ -38,4 +49,12 @@ class ProgressLine(ProgressCallback):
         prefix, columns = ("eval_", _EVAL_COLUMNS) if evaluation else ("", _COLUMNS)
         shown = [f"{label} {logs[prefix + name]:{form}}" for label, name, form in columns if prefix + name in logs]
         if shown:
-            self.training_bar.write(f"{prefix.replace('_', ' ')}step {state.global_step}: {', '.join(shown)}")
+            step = f"{prefix.replace('_', ' ')}step {state.global_step}{self._how_far(state)}"
+            self.training_bar.write(f"{step}: {', '.join(shown)}")
+
+    def _how_far(self, state) -> str:
+        if sys.stderr.isatty():  # the bar says it
+            return ""
+        elapsed, done = time.monotonic() - self._start_time, state.global_step - self._start_step
+        left = f" < {minutes(elapsed / done * (state.max_steps - state.global_step))}" if done else ""
+        return f"/{state.max_steps}, {minutes(elapsed)}{left}"

@@ -2,7 +2,7 @@
 Evaluation of models on problems with known answers: samples, their scores, and statistics over them. May import `data`,
 `rewards` and `resilience`.
 
-    arguments.py       EvaluationArguments: what scripts/evaluate.py can be told
+    arguments.py       EvaluationArguments: what an evaluation can be told
     benchmarks.py      names on the hub, and local files
     models.py          a model before it is loaded
     prompts.py         what a model is asked
@@ -20,7 +20,7 @@ Evaluation of models on problems with known answers: samples, their scores, and 
 What a user should know is logged under `troll_trl.evaluation`, from INFO on.
 """
 
-from troll_trl.evaluation.arguments import EvaluationArguments, parse_evaluation_args
+from troll_trl.evaluation.arguments import EvaluationArguments
 from troll_trl.evaluation.other_tools import score_file
 from troll_trl.evaluation.runner import generate_samples
 from troll_trl.evaluation.summary import compare, summarize
@@ -29,7 +29,6 @@ __all__ = [
     "EvaluationArguments",
     "compare",
     "generate_samples",
-    "parse_evaluation_args",
     "score_file",
     "summarize",
 ]

@@ -1,11 +1,8 @@
-"""Settings of scripts/evaluate.py, parsed as strictly as those of the training."""
+"""What an evaluation can be told, by a YAML file or flags: `troll_trl.cli.evaluate` parses them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from troll_trl.cli.settings.parser import StrictTrlParser
 
 # As in the training configs: the verifier and the strict comparison both read the box
 DEFAULT_INSTRUCTION = "Let's think step by step and put the final answer in \\boxed{}."
@@ -195,27 +192,3 @@ def _check_task(args: EvaluationArguments):
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise ValueError(f"`{name}` has {twice!r} twice. Remove one.")
-
-
-def parse_evaluation_args(argv: Sequence[str] | None = None) -> EvaluationArguments:
-    """
-    Parse the command line of the evaluation script, and the YAML file that its `--config` names.
-
-    Args:
-        argv (`Sequence[str]`, *optional*):
-            Flags; those of the process by default.
-
-    Returns:
-        [`EvaluationArguments`]: checked.
-
-    Raises:
-        SystemExit: with code 2, after one paragraph that says what was wrong, the value seen and what to do.
-    """
-    parser = StrictTrlParser((EvaluationArguments,))
-    settings = parser.read_settings(argv)
-    try:
-        args = EvaluationArguments(**{name: value for name, value in settings.items() if name != "env"})
-    except ValueError as error:
-        parser.error(str(error))
-    args.settings = settings
-    return args

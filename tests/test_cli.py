@@ -1,0 +1,143 @@
+"""The command `troll`: its parts, what goes to the launcher and what to the run, and configs by name."""
+
+import re
+from pathlib import Path
+
+import pytest
+import trl
+
+from troll_trl import __version__
+from troll_trl.cli import configs, environment, launch, main, train
+from troll_trl.cli.settings.layers import read_layers
+from troll_trl.cli.settings.shipped import config_names, configs_folder, find_config
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def test_help_lists_the_commands_and_version_is_the_packages(capsys):
+    main.main([])
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in main.COMMANDS)
+    with pytest.raises(SystemExit) as stop:
+        main.main(["--version"])
+    assert stop.value.code == 0 and capsys.readouterr().out == f"troll_trl {__version__}\n"
+    with pytest.raises(SystemExit) as stop:
+        main.main(["gropo"])
+    assert stop.value.code == 2 and "'gropo'" in capsys.readouterr().err
+
+
+def test_env_has_trls_lines_and_ours(capsys):
+    environment.main([])
+    shown = capsys.readouterr().out
+    assert f"- TRL version: {trl.__version__}" in shown
+    assert f"- troll_trl version: {__version__}" in shown
+    assert re.search(r"- LM head: .+ on \w+", shown)
+
+
+# -- Configs ----------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_one_copy_of_the_configs_and_every_one_is_listed():
+    assert configs_folder() == REPOSITORY / "configs"
+    assert {"quickstart", "qwen3-0.6b/gsm8k", "eval/paper"} <= set(config_names())
+    assert not [name for name in config_names() if name.startswith(("base/", "accelerate/"))]
+
+
+def test_a_config_is_found_by_name_and_a_path_in_the_working_folder_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_config("qwen3-8b/dapo") == configs_folder() / "qwen3-8b" / "dapo.yaml"
+    assert find_config("qwen3-8b/dapo.yaml") == configs_folder() / "qwen3-8b" / "dapo.yaml"
+    (tmp_path / "qwen3-8b").mkdir()
+    (tmp_path / "qwen3-8b" / "dapo.yaml").write_text("seed: 1")
+    assert find_config("qwen3-8b/dapo") == Path("qwen3-8b/dapo.yaml")
+    with pytest.raises(ValueError, match=r"no file qwen3-8b/dappo.*The nearest is qwen3-8b/dapo"):
+        find_config("qwen3-8b/dappo")
+
+
+def test_a_copied_config_says_what_the_original_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    configs.main(["--copy", "qwen3-0.6b/gsm8k", "qwen3-0.6b/math"])
+    assert "--config configs/qwen3-0.6b/gsm8k.yaml" in capsys.readouterr().out
+    merged = [
+        {name: value for layer in read_layers(path) for name, value in layer.values.items()}
+        for path in ("configs/qwen3-0.6b/gsm8k.yaml", configs_folder() / "qwen3-0.6b" / "gsm8k.yaml")
+    ]
+    assert merged[0] == merged[1] and len(merged[0]) > 20
+    for name, said in (("qwen3-0.6b/gsm8k", "is there already"), ("qwen3-0.6b/gsm", "No config")):
+        with pytest.raises(SystemExit) as stop:
+            configs.main(["--copy", name])
+        assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
+# -- Launching --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """What `troll grpo` starts: flags of a run in this process, or the launcher's parsed options."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TROLL_LAUNCHED", "")
+    calls = []
+    monkeypatch.setattr(train, "main", lambda argv, program: calls.append((argv, program)))
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", calls.append)
+    monkeypatch.setattr(launch, "_one_process_is_enough", lambda: True)
+    Path("run.yaml").write_text("model_name_or_path: m\ndataset_name: d\n")
+
+    def started(*flags: str, algorithm: str = "grpo"):
+        launch.main(flags, f"troll {algorithm}", algorithm)
+        return calls.pop()
+
+    return started
+
+
+def test_without_flags_for_the_launcher_this_process_trains(started):
+    flags = ["--config", "run.yaml", "--max_steps", "3"]
+    assert started(*flags) == (["--algorithm", "grpo", *flags], "troll grpo")
+    assert started(*flags, algorithm="rloo") == (["--algorithm", "rloo", *flags], "troll rloo")
+
+
+def test_flags_go_to_the_launcher_or_to_the_run(started):
+    options = started(
+        *("--accelerate_config", "fsdp2", "--config", "run.yaml", "--num_processes", "4", "--max_steps=3"),
+        *("--main-process-port=29501", "--reward_funcs", "a.b", "c.d", "--debug", "underflow_overflow"),
+    )
+    assert options.config_file == str(configs_folder() / "accelerate" / "fsdp2.yaml")
+    assert (options.num_processes, options.main_process_port) == (4, 29501)
+    assert options.module and options.training_script == "troll_trl.cli.train"
+    assert options.training_script_args == [
+        *("--algorithm", "grpo", "--config", "run.yaml", "--max_steps=3", "--reward_funcs", "a.b", "c.d"),
+        *("--debug", "underflow_overflow"),  # both know it: it is the run's
+    ]
+
+
+def test_the_launchers_settings_may_stand_in_the_file_and_flags_replace_them(started):
+    text = Path("run.yaml").read_text()
+    Path("mine.yaml").write_text("num_processes: 2")
+    Path("run.yaml").write_text(f"{text}num_processes: 2\naccelerate_config: mine.yaml")
+    options = started("--config", "run.yaml", "--num_processes", "3")
+    assert (options.config_file, options.num_processes) == ("mine.yaml", 3)
+    assert started("--config", "run.yaml", "--accelerate_config", "zero2").config_file.endswith(
+        "trl/accelerate_configs/zero2.yaml"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "expected"),
+    [
+        ("", ("--accelerate_config", "fsdp3"), "'fsdp3' is no file and none of ddp, fsdp1, fsdp2"),
+        ("", ("--num_proceses", "2"), "unknown flag --num_proceses. The nearest valid name is --num_processes."),
+        ("algorithm: rloo", (), "the file says `algorithm: rloo`: run `troll rloo`"),
+        ("", ("--algorithm", "rloo"), "--algorithm is given by the command"),
+    ],
+)
+def test_a_mistake_is_told_before_a_process_is_started(started, capsys, text, flags, expected):
+    Path("run.yaml").write_text(Path("run.yaml").read_text() + text)
+    with pytest.raises(SystemExit) as stop:
+        started("--config", "run.yaml", *flags)
+    assert stop.value.code == 2 and expected in capsys.readouterr().err
+
+
+def test_a_flag_of_the_launcher_that_reaches_the_run_is_named_as_one(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--num_processes", "2"], "train.py")
+    assert "unknown flag --num_processes. It belongs to the launcher" in capsys.readouterr().err

@@ -1,0 +1,64 @@
+"""`troll configs`: list the configs that come with the package, or copy one, and the files it builds on, to edit it."""
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from troll_trl.cli.settings.command import stop
+from troll_trl.cli.settings.layers import read_layers
+from troll_trl.cli.settings.shipped import config_names, configs_folder
+
+
+def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> None:
+    """
+    List or copy configs.
+
+    Raises:
+        SystemExit: with code 2 and one message: there is no such config, or a file would be overwritten.
+    """
+    parser = argparse.ArgumentParser(prog=program, description=__doc__, allow_abbrev=False)
+    parser.add_argument("--copy", nargs="+", metavar="NAME", help="copy these configs and the files they build on")
+    parser.add_argument("--to", type=Path, default=Path("configs"), help="folder to copy to (default: configs)")
+    options = parser.parse_args(argv)
+    if not options.copy:
+        print("\n".join(config_names()))
+        return
+    try:
+        for name in options.copy:
+            print(f"Copied. To train with your copy: --config {copy_config(name, options.to)}")
+    except (ValueError, OSError) as error:
+        stop(program, error)
+
+
+def copy_config(name: str, folder: Path) -> Path:
+    """
+    Copy a config and its bases into a folder, in the same tree, so that its `base` finds them. A base that is there
+    already stays as it is.
+
+    Args:
+        name (`str`):
+            Name of a config that comes with the package.
+        folder (`Path`):
+            Folder to copy to.
+
+    Returns:
+        `Path`: the copy.
+
+    Raises:
+        ValueError: no config has this name.
+        FileExistsError: the copy would replace a file.
+    """
+    shipped = configs_folder()
+    if name not in config_names():
+        raise ValueError(f"No config that comes with the package is named {name}: `troll configs` lists them.")
+    paths = [path.resolve() for path, _ in read_layers(shipped / f"{name}.yaml")]
+    files = [path.relative_to(shipped.resolve()) for path in paths]
+    copy = folder / files[-1]
+    if copy.exists():
+        raise FileExistsError(f"{copy} is there already: remove it, or copy to another folder with --to.")
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        if not (folder / file).exists():
+            shutil.copyfile(shipped / file, folder / file)
+    return copy

@@ -1,0 +1,38 @@
+"""`troll env`: what a bug report should hold; TRL's own lines, and those of this package."""
+
+import argparse
+import importlib.util
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+from troll_trl import __version__
+
+
+def main(argv: Sequence[str] | None = None, program: str = "troll env") -> None:
+    """Print versions, devices and whether the kernels run."""
+    argparse.ArgumentParser(prog=program, description=__doc__, allow_abbrev=False).parse_args(argv)
+    import torch
+    from trl.scripts.env import print_env
+
+    from troll_trl.lm_head.kernels.dispatch import use_triton
+
+    print_env()
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    lines = {
+        "troll_trl version": __version__,
+        "Triton version": _version("triton"),
+        "LM head": f"Triton kernels on {device.type}" if use_triton(device) else f"torch on {device.type}",
+        "math-verify version": _version("math-verify"),
+    }
+    print("\n".join(f"- {name}: {said}" for name, said in lines.items()))
+    if importlib.util.find_spec("troll_trl.lm_head.kernels.self_check"):
+        for row in import_module("troll_trl.lm_head.kernels.self_check").rows():
+            print(f"- {row}")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

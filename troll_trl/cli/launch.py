@@ -1,0 +1,112 @@
+"""
+`troll grpo` and `troll rloo`: a training run through `accelerate launch`, as the `trl` command starts its own.
+
+    troll grpo --config qwen3-0.6b/gsm8k
+    troll grpo --config qwen3-8b/dapo --accelerate_config fsdp2 --num_processes 8 --learning_rate 2e-6
+
+`--accelerate_config` and the options of `accelerate launch` go to the launcher, all else to the run. In a file they may
+stand beside the run's settings.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from troll_trl.cli import train
+from troll_trl.cli.settings.command import read_training_command, stop
+from troll_trl.cli.settings.names import declared_names, find_package, is_flag, launcher_names, name_of
+from troll_trl.cli.settings.shipped import configs_folder
+
+MODULE = "troll_trl.cli.train"
+
+
+def main(argv: Sequence[str], program: str, algorithm: str) -> None:
+    """
+    Train with an algorithm, in one process or as many as the launcher is told.
+
+    Args:
+        argv (`Sequence[str]`):
+            Flags of the run and of the launcher.
+        program (`str`):
+            Name in messages.
+        algorithm (`str`):
+            `"grpo"` or `"rloo"`.
+
+    Raises:
+        SystemExit: with code 2 and one message for what a user can set right; else with the code of the run.
+    """
+    run_flags, launcher_flags = split_flags(argv, algorithm)
+    if any(is_flag(word) and name_of(word) == "algorithm" for word in run_flags):
+        stop(program, f"--algorithm is given by the command, `troll grpo` or `troll rloo`; this is `{program}`.")
+    run_flags = ["--algorithm", algorithm, *run_flags]
+    # Reads the files and checks all names before any process starts
+    command = read_training_command(run_flags, program, launcher_names())
+    in_files = [layer.values["algorithm"].typed for layer in command.layers if "algorithm" in layer.values]
+    if in_files and in_files[-1] != algorithm:
+        stop(program, f"the file says `algorithm: {in_files[-1]}`: run `troll {in_files[-1]}`, or remove it.")
+    launcher_flags = [*(f"--{name}={value}" for name, value in command.launcher.items()), *launcher_flags]
+    if not launcher_flags and _one_process_is_enough():
+        train.main(run_flags, program)
+    else:
+        _launch(_with_config_file(launcher_flags, program), run_flags, program)
+
+
+def split_flags(argv: Sequence[str], algorithm: str) -> tuple[list[str], list[str]]:
+    """
+    Flags of the run and of `accelerate launch`, each with its values. What both know is the run's, and what neither
+    knows too, which then refuses it.
+    """
+    launcher = (launcher_names() | {"accelerate_config"}) - declared_names(algorithm)
+    run_flags: list[str] = []
+    launcher_flags: list[str] = []
+    side = run_flags
+    for word in argv:
+        if is_flag(word):
+            side = launcher_flags if name_of(word) in launcher else run_flags
+        side.append(word)
+    return run_flags, launcher_flags
+
+
+def _one_process_is_enough() -> bool:
+    """Whether `accelerate launch` would start one process without settings of its own: then this one will do."""
+    import torch
+    from accelerate.commands.config.config_args import default_config_file
+
+    return torch.accelerator.device_count() <= 1 and not Path(default_config_file).is_file()
+
+
+def _with_config_file(flags: Sequence[str], program: str) -> list[str]:
+    """The launcher's flags with its own `--config_file` in place of `--accelerate_config`: a path, or a name."""
+    kept: list[str] = []
+    words = iter(flags)
+    for word in words:
+        if name_of(word) != "accelerate_config" or not is_flag(word):
+            kept.append(word)
+            continue
+        name = word.partition("=")[2] if "=" in word else next(words, "")
+        folders = (configs_folder() / "accelerate", find_package("trl") / "accelerate_configs")
+        candidates = [Path(name), *(folder / f"{name}.yaml" for folder in folders)]
+        file = next((path for path in candidates if path.is_file()), None)
+        if file is None:
+            names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+            stop(program, f"--accelerate_config: {name!r} is no file and none of {', '.join(names)}.")
+        kept += ["--config_file", str(file)]
+    return kept
+
+
+def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> None:
+    from subprocess import CalledProcessError
+
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    os.environ["TROLL_LAUNCHED"] = "1"  # the launcher's settings in the files have been read
+    options = launch_command_parser().parse_args([*launcher_flags, "-m", MODULE, *run_flags])
+    try:
+        launch_command(options)
+    except CalledProcessError as error:  # the run has said what was wrong; the launcher's own traceback says nothing
+        raise SystemExit(error.returncode) from None
+    except ChildFailedError as error:
+        raise SystemExit(error.get_first_failure()[1].exitcode) from None
+    except ValueError as error:  # of flags that do not go together
+        stop(program, error)

@@ -1,0 +1,89 @@
+"""The command `troll`. It imports what a command needs once it is known which one."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from troll_trl import __version__
+
+
+def _train(argv: Sequence[str], program: str) -> None:
+    from troll_trl.cli import launch
+
+    launch.main(argv, program, program.split()[-1])
+
+
+def _evaluate(argv: Sequence[str], program: str) -> None:
+    from troll_trl.cli import evaluate
+
+    evaluate.main(argv, program)
+
+
+def _report(argv: Sequence[str], program: str) -> None:
+    from troll_trl.cli import report
+
+    report.main(argv, program)
+
+
+def _quickstart(argv: Sequence[str], program: str) -> None:
+    from troll_trl.cli import quickstart
+
+    quickstart.main(argv, program)
+
+
+def _environment(argv: Sequence[str], program: str) -> None:
+    from troll_trl.cli import environment
+
+    environment.main(argv, program)
+
+
+def _configs(argv: Sequence[str], program: str) -> None:
+    from troll_trl.cli import configs
+
+    configs.main(argv, program)
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str], str], None], str]] = {
+    "grpo": (_train, "train with the advantages of GRPO: troll grpo --config qwen3-0.6b/gsm8k"),
+    "rloo": (_train, "train with those of RLOO: troll rloo --config qwen3-0.6b/gsm8k-rloo"),
+    "eval": (_evaluate, "evaluate models, score samples, compare: troll eval --config eval/paper --model M --output D"),
+    "report": (_report, "one page from the logs of several runs: troll report A B --output D"),
+    "quickstart": (_quickstart, "train a small model in minutes, on a CPU, without a hub"),
+    "configs": (_configs, "list the configs that come with the package, or copy one to edit it"),
+    "env": (_environment, "versions, devices and kernels, for a bug report"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Run a command.
+
+    Args:
+        argv (`Sequence[str]`, *optional*):
+            The command and its flags; those of the process by default.
+
+    Raises:
+        SystemExit: with the command's code.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    commands = "\n".join(f"  {name:<12}{said}" for name, (_, said) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="troll",
+        usage="troll COMMAND [FLAGS]",
+        description=f"TROLL (Trust Region Optimization for Large Language Models) for TRL.\n\ncommands:\n{commands}",
+        epilog="troll COMMAND --help says what a command takes.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"troll_trl {__version__}")
+    parser.add_argument("command", choices=COMMANDS, help=argparse.SUPPRESS)
+    if not argv:
+        parser.print_help()
+        return
+    command = parser.parse_args(argv[:1]).command
+    run, _ = COMMANDS[command]
+    run(argv[1:], f"troll {command}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""
+Report on training runs: one page with figures and a table, from the `trainer_state.json` of TROLL and other TRL runs.
+
+    troll report TROLL=out/troll-0,out/troll-1 clip=out/clip-0,out/clip-1 --output out/report
+    troll report out/troll-seed0 out/troll-seed1 out/clip-seed0 out/clip-seed1 --output out/report
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from troll_trl.cli.settings.command import stop
+from troll_trl.report.runs import ReportError, load_groups
+
+RUN_HELP = """
+    a run's output folder, a checkpoint, or LABEL=RUN[,RUN...] for the runs of one configuration, which differ in their
+    seeds. Without labels, runs whose paths are equal but for seed0, -seed1, _seed2 ... are seeds of one configuration
+"""
+
+
+def parse_args(argv: Sequence[str] | None, program: str) -> argparse.Namespace:
+    description = str(__doc__).strip().splitlines()[0]
+    parser = argparse.ArgumentParser(prog=program, description=description, allow_abbrev=False)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--output", type=Path, required=True, help="folder for report.html, table.md and the figures")
+    parser.add_argument(
+        "--success",
+        metavar="FUNCTION",
+        help="reward function whose mean is the success rate (default: those with `accuracy` in their name)",
+    )
+    return parser.parse_args(argv)
+
+
+def write_report(options: argparse.Namespace) -> None:
+    from troll_trl.report.figures import draw_figures  # imports matplotlib
+    from troll_trl.report.page import make_table, to_markdown, warnings_of, write_page
+
+    groups = load_groups(options.runs)
+    table = make_table(groups, options.success)
+    options.output.mkdir(parents=True, exist_ok=True)
+    markdown = to_markdown(table)
+    (options.output / "table.md").write_text(markdown, encoding="utf-8")
+    drawn = draw_figures(groups, options.success, options.output)
+    write_page(groups, drawn, table, options.output / "report.html")
+
+    print(markdown)
+    for note in warnings_of(groups) + [note for group in groups for run in group.runs for note in run.notes]:
+        print(f"Note: {note}")
+    for figure in drawn:
+        for note in figure.notes:
+            print(f"Left out of “{figure.plan.title}”: {note}")
+    print(f"Report: {options.output / 'report.html'}")
+
+
+def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
+    """
+    Report, in this process.
+
+    Args:
+        argv (`Sequence[str]`, *optional*):
+            Flags; those of the process by default.
+        program (`str`, *optional*, defaults to `"report.py"`):
+            Name in messages.
+
+    Raises:
+        SystemExit: with code 2, and one line for each thing that a user can set right.
+    """
+    options = parse_args(argv, program)
+    try:
+        write_report(options)
+    except (ReportError, OSError) as error:
+        stop(program, f"\n{program}: error: ".join(str(error).splitlines()))
+
+
+if __name__ == "__main__":
+    main()

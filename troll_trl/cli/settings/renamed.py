@@ -1,0 +1,64 @@
+"""What to write in place of a key that TRL, transformers or open-r1 know, or knew, and that is none of ours."""
+
+_GONE = "It no longer does anything: remove it."
+_OPEN_R1 = "It belongs to open-r1's own script: remove it."
+_OPEN_R1_REWARD = "It sets a reward function of open-r1: write your own function, and name it in `reward_funcs`."
+_ENV = "Set the environment variable {} instead, for instance under `env`."
+_OTHER_DATA = "Name one dataset by `dataset_name`, a hub name, a file or a folder."
+
+RENAMED = {
+    # TRL
+    "max_prompt_length": "Write `max_prompt_tokens`, which drops longer prompts and cuts none.",
+    "use_liger_loss": "Write `use_liger_kernel`.",
+    "wandb_log_unique_prompts": "Write `log_unique_prompts`.",
+    "vllm_guided_decoding_regex": "Write `vllm_structured_outputs_regex`.",
+    "vllm_max_model_len": "Write `vllm_max_model_length`.",
+    "vllm_device": "Remove it: with `vllm_mode: colocate` vLLM shares the training GPUs.",
+    "vllm_dtype": "Remove it: vLLM takes the dtype that the model's config.json names.",
+    "vllm_enable_prefix_caching": "Remove it: vLLM's own default holds.",
+    "epsilon_low": "Write `epsilon`, which only `method: clip` uses.",
+    "num_generation": "Write `num_generations`.",
+    "datasets": _OTHER_DATA,
+    "dataset_mixture": _OTHER_DATA,
+    "dataset_streaming": "Remove it: data are loaded whole.",
+    "streaming": "Remove it: data are loaded whole.",
+    "test_split_size": "Give held-out data by `dataset_test_split`, and `eval_dataset_name` if it is another dataset.",
+    "ignore_bias_buffers": "Remove it: it works around models that are not trained here.",
+    "reward_model_name_or_path": "Name a function in `reward_funcs`: reward models are not loaded from settings.",
+    # transformers
+    "torch_dtype": "Write `dtype`.",
+    "evaluation_strategy": "Write `eval_strategy`.",
+    "no_cuda": "Write `use_cpu`.",
+    "per_gpu_train_batch_size": "Write `per_device_train_batch_size`.",
+    "per_gpu_eval_batch_size": "Write `per_device_eval_batch_size`.",
+    "warmup_ratio": "Write `warmup_steps`; a number below 1 is a share of all updates.",
+    "push_to_hub_model_id": "Write `hub_model_id`.",
+    "push_to_hub_token": "Write `hub_token`.",
+    "overwrite_output_dir": "It no longer exists: remove it. An existing `output_dir` is written into.",
+    "logging_dir": _ENV.format("TENSORBOARD_LOGGING_DIR"),
+    "jit_mode_eval": _GONE,
+    "past_index": _GONE,
+    "save_safetensors": "Remove it: models are always saved as safetensors.",
+    # open-r1
+    "dataset_prompt_column": "Write `problem_column`.",
+    "hub_model_revision": "Write `hub_revision`, the branch that is pushed to; `model_revision` loads another model.",
+    "push_to_hub_revision": "Write `push_to_hub`.",
+    "overwrite_hub_revision": _OPEN_R1,
+    "benchmarks": "Remove it, and evaluate what was trained with `troll eval`.",
+    "callbacks": _OPEN_R1,
+    "chat_template": "Remove it, and save the template with the model's tokenizer; for its options there is "
+    "`chat_template_kwargs`.",
+    "wandb_entity": _ENV.format("WANDB_ENTITY"),
+    "wandb_project": _ENV.format("WANDB_PROJECT"),
+    "wandb_run_group": _ENV.format("WANDB_RUN_GROUP"),
+    **dict.fromkeys(
+        (
+            *("cosine_min_value_wrong", "cosine_max_value_wrong", "cosine_min_value_correct"),
+            *("cosine_max_value_correct", "cosine_max_len", "repetition_n_grams", "repetition_max_penalty"),
+            *("max_completion_len", "soft_punish_cache", "code_language", "code_eval_test_batch_size"),
+            *("code_eval_scoring_mode", "parallel_code_exec_per_proc", "code_provider", "ioi_provider"),
+            *("e2b_router_url", "morph_router_url", "piston_endpoint"),
+        ),
+        _OPEN_R1_REWARD,
+    ),
+}

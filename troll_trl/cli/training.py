@@ -1,0 +1,200 @@
+"""A training run from its settings to the saved model: rewards and data, the trainer, checkpoints, what is printed."""
+
+import importlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import AutoConfig, AutoTokenizer, ProgressCallback
+from transformers.trainer_utils import get_last_checkpoint
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
+from trl.import_utils import is_vllm_available
+
+from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
+from troll_trl.cli.memory import PeakMemory
+from troll_trl.cli.progress import ProgressLine
+from troll_trl.cli.settings.arguments import TrollScriptArguments
+from troll_trl.cli.settings.command import Command, stop
+from troll_trl.cli.settings.parser import parse_training_command
+from troll_trl.data import load_math_dataset
+from troll_trl.data.problems import report_overlap
+from troll_trl.resilience.checkpoint import CheckpointMixin
+
+logger = logging.getLogger(__name__)
+
+# Of each `algorithm` and `method`
+TRAINERS = {
+    ("grpo", "troll"): TrollGRPOTrainer,
+    ("grpo", "clip"): GRPOTrainer,
+    ("rloo", "troll"): TrollRLOOTrainer,
+    ("rloo", "clip"): RLOOTrainer,
+}
+REWARD_FUNCTIONS = {
+    "math_accuracy": "troll_trl.rewards.math_accuracy_reward",
+    # The names that `trl grpo` knows
+    "accuracy_reward": "trl.rewards.accuracy_reward",
+    "reasoning_accuracy_reward": "trl.rewards.reasoning_accuracy_reward",
+    "think_format_reward": "trl.rewards.think_format_reward",
+}
+
+
+def load_reward_function(name: str) -> Callable:
+    path = REWARD_FUNCTIONS.get(name, name)
+    if "." not in path:
+        raise ValueError(
+            f"`reward_funcs` names {name!r}, which is none of {', '.join(REWARD_FUNCTIONS)} and no dotted import path "
+            "such as my_lib.rewards.custom_reward."
+        )
+    module, _, attribute = path.rpartition(".")
+    sys.path.insert(0, os.getcwd())
+    function = getattr(importlib.import_module(module), attribute, None)
+    if function is None:
+        raise ValueError(f"`reward_funcs` names {name!r}, but the module {module} has no {attribute!r}.")
+    return function
+
+
+def load_datasets(script_args: TrollScriptArguments, training_args: GRPOConfig, model_args: ModelConfig):
+    prompt: dict[str, Any] = {"instruction": script_args.instruction, "system_prompt": script_args.system_prompt}
+    if script_args.max_prompt_tokens is not None:
+        prompt |= {
+            "max_prompt_tokens": script_args.max_prompt_tokens,
+            "chat_template_kwargs": training_args.chat_template_kwargs,
+            "tokenizer": AutoTokenizer.from_pretrained(
+                model_args.model_name_or_path,
+                revision=model_args.model_revision,
+                trust_remote_code=training_args.trust_remote_code,
+            ),
+        }
+    columns: dict[str, Any] = {"problem_column": script_args.problem_column, "answer_column": script_args.answer_column}
+    name = str(script_args.dataset_name)  # which was seen to be set
+    train_dataset = load_math_dataset(
+        name,
+        script_args.dataset_train_split,
+        script_args.dataset_config,
+        max_samples=script_args.max_train_samples,
+        row_filter=script_args.row_filter,
+        **columns,
+        **prompt,
+    )
+    if training_args.eval_strategy == "no":
+        return train_dataset, None
+    another = script_args.eval_dataset_name is not None
+    eval_dataset = load_math_dataset(
+        script_args.eval_dataset_name or name,
+        str(script_args.dataset_test_split),
+        script_args.eval_dataset_config if another else script_args.dataset_config,
+        max_samples=script_args.max_eval_samples,
+        **({} if another else columns | {"row_filter": script_args.row_filter}),
+        **prompt,
+    )
+    report_overlap(train_dataset, eval_dataset)
+    return train_dataset, eval_dataset
+
+
+def check_model(model_args: ModelConfig, trust_remote_code: bool):
+    """Before the data are loaded: whether there is a model. A folder that is missing would be looked for on the hub."""
+    name = model_args.model_name_or_path
+    if Path(name).is_dir():
+        return
+    said = f"`model_name_or_path`: there is no folder {name} (working folder: {os.getcwd()})"
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise FileNotFoundError(f"{said}.")
+    try:
+        AutoConfig.from_pretrained(name, revision=model_args.model_revision, trust_remote_code=trust_remote_code)
+    except OSError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise OSError(f"{said}, and the hub gives no model of this name: {reason}") from None
+
+
+def check_checkpoint(resume: str | bool | None, output_dir: str):
+    """Before the model is loaded: whether there is anything to resume from."""
+    folder = output_dir if resume is True else resume
+    if folder and not (Path(folder).is_dir() and (resume is not True or get_last_checkpoint(folder))):
+        raise ValueError(f"`resume_from_checkpoint` is {resume!r}, but there is no checkpoint in {folder}.")
+
+
+def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | None:
+    """The checkpoint to go on from. With `resume`, the newest complete one, if any."""
+    args = trainer.args
+    if isinstance(trainer, CheckpointMixin):
+        return trainer.find_checkpoint("newest" if resume else args.resume_from_checkpoint)
+    if resume or args.resume_from_checkpoint is True:  # TRL's own trainer does not know which are complete
+        return get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+    return args.resume_from_checkpoint or None
+
+
+def save_settings(settings: dict, output_dir: str):
+    # The folder may be uploaded, and these may hold secrets
+    shown = {name: value for name, value in settings.items() if name not in ("env", "hub_token")}
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    text = "# All settings of the files and flags of this run, but for `env` and `hub_token`.\n" + yaml.safe_dump(
+        shown, sort_keys=False, allow_unicode=True
+    )
+    Path(output_dir, "config.yaml").write_text(text, encoding="utf-8")
+
+
+def make_trainer(
+    script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig, model_args: ModelConfig
+) -> GRPOTrainer | RLOOTrainer:
+    check_model(model_args, training_args.trust_remote_code)
+    check_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
+    reward_funcs = [load_reward_function(function) for function in script_args.reward_funcs]
+    train_dataset, eval_dataset = load_datasets(script_args, training_args, model_args)
+    # As in TRL's scripts/grpo.py
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "trust_remote_code": training_args.trust_remote_code,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        **(training_args.model_init_kwargs or {}),
+    }
+    return TRAINERS[script_args.algorithm, script_args.method](
+        model=model_args.model_name_or_path,
+        reward_funcs=reward_funcs,
+        args=training_args,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        quantization_config=get_quantization_config(model_args),
+        peft_config=get_peft_config(model_args),
+    )
+
+
+def run(command: Command) -> None:
+    """Train as the command says, and save the model."""
+    # TRL 1.16 sets the option by the name that transformers 5.23 deprecates: nothing that a user could change
+    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
+    script_args, training_args, model_args = parse_training_command(command)
+    if training_args.use_vllm and not is_vllm_available():
+        stop(
+            command.program,
+            "`use_vllm` is true, but vLLM is not installed: pip install 'troll-trl[vllm]', or `use_vllm: false`.",
+        )
+    try:
+        trainer = make_trainer(script_args, training_args, model_args)
+        checkpoint = find_checkpoint(trainer, script_args.resume)
+    except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback
+        stop(command.program, error)
+    if command.launcher and "TROLL_LAUNCHED" not in os.environ and training_args.process_index == 0:
+        said = ", ".join(f"`{name}`" for name in command.launcher)
+        logger.warning("%s unused: only the commands `troll grpo` and `troll rloo` start processes.", said)
+    if training_args.process_index == 0:
+        save_settings(script_args.settings, training_args.output_dir)
+    trainer.add_callback(PeakMemory)
+    if not training_args.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(ProgressLine)
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except FloatingPointError as error:  # says what was not finite, and where; every rank raises it
+        stop(command.program, error, code=1)
+    trainer.save_state()
+    trainer.save_model(training_args.output_dir)
+    trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
+    if training_args.push_to_hub:
+        trainer.push_to_hub(dataset_name=script_args.dataset_name)
+    trainer.end()
