@@ -16,7 +16,7 @@ import torch
 from references import reference_support
 
 from troll_trl.lm_head import sparse_log_probs, support_selection
-from troll_trl.lm_head.kernels import fold, gradient, tiles
+from troll_trl.lm_head.kernels import blocks, candidates, fold, gradient, tiles
 from troll_trl.lm_head.kernels.blocks import blocks_of, reduce_chunk
 from troll_trl.lm_head.kernels.candidates import _choose_torch, choose_candidates
 from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
@@ -24,6 +24,7 @@ from troll_trl.lm_head.kernels.fold import FoldState, fold_tile
 from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
+from troll_trl.trust_region import dispatch
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PLAIN = LogitTransform(temperature=0.7)
@@ -295,6 +296,40 @@ def test_tile_beyond_32_bit_offsets(device):
     for tile in (near.clone(), far_apart(near)):
         grads.append(gradient.gradient_tile(tile, None, PLAIN, ids, 0, of))
     assert torch.equal(*grads)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="as on an accelerator")
+@pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not installed (it exists for Linux only)")
+def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
+    """Triton launches on the current device, and with two GPUs the model's may be the other."""
+    guarded, launched = [], []
+
+    @contextlib.contextmanager
+    def guard(device):
+        guarded.append(device)
+        yield
+        guarded.pop()
+
+    class Kernel:
+        def __init__(self, name):
+            self.name = name
+
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: launched.append((self.name, *guarded))
+
+    kernels = {name: module for module in (blocks, candidates, fold, gradient) for name in vars(module)}
+    kernels = {name: module for name, module in kernels.items() if name.endswith("_kernel")}
+    for name, module in kernels.items():
+        monkeypatch.setattr(module, name, Kernel(name))
+    monkeypatch.setattr(dispatch, "on_device", guard)
+    device = torch.device("meta")
+    tile, ids = torch.empty(3, 129, device=device), torch.zeros(3, 4, dtype=torch.int32, device=device)
+    fold._fold_triton(tile, None, PLAIN, ids, 0, FoldState.of(ids), None)
+    gradient._gradient_triton(tile, None, PLAIN, ids, 0, gradient.Coefficients(*torch.empty(4, 3, 1, device=device)))
+    of = blocks_of(tile[:, :128], ids[:, 0], 128, 128)
+    blocks._reduce_triton(of, None, PLAIN, 0, 128)
+    candidates._choose_triton(of, None, PLAIN, 2)
+    assert sorted(launched) == sorted((name, device) for name in kernels)
 
 
 def test_state_starts_at_the_floor(device):

@@ -1,6 +1,7 @@
 """Every kernel compiled ahead of time for real GPUs, down to machine code, on a machine that may have none.
 
-It catches what the interpreter does not: types, unsupported operations, and registers that spill to memory.
+It catches what the interpreter does not: types, unsupported operations, registers that spill to memory, and what makes
+a kernel slow: narrow loads, and more registers, barriers and shuffles than it needs.
 """
 
 import importlib.util
@@ -56,22 +57,38 @@ def make(kernel, dtype, softcap, bias, warps, pointers=None, **constants):
     if "bias_ptr" in signature and not bias:
         signature["bias_ptr"], constants["bias_ptr"] = "constexpr", None
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in ("tile_stride", "columns")]
+    aligned = [
+        name for name, kind in signature.items() if kind.startswith("*") or name in ("tile_stride", "columns", "first")
+    ]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     return ASTSource(kernel, signature, constants, attributes), {"num_warps": warps}
 
 
 def fold_source(dtype, softcap, bias):
     return make(
-        fold._fold_kernel, dtype, softcap, bias, fold.NUM_WARPS, {"ids_ptr": "i32"},
-        LOWEST=torch.finfo(dtype).min, FLOOR=FLOOR, SLOTS=K, BLOCK=fold.BLOCK_SIZE,
+        fold._fold_kernel, dtype, softcap, bias, fold.NUM_WARPS,
+        LOWEST=torch.finfo(dtype).min, FLOOR=FLOOR, BLOCK=fold.BLOCK_SIZE,
+    )  # fmt: skip
+
+
+def take_kept_source(dtype, softcap, bias):
+    return make(
+        fold._take_kept_kernel, dtype, softcap, bias, fold.KEPT_WARPS, {"ids_ptr": "i32"},
+        LOWEST=torch.finfo(dtype).min, BLOCK=fold.KEPT_BLOCK,
     )  # fmt: skip
 
 
 def gradient_source(dtype, softcap, bias):
     return make(
-        gradient._gradient_kernel, dtype, softcap, bias, gradient.NUM_WARPS, {"ids_ptr": "i32"},
-        HAS_LINEAR=True, SLOTS=K, BLOCK=gradient.BLOCK_SIZE,
+        gradient._gradient_kernel, dtype, softcap, bias, gradient.NUM_WARPS,
+        HAS_LINEAR=True, BLOCK=gradient.BLOCK_SIZE,
+    )  # fmt: skip
+
+
+def put_kept_source(dtype, softcap, bias):
+    return make(
+        gradient._put_kept_kernel, dtype, softcap, bias, gradient.KEPT_WARPS, {"ids_ptr": "i32"},
+        BLOCK=gradient.KEPT_BLOCK,
     )  # fmt: skip
 
 
@@ -99,8 +116,10 @@ def best_tokens_source(dtype, softcap, bias, k=K):
 
 
 SOURCES = {
+    "take_kept": take_kept_source,
     "fold": fold_source,
     "gradient": gradient_source,
+    "put_kept": put_kept_source,
     "reduce": reduce_source,
     "best_blocks": best_blocks_source,
     "best_tokens": best_tokens_source,
@@ -133,6 +152,54 @@ def test_compiles_for_hopper_in_bf16_without_spilling(name, tmp_path):
     used = usage(compiled, tmp_path)
     assert used["STACK"] == 0, f"{name} spills registers: {used}"
     assert used["SHARED"] <= 48 * 1024
+
+
+# In bf16 for sm_90, as compiled by Triton 3.7: most registers per thread, barriers and shuffles, and least 16-byte loads
+# and stores. `None`: of entries that are scattered, one by one.
+BUDGETS = {
+    "take_kept": (56, 5, 0, None, None),
+    "fold": (32, 10, 24, 2, None),
+    "gradient": (32, 0, 0, 2, 2),
+    "put_kept": (56, 5, 0, None, None),
+    "reduce": (40, 6, 20, 2, None),
+    "best_blocks": (128, 28, 148, None, None),
+    "best_tokens": (160, 33, 40, 2, None),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_machine_code_stays_within_its_budget(name, tmp_path):
+    """`reduce` once read two bytes at a time, with 99 registers and 243 shuffles: nothing had told Triton that the first
+    column of a chunk is a multiple of 64."""
+    registers, barriers, shuffles, loads, stores = BUDGETS[name]
+    compiled = compile_for(90, *SOURCES[name](torch.bfloat16, softcap=False, bias=False))
+    ptx = compiled.asm["ptx"]
+    count = lambda pattern: len(re.findall(pattern, ptx))
+    assert usage(compiled, tmp_path)["REG"] <= registers
+    assert count(r"\bbar\.sync") <= barriers and count(r"\bshfl\.sync") <= shuffles
+    if loads is not None:
+        assert count(r"\bld\.global\.v4\.b32") >= loads
+        assert count(r"\bld\.global\.b16") <= 1, "the tile is read two bytes at a time (one is for the sampled token)"
+    if stores is not None:
+        assert count(r"\bst\.global\.v4\.b32") >= stores and count(r"\bst\.global\.b16") == 0
+
+
+def test_no_kernel_relies_on_a_barrier_for_what_it_stored():
+    """A barrier of Triton's makes no store to global memory visible on every backend (a bare `s_barrier` on AMD's)."""
+    folder = Path(fold.__file__).parent
+    assert not [path.name for path in folder.glob("*.py") if "tl.debug_barrier" in path.read_text()]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, source in SOURCES.items() if source not in (best_blocks_source, put_kept_source)]
+)
+def test_compiles_with_float64_scalars(name):
+    """As torch.compile passes Python's floats before torch 2.15. `fold`'s loop then changed the type of its variables."""
+    source, options = SOURCES[name](torch.bfloat16, softcap=True, bias=True)
+    kernel = source.fn
+    signature = {**source.signature, "inner": "fp64", "outer": "fp64"}
+    source = ASTSource(kernel, signature, source.constants, source.attrs)
+    assert len(compile_for(90, source, options).asm["cubin"]) > 0
 
 
 @pytest.mark.slow
