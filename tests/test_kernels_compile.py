@@ -17,6 +17,7 @@ import torch
 from troll_trl.lm_head.kernels import blocks, candidates, fold, gradient
 from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
 from troll_trl.lm_head.kernels.tiles import FLOOR
+from troll_trl.trust_region import projection, projection_kernel
 
 if not TRITON_AVAILABLE:
     pytest.skip("Triton is not installed (it exists for Linux only)", allow_module_level=True)
@@ -115,6 +116,28 @@ def best_tokens_source(dtype, softcap, bias, k=K):
     )  # fmt: skip
 
 
+def projection_types(dtype) -> dict[str, str]:
+    given = dict.fromkeys(("log_p_ptr", "log_q_ptr", "log_pi_ptr", "grad_ptr", "result_ptr"), DTYPES[dtype])
+    return given | dict.fromkeys(("t_ptr", "policy_kl_ptr", "kl_ptr"), "fp64")
+
+
+def project_source(dtype, softcap, bias, slots=K + 1):
+    """Always of float32: the head's log-probabilities are, whatever the dtype of its products."""
+    padded = triton.next_power_of_2(slots)
+    return make(
+        projection_kernel._project_kernel, dtype, softcap, bias, projection_kernel.warps_for(padded),
+        projection_types(torch.float32), BOUND=0.05, TOLERANCE=1e-5, **projection._KERNEL_CONSTANTS, SLOTS=padded,
+    )  # fmt: skip
+
+
+def project_backward_source(dtype, softcap, bias, slots=K + 1):
+    padded = triton.next_power_of_2(slots)
+    return make(
+        projection_kernel._project_backward_kernel, dtype, softcap, bias, projection_kernel.warps_for(padded),
+        projection_types(torch.float32), **projection._KERNEL_CONSTANTS, SLOTS=padded,
+    )  # fmt: skip
+
+
 SOURCES = {
     "take_kept": take_kept_source,
     "fold": fold_source,
@@ -123,6 +146,8 @@ SOURCES = {
     "reduce": reduce_source,
     "best_blocks": best_blocks_source,
     "best_tokens": best_tokens_source,
+    "project": project_source,
+    "project_backward": project_backward_source,
 }
 
 
@@ -154,8 +179,8 @@ def test_compiles_for_hopper_in_bf16_without_spilling(name, tmp_path):
     assert used["SHARED"] <= 48 * 1024
 
 
-# In bf16 for sm_90, as compiled by Triton 3.7: most registers per thread, barriers and shuffles, and least 16-byte loads
-# and stores. `None`: of entries that are scattered, one by one.
+# In bf16 for sm_90, as compiled by Triton 3.7: most registers per thread, barriers and shuffles, and least 16-byte
+# loads and stores. `None`: of entries that are scattered, one by one.
 BUDGETS = {
     "take_kept": (56, 5, 0, None, None),
     "fold": (32, 10, 24, 2, None),
@@ -164,13 +189,15 @@ BUDGETS = {
     "reduce": (40, 6, 20, 2, None),
     "best_blocks": (128, 28, 148, None, None),
     "best_tokens": (160, 33, 40, 2, None),
+    "project": (96, 0, 90, None, None),
+    "project_backward": (56, 0, 40, None, None),
 }
 
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_machine_code_stays_within_its_budget(name, tmp_path):
-    """`reduce` once read two bytes at a time, with 99 registers and 243 shuffles: nothing had told Triton that the first
-    column of a chunk is a multiple of 64."""
+    """`reduce` once read two bytes at a time, with 99 registers and 243 shuffles: nothing had told Triton that the
+    first column of a chunk is a multiple of 64."""
     registers, barriers, shuffles, loads, stores = BUDGETS[name]
     compiled = compile_for(90, *SOURCES[name](torch.bfloat16, softcap=False, bias=False))
     ptx = compiled.asm["ptx"]
@@ -190,15 +217,13 @@ def test_no_kernel_relies_on_a_barrier_for_what_it_stored():
     assert not [path.name for path in folder.glob("*.py") if "tl.debug_barrier" in path.read_text()]
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, source in SOURCES.items() if source not in (best_blocks_source, put_kept_source)]
-)
+@pytest.mark.parametrize("name", ["take_kept", "fold", "gradient", "reduce", "best_tokens"])
 def test_compiles_with_float64_scalars(name):
-    """As torch.compile passes Python's floats before torch 2.15. `fold`'s loop then changed the type of its variables."""
+    """As torch.compile passes Python's floats before torch 2.15: the type of a variable of `fold`'s loop then changed
+    with them."""
     source, options = SOURCES[name](torch.bfloat16, softcap=True, bias=True)
-    kernel = source.fn
     signature = {**source.signature, "inner": "fp64", "outer": "fp64"}
-    source = ASTSource(kernel, signature, source.constants, source.attrs)
+    source = ASTSource(source.fn, signature, source.constants, source.attrs)
     assert len(compile_for(90, source, options).asm["cubin"]) > 0
 
 
@@ -207,7 +232,7 @@ def test_compiles_with_float64_scalars(name):
 @pytest.mark.parametrize(
     ("dtype", "softcap", "bias"), list(itertools.product(DTYPES, [False, True], [False, True])), ids=str
 )
-@pytest.mark.parametrize("name", [name for name in SOURCES if name != "best_blocks"])  # it has no variants
+@pytest.mark.parametrize("name", ["take_kept", "fold", "gradient", "put_kept", "reduce", "best_tokens"])
 def test_compiles_in_every_variant(name, dtype, softcap, bias, capability, tmp_path):
     compiled = compile_for(capability, *SOURCES[name](dtype, softcap, bias))
     assert usage(compiled, tmp_path)["STACK"] == 0
@@ -217,6 +242,14 @@ def test_compiles_in_every_variant(name, dtype, softcap, bias, capability, tmp_p
 @pytest.mark.parametrize("k", [16, 64, 128, candidates.MOST_IN_REGISTERS])
 def test_largest_support_fits_in_registers(k, tmp_path):
     source = best_tokens_source(torch.float32, softcap=True, bias=True, k=k)
+    assert usage(compile_for(90, *source), tmp_path)["STACK"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["project", "project_backward"])
+@pytest.mark.parametrize("slots", [2, 129, projection._MOST_IN_REGISTERS])
+def test_largest_projection_fits_in_registers(slots, name, tmp_path):
+    source = SOURCES[name](torch.float32, softcap=False, bias=False, slots=slots)
     assert usage(compile_for(90, *source), tmp_path)["STACK"] == 0
 
 

@@ -208,9 +208,9 @@ def _check_finite(entropy: torch.Tensor | None) -> None:
 
 
 def _scatter(values: torch.Tensor, positions: torch.Tensor, dead: torch.Tensor) -> torch.Tensor:
-    """`dead` `(B, T − 1, …)` with the values `(N, …)` at the `positions` `(N,)` of the flattened batch. Connected to the
-    model even when no position is live, so that an all-masked batch contributes a differentiable zero. By positions and
-    not by a mask, whose count the device would be waited for."""
+    """`dead` `(B, T − 1, …)` with the values `(N, …)` at the `positions` `(N,)` of the flattened batch. Connected to
+    the model even when no position is live, so that an all-masked batch contributes a differentiable zero. By
+    positions and not by a mask, whose gradient would wait for the device."""
     return dead.flatten(0, 1).index_copy(0, positions, values).unflatten(0, dead.shape[:2])
 
 

@@ -11,6 +11,7 @@ from trl.trainer.utils import get_config_model_id
 
 from troll_trl.lm_head import add_sparse_lm_head
 from troll_trl.trainers.config import TrollOptions
+from troll_trl.trainers.kernel_check import settle_kernels
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.trl_compat import check_trl
 from troll_trl.trust_region.projection import kl_divergence, project
@@ -72,6 +73,7 @@ class TrollMixin(_Trainer):
             args = self._config_class.from_trl(args)
         super().__init__(model, reward_funcs, args, *others, **kwargs)
 
+        self._kernels_failed = settle_kernels(self.accelerator)
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         vocabulary = base_model.config.get_text_config().vocab_size
         check_support_options(args.support_size, args.tail_mass, vocabulary)
@@ -235,6 +237,8 @@ class TrollMixin(_Trainer):
             del metrics[name]
         prefix = "eval_" if mode == "eval" else ""
         logs.update({prefix + name: value for name, value in self._troll_metrics[mode].pop().items()})
+        if self._kernels_failed:
+            logs[prefix + "troll/torch_kernels"] = 1.0
         super().log(logs, start_time)
 
 

@@ -1,10 +1,8 @@
-"""Which twin of an operation runs, its Triton kernel or its torch version, and how a kernel is launched. The two twins
-have one signature.
+"""Which twin of an operation runs, its Triton kernel or its torch version (with one signature), and how it is launched.
 
 `TROLL_KERNELS` in the environment chooses: `auto` (the default) takes the kernels on an accelerator, unless their check
 against the torch twins fails at a trainer's start; `triton` makes such a failure an error; `torch` takes the torch
-twins. With `TRITON_INTERPRET=1` the kernels run in Triton's interpreter, on the CPU: that is how they are tested without
-a GPU.
+twins. With `TRITON_INTERPRET=1` the kernels run in Triton's interpreter, on the CPU: so they are tested without a GPU.
 """
 
 import importlib.util
