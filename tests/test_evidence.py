@@ -3,11 +3,13 @@
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,19 +27,20 @@ from troll_trl.rewards import math_accuracy_reward
 pytest.importorskip("matplotlib", reason="the starts are made by the quickstart, which draws with matplotlib")
 from evidence import figures, report, tables
 from evidence.grid import GivenTask, Run, Task, read_grid, tuned_rates
-from evidence.problems import FAMILIES, make_problems
+from evidence.problems import FAMILIES, RARE, make_problems, make_worked
 from evidence.results import DEFAULTS, read_records, run_of
-from evidence.starts import make_start
+from evidence.starts import make_start, rewarded_chance
 from evidence.variants import FillTrainer, MeasuredClipTrainer, fill_rest
 
 EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
 GRIDS = ["cpu", "gpu"]
+RARITY = EVIDENCE / "rarity.yaml"
 
 
 # -- Grids ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=GRIDS)
+@pytest.fixture(params=[*GRIDS, "rarity"])
 def grid(request):
     return read_grid(EVIDENCE / f"{request.param}.yaml")
 
@@ -83,8 +86,8 @@ def test_methods_differ_in_nothing_but_themselves(grid):
 
 
 def test_tuning_has_seeds_of_its_own(grid):
-    tuning = set(grid.studies[grid.tuning].seeds)
-    assert all(not tuning & set(study.seeds) for name, study in grid.studies.items() if name != grid.tuning)
+    tuning = {seed for name in grid.tuning for seed in grid.studies[name].seeds}
+    assert all(not tuning & set(study.seeds) for name, study in grid.studies.items() if name not in grid.tuning)
 
 
 def test_headline_compares_the_same_seeds_five_at_least():
@@ -133,8 +136,8 @@ def test_the_tuned_rate_has_the_largest_mean_area_and_a_failure_counts_as_0():
         record(2e-4, None),
         record(4e-4, 0.9, ("other",)),
     ]
-    assert tuned_rates(records, "tuning") == {("sums", "clip"): 1e-4}
-    assert tuned_rates([record(1e-4, 0.5), record(2e-4, 0.5)], "tuning") == {("sums", "clip"): 1e-4}
+    assert tuned_rates(records, ["tuning"]) == {("sums", "clip"): 1e-4}
+    assert tuned_rates([record(1e-4, 0.5), record(2e-4, 0.5)], ["tuning"]) == {("sums", "clip"): 1e-4}
 
 
 # -- Problems ---------------------------------------------------------------------------------------------------------
@@ -169,8 +172,50 @@ def test_held_out_problems_are_no_training_problems_and_the_seed_chooses_them(fa
 
 
 def test_there_are_enough_problems_for_every_task():
-    for task in read_grid(EVIDENCE / "cpu.yaml").tasks.values():
-        assert len(FAMILIES[task.family]()) >= task.train + task.test
+    for name in ("cpu", "rarity"):
+        for task in read_grid(EVIDENCE / f"{name}.yaml").tasks.values():
+            assert len(FAMILIES[task.family]()) >= task.train + task.test
+
+
+def rewards(rows):
+    chats = [[{"role": "assistant", "content": row["solution"]}] for row in rows]
+    return np.array(math_accuracy_reward(chats, [row["answer"] for row in rows]))
+
+
+@pytest.mark.parametrize("family", RARE)
+@pytest.mark.parametrize("share", [0.02, 0.3])
+def test_so_many_of_the_solutions_of_a_warm_up_earn_the_reward(family, share):
+    problems, _ = make_problems(family, 0, 3500, 0)
+    worked, _ = make_worked(family, problems, share, seed=1)
+    asked = [row for row in worked if row["problem"].startswith("In steps: ")]
+    plain = [row for row in worked if not row["problem"].startswith("In steps: ")]
+    assert [row["problem"] for row in plain] == [row["problem"] for row in problems]
+    assert len(asked) == (len(problems) if family == "steps" else 0) and rewards(asked[::70]).all()
+    assert rewards(plain).mean() == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / len(plain)))
+    assert make_worked(family, problems, share, seed=1)[0] == worked != make_worked(family, problems, share, seed=2)[0]
+
+
+def test_before_each_step_a_solution_goes_on_with_the_root_of_the_share():
+    worked, same_form = make_worked("steps", FAMILIES["steps"](), 0.09, seed=0)
+    lines = np.array([row["solution"].count("\n") for row in worked if not row["problem"].startswith("In ")])
+    shares = [np.mean(lines == n) for n in range(3)]
+    assert shares == pytest.approx([0.7, 0.21, 0.09], abs=0.03)
+    # Half of the rows are asked for their form; two models that draw it from these shares agree so often
+    assert same_form == pytest.approx((1 + np.square([0.7, 0.21, 0.09]).sum()) / 2, abs=0.02)
+
+
+def test_without_a_share_the_warm_up_learns_the_problems_as_they_are():
+    problems, _ = make_problems("sums", 0, 100, 0)
+    assert make_worked("sums", problems, None, seed=0) == (problems, 1.0)
+
+
+def test_the_chance_of_the_rewarded_solutions_is_the_product_over_their_tokens():
+    logits = torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = lambda input_ids: SimpleNamespace(logits=logits)
+    labels = torch.tensor([[-100, 3, 5, -100], [-100, -100, 1, 6]])
+    p = np.exp(logits.numpy()) / np.exp(logits.numpy()).sum(-1, keepdims=True)
+    expected = (p[0, 0, 3] * p[0, 1, 5] + p[1, 1, 1] * p[1, 2, 6]) / 2
+    assert rewarded_chance(model, torch.zeros(2, 4, dtype=torch.int64), labels) == pytest.approx(expected)
 
 
 # -- Variants ---------------------------------------------------------------------------------------------------------
@@ -391,6 +436,53 @@ def test_a_study_is_run_resumed_and_repeated_with_other_seeds(tmp_path, run_stud
     content["tasks"]["sorting"]["settings"]["max_grad_norm"] = 0.5
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
     assert "sorting/troll/learning_rate=0.0001/seed7: done" in run_study("--only", "sorting/troll/", "--seeds", "7")
+
+
+@pytest.mark.slow
+def test_a_study_goes_on_elsewhere_from_its_results(tmp_path, run_study):
+    content = {
+        "training": str(EVIDENCE / "train-cpu.yaml"),
+        "evaluation": str(EVIDENCE / "eval-cpu.yaml"),
+        "tuning": "tuning",
+        "tasks": {"label": TASK | {"share": 0.3, "settings": SMALL | {"eval_steps": 2}}},
+        "methods": {"troll": {}, "clip": {"settings": {"method": "clip"}}},
+        "studies": {
+            "tuning": {
+                "tasks": ["label"],
+                "methods": ["troll", "clip"],
+                "seeds": [100],
+                "vary": [{"learning_rate": [1e-4, 2e-4]}],
+            },
+            "headline": {"tasks": ["label"], "methods": ["troll", "clip"], "seeds": [0]},
+        },
+    }
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
+    results = tmp_path / "results" / "grid.jsonl"
+
+    def lines(*flags):
+        return [line for line in run_study("--resume", *flags).splitlines() if line.startswith(("[", "1 runs wait"))]
+
+    # Half of the tuning: written, and nothing that waits for the rest
+    first = lines("--only", "label/troll/learning_rate=0.0001/")
+    assert len(first) == 2 and "2 runs wait" in run_study("--resume", "--only", "nothing")
+    (record,) = read_records(results)
+    assert record["studies"] == ["tuning"] and record["machine"]
+    assert 0 < record["start_chance"] < 0.3
+
+    # On another machine, where there are no folders of runs: TROLL's tuning is completed, and its headline run
+    shutil.rmtree(tmp_path / "out")
+    done = [line.split("] ")[1] for line in lines("--only", "label/troll/") if "runs wait" not in line]
+    assert [name.split(":")[0] for name in done if name.startswith("label")][
+        0
+    ] == "label/troll/learning_rate=0.0002/seed100"
+    records = read_records(results)
+    assert [r["studies"] for r in records] == [["tuning"], ["tuning"], ["headline"]] and records[0] == record
+
+    # What is no longer in the grid is kept
+    del content["studies"]["headline"]
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
+    lines("--only", "nothing")
+    assert read_records(results) == records
 
 
 @pytest.mark.slow
