@@ -25,12 +25,12 @@ from troll_trl.evaluation import parse_evaluation_args
 from troll_trl.rewards import math_accuracy_reward
 
 pytest.importorskip("matplotlib", reason="the starts are made by the quickstart, which draws with matplotlib")
-from evidence import figures, report, tables
+from evidence import figures, moves, report, tables
 from evidence.grid import GivenTask, Run, Task, read_grid, tuned_rates
 from evidence.problems import FAMILIES, RARE, make_problems, make_worked
 from evidence.results import DEFAULTS, read_records, run_of
 from evidence.starts import make_start, rewarded_chance
-from evidence.variants import FillTrainer, MeasuredClipTrainer, fill_rest
+from evidence.variants import MOVES, FillTrainer, MeasuredClipTrainer, Recording, fill_rest, gradient_kept
 
 EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
 GRIDS = ["cpu", "gpu"]
@@ -266,6 +266,83 @@ def test_measured_clip_is_trls_clip(tmp_path, options):
     assert max(logged(measured, "troll/policy_kl_max")) == max(logged(measured, "troll/kl_max")) > 0.05
 
 
+def test_what_is_kept_of_a_gradient_is_all_inside_and_nothing_where_a_clip_binds():
+    generator = torch.Generator().manual_seed(0)
+    old = torch.randn(200, 6, generator=generator, dtype=torch.float64).log_softmax(-1)
+    steps = torch.linspace(0, 1.5, 200, dtype=torch.float64)[:, None]
+    policy = (old + steps * torch.randn(200, 6, generator=generator, dtype=torch.float64)).log_softmax(-1)
+    advantages = torch.tensor([1.5, -0.5] * 100, dtype=torch.float64)
+    kept = gradient_kept(policy, old, advantages)
+    p, q, a = policy.exp().numpy(), old.exp().numpy(), advantages.numpy()
+    ratio = p[:, 0] / q[:, 0]
+    binds = np.where(a > 0, ratio > 1.2, ratio < 0.8)
+    inside = (p * np.log(p / q)).sum(1) <= 0.05
+    assert 20 < binds.sum() < 180 and 20 < inside.sum() < 180
+    np.testing.assert_allclose(kept["clip"], ~binds, atol=1e-12)
+    np.testing.assert_allclose(kept["troll"].numpy()[inside], 1.0)
+    assert (kept["troll"].numpy()[~inside] < 1).mean() > 0.9
+    # d(p₀/q₀)/dlogits is p₀/q₀·(e₀ − p)
+    direction = np.eye(6)[0] - p
+    np.testing.assert_allclose(kept["length"], np.abs(a) * ratio * np.linalg.norm(direction, axis=1))
+
+
+def test_unused_slots_change_nothing_of_what_is_kept():
+    old = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64).log()
+    policy = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64).log()
+    padded = [torch.cat([x[:, :2], torch.full((1, 2), -math.inf), x[:, 2:]], 1) for x in (policy, old)]
+    advantages = torch.ones(1, dtype=torch.float64)
+    for name, value in gradient_kept(policy, old, advantages).items():
+        assert gradient_kept(*padded, advantages)[name] == pytest.approx(value.item()), name
+
+
+def test_a_recording_changes_no_step_and_has_every_trained_token(tmp_path):
+    options = {"learning_rate": 2e-2, "steps_per_generation": 4}
+    plain = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
+    start = weights(plain)
+    plain.train()
+    recording = make_trainer(Recording, TrollGRPOConfig, tmp_path, **options)
+    recording.train()
+    assert_same_movement(start, weights(plain), weights(recording))
+    with np.load(tmp_path / MOVES) as file:
+        tokens = {name: file[name] for name in file.files}
+    assert len({len(column) for column in tokens.values()}) == 1 and set(tokens["update"]) == {0, 1, 2, 3}
+    first = tokens["update"] == 0
+    np.testing.assert_allclose(tokens["new"][first], tokens["old"][first], rtol=1e-3)
+    assert np.abs(tokens["new"] / tokens["old"] - 1).max() > 0.2
+    assert (tokens["advantage"] != 0).all() and ((tokens["old"] > 0) & (tokens["old"] <= 1)).all()
+
+
+@pytest.mark.parametrize("old", [0.003, 0.02, 0.1, 0.5, 0.9])
+def test_no_distribution_of_the_ball_gives_a_token_more(old):
+    largest = moves.largest_in_ball(np.array([old]))[0]
+    assert scipy.stats.entropy([largest, 1 - largest], [old, 1 - old]) == pytest.approx(0.05)
+    generator = np.random.default_rng(0)
+    q = np.array([old, *((1 - old) * generator.dirichlet(np.ones(4)))])
+    p = generator.dirichlet(np.ones(5) * 20 * q + 0.01, size=20_000)
+    inside = scipy.special.rel_entr(p, q).sum(1) <= 0.05
+    assert inside.sum() > 100 and p[inside, 0].max() <= largest
+
+
+def test_moves_are_summed_up_by_bins_of_old_probability():
+    tokens = {
+        "update": [0, 7, 7, 7, 7],
+        "old": [0.02, 0.02, 0.02, 0.5, 1.0],
+        "new": [0.02, 0.04, 0.06, 0.4, 1.0],
+        "advantage": [1, 1, 1, -1, 1],
+        "length": [1, 1, 2, 4, 0],
+        "clip": [1, 0, 0, 1, 1],
+        "troll": [1, 0.5, -0.25, 1, 1],
+    }
+    rows = list(moves.summarise({name: np.array(column, dtype=float) for name, column in tokens.items()}))
+    moved = {row["low"]: row for row in rows if "factors" in row}
+    assert moved[0.01]["tokens"] == 2 and moved[0.01]["factors"] == pytest.approx([2.1, 2.5, 2.9])
+    assert moved.keys() == {0.01, 0.9}
+    price = {(row["low"], row["sign"]): row for row in rows if "sign" in row}
+    assert price.keys() == {(0.01, 1), (0.3, -1), (0.9, 1)}
+    rare = price[0.01, 1]
+    assert [rare["part"], rare["clip"], rare["troll"]] == pytest.approx([0.5, 0.25, 0.25])
+
+
 # -- Statistics -------------------------------------------------------------------------------------------------------
 
 
@@ -460,7 +537,7 @@ def test_a_study_goes_on_elsewhere_from_its_results(tmp_path, run_study):
     results = tmp_path / "results" / "grid.jsonl"
 
     def lines(*flags):
-        return [line for line in run_study("--resume", *flags).splitlines() if line.startswith(("[", "1 runs wait"))]
+        return [line for line in run_study("--resume", *flags).splitlines() if line.startswith("[")]
 
     # Half of the tuning: written, and nothing that waits for the rest
     first = lines("--only", "label/troll/learning_rate=0.0001/")
@@ -471,10 +548,9 @@ def test_a_study_goes_on_elsewhere_from_its_results(tmp_path, run_study):
 
     # On another machine, where there are no folders of runs: TROLL's tuning is completed, and its headline run
     shutil.rmtree(tmp_path / "out")
-    done = [line.split("] ")[1] for line in lines("--only", "label/troll/") if "runs wait" not in line]
-    assert [name.split(":")[0] for name in done if name.startswith("label")][
-        0
-    ] == "label/troll/learning_rate=0.0002/seed100"
+    names = [line.split("] ")[1].partition(":")[0] for line in lines("--only", "label/troll/")]
+    tuning, headline = (name for name in names if name.startswith("label"))
+    assert tuning == "label/troll/learning_rate=0.0002/seed100" and headline.endswith("/seed0")
     records = read_records(results)
     assert [r["studies"] for r in records] == [["tuning"], ["tuning"], ["headline"]] and records[0] == record
 
