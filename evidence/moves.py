@@ -64,7 +64,7 @@ def summarise(tokens: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
             yield {"low": low, "high": high, "tokens": int(moved.sum()), "factors": factors}
         for sign in (1, -1):
             chosen = within & (np.sign(advantage) == sign)
-            if chosen.any():
+            if length[chosen].sum() > 0:
                 part = float(length[chosen].sum() / length.sum())
                 weights = length[chosen]
                 kept = {name: float(np.average(tokens[name][chosen], weights=weights)) for name in ("clip", "troll")}

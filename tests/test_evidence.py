@@ -25,7 +25,7 @@ from troll_trl.evaluation import parse_evaluation_args
 from troll_trl.rewards import math_accuracy_reward
 
 pytest.importorskip("matplotlib", reason="the starts are made by the quickstart, which draws with matplotlib")
-from evidence import figures, moves, report, tables
+from evidence import figures, moves, rarity, report, tables
 from evidence.grid import GivenTask, Run, Task, read_grid, tuned_rates
 from evidence.problems import FAMILIES, RARE, make_problems, make_worked
 from evidence.results import DEFAULTS, read_records, run_of
@@ -87,7 +87,8 @@ def test_methods_differ_in_nothing_but_themselves(grid):
 
 def test_tuning_has_seeds_of_its_own(grid):
     tuning = {seed for name in grid.tuning for seed in grid.studies[name].seeds}
-    assert all(not tuning & set(study.seeds) for name, study in grid.studies.items() if name not in grid.tuning)
+    judged = [study for name, study in grid.studies.items() if name not in (*grid.tuning, moves.STUDY)]
+    assert all(not tuning & set(study.seeds) for study in judged)
 
 
 def test_headline_compares_the_same_seeds_five_at_least():
@@ -338,7 +339,7 @@ def test_moves_are_summed_up_by_bins_of_old_probability():
     assert moved[0.01]["tokens"] == 2 and moved[0.01]["factors"] == pytest.approx([2.1, 2.5, 2.9])
     assert moved.keys() == {0.01, 0.9}
     price = {(row["low"], row["sign"]): row for row in rows if "sign" in row}
-    assert price.keys() == {(0.01, 1), (0.3, -1), (0.9, 1)}
+    assert price.keys() == {(0.01, 1), (0.3, -1)}  # a token that is certain has no gradient
     rare = price[0.01, 1]
     assert [rare["part"], rare["clip"], rare["troll"]] == pytest.approx([0.5, 0.25, 0.25])
 
@@ -431,6 +432,81 @@ def test_an_option_is_compared_with_the_defaults_and_with_clip_on_each_task_and_
     assert [text.split(" ")[0] for text in rows[2][3:6]] == ["", "-10.0", "-5.0"]
 
 
+def rarity_records(leads):
+    """Runs of the whole rule: TROLL's area is 0.4, that of clip less by `leads[task]`, and of the other clips 0.01."""
+    records = []
+    for task, seed, study in product(rarity.TASKS, range(20), ("tuning", "deciding")):
+        if (study == "tuning") != (seed < 2) or 2 <= seed < 10:
+            continue
+        noise = 0.001 * (seed % 3 - 1)
+        areas = {"troll": 0.4, **dict.fromkeys(rarity.CLIPS, 0.01), "clip": 0.4 - leads.get(task, 0.0) + noise}
+        for method, area in areas.items():
+            record_ = record(study, task, method, seed, 2 * area, learning_rate=1e-4)
+            records.append(record_ | {"area": area, "start_chance": 0.01, "machine": "here"})
+    return records
+
+
+def judged(leads, without=lambda record: False):
+    records = [r for r in rarity_records(leads) if not without(r)]
+    rows = [row.strip("| ").split(" | ") for row in rarity.rule(records).splitlines()[2:]]
+    return [(row[1].split(" ")[0], row[2]) if len(row) == 3 else row[1].strip(" |") for row in rows]
+
+
+def test_the_rule_of_rarity_says_what_was_written_down():
+    rare = {f"{family}-{level}": 0.05 for family, level in product(rarity.FAMILIES, rarity.RARE)}
+    assert judged(rare) == [("+5.0", "confirmed"), ("+5.0", "confirmed"), ("+5.0", "confirmed"), ("+0.0", "held")]
+    # A lead as large where nothing is rare: sooner, but not for being rare
+    assert judged(dict.fromkeys(rarity.TASKS, 0.05)) == [
+        ("+5.0", "confirmed"),
+        ("+5.0", "confirmed"),
+        ("+0.0", "refuted"),
+        ("+5.0", "refuted"),
+    ]
+    assert [verdict for _, verdict in judged({})] == ["refuted", "refuted", "refuted", "held"]
+
+
+def test_a_lead_over_clip_that_a_wider_clip_closes_is_said_to_be_none():
+    leads = {f"{family}-{level}": 0.05 for family, level in product(rarity.FAMILIES, rarity.RARE)}
+    records = [
+        r | {"area": 0.401} if r["method"] == "clip-wider" and r["task"] in leads else r for r in rarity_records(leads)
+    ]
+    assert rarity.best_clip(records, "label-2") == "clip-wider" and rarity.best_clip(records, "label-30") == "clip"
+    rows = rarity.rule(records).splitlines()[2:]
+    assert rows[0].endswith("| refuted |") and rows[1].endswith("| confirmed |") and rows[2].endswith("| refuted |")
+
+
+def test_the_rule_waits_until_all_of_its_runs_are_there():
+    one = lambda r: r["seed"] == 19 and r["task"] == "steps-2" and r["method"] == "troll"
+    verdicts = judged({}, one)
+    assert verdicts[0] == verdicts[2] == "not run yet" and verdicts[1][1] == "refuted" and verdicts[3][1] == "held"
+    untuned = lambda r: r["studies"] == ["tuning"] and r["method"] == "clip-wide" and r["seed"] == 1
+    verdicts = judged({}, untuned)
+    assert verdicts[0] == verdicts[2] == verdicts[3] == "not run yet" and verdicts[1][1] == "refuted"
+
+
+def test_a_task_that_no_method_learns_leaves_the_rule():
+    def flat(r):
+        return r | {"curve": [[0, 0.0], [8, 0.049]]} if r["task"] == "label-0.5" else r
+
+    leads = {f"{family}-{level}": 0.05 for family, level in product(rarity.FAMILIES, rarity.RARE)} | {"label-0.5": -0.3}
+    records = [flat(r) for r in rarity_records(leads)]
+    assert not rarity.in_reach(records, "label-0.5")
+    assert "+5.0" in rarity.rule(records).splitlines()[2]
+
+
+def test_updates_to_a_height_are_told_along_the_curve():
+    curve = [[0, 0.1], [16, 0.1], [32, 0.3], [48, 0.2]]
+    assert [rarity.updates_to(curve, height) for height in (0.1, 0.2, 0.3, 0.4)] == pytest.approx([0, 24, 32, 48])
+
+
+def test_tables_of_rarity_leave_out_what_is_not_there():
+    records = [r for r in rarity_records({}) if r["task"] == "label-2" and r["method"] in ("clip", "clip-wide")]
+    tuning = rarity.tuning(records)
+    assert "| label-2 | 1.00 | clip | **40.0** |" in tuning and "steps" not in tuning and "troll" not in tuning
+    (first, second) = rarity.deciding(records).splitlines()[2:]
+    assert first.startswith("| label-2 | clip | 10 |") and second.endswith("|  |  |")
+
+
 def test_every_figure_is_drawn_and_kept(records, tmp_path):
     for name, (draw, study) in figures.FIGURES.items():
         draw(records, study, tmp_path / f"{name}.png")
@@ -456,6 +532,25 @@ def test_readme_holds_the_tables_of_the_results(records):
     marks = re.findall(r"<!-- cpu ([\w-]+) -->", text)
     assert set(marks) == set(tables.TABLES)
     assert report.fill_in(text, "cpu", records) == text, "run: python -m evidence.report evidence/cpu.yaml"
+
+
+def test_every_result_of_rarity_is_of_its_grid_and_in_its_tables():
+    records, grid = read_records(EVIDENCE / "results" / "rarity.jsonl"), read_grid(RARITY)
+    every = grid.all_runs(tuned_rates(records, grid.tuning))
+    assert {run_of(record) for record in records} <= set(every)
+    assert len({run_of(record) for record in records}) == len(records)
+    text = (EVIDENCE / "rarity.md").read_text()
+    assert set(re.findall(r"<!-- rarity ([\w-]+) -->", text)) == set(rarity.TABLES)
+    assert report.fill_in(text, "rarity", records) == text, "run: python -m evidence.report evidence/rarity.yaml"
+
+
+def test_the_names_of_rarity_are_those_of_its_grid():
+    grid = read_grid(RARITY)
+    assert set(rarity.TASKS) == set(grid.tasks) and set(rarity.METHODS) < set(grid.methods)
+    assert grid.tuning == list(rarity.TUNING) and set(rarity.DECIDING) < set(grid.studies)
+    seeds = {seed for name in grid.studies if name.startswith("deciding") for seed in grid.studies[name].seeds}
+    assert seeds == set(rarity.SEEDS) and grid.studies["deciding"].seeds == list(rarity.FIRST_SEEDS)
+    assert all(len(grid.studies[name].seeds) == rarity.TUNING_SEEDS for name in grid.tuning)
 
 
 # -- The runner -------------------------------------------------------------------------------------------------------
