@@ -1,12 +1,12 @@
 """
 How far tokens move within a rollout batch, and which of them lose gradient: a summary of what the runs of the study
-`moves` wrote down, and the figure of the first.
+`moves` wrote down, its figure and its table in rarity.md.
 
     python -m evidence.run evidence/rarity.yaml --resume --only label-2/troll-recorded/ label-2/clip-recorded/
     python -m evidence.moves evidence/rarity.yaml
 
-The second line needs the folders of those runs; it writes evidence/results/rarity-moves.jsonl. Without them it draws
-the figure from that file.
+The second line needs the folders of those runs; it writes evidence/results/rarity-moves.jsonl. Without them figure and
+table are made from that file.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 
 from evidence.figures import STYLES
 from evidence.grid import Grid, read_grid
-from evidence.results import read_records, write_records
+from evidence.report import PAGES, fill_in
+from evidence.results import describe, read_records, run_of, write_records
 from evidence.variants import CLIP_RANGE, KL_BOUND, MOVES
 
 HERE = Path(__file__).resolve().parent
@@ -81,6 +82,8 @@ def draw(records: Sequence[dict[str, Any]], task: str, file: Path) -> None:
         axes.plot(old, np.minimum(1 + width, 1 / old), label=f"{method}, up to {1 + width:g}", **style)
     for method, shift in (("troll", 0.94), ("clip", 1.06)):
         moves = [r for r in records if r["task"] == task and r["method"] == f"{method}-recorded" and "factors" in r]
+        if not moves:  # the run is not there yet
+            continue
         middles = np.array([(r["low"] * r["high"]) ** 0.5 for r in moves]) * shift
         low, middle, high = np.array([r["factors"] for r in moves]).T
         style = {"color": STYLES[method]["color"], "marker": STYLES[method]["marker"], "linestyle": "", "capsize": 2}
@@ -102,8 +105,7 @@ def read_runs(grid: Grid, folder: Path) -> list[dict[str, Any]]:
         file = folder / "runs" / run.folder / MOVES
         if file.exists():
             with np.load(file) as tokens:
-                described = {"task": run.task, "method": run.method, "varied": dict(run.varied), "seed": run.seed}
-                records += [described | part for part in summarise(tokens)]
+                records += [describe(run) | part for part in summarise(tokens)]
     return records
 
 
@@ -113,9 +115,13 @@ def main() -> None:
     options = parser.parse_args()
     grid, name = read_grid(options.grid.resolve()), options.grid.stem
     results = HERE / "results" / f"{name}-moves.jsonl"
-    if records := read_runs(grid, HERE.parent / "outputs" / "evidence" / name):
-        write_records(results, records)
-    draw(read_records(results), grid.studies[STUDY].tasks[0], HERE / "figures" / f"{name}-moves.png")
+    records = read_runs(grid, HERE.parent / "outputs" / "evidence" / name)
+    known = read_records(results) if results.exists() else []
+    records += [r for r in known if run_of(r) not in {run_of(record) for record in records}]  # of other machines
+    write_records(results, records)
+    page = HERE / PAGES[f"{name}-moves"][0]
+    page.write_text(fill_in(page.read_text(), f"{name}-moves", records))
+    draw(records, grid.studies[STUDY].tasks[0], HERE / "figures" / f"{name}-moves.png")
 
 
 if __name__ == "__main__":

@@ -166,9 +166,28 @@ def progress(records: Sequence[Record]) -> str:
     return f"{len(records)} runs, {failed} of them failed. Machines: {'; '.join(machines)}."
 
 
+def price(records: Sequence[Record]) -> str:
+    """Of the records of `evidence.moves`: what clip and TROLL keep of the gradients of tokens, at the same policies."""
+    rows = [
+        [
+            r["task"],
+            r["method"].removesuffix("-recorded"),
+            f"{r['low']:g} to {r['high']:g}",
+            "positive" if r["sign"] > 0 else "negative",
+            str(r["tokens"]),
+            *(f"{100 * r[name]:.1f}" for name in ("part", "clip", "troll")),
+        ]
+        for r in records
+        if "sign" in r
+    ]
+    header = ["task", "run with", "probability when sampled", "advantage", "tokens", "part of all gradients, %"]
+    return markdown([*header, "clip keeps %", "TROLL keeps %"], rows)
+
+
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "progress": progress,
     "rule": rule,
     "tuning": tuning,
     "deciding": deciding,
 }
+MOVES_TABLES: dict[str, Callable[[Sequence[Record]], str]] = {"price": price}

@@ -22,6 +22,7 @@ PAGES = {
     "cpu": ("README.md", tables.TABLES),
     "gpu": ("README.md", tables.TABLES),
     "rarity": ("rarity.md", rarity.TABLES),
+    "rarity-moves": ("rarity.md", rarity.MOVES_TABLES),  # by evidence.moves
 }
 
 

@@ -544,6 +544,15 @@ def test_every_result_of_rarity_is_of_its_grid_and_in_its_tables():
     assert report.fill_in(text, "rarity", records) == text, "run: python -m evidence.report evidence/rarity.yaml"
 
 
+def test_the_moves_of_rarity_are_drawn_and_in_their_table(tmp_path):
+    records = read_records(EVIDENCE / "results" / "rarity-moves.jsonl")
+    moves.draw(records, "label-2", tmp_path / "moves.png")
+    assert (EVIDENCE / "figures" / "rarity-moves.png").exists()
+    text = (EVIDENCE / "rarity.md").read_text()
+    assert "<!-- rarity-moves price -->" in text
+    assert report.fill_in(text, "rarity-moves", records) == text, "run: python -m evidence.moves evidence/rarity.yaml"
+
+
 def test_the_names_of_rarity_are_those_of_its_grid():
     grid = read_grid(RARITY)
     assert set(rarity.TASKS) == set(grid.tasks) and set(rarity.METHODS) < set(grid.methods)
