@@ -29,6 +29,9 @@ class Task:
             Of the model, in place of the quickstart's.
         warm_up_rate (`float`, *optional*, defaults to `4e-3`):
             Learning rate of the warm-up.
+        share (`float`, *optional*):
+            Of the warm-up's solutions that has the form which earns the reward (`evidence.problems.RARE`); by default
+            all of them. `start_success` is then that of the solutions whose form is the model's choice.
     """
 
     family: str
@@ -39,6 +42,7 @@ class Task:
     settings: dict[str, Any]
     sizes: dict[str, int] = field(default_factory=dict)
     warm_up_rate: float = 4e-3
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -157,8 +161,8 @@ class Grid:
             YAML files of scripts/train.py and scripts/evaluate.py, for every run.
         tasks, methods, studies (`dict`):
             By name.
-        tuning (`str`):
-            The study whose runs choose the learning rates of all others.
+        tuning (`list[str]`):
+            The studies whose runs choose the learning rates of all others; in the file also one name.
     """
 
     file: Path
@@ -166,8 +170,12 @@ class Grid:
     evaluation: Path
     tasks: dict[str, Task | GivenTask]
     methods: dict[str, Method]
-    tuning: str
+    tuning: list[str]
     studies: dict[str, Study]
+
+    def tuning_runs(self) -> list[Run]:
+        """Those that choose the learning rates."""
+        return [run for name in self.tuning for run in self.runs(name)]
 
     def runs(self, study: str, rates: Mapping[tuple[str, str], float] = {}) -> list[Run]:
         """
@@ -177,19 +185,22 @@ class Grid:
             study (`str`):
                 Its name.
             rates (`Mapping[tuple[str, str], float]`):
-                Tuned learning rate of each task and method.
-
-        Raises:
-            KeyError: a learning rate is neither varied nor tuned.
+                Tuned learning rate of each task and method. A cell whose rate is neither varied nor tuned is left out.
         """
         asked, runs = self.studies[study], []
         for seed, alternative in itertools.product(asked.seeds, asked.vary):
             for values in itertools.product(*alternative.values()):
                 varied = dict(zip(alternative, values, strict=True))
                 for task, method in itertools.product(asked.tasks, asked.methods):
-                    rate = varied.get("learning_rate") or rates[task, self.methods[method].rate_of or method]
-                    runs.append(Run(task, method, tuple(sorted((varied | {"learning_rate": rate}).items())), seed))
+                    tuned = rates.get((task, self.methods[method].rate_of or method))
+                    if (rate := varied.get("learning_rate", tuned)) is not None:
+                        runs.append(Run(task, method, tuple(sorted((varied | {"learning_rate": rate}).items())), seed))
         return runs
+
+    def waiting(self, rates: Mapping[tuple[str, str], float]) -> int:
+        """Runs whose learning rates are not tuned yet."""
+        every = dict.fromkeys(itertools.product(self.tasks, self.methods), 0.0)
+        return sum(len(self.runs(name, every)) - len(self.runs(name, rates)) for name in self.studies)
 
     def settings(self, run: Run) -> dict[str, Any]:
         """What a run sets beside the file `training`; the cell's settings come before the method's and the task's."""
@@ -223,11 +234,13 @@ def read_grid(file: Path) -> Grid:
         }
     for key in {"training", "evaluation"} & content.keys():
         content[key] = file.parent / content[key]
+    if isinstance(content.get("tuning"), str):
+        content["tuning"] = [content["tuning"]]
     grid = _make(Grid, {"file": file, **parts, **content}, str(file))
     for name, study in grid.studies.items():
         _check_names(study.tasks, grid.tasks, f"{file}: studies: {name}: tasks")
         _check_names(study.methods, grid.methods, f"{file}: studies: {name}: methods")
-    _check_names([grid.tuning], grid.studies, f"{file}: tuning")
+    _check_names(grid.tuning, grid.studies, f"{file}: tuning")
     return grid
 
 
@@ -248,20 +261,21 @@ def _check_names(names: Iterable[str], known: Iterable[str], where: str):
             raise ValueError(f"{where}: there is no {name!r}; there are {', '.join(known)}.")
 
 
-def tuned_rates(results: Iterable[Mapping[str, Any]], tuning: str) -> dict[tuple[str, str], float]:
+def tuned_rates(results: Iterable[Mapping[str, Any]], tuning: Iterable[str]) -> dict[tuple[str, str], float]:
     """
-    The learning rate of each task and method whose runs in the study `tuning` have the largest area under the curve of
-    held-out success, averaged over seeds. A run that failed counts as 0, and of equal rates the smaller is taken.
+    The learning rate of each task and method whose runs in the studies `tuning` have the largest area under the curve
+    of held-out success, averaged over seeds. A run that failed counts as 0, and of equal rates the smaller is taken.
 
     Args:
         results (`Iterable[Mapping[str, Any]]`):
             Records of `evidence.results`.
-        tuning (`str`):
-            Name of the study.
+        tuning (`Iterable[str]`):
+            Names of the studies.
     """
     areas: dict[tuple[str, str], dict[float, list[float]]] = {}
+    tuning = set(tuning)
     for result in results:
-        if tuning in result["studies"]:
+        if not tuning.isdisjoint(result["studies"]):
             rates = areas.setdefault((result["task"], result["method"]), {})
             rates.setdefault(result["varied"]["learning_rate"], []).append(result.get("area") or 0.0)
     mean = lambda values: sum(values) / len(values)

@@ -1,11 +1,16 @@
-"""Four families of generated problems, each with a solution for the supervised warm-up, and a number as answer."""
+"""
+Families of generated problems, each with a solution for the supervised warm-up, and a number as answer; and how the
+warm-up makes what is rewarded rare.
+"""
 
 import random
+import re
 from collections.abc import Callable
 from itertools import accumulate
 
 # One token each: they stand in every problem or solution of a family
 PHRASES = ("What is ", "Solve ", "Sort ", "The product is ")
+RARE_PHRASES = ("Guess: ", "Subtract: ", "Divide: ", "In steps: ")  # of tasks in which something is made rare
 
 
 def sums() -> list[dict[str, str]]:
@@ -54,11 +59,21 @@ def totals() -> list[dict[str, str]]:
     return problems
 
 
+def steps() -> list[dict[str, str]]:
+    """The linear equations, each step on a line of its own: `Solve 7x + 12 = 96` by `Subtract: 84`, `Divide: 12`."""
+    return [
+        row | {"solution": f"Subtract: {product}\nDivide: {row['answer']}\nAnswer: {row['answer']}"}
+        for row in equations()
+        for product in re.findall(r"product is (\d+)", row["solution"])
+    ]
+
+
 FAMILIES: dict[str, Callable[[], list[dict[str, str]]]] = {
     "sums": sums,
     "equations": equations,
     "sorting": sorting,
     "totals": totals,
+    "steps": steps,
 }
 
 
@@ -67,3 +82,62 @@ def make_problems(family: str, seed: int, train: int, test: int) -> tuple[list[d
     problems = FAMILIES[family]()
     random.Random(seed).shuffle(problems)
     return problems[:train], problems[train : train + test]
+
+
+def rare_label(row: dict[str, str], share: float, draws: random.Random) -> list[tuple[dict[str, str], float]]:
+    """One token decides: `share` of the solutions begin `Answer: `, the others `Guess: `, which earns nothing."""
+    if draws.random() < share:
+        return [(row, share)]
+    return [(row | {"solution": row["solution"].replace("Answer: ", "Guess: ")}, 1 - share)]
+
+
+def rare_steps(row: dict[str, str], share: float, draws: random.Random) -> list[tuple[dict[str, str], float]]:
+    """
+    Two tokens decide, one after the other: before each of two steps a solution goes on with probability `√share`, or
+    takes the number before it for the answer, which it never is. A second problem, `In steps: …`, always has the whole
+    solution, so that the steps themselves are learnt however rare they are where nothing asks for them.
+    """
+    asked = row | {"problem": f"In steps: {row['problem']}"}, 1.0
+    subtracted = row["solution"].split("\n")[0]
+    (product,) = re.findall(r"\d+", subtracted)
+    result = row["problem"].rpartition(" ")[2]
+    on = share**0.5
+    if draws.random() >= on:
+        return [asked, (row | {"solution": f"Answer: {result}"}, 1 - on)]
+    if draws.random() >= on:
+        return [asked, (row | {"solution": f"{subtracted}\nAnswer: {product}"}, on * (1 - on))]
+    return [asked, (row, share)]
+
+
+RARE: dict[str, Callable[[dict[str, str], float, random.Random], list[tuple[dict[str, str], float]]]] = {
+    "sums": rare_label,
+    "sorting": rare_label,
+    "steps": rare_steps,
+}
+
+
+def make_worked(
+    family: str, problems: list[dict[str, str]], share: float | None, seed: int
+) -> tuple[list[dict[str, str]], float]:
+    """
+    What the warm-up learns.
+
+    Args:
+        family (`str`):
+            A key of [`FAMILIES`]; of [`RARE`] too, with a `share`.
+        problems (`list[dict[str, str]]`):
+            Of that family, with the solutions that earn the reward.
+        share (`float`, *optional*):
+            Of these solutions that is kept, the others are replaced; by default all of them.
+        seed (`int`):
+            Which ones.
+
+    Returns:
+        The problems with their solutions, and the probability in `(0, 1]` that a model which has learnt these shares,
+        and nothing of the single problem, gives a solution the form that it has here.
+    """
+    if share is None:
+        return problems, 1.0
+    draws = random.Random(f"forms {seed}")
+    worked = [pair for row in problems for pair in RARE[family](row, share, draws)]
+    return [row for row, _ in worked], sum(chance for _, chance in worked) / len(worked)

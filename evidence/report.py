@@ -1,6 +1,6 @@
 """
-Write the tables and figures of the study into evidence/README.md, from evidence/results, and a page for each of its
-parts with scripts/report.py, from the runs themselves where they are at hand.
+Write the tables and figures of a study into its page, evidence/README.md or evidence/rarity.md, from evidence/results,
+and a page for each of its parts with scripts/report.py, from the runs themselves where they are at hand.
 
     python -m evidence.report evidence/cpu.yaml
 """
@@ -12,18 +12,25 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from evidence import rarity, tables
 from evidence.results import read_records, run_of
-from evidence.tables import TABLES, Record, tasks_of
+from evidence.tables import Record, tasks_of
 
 HERE = Path(__file__).resolve().parent
-README = HERE / "README.md"
+# Of each grid the page and the tables that it holds
+PAGES = {
+    "cpu": ("README.md", tables.TABLES),
+    "gpu": ("README.md", tables.TABLES),
+    "rarity": ("rarity.md", rarity.TABLES),
+    "rarity-moves": ("rarity.md", rarity.MOVES_TABLES),  # by evidence.moves
+}
 
 
 def fill_in(text: str, grid: str, records: Sequence[Record]) -> str:
     """`text` with the tables between its marks `<!-- GRID NAME -->` and `<!-- end -->` made anew."""
 
     def table(mark: re.Match) -> str:
-        return f"<!-- {grid} {mark[1]} -->\n{TABLES[mark[1]](records)}\n<!-- end -->"
+        return f"<!-- {grid} {mark[1]} -->\n{PAGES[grid][1][mark[1]](records)}\n<!-- end -->"
 
     return re.sub(rf"<!-- {grid} ([\w-]+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
 
@@ -50,10 +57,11 @@ def main() -> None:
     from evidence.figures import FIGURES  # imports matplotlib, which the tables do without
 
     records = read_records(HERE / "results" / f"{options.grid.stem}.jsonl")
-    README.write_text(fill_in(README.read_text(), options.grid.stem, records))
+    page = HERE / PAGES[options.grid.stem][0]
+    page.write_text(fill_in(page.read_text(), options.grid.stem, records))
     (HERE / "figures").mkdir(exist_ok=True)
     for name, (draw, study) in FIGURES.items():
-        if tasks_of(records, study):
+        if options.grid.stem != "rarity" and tasks_of(records, study):
             draw(records, study, HERE / "figures" / f"{options.grid.stem}-{name}.png")
     write_pages(records, HERE.parent / "outputs" / "evidence" / options.grid.stem)
 

@@ -2,10 +2,12 @@
 
 import json
 import math
+import platform
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from evidence.grid import Run
 
@@ -24,6 +26,7 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
         by scripts/evaluate.py; means over the last quarter of the updates (`entropy`, `length`) or all
         (`projected_fraction`, `clip_fraction`, `gradient_norm`), maxima over all (`policy_kl_max`, `kl_max`), `None`
         where TRL logs none; `seconds_per_update`, the mean, generation included, after the first rollout batch.
+        Newer records also have `start_chance`, the probability of the rewarded solutions at the start, and `machine`.
     """
     log = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     curve = [(line["step"], line[_HELD_OUT]) for line in log if _HELD_OUT in line]
@@ -52,6 +55,18 @@ def describe(run: Run) -> dict[str, Any]:
     return {"task": run.task, "method": run.method, "varied": dict(run.varied), "seed": run.seed}
 
 
+def machine() -> str:
+    """
+    Processor, its instructions and PyTorch. Rounding differs between them, a warm-up makes much of little, and so a
+    seed has another start elsewhere: what is paired by seed should be of one machine.
+    """
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return (
+        f"{names[0] if names else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {torch.__version__}"
+    )
+
+
 def run_of(record: dict[str, Any]) -> Run:
     """The run that [`describe`] was given."""
     return Run(record["task"], record["method"], tuple(sorted(record["varied"].items())), record["seed"])
@@ -59,7 +74,9 @@ def run_of(record: dict[str, Any]) -> Run:
 
 def write_records(file: Path, records: list[dict[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    unfinished = file.with_suffix(".partial")
+    unfinished.write_text("".join(json.dumps(record) + "\n" for record in records))
+    unfinished.replace(file)  # whole or not at all
 
 
 def read_records(file: Path) -> list[dict[str, Any]]:

@@ -3,10 +3,16 @@ Run a study: every run of its grid that is not there yet, with `troll grpo` and 
 
     python -m evidence.run evidence/cpu.yaml
     python -m evidence.run evidence/cpu.yaml --only sorting/troll/learning_rate=0.0002/ --seeds 20 21 22
+    python -m evidence.run evidence/rarity.yaml --resume --only form-2/troll/ form-2/clip/
 
 The first makes evidence/results/cpu.jsonl. The second runs a cell with other seeds, at the learning rate that this file
 tells, prints its success, and writes no results but those in the runs' folders. What is there already is not run again,
 also after an interruption; what failed is, with `--retry`.
+
+The third is for a study that takes longer than a machine is at hand. What the results file has is not run again,
+wherever it was run, and the file is written after every run. It knows a run by its task, method, cell and seed: what is
+changed in a grid that has results needs a name of its own. Learning rates are chosen where all runs that decide them
+are there; what waits for the others is left out, and counted.
 """
 
 import argparse
@@ -17,7 +23,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from multiprocessing import connection, get_context
@@ -27,8 +33,8 @@ from typing import Any
 import torch
 
 from evidence.grid import GivenTask, Grid, Run, content_of, prompt_of, read_grid, tuned_rates
-from evidence.results import RESULT, describe, make_record, read_records, run_of, write_records
-from evidence.starts import call_script, make_start, start_key
+from evidence.results import RESULT, describe, machine, make_record, read_records, run_of, write_records
+from evidence.starts import call_script, make_start, read_chance, start_key
 from evidence.variants import VARIANTS
 from troll_trl.cli import evaluate, train, training
 
@@ -39,7 +45,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 _PROCESSES: Any = get_context("spawn" if torch.cuda.is_available() else "fork")
 
 
-def run_all(jobs: Iterable[tuple[str, Callable[[], None]]], workers: int, log_of: Callable[[str], Path]) -> None:
+def run_all(
+    jobs: Iterable[tuple[str, Callable[[], None]]],
+    workers: int,
+    log_of: Callable[[str], Path],
+    after_each: Callable[[], None] = lambda: None,
+) -> None:
     """Run named jobs in processes of their own, `workers` at a time, and say how each ended."""
     waiting = list(jobs)
     running: dict[Any, tuple[str, Any, set[int]]] = {}  # by what the end of a process makes ready
@@ -60,6 +71,7 @@ def run_all(jobs: Iterable[tuple[str, Callable[[], None]]], workers: int, log_of
             done = total - len(waiting) - len(running)
             state = "failed, see " + str(log_of(name)) if process.exitcode else "done"
             print(f"[{done}/{total}, {(time.monotonic() - start) / 60:.1f} min] {name}: {state}", flush=True)
+            after_each()
 
 
 def _run_job(job: Callable[[], None], log: Path, cores: set[int]) -> None:
@@ -81,11 +93,16 @@ def _run_job(job: Callable[[], None], log: Path, cores: set[int]) -> None:
 class Runner:
     """A grid's runs in a folder: `starts/<task>/seed<n>` and `runs/<task>/<method>/<cell>/seed<n>`."""
 
-    def __init__(self, grid: Grid, folder: Path, workers: int):
-        self.grid, self.folder, self.workers = grid, folder, workers
+    def __init__(self, grid: Grid, folder: Path, workers: int, results: Path | None = None):
+        """With a file of `results`, what it has is taken as run, and it is written after every run."""
+        self.grid, self.folder, self.workers, self.results = grid, folder, workers, results
+        known = read_records(results) if results is not None and results.exists() else []
+        self.known = {run_of(record): record for record in known}
 
     def record(self, run: Run) -> dict[str, Any] | None:
-        """The record of a run of this very identity; `None` if there is none."""
+        """The record of a run of this very identity, or of the results; `None` if there is none."""
+        if run in self.known:
+            return self.known[run]
         file = self.folder / "runs" / run.folder / RESULT
         record = json.loads(file.read_text()) if file.exists() else None
         return record if record is not None and record.pop("identity") == self._identity(run) else None
@@ -96,10 +113,32 @@ class Runner:
         starts = {str(self._start(run)): partial(self._make_start, run) for run in waiting}
         run_all(starts.items(), self.workers, lambda name: self.folder / name / "log.txt")
         jobs = [(str(run.folder), partial(self._execute, run)) for run in waiting]
-        run_all(jobs, self.workers, lambda name: self.folder / "runs" / name / "log.txt")
+        for run in waiting:
+            self.known.pop(run, None)  # it failed
+        run_all(jobs, self.workers, lambda name: self.folder / "runs" / name / "log.txt", self._save)
         for run in waiting:
             if self.record(run) is None:
                 self._write(run, describe(run) | {"error": "the process was killed"})
+        self._save()
+
+    def rates(self) -> dict[tuple[str, str], float]:
+        """The learning rates of those tasks and methods whose runs of the tuning are all there."""
+        tuning = {run: self.record(run) for run in self.grid.tuning_runs()}
+        missing = {(run.task, run.method) for run, record in tuning.items() if record is None}
+        records = [r | {"studies": self.grid.tuning} for r in tuning.values() if r is not None]
+        return tuned_rates([r for r in records if (r["task"], r["method"]) not in missing], self.grid.tuning)
+
+    def records(self, studies_of: Mapping[Run, list[str]]) -> list[dict[str, Any]]:
+        """The records that are there, with the names of their studies."""
+        return [r | {"studies": studies} for run, studies in studies_of.items() if (r := self.record(run)) is not None]
+
+    def _save(self) -> None:
+        if self.results is not None:
+            studies_of = self.grid.all_runs(self.rates())
+            kept = [
+                record for run, record in self.known.items() if run not in studies_of
+            ]  # nothing is ever thrown away
+            write_records(self.results, self.records(studies_of) + kept)
 
     def _identity(self, run: Run) -> str:
         """A digest of all that decides what a run does, but for the code of the package."""
@@ -132,7 +171,7 @@ class Runner:
             benchmark = f"held-out={start / 'data' / 'test.jsonl'}"
             flags = {"model": ".", "benchmarks": benchmark, "output": "eval", "overwrite": True}
             call_script(evaluate.main, self.grid.evaluation, flags | prompt_of(task))
-            record = make_record(run, folder)
+            record = make_record(run, folder) | read_chance(start) | {"machine": machine()}
         except BaseException as error:  # SystemExit too: it is in the results, and not lost in a log
             if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 130:  # interrupted
                 raise
@@ -161,33 +200,38 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=workers, help=f"runs at a time (here: {workers})")
     parser.add_argument("--only", nargs="+", default=[""], metavar="PREFIX", help="runs whose folders begin with one")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds in place of those of the studies")
+    parser.add_argument("--resume", action="store_true", help="take what the results have, and write them as they come")
     parser.add_argument("--retry", action="store_true", help="run again what failed")
     options = parser.parse_args()
     grid = read_grid(options.grid.resolve())
     results = grid.file.parent / "results" / f"{grid.file.stem}.jsonl"
     folder = options.output or REPOSITORY / "outputs" / "evidence" / grid.file.stem
-    runner = Runner(grid, folder.resolve(), options.workers)
+    if options.resume and options.seeds is not None:
+        parser.error("--resume writes results, and --seeds none.")
+    runner = Runner(grid, folder.resolve(), options.workers, results if options.resume else None)
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    is_asked = lambda run: str(run.folder).startswith(tuple(options.only))
 
     if options.seeds is None:
-        runner.run(grid.runs(grid.tuning), options.retry)
-        tuning = [runner.record(run) for run in grid.runs(grid.tuning)]
-        rates = tuned_rates([record | {"studies": [grid.tuning]} for record in tuning if record], grid.tuning)
+        tuning = grid.tuning_runs()
+        runner.run([run for run in tuning if is_asked(run) or not options.resume], options.retry)
+        rates = runner.rates()
     else:
         if not results.exists():
             parser.error(f"--seeds takes the learning rates of {results}, which is not there; run the study first.")
         rates = tuned_rates(read_records(results), grid.tuning)
         studies = {name: replace(study, seeds=options.seeds) for name, study in grid.studies.items()}
         runner.grid = grid = replace(grid, studies=studies)
-    studies_of = grid.all_runs(rates)
-    asked = [run for run in studies_of if str(run.folder).startswith(tuple(options.only))]
-    runner.run(asked, options.retry)
-    records = [record | {"studies": studies_of[run]} for run in asked if (record := runner.record(run))]
+    studies_of = {run: studies for run, studies in grid.all_runs(rates).items() if is_asked(run)}
+    runner.run(studies_of, options.retry)
+    records = runner.records(studies_of)
     if options.seeds is not None:
         for record in records:
             print(f"{run_of(record).folder}: {record.get('success', float('nan')):.1%}")
     failed = sum("error" in record for record in records)
     print(f"{len(records)} runs, {failed} of them failed.")
+    if waiting := grid.waiting(rates):
+        print(f"{waiting} runs wait for the learning rates of their tasks and methods.")
     if options.seeds is None and options.only == [""]:
         write_records(results, records)
         print(f"Results: {results}")

@@ -18,10 +18,11 @@ import transformers
 from transformers import LlamaConfig, Qwen3Config
 
 from evidence.grid import GivenTask, Task, content_of, prompt_of
-from evidence.problems import PHRASES, make_problems
+from evidence.problems import PHRASES, RARE_PHRASES, make_problems, make_worked
 from troll_trl.cli import evaluate
 from troll_trl.cli.small_models import encode, make_model, make_tokenizer, warm_up, write_problems
 
+CHANCE = "chance.json"
 ARCHITECTURES = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 
 
@@ -53,17 +54,37 @@ def make_start(folder: Path, task: Task | GivenTask, seed: int, evaluation: Path
 
 
 def warm_up_model(folder: Path, task: Task, seed: int) -> None:
-    """A new model, trained on a family's problems until it solves some of them."""
+    """
+    A new model, trained on a family's problems until it solves some of them; of solutions in several forms, until it
+    solves as many of those whose form it has chosen.
+    """
     train, test = make_problems(task.family, seed, task.train, task.test)
     write_problems(folder / "data", train, test)
     torch.manual_seed(seed)
-    tokenizer = make_tokenizer(PHRASES)
+    tokenizer = make_tokenizer(PHRASES if task.share is None else PHRASES + RARE_PHRASES)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = make_model(tokenizer, ARCHITECTURES[task.architecture], **task.sizes).to(device)
-    input_ids, labels = encode(tokenizer, train)
-    warm_up(model, input_ids.to(device), labels.to(device), task.start_success, task.warm_up_rate)
+    worked, same_form = make_worked(task.family, train, task.share, seed)
+    input_ids, labels = encode(tokenizer, worked)
+    warm_up(model, input_ids.to(device), labels.to(device), task.start_success * same_form, task.warm_up_rate)
+    chance = rewarded_chance(model, *(ids.to(device) for ids in encode(tokenizer, test)))
+    (folder / CHANCE).write_text(json.dumps({"start_chance": chance}))
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
+
+
+@torch.no_grad()
+def rewarded_chance(model: torch.nn.Module, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
+    """Mean probability of the solutions `labels` `(problems, length)`: the success of the start, without sampling."""
+    logits = model(input_ids=input_ids).logits[:, :-1]
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:], reduction="none")
+    return losses.sum(1).neg().exp().mean().item()
+
+
+def read_chance(folder: Path) -> dict[str, float]:
+    """`start_chance`, the success of a generated start; nothing of a model that was given."""
+    file = folder / CHANCE
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def choose_solvable(folder: Path, task: GivenTask, evaluation: Path) -> None:

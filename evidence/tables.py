@@ -162,7 +162,7 @@ def _number(cell: Cell, key: str, form: str, combine: Callable[[np.ndarray], flo
 
 def tuning(records: Sequence[Record]) -> str:
     """Area under the curve of each method at each learning rate; the one that is taken is bold."""
-    rates, taken, rows = rates_of(records, "tuning"), tuned_rates(records, "tuning"), []
+    rates, taken, rows = rates_of(records, "tuning"), tuned_rates(records, ["tuning"]), []
     for task, method in product(tasks_of(records, "tuning"), methods_of(records, "tuning")):
         cells = [select(records, "tuning", task, method, learning_rate=rate) for rate in rates]
         areas = [f"{100 * cell.values('area').mean():.1f}" for cell in cells]

@@ -1,14 +1,22 @@
-"""Trainers of the study alone: the paper's fill, and clips whose KL is measured as TROLL's is."""
+"""
+Trainers of the study alone: the paper's fill, clips whose KL is measured as TROLL's is, and trainers that write down
+how far each token moved and what a method left of its gradient.
+"""
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from troll_trl import TrollGRPOTrainer
+from troll_trl.trust_region.projection import kl_divergence, project
 
 _FILL = math.log(1e-12)
+MOVES = "moves.npz"
+KL_BOUND, REGRESSION_COEF, CLIP_RANGE = 0.05, 1.0, 0.2  # TROLL's defaults and TRL's
 
 
 def fill_rest(log_probs: torch.Tensor) -> torch.Tensor:
@@ -54,4 +62,90 @@ class MeasuredClipTrainer(TrollGRPOTrainer):
         self.epsilon_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
 
 
-VARIANTS: dict[str, Callable[..., TrollGRPOTrainer]] = {"fill": FillTrainer, "measured": MeasuredClipTrainer}
+def gradient_kept(policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> dict[str, torch.Tensor]:
+    """
+    What a clip and TROLL leave of the gradient of each token's unlimited ratio, at one and the same policy.
+
+    The gradients are those with respect to the token's logits. *Kept* is the part of a method's gradient that points
+    along that of the unlimited ratio, divided by the latter's length: 1 where nothing binds, 0 where a clip does, below
+    0 where TROLL takes back what is beyond its bound.
+
+    Args:
+        policy, old (`torch.Tensor` of shape `(N, K + 1)`):
+            Log-probabilities on the kept tokens, the sampled one first and the rest last.
+        advantages (`torch.Tensor` of shape `(N,)`):
+            Not 0.
+
+    Returns:
+        `dict` of `(N,)` tensors: `length`, of the gradient of the unlimited ratio; `clip` and `troll`, what is kept.
+    """
+    logits = policy.detach().requires_grad_()
+    log_probs = logits.log_softmax(-1)
+    ratio = (log_probs[:, 0] - old[:, 0]).exp()
+    projection = project(log_probs, old, KL_BOUND)
+    regression = kl_divergence(log_probs, projection.log_probs.detach()).masked_fill(projection.eta == 0, 0.0)
+    losses = {
+        "free": -ratio * advantages,
+        "clip": -torch.min(ratio * advantages, ratio.clamp(1 - CLIP_RANGE, 1 + CLIP_RANGE) * advantages),
+        "troll": -(projection.log_probs[:, 0] - old[:, 0]).exp() * advantages + REGRESSION_COEF * regression,
+    }
+    gradients = {
+        name: torch.autograd.grad(loss.sum(), logits, retain_graph=True)[0].nan_to_num(0.0)  # of unused slots
+        for name, loss in losses.items()
+    }
+    free = gradients.pop("free")
+    square = free.square().sum(-1).clamp(min=1e-30)
+    return {"length": square.sqrt()} | {name: (free * g).sum(-1) / square for name, g in gradients.items()}
+
+
+class Recording(TrollGRPOTrainer):
+    """
+    Writes a row for every token that was trained on with an advantage into `moves.npz`: `update`, of its rollout batch,
+    from 0; `old` and `new`, its probability when it was sampled and at that update; `advantage`; and what
+    [`gradient_kept`] returns.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._rows: list[dict[str, np.ndarray]] = []
+
+    def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
+        if "troll_old_log_probs" not in inputs or not self.model.training:
+            return super()._compute_loss(model, inputs)
+
+        def recorded(**model_inputs):
+            output = model(**model_inputs)
+            self._record(output.sparse_log_probs.detach(), inputs)
+            return output
+
+        return super()._compute_loss(recorded, inputs)
+
+    def _record(self, policy: torch.Tensor, inputs: dict[str, Any]) -> None:
+        """`policy` `(B, L, K + 1)`, of which the last positions are the completions'."""
+        old = inputs["troll_old_log_probs"]  # (B, C, K + 1)
+        advantages = inputs["advantages"].reshape(len(old), -1).expand(old.shape[:2])  # (B, C)
+        chosen = inputs["completion_mask"].bool() & (advantages != 0)
+        policy, old, advantages = policy[:, -old.shape[1] :][chosen], old[chosen], advantages[chosen]
+        with torch.enable_grad():
+            kept = gradient_kept(policy, old, advantages)
+        row = {"old": old[:, 0].exp(), "new": policy[:, 0].exp(), "advantage": advantages} | kept
+        update = torch.full_like(advantages, self._step % self.args.steps_per_generation)
+        self._rows.append({name: value.numpy().astype(np.float32) for name, value in {"update": update, **row}.items()})
+
+    def train(self, *args, **kwargs):
+        output = super().train(*args, **kwargs)
+        columns = {name: np.concatenate([row[name] for row in self._rows]) for name in self._rows[0]}
+        np.savez_compressed(Path(self.args.output_dir, MOVES), **columns)
+        return output
+
+
+class RecordingClipTrainer(Recording, MeasuredClipTrainer):
+    """[`MeasuredClipTrainer`] that writes its tokens down."""
+
+
+VARIANTS: dict[str, Callable[..., TrollGRPOTrainer]] = {
+    "fill": FillTrainer,
+    "measured": MeasuredClipTrainer,
+    "recorded": Recording,
+    "recorded-clip": RecordingClipTrainer,
+}

@@ -3,11 +3,13 @@
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,21 +25,22 @@ from troll_trl.cli.settings.parser import parse_training_args
 from troll_trl.rewards import math_accuracy_reward
 
 pytest.importorskip("matplotlib", reason="the starts are made by the quickstart, which draws with matplotlib")
-from evidence import figures, report, tables
+from evidence import figures, moves, rarity, report, tables
 from evidence.grid import GivenTask, Run, Task, read_grid, tuned_rates
-from evidence.problems import FAMILIES, make_problems
+from evidence.problems import FAMILIES, RARE, make_problems, make_worked
 from evidence.results import DEFAULTS, read_records, run_of
-from evidence.starts import make_start
-from evidence.variants import FillTrainer, MeasuredClipTrainer, fill_rest
+from evidence.starts import make_start, rewarded_chance
+from evidence.variants import MOVES, FillTrainer, MeasuredClipTrainer, Recording, fill_rest, gradient_kept
 
 EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
 GRIDS = ["cpu", "gpu"]
+RARITY = EVIDENCE / "rarity.yaml"
 
 
 # -- Grids ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=GRIDS)
+@pytest.fixture(params=[*GRIDS, "rarity"])
 def grid(request):
     return read_grid(EVIDENCE / f"{request.param}.yaml")
 
@@ -83,8 +86,9 @@ def test_methods_differ_in_nothing_but_themselves(grid):
 
 
 def test_tuning_has_seeds_of_its_own(grid):
-    tuning = set(grid.studies[grid.tuning].seeds)
-    assert all(not tuning & set(study.seeds) for name, study in grid.studies.items() if name != grid.tuning)
+    tuning = {seed for name in grid.tuning for seed in grid.studies[name].seeds}
+    judged = [study for name, study in grid.studies.items() if name not in (*grid.tuning, moves.STUDY)]
+    assert all(not tuning & set(study.seeds) for study in judged)
 
 
 def test_headline_compares_the_same_seeds_five_at_least():
@@ -133,8 +137,8 @@ def test_the_tuned_rate_has_the_largest_mean_area_and_a_failure_counts_as_0():
         record(2e-4, None),
         record(4e-4, 0.9, ("other",)),
     ]
-    assert tuned_rates(records, "tuning") == {("sums", "clip"): 1e-4}
-    assert tuned_rates([record(1e-4, 0.5), record(2e-4, 0.5)], "tuning") == {("sums", "clip"): 1e-4}
+    assert tuned_rates(records, ["tuning"]) == {("sums", "clip"): 1e-4}
+    assert tuned_rates([record(1e-4, 0.5), record(2e-4, 0.5)], ["tuning"]) == {("sums", "clip"): 1e-4}
 
 
 # -- Problems ---------------------------------------------------------------------------------------------------------
@@ -169,8 +173,50 @@ def test_held_out_problems_are_no_training_problems_and_the_seed_chooses_them(fa
 
 
 def test_there_are_enough_problems_for_every_task():
-    for task in read_grid(EVIDENCE / "cpu.yaml").tasks.values():
-        assert len(FAMILIES[task.family]()) >= task.train + task.test
+    for name in ("cpu", "rarity"):
+        for task in read_grid(EVIDENCE / f"{name}.yaml").tasks.values():
+            assert len(FAMILIES[task.family]()) >= task.train + task.test
+
+
+def rewards(rows):
+    chats = [[{"role": "assistant", "content": row["solution"]}] for row in rows]
+    return np.array(math_accuracy_reward(chats, [row["answer"] for row in rows]))
+
+
+@pytest.mark.parametrize("family", RARE)
+@pytest.mark.parametrize("share", [0.02, 0.3])
+def test_so_many_of_the_solutions_of_a_warm_up_earn_the_reward(family, share):
+    problems, _ = make_problems(family, 0, 3500, 0)
+    worked, _ = make_worked(family, problems, share, seed=1)
+    asked = [row for row in worked if row["problem"].startswith("In steps: ")]
+    plain = [row for row in worked if not row["problem"].startswith("In steps: ")]
+    assert [row["problem"] for row in plain] == [row["problem"] for row in problems]
+    assert len(asked) == (len(problems) if family == "steps" else 0) and rewards(asked[::70]).all()
+    assert rewards(plain).mean() == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / len(plain)))
+    assert make_worked(family, problems, share, seed=1)[0] == worked != make_worked(family, problems, share, seed=2)[0]
+
+
+def test_before_each_step_a_solution_goes_on_with_the_root_of_the_share():
+    worked, same_form = make_worked("steps", FAMILIES["steps"](), 0.09, seed=0)
+    lines = np.array([row["solution"].count("\n") for row in worked if not row["problem"].startswith("In ")])
+    shares = [np.mean(lines == n) for n in range(3)]
+    assert shares == pytest.approx([0.7, 0.21, 0.09], abs=0.03)
+    # Half of the rows are asked for their form; two models that draw it from these shares agree so often
+    assert same_form == pytest.approx((1 + np.square([0.7, 0.21, 0.09]).sum()) / 2, abs=0.02)
+
+
+def test_without_a_share_the_warm_up_learns_the_problems_as_they_are():
+    problems, _ = make_problems("sums", 0, 100, 0)
+    assert make_worked("sums", problems, None, seed=0) == (problems, 1.0)
+
+
+def test_the_chance_of_the_rewarded_solutions_is_the_product_over_their_tokens():
+    logits = torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = lambda input_ids: SimpleNamespace(logits=logits)
+    labels = torch.tensor([[-100, 3, 5, -100], [-100, -100, 1, 6]])
+    p = np.exp(logits.numpy()) / np.exp(logits.numpy()).sum(-1, keepdims=True)
+    expected = (p[0, 0, 3] * p[0, 1, 5] + p[1, 1, 1] * p[1, 2, 6]) / 2
+    assert rewarded_chance(model, torch.zeros(2, 4, dtype=torch.int64), labels) == pytest.approx(expected)
 
 
 # -- Variants ---------------------------------------------------------------------------------------------------------
@@ -219,6 +265,83 @@ def test_measured_clip_is_trls_clip(tmp_path, options):
     measured.train()
     assert_same_movement(start, weights(clip), weights(measured))
     assert max(logged(measured, "troll/policy_kl_max")) == max(logged(measured, "troll/kl_max")) > 0.05
+
+
+def test_what_is_kept_of_a_gradient_is_all_inside_and_nothing_where_a_clip_binds():
+    generator = torch.Generator().manual_seed(0)
+    old = torch.randn(200, 6, generator=generator, dtype=torch.float64).log_softmax(-1)
+    steps = torch.linspace(0, 1.5, 200, dtype=torch.float64)[:, None]
+    policy = (old + steps * torch.randn(200, 6, generator=generator, dtype=torch.float64)).log_softmax(-1)
+    advantages = torch.tensor([1.5, -0.5] * 100, dtype=torch.float64)
+    kept = gradient_kept(policy, old, advantages)
+    p, q, a = policy.exp().numpy(), old.exp().numpy(), advantages.numpy()
+    ratio = p[:, 0] / q[:, 0]
+    binds = np.where(a > 0, ratio > 1.2, ratio < 0.8)
+    inside = (p * np.log(p / q)).sum(1) <= 0.05
+    assert 20 < binds.sum() < 180 and 20 < inside.sum() < 180
+    np.testing.assert_allclose(kept["clip"], ~binds, atol=1e-12)
+    np.testing.assert_allclose(kept["troll"].numpy()[inside], 1.0)
+    assert (kept["troll"].numpy()[~inside] < 1).mean() > 0.9
+    # d(p₀/q₀)/dlogits is p₀/q₀·(e₀ − p)
+    direction = np.eye(6)[0] - p
+    np.testing.assert_allclose(kept["length"], np.abs(a) * ratio * np.linalg.norm(direction, axis=1))
+
+
+def test_unused_slots_change_nothing_of_what_is_kept():
+    old = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64).log()
+    policy = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64).log()
+    padded = [torch.cat([x[:, :2], torch.full((1, 2), -math.inf), x[:, 2:]], 1) for x in (policy, old)]
+    advantages = torch.ones(1, dtype=torch.float64)
+    for name, value in gradient_kept(policy, old, advantages).items():
+        assert gradient_kept(*padded, advantages)[name] == pytest.approx(value.item()), name
+
+
+def test_a_recording_changes_no_step_and_has_every_trained_token(tmp_path):
+    options = {"learning_rate": 2e-2, "steps_per_generation": 4}
+    plain = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
+    start = weights(plain)
+    plain.train()
+    recording = make_trainer(Recording, TrollGRPOConfig, tmp_path, **options)
+    recording.train()
+    assert_same_movement(start, weights(plain), weights(recording))
+    with np.load(tmp_path / MOVES) as file:
+        tokens = {name: file[name] for name in file.files}
+    assert len({len(column) for column in tokens.values()}) == 1 and set(tokens["update"]) == {0, 1, 2, 3}
+    first = tokens["update"] == 0
+    np.testing.assert_allclose(tokens["new"][first], tokens["old"][first], rtol=1e-3)
+    assert np.abs(tokens["new"] / tokens["old"] - 1).max() > 0.2
+    assert (tokens["advantage"] != 0).all() and ((tokens["old"] > 0) & (tokens["old"] <= 1)).all()
+
+
+@pytest.mark.parametrize("old", [0.003, 0.02, 0.1, 0.5, 0.9])
+def test_no_distribution_of_the_ball_gives_a_token_more(old):
+    largest = moves.largest_in_ball(np.array([old]))[0]
+    assert scipy.stats.entropy([largest, 1 - largest], [old, 1 - old]) == pytest.approx(0.05)
+    generator = np.random.default_rng(0)
+    q = np.array([old, *((1 - old) * generator.dirichlet(np.ones(4)))])
+    p = generator.dirichlet(np.ones(5) * 20 * q + 0.01, size=20_000)
+    inside = scipy.special.rel_entr(p, q).sum(1) <= 0.05
+    assert inside.sum() > 100 and p[inside, 0].max() <= largest
+
+
+def test_moves_are_summed_up_by_bins_of_old_probability():
+    tokens = {
+        "update": [0, 7, 7, 7, 7],
+        "old": [0.02, 0.02, 0.02, 0.5, 1.0],
+        "new": [0.02, 0.04, 0.06, 0.4, 1.0],
+        "advantage": [1, 1, 1, -1, 1],
+        "length": [1, 1, 2, 4, 0],
+        "clip": [1, 0, 0, 1, 1],
+        "troll": [1, 0.5, -0.25, 1, 1],
+    }
+    rows = list(moves.summarise({name: np.array(column, dtype=float) for name, column in tokens.items()}))
+    moved = {row["low"]: row for row in rows if "factors" in row}
+    assert moved[0.01]["tokens"] == 2 and moved[0.01]["factors"] == pytest.approx([2.1, 2.5, 2.9])
+    assert moved.keys() == {0.01, 0.9}
+    price = {(row["low"], row["sign"]): row for row in rows if "sign" in row}
+    assert price.keys() == {(0.01, 1), (0.3, -1)}  # a token that is certain has no gradient
+    rare = price[0.01, 1]
+    assert [rare["part"], rare["clip"], rare["troll"]] == pytest.approx([0.5, 0.25, 0.25])
 
 
 # -- Statistics -------------------------------------------------------------------------------------------------------
@@ -318,6 +441,81 @@ def test_an_option_is_compared_with_the_defaults_and_with_clip_on_each_task_and_
     assert [text.split(" ")[0] for text in rows[2][3:6]] == ["", "-10.0", "-5.0"]
 
 
+def rarity_records(leads):
+    """Runs of the whole rule: TROLL's area is 0.4, that of clip less by `leads[task]`, and of the other clips 0.01."""
+    records = []
+    for task, seed, study in product(rarity.TASKS, range(20), ("tuning", "deciding")):
+        if (study == "tuning") != (seed < 2) or 2 <= seed < 10:
+            continue
+        noise = 0.001 * (seed % 3 - 1)
+        areas = {"troll": 0.4, **dict.fromkeys(rarity.CLIPS, 0.01), "clip": 0.4 - leads.get(task, 0.0) + noise}
+        for method, area in areas.items():
+            record_ = record(study, task, method, seed, 2 * area, learning_rate=1e-4)
+            records.append(record_ | {"area": area, "start_chance": 0.01, "machine": "here"})
+    return records
+
+
+def judged(leads, without=lambda record: False):
+    records = [r for r in rarity_records(leads) if not without(r)]
+    rows = [row.strip("| ").split(" | ") for row in rarity.rule(records).splitlines()[2:]]
+    return [(row[1].split(" ")[0], row[2]) if len(row) == 3 else row[1].strip(" |") for row in rows]
+
+
+def test_the_rule_of_rarity_says_what_was_written_down():
+    rare = {f"{family}-{level}": 0.05 for family, level in product(rarity.FAMILIES, rarity.RARE)}
+    assert judged(rare) == [("+5.0", "confirmed"), ("+5.0", "confirmed"), ("+5.0", "confirmed"), ("+0.0", "held")]
+    # A lead as large where nothing is rare: sooner, but not for being rare
+    assert judged(dict.fromkeys(rarity.TASKS, 0.05)) == [
+        ("+5.0", "confirmed"),
+        ("+5.0", "confirmed"),
+        ("+0.0", "refuted"),
+        ("+5.0", "refuted"),
+    ]
+    assert [verdict for _, verdict in judged({})] == ["refuted", "refuted", "refuted", "held"]
+
+
+def test_a_lead_over_clip_that_a_wider_clip_closes_is_said_to_be_none():
+    leads = {f"{family}-{level}": 0.05 for family, level in product(rarity.FAMILIES, rarity.RARE)}
+    records = [
+        r | {"area": 0.401} if r["method"] == "clip-wider" and r["task"] in leads else r for r in rarity_records(leads)
+    ]
+    assert rarity.best_clip(records, "label-2") == "clip-wider" and rarity.best_clip(records, "label-30") == "clip"
+    rows = rarity.rule(records).splitlines()[2:]
+    assert rows[0].endswith("| refuted |") and rows[1].endswith("| confirmed |") and rows[2].endswith("| refuted |")
+
+
+def test_the_rule_waits_until_all_of_its_runs_are_there():
+    one = lambda r: r["seed"] == 19 and r["task"] == "steps-2" and r["method"] == "troll"
+    verdicts = judged({}, one)
+    assert verdicts[0] == verdicts[2] == "not run yet" and verdicts[1][1] == "refuted" and verdicts[3][1] == "held"
+    untuned = lambda r: r["studies"] == ["tuning"] and r["method"] == "clip-wide" and r["seed"] == 1
+    verdicts = judged({}, untuned)
+    assert verdicts[0] == verdicts[2] == verdicts[3] == "not run yet" and verdicts[1][1] == "refuted"
+
+
+def test_a_task_that_no_method_learns_leaves_the_rule():
+    def flat(r):
+        return r | {"curve": [[0, 0.0], [8, 0.049]]} if r["task"] == "label-0.5" else r
+
+    leads = {f"{family}-{level}": 0.05 for family, level in product(rarity.FAMILIES, rarity.RARE)} | {"label-0.5": -0.3}
+    records = [flat(r) for r in rarity_records(leads)]
+    assert not rarity.in_reach(records, "label-0.5")
+    assert "+5.0" in rarity.rule(records).splitlines()[2]
+
+
+def test_updates_to_a_height_are_told_along_the_curve():
+    curve = [[0, 0.1], [16, 0.1], [32, 0.3], [48, 0.2]]
+    assert [rarity.updates_to(curve, height) for height in (0.1, 0.2, 0.3, 0.4)] == pytest.approx([0, 24, 32, 48])
+
+
+def test_tables_of_rarity_leave_out_what_is_not_there():
+    records = [r for r in rarity_records({}) if r["task"] == "label-2" and r["method"] in ("clip", "clip-wide")]
+    tuning = rarity.tuning(records)
+    assert "| label-2 | 1.00 | clip | **40.0** |" in tuning and "steps" not in tuning and "troll" not in tuning
+    (first, second) = rarity.deciding(records).splitlines()[2:]
+    assert first.startswith("| label-2 | clip | 10 |") and second.endswith("|  |  |")
+
+
 def test_every_figure_is_drawn_and_kept(records, tmp_path):
     for name, (draw, study) in figures.FIGURES.items():
         draw(records, study, tmp_path / f"{name}.png")
@@ -343,6 +541,34 @@ def test_readme_holds_the_tables_of_the_results(records):
     marks = re.findall(r"<!-- cpu ([\w-]+) -->", text)
     assert set(marks) == set(tables.TABLES)
     assert report.fill_in(text, "cpu", records) == text, "run: python -m evidence.report evidence/cpu.yaml"
+
+
+def test_every_result_of_rarity_is_of_its_grid_and_in_its_tables():
+    records, grid = read_records(EVIDENCE / "results" / "rarity.jsonl"), read_grid(RARITY)
+    every = grid.all_runs(tuned_rates(records, grid.tuning))
+    assert {run_of(record) for record in records} <= set(every)
+    assert len({run_of(record) for record in records}) == len(records)
+    text = (EVIDENCE / "rarity.md").read_text()
+    assert set(re.findall(r"<!-- rarity ([\w-]+) -->", text)) == set(rarity.TABLES)
+    assert report.fill_in(text, "rarity", records) == text, "run: python -m evidence.report evidence/rarity.yaml"
+
+
+def test_the_moves_of_rarity_are_drawn_and_in_their_table(tmp_path):
+    records = read_records(EVIDENCE / "results" / "rarity-moves.jsonl")
+    moves.draw(records, "label-2", tmp_path / "moves.png")
+    assert (EVIDENCE / "figures" / "rarity-moves.png").exists()
+    text = (EVIDENCE / "rarity.md").read_text()
+    assert "<!-- rarity-moves price -->" in text
+    assert report.fill_in(text, "rarity-moves", records) == text, "run: python -m evidence.moves evidence/rarity.yaml"
+
+
+def test_the_names_of_rarity_are_those_of_its_grid():
+    grid = read_grid(RARITY)
+    assert set(rarity.TASKS) == set(grid.tasks) and set(rarity.METHODS) < set(grid.methods)
+    assert grid.tuning == list(rarity.TUNING) and set(rarity.DECIDING) < set(grid.studies)
+    seeds = {seed for name in grid.studies if name.startswith("deciding") for seed in grid.studies[name].seeds}
+    assert seeds == set(rarity.SEEDS) and grid.studies["deciding"].seeds == list(rarity.FIRST_SEEDS)
+    assert all(len(grid.studies[name].seeds) == rarity.TUNING_SEEDS for name in grid.tuning)
 
 
 # -- The runner -------------------------------------------------------------------------------------------------------
@@ -400,6 +626,52 @@ def test_a_study_is_run_resumed_and_repeated_with_other_seeds(tmp_path, run_stud
     content["tasks"]["sorting"]["settings"]["max_grad_norm"] = 0.5
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
     assert "sorting/troll/learning_rate=0.0001/seed7: done" in run_study("--only", "sorting/troll/", "--seeds", "7")
+
+
+@pytest.mark.slow
+def test_a_study_goes_on_elsewhere_from_its_results(tmp_path, run_study):
+    content = {
+        "training": str(EVIDENCE / "train-cpu.yaml"),
+        "evaluation": str(EVIDENCE / "eval-cpu.yaml"),
+        "tuning": "tuning",
+        "tasks": {"label": TASK | {"share": 0.3, "settings": SMALL | {"eval_steps": 2}}},
+        "methods": {"troll": {}, "clip": {"settings": {"method": "clip"}}},
+        "studies": {
+            "tuning": {
+                "tasks": ["label"],
+                "methods": ["troll", "clip"],
+                "seeds": [100],
+                "vary": [{"learning_rate": [1e-4, 2e-4]}],
+            },
+            "headline": {"tasks": ["label"], "methods": ["troll", "clip"], "seeds": [0]},
+        },
+    }
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
+    results = tmp_path / "results" / "grid.jsonl"
+
+    def lines(*flags):
+        return [line for line in run_study("--resume", *flags).splitlines() if line.startswith("[")]
+
+    # Half of the tuning: written, and nothing that waits for the rest
+    first = lines("--only", "label/troll/learning_rate=0.0001/")
+    assert len(first) == 2 and "2 runs wait" in run_study("--resume", "--only", "nothing")
+    (record,) = read_records(results)
+    assert record["studies"] == ["tuning"] and record["machine"]
+    assert 0 < record["start_chance"] < 0.3
+
+    # On another machine, where there are no folders of runs: TROLL's tuning is completed, and its headline run
+    shutil.rmtree(tmp_path / "out")
+    names = [line.split("] ")[1].partition(":")[0] for line in lines("--only", "label/troll/")]
+    tuning, headline = (name for name in names if name.startswith("label"))
+    assert tuning == "label/troll/learning_rate=0.0002/seed100" and headline.endswith("/seed0")
+    records = read_records(results)
+    assert [r["studies"] for r in records] == [["tuning"], ["tuning"], ["headline"]] and records[0] == record
+
+    # What is no longer in the grid is kept
+    del content["studies"]["headline"]
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
+    lines("--only", "nothing")
+    assert read_records(results) == records
 
 
 @pytest.mark.slow

@@ -1,0 +1,128 @@
+"""
+How far tokens move within a rollout batch, and which of them lose gradient: a summary of what the runs of the study
+`moves` wrote down, its figure and its table in rarity.md.
+
+    python -m evidence.run evidence/rarity.yaml --resume --only label-2/troll-recorded/ label-2/clip-recorded/
+    python -m evidence.moves evidence/rarity.yaml
+
+The second line needs the folders of those runs; it writes evidence/results/rarity-moves.jsonl. Without them figure and
+table are made from that file.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from evidence.figures import STYLES
+from evidence.grid import Grid, read_grid
+from evidence.report import PAGES, fill_in
+from evidence.results import describe, read_records, run_of, write_records
+from evidence.variants import CLIP_RANGE, KL_BOUND, MOVES
+
+HERE = Path(__file__).resolve().parent
+STUDY = "moves"
+EDGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 0.9, 1.0)  # of the bins of old probability
+QUANTILES = (0.1, 0.5, 0.9)
+# Upper ends of clips, and how they are drawn
+RANGES: dict[str, tuple[float, dict[str, str]]] = {
+    "clip": (CLIP_RANGE, {"color": "C3", "linestyle": "-"}),
+    "clip-higher": (0.28, {"color": "C1", "linestyle": "--"}),
+    "clip-wider": (1.0, {"color": "C5", "linestyle": "-."}),
+}
+
+
+def largest_in_ball(old: np.ndarray, kl_bound: float = KL_BOUND) -> np.ndarray:
+    """
+    The largest probability that a token of probability `old` in (0, 1) has anywhere in the ball KL(p‖q) ≤ `kl_bound`:
+    where all others keep their proportions, so that KL is that of two outcomes.
+    """
+    low, high = old.copy(), np.ones_like(old)
+    for _ in range(60):
+        middle = (low + high) / 2
+        others = np.where(middle < 1, (1 - middle) * np.log(np.maximum(1 - middle, 1e-300) / (1 - old)), 0.0)
+        inside = middle * np.log(middle / old) + others <= kl_bound
+        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+    return low
+
+
+def summarise(tokens: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+    """
+    Of each bin of old probability, from the columns of `evidence.variants.Recording`: quantiles of new over old
+    probability of the tokens of positive advantage, at the last update of their rollout batch; and for either sign of
+    the advantage, in all updates, the bin's part of the length of all gradients and what clip and TROLL keep of it.
+    """
+    last, advantage, length = tokens["update"] == tokens["update"].max(), tokens["advantage"], tokens["length"]
+    for low, high in pairwise(EDGES):
+        within = (tokens["old"] >= low) & ((tokens["old"] < high) | (high == 1))
+        moved = within & last & (advantage > 0)
+        if moved.any():
+            factors = np.quantile(tokens["new"][moved] / tokens["old"][moved], QUANTILES).tolist()
+            yield {"low": low, "high": high, "tokens": int(moved.sum()), "factors": factors}
+        for sign in (1, -1):
+            chosen = within & (np.sign(advantage) == sign)
+            if length[chosen].sum() > 0:
+                part = float(length[chosen].sum() / length.sum())
+                weights = length[chosen]
+                kept = {name: float(np.average(tokens[name][chosen], weights=weights)) for name in ("clip", "troll")}
+                yield {"low": low, "high": high, "sign": sign, "tokens": int(chosen.sum()), "part": part, **kept}
+
+
+def draw(records: Sequence[dict[str, Any]], task: str, file: Path) -> None:
+    """By which factor a token's probability may grow within a rollout batch, and by which it did."""
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    old = np.geomspace(EDGES[0], 0.999, 400)
+    axes.plot(old, largest_in_ball(old) / old, color="C0", linewidth=2.2, label=f"KL ball of {KL_BOUND:g} (TROLL)")
+    for method, (width, style) in RANGES.items():
+        axes.plot(old, np.minimum(1 + width, 1 / old), label=f"{method}, up to {1 + width:g}", **style)
+    for method, shift in (("troll", 0.94), ("clip", 1.06)):
+        moves = [r for r in records if r["task"] == task and r["method"] == f"{method}-recorded" and "factors" in r]
+        if not moves:  # the run is not there yet
+            continue
+        middles = np.array([(r["low"] * r["high"]) ** 0.5 for r in moves]) * shift
+        low, middle, high = np.array([r["factors"] for r in moves]).T
+        style = {"color": STYLES[method]["color"], "marker": STYLES[method]["marker"], "linestyle": "", "capsize": 2}
+        label = f"in a run with {method}: 10, 50, 90 %"
+        axes.errorbar(middles, middle, [middle - low, high - middle], label=label, **style)
+    axes.set(xscale="log", yscale="log", xlabel="probability when sampled", ylabel="probability now / when sampled")
+    ticks = [0.5, 1, 2, 4, 8, 16]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(file, dpi=110)
+
+
+def read_runs(grid: Grid, folder: Path) -> list[dict[str, Any]]:
+    """The summaries of the study's runs whose folders are there."""
+    records = []
+    for run in grid.runs(STUDY):
+        file = folder / "runs" / run.folder / MOVES
+        if file.exists():
+            with np.load(file) as tokens:
+                records += [describe(run) | part for part in summarise(tokens)]
+    return records
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("grid", type=Path, help="YAML file of the study")
+    options = parser.parse_args()
+    grid, name = read_grid(options.grid.resolve()), options.grid.stem
+    results = HERE / "results" / f"{name}-moves.jsonl"
+    records = read_runs(grid, HERE.parent / "outputs" / "evidence" / name)
+    known = read_records(results) if results.exists() else []
+    records += [r for r in known if run_of(r) not in {run_of(record) for record in records}]  # of other machines
+    write_records(results, records)
+    page = HERE / PAGES[f"{name}-moves"][0]
+    page.write_text(fill_in(page.read_text(), f"{name}-moves", records))
+    draw(records, grid.studies[STUDY].tasks[0], HERE / "figures" / f"{name}-moves.png")
+
+
+if __name__ == "__main__":
+    main()

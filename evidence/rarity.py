@@ -1,0 +1,193 @@
+"""The tables of rarity.yaml, and what its rule says of the runs that are there. rarity.md holds what these return."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise, product
+
+import numpy as np
+
+from evidence.tables import Cell, Record, difference, markdown, percent, pooled_difference, rates_of, select, signed
+from evidence.tables import mean as mean_of
+from troll_trl.evaluation.statistics import Estimate
+
+CLIPS = ("clip", "clip-higher", "clip-wide", "clip-wider")
+METHODS = ("troll", *CLIPS, "none", "cispo", "sapo")
+FAMILIES = ("label", "sorting-label", "steps")
+LEVELS = ("0.5", "2", "8", "30")
+TASKS = (*(f"{family}-{level}" for family, level in product(FAMILIES, LEVELS)), "low")
+RARE, COMMON = ("0.5", "2"), "30"
+TUNING, DECIDING = ("tuning", "tuning-others"), ("deciding", "deciding-others", "deciding-more")
+SEEDS, FIRST_SEEDS = range(10, 20), range(10, 15)
+TUNING_SEEDS = 2
+MARGIN, REACH = 0.02, 0.05  # of area; and of success, below which a task is out of reach
+
+
+def tuned(records: Sequence[Record], task: str, method: str) -> dict[float, Cell]:
+    """The cells of a method's tuning by learning rate, those whose seeds are all there."""
+    cells = {
+        rate: Cell([r for study in TUNING for r in select(records, study, task, method, learning_rate=rate).records])
+        for rate in sorted({rate for study in TUNING for rate in rates_of(records, study)})
+    }
+    return {rate: cell for rate, cell in cells.items() if len(cell.records) == TUNING_SEEDS}
+
+
+def best_clip(records: Sequence[Record], task: str) -> str | None:
+    """The clip with the largest mean area at its best rate; `None` until the tuning of all four is there."""
+    rates = set(rates_of(records, TUNING[0]))
+    cells = {method: tuned(records, task, method) for method in CLIPS}
+    if any(set(of_rates) != rates for of_rates in cells.values()) or not rates:
+        return None
+    return max(CLIPS, key=lambda method: max(cell.values("area").mean() for cell in cells[method].values()))
+
+
+def in_reach(records: Sequence[Record], task: str) -> bool:
+    """Whether any method reaches 5 % at any rate, at the end of its curve and in the mean of the tuning seeds."""
+    cells = [cell for method in METHODS for cell in tuned(records, task, method).values()]
+    ends = [np.mean([0.0 if "error" in r else r["curve"][-1][1] for r in cell.records]) for cell in cells]
+    return max(ends, default=0.0) >= REACH
+
+
+def decided(records: Sequence[Record], task: str, method: str, seeds: Iterable[int] = SEEDS) -> Cell:
+    """The runs that decide, of these seeds."""
+    names = [*DECIDING, f"deciding-more-{method}"]
+    chosen = {r["seed"]: r for name in names for r in select(records, name, task, method).records}
+    return Cell([chosen[seed] for seed in seeds if seed in chosen])
+
+
+def _pair(records: Sequence[Record], task: str, other: str | None, seeds: Iterable[int]) -> tuple[Cell, Cell] | None:
+    """TROLL and the other method, by default the best clip; `None` unless all seeds of both are there."""
+    seeds, other = list(seeds), other or best_clip(records, task)
+    cells = tuple(decided(records, task, method, seeds) for method in ("troll", other) if method is not None)
+    return (cells[0], cells[1]) if [len(cell.records) for cell in cells] == [len(seeds)] * 2 else None
+
+
+def _leads(pairs: Sequence[tuple[Cell, Cell]]) -> Cell:
+    """TROLL's lead in area of every seed, the mean of several tasks, as if each were a run."""
+    leads = [{seed: a.by_seed("area")[seed] - b.by_seed("area")[seed] for seed in a.by_seed("area")} for a, b in pairs]
+    return Cell([{"seed": seed, "area": float(np.mean([lead[seed] for lead in leads]))} for seed in leads[0]])
+
+
+def verdict(lead: Estimate, p_value: float) -> str:
+    if lead.value >= MARGIN and p_value < 0.01:
+        return "confirmed"
+    return "refuted" if lead.high < MARGIN else "open"
+
+
+def verdict_of_none(lead: Estimate, p_value: float) -> str:
+    """Of the prediction that there is no lead."""
+    if lead.value >= MARGIN and p_value < 0.05:
+        return "refuted"
+    return "held" if lead.high < MARGIN else "open"
+
+
+def rule(records: Sequence[Record]) -> str:
+    """The four statements of rarity.yaml, and what the rule says where all of their runs are there."""
+    families = {f: [f"{f}-{level}" for level in RARE if in_reach(records, f"{f}-{level}")] for f in FAMILIES}
+    rare = [task for tasks in families.values() for task in tasks]
+    best = {task: _pair(records, task, None, SEEDS) for task in (*rare, *(f"{f}-{COMMON}" for f in FAMILIES), "low")}
+    by_default = [_pair(records, task, "clip", FIRST_SEEDS) for task in rare]
+
+    def growth() -> list[tuple[Cell, Cell]] | None:
+        if any(pair is None for pair in best.values()):
+            return None
+        sides = [([best[task] for task in families[f]], [best[f"{f}-{COMMON}"]]) for f in FAMILIES if families[f]]
+        return [(_leads(some), _leads(others)) for some, others in sides]
+
+    statements: list[tuple[str, list[tuple[Cell, Cell]] | None, Callable[[Estimate, float], str]]] = [
+        ("1. sooner than the best clip where it is rare", _whole(best[task] for task in rare), verdict),
+        ("2. sooner than a clip of 0.2 where it is rare", _whole(by_default), verdict),
+        ("3. the rarer, the larger the lead", growth(), verdict),
+        ("4. no lead without rare tokens", _whole([best["low"]]), verdict_of_none),
+    ]
+    rows = []
+    for name, pairs, judge in statements:
+        result = pooled_difference(pairs, "area") if pairs else None
+        texts = ["not run yet", ""] if result is None else [signed(*result), judge(*result)]
+        rows.append([name, *texts])
+    return markdown(["statement", "lead in area, points", "verdict"], rows)
+
+
+def _whole(pairs: Iterable[tuple[Cell, Cell] | None]) -> list[tuple[Cell, Cell]] | None:
+    pairs = list(pairs)
+    return None if None in pairs else [pair for pair in pairs if pair is not None]
+
+
+def tuning(records: Sequence[Record]) -> str:
+    """Area of every method at each learning rate, in the mean of the tuning seeds; its own rate is bold."""
+    rates, rows = rates_of(records, TUNING[0]), []
+    for task, method in product(TASKS, METHODS):
+        if cells := tuned(records, task, method):
+            areas = {rate: 100 * cell.values("area").mean() for rate, cell in cells.items()}
+            best = max(areas, key=areas.__getitem__) if len(areas) == len(rates) else None
+            texts = [f"{areas[rate]:.1f}" if rate in areas else "" for rate in rates]
+            start = 100 * np.mean([cell.values("start_chance").mean() for cell in cells.values()])
+            bold = [f"**{text}**" if rate == best else text for rate, text in zip(rates, texts, strict=True)]
+            rows.append([task, f"{start:.2f}", method, *bold])
+    return markdown(["task", "start %", "method", *(f"{rate:g}" for rate in rates)], rows)
+
+
+def deciding(records: Sequence[Record]) -> str:
+    """Every method on every task, on the seeds that decide, and TROLL's lead."""
+    rows = []
+    for task in TASKS:
+        cells = {method: cell for method in METHODS if (cell := decided(records, task, method)).records}
+        goal = max((mean_of(cell, "success").value for cell in cells.values()), default=0.0) / 2
+        for method, cell in cells.items():
+            leads = ["", ""]
+            if method != "troll" and "troll" in cells:
+                leads = [signed(*difference(cells["troll"], cell, key)) for key in ("area", "success")]
+            rows.append(
+                [
+                    task,
+                    method + (" (best)" if method == best_clip(records, task) else ""),
+                    str(len(cell.records)),
+                    percent(mean_of(cell, "area")),
+                    percent(mean_of(cell, "success")),
+                    f"{np.mean([updates_to(r['curve'], goal) for r in cell.records if 'curve' in r]):.0f}",
+                    f"{cell.collapses} of {len(cell.records)}",
+                    *leads,
+                ]
+            )
+    header = ["task", "method", "seeds", "area %", "success %", "updates to half", "collapsed"]
+    return markdown([*header, "TROLL's lead in area", "in success"], rows)
+
+
+def updates_to(curve: Sequence[tuple[float, float]], success: float) -> float:
+    """Updates until a curve, straight between its points, first has this height; all of them where it never has."""
+    for (step, height), (next_step, next_height) in pairwise([(0, 0.0), *curve]):
+        if next_height >= success:
+            return step + (next_step - step) * (success - height) / (next_height - height)
+    return curve[-1][0]
+
+
+def progress(records: Sequence[Record]) -> str:
+    """How many runs are there, of how many machines."""
+    machines = sorted({record["machine"] for record in records if "machine" in record})
+    failed = sum("error" in record for record in records)
+    return f"{len(records)} runs, {failed} of them failed. Machines: {'; '.join(machines)}."
+
+
+def price(records: Sequence[Record]) -> str:
+    """Of the records of `evidence.moves`: what clip and TROLL keep of the gradients of tokens, at the same policies."""
+    rows = [
+        [
+            r["task"],
+            r["method"].removesuffix("-recorded"),
+            f"{r['low']:g} to {r['high']:g}",
+            "positive" if r["sign"] > 0 else "negative",
+            str(r["tokens"]),
+            *(f"{100 * r[name]:.1f}" for name in ("part", "clip", "troll")),
+        ]
+        for r in records
+        if "sign" in r
+    ]
+    header = ["task", "run with", "probability when sampled", "advantage", "tokens", "part of all gradients, %"]
+    return markdown([*header, "clip keeps %", "TROLL keeps %"], rows)
+
+
+TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
+    "progress": progress,
+    "rule": rule,
+    "tuning": tuning,
+    "deciding": deciding,
+}
+MOVES_TABLES: dict[str, Callable[[Sequence[Record]], str]] = {"price": price}
