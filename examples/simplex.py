@@ -1,8 +1,6 @@
 """Draw TROLL's projection of one token's distribution, over a vocabulary of three, with `troll_trl.projection`.
 
-    python examples/simplex.py --output docs/figures/simplex.png
-
-Needs matplotlib (the extra `plots`).
+python examples/simplex.py --output docs/figures/simplex.png
 """
 
 import argparse

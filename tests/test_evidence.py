@@ -24,7 +24,6 @@ from troll_trl.cli.evaluate import parse_evaluation_args
 from troll_trl.cli.settings.parser import parse_training_args
 from troll_trl.rewards import math_accuracy_reward
 
-pytest.importorskip("matplotlib", reason="the starts are made by the quickstart, which draws with matplotlib")
 from evidence import figures, moves, rarity, report, tables
 from evidence.grid import GivenTask, Run, Task, read_grid, tuned_rates
 from evidence.problems import FAMILIES, RARE, make_problems, make_worked

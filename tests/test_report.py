@@ -14,7 +14,7 @@ import torch
 from transformers import TrainerState
 
 from troll_trl.cli.memory import PeakMemory
-from troll_trl.report import metrics
+from troll_trl.report import figures, metrics
 from troll_trl.report.runs import PEAK_MEMORY, TOKENS_PER_SECOND, Group, ReportError, load_groups, load_run
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "report.py"
@@ -385,7 +385,6 @@ def test_the_only_reward_function_is_not_drawn_twice(tmp_path):
 
 
 def make_report(monkeypatch, *arguments: str) -> None:
-    pytest.importorskip("matplotlib", reason="figures need matplotlib (the extra `plots`)")
     monkeypatch.setattr(sys, "argv", ["report.py", *arguments])
     runpy.run_path(str(SCRIPT), run_name="__main__")
 
@@ -492,7 +491,6 @@ def test_a_run_with_almost_nothing(tmp_path, monkeypatch):
 
 
 def test_what_only_some_seeds_have_is_said(tmp_path):
-    figures = pytest.importorskip("troll_trl.report.figures")
     write_troll(tmp_path / "a")
     write_state(tmp_path / "b", [{"step": 1, "reward": 1.0}, {"step": 1, "eval_reward": 1.0}])
     groups = load_groups([f"x={tmp_path}/a,{tmp_path}/b"])
@@ -542,13 +540,11 @@ def test_all_bad_runs_at_once(runs, monkeypatch, capsys):
 
 
 def test_groups_differ_without_colour():
-    figures = pytest.importorskip("troll_trl.report.figures")
     looks = [(str(style["linestyle"]), style["marker"]) for style in map(figures._style, range(20))]
     assert len(set(looks)) == 20
 
 
 def test_bounds_that_differ_are_told_apart(tmp_path):
-    figures = pytest.importorskip("troll_trl.report.figures")
     groups = []
     for number, bound in enumerate((0.05, 0.2, math.inf)):
         run = load_run(write_troll(tmp_path / str(number), settings=f"kl_bound: {bound}".replace("inf", ".inf")))

@@ -11,7 +11,6 @@ SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "simplex.py"
 
 @pytest.fixture(scope="module")
 def simplex():
-    pytest.importorskip("matplotlib", reason="the picture needs matplotlib (the extra `plots`)")
     return runpy.run_path(str(SCRIPT))
 
 

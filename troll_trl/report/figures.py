@@ -1,4 +1,4 @@
-"""The figures of a report: runs overlaid, seeds as a band, legible in black and white. Needs matplotlib (`plots`)."""
+"""The figures of a report: runs overlaid, seeds as a band, legible in black and white."""
 
 import math
 from collections.abc import Iterator, Sequence
