@@ -19,17 +19,16 @@ import yaml
 from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, weights
 
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
-from troll_trl.cli.evaluate import parse_evaluation_args
-from troll_trl.cli.settings.parser import parse_training_args
-from troll_trl.rewards import math_accuracy_reward
-
 from evidence import figures, moves, rarity, report, tables
 from evidence.grid import GivenTask, Run, Task, read_grid, tuned_rates
 from evidence.problems import FAMILIES, RARE, make_problems, make_worked
 from evidence.results import DEFAULTS, read_records, run_of
 from evidence.starts import make_start, rewarded_chance
 from evidence.variants import MOVES, FillTrainer, MeasuredClipTrainer, Recording, fill_rest, gradient_kept
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl.cli.evaluate import parse_evaluation_args
+from troll_trl.cli.settings.parser import parse_training_args
+from troll_trl.rewards import math_accuracy_reward
 
 EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
 GRIDS = ["cpu", "gpu"]
