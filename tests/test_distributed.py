@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from limits import HANG
 from stored_rollouts import CASES
 from tiny import tiny_model
 
@@ -83,7 +84,7 @@ def launch(commands, seconds, **environment):
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
     out = tmp_path_factory.mktemp("one")
-    said = launch([[SCRIPT, str(out)]], 240)
+    said = launch([[SCRIPT, str(out)]], HANG)
     return {case: result(out, case, 0, said) for case in CASES}, out
 
 
@@ -126,14 +127,14 @@ def test_the_single_process_projects(one_process):
 
 def test_ddp(one_process, tmp_path):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    said = launch([[*launcher, SCRIPT, str(tmp_path)]], 280)
+    said = launch([[*launcher, SCRIPT, str(tmp_path)]], HANG)
     assert_equal_to_one_process(one_process, tmp_path, CASES, "DistributedType.MULTI_CPU", said)
 
 
 def test_fsdp2(one_process, tmp_path):
     (tmp_path / "fsdp2.yaml").write_text(yaml.safe_dump(FSDP2))
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp2.yaml")]
-    said = launch([[*launcher, SCRIPT, str(tmp_path)]], 280, ACCELERATE_USE_CPU="true", FORCE_FSDP="1")
+    said = launch([[*launcher, SCRIPT, str(tmp_path)]], HANG, ACCELERATE_USE_CPU="true", FORCE_FSDP="1")
     assert_equal_to_one_process(one_process, tmp_path, CASES, "DistributedType.FSDP", said)
 
 
@@ -153,7 +154,7 @@ def test_zero3(one_process, tmp_path):
     }
     (tmp_path / "zero3.yaml").write_text(yaml.safe_dump(config))
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "zero3.yaml")]
-    said = launch([[*launcher, SCRIPT, str(tmp_path)]], 280, DS_ACCELERATOR="cpu")
+    said = launch([[*launcher, SCRIPT, str(tmp_path)]], HANG, DS_ACCELERATOR="cpu")
     assert_equal_to_one_process(one_process, tmp_path, CASES, "DistributedType.DEEPSPEED", said)
 
 
@@ -165,5 +166,5 @@ def test_two_machines(one_process, tmp_path):
     launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "2", "--num_processes", "2"]
     launcher += ["--main_process_ip", "127.0.0.1", "--main_process_port", port]
     nodes = [[*launcher, "--machine_rank", str(i), SCRIPT, str(tmp_path), "dapo", "masked_rank"] for i in range(2)]
-    said = launch(nodes, 280)
+    said = launch(nodes, HANG)
     assert_equal_to_one_process(one_process, tmp_path, ("dapo", "masked_rank"), "DistributedType.MULTI_CPU", said)

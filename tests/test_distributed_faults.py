@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from limits import HANG
 
 TESTS = Path(__file__).parent
 SCRIPT = TESTS / "distributed_faults.py"
@@ -38,7 +39,7 @@ def launch(folder: Path, *names: str, fsdp: bool = False) -> tuple[subprocess.Co
         command += ["--main_process_port", "0"]
     start = time.monotonic()
     done = subprocess.run(
-        [*command, str(SCRIPT), str(folder), *names], env=environment, capture_output=True, text=True, timeout=280
+        [*command, str(SCRIPT), str(folder), *names], env=environment, capture_output=True, text=True, timeout=HANG
     )
     return done, time.monotonic() - start
 

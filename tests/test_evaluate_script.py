@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from limits import HANG
 from logged import logged
 from peft import LoraConfig, get_peft_model
 from tiny import tiny_model
@@ -497,14 +498,14 @@ def test_sigkill_and_resume(workplace):
     path = Path("out/samples.jsonl")
     for least in (1, 40):
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        limit = time.monotonic() + 120
+        limit = time.monotonic() + HANG
         while not path.is_file() or path.read_bytes().count(b"\n") < least:
             assert process.poll() is None and time.monotonic() < limit
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert path.read_bytes().count(b"\n") < 320
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert "samples are in out; the others follow" in done.stderr
     generate(*flags(*long, output="whole"))

@@ -16,6 +16,7 @@ import pytest
 import scipy.stats
 import torch
 import yaml
+from limits import HANG
 from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, weights
 
@@ -704,7 +705,7 @@ def test_a_given_model_trains_on_what_it_solves_sometimes(tmp_path, run_study):
 def run_study(tmp_path):
     def run(*flags: str) -> str:
         command = [sys.executable, "-m", "evidence.run", str(tmp_path / "grid.yaml"), "--output", str(tmp_path / "out")]
-        done = subprocess.run([*command, *flags], cwd=EVIDENCE.parent, capture_output=True, text=True, timeout=280)
+        done = subprocess.run([*command, *flags], cwd=EVIDENCE.parent, capture_output=True, text=True, timeout=HANG)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

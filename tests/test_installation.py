@@ -20,7 +20,6 @@ def run(*command, cwd):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - ELSEWHERE))
 def test_an_extra_installs_with_the_constraints(extra, tmp_path, monkeypatch):
     """The pinned pillow kept new versions of trackio out, and the old one that pip took instead broke `import trl`."""

@@ -140,7 +140,6 @@ def train_on(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_killed_at_fifty_random_times(start, tmp_path):
     """One run, killed again and again, and resumed from wherever it was; three checkpoints are kept."""
     times, last = random.Random(0), 0

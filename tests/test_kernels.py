@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from limits import HANG
 from references import reference_support
 
 from troll_trl.lm_head import sparse_log_probs, support_selection
@@ -451,7 +452,6 @@ def test_peak_memory_is_no_more_than_trls():
 
 @pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not installed (it exists for Linux only)")
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
-@pytest.mark.timeout(900)
 def test_kernels_in_the_interpreter():
     """This file and the head's own tests, with the kernels interpreted. (What counts tensors is left out: the
     interpreter makes its own.)"""
@@ -463,7 +463,7 @@ def test_kernels_in_the_interpreter():
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=880,
+        timeout=HANG,
     )
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
     assert " passed" in result.stdout

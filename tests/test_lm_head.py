@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from limits import HANG
 from tiny import tiny_model, tiny_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -451,6 +452,6 @@ def test_sharded_by_fsdp2(tmp_path):
         env={**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG,
     )
     assert result.stdout.count("sharded head agrees") == 2, result.stderr[-3000:]

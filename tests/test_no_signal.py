@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from limits import HANG
 from no_signal import moved
 from peft import LoraConfig
 from test_distributed import TESTS, launch
@@ -52,7 +53,7 @@ def test_with_weights_in_bfloat16(tmp_path):
 
 def test_on_two_ranks(tmp_path):
     flags = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    said = launch([[*flags, str(TESTS / "no_signal.py"), str(tmp_path)]], 600)
+    said = launch([[*flags, str(TESTS / "no_signal.py"), str(tmp_path)]], HANG)
     for rank in (0, 1):
         assert f"rank {rank} of 2: 0 weights moved" in said, said
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from limits import HANG
 from trl import GRPOConfig, ModelConfig, RLOOConfig
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig
@@ -386,7 +387,7 @@ def test_a_mistyped_name_is_told_before_torch_is_imported(tmp_path):
     (tmp_path / "run.yaml").write_text("lerning_rate: 1")
     code = "import sys\nfrom troll_trl.cli.train import main\ntry:\n    main(['--config', 'run.yaml'])\nfinally:\n"
     code += "    print(sorted({'torch', 'transformers', 'trl', 'accelerate'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 2 and "The nearest valid name is learning_rate." in done.stderr
     assert done.stdout == "[]\n"
 

@@ -17,6 +17,7 @@ import torch
 import trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits import HANG
 from tiny import tiny_model
 
 from troll_trl.lm_head import add_sparse_lm_head, support_selection
@@ -267,7 +268,7 @@ def test_fifty_updates_on_two_ranks(whole, tmp_path):
         env={**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANG,
     )
     file = tmp_path / "losses-0.json"
     assert file.exists(), done.stderr[-3000:]

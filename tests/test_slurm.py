@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import HANG
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPT = REPOSITORY / "configs" / "slurm" / "train.sbatch"
@@ -49,7 +50,7 @@ def submit(tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=HANG,
         )
         started = tmp_path / "started"
         return done, sorted(started.read_text().splitlines()) if started.exists() else []

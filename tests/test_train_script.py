@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from limits import HANG
 from safetensors.torch import load_file
 from tiny import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -63,7 +64,7 @@ def workplace(tmp_path):
 def train(folder: Path, *flags: str, config: str = "run.yaml") -> subprocess.CompletedProcess:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(SCRIPT), "--config", config, *flags]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     return done
 
