@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ fsdp_config:
 """
 
 
-def launch(folder: Path, *names: str, fsdp: bool = False) -> tuple[subprocess.CompletedProcess, float]:
+def launch(folder: Path, *names: str, fsdp: bool = False) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     if fsdp:
@@ -37,11 +36,9 @@ def launch(folder: Path, *names: str, fsdp: bool = False) -> tuple[subprocess.Co
         environment |= {"ACCELERATE_USE_CPU": "true", "FORCE_FSDP": "1"}
         command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(folder / "fsdp2.yaml")]
         command += ["--main_process_port", "0"]
-    start = time.monotonic()
-    done = subprocess.run(
+    return subprocess.run(
         [*command, str(SCRIPT), str(folder), *names], env=environment, capture_output=True, text=True, timeout=HANG
     )
-    return done, time.monotonic() - start
 
 
 def results(folder: Path, done: subprocess.CompletedProcess, name: str) -> list[dict]:
@@ -71,7 +68,7 @@ def check_resume(folder, done):
 
 def test_ddp(tmp_path):
     """A NaN on one rank used to raise there while the other waited for it."""
-    done, _ = launch(tmp_path, "faults", "bad_reward", "resume", "sigterm", "missing_file")
+    done = launch(tmp_path, "faults", "bad_reward", "resume", "sigterm", "missing_file")
     check_faults(tmp_path, done, same_weights=True)
     for result in results(tmp_path, done, "bad_reward"):
         assert result["moved"] == [True, True, False]
@@ -85,7 +82,7 @@ def test_ddp(tmp_path):
 
 @pytest.mark.slow
 def test_fsdp2(tmp_path):
-    done, _ = launch(tmp_path, "faults", "resume", fsdp=True)
+    done = launch(tmp_path, "faults", "resume", fsdp=True)
     check_faults(tmp_path, done, same_weights=False)
     check_resume(tmp_path, done)
 
@@ -95,7 +92,6 @@ def test_fsdp2(tmp_path):
     [("raises", "the answer column is missing"), pytest.param("dies", "Signal 9", marks=pytest.mark.slow)],
 )
 def test_a_rank_that_raises_or_dies_ends_the_job(name, reason, tmp_path):
-    done, seconds = launch(tmp_path, name)
+    done = launch(tmp_path, name)
     assert done.returncode != 0
     assert reason in done.stderr
-    assert seconds < 150, "60 seconds, and as much as the imports take on a busy machine"
