@@ -9,7 +9,7 @@ INSTALLED := .venv/installed
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest
 
 TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibility.py compatibility_rollouts.py \
-	compatibility_models.py distributed.py)
+	compatibility_models.py distributed.py trl_compat.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-kernels test-gpu test-extras test-trl lint format quickstart bench \
@@ -48,16 +48,17 @@ $(EXTRAS): $(INSTALLED) constraints.txt
 test-extras: $(EXTRAS)  ## Run the tests that need bitsandbytes and DeepSpeed
 	PYTHONPATH=$(EXTRAS) $(PYTEST) -m extras
 
-test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-trl TRL=1.16.0
-	@test -n "$(TRL)" || { echo "Which TRL? make test-trl TRL=1.16.0"; exit 1; }
+test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-trl TRL=1.16.0, or TRL=main
+	@test -n "$(TRL)" || { echo "Which TRL? make test-trl TRL=1.16.0, or TRL=main"; exit 1; }
 	rm -rf .venv/trl-$(TRL)
-	$(BIN)/python -m pip install --quiet --no-deps --target .venv/trl-$(TRL) "trl==$(TRL)"
+	$(BIN)/python -m pip install --quiet --no-deps --target .venv/trl-$(TRL) $(if $(filter main,$(TRL)),git+https://github.com/huggingface/trl,trl==$(TRL))
 	PYTHONPATH=.venv/trl-$(TRL) $(PYTEST) -n auto --maxprocesses 8 $(TRAINER_TESTS)
 
-lint: $(INSTALLED)  ## Check style and types
+lint: $(INSTALLED)  ## Check style, types and which way imports point
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: $(INSTALLED)  ## Format the code
 	$(BIN)/ruff check --fix .

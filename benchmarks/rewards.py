@@ -1,6 +1,8 @@
 """How many completions a second math_accuracy_reward scores, against math-verify one by one.
 
-    python benchmarks/rewards.py --data ../shared/data --repeats 3 --json FILE
+    python benchmarks/rewards.py --data FOLDER --repeats 3 --json FILE
+
+FOLDER holds gsm8k/test.jsonl and math500/test.jsonl.
 
 Completions: the worked solutions of GSM8K and MATH-500 (test), each with its own gold answer, with its neighbour's, and
 with its own in another spelling (as a fraction, a decimal, an unordered list, ...): what a policy in training writes.

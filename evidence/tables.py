@@ -7,15 +7,15 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import scipy.stats
 
 from evidence.grid import tuned_rates
 from evidence.results import DEFAULTS
-from troll_trl.evaluation.statistics import Estimate, estimate
-from troll_trl.report.series import t_quantile
+from troll_trl.evaluation.statistics import Estimate, estimate, smallest_p_value
 
 Record = dict[str, Any]
 RESAMPLES = 10_000
-MAX_EXACT = 16  # of more pairs, as many flips of signs are drawn as these have
+FLIPS = 1 << 16  # of signs: all of them for up to 16 pairs, of more pairs so many are drawn
 STALENESS = (1, 2, 4, 8, 16, 32)  # updates per rollout batch
 ESTIMATORS = {
     "GRPO": "architectures",
@@ -94,7 +94,8 @@ def at_staleness(records: Sequence[Record], task: str, method: str, updates: int
 def difference(cell: Cell, other: Cell, key: str = "success") -> tuple[Estimate, float]:
     """
     The difference `cell − other` paired by seed: its mean with a 95 % bootstrap interval over seeds, and the two-sided
-    p-value of the test that flips signs, which with n pairs is at least 2/2ⁿ; of more than 16 pairs it is estimated.
+    p-value of the test that flips signs, which with n pairs is at least 2/2ⁿ; of more than 16 pairs it is estimated,
+    and at least that of [`smallest_p_value`].
     """
     return pooled_difference([(cell, other)], key)
 
@@ -103,11 +104,10 @@ def pooled_difference(pairs: Iterable[tuple[Cell, Cell]], key: str = "success") 
     """As [`difference`], over several tasks of the same weight; seeds are drawn within each."""
     groups = [_differences_by_seed(cell, other, key) for cell, other in pairs]
     values = np.concatenate([group / len(group) for group in groups])  # every task has the same weight
-    if len(values) <= MAX_EXACT:
-        signs = np.array(list(product([-1, 1], repeat=len(values))))
-    else:
-        signs = np.random.default_rng(0).choice([-1, 1], size=(1 << MAX_EXACT, len(values)))
-    p_value = float(np.mean(np.abs(signs @ values) >= abs(values.sum()) - 1e-12))
+    total = lambda x, axis: x.sum(axis=axis).round(12)  # equal sums are to stay equal, whatever their order
+    settings = {"permutation_type": "samples", "n_resamples": FLIPS, "batch": 1 << 12, "rng": 0}
+    one_pair = len(values) == 1  # which scipy refuses, and whose flip is as large
+    p_value = 1.0 if one_pair else float(scipy.stats.permutation_test((values,), total, **settings).pvalue)
     return estimate([group[:, None] for group in groups], RESAMPLES, seed=0)[0], p_value
 
 
@@ -125,7 +125,7 @@ def mean(cell: Cell, key: str) -> Estimate:
 def next_run(cell: Cell, key: str = "success") -> tuple[float, float]:
     """In which one run with another seed falls, in 95 of 100 such studies: Student's t, of a normal distribution."""
     values = cell.values(key)
-    half = t_quantile(len(values) - 1) * values.std(ddof=1) * np.sqrt(1 + 1 / len(values))
+    half = scipy.stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) * np.sqrt(1 + 1 / len(values))
     return max(0.0, values.mean() - half), min(1.0, values.mean() + half)
 
 
@@ -143,7 +143,8 @@ def success(cell: Cell) -> str:
 
 
 def signed(value: Estimate, p_value: float) -> str:
-    return f"{100 * value.value:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}], p = {p_value:.2g}"
+    sign = "<" if p_value <= smallest_p_value(FLIPS) else "="  # no exact test of 16 pairs or less is as low
+    return f"{100 * value.value:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}], p {sign} {p_value:.2g}"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from math_verify import LatexExtractionConfig, parse
 from math_verify import verify as math_verify_verify
-from real_problems import DATA, needs_data
+from real_problems import COMPLETE, DATA, SIZES
 
 from troll_trl.rewards.answers import MAX_BOXES, extract_answer, last_boxed
 from troll_trl.rewards.verifier import verify
@@ -39,7 +39,7 @@ def read_data(name, split):
 def test_golden_file_is_well_formed():
     rows = read_golden()
     assert len(rows) >= 300
-    assert all(row.keys() == {"gold", "completion", "verdict", "reason"} for row in rows)
+    assert all(row.keys() == {"gold", "completion", "verdict", "class", "reason"} for row in rows)
     assert all(row["verdict"] in (0.0, 1.0, None) and row["reason"] for row in rows)
     assert len({(row["gold"], row["completion"]) for row in rows}) == len(rows)
 
@@ -75,6 +75,12 @@ def test_golden_file():
         ("The answer is 42, which is even.", "42"),
         ("Answer: 42 because 6 * 7 = 42", "42"),
         ("Answer: (1, 2), (3, 4)", "(1, 2), (3, 4)"),
+        ("<answer>5</answer>", "5"),
+        ("<answer>\n5\n</answer>", "5"),
+        ("<answer>3</answer> or <answer>5</answer>", "5"),
+        ("<answer>The answer is 5.</answer>", "5"),
+        (r"<answer>5</answer> but \boxed{6}", "6"),
+        ("<answer>5", None),
     ],
 )
 def test_extraction(text, answer):
@@ -97,6 +103,7 @@ def test_extraction(text, answer):
         "<think>" * 20_000 + "</think>" * 20_000,
         "9" * 1_000_000,
         r"\framebox[" * 30_000,
+        "<answer>" * 30_000 + "</answer>",
         r"\boxed{1}" + " and" * 30_000 + r"\boxed{2}",
     ],
     ids=lambda text: f"{text[:12]}...",
@@ -265,21 +272,19 @@ def test_normalisation_settles(text):
 # Real solutions
 
 
-@needs_data
-@pytest.mark.parametrize(("name", "split", "count"), [("gsm8k", "train", 7473), ("gsm8k", "test", 1319)])
-def test_every_gsm8k_solution(name, split, count):
-    rows = read_data(name, split)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_gsm8k_solution(split):
+    rows = read_data("gsm8k", split)
     golds = [row["answer"].rpartition("####")[2].strip() for row in rows]
-    check_solutions(golds, [row["answer"] for row in rows], count, equal_neighbours=set())
+    check_solutions(golds, [row["answer"] for row in rows], SIZES["gsm8k", split], equal_neighbours=set())
 
 
-@needs_data
 def test_every_math500_solution():
     rows = read_data("math500", "test")
     check_solutions(
         [row["answer"] for row in rows],
         [row["solution"] for row in rows],
-        500,
+        SIZES["math500", "test"],
         equal_neighbours={("x=5", "5")},  # the problem asks for x
     )
 
@@ -315,7 +320,6 @@ DISAGREEMENTS = {
 }
 
 
-@needs_data
 @pytest.mark.slow
 def test_agreement_with_math_verify_on_ordinary_answers():
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
@@ -336,3 +340,4 @@ def test_agreement_with_math_verify_on_ordinary_answers():
     print(f"{len(pairs)} pairs, agreement {1 - len(different) / len(pairs):.4%}")
     assert different <= DISAGREEMENTS
     assert len(different) <= 0.005 * len(pairs)
+    assert len(pairs) > (10_000 if COMPLETE else 300)

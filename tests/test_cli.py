@@ -56,7 +56,7 @@ def test_a_config_is_found_by_name_and_a_path_in_the_working_folder_wins(tmp_pat
 
 def test_a_copied_config_says_what_the_original_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    configs.main(["--copy", "qwen3-0.6b/gsm8k", "qwen3-0.6b/math"])
+    configs.main(["copy", "qwen3-0.6b/gsm8k", "qwen3-0.6b/math"])
     assert "--config configs/qwen3-0.6b/gsm8k.yaml" in capsys.readouterr().out
     merged = [
         {name: value for layer in read_layers(path) for name, value in layer.values.items()}
@@ -65,7 +65,7 @@ def test_a_copied_config_says_what_the_original_says(tmp_path, monkeypatch, caps
     assert merged[0] == merged[1] and len(merged[0]) > 20
     for name, said in (("qwen3-0.6b/gsm8k", "is there already"), ("qwen3-0.6b/gsm", "No config")):
         with pytest.raises(SystemExit) as stop:
-            configs.main(["--copy", name])
+            configs.main(["copy", name])
         assert stop.value.code == 2 and said in capsys.readouterr().err
 
 

@@ -11,8 +11,6 @@ from trl_comparison import EQUIVALENT, assert_same_movement, logged, make_traine
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 def length_reward(completion_ids, **kwargs):
     return [len(ids) + ids[0] % 5 for ids in completion_ids]

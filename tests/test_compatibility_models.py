@@ -20,8 +20,6 @@ from trl_comparison import assert_same_movement, logged, make_trainer, train_bot
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 PROJECTIONS = ["q_proj", "v_proj"]
 ADAPTERS = {
     "lora": lambda: LoraConfig(r=4, target_modules=PROJECTIONS),

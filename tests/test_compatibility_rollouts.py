@@ -15,8 +15,6 @@ from trl_comparison import EQUIVALENT, assert_same_movement, logged, make_traine
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 class FakeVLLM:
     """Stands where TRL's `VLLMGeneration` does. Completions and the sampler's log-probabilities, which differ from the

@@ -1,17 +1,21 @@
-"""The compatibility table lists every option once, and the tests that it names exist."""
+"""What the documents name exists: options, tests, links, rooms, metrics. Nothing points outside of the repository."""
 
 import inspect
 import re
+import subprocess
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from trl import GRPOTrainer, RLOOTrainer
 
-from troll_trl import TrollGRPOConfig, TrollRLOOConfig
+from troll_trl import TrollGRPOConfig, TrollRLOOConfig, __version__
 
 TESTS = Path(__file__).parent
-DOCS = TESTS.parent / "docs"
+ROOT = TESTS.parent
+DOCS = ROOT / "docs"
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
 TABLE = (DOCS / "compatibility.md").read_text(encoding="utf-8")
 
 # What the tables name beside options
@@ -49,3 +53,61 @@ def test_every_option_is_in_the_table_and_no_other():
 def test_named_tests_exist(page):
     for file, name in re.findall(r"(test_\w+\.py)::(\w+)", page.read_text(encoding="utf-8")):
         assert re.search(rf"def {name}\(", (TESTS / file).read_text(encoding="utf-8")), f"{file}::{name}"
+
+
+def documents():
+    return sorted(ROOT.glob("*.md")) + sorted(
+        path for folder in ("docs", "configs", "tests", "evidence") for path in (ROOT / folder).rglob("*.md")
+    )
+
+
+def links(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+@pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_into_the_repository_lead_somewhere(page):
+    raw = REPOSITORY.replace("github.com", "raw.githubusercontent.com") + "/main/"
+    for link in links(page):
+        here = next((link.removeprefix(start) for start in (f"{REPOSITORY}/blob/main/", raw) if start in link), None)
+        if here is not None:
+            assert (ROOT / here).is_file(), link
+        elif "://" not in link and not link.startswith("#"):
+            assert (page.parent / link.partition("#")[0]).exists(), link
+
+
+def test_links_of_the_readme_work_on_a_package_index():
+    """A page that shows the README alone has no files beside it, and no anchors of its headings."""
+    found = links(ROOT / "README.md")
+    assert len(found) > 10
+    assert [link for link in found if not link.startswith("https://")] == []
+
+
+def test_every_room_is_in_the_design():
+    tree = (DOCS / "design.md").read_text(encoding="utf-8").partition("\n## The parts")[2]
+    rooms = {path.parent.name for path in (ROOT / "troll_trl").glob("*/**/__init__.py")}
+    assert rooms and rooms <= set(re.findall(r"^ +(\w+)/ ", tree, flags=re.MULTILINE))
+
+
+def test_every_metric_is_in_its_table():
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "troll_trl").rglob("*.py"))
+    logged = set(re.findall(r'"(troll/\w+)"', sources))
+    table = set(re.findall(r"`(troll/\w+)`", (DOCS / "metrics.md").read_text(encoding="utf-8")))
+    assert "troll/kl_max" in logged and logged == table
+
+
+def test_the_version_stands_in_changelog_and_citation():
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {__version__}\n" in citation and REPOSITORY in citation
+
+
+def test_nothing_points_outside_of_the_repository():
+    """Configs, benchmarks and pages named folders beside the clone. CI alone may look for one there."""
+    outside = "/".join(("..", "shared"))
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("no git clone: a file that is not the repository's may name anything")
+    files = [ROOT / name for name in tracked.stdout.splitlines() if name != ".ci/run"]
+    assert [path for path in files if path.is_file() and outside.encode() in path.read_bytes()] == []

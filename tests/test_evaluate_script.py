@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from logged import logged
 from peft import LoraConfig, get_peft_model
 from tiny import tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -86,9 +87,9 @@ def lines(path) -> list[dict]:
 
 
 def generate(*arguments: str) -> list[str]:
-    reports: list[str] = []
-    generate_samples(parse_evaluation_args(arguments), reports.append)
-    return reports
+    with logged() as messages:
+        generate_samples(parse_evaluation_args(arguments))
+    return messages
 
 
 def test_from_flags_to_summary_and_not_run_again(workplace, monkeypatch, capsys):
@@ -141,8 +142,8 @@ def test_a_stopped_run_goes_on_and_ends_as_one_that_was_not(workplace, monkeypat
     assert len(lines(path)) == 4 * batches
     # A kill amid the write of the next batch
     path.write_bytes(whole[: len(path.read_bytes()) + 700])
-    reports = generate(*flags())
-    assert any("torn" in text for text in reports)
+    messages = generate(*flags())
+    assert any("torn" in text for text in messages)
     assert path.read_bytes() == whole
 
 
@@ -249,6 +250,15 @@ def test_a_mistake_with_the_last_model_shows_before_the_first_is_loaded(workplac
     monkeypatch.setattr("troll_trl.evaluation.runner.TransformersGenerator", None)
     with pytest.raises(ValueError, match=r"longest prompt has \d+ tokens, and wordy was made for 64"):
         generate(*flags(model=("model", "wordy")))
+
+
+def test_scaled_positions_reach_as_far_as_in_training(workplace):
+    """A context that YaRN extends was taken by the trainers and refused here."""
+    scaling = {"rope_type": "yarn", "factor": 1.5, "original_max_position_embeddings": 64, "rope_theta": 1e4}
+    tiny_model(max_position_embeddings=64, rope_parameters=scaling).config.save_pretrained("model")
+    generate(*flags("--max_new_tokens", "66", "--max_problems", "1"))
+    with pytest.raises(ValueError, match="made for 96 in all"):
+        generate(*flags("--max_new_tokens", "96", output="other"))
 
 
 def test_a_run_that_failed_before_its_first_sample_does_not_bind_the_next(workplace):

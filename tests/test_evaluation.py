@@ -11,20 +11,20 @@ import datasets
 import numpy as np
 import pytest
 import scipy.stats
-from real_problems import DATA, needs_data
+from real_problems import DATA, SIZES
 from rich.console import Console
 
 from troll_trl.evaluation.benchmarks import HUB, load_benchmark
 from troll_trl.evaluation.scoring import score, strict_answer, strict_form, strict_score, vote
 from troll_trl.evaluation.statistics import (
-    bootstrap_means,
+    Estimate,
     default_ks,
     estimate,
     majority_score,
     paired_difference,
     pass_at_k,
 )
-from troll_trl.evaluation.tables import show
+from troll_trl.evaluation.tables import comparison_table, show
 
 
 @pytest.fixture(autouse=True)
@@ -74,32 +74,27 @@ def test_majority(answers, rewards, expected):
 
 def test_bootstrap_interval_is_that_of_all_resamples():
     values = np.array([[0.0, 3.0], [1.0, 1.0], [0.25, 0.0], [1.0, 7.0]])
-    resamples = np.array([values[list(rows)].mean(axis=0) for rows in itertools.product(range(4), repeat=4)])
-    means = bootstrap_means(values, 60_000, seed=1)
-    assert means.mean(axis=0) == pytest.approx(resamples.mean(axis=0), abs=0.02)
-    # The whole distribution, not its ends alone
-    for level in np.linspace(0.05, 0.95, 19):
-        for column in range(2):
-            exact = np.quantile(resamples[:, column], [level - 0.01, level + 0.01], method="inverted_cdf")
-            assert exact[0] <= np.quantile(means[:, column], level) <= exact[1]
+    means = np.array([values[list(rows)].mean(axis=0) for rows in itertools.product(range(4), repeat=4)])
+    for found, column, value in zip(estimate([values], 60_000, seed=1), means.T, values.mean(axis=0), strict=True):
+        assert found.value == pytest.approx(value)
+        for end, level in ((found.low, 0.025), (found.high, 0.975)):
+            around = np.quantile(column, [level - 0.005, level + 0.005], method="inverted_cdf")
+            assert around[0] <= end <= around[1]
 
 
-def test_interval_agrees_with_scipy():
-    values = np.random.default_rng(0).random(60)
-    [ours] = estimate([values[:, None]], 20_000, seed=0)
-    theirs = scipy.stats.bootstrap(
-        (values,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(5)
-    ).confidence_interval
-    assert ours.value == pytest.approx(values.mean())
-    assert (ours.low, ours.high) == pytest.approx(tuple(theirs), abs=0.003)
-
-
-def test_bootstrap_does_not_depend_on_its_chunks(monkeypatch):
+def test_bootstrap_does_not_depend_on_its_batches(monkeypatch):
     values = np.random.default_rng(0).random((30, 3))
-    whole = bootstrap_means(values, 500, seed=3)
-    monkeypatch.setattr("troll_trl.evaluation.statistics._CHUNK_NUMBERS", 7 * 30 * 3)
-    assert np.array_equal(bootstrap_means(values, 500, seed=3), whole)
-    assert not np.array_equal(bootstrap_means(values, 500, seed=4), whole)
+    whole = estimate([values], 500, seed=3)
+    monkeypatch.setattr("troll_trl.evaluation.statistics._BATCH_NUMBERS", 7 * 30 * 3)
+    assert estimate([values], 500, seed=3) == whole
+    assert estimate([values], 500, seed=4) != whole
+
+
+def test_a_benchmark_of_one_problem_has_no_width():
+    """scipy wants two observations."""
+    assert estimate([np.array([[0.25]])], 100, seed=0) == [Estimate(0.25, 0.25, 0.25)]
+    [both] = estimate([np.array([[1.0]]), np.array([[0.0], [1.0]])], 1_000, seed=0)
+    assert (both.value, both.low, both.high) == (0.75, 0.5, 1)
 
 
 def test_overall_is_the_mean_of_benchmarks_and_resamples_within_them():
@@ -216,6 +211,29 @@ def test_score_says_how_it_decided():
     assert strict_score(r"\boxed{72}", "72") == 0
 
 
+def test_unreadable_answers_are_asked_for_at_once(monkeypatch):
+    """The workers were asked one answer at a time, so that only one of them had something to do."""
+    asked = []
+
+    def are_readable(answers):
+        asked.append(list(answers))
+        return dict.fromkeys(asked[-1], False)
+
+    monkeypatch.setattr("troll_trl.evaluation.scoring.are_readable", are_readable)
+    texts = [r"\boxed{1}", r"\boxed{2}", r"\boxed{x + 1}", r"\boxed{x + 2}", "none", r"\boxed{2}"]
+    paths = [verdict.path for verdict in score(["1", "1", "x+2", "x+2", "1", "2"], texts)]
+    assert [path == "unreadable_answer" for path in paths] == [False, True, True, False, False, False]
+    assert len(asked) == 1 and sorted(asked[0])[0] == "2" and len(asked[0]) == 2
+
+
+@pytest.mark.parametrize(("p_value", "shown"), [(2 / 10_001, "< 0.0002"), (4 / 10_001, "0.0004"), (1.0, "1")])
+def test_a_p_value_at_the_floor_of_its_test_is_not_taken_for_one(p_value, shown):
+    metric = {"a": 0.5, "b": 0.6, "value": 0.1, "low": 0.05, "high": 0.15, "p_value": p_value}
+    result = {"benchmark": "b", "problems": 9, "metrics": {"mean": metric}}
+    header, [row] = comparison_table({"results": [result], "bootstrap": {"samples": 10_000}})
+    assert dict(zip(header, row, strict=True))["p"] == shown
+
+
 # Benchmarks
 
 
@@ -280,10 +298,9 @@ def test_problem_ids_stay_when_rows_move_and_instructions_change(tmp_path):
     assert len(set(before)) == 4
 
 
-@needs_data
-@pytest.mark.parametrize(("name", "count"), [("gsm8k", 1319), ("math500", 500), ("aime24", 30)])
-def test_real_benchmarks(name, count):
-    assert len(load_benchmark(f"{name}={DATA / name}")) == count
+@pytest.mark.parametrize("name", [name for name, split in SIZES if split == "test"])
+def test_real_benchmarks(name):
+    assert len(load_benchmark(f"{name}={DATA / name}")) == SIZES[name, "test"]
     assert len(load_benchmark(f"{name}={DATA / name}", max_problems=3)) == 3
 
 

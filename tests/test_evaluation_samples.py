@@ -7,11 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from logged import logged
 
 from troll_trl.evaluation import EvaluationArguments, compare, score_file, summarize
-from troll_trl.evaluation.foreign import _rows
+from troll_trl.evaluation.other_tools import read_rows
+from troll_trl.evaluation.problem_scores import read_scores
 from troll_trl.evaluation.samples import SampleWriter, read_lines, write_parquet
-from troll_trl.evaluation.tally import read_tallies
 
 FULL = r"So it is \boxed{%s}."
 
@@ -32,10 +33,10 @@ def write(path: Path, rows) -> Path:
 
 
 def evaluate_file(path: Path, output: Path, **settings):
-    reports: list[str] = []
     args = EvaluationArguments(samples=str(path), output=str(output), bootstrap_samples=50, **settings)
-    summary = summarize(args, score_file(args, reports.append), reports.append)
-    return summary, reports
+    with logged() as messages:
+        summary = summarize(args, score_file(args))
+    return summary, messages
 
 
 def results(summary) -> dict:
@@ -51,20 +52,19 @@ def results(summary) -> dict:
 def test_every_torn_end_is_repaired(tmp_path):
     whole = [line(sample=0), line(sample=1, text="∞ \u2028 π")]
     path = tmp_path / "samples.jsonl"
-    with SampleWriter(path, pytest.fail) as writer:
+    with SampleWriter(path) as writer:
         writer.append(whole)
     data = path.read_bytes()
     first = data.index(b"\n") + 1
     for end in range(len(data) + 1):
         path.write_bytes(data[:end])
-        reports: list[str] = []
-        with SampleWriter(path, reports.append) as writer:
-            kept = list(read_lines(path, pytest.fail))
+        with logged() as messages, SampleWriter(path) as writer:
+            kept = list(read_lines(path))
             assert kept == whole[: (end >= first - 1) + (end >= len(data) - 1)], end
             # A line cut before its newline is whole
-            assert len(reports) == (end not in (0, first - 1, first, len(data) - 1, len(data))), end
+            assert len(messages) == (end not in (0, first - 1, first, len(data) - 1, len(data))), end
             writer.append([line(sample=2)])
-        assert list(read_lines(path, pytest.fail)) == [*kept, line(sample=2)]
+        assert list(read_lines(path)) == [*kept, line(sample=2)]
 
 
 def test_a_block_of_zeros_at_the_end_is_torn_too(tmp_path):
@@ -72,41 +72,42 @@ def test_a_block_of_zeros_at_the_end_is_torn_too(tmp_path):
     path = write(tmp_path / "samples.jsonl", [line()])
     with path.open("ab") as file:
         file.write(bytes(100_000))
-    reports: list[str] = []
-    with SampleWriter(path, reports.append):
-        assert list(read_lines(path, pytest.fail)) == [line()]
-    assert "torn (100000 bytes)" in reports[0]
+    with logged() as messages, SampleWriter(path):
+        assert list(read_lines(path)) == [line()]
+    assert ["torn (100000 bytes)" in text for text in messages] == [True]
 
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path):
     path = tmp_path / "samples.jsonl"
     path.write_text(json.dumps(line()) + '\n{"model": \n' + json.dumps(line()) + "\n")
     with pytest.raises(ValueError, match=r"line 2 is no JSON object, it begins with '\{\"model\":'"):
-        list(read_lines(path, pytest.fail))
+        list(read_lines(path))
 
 
 def test_one_writer_at_a_time(tmp_path):
     with (
-        SampleWriter(tmp_path / "samples.jsonl", pytest.fail),
+        SampleWriter(tmp_path / "samples.jsonl"),
         pytest.raises(ValueError, match="Another process is writing"),
     ):
-        SampleWriter(tmp_path / "samples.jsonl", pytest.fail)
+        SampleWriter(tmp_path / "samples.jsonl")
 
 
 def test_lone_surrogates_of_a_tokenizer_are_written(tmp_path):
-    with SampleWriter(tmp_path / "samples.jsonl", pytest.fail) as writer:
+    with SampleWriter(tmp_path / "samples.jsonl") as writer:
         writer.append([line(completion="\ud800")])
-    assert next(read_lines(tmp_path / "samples.jsonl", pytest.fail))["completion"] == "?"
+    assert next(read_lines(tmp_path / "samples.jsonl"))["completion"] == "?"
 
 
-def test_parquet_has_the_same_rows_in_several_row_groups(tmp_path, monkeypatch):
+def test_parquet_has_the_same_rows_whatever_an_earlier_copy_held(tmp_path, monkeypatch):
     rows = [line(sample=i, tokens=None if i == 3 else i) for i in range(10)]
     path = write(tmp_path / "samples.jsonl", rows)
-    monkeypatch.setattr("troll_trl.evaluation.samples.ROW_GROUP_BYTES", 1500)
-    write_parquet(path, tmp_path / "samples.parquet", pytest.fail)
-    file = pq.ParquetFile(tmp_path / "samples.parquet")
-    assert file.num_row_groups > 2
-    assert file.read().to_pylist() == rows
+    monkeypatch.setattr("troll_trl.evaluation.samples._ROWS_IN_MEMORY", 3)
+    (tmp_path / ".samples.parquet.scratch").mkdir()  # of a run that was killed
+    for changed in (rows, rows[::-1]):
+        write(path, changed)
+        write_parquet(path, tmp_path / "samples.parquet")
+        assert pq.read_table(tmp_path / "samples.parquet").to_pylist() == changed
+    assert {file.name for file in tmp_path.iterdir()} == {"samples.jsonl", "samples.parquet"}
 
 
 def test_memory_does_not_grow_with_the_completions(tmp_path):
@@ -121,7 +122,7 @@ def test_memory_does_not_grow_with_the_completions(tmp_path):
     args = EvaluationArguments(compare=["a", "b"], output=str(tmp_path / "out"), bootstrap_samples=10)
     pool = pa.default_memory_pool()
     tracemalloc.start()
-    summary = summarize(args, {"settings": {}, "models": {}, "benchmarks": {}}, pytest.fail)
+    summary = summarize(args, {"settings": {}, "models": {}, "benchmarks": {}})
     peak = tracemalloc.get_traced_memory()[1] + pool.max_memory()
     tracemalloc.stop()
     assert summary["results"][0]["metrics"]["mean@8"]["value"] == 1
@@ -135,7 +136,7 @@ def test_memory_does_not_grow_with_the_row_group_of_another_tools_parquet(tmp_pa
     assert pq.ParquetFile(tmp_path / "x.parquet").num_row_groups == 1
     pool = pa.default_memory_pool()
     before, peak, rows = pool.bytes_allocated(), 0, 0
-    for row in _rows(tmp_path / "x.parquet", pytest.fail):
+    for row in read_rows(tmp_path / "x.parquet"):
         assert row["text"] == texts[rows]
         peak, rows = max(peak, pool.bytes_allocated() - before), rows + 1
     assert rows == len(texts)
@@ -225,12 +226,12 @@ def test_files_of_other_tools(tmp_path, rows, mean, problems, kind):
         write(path, rows)
     else:
         pq.write_table(pa.Table.from_pylist(rows), path)
-    summary, reports = evaluate_file(path, tmp_path / "out")
+    summary, messages = evaluate_file(path, tmp_path / "out")
     [(key, metrics)] = results(summary).items()
     assert key == ("theirs", "theirs")
     assert summary["results"][0]["problems"] == problems
     assert {name: metrics[name] for name in mean} == pytest.approx(mean)
-    assert "completions from `" in reports[0]
+    assert "completions from `" in messages[0]
     assert pq.read_table(tmp_path / "out" / "samples.parquet").num_rows == summary["results"][0]["samples"]
 
 
@@ -248,9 +249,9 @@ def test_names_of_models_and_benchmarks_are_kept(tmp_path):
 def test_given_columns_are_taken(tmp_path):
     rows = [{"a": {"b": "#### 1"}, "c": "1", "d": 5, "text": "#### 2"}, {"a": {"b": "#### 2"}, "c": "1", "d": 5}]
     columns = {"completion_column": "a.b", "answer_column": "c", "problem_column": "d"}
-    summary, reports = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out", **columns)
+    summary, messages = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out", **columns)
     assert results(summary)["x", "x"]["mean@2"] == 0.5
-    assert "completions from `a.b`, gold answers from `c`, problems told apart by `d`" in reports[0]
+    assert "completions from `a.b`, gold answers from `c`, problems told apart by `d`" in messages[0]
 
 
 def test_a_samples_file_of_ours_scores_as_it_did(tmp_path):
@@ -259,7 +260,7 @@ def test_a_samples_file_of_ours_scores_as_it_did(tmp_path):
     assert results(summary)["m", "b"] == pytest.approx(
         {"mean@2": 0.25, "pass@1": 0.25, "pass@2": 0.5, "maj@2": 0.25, "strict@2": 0.25}
     )
-    rescored = list(read_lines(tmp_path / "out" / "samples.jsonl", pytest.fail))
+    rescored = list(read_lines(tmp_path / "out" / "samples.jsonl"))
     assert [{**row, "path": "", "index": 0} for row in rescored] == [{**row, "path": ""} for row in rows]
 
 
@@ -267,15 +268,15 @@ def test_scoring_goes_on_where_it_was_killed(tmp_path, monkeypatch):
     rows = [{"id": i // 2, "text": f"#### {i}", "answer": "3"} for i in range(10)]
     path = write(tmp_path / "x.jsonl", rows)
     evaluate_file(path, tmp_path / "whole")
-    monkeypatch.setattr("troll_trl.evaluation.foreign.BATCH", 4)
+    monkeypatch.setattr("troll_trl.evaluation.other_tools.BATCH", 4)
     whole = (tmp_path / "whole" / "samples.jsonl").read_bytes()
     evaluate_file(path, tmp_path / "out")
     target = tmp_path / "out" / "samples.jsonl"
     assert target.read_bytes() == whole
     target.write_bytes(whole[: len(whole) // 2 + 5])
-    _, reports = evaluate_file(path, tmp_path / "out")
+    _, messages = evaluate_file(path, tmp_path / "out")
     assert target.read_bytes() == whole
-    assert any("torn" in text for text in reports) and any("are scored in" in text for text in reports)
+    assert any("torn" in text for text in messages) and any("are scored in" in text for text in messages)
     write(path, rows[1:])
     with pytest.raises(ValueError, match="the benchmark samples has changed"):
         evaluate_file(path, tmp_path / "out")
@@ -288,46 +289,46 @@ def test_a_torn_last_line_of_another_tool_is_left_out_and_the_file_is_not_touche
     with path.open("a") as file:
         file.write('{"text": "####')
     before = path.read_bytes()
-    summary, reports = evaluate_file(path, tmp_path / "out")
+    summary, messages = evaluate_file(path, tmp_path / "out")
     assert summary["results"][0]["samples"] == 1
-    assert any("line 2) is torn and left out" in text for text in reports)
+    assert any("line 2) is torn and left out" in text for text in messages)
     assert path.read_bytes() == before
 
 
 def test_rows_without_a_completion_are_left_out_and_counted(tmp_path):
     rows = [{"id": i, "outputs": ["#### 1"] * i, "answer": "1"} for i in (1, 0, 2)]
-    summary, reports = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    summary, messages = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
     assert (summary["results"][0]["problems"], summary["results"][0]["samples"]) == (2, 3)
-    assert any("1 rows hold no completion" in text for text in reports)
+    assert any("without a completion, left out: 1" in text for text in messages)
 
 
 def test_null_completions_count_as_wrong_and_are_reported(tmp_path):
     rows = [{"id": 1, "text": None, "answer": "1"}, {"id": 2, "text": ["#### 1", None], "answer": "1"}]
-    summary, reports = evaluate_file(write(tmp_path / "x.jsonl", [rows[1], rows[0]]), tmp_path / "out")
+    summary, messages = evaluate_file(write(tmp_path / "x.jsonl", [rows[1], rows[0]]), tmp_path / "out")
     assert (summary["results"][0]["samples"], summary["results"][0]["metrics"]["mean@1"]["value"]) == (3, 0.25)
-    assert any("2 completions are null" in text for text in reports)
+    assert any("completions that are null: 2" in text for text in messages)
 
 
 def test_uneven_numbers_of_samples_are_said(tmp_path):
     rows = [{"id": i, "outputs": ["#### 1"] * i, "answer": "1"} for i in (1, 3)]
-    _, reports = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
-    assert any("the problems have from 1 to 3 samples" in text for text in reports)
+    _, messages = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    assert any("the problems have from 1 to 3 samples" in text for text in messages)
 
 
 def test_one_benchmark_without_readable_gold_answers_does_not_hide_the_others(tmp_path):
     rows = [{"task": task, "text": "#### 1", "answer": gold} for task, gold in (("t", "???"), ("u", "1"))]
-    summary, reports = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    summary, messages = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
     assert list(results(summary)) == [("x", "u")]
-    assert any("x, t: the gold answer of 1 of 1 samples cannot be read" in text for text in reports)
+    assert any("x, t: the gold answer of 1 of 1 samples cannot be read" in text for text in messages)
 
 
 def test_unreadable_gold_answers_are_left_out_and_counted(tmp_path):
     rows = [{"id": 1, "text": "#### 1", "answer": "1"}, {"id": 2, "text": "#### 1", "answer": "???"}]
-    summary, reports = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    summary, messages = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
     [result] = summary["results"]
     assert (result["problems"], result["samples"], result["unreadable_gold"]) == (1, 2, 1)
     assert result["metrics"]["mean@1"]["value"] == 1
-    assert any("1 of 2 samples cannot be read" in text for text in reports)
+    assert any("1 of 2 samples cannot be read" in text for text in messages)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +387,7 @@ def test_shares_of_what_befell_the_samples(tmp_path):
     rows = [line("p", i, "6", path=path, tokens=i, truncated=i < 2) for i, path in enumerate(paths)]
     write(tmp_path / "samples.jsonl", rows)
     args = EvaluationArguments(compare=["a", "b"], output=str(tmp_path), bootstrap_samples=10)
-    [result] = summarize(args, {"settings": {}, "models": {}, "benchmarks": {}}, pytest.fail)["results"]
+    [result] = summarize(args, {"settings": {}, "models": {}, "benchmarks": {}})["results"]
     names = ("no_answer", "unparsable", "timed_out", "truncated", "mean_tokens")
     assert [result[name] for name in names] == [2 / 8, 2 / 8, 2 / 8, 2 / 8, 3.5]
     assert result["verifier_paths"]["refused"] == 1
@@ -399,38 +400,38 @@ def test_compare_on_common_problems(tmp_path):
         if name == "b":
             rows.append(line("p9", 0, model=name))
         write(tmp_path / name / "samples.jsonl", [*rows, line(benchmark=f"only {name}", model=name)])
-    reports: list[str] = []
     args = EvaluationArguments(compare=[str(tmp_path / "a"), str(tmp_path / "b" / "samples.jsonl")])
-    [result] = compare(args, reports.append)["results"]
+    with logged() as messages:
+        [result] = compare(args)["results"]
     mean = result["metrics"]["mean"]
     assert (result["benchmark"], result["problems"], mean["a"], mean["b"], mean["value"]) == ("b", 4, 0.5, 0.75, 0.25)
     assert (mean["low"], mean["high"]) == (0, 0.75)
     assert mean["p_value"] == pytest.approx(2 * 0.75**4, abs=0.02)
-    assert any("compared on the 4 problems" in text for text in reports)
-    assert sum("only in one of the two" in text for text in reports) == 2
+    assert any("compared on the 4 problems" in text for text in messages)
+    assert sum("only in one of the two" in text for text in messages) == 2
 
 
 def test_compare_models_of_one_folder(tmp_path):
     rows = [line("p", model=model, benchmark=b, text=t) for model, t in (("a", "5"), ("b", "6")) for b in "xy"]
     write(tmp_path / "samples.jsonl", rows)
     args = EvaluationArguments(compare=["a", "b"], output=str(tmp_path))
-    found = compare(args, pytest.fail)["results"]
+    found = compare(args)["results"]
     assert [result["benchmark"] for result in found] == ["x", "y", "overall"]
     assert [result["metrics"]["mean"]["value"] for result in found] == [-1, -1, -1]
     with pytest.raises(ValueError, match=r"samples of 2 models \(a, b\)"):
-        compare(EvaluationArguments(compare=[str(tmp_path), str(tmp_path)]), pytest.fail)
+        compare(EvaluationArguments(compare=[str(tmp_path), str(tmp_path)]))
     with pytest.raises(FileNotFoundError, match="`output` has the models a, b"):
-        compare(EvaluationArguments(compare=["a", "c"], output=str(tmp_path)), pytest.fail)
+        compare(EvaluationArguments(compare=["a", "c"], output=str(tmp_path)))
 
 
 def test_compare_with_other_numbers_of_samples_leaves_maj_out(tmp_path):
     write(tmp_path / "a" / "samples.jsonl", [line("p", 0), line("p", 1, "6")])
     write(tmp_path / "b" / "samples.jsonl", [line("p", i) for i in range(4)])
     args = EvaluationArguments(compare=[str(tmp_path / "a"), str(tmp_path / "b")])
-    reports: list[str] = []
-    [result] = compare(args, reports.append)["results"]
+    with logged() as messages:
+        [result] = compare(args)["results"]
     assert list(result["metrics"]) == ["mean", "pass@1", "pass@2", "strict"]
-    assert "maj" in reports[0]
+    assert "maj" in messages[0]
 
 
 @pytest.mark.parametrize(
@@ -447,13 +448,13 @@ def test_evaluations_that_cannot_be_compared(tmp_path, rows, message):
     write(tmp_path / "a" / "samples.jsonl", [line("p")])
     write(tmp_path / "b" / "samples.jsonl", rows)
     with pytest.raises(ValueError, match=message):
-        compare(EvaluationArguments(compare=[str(tmp_path / "a"), str(tmp_path / "b")]), pytest.fail)
+        compare(EvaluationArguments(compare=[str(tmp_path / "a"), str(tmp_path / "b")]))
 
 
 def test_a_summary_says_what_is_missing(tmp_path):
     write(tmp_path / "samples.jsonl", [line("p", 0)])
     record = {"settings": {"n": 2}, "models": {}, "benchmarks": {"b": {"problems": 1}}}
     args = EvaluationArguments(compare=["a", "b"], output=str(tmp_path), bootstrap_samples=10)
-    [result] = summarize(args, record, pytest.fail)["results"]
+    [result] = summarize(args, record)["results"]
     assert result["complete"] is False
-    assert read_tallies(tmp_path / "samples.jsonl", pytest.fail)["m", "b"].samples_per_problem == 1
+    assert read_scores(tmp_path / "samples.jsonl")["m", "b"].samples_per_problem == 1

@@ -10,8 +10,6 @@ from trl import GRPOConfig, GRPOTrainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.cli.settings.parser import parse_training_args
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no"}
 BATCH = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 2, "disable_tqdm": True, "beta": 0.0}
 

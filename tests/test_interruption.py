@@ -25,8 +25,6 @@ from trl_comparison import make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.resilience.checkpoint_folder import MARKER, SAVING, newest_complete, publish, why_incomplete
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 OPTIONS = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5, "learning_rate": 2e-2, "kl_bound": 0.01}
 
 

@@ -13,8 +13,6 @@ from trl_comparison import logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.resilience.nonfinite import without_masked
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 BAD = [math.nan, math.inf, -math.inf]
 # Momentum and weight decay would move weights without a gradient; the schedule would move the learning rate
 OPTIONS = {"weight_decay": 0.1, "lr_scheduler_type": "linear", "learning_rate": 2e-2, "max_steps": 6, "kl_bound": 0.01}

@@ -1,4 +1,4 @@
-"""scripts/report.py: run folders read, seeds grouped, series averaged, figures drawn, one page written."""
+"""scripts/report.py: run folders read, seeds grouped, metrics averaged, figures drawn, one page written."""
 
 import json
 import math
@@ -11,11 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from transformers import TrainerState
 
 from troll_trl.cli.memory import PeakMemory
-from troll_trl.report import series as s
+from troll_trl.report import metrics
 from troll_trl.report.runs import PEAK_MEMORY, TOKENS_PER_SECOND, Group, ReportError, load_groups, load_run
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "report.py"
@@ -79,14 +78,14 @@ def test_throughput_is_a_batch_over_the_time_of_all_its_updates(tmp_path):
             tokens += 1000.0 * step
             line["num_tokens"] = tokens
         lines.append(line)
-    steps, throughput = load_run(write_state(tmp_path, lines)).series(TOKENS_PER_SECOND)
+    steps, throughput = load_run(write_state(tmp_path, lines)).points(TOKENS_PER_SECOND)
     assert steps.tolist() == [1, 5, 9]  # the run ends within the fourth batch
     assert throughput == pytest.approx([1000 / 10, 5000 / 10, 9000 / 10])
 
 
 def test_throughput_with_a_line_per_batch(tmp_path):
     lines = [troll_line(step, step_time=0.5, num_tokens=30.0 * step) for step in (8, 16, 24)]
-    steps, throughput = load_run(write_state(tmp_path, lines)).series(TOKENS_PER_SECOND)
+    steps, throughput = load_run(write_state(tmp_path, lines)).points(TOKENS_PER_SECOND)
     assert steps.tolist() == [8, 16, 24]
     assert throughput == pytest.approx([60, 60, 60])
 
@@ -96,8 +95,8 @@ def test_values_that_are_no_finite_numbers_are_left_out_and_said(tmp_path):
     lines[0]["grad_norm"], lines[1]["grad_norm"], lines[2]["entropy"] = math.nan, math.inf, None
     lines[1]["kind"] = "text"
     run = load_run(write_state(tmp_path, lines))
-    assert run.series("grad_norm")[0].tolist() == [3]
-    assert run.series("entropy")[0].tolist() == [1, 2]
+    assert run.points("grad_norm")[0].tolist() == [3]
+    assert run.points("entropy")[0].tolist() == [1, 2]
     assert run.notes == ["Values that are NaN or infinite are left out: grad_norm (2)."]
 
 
@@ -105,9 +104,9 @@ def test_updates_repeated_by_a_resumed_run_count_once_the_last_time(tmp_path):
     lines = [troll_line(step, entropy=1.0) for step in (1, 2, 3, 4)]
     lines += [troll_line(step, entropy=2.0) for step in (3, 4, 5)] + [{"step": 4, "eval_reward": 0.5}]
     run = load_run(write_state(tmp_path, lines))
-    steps, entropy = run.series("entropy")
+    steps, entropy = run.points("entropy")
     assert steps.tolist() == [1, 2, 3, 4, 5] and entropy.tolist() == [1, 1, 2, 2, 2]
-    assert run.series("eval_reward")[0].tolist() == [4]  # an evaluation and a training line share an update
+    assert run.points("eval_reward")[0].tolist() == [4]  # an evaluation and a training line share an update
     assert "2 updates from 3 on were logged more than once" in run.notes[0]
     assert run.seconds(np.array([5.0])) == 10
 
@@ -115,7 +114,7 @@ def test_updates_repeated_by_a_resumed_run_count_once_the_last_time(tmp_path):
 def test_rewards_that_only_generating_updates_log(tmp_path):
     lines = [troll_line(step) for step in (1, 2, 3)]
     del lines[1]["reward"]
-    assert load_run(write_state(tmp_path, lines)).series("reward")[0].tolist() == [1, 3]
+    assert load_run(write_state(tmp_path, lines)).points("reward")[0].tolist() == [1, 3]
 
 
 def test_newest_checkpoint_of_a_run_without_a_state_of_its_own(tmp_path):
@@ -192,7 +191,7 @@ def test_memory_of_the_trainers_own_summary(tmp_path):
     end = {"before_init_mem_gpu": 2**30, "init_mem_gpu_alloc_delta": 2**30, "train_mem_gpu_alloc_delta": 2**31}
     end |= {"train_mem_gpu_peaked_delta": 2**29, "train_mem_cpu_peaked_delta": 1, "step": 3}
     run = load_run(write_state(tmp_path, [troll_line(3), end]))
-    assert run.series(PEAK_MEMORY)[1].tolist() == [4.5]
+    assert run.points(PEAK_MEMORY)[1].tolist() == [4.5]
 
 
 def test_peak_memory_is_in_the_log_history(monkeypatch):
@@ -278,12 +277,12 @@ def test_clip_runs_have_no_bound(tmp_path):
     assert load_groups([str(tmp_path)])[0].kl_bound is None
 
 
-# -- Series -----------------------------------------------------------------------------------------------------------
+# -- Metric -----------------------------------------------------------------------------------------------------------
 
 
 def test_band_is_over_what_all_seeds_have():
     seeds = [(np.array([1.0, 3.0, 5.0]), np.array([0.0, 2.0, 4.0])), (np.array([2.0, 4.0]), np.array([10.0, 30.0]))]
-    band = s.band(seeds)
+    band = metrics.band(seeds)
     assert band.x.tolist() == [2, 3, 4]
     assert band.low.tolist() == [1, 2, 3]
     assert band.high.tolist() == [10, 20, 30]
@@ -293,11 +292,11 @@ def test_band_is_over_what_all_seeds_have():
 def test_thinning_out_keeps_maxima_and_means():
     x = np.arange(1.0, 1001.0)
     y = np.where(x == 777, 5.0, 1.0)
-    thin_x, largest = s.thin_out(x, y, largest=True)
-    assert len(thin_x) <= s.MAX_POINTS and largest.max() == 5 and thin_x[0] == np.mean(x[:9])
-    _, means = s.thin_out(x, y, largest=False)
+    thin_x, largest = metrics.thin_out(x, y, largest=True)
+    assert len(thin_x) <= metrics.MAX_POINTS and largest.max() == 5 and thin_x[0] == np.mean(x[:9])
+    _, means = metrics.thin_out(x, y, largest=False)
     assert means.max() == pytest.approx(1 + 4 / 9)
-    assert s.thin_out(x[:100], y[:100], largest=False)[1].tolist() == y[:100].tolist()
+    assert metrics.thin_out(x[:100], y[:100], largest=False)[1].tolist() == y[:100].tolist()
 
 
 def test_thinning_out_takes_whole_rollout_batches(tmp_path):
@@ -307,14 +306,9 @@ def test_thinning_out_takes_whole_rollout_batches(tmp_path):
         if line["step"] % 8 != 1:
             del line["num_tokens"], line["reward"]
     run = load_run(write_state(tmp_path, lines))
-    x, entropy = s.curve(run, s.ENTROPY, against_time=False)
+    x, entropy = metrics.curve(run, metrics.ENTROPY, against_time=False)
     assert entropy.tolist() == [3.5] * 50 and x.tolist() == [4.5 + 8 * n for n in range(50)]
-    assert len(s.curve(run, s.Series("reward", ""), against_time=False)[0]) == 50  # one per batch as it is
-
-
-@pytest.mark.parametrize("freedom", [*range(1, 31), 60, 1000])
-def test_t_quantile(freedom):
-    assert s.t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=1e-3)
+    assert len(metrics.curve(run, metrics.Metric("reward", ""), against_time=False)[0]) == 50  # one per batch as it is
 
 
 def test_final_value_and_its_interval_over_seeds(tmp_path):
@@ -324,23 +318,25 @@ def test_final_value_and_its_interval_over_seeds(tmp_path):
         write_state(tmp_path / f"seed{seed}", lines)
         ends.append(np.mean([math.sin(step) + seed for step in range(1, last + 1) if step > 0.9 * last]))
     (group,) = load_groups([str(tmp_path / f"seed{seed}") for seed in range(3)])
-    estimate = s.final(group, s.Series("entropy", "", lowest=None))
+    estimate = metrics.final(group, metrics.Metric("entropy", "", lowest=-math.inf))
     assert estimate.mean == pytest.approx(np.mean(ends)) and estimate.seeds == 3
-    expected = stats.t.interval(0.95, 2, loc=np.mean(ends), scale=stats.sem(ends))
-    assert estimate.interval == pytest.approx(expected, rel=1e-3)
-    assert s.final(group, s.ENTROPY).interval[0] == 0  # an entropy cannot be negative
-    assert s.final(group, s.KL_MAX_BEFORE).mean == pytest.approx((101 + 101 + 61) / 3)  # of the whole run
-    assert s.final(group, s.CLIPPED) is None
+    half = 4.30265 * np.std(ends, ddof=1) / math.sqrt(3)  # of Student's table, 2 degrees of freedom
+    assert estimate.interval == pytest.approx((np.mean(ends) - half, np.mean(ends) + half), rel=1e-5)
+    assert metrics.final(group, metrics.ENTROPY).interval[0] == 0  # an entropy cannot be negative
+    assert metrics.final(group, metrics.KL_MAX_BEFORE).mean == pytest.approx((101 + 101 + 61) / 3)  # of the whole run
+    assert metrics.final(group, metrics.CLIPPED) is None
 
 
 def test_one_seed_has_the_interval_of_its_last_lines(tmp_path):
     lines = [troll_line(step, entropy=1 + step % 3) for step in range(1, 101)]
     group = Group("", [load_run(write_state(tmp_path, [*lines, {"step": 100, "eval_entropy": 0.3}]))])
     values = [1 + step % 3 for step in range(91, 101)]
-    expected = stats.t.interval(0.95, 9, loc=np.mean(values), scale=stats.sem(values))
-    estimate = s.final(group, s.ENTROPY)
-    assert estimate.seeds == 1 and estimate.interval == pytest.approx(expected, rel=1e-3)
-    assert s.final(group, s.ENTROPY, prefix="eval_") == s.Estimate(0.3, None, 1)
+    half = 2.26216 * np.std(values, ddof=1) / math.sqrt(10)  # of Student's table, 9 degrees of freedom
+    estimate = metrics.final(group, metrics.ENTROPY)
+    assert estimate.seeds == 1 and estimate.interval == pytest.approx(
+        (np.mean(values) - half, np.mean(values) + half), rel=1e-5
+    )
+    assert metrics.final(group, metrics.ENTROPY, prefix="eval_") == metrics.Estimate(0.3, None, 1)
 
 
 def test_held_out_values_are_of_the_updates_that_all_seeds_evaluated(tmp_path):
@@ -349,7 +345,7 @@ def test_held_out_values_are_of_the_updates_that_all_seeds_evaluated(tmp_path):
         training = [troll_line(step, step_time=1.0 + seed) for step in range(1, 11)]
         write_state(tmp_path / f"seed{seed}", training + evaluations)
     (group,) = load_groups([str(tmp_path / "seed0"), str(tmp_path / "seed1")])
-    held_out = s.held_out(group, s.Series("reward", ""), against_time=True)
+    held_out = metrics.held_out(group, metrics.Metric("reward", ""), against_time=True)
     assert held_out.x.tolist() == [0, 7.5] and held_out.mean.tolist() == [0.5, 5.5]
     assert (held_out.low.tolist(), held_out.high.tolist()) == ([0, 5], [1, 6])
 
@@ -357,38 +353,38 @@ def test_held_out_values_are_of_the_updates_that_all_seeds_evaluated(tmp_path):
 def test_reward_functions(tmp_path):
     lines = [troll_line(step) | {"rewards/len_accuracy/mean": 7.0} for step in (1, 2)]
     groups = [Group("", [load_run(write_state(tmp_path, lines))])]
-    assert [series.key for series in s.reward_series(groups)] == [
+    assert [metric.key for metric in metrics.reward_metrics(groups)] == [
         ACCURACY, "reward", "rewards/form/mean", "rewards/len_accuracy/mean",
     ]  # fmt: skip
-    assert [series.is_share for series in s.reward_series(groups)] == [True, False, False, False]  # 7 is no rate
-    assert [series.key for series in s.reward_series(groups, "form") if series.is_share] == ["rewards/form/mean"]
+    assert [metric.is_share for metric in metrics.reward_metrics(groups)] == [True, False, False, False]  # 7 is no rate
+    assert [metric.key for metric in metrics.reward_metrics(groups, "form") if metric.is_share] == ["rewards/form/mean"]
     with pytest.raises(ReportError, match="reward function 'nothing'; there are: form, len_accuracy, math_accuracy"):
-        s.reward_series(groups, "nothing")
+        metrics.reward_metrics(groups, "nothing")
 
 
 def test_reward_functions_of_a_run_that_was_only_evaluated_are_shown(tmp_path):
     """Only the total was: the names came from training lines."""
     line = {"step": 0, "eval_reward": 0.5, f"eval_{ACCURACY}": 0.4, "eval_rewards/form/mean": 0.1}
     groups = load_groups([str(write_state(tmp_path, [line]))])
-    assert [series.key for series in s.reward_series(groups)] == [ACCURACY, "reward", "rewards/form/mean"]
+    assert [metric.key for metric in metrics.reward_metrics(groups)] == [ACCURACY, "reward", "rewards/form/mean"]
     line[f"eval_{ACCURACY}"] = 7.0  # no rate
     groups = load_groups([str(write_state(tmp_path, [line]))])
-    assert not any(series.is_share for series in s.reward_series(groups))
-    # One function whose weight is not 1: the total is another series
+    assert not any(metric.is_share for metric in metrics.reward_metrics(groups))
+    # One function whose weight is not 1: the total is another metric
     groups = load_groups([str(write_state(tmp_path, [{"step": 0, "eval_reward": 0.5, f"eval_{ACCURACY}": 0.4}]))])
-    assert [series.key for series in s.reward_series(groups)] == [ACCURACY, "reward"]
+    assert [metric.key for metric in metrics.reward_metrics(groups)] == [ACCURACY, "reward"]
 
 
 def test_the_only_reward_function_is_not_drawn_twice(tmp_path):
     lines = [{"step": 1, "reward": 0.5, ACCURACY: 0.5}]
     groups = [Group("", [load_run(write_state(tmp_path, lines))])]
-    assert [series.key for series in s.reward_series(groups)] == [ACCURACY]
+    assert [metric.key for metric in metrics.reward_metrics(groups)] == [ACCURACY]
 
 
 # -- The report -------------------------------------------------------------------------------------------------------
 
 
-def report(monkeypatch, *arguments: str) -> None:
+def make_report(monkeypatch, *arguments: str) -> None:
     pytest.importorskip("matplotlib", reason="figures need matplotlib (the extra `plots`)")
     monkeypatch.setattr(sys, "argv", ["report.py", *arguments])
     runpy.run_path(str(SCRIPT), run_name="__main__")
@@ -410,7 +406,7 @@ def runs(tmp_path, monkeypatch):
 
 def test_report(runs, monkeypatch, capsys, recwarn):
     Path("report").mkdir()
-    report(monkeypatch, *runs, "--output", "report")
+    make_report(monkeypatch, *runs, "--output", "report")
     names = {file.name for file in Path("report").iterdir()}
     figures = {"reward.png", "optimization.png", "trust_region.png", "clip.png", "completions.png", "cost.png"}
     assert names == figures | {"report.html", "table.md"}
@@ -441,6 +437,26 @@ def test_report(runs, monkeypatch, capsys, recwarn):
     assert table in capsys.readouterr().out
 
 
+def test_the_page_names_model_dataset_and_learning_rate_at_its_top(tmp_path, monkeypatch):
+    """A report on the table said which method and how many seeds, but neither of what nor on what."""
+    common = "model_name_or_path: Qwen/Qwen3-0.6B\ndataset_name: openai/gsm8k\n"
+    for name, rate in (("troll", "1e-6"), ("clip", "0.000002")):
+        write_troll(tmp_path / name, settings=f"{common}learning_rate: {rate}")
+    write_troll(tmp_path / "plain")  # another script's: its log holds the learning rate
+    top = page_top(monkeypatch, tmp_path, "troll", "clip")
+    assert "<p>Model Qwen/Qwen3-0.6B; dataset openai/gsm8k</p>" in top
+    assert "learning rate 1e-06</li>" in top and "learning rate 2e-06</li>" in top
+    assert "<p>Learning rate 1e-06</p>" in page_top(monkeypatch, tmp_path, "troll", "plain")
+    assert "model not recorded; dataset not recorded</li>" in page_top(monkeypatch, tmp_path, "troll", "plain")
+    assert "learning rate 1e-06 or 2e-06" in page_top(monkeypatch, tmp_path, "both=troll,clip", "troll")
+
+
+def page_top(monkeypatch, folder: Path, *runs: str) -> str:
+    monkeypatch.chdir(folder)
+    make_report(monkeypatch, *runs, "--output", "report")
+    return Path("report/report.html").read_text().partition("<h2>")[0]
+
+
 def split_row(line: str) -> list[str]:
     return line.strip("|").split("|")
 
@@ -449,7 +465,7 @@ def test_figure_of_an_earlier_report_does_not_stay(runs, monkeypatch):
     Path("report").mkdir()
     for name in ("clip.png", "trust_region.png", "mine.png"):
         Path("report", name).write_text("earlier")
-    report(monkeypatch, *runs[:2], "--output", "report")
+    make_report(monkeypatch, *runs[:2], "--output", "report")
     assert Path("report/mine.png").exists()
     assert not Path("report/clip.png").exists() and Path("report/trust_region.png").stat().st_size > 10_000
     assert "Not logged by any run: any of this." in Path("report/report.html").read_text()
@@ -457,7 +473,7 @@ def test_figure_of_an_earlier_report_does_not_stay(runs, monkeypatch):
 
 def test_any_label(runs, monkeypatch, recwarn):
     labels = ["_hidden", "$x_{", "a\nb", "ü" * 300, "100%", "a|b", " "]
-    report(monkeypatch, *(f"{label}={runs[0]}" for label in labels), "--output", "report")
+    make_report(monkeypatch, *(f"{label}={runs[0]}" for label in labels), "--output", "report")
     head = Path("report/table.md").read_text().splitlines()[0]
     assert [" ".join(cell.split()) for cell in re.split(r"(?<!\\)\|", head)[2:-1]] == [
         "_hidden", "$x_{", "a b", "ü" * 300, "100%", "a\\|b", "",
@@ -468,7 +484,7 @@ def test_any_label(runs, monkeypatch, recwarn):
 def test_a_run_with_almost_nothing(tmp_path, monkeypatch):
     """One line of a plain run: no time, no evaluation, a zero on a logarithmic axis."""
     write_state(tmp_path / "run", [{"step": 1, "reward": 0.5, "troll/kl_max": 0.0, "troll/policy_kl_max": 0.0}])
-    report(monkeypatch, str(tmp_path / "run"), "--output", str(tmp_path / "report"))
+    make_report(monkeypatch, str(tmp_path / "run"), "--output", str(tmp_path / "report"))
     page = (tmp_path / "report" / "report.html").read_text()
     assert "No step_time logged by run: Reward, weighted sum of all functions against time." in page
     assert "Zero throughout in run: Largest KL of a token from the old policy." in page
@@ -488,7 +504,7 @@ def test_what_only_some_seeds_have_is_said(tmp_path):
 
 def test_mixed_seeds_and_a_broken_bound_are_said(runs, monkeypatch):
     write_troll(Path("other"), 10, "method: troll\nlr: 2", **{"troll/kl_max": 0.06})
-    report(monkeypatch, f"both={runs[0]},other", f"methods={runs[1]},{runs[2]}", "--output", "report")
+    make_report(monkeypatch, f"both={runs[0]},other", f"methods={runs[1]},{runs[2]}", "--output", "report")
     page = Path("report/report.html").read_text()
     assert "The runs of both are shown as seeds, but differ in lr." in page
     assert "The runs of methods are shown as seeds, but differ in method." in page
@@ -512,7 +528,7 @@ def test_a_mistake_ends_in_one_line(runs, monkeypatch, capsys, arguments, expect
     Path("empty").mkdir()
     Path("file").write_text("")
     with pytest.raises(SystemExit) as stop:
-        report(monkeypatch, *([] if "--output" in arguments else ["--output", "report"]), *arguments)
+        make_report(monkeypatch, *([] if "--output" in arguments else ["--output", "report"]), *arguments)
     message = capsys.readouterr().err.splitlines()[-1]
     assert stop.value.code == 2
     assert message.startswith("report.py: error: ") and expected in message
@@ -521,7 +537,7 @@ def test_a_mistake_ends_in_one_line(runs, monkeypatch, capsys, arguments, expect
 
 def test_all_bad_runs_at_once(runs, monkeypatch, capsys):
     with pytest.raises(SystemExit):
-        report(monkeypatch, "nowhere", runs[0], "missing", "--output", "report")
+        make_report(monkeypatch, "nowhere", runs[0], "missing", "--output", "report")
     assert [line.split(":")[2].strip() for line in capsys.readouterr().err.splitlines()] == ["nowhere", "missing"]
 
 
@@ -547,7 +563,7 @@ def test_bounds_that_differ_are_told_apart(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", ["troll", "clip"])
-def test_every_series_is_one_that_the_trainers_log(method, tmp_path):
+def test_every_metric_is_one_that_the_trainers_log(method, tmp_path):
     from trl import GRPOConfig, GRPOTrainer
     from trl_comparison import make_trainer
 
@@ -560,10 +576,10 @@ def test_every_series_is_one_that_the_trainers_log(method, tmp_path):
     trainer.save_state()
     run = load_run(tmp_path)
     assert run.method == method
-    series = {series.key for series in vars(s).values() if isinstance(series, s.Series)}
-    foreign = "clip_ratio/" if method == "troll" else "troll/"
-    for key in [key for key in series if not key.startswith(foreign)]:
-        assert len(run.series(key)[0]) > 0, key
+    keys = {metric.key for metric in vars(metrics).values() if isinstance(metric, metrics.Metric)}
+    other = "clip_ratio/" if method == "troll" else "troll/"
+    for key in [key for key in keys if not key.startswith(other)]:
+        assert len(run.points(key)[0]) > 0, key
     assert run.seconds(np.array([4.0]))[0] == pytest.approx(
         sum(line["step_time"] for line in trainer.state.log_history if "step_time" in line)
     )

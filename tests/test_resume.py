@@ -10,13 +10,12 @@ import torch
 from peft import LoraConfig
 from safetensors import safe_open
 from tiny import tiny_model, tiny_tokenizer
+from torch.nn.modules.module import _IncompatibleKeys
 from transformers import TrainerCallback
 from trl_comparison import make_trainer, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.resilience import rollout_state
-
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 OPTIONS = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 2e-2, "max_steps": 9, "kl_bound": 0.01}
 # Eight offsets each. The second and the fourth go through several epochs, the third logs averages of three updates.
@@ -96,6 +95,16 @@ def test_other_runs_resume_exactly(make, offset, uninterrupted, tmp_path):
     resumed = make(tmp_path, save_strategy="no")
     resumed.train(f"{expected.args.output_dir}/checkpoint-{offset}")
     assert_same_run(expected, resumed)
+
+
+def test_a_tied_head_is_not_missing(uninterrupted, tmp_path, caplog):
+    """It is in no file, and was reported as a missing key, which looks like a damaged checkpoint."""
+    resumed = grpo(tmp_path, **CONFIGURATIONS["eight_updates"] | {"save_strategy": "no"})
+    with caplog.at_level("WARNING"):
+        resumed.train(f"{uninterrupted('eight_updates').args.output_dir}/checkpoint-8")
+        assert "missing keys" not in caplog.text
+        resumed._issue_warnings_after_load(_IncompatibleKeys(["lm_head.weight", "model.norm.weight"], []))
+    assert "missing keys in the checkpoint model loaded: ['model.norm.weight']" in caplog.text
 
 
 def test_saving_does_not_change_the_run(uninterrupted, tmp_path):
@@ -211,7 +220,7 @@ def test_the_file_holds_tensors_and_json_of_the_stated_size(uninterrupted):
 def test_the_generators_come_back(tmp_path):
     for draw in (random.random, np.random.standard_normal, lambda: torch.rand(()).item(), lambda: random.gauss(0, 1)):
         draw()  # one standard normal leaves a second one in the generator's state
-        rollout_state.save(tmp_path / "state", {"nan": float("nan")}, {}, None)
+        rollout_state.save(tmp_path / "state", {"nan": float("nan")}, None)
         expected = [draw() for _ in range(5)]
         rollout_state.load(tmp_path / "state", torch.device("cpu"))
         assert [draw() for _ in range(5)] == expected

@@ -184,8 +184,39 @@ def test_overlong_answer_is_wrong():
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="2 completions but 1 solutions"):
         math_accuracy_reward(["Answer: 1", "Answer: 2"], ["1"])
-    with pytest.raises(TypeError, match="got 72"):
-        math_accuracy_reward(["Answer: 72"], [72])
+    for gold, name in (([72], "list"), (True, "bool"), (float("nan"), "float")):
+        with pytest.raises(TypeError, match=f"Row 1: a solution must be text .*, a {name}"):
+            math_accuracy_reward(["Answer: 72"] * 2, ["72", gold])
+
+
+def test_golds_that_are_no_text():
+    """Datasets hold numbers, and mixed ones `None` for the rows of another task."""
+    metrics = {}
+    golds = [None, 72, 72.0, 0.5, 1e16]
+    answers = ["72", "72", "72", r"\frac12", "10000000000000000"]
+    completions = [f"\\boxed{{{answer}}}" for answer in answers]
+    assert math_accuracy_reward(completions, golds, metrics.__setitem__) == [None, 1.0, 1.0, 1.0, 1.0]
+    assert metrics["math_accuracy/no_gold"] == 0.2 and metrics["math_accuracy/unparsed"] == 0.0
+
+
+def test_the_text_of_the_option():
+    options = [["Rome", "Paris"], {"A": "12", "B": r"\frac{1}{2}"}, None, ["A) 1", "B) 2"]]
+    texts = [r"\boxed{\text{Paris}}", r"\boxed{0.5}", r"\boxed{B}", r"\boxed{2}"]
+    assert math_accuracy_reward(texts, ["B"] * 4, options=options) == [1.0] * 4
+    assert math_accuracy_reward(texts, ["A"] * 4, options=options) == [0.0] * 4
+    assert math_accuracy_reward(texts, ["B"] * 4) == [0.0, 0.0, 1.0, 0.0]
+    with pytest.raises(ValueError, match="4 solutions but 1 `options`"):
+        math_accuracy_reward(texts, ["B"] * 4, options=options[:1])
+
+
+def test_expressions_of_the_problem_pay_only_on_demand():
+    golds, texts = ["9025", r"\frac{\sqrt{3}}{2}"], [r"\boxed{95^2}", r"\boxed{\sin 60^\circ}"]
+    assert math_accuracy_reward(texts, golds) == [0.0, 0.0]
+    assert math_accuracy_reward(texts, golds, allow_unevaluated=True) == [1.0, 1.0]
+
+
+def test_the_trainer_can_start_the_workers():
+    assert math_accuracy_reward.start_workers is verifier.start
 
 
 def test_logged_columns():

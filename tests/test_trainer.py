@@ -15,11 +15,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, reference_tokens, train_both, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig
-from troll_trl.trainers import trl_compat
 from troll_trl.trust_region.sparse import SparseDistribution
-
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 OPTIONS = {
     "dapo": {},
@@ -138,7 +134,7 @@ def test_loss_is_the_papers(loss_type, tmp_path):
     }[loss_type]
     assert projected >= 5, "the test needs projected tokens"
     torch.testing.assert_close(loss.double(), expected, rtol=1e-3, atol=1e-5)
-    metrics = trainer._troll_metrics["train"].pop()
+    metrics = trainer.counters["train"]["projection"].pop()
     assert metrics["troll/projected_fraction"] == pytest.approx(projected / mask.sum().item())
 
 
@@ -159,7 +155,7 @@ def test_gradient_is_that_of_the_loss(tmp_path):
         for step in (1e-2, -2e-2):
             parameter.add_(step * direction)
             losses.append(trainer._compute_loss(model, inputs).item())
-    assert trainer._troll_metrics["train"].pop()["troll/projected_fraction"] > 0.02
+    assert trainer.counters["train"]["projection"].pop()["troll/projected_fraction"] > 0.02
     assert (losses[0] - losses[1]) / 2e-2 == pytest.approx(gradient.norm().item(), rel=0.05)
 
 
@@ -193,7 +189,7 @@ def test_metrics_are_exact_over_micro_batches(tmp_path):
     """Means over tokens, not means of means: two micro-batches of different lengths in one line."""
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=1)
     trainer.train()
-    trainer._troll_metrics["train"].pop()
+    trainer.counters["train"]["projection"].pop()
     inputs, masks = trainer._buffered_inputs[:2], []
     for i, batch in enumerate(inputs):
         batch = dict(batch)
@@ -206,7 +202,9 @@ def test_metrics_are_exact_over_micro_batches(tmp_path):
         trainer._compute_loss(trainer.model, batch)
         masks.append((batch, live))
     rest = torch.cat([batch["troll_old_log_probs"][live][:, -1].exp() for batch, live in masks])
-    assert trainer._troll_metrics["train"].pop()["troll/rest_mass_mean"] == pytest.approx(rest.mean().item(), rel=1e-5)
+    assert trainer.counters["train"]["projection"].pop()["troll/rest_mass_mean"] == pytest.approx(
+        rest.mean().item(), rel=1e-5
+    )
 
 
 def test_one_scoring_pass_and_its_cache(tmp_path, monkeypatch):
@@ -263,6 +261,8 @@ def test_batch_arithmetic_is_printed(tmp_path, capsys):
         ({"delta": 2.0}, "`delta=2.0`"),
         ({"kl_bound": 0.0}, "`kl_bound` must be positive, got 0.0"),
         ({"kl_bound": math.nan}, "`kl_bound` must be positive, got nan"),
+        ({"kl_bound": "a"}, "`kl_bound` must be positive, got 'a'"),
+        ({"tail_mass": "a"}, "`tail_mass` must be a number .* got 'a'"),
         ({"regression_coef": -1.0}, "`regression_coef`.*got -1.0"),
         ({"support_size": 0}, "`support_size`.*got 0"),
         ({"tail_mass": 1.0}, "`tail_mass`.*got 1.0"),
@@ -274,9 +274,16 @@ def test_options_are_refused_by_name(options, message, tmp_path):
         TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **options)
 
 
-def test_support_larger_than_the_vocabulary_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"`support_size` must be a whole number in 1…100 .*got 101"):
-        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, support_size=101)
+def test_a_support_larger_than_the_vocabulary_is_the_vocabulary(tmp_path, caplog):
+    """A default of 64 should stop no tiny model."""
+    with caplog.at_level("WARNING"):
+        trainer = make_trainer(
+            TrollGRPOTrainer, TrollGRPOConfig, tmp_path, support_size=101, tail_mass=0.0, max_steps=2
+        )
+    assert caplog.text.count("`support_size` (101) exceeds the vocabulary of 100 tokens") == 1
+    trainer.train()
+    assert logged(trainer, "troll/support_size_mean") == [100, 100]
+    assert logged(trainer, "troll/rest_mass_mean") == [0, 0]
 
 
 @pytest.mark.parametrize("size", [64.0, True, math.nan])
@@ -286,11 +293,14 @@ def test_support_size_that_is_no_whole_number_is_named(size, tmp_path):
 
 
 def test_subclass_of_trls_config_is_refused(tmp_path):
-    class MyConfig(GRPOConfig):
-        pass
-
-    with pytest.raises(TypeError, match=r"got MyConfig\. Derive it from TrollGRPOConfig"):
-        make_trainer(TrollGRPOTrainer, MyConfig, tmp_path)
+    """Also one that has the name of TRL's own, as open-r1's has."""
+    class_of_another = type("GRPOConfig", (GRPOConfig,), {"__module__": "open_r1.configs"})
+    message = (
+        r"got open_r1\.configs\.GRPOConfig, a subclass of GRPOConfig\. Let that class derive from "
+        r"troll_trl\.TrollGRPOConfig"
+    )
+    with pytest.raises(TypeError, match=message):
+        make_trainer(TrollGRPOTrainer, class_of_another, tmp_path)
 
 
 def test_noise_of_embeddings_is_said_to_look_like_drift(tmp_path, caplog):
@@ -317,7 +327,6 @@ def test_dropout_is_said_to_look_like_drift(tmp_path, caplog):
         ({"epsilon": 0.3, "epsilon_high": 0.28}, "epsilon=0.3, epsilon_high=0.28 unused: TROLL does not clip"),
         ({"sapo_temperature_neg": 2.0}, "sapo_temperature_neg=2.0 unused: they belong to loss types"),
         ({"vespo_k_pos": 3.0}, "vespo_k_pos=3.0 unused"),
-        ({"vllm_mode": "server"}, "vllm_mode=server unused: `use_vllm` is off"),
         (
             {
                 "use_vllm": True,
@@ -326,22 +335,6 @@ def test_dropout_is_said_to_look_like_drift(tmp_path, caplog):
             },
             "vllm_importance_sampling_mode=token_mask unused: `vllm_importance_sampling_correction` is off",
         ),
-        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1 unused: TRL's trainer has its own loss"),
-        (
-            {"use_vllm": True, "vllm_server_host": "node1"},
-            "vllm_server_host=node1 unused: `vllm_mode` is colocate",
-        ),
-        (
-            {"use_vllm": True, "vllm_mode": "server", "vllm_tensor_parallel_size": 2},
-            "vllm_tensor_parallel_size=2 unused: `vllm_mode` is server",
-        ),
-        ({"use_vllm": True, "cache_implementation": "static"}, "cache_implementation=static unused: `use_vllm` is on"),
-        (
-            {"transformers_continuous_batching_config": {"max_memory_percent": 0.2}},
-            "unused: `use_transformers_continuous_batching` is off",
-        ),
-        ({"num_completions_to_print": 3}, "num_completions_to_print=3 unused: `log_completions` is off"),
-        ({"batch_eval_metrics": True}, "batch_eval_metrics=True unused: TRL's evaluation makes no predictions"),
         ({"ref_model_sync_steps": 3}, "ref_model_sync_steps=3 unused: `sync_ref_model` is off"),
         ({"use_bias_correction_kl": False}, "use_bias_correction_kl=False unused: `beta` is 0"),
         ({"entropy_target": 1.0}, "entropy_target=1.0 unused: `use_adaptive_entropy` is off"),
@@ -372,8 +365,14 @@ def test_options_that_are_used_are_not_said_to_be_unused(tmp_path):
             "vllm_importance_sampling_mode": "token_mask",
         }
         TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **used)
+        # TRL's business, which changes nothing of the objective
+        others = {"vllm_mode": "server", "num_completions_to_print": 0, "label_smoothing_factor": 0.1}
+        TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **others)
         used = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.4, "vllm_enable_sleep_mode": True}
         TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **used)
+        # TRL's business, which changes nothing of the objective
+        others = {"vllm_mode": "server", "num_completions_to_print": 0, "label_smoothing_factor": 0.1}
+        TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **others)
 
 
 def test_plain_grpo_config_gets_the_defaults(tmp_path):
@@ -407,47 +406,34 @@ def test_a_prompt_masked_by_tools(tmp_path):
     inputs["tool_mask"] = torch.ones_like(inputs["completion_mask"])
     inputs["tool_mask"][:, 2:] = 0
     trainer.model.train()
-    trainer._troll_metrics["train"].pop()
+    trainer.counters["train"]["projection"].pop()
     trainer._compute_loss(trainer.model, inputs)
     mask = inputs["tool_mask"] * inputs["completion_mask"]
-    assert trainer._troll_metrics["train"]._sums[1].item() == mask.sum().item()
+    assert trainer.counters["train"]["projection"]._sums[1].item() == mask.sum().item()
 
 
-class TestSeams:
-    def test_the_installed_trl_fits(self):
-        trl_compat.check_trl()
+def test_off_policy_mask_sees_the_policy(tmp_path, monkeypatch):
+    """With a tight bound the projection stays near the old policy, while the policy has left it."""
+    seen, original = [], GRPOTrainer.get_off_policy_mask
 
-    def test_a_moved_seam_is_named(self, monkeypatch):
-        monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: None)
-        with pytest.raises(ImportError, match=r"does not support trl .*_compute_loss` no longer contains.*tested with"):
-            trl_compat.check_trl()
-        monkeypatch.undo()
-        monkeypatch.delattr(GRPOTrainer, "get_off_policy_mask")
-        with pytest.raises(ImportError, match="get_off_policy_mask` is gone"):
-            trl_compat.check_trl()
+    @functools.wraps(original)  # `check_trl` reads the signature
+    def recording(**kwargs):
+        seen.append(kwargs["per_token_logps"])
+        return original(**kwargs)
 
-    def test_off_policy_mask_sees_the_policy(self, tmp_path, monkeypatch):
-        """With a tight bound the projection stays near the old policy, while the policy has left it."""
-        seen, original = [], GRPOTrainer.get_off_policy_mask
-
-        @functools.wraps(original)  # `check_trl` reads the signature
-        def recording(**kwargs):
-            seen.append(kwargs["per_token_logps"])
-            return original(**kwargs)
-
-        monkeypatch.setattr(
-            GRPOTrainer,
-            "get_off_policy_mask",
-            staticmethod(recording),
-        )
-        options = {"kl_bound": 1e-6, "off_policy_mask_threshold": 0.1, "learning_rate": 2e-2, "max_steps": 3}
-        trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
-        inputs = take_off_policy(trainer)
-        seen.clear()
-        trainer.model.train()
-        trainer._compute_loss(trainer.model, inputs)
-        drift = (seen[0] - inputs["old_per_token_logps"])[inputs["completion_mask"].bool()].abs().max()
-        assert drift > 0.05
+    monkeypatch.setattr(
+        GRPOTrainer,
+        "get_off_policy_mask",
+        staticmethod(recording),
+    )
+    options = {"kl_bound": 1e-6, "off_policy_mask_threshold": 0.1, "learning_rate": 2e-2, "max_steps": 3}
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
+    inputs = take_off_policy(trainer)
+    seen.clear()
+    trainer.model.train()
+    trainer._compute_loss(trainer.model, inputs)
+    drift = (seen[0] - inputs["old_per_token_logps"])[inputs["completion_mask"].bool()].abs().max()
+    assert drift > 0.05
 
 
 def test_off_policy_mask_is_called_as_trls(tmp_path):

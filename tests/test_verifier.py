@@ -15,7 +15,7 @@ import pytest
 
 from troll_trl.rewards import verifier
 from troll_trl.rewards.verifier import PATHS, Verdict, close, verify
-from troll_trl.rewards.verifier.pool import PATIENCE, WorkerError, WorkerPool, default_size
+from troll_trl.rewards.verifier.pool import WALL_FACTOR, WorkerError, WorkerPool, default_size
 
 ROOT = Path(__file__).resolve().parents[1]
 GAMMA = r"\Gamma(10^{10})"  # neither refused nor ever finished
@@ -77,6 +77,16 @@ def test_verdicts_and_paths():
     assert verdicts[0] == Verdict(1.0, "72", "text")
 
 
+def test_a_verdict_does_not_depend_on_its_neighbours():
+    pairs = [(r"2\sqrt{3}", r"\sqrt{12}"), (r"2\sqrt{3}", r"\sqrt{13}"), ("x^2-1", "(x-1)(x+1)"), ("12", "12.0")]
+    alone = [verify([gold], [f"\\boxed{{{answer}}}"])[0].reward for gold, answer in pairs]
+    hostile = [("12", f"\\Gamma(10^{{{power}}})") for power in range(10, 26)]
+    together = verify(
+        *zip(*((g, f"\\boxed{{{a}}}") for g, a in [*hostile, *pairs, *hostile]), strict=True), timeout=0.3
+    )
+    assert [verdict.reward for verdict in together[len(hostile) : -len(hostile)]] == alone == [1.0, 0.0, 1.0, 1.0]
+
+
 def test_bad_arguments():
     with pytest.raises(ValueError, match="2 gold answers but 1 texts"):
         verify(["1", "2"], ["1"])
@@ -132,17 +142,65 @@ def test_a_worker_whose_child_was_killed_is_replaced(pool):
     assert replies == [{"result": True}, {"result": False}] * 3  # and not the reply to the question before
 
 
-def test_the_limit_drops_when_a_policy_writes_nothing_else():
-    pool = WorkerPool(size=1)
+def test_a_batch_that_is_hostile_throughout_takes_the_limit_for_each_question():
+    pool, limit, count = WorkerPool(size=2), 0.2, 12
     try:
+        pool.ask([question(*NEEDS_ALGEBRA)] * 2, seconds=20)  # started
         start = time.monotonic()
-        questions = [question("12", GAMMA)] * (PATIENCE + 40)
-        replies = pool.ask(questions, seconds=0.5)
+        replies = pool.ask([question("12", GAMMA)] * count, seconds=limit)
         elapsed = time.monotonic() - start
     finally:
         pool.close()
-    assert all(reply == {"died": "timeout"} for reply in replies)
-    assert elapsed < 0.5 * len(questions)
+    assert replies == [{"died": "timeout"}] * count  # all alike: none is hurried for the sake of the others
+    assert elapsed < count * limit * WALL_FACTOR  # by the clock; two workers on an idle machine take count * limit / 2
+
+
+LIMIT_SCRIPT = """
+import os, signal, time
+from troll_trl.rewards.verifier import worker
+
+def serve(answer, seconds, wall_seconds):
+    (questions, ask), (reply, replies) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ask)
+        worker._serve(questions, replies, answer, 1 << 40)
+    os.close(questions)
+    worker.write_message(ask, {"seconds": seconds, "wall_seconds": wall_seconds})
+    os.close(ask)
+    return worker.REASONS.get(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "answered")
+
+def compute(question):
+    while True:
+        pass
+
+def wait(question):
+    time.sleep(1)
+    return {}
+
+print(serve(wait, 0.2, 60), serve(compute, 0.2, 60), serve(wait, 60, 0.2))
+"""
+
+
+def test_the_limit_is_processor_time_and_the_clock_only_a_bound():
+    """Under load a worker waits for its processor: that must not change a verdict."""
+    done = run_script(LIMIT_SCRIPT)
+    assert done.stdout.split() == ["answered", "timeout", "timeout"], done.stderr
+
+
+def test_start_makes_the_workers_in_the_background():
+    pool = WorkerPool(size=2)
+    try:
+        before = time.monotonic()
+        pool.start()
+        assert time.monotonic() - before < 1  # starting one takes seconds
+        wait_until(lambda: len(pool._workers) == 2)
+        assert pool.ask([question(*NEEDS_ALGEBRA)] * 2, seconds=20) == [{"result": True}] * 2
+        assert len(pool._workers) == 2
+    finally:
+        pool.close()
+    pool.start()  # closed: nothing to start, and nothing raised
+    assert pool._workers == set()
 
 
 def test_threads_share_the_pool():

@@ -64,4 +64,6 @@ def test_a_shipped_config_is_read_by_the_launchers_module_too(call):
     flags = ("--config", "qwen3-0.6b/gsm8k", "--lerning_rate", "1")
     launcher = ("accelerate", "launch", "--cpu", "--num_processes", "1", "-m", "troll_trl.cli.train")
     for command in (("troll", "grpo"), launcher):
-        assert "The nearest valid name is --learning_rate." in call(*command, *flags, code=2 if len(command) == 2 else 1)
+        assert "The nearest valid name is --learning_rate." in call(
+            *command, *flags, code=2 if len(command) == 2 else 1
+        )

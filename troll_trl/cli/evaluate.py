@@ -10,6 +10,7 @@ Evaluate models on math benchmarks, score a file of samples, or compare two eval
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import warnings
 from collections.abc import Sequence
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from troll_trl.evaluation import EvaluationArguments
 
 
-def report(text: str):
-    print(text, file=sys.stderr, flush=True)
+def show_messages() -> None:
+    """What the evaluation logs for its user goes to stderr."""
+    logger = logging.getLogger("troll_trl.evaluation")
+    logger.handlers, logger.level = [logging.StreamHandler()], logging.INFO
 
 
 def read_evaluation_command(argv: Sequence[str] | None = None, program: str | None = None) -> Command:
@@ -74,8 +77,8 @@ def evaluate(args: EvaluationArguments, console: Console):
     from troll_trl.evaluation.samples import write_text
     from troll_trl.evaluation.tables import markdown, notes, results_table, show, show_disagreements
 
-    record = score_file(args, report) if args.samples is not None else generate_samples(args, report)
-    summary = summarize(args, record, report)
+    provenance = score_file(args) if args.samples is not None else generate_samples(args)
+    summary = summarize(args, provenance)
     header, rows = results_table(summary)
     show(console, "Results, 95 % bootstrap intervals over problems", header, rows)
     below = notes(summary)
@@ -92,7 +95,7 @@ def compare_two(args: EvaluationArguments, console: Console):
     from troll_trl.evaluation.samples import write_text
     from troll_trl.evaluation.tables import comparison_table, markdown, show
 
-    comparison = compare(args, report)
+    comparison = compare(args)
     header, rows = comparison_table(comparison)
     show(console, f"A = {comparison['a']}, B = {comparison['b']}; paired bootstrap", header, rows, keys=3)
     if args.output is not None:
@@ -123,7 +126,8 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     # On a file or a pipe a table may be as wide as it needs
     console = Console() if sys.stdout.isatty() else Console(width=240)
     datasets.disable_progress_bars()  # the samples have one
-    warnings.showwarning = lambda message, *_: report(f"warning: {message}")
+    show_messages()
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr, flush=True)
     try:
         if args.model or args.samples is not None:
             evaluate(args, console)
@@ -134,7 +138,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     except torch.OutOfMemoryError as error:
         stop(command.program, f"out of memory with these batches; lower `batch_size` and run again. {error}")
     except KeyboardInterrupt:
-        report("Stopped. The same command continues where it was.")
+        print("Stopped. The same command continues where it was.", file=sys.stderr, flush=True)
         raise SystemExit(130) from None
 
 

@@ -1,6 +1,8 @@
 r"""load_math_dataset: math problems of several public schemas as `prompt` and `solution` columns."""
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -9,6 +11,7 @@ from typing import Any
 
 import datasets
 
+from troll_trl.data.columns import column_value
 from troll_trl.data.files import find_bad_line, load_rows, shortened
 from troll_trl.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, bare_problem, report_duplicates, warn
 from troll_trl.rewards.answers import extract_answer
@@ -48,6 +51,9 @@ SCHEMAS = (
     Schema("question", "final_answer"),  # OlympiadBench
     Schema("prompt", "solution"),  # TRL's own datasets
 )
+
+# A word that stands outside of a command
+_PROSE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}(?![A-Za-z])")
 
 FEATURES = datasets.Features(
     {
@@ -116,8 +122,9 @@ def load_math_dataset(
 
     Returns:
         [`~datasets.Dataset`]:
-            Columns `prompt`, a list of chat messages, and `solution`, the gold answer as `\boxed{...}`. All other
-            columns are left out.
+            Columns `prompt`, a list of chat messages, and `solution`, the gold answer as `\boxed{...}`; `options` too,
+            where the data has a column of this name that lists the texts of a multiple choice in order, or by letter.
+            All other columns are left out.
 
     Raises:
         FileNotFoundError: the file, the folder or the hub dataset does not exist, or the folder has no such split.
@@ -156,20 +163,27 @@ def _convert(
         prompts = []
         for row, index in zip(rows, indices, strict=True):
             try:
-                prompts.append(_prompt(_value(row, schema.problem), instruction, system_prompt))
+                prompts.append(_prompt(column_value(row, schema.problem), instruction, system_prompt))
             except ValueError as error:
                 raise ValueError(f"Row {index}: {error}") from None
-        return {
+        converted: dict[str, list[Any]] = {
             "prompt": prompts,
-            "solution": _solutions([_value(row, schema.answer) for row in rows], schema.worked),
+            "solution": _solutions([column_value(row, schema.answer) for row in rows], schema.worked),
         }
+        if has_options:
+            converted["options"] = [_options(row["options"]) for row in rows]
+        return converted
 
+    has_options = isinstance(dataset.features.get("options"), (datasets.List, dict))
+    features = datasets.Features(
+        FEATURES | ({"options": datasets.List(datasets.Value("string"))} if has_options else {})
+    )
     return dataset.map(
         to_prompts_and_solutions,
         batched=True,
         with_indices=True,
         remove_columns=dataset.column_names,
-        features=FEATURES,
+        features=features,
         # The cache does not notice a newer version of this package or of math-verify.
         load_from_cache_file=False,
         desc="Reading problems",
@@ -180,12 +194,12 @@ def _filter_rows(dataset: datasets.Dataset, row_filter: str, name: str | Path) -
     column, equals, wanted = (part.strip() for part in row_filter.partition("="))
     if not equals or not column:
         raise ValueError(f"`row_filter` must be column=value, such as ability=math, got {row_filter!r}.")
-    if not _has(dataset.features, column):
+    if column_value(dataset.features, column) is None:
         raise ValueError(f"`row_filter={row_filter!r}`: {name} has the columns {', '.join(dataset.column_names)}.")
     kept: list[int] = []
     others: set[str] = set()
     for index, row in enumerate(dataset.select_columns([column.partition(".")[0]])):
-        value = str(_value(row, column))
+        value = str(column_value(row, column))
         if value == wanted:
             kept.append(index)
         elif len(others) < 10:
@@ -228,29 +242,13 @@ def _find_schema(
             for known in SCHEMAS
         ]
     for schema in candidates:
-        if _has(dataset.features, schema.problem) and _has(dataset.features, schema.answer):
+        if None not in (column_value(dataset.features, name) for name in (schema.problem, schema.answer)):
             return schema
     wanted = " or ".join(dict.fromkeys(f"({schema.problem}, {schema.answer})" for schema in candidates))
     raise ValueError(
         f"{name} has the columns {', '.join(dataset.column_names)}; a problem and its answer were looked for in "
         f"{wanted}. Name them with `problem_column` and `answer_column`."
     )
-
-
-def _has(columns: Any, path: str) -> bool:
-    if not isinstance(columns, Mapping):
-        return False
-    if path in columns:
-        return True
-    head, dot, rest = path.partition(".")
-    return bool(dot) and _has(columns.get(head), rest)
-
-
-def _value(row: Any, path: str) -> Any:
-    if row is None or path in row:
-        return row and row[path]
-    head, _, rest = path.partition(".")
-    return _value(row[head], rest)
 
 
 def _prompt(problem: Any, instruction: str | None, system_prompt: str | None) -> list[dict[str, str]]:
@@ -313,6 +311,35 @@ def _solution(answer: Any, worked: bool) -> str:
     return solution if extract_answer(solution) == gold else ""
 
 
+def _options(options: list | dict | None) -> list[str] | None:
+    """The texts of a multiple choice in order; `None` for what is no such list."""
+    if isinstance(options, dict):
+        options = [options.get(letter) for letter in "ABCDEFGHIJ"[: len(options)]]
+    return options if options and all(isinstance(option, str) for option in options) else None
+
+
+def _why_unusable(row: Mapping, schema: Schema) -> str:
+    """What is the matter with a row that is dropped."""
+    if _value(row, schema.problem) in (None, "", []):
+        return "no problem"
+    answer = _value(row, schema.answer)
+    if answer in (None, "", []):
+        return "no gold answer"
+    if isinstance(answer, list):
+        answer = ", ".join(map(str, answer))
+    if isinstance(answer, bool) or not isinstance(answer, str):
+        return "a gold answer that is neither text nor a number"
+    stated = extract_answer(answer)
+    if stated is None and schema.worked:
+        return "a solution that states no answer"
+    if "\n" in (stated or answer.strip()):
+        return "a gold answer of several lines"
+    if len(stated or answer) > MAX_ANSWER_CHARACTERS:
+        return f"a gold answer of more than {MAX_ANSWER_CHARACTERS} characters"
+    prose = len(_PROSE.findall(stated or answer)) > 3
+    return "a gold answer in prose" if prose else "a gold answer that is no mathematics"
+
+
 def _drop_unusable_rows(
     converted: datasets.Dataset, source: datasets.Dataset, schema: Schema, name: str | Path
 ) -> datasets.Dataset:
@@ -326,16 +353,17 @@ def _drop_unusable_rows(
         raise ValueError(f"{name} has no rows.")
     row = source[dropped[0]]
     example = (
-        f"row {dropped[0]}, {schema.problem}={shortened(_value(row, schema.problem))}, "
-        f"{schema.answer}={shortened(_value(row, schema.answer))}"
+        f"row {dropped[0]}, {schema.problem}={shortened(column_value(row, schema.problem))}, "
+        f"{schema.answer}={shortened(column_value(row, schema.answer))}"
     )
     if not kept:
         raise ValueError(
             f"None of the {len(source)} rows of {name} has a problem and a gold answer that can be read. The "
             f"first one: {example}. Name the right columns with `problem_column` and `answer_column`."
         )
+    causes = Counter(_why_unusable(source[index], schema) for index in dropped).most_common()
     warn(
-        f"Dropped {len(dropped)} of the {len(source)} rows of {name}: no problem, or no gold answer that can "
-        f"be read. The first one: {example}."
+        f"Dropped {len(dropped)} of the {len(source)} rows of {name}: "
+        f"{', '.join(f'{cause} ({count})' for cause, count in causes)}. The first one: {example}."
     )
     return converted.select(kept)

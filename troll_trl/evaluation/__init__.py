@@ -1,21 +1,27 @@
 """
-Evaluation of models on problems with known answers: samples, their scores, and statistics over them.
+Evaluation of models on problems with known answers: samples, their scores, and statistics over them. May import `data`,
+`rewards` and `resilience`.
 
-    arguments.py    EvaluationArguments: what an evaluation can be told
-    benchmarks.py   names on the hub, and local files
-    models.py       prompts.py: a model before it is loaded, and what it is asked
-    generation.py   completions, by vLLM or transformers; each sample has a seed of its own
-    runner.py       generate_samples(): what is missing is generated, what is there is kept
-    record.py       run.json: what the samples were made with
-    samples.py      samples.jsonl and its Parquet copy
-    foreign.py      score_file(): samples of other tools
-    scoring.py      the training verifier, and a strict second opinion
-    statistics.py   pass@k, majority vote, bootstrap
-    tally.py        summary.py  tables.py: from the samples to the numbers
+    arguments.py       EvaluationArguments: what an evaluation can be told
+    benchmarks.py      names on the hub, and local files
+    models.py          a model before it is loaded
+    prompts.py         what a model is asked
+    generation.py      completions, by vLLM or transformers; each sample has a seed of its own
+    runner.py          generate_samples(): what is missing is generated, what is there is kept
+    provenance.py      run.json: what the samples were made with
+    samples.py         samples.jsonl and its Parquet copy
+    other_tools.py     score_file(): samples of other tools
+    scoring.py         the training verifier, and a strict second opinion
+    problem_scores.py  what the metrics need of a samples file
+    statistics.py      pass@k, majority vote, bootstrap
+    summary.py         summarize() and compare(): from the samples to the numbers
+    tables.py          the numbers for the terminal and for markdown
+
+What a user should know is logged under `troll_trl.evaluation`, from INFO on.
 """
 
 from troll_trl.evaluation.arguments import EvaluationArguments
-from troll_trl.evaluation.foreign import score_file
+from troll_trl.evaluation.other_tools import score_file
 from troll_trl.evaluation.runner import generate_samples
 from troll_trl.evaluation.summary import compare, summarize
 

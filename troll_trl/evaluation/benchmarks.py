@@ -5,6 +5,7 @@ import hashlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -14,25 +15,14 @@ from troll_trl.data import load_math_dataset
 
 @dataclass(frozen=True)
 class Source:
-    """
-    Where a benchmark is on the hub. Its columns are recognised, as those of local files.
-
-    Parameters:
-        path (`str`):
-            Name of the dataset.
-        split (`str`, *optional*, defaults to `"test"`):
-            Split that holds the problems.
-        config_name (`str`, *optional*):
-            Configuration of the dataset; several, joined by commas, are concatenated.
-    """
+    """Where a benchmark is on the hub. Its columns are recognised, as those of local files."""
 
     path: str
     split: str = "test"
     config_name: str | None = None
 
 
-# UNCHECKED: no hub was at hand where this was written. A name or a split may have moved; the error then says what was
-# looked for, and `name=path` reads a local copy.
+# Names and splits may move on the hub. The error then says what was looked for, and `name=path` reads a local copy.
 HUB = {
     "gsm8k": Source("openai/gsm8k", config_name="main"),
     "math": Source("DigitalLearningGmbH/MATH-lighteval", config_name="default"),
@@ -48,36 +38,17 @@ HUB = {
 
 @dataclass(frozen=True)
 class Problem:
-    """
-    One problem.
+    """One problem: its id, its prompt as chat messages, its gold answer."""
 
-    Parameters:
-        id (`str`):
-            Digest of the problem and its gold answer: it stays when rows are added or moved.
-        messages (`list[dict[str, str]]`):
-            Prompt as chat messages.
-        gold (`str`):
-            Gold answer.
-    """
-
-    id: str
+    id: str  # digest of the problem and its gold answer: it stays when rows are added or moved
     messages: list[dict[str, str]]
     gold: str
 
 
 class Benchmark:
     """
-    The problems of a benchmark. They stay on disk; only their ids are held in memory.
-
-    Args:
-        name (`str`):
-            Name in tables.
-        source (`str`):
-            Where it came from, for the record.
-        dataset ([`~datasets.Dataset`]):
-            Columns `prompt` and `solution`, as [`~troll_trl.data.load_math_dataset`] returns them.
-        instruction (`str`, *optional*):
-            What the prompts end with, and the ids leave out: runs with other instructions have the same problems.
+    The problems of a benchmark, which stay on disk; only their ids are held in memory. The ids leave out the
+    instruction that the prompts end with: runs with other instructions have the same problems.
     """
 
     def __init__(self, name: str, source: str, dataset: datasets.Dataset, instruction: str | None = None):
@@ -104,47 +75,24 @@ def load_benchmark(
     answer_column: str | None = None,
 ) -> Benchmark:
     """
-    Load a benchmark.
-
-    Args:
-        spec (`str`):
-            A name of `HUB`, or `name=path` for a local file or folder (its split `test`, else `train`).
-        max_problems (`int`, *optional*):
-            Take the first so many rows only.
-        instruction (`str`, *optional*):
-            Text behind every problem.
-        system_prompt (`str`, *optional*):
-            System message in front of every problem.
-        problem_column (`str`, *optional*):
-            Column of the problem in a local file, if it is not recognised.
-        answer_column (`str`, *optional*):
-            Column of the gold answer, likewise.
-
-    Returns:
-        [`Benchmark`]: with at least one problem.
-
-    Raises:
-        FileNotFoundError: the path, the hub dataset or the split does not exist.
-        ValueError: no such benchmark (the nearest names are listed), columns that are not there, or no problem.
+    Load a name of `HUB`, or `name=path` for a local file or folder (its split `test`, else `train`). The columns name
+    those of a local file; the rest is as for [`~troll_trl.data.load_math_dataset`].
     """
     name, local, path = spec.partition("=")
+    load = partial(load_math_dataset, instruction=instruction, system_prompt=system_prompt, max_samples=max_problems)
     if not local:
         if name not in HUB:
             raise ValueError(unknown_benchmark(name))
         hub = HUB[name]
         try:
-            dataset = load_math_dataset(
-                hub.path, hub.split, hub.config_name, None, None, instruction, system_prompt, max_problems
-            )
+            dataset = load(hub.path, hub.split, hub.config_name)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"`benchmarks`: {error}. A local copy is given as {name}=path.") from None
         return Benchmark(name, f"{hub.path} ({hub.split})", dataset, instruction)
     if not name or not path:
         raise ValueError(f"`benchmarks`: {spec!r} must be `name=path`, with a name and the path of a file or folder.")
     split = _local_split(Path(path).expanduser())
-    dataset = load_math_dataset(
-        path, split, None, problem_column, answer_column, instruction, system_prompt, max_problems
-    )
+    dataset = load(path, split, problem_column=problem_column, answer_column=answer_column)
     return Benchmark(name, path, dataset, instruction)
 
 

@@ -25,43 +25,21 @@ from troll_trl.evaluation.models import adapter_settings, end_ids
 
 @dataclass(frozen=True)
 class Sampling:
-    """
-    How tokens are drawn.
+    """How tokens are drawn."""
 
-    Parameters:
-        temperature (`float`):
-            0 takes the most likely token.
-        top_p (`float`):
-            Draw from the most likely tokens that hold this probability; 1 for all.
-        top_k (`int`):
-            Draw from the most likely so many tokens; 0 for all.
-        max_new_tokens (`int`):
-            Longest completion.
-    """
-
-    temperature: float
-    top_p: float
-    top_k: int
+    temperature: float  # 0 takes the most likely token
+    top_p: float  # from the most likely tokens that hold this probability; 1 for all
+    top_k: int  # from the most likely so many tokens; 0 for all
     max_new_tokens: int
 
 
 @dataclass(frozen=True)
 class Completion:
-    """
-    A completion.
+    """A completion of a prompt."""
 
-    Parameters:
-        text (`str`):
-            Without special tokens.
-        tokens (`int`):
-            Number of tokens, the end-of-sequence token included.
-        truncated (`bool`):
-            Whether it was cut at `max_new_tokens`.
-    """
-
-    text: str
-    tokens: int
-    truncated: bool
+    text: str  # without special tokens
+    tokens: int  # the end-of-sequence token included
+    truncated: bool  # at `max_new_tokens`
 
 
 class Generator(Protocol):
@@ -78,24 +56,7 @@ class Generator(Protocol):
 
 
 def sample_seed(seed: int, model: str, benchmark: str, problem: str, sample: int) -> int:
-    """
-    Seed of one sample: whatever else is sampled, before or beside it, it stays the same.
-
-    Args:
-        seed (`int`):
-            Seed of the evaluation.
-        model (`str`):
-            Model, as it was given.
-        benchmark (`str`):
-            Name of the benchmark.
-        problem (`str`):
-            Id of the problem.
-        sample (`int`):
-            Number of the sample.
-
-    Returns:
-        `int`: below 2^63.
-    """
+    """Seed of one sample, below 2^63: whatever else is sampled, before or beside it, it stays the same."""
     key = json.dumps([seed, model, benchmark, problem, sample]).encode()
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1
 
@@ -106,15 +67,8 @@ class SeededSampling(LogitsProcessor):
 
     `generate` draws for the whole batch from one stream, so that a sample would depend on its neighbours. Here row `i`
     takes the token at which the cumulative probability passes its number of this step: a draw from the distribution
-    that the temperature, top-k and top-p leave.
-
-    Args:
-        seeds (`Sequence[int]`):
-            A seed for each row.
-        prompt_length (`int`):
-            Tokens of the padded prompts.
-        max_new_tokens (`int`):
-            Steps to draw numbers for.
+    that the temperature, top-k and top-p leave. There is a seed for each row, and a number for each of its
+    `max_new_tokens` steps; the padded prompts have `prompt_length` tokens.
     """
 
     def __init__(self, seeds: Sequence[int], prompt_length: int, max_new_tokens: int):
@@ -136,24 +90,8 @@ class TransformersGenerator:
     Batches through `transformers`' `generate`, padded on the left.
 
     Its continuous batching (`generate_batch`) is not used: it draws all requests from one random stream, so that no
-    sample could be made again by itself, and a resumed run would differ.
-
-    Args:
-        model (`str`):
-            Folder or hub name of a model or a LoRA adapter.
-        tokenizer (`PreTrainedTokenizerBase`):
-            Its tokenizer.
-        sampling ([`Sampling`]):
-            How tokens are drawn.
-        dtype (`str`):
-            dtype of the weights; `"auto"` for that of the checkpoint.
-        batch_size (`int`, *optional*):
-            Rows of a batch; 64 on a GPU, 16 on a CPU by default.
-        revision (`str`, *optional*):
-            Revision on the hub.
-
-    Raises:
-        ValueError: the model cannot be loaded.
+    sample could be made again by itself, and a resumed run would differ. A batch has 64 rows on a GPU and 16 on a CPU,
+    unless told otherwise.
     """
 
     def __init__(
@@ -226,15 +164,8 @@ class TransformersGenerator:
 
 class VllmGenerator:
     """
-    Batches through vLLM, which schedules the rows by itself. Each request carries its own seed.
-
-    Args:
-        model, tokenizer, sampling, dtype, revision:
-            As [`TransformersGenerator`].
-        batch_size (`int`, *optional*, defaults to 512):
-            Requests handed over at a time.
-        max_length (`int`, *optional*):
-            Tokens of the longest prompt and completion; vLLM would reserve memory for the model's whole context.
+    Batches through vLLM, which schedules the rows by itself. Each request carries its own seed. `max_length` is that of
+    the longest prompt and completion, in tokens: vLLM would reserve memory for the model's whole context.
     """
 
     def __init__(

@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
+from troll_trl.resilience.input_checks import context_length
+
 ADAPTER_CONFIG = "adapter_config.json"
 
 # Of each weight file so many blocks, spread evenly, go into the digest: training moves every tensor
@@ -22,17 +24,7 @@ _UNREAD = "training_args.bin"
 
 
 def check_model(model: str):
-    """
-    Check that a model can be there, before anything is loaded.
-
-    Args:
-        model (`str`):
-            Folder or hub name.
-
-    Raises:
-        FileNotFoundError: it is a path, and no folder.
-        ValueError: it is a file, the folder holds no model, or the base model of an adapter is a missing folder.
-    """
+    """Check that a model can be where a folder or hub name says, before anything is loaded; of an adapter its base."""
     folder = Path(model)
     if folder.is_file():
         raise ValueError(f"`model`: {model} is a file. Give the folder that holds the model.")
@@ -64,17 +56,8 @@ def adapter_settings(model: str) -> dict[str, Any] | None:
 
 def model_digest(model: str, revision: str | None = None) -> str:
     """
-    A digest that tells two states of a model apart: a folder's weights may be trained on between two calls.
-
-    Args:
-        model (`str`):
-            Folder or hub name.
-        revision (`str`, *optional*):
-            Revision on the hub.
-
-    Returns:
-        `str`: for a folder a digest of its settings and of blocks of its weights, and of those of an adapter's base;
-        for a hub name the name and the revision.
+    Tells two states of a model apart: a folder's weights may be trained on between two calls. For a folder a digest of
+    its settings and of blocks of its weights, and of those of an adapter's base; for a hub name that and the revision.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -94,41 +77,18 @@ def model_digest(model: str, revision: str | None = None) -> str:
     return digest.hexdigest()[:16]
 
 
-def context_length(model: str, revision: str | None = None) -> int | None:
-    """
-    Tokens that a model was made for.
-
-    Args:
-        model (`str`):
-            Folder or hub name, of a LoRA adapter too.
-        revision (`str`, *optional*):
-            Revision on the hub.
-
-    Returns:
-        `int` or `None`: `None` if its config does not say.
-    """
+def context_of(model: str, revision: str | None = None) -> int | None:
+    """Tokens that a model, or an adapter's base, was made for; `None` if its config does not say."""
     adapter = adapter_settings(model)
     if adapter is not None:
-        return context_length(adapter["base_model_name_or_path"])
-    config = AutoConfig.from_pretrained(model, revision=revision)
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+        return context_of(adapter["base_model_name_or_path"])
+    return context_length(AutoConfig.from_pretrained(model, revision=revision))
 
 
 def end_ids(generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """
-    Tokens that end a completion: those that the model's generation config names, and the tokenizer's.
-
-    Args:
-        generation_config (`GenerationConfig`, *optional*):
-            Of the model. A chat model may end its turn with another token than its tokenizer's.
-        tokenizer (`PreTrainedTokenizerBase`):
-            Tokenizer.
-
-    Returns:
-        `list[int]`: at least one.
-
-    Raises:
-        ValueError: there is none, so that every completion would run to the limit.
+    Tokens that end a completion: those that the model's generation config names, for a chat model may end its turn
+    with another token than its tokenizer's, and the tokenizer's. Without one every completion would run to the limit.
     """
     named = generation_config.eos_token_id if generation_config is not None else None
     ids = set([named] if isinstance(named, int) else named or []) | {tokenizer.eos_token_id}

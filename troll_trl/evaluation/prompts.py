@@ -21,22 +21,7 @@ TOKENIZER_FILES = (
 
 
 def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """
-    The tokenizer of a model; of a LoRA adapter its own, or else its base model's.
-
-    Args:
-        model (`str`):
-            Folder or hub name.
-        revision (`str`, *optional*):
-            Revision on the hub.
-
-    Returns:
-        `PreTrainedTokenizerBase`: the tokenizer.
-
-    Raises:
-        OSError: it cannot be loaded.
-        ValueError: a folder without a tokenizer.
-    """
+    """The tokenizer of a folder or hub name; of a LoRA adapter its own, or else its base model's."""
     folder = Path(model)
     if folder.is_dir() and not any(True for name in TOKENIZER_FILES for _ in folder.glob(name)):
         adapter = adapter_settings(model)
@@ -54,20 +39,7 @@ def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokeniz
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, model: str, enable_thinking: bool | None):
-    """
-    Refuse a thinking mode that the prompt of this model would not show.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`):
-            Tokenizer of the model.
-        model (`str`):
-            Name for the message.
-        enable_thinking (`bool`, *optional*):
-            The setting; `None` leaves it to the template.
-
-    Raises:
-        ValueError: it is set, and there is no chat template or the template does not ask for it.
-    """
+    """Refuse a thinking mode that is set (not `None`), but that no chat template of the model would show."""
     if enable_thinking is None:
         return
     template = tokenizer.chat_template
@@ -84,21 +56,8 @@ def tokenize_prompt(
     Token ids of a prompt, up to where the answer begins.
 
     With a chat template, the messages and the opening of the assistant's turn. Without one, as for a base model, the
-    texts of the messages with an empty line between them and behind them, and the tokenizer's own special tokens.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`):
-            Tokenizer of the model.
-        messages (`Sequence[dict[str, str]]`):
-            Chat messages.
-        enable_thinking (`bool`, *optional*):
-            Handed to the chat template.
-
-    Returns:
-        `list[int]`: token ids.
-
-    Raises:
-        ValueError: the chat template refuses the messages (some know no system message), or nothing is left.
+    texts of the messages with an empty line between them and behind them, and the tokenizer's own special tokens. A
+    ValueError where the template refuses the messages (some know no system message), or where nothing is left.
     """
     if tokenizer.chat_template is None:
         ids = tokenizer("".join(f"{message['content']}\n\n" for message in messages))["input_ids"]

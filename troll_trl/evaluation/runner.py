@@ -1,5 +1,6 @@
 """An evaluation from its settings to the samples on disk: what is missing is generated, what is there is kept."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,11 +20,13 @@ from troll_trl.evaluation.generation import (
     resolve_backend,
     sample_seed,
 )
-from troll_trl.evaluation.models import check_model, context_length, model_digest
+from troll_trl.evaluation.models import check_model, context_of, model_digest
 from troll_trl.evaluation.prompts import check_template, load_tokenizer, tokenize_prompt
-from troll_trl.evaluation.record import Record, describe_device, library_versions
-from troll_trl.evaluation.samples import SAMPLES, Report, Sample, SampleWriter, read_lines
+from troll_trl.evaluation.provenance import Provenance, describe_device, library_versions
+from troll_trl.evaluation.samples import SAMPLES, Sample, SampleWriter, read_lines
 from troll_trl.evaluation.scoring import score, strict_score
+
+logger = logging.getLogger(__name__)
 
 # What a sample depends on, beside its model and its problem
 SAMPLING_SETTINGS = (
@@ -32,18 +35,16 @@ SAMPLING_SETTINGS = (
 )
 
 
-def generate_samples(args: EvaluationArguments, report: Report) -> dict[str, Any]:
+def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
     """
     Generate and score the samples that `output` does not hold yet.
 
     Args:
         args ([`EvaluationArguments`]):
             Settings.
-        report (`Callable[[str], None]`):
-            Told what a user should know.
 
     Returns:
-        `dict[str, Any]`: the record of the folder.
+        `dict[str, Any]`: what `run.json` in the folder says, for [`summarize`].
 
     Raises:
         FileNotFoundError: a model, a benchmark or a file is not there.
@@ -51,7 +52,9 @@ def generate_samples(args: EvaluationArguments, report: Report) -> dict[str, Any
     """
     backend = resolve_backend(args.backend)
     if args.n > 1 and args.temperature == 0:
-        report(f"`temperature` is 0: the {args.n} samples of a problem will be the same. Set it above 0, or n to 1.")
+        logger.warning(
+            f"`temperature` is 0: the {args.n} samples of a problem will be the same. Set it above 0, or n to 1."
+        )
     for model in args.model:
         check_model(model)
         check_template(load_tokenizer(model, args.revision), model, args.enable_thinking)
@@ -66,28 +69,28 @@ def generate_samples(args: EvaluationArguments, report: Report) -> dict[str, Any
     }
     folder = Path(args.output or ".")
     folder.mkdir(parents=True, exist_ok=True)
-    with SampleWriter(folder / SAMPLES, report) as writer:
-        record = Record(folder, anew=args.overwrite)
-        record.check(wanted)
-        done = find_done(folder / SAMPLES, args, benchmarks, report)
+    with SampleWriter(folder / SAMPLES) as writer:
+        provenance = Provenance(folder, discard=args.overwrite)
+        provenance.check(wanted)
+        done = find_done(folder / SAMPLES, args, benchmarks)
         runs = []
         for model in args.model:
             missing = sum(int((~done[model, benchmark.name]).sum()) for benchmark in benchmarks)
             total = args.n * sum(map(len, benchmarks))
             if not missing:
-                report(f"{model}: all {total} samples are in {folder}; nothing is run again (`overwrite` would).")
+                logger.info(f"{model}: all {total} samples are in {folder}; nothing is run again (`overwrite` would).")
                 continue
             if missing < total:
-                report(f"{model}: {total - missing} of {total} samples are in {folder}; the others follow.")
+                logger.info(f"{model}: {total - missing} of {total} samples are in {folder}; the others follow.")
             runs.append(ModelRun(model, args, backend, benchmarks))
         # All are looked at before the first is loaded: a mistake with the last would otherwise show hours later, or
         # after `overwrite` has discarded what was there
         if args.overwrite:
             writer.clear()
-        record.add(wanted)
+        provenance.add(wanted)
         for run in runs:
-            run.write(done, record, writer)
-    return record.content
+            run.write(done, provenance, writer)
+    return provenance.content
 
 
 def _load_benchmarks(args: EvaluationArguments) -> list[Benchmark]:
@@ -106,28 +109,10 @@ def _load_benchmarks(args: EvaluationArguments) -> list[Benchmark]:
     ]
 
 
-def find_done(
-    path: Path, args: EvaluationArguments, benchmarks: list[Benchmark], report: Report
-) -> dict[tuple[str, str], np.ndarray]:
+def find_done(path: Path, args: EvaluationArguments, benchmarks: list[Benchmark]) -> dict[tuple[str, str], np.ndarray]:
     """
-    Which samples a file holds.
-
-    Args:
-        path (`Path`):
-            `samples.jsonl`.
-        args ([`EvaluationArguments`]):
-            Settings.
-        benchmarks (`list[Benchmark]`):
-            Benchmarks.
-        report (`Callable[[str], None]`):
-            Told of a torn last line.
-
-    Returns:
-        `dict[tuple[str, str], np.ndarray]`: by model and benchmark a boolean (problems, n) array; no sample counts as
-        there if it is to be overwritten.
-
-    Raises:
-        ValueError: a sample that this run did not make, or one that is there twice.
+    Which samples a file holds: by model and benchmark a boolean `(problems, n)` array, all False if they are to be
+    overwritten. A sample that this run did not make, or one that is there twice, is a ValueError.
     """
     rows = {benchmark.name: {id: row for row, id in enumerate(benchmark.ids)} for benchmark in benchmarks}
     done = {
@@ -135,7 +120,7 @@ def find_done(
         for model in args.model
         for benchmark in benchmarks
     }
-    for number, line in enumerate(() if args.overwrite else read_lines(path, report), 1):
+    for number, line in enumerate(() if args.overwrite else read_lines(path), 1):
         key = (str(line.get("model")), str(line.get("benchmark")))
         if key not in done:
             continue
@@ -152,20 +137,8 @@ def find_done(
 
 class ModelRun:
     """
-    The missing samples of one model.
-
-    Args:
-        model (`str`):
-            Folder or hub name.
-        args ([`EvaluationArguments`]):
-            Settings.
-        backend (`str`):
-            `"vllm"` or `"transformers"`.
-        benchmarks (`list[Benchmark]`):
-            Benchmarks.
-
-    Raises:
-        ValueError: a prompt cannot be written, or leaves too little room for an answer.
+    The missing samples of one model, by the backend `"vllm"` or `"transformers"`. A prompt that cannot be written, or
+    that leaves too little room for an answer, is a ValueError before anything is loaded.
     """
 
     def __init__(self, model: str, args: EvaluationArguments, backend: str, benchmarks: list[Benchmark]):
@@ -174,7 +147,7 @@ class ModelRun:
         self.lengths = {benchmark.name: self._prompt_lengths(benchmark) for benchmark in benchmarks}
         longest_prompt = max(int(lengths.max()) for lengths in self.lengths.values())
         self.longest = longest_prompt + args.max_new_tokens
-        context = context_length(model, args.revision)
+        context = context_of(model, args.revision)
         if context is not None and longest_prompt >= context:
             raise ValueError(
                 f"The longest prompt has {longest_prompt} tokens, and {model} was made for {context}, with the answer. "
@@ -186,20 +159,10 @@ class ModelRun:
                 f"{model} was made for {context} in all. Set it to at most {context - longest_prompt}."
             )
 
-    def write(self, done: dict[tuple[str, str], np.ndarray], record: Record, writer: SampleWriter):
-        """
-        Generate and score what is missing.
-
-        Args:
-            done (`dict[tuple[str, str], np.ndarray]`):
-                By model and benchmark the samples that are there, boolean (problems, n).
-            record ([`Record`]):
-                Takes the prompts and what the model ran on.
-            writer ([`SampleWriter`]):
-                Takes the samples.
-        """
+    def write(self, done: dict[tuple[str, str], np.ndarray], provenance: Provenance, writer: SampleWriter):
+        """Generate and score what is not `done`, as [`find_done`] returns it."""
         generator = self._load()
-        self._record_session(record, generator)
+        self._note_session(provenance, generator)
         held = [done[self.model, benchmark.name] for benchmark in self.benchmarks]
         initial, total = sum(int(rows.sum()) for rows in held), sum(rows.size for rows in held)
         right = new = 0
@@ -227,8 +190,8 @@ class ModelRun:
             return VllmGenerator(*settings, max_length=self.longest)
         return TransformersGenerator(*settings)
 
-    def _record_session(self, record: Record, generator: Generator):
-        content, entry = record.content, record.content["models"][self.model]
+    def _note_session(self, provenance: Provenance, generator: Generator):
+        content, entry = provenance.content, provenance.content["models"][self.model]
         before = entry.setdefault("revision", generator.revision)
         if before != generator.revision:
             raise ValueError(
@@ -248,7 +211,7 @@ class ModelRun:
                 "versions": library_versions(),
             }
         )
-        record.save()
+        provenance.save()
 
     def _batches(self, benchmark: Benchmark, held: np.ndarray, generator: Generator) -> Iterator[list[Sample]]:
         """

@@ -2,104 +2,54 @@
 
 import fcntl
 import json
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from datasets import Dataset, Features, Value
+
+logger = logging.getLogger(__name__)
 
 SAMPLES = "samples.jsonl"
 
-# Bytes of text in a row group of the Parquet copy, about what the copy holds in memory
-ROW_GROUP_BYTES = 16 * 2**20
-
-Report = Callable[[str], None]  # is told what a user should know
-
 
 class Sample(TypedDict):
-    """
-    A line of `samples.jsonl`.
+    """A line of `samples.jsonl`: a completion and its scores."""
 
-    Args:
-        model (`str`):
-            Model, as it was given.
-        benchmark (`str`):
-            Name of the benchmark.
-        problem (`str`):
-            Id of the problem.
-        index (`int`):
-            Row of the problem.
-        sample (`int`):
-            Number of the sample of this problem, from 0.
-        gold (`str`):
-            Gold answer.
-        completion (`str`):
-            What the model wrote.
-        tokens (`int` or `None`):
-            Its tokens, the end-of-sequence token included; `None` if not known.
-        truncated (`bool` or `None`):
-            Whether it was cut at the token limit; `None` if not known.
-        reward (`float` or `None`):
-            1 or 0 by the training verifier, `None` for a gold answer that it cannot read.
-        answer (`str` or `None`):
-            Answer that the verifier read.
-        path (`str`):
-            How the verifier decided.
-        strict (`float`):
-            1 or 0 by the strict comparison.
-    """
-
-    model: str
-    benchmark: str
-    problem: str
-    index: int
-    sample: int
+    model: str  # as it was given
+    benchmark: str  # name
+    problem: str  # id
+    index: int  # row of the problem
+    sample: int  # number among those of the problem, from 0
     gold: str
     completion: str
-    tokens: int | None
-    truncated: bool | None
-    reward: float | None
-    answer: str | None
-    path: str
-    strict: float
+    tokens: int | None  # the end-of-sequence token included; None if not known
+    truncated: bool | None  # at the token limit; None if not known
+    reward: float | None  # 1 or 0 by the training verifier, None for a gold answer that it cannot read
+    answer: str | None  # that the verifier read
+    path: str  # how the verifier decided
+    strict: float  # 1 or 0 by the strict comparison
 
 
-PARQUET_SCHEMA = pa.schema(
-    [
-        ("model", pa.string()),
-        ("benchmark", pa.string()),
-        ("problem", pa.string()),
-        ("index", pa.int64()),
-        ("sample", pa.int64()),
-        ("gold", pa.string()),
-        ("completion", pa.string()),
-        ("tokens", pa.int64()),
-        ("truncated", pa.bool_()),
-        ("reward", pa.float64()),
-        ("answer", pa.string()),
-        ("path", pa.string()),
-        ("strict", pa.float64()),
-    ]
-)
+_COLUMNS = {
+    **{"model": "string", "benchmark": "string", "problem": "string", "index": "int64", "sample": "int64"},
+    **{"gold": "string", "completion": "string", "tokens": "int64", "truncated": "bool", "reward": "float64"},
+    **{"answer": "string", "path": "string", "strict": "float64"},
+}
+# Rows that are gathered for the Parquet copy: some 16 MB of the longest completions
+_ROWS_IN_MEMORY = 64
 
 
 class SampleWriter:
     """
-    Appends samples to a file, for one process at a time. What [`append`] has returned from is on disk.
-
-    Args:
-        path (`Path`):
-            File. A torn last line, which a killed run leaves, is cut off.
-        report (`Callable[[str], None]`):
-            Told what was cut off.
-
-    Raises:
-        ValueError: another process writes to the file.
+    Appends samples to a file, for one process at a time. What [`append`] has returned from is on disk. A torn last
+    line, which a killed run leaves, is cut off.
     """
 
-    def __init__(self, path: Path, report: Report):
+    def __init__(self, path: Path):
         self.path = path
         self._file = path.open("ab+")
         try:
@@ -107,7 +57,7 @@ class SampleWriter:
         except BlockingIOError:
             self._file.close()
             raise ValueError(f"Another process is writing to {path}. Wait for it, or give another `output`.") from None
-        _repair(self._file, path, report)
+        _repair(self._file, path)
 
     def append(self, samples: Iterable[Sample]):
         # One write for the batch: a kill leaves whole lines and at most one torn one
@@ -129,7 +79,7 @@ class SampleWriter:
 _UTF8 = ("utf-8", "replace")
 
 
-def _repair(file, path: Path, report: Report):
+def _repair(file, path: Path):
     """Cut off a last line that is no JSON object, with or without its newline."""
     end = file.seek(0, os.SEEK_END)
     start = _line_start(file, end)
@@ -138,7 +88,7 @@ def _repair(file, path: Path, report: Report):
     file.seek(start)
     line = file.read(end - start)
     if _parse_line(line) is None:
-        report(f"{path}: the last line is torn ({len(line)} bytes); it is cut off, and what it lacks is made again.")
+        logger.warning(f"{path}: the last line is torn ({len(line)} bytes) and cut off. Its sample is made again.")
         file.truncate(start)
     elif not line.endswith(b"\n"):
         file.write(b"\n")
@@ -165,67 +115,42 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def read_lines(path: Path, report: Report) -> Iterator[dict[str, Any]]:
-    """
-    Read JSON lines one at a time.
-
-    Args:
-        path (`Path`):
-            File.
-        report (`Callable[[str], None]`):
-            Told of a torn last line, which is left out.
-
-    Yields:
-        `dict[str, Any]`: a line.
-
-    Raises:
-        ValueError: a line before the last one is no JSON object.
-    """
-    bad: tuple[int, bytes] | None = None
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON-lines file, one at a time. A torn last line is left out, one before it is a ValueError."""
+    torn: tuple[int, bytes] | None = None
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            if bad is not None:
-                break
+            if torn is not None:
+                shown = torn[1][:60].decode(errors="replace").strip()
+                raise ValueError(
+                    f"{path}: line {torn[0]} is no JSON object, it begins with {shown!r}. Correct or remove the line."
+                )
             row = _parse_line(line)
             if row is None:
-                bad = (number, line)
+                torn = (number, line)
             else:
                 yield row
-        else:
-            if bad is not None:
-                report(f"{path}: the last line (line {bad[0]}) is torn and left out.")
-            return
-    assert bad is not None
-    shown = bad[1][:60].decode(errors="replace").strip()
-    raise ValueError(f"{path}: line {bad[0]} is no JSON object, it begins with {shown!r}. Correct or remove the line.")
+    if torn is not None:
+        logger.warning(f"{path}: the last line (line {torn[0]}) is torn and left out.")
 
 
-def write_parquet(source: Path, target: Path, report: Report):
-    """
-    Copy a samples file to Parquet, a row group at a time.
-
-    Args:
-        source (`Path`):
-            `samples.jsonl`.
-        target (`Path`):
-            Parquet file. It is replaced at once, when the copy is whole.
-        report (`Callable[[str], None]`):
-            Told of a torn last line.
-    """
-    unfinished = target.with_name(f".{target.name}.unfinished")
-    with pq.ParquetWriter(unfinished, PARQUET_SCHEMA, compression="zstd") as writer:
-        rows: list[dict[str, Any]] = []
-        size = 0
-        for row in read_lines(source, report):
-            rows.append(row)
-            size += len(row["completion"]) + 500  # the other columns, roughly
-            if size > ROW_GROUP_BYTES:
-                writer.write_table(pa.Table.from_pylist(rows, schema=PARQUET_SCHEMA))
-                rows, size = [], 0
-        writer.write_table(pa.Table.from_pylist(rows, schema=PARQUET_SCHEMA))
-    os.replace(unfinished, target)
+def write_parquet(source: Path, target: Path):
+    """Copy a samples file to a Parquet file, which is replaced at once, when the copy is whole."""
+    scratch = target.with_name(f".{target.name}.scratch")
+    shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
+    rows = Dataset.from_generator(
+        read_lines,
+        Features({name: Value(kind) for name, kind in _COLUMNS.items()}),
+        cache_dir=str(scratch),
+        gen_kwargs={"path": source},
+        writer_batch_size=_ROWS_IN_MEMORY,
+    )
+    rows.to_parquet(scratch / target.name)
+    os.replace(scratch / target.name, target)
+    del rows  # it is read from the scratch folder
+    shutil.rmtree(scratch)
 
 
 def write_text(path: Path, text: str):

@@ -6,11 +6,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from troll_trl.rewards.functions import is_parsable, plain_number
-from troll_trl.rewards.verifier import Verdict, verify
-
-# A longer answer is a text, and is compared by its beginning
-_MAX_ANSWER_CHARACTERS = 1000
+from troll_trl.rewards.functions import plain_number
+from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, Verdict, are_readable, verify
+from troll_trl.rewards.verifier.spelling import normalise
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MARKED_ANSWER = re.compile(r"(?:####|\banswer[*_]*:)[*_ \t]*(?P<answer>[^\n]+)", re.IGNORECASE)
@@ -20,42 +18,31 @@ _DROPPED = re.compile(r"\\left|\\right|\\[!,;:]|\\?\$|\\[()\[\]]|\s+")
 
 
 def score(golds: Sequence[str], texts: Sequence[str]) -> list[Verdict]:
-    r"""
-    Score completions with the verifier of the training.
-
-    Args:
-        golds (`Sequence[str]`):
-            Gold answers: `\boxed{...}`, bare, or worked solutions.
-        texts (`Sequence[str]`):
-            Completions.
-
-    Returns:
-        `list[Verdict]`: one for each.
-    """
+    r"""The verdicts of the training's verifier; a wrong answer that is no mathematics has a path of its own."""
     verdicts = verify(golds, texts)
-    return [replace(verdict, path="unreadable_answer") if _is_unreadable(verdict) else verdict for verdict in verdicts]
+    answers = {verdict.answer or "": _normalised(verdict.answer or "") for verdict in verdicts if _is_wrong(verdict)}
+    readable = are_readable(answers.values())  # all at once: its workers answer in parallel
+    return [
+        replace(verdict, path="unreadable_answer")
+        if _is_wrong(verdict) and not readable[answers[verdict.answer or ""]]
+        else verdict
+        for verdict in verdicts
+    ]
 
 
-def _is_unreadable(verdict: Verdict) -> bool:
-    """Whether a wrong answer is no mathematics at all. One that was stopped at a limit says nothing of that."""
-    if verdict.reward != 0 or verdict.answer is None or verdict.path in ("timeout", "crash", "refused"):
-        return False
-    return not is_parsable(verdict.answer)
+def _is_wrong(verdict: Verdict) -> bool:
+    """Whether an answer was compared and is wrong. One that was stopped at a limit was not."""
+    return verdict.reward == 0 and verdict.answer is not None and verdict.path not in ("timeout", "crash", "refused")
+
+
+def _normalised(answer: str) -> str:
+    return normalise(answer) if len(answer) <= MAX_ANSWER_CHARACTERS else ""
 
 
 def strict_score(gold: str, text: str) -> float:
     r"""
     Score a completion without the verifier: its last `\boxed{}`, `####` or `Answer:`, whichever comes last, must equal
     that of the gold answer as text or as a number. No algebra, no units, no words around it.
-
-    Args:
-        gold (`str`):
-            Gold answer: `\boxed{...}`, bare, or a worked solution.
-        text (`str`):
-            Completion.
-
-    Returns:
-        `float`: 1 or 0.
     """
     answer = strict_answer(text)
     if answer is None:
@@ -65,14 +52,8 @@ def strict_score(gold: str, text: str) -> float:
 
 def strict_answer(text: str) -> str | None:
     r"""
-    What stands in the last `\boxed{}`, or behind the last `####` or `Answer:`, whichever comes last in the text.
-
-    Args:
-        text (`str`):
-            Completion. Only what follows the last `</think>` is read, and nothing of a thought that does not end.
-
-    Returns:
-        `str` or `None`: the answer; `None` without one, or if its box never closes.
+    What stands in the last `\boxed{}`, or behind the last `####` or `Answer:`, whichever comes last in the text after
+    its last `</think>`. `None` without any, if the box never closes, or if the thought does not end.
     """
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
@@ -102,15 +83,8 @@ def strict_form(answer: str) -> Fraction | str:
     r"""
     What the strict comparison compares: the value of an integer, decimal, `a/b` or `\frac{a}{b}`, else the text
     without blanks, dollar signs, `\left` and `\right`.
-
-    Args:
-        answer (`str`):
-            Answer.
-
-    Returns:
-        `Fraction` or `str`: equal for equal answers.
     """
-    text = _DROPPED.sub("", answer[:_MAX_ANSWER_CHARACTERS]).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    text = _DROPPED.sub("", answer[:MAX_ANSWER_CHARACTERS]).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = text.rstrip(".")
     if any(character.isdigit() for character in text) and _STRICT_NUMBER.fullmatch(text):
         return Fraction(text.replace(",", ""))
@@ -123,17 +97,10 @@ def strict_form(answer: str) -> Fraction | str:
 
 def vote(answer: str | None) -> Hashable | None:
     """
-    What an answer votes for in maj@n: answers that are equal as numbers (units in words aside) or as
-    [`strict_form`] vote alike.
-
-    Args:
-        answer (`str` or `None`):
-            Answer as the verifier read it.
-
-    Returns:
-        `Hashable` or `None`: `None` for no vote.
+    What an answer that the verifier read votes for in maj@n, `None` for no vote: answers that are equal as numbers
+    (units in words aside) or as [`strict_form`] vote alike.
     """
     if answer is None:
         return None
-    number = plain_number(answer) if len(answer) <= _MAX_ANSWER_CHARACTERS else None
+    number = plain_number(answer) if len(answer) <= MAX_ANSWER_CHARACTERS else None
     return strict_form(answer) if number is None else Fraction(number)

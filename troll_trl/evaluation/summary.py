@@ -1,6 +1,7 @@
 """From a samples file to `summary.json`, the table and the comparison of two evaluations."""
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,134 +10,140 @@ from typing import Any
 import numpy as np
 
 from troll_trl.evaluation.arguments import EvaluationArguments
-from troll_trl.evaluation.samples import SAMPLES, Report, write_parquet, write_text
-from troll_trl.evaluation.statistics import Difference, default_ks, estimate, paired_difference
-from troll_trl.evaluation.tally import Tally, read_tallies
+from troll_trl.evaluation.problem_scores import ProblemScores, read_scores
+from troll_trl.evaluation.samples import SAMPLES, write_parquet, write_text
+from troll_trl.evaluation.statistics import CONFIDENCE, default_ks, estimate, paired_difference
+
+logger = logging.getLogger(__name__)
 
 PARQUET, SUMMARY = "samples.parquet", "summary.json"
 OVERALL = "overall"  # the mean of the benchmarks, each of the same weight
 
 
-def summarize(args: EvaluationArguments, record: dict[str, Any], report: Report) -> dict[str, Any]:
+def summarize(args: EvaluationArguments, provenance: dict[str, Any]) -> dict[str, Any]:
     """
     Compute the metrics of the samples in the output folder; write `summary.json` and `samples.parquet`.
 
     Args:
         args ([`EvaluationArguments`]):
             Settings.
-        record (`dict[str, Any]`):
-            What the samples were made with.
-        report (`Callable[[str], None]`):
-            Told what a user should know.
+        provenance (`dict[str, Any]`):
+            What the samples were made with, as [`generate_samples`] or [`score_file`] return it.
 
     Returns:
-        `dict[str, Any]`: the summary.
+        `dict[str, Any]`: the summary; metrics and shares are between 0 and 1.
 
     Raises:
         ValueError: no sample can be scored, or a k is above the number of samples of a problem.
     """
     folder = Path(args.output or ".")
-    tallies = read_tallies(folder / SAMPLES, report)
-    for (model, benchmark), tally in tallies.items():
-        if tally.counts.get("unreadable_gold"):
-            report(
-                f"{model}, {benchmark}: the gold answer of {tally.counts['unreadable_gold']} of "
-                f"{tally.counts['samples']} samples cannot be read; they are left out."
-            )
-    tallies = {key: tally for key, tally in tallies.items() if tally.rewards}
-    if not tallies:
+    by_key = read_scores(folder / SAMPLES)
+    for key, scores in by_key.items():
+        _check_samples(", ".join(key), scores, args.k)
+    by_key = {key: scores for key, scores in by_key.items() if scores.rewards}
+    if not by_key:
         raise ValueError(f"{folder / SAMPLES}: none of the gold answers can be read.")
-    for (model, benchmark), tally in tallies.items():
-        _check_k(args.k, tally, f"{model}, {benchmark}")
-        most = max(map(len, tally.rewards.values()))
-        if most > tally.samples_per_problem:
-            report(
-                f"{model}, {benchmark}: the problems have from {tally.samples_per_problem} to {most} samples. All are "
-                "taken; n is the fewest, and maj@n of a problem is over its own samples."
-            )
-    results = [_result(key, tally, args, record) for key, tally in tallies.items()]
-    for model in dict.fromkeys(model for model, _ in tallies):
-        of_model = [tally for (name, _), tally in tallies.items() if name == model]
+    results = [_result(key, scores, args, provenance) for key, scores in by_key.items()]
+    for model in dict.fromkeys(model for model, _ in by_key):
+        of_model = [scores for (name, _), scores in by_key.items() if name == model]
         if len(of_model) > 1:
             results.append(_overall(model, of_model, args))
-    summary = {
-        "results": results,
-        "bootstrap": {"samples": args.bootstrap_samples, "seed": args.seed, "confidence": 0.95, "over": "problems"},
-        **record,
-    }
+    summary = {"results": results, "bootstrap": _bootstrap_settings(args), **provenance}
     write_text(folder / SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
-    write_parquet(folder / SAMPLES, folder / PARQUET, report)
+    write_parquet(folder / SAMPLES, folder / PARQUET)
     return summary
 
 
-def _check_k(ks: Sequence[int] | None, tally: Tally, what: str):
-    if ks is not None and max(ks) > tally.samples_per_problem:
-        raise ValueError(
-            f"{what}: pass@{max(ks)} needs at least {max(ks)} samples of every problem, and one has "
-            f"{tally.samples_per_problem}. Lower `k`."
+def _bootstrap_settings(args: EvaluationArguments) -> dict[str, Any]:
+    return {"samples": args.bootstrap_samples, "seed": args.seed, "confidence": CONFIDENCE, "over": "problems"}
+
+
+def _check_samples(name: str, scores: ProblemScores, ks: Sequence[int] | None):
+    """Say which samples are left out or uneven, and refuse a k that is above their number."""
+    if unreadable := scores.counts["unreadable_gold"]:
+        logger.warning(
+            f"{name}: the gold answer of {unreadable} of {scores.counts['samples']} samples cannot be read; they are "
+            "left out."
+        )
+    if not scores.rewards:
+        return
+    _check_k(ks, scores, name)
+    fewest, most = scores.samples_per_problem, max(map(len, scores.rewards.values()))
+    if most > fewest:
+        logger.warning(
+            f"{name}: the problems have from {fewest} to {most} samples. All are taken; n is the fewest, and maj@n of "
+            "a problem is over its own samples."
         )
 
 
-def _result(key: tuple[str, str], tally: Tally, args: EvaluationArguments, record: dict[str, Any]) -> dict[str, Any]:
+def _check_k(ks: Sequence[int] | None, scores: ProblemScores, name: str):
+    if ks is not None and max(ks) > scores.samples_per_problem:
+        raise ValueError(
+            f"{name}: pass@{max(ks)} needs at least {max(ks)} samples of every problem, and one has "
+            f"{scores.samples_per_problem}. Lower `k`."
+        )
+
+
+def _result(
+    key: tuple[str, str], scores: ProblemScores, args: EvaluationArguments, provenance: dict[str, Any]
+) -> dict[str, Any]:
     model, benchmark = key
-    columns = tally.metrics(args.k)
+    columns = scores.metrics(args.k)
     values = estimate([np.stack(list(columns.values()), axis=1)], args.bootstrap_samples, args.seed)
-    n = tally.samples_per_problem
-    wanted = record["benchmarks"].get(benchmark, {}).get("problems", 0) * record["settings"].get("n", 0)
-    disagreements = tally.counts.get("disagreements", 0)
+    n, counts = scores.samples_per_problem, scores.counts
+    wanted = provenance["benchmarks"].get(benchmark, {}).get("problems", 0) * provenance["settings"].get("n", 0)
     return {
         "model": model,
         "benchmark": benchmark,
-        "problems": len(tally.rewards),
+        "problems": len(scores.rewards),
         "n": n,
-        "samples": tally.counts["samples"],
-        "complete": tally.counts["samples"] >= wanted,
+        "samples": counts["samples"],
+        "complete": counts["samples"] >= wanted,
         "metrics": {_label(name, n): asdict(value) for name, value in zip(columns, values, strict=True)},
-        **_shares(tally),
-        "verifier_paths": tally.paths,
-        "unreadable_gold": tally.counts.get("unreadable_gold", 0),
+        **_shares(scores),
+        "verifier_paths": scores.paths,
+        "unreadable_gold": counts["unreadable_gold"],
         "disagreements": {
-            "count": disagreements,
-            "share": disagreements / tally.counts["scored"],
-            "examples": tally.examples,
+            "count": counts["disagreements"],
+            "share": counts["disagreements"] / counts["scored"],
+            "examples": scores.examples,
         },
     }
 
 
-def _shares(tally: Tally) -> dict[str, float | None]:
+def _shares(scores: ProblemScores) -> dict[str, float | None]:
     return {
-        "truncated": tally.share("truncated", of="with_truncated"),
-        "no_answer": tally.share_of_paths("no_answer"),
-        "unparsable": tally.share_of_paths("unreadable_answer", "refused"),
-        "timed_out": tally.share_of_paths("timeout", "crash"),
-        "mean_tokens": tally.share("tokens", of="with_tokens"),
+        "truncated": scores.share("truncated", of="with_truncated"),
+        "no_answer": scores.share_of_paths("no_answer"),
+        "unparsable": scores.share_of_paths("unreadable_answer", "refused"),
+        "timed_out": scores.share_of_paths("timeout", "crash"),
+        "mean_tokens": scores.share("tokens", of="with_tokens"),
     }
 
 
-def _mean_shares(tallies: Sequence[Tally]) -> dict[str, float | None]:
+def _mean_shares(benchmarks: Sequence[ProblemScores]) -> dict[str, float | None]:
     """Those of the benchmarks, each of the same weight; `None` where one does not say."""
     means = {}
-    for name in _shares(tallies[0]):
-        known = [share for share in (_shares(tally)[name] for tally in tallies) if share is not None]
-        means[name] = sum(known) / len(known) if len(known) == len(tallies) else None
+    for name in _shares(benchmarks[0]):
+        known = [share for share in (_shares(scores)[name] for scores in benchmarks) if share is not None]
+        means[name] = sum(known) / len(known) if len(known) == len(benchmarks) else None
     return means
 
 
-def _overall(model: str, tallies: Sequence[Tally], args: EvaluationArguments) -> dict[str, Any]:
-    samples = {tally.samples_per_problem for tally in tallies}
-    ks = args.k or default_ks(min(samples))
-    columns = [tally.metrics(ks) for tally in tallies]
+def _overall(model: str, benchmarks: Sequence[ProblemScores], args: EvaluationArguments) -> dict[str, Any]:
+    samples = {scores.samples_per_problem for scores in benchmarks}
+    columns = [scores.metrics(args.k or default_ks(min(samples))) for scores in benchmarks]
     groups = [np.stack(list(of_benchmark.values()), axis=1) for of_benchmark in columns]
     values = estimate(groups, args.bootstrap_samples, args.seed)
     n = samples.pop() if len(samples) == 1 else None
     return {
         "model": model,
         "benchmark": OVERALL,
-        "problems": sum(len(tally.rewards) for tally in tallies),
+        "problems": sum(len(scores.rewards) for scores in benchmarks),
         "n": n,
-        "samples": sum(tally.counts["samples"] for tally in tallies),
+        "samples": sum(scores.counts["samples"] for scores in benchmarks),
         "metrics": {_label(name, n): asdict(value) for name, value in zip(columns[0], values, strict=True)},
-        **_mean_shares(tallies),
+        **_mean_shares(benchmarks),
     }
 
 
@@ -144,45 +151,44 @@ def _label(metric: str, n: int | None) -> str:
     return metric if n is None or "@" in metric else f"{metric}@{n}"
 
 
-def compare(args: EvaluationArguments, report: Report) -> dict[str, Any]:
+# -- Comparison -------------------------------------------------------------------------------------------------------
+
+
+def compare(args: EvaluationArguments) -> dict[str, Any]:
     """
     Compare two evaluations on the problems that both have.
 
     Args:
         args ([`EvaluationArguments`]):
             Settings; `compare` names A and B.
-        report (`Callable[[str], None]`):
-            Told what a user should know.
 
     Returns:
-        `dict[str, Any]`: the differences B − A by benchmark, and overall.
+        `dict[str, Any]`: the differences B − A by benchmark, and overall, as shares of 1.
 
     Raises:
         FileNotFoundError: a folder or file is not there.
         ValueError: there are several models to choose from, no common benchmark or problem, or other gold answers.
     """
     names = list(args.compare or [])
-    first, second = (_evaluation(name, args, report) for name in names)
+    first, second = (_scores_of(name, args) for name in names)
     common = [benchmark for benchmark in first if benchmark in second]
     if not common:
         raise ValueError(
             f"`compare`: {names[0]} ({', '.join(first)}) and {names[1]} ({', '.join(second)}) share no benchmark."
         )
     for benchmark in sorted({*first, *second} - set(common)):
-        report(f"{benchmark} is only in one of the two, and left out.")
-    problems = {
-        benchmark: _common_problems(benchmark, first[benchmark], second[benchmark], report) for benchmark in common
-    }
-    tallies = [tally for side in (first, second) for tally in (side[benchmark] for benchmark in common)]
-    for tally in tallies:
-        _check_k(args.k, tally, "`compare`")
-    counts = {tally.samples_per_problem for tally in tallies}
+        logger.warning(f"{benchmark} is only in one of the two, and left out.")
+    problems = {benchmark: _common_problems(benchmark, first[benchmark], second[benchmark]) for benchmark in common}
+    all_scores = [side[benchmark] for side in (first, second) for benchmark in common]
+    for scores in all_scores:
+        _check_k(args.k, scores, "`compare`")
+    counts = {scores.samples_per_problem for scores in all_scores}
     ks = args.k or default_ks(min(counts))
     groups_a, groups_b = (
         [side[benchmark].metrics(ks, problems[benchmark]) for benchmark in common] for side in (first, second)
     )
     if len(counts) > 1:
-        report("The numbers of samples differ: maj, which grows with them, is left out.")
+        logger.warning("The numbers of samples differ: maj, which grows with them, is left out.")
     metrics = [name for name in groups_a[0] if name != "maj" or len(counts) == 1]
     rows = {benchmark: ([a], [b]) for benchmark, a, b in zip(common, groups_a, groups_b, strict=True)}
     if len(common) > 1:
@@ -195,7 +201,8 @@ def compare(args: EvaluationArguments, report: Report) -> dict[str, Any]:
         }
         for benchmark, (a, b) in rows.items()
     ]
-    return {"a": names[0], "b": names[1], "difference": "B - A", "results": results}
+    comparison = {"a": names[0], "b": names[1], "difference": "B - A", "results": results}
+    return comparison | {"bootstrap": _bootstrap_settings(args)}
 
 
 def _differences(
@@ -207,7 +214,7 @@ def _differences(
     stacked_a, stacked_b = (
         [np.stack([of_benchmark[name] for name in metrics], axis=1) for of_benchmark in side] for side in (a, b)
     )
-    differences: list[Difference] = paired_difference(stacked_a, stacked_b, args.bootstrap_samples, args.seed)
+    differences = paired_difference(stacked_a, stacked_b, args.bootstrap_samples, args.seed)
     means_a, means_b = (np.mean([group.mean(axis=0) for group in side], axis=0) for side in (stacked_a, stacked_b))
     return {
         name: {"a": float(means_a[i]), "b": float(means_b[i]), **asdict(differences[i])}
@@ -215,32 +222,32 @@ def _differences(
     }
 
 
-def _evaluation(name: str, args: EvaluationArguments, report: Report) -> dict[str, Tally]:
-    """The tallies of one side by benchmark: of a folder or a file, or of a model in `output`."""
+def _scores_of(name: str, args: EvaluationArguments) -> dict[str, ProblemScores]:
+    """The scores of one side by benchmark: of a folder or a file, or of a model in `output`."""
     path = Path(name).expanduser()
     file = path / SAMPLES if path.is_dir() else path
     if file.is_file() and file.suffix == ".jsonl":
-        tallies = read_tallies(file, report)
-        models = list(dict.fromkeys(model for model, _ in tallies))
+        by_key = read_scores(file)
+        models = list(dict.fromkeys(model for model, _ in by_key))
         if len(models) != 1:
             raise ValueError(
                 f"`compare`: {file} holds samples of {len(models)} models ({', '.join(models) or 'none'}). Compare two "
                 "of them by their names, with their folder as `output`."
             )
-        return {benchmark: tally for (_, benchmark), tally in tallies.items()}
+        return {benchmark: scores for (_, benchmark), scores in by_key.items()}
     own = Path(args.output) / SAMPLES if args.output is not None else None
-    tallies = read_tallies(own, report) if own is not None and own.is_file() else {}
-    of_model = {benchmark: tally for (model, benchmark), tally in tallies.items() if model == name.rstrip("/")}
+    by_key = read_scores(own) if own is not None and own.is_file() else {}
+    of_model = {benchmark: scores for (model, benchmark), scores in by_key.items() if model == name.rstrip("/")}
     if not of_model:
-        known_models = ", ".join(dict.fromkeys(model for model, _ in tallies))
-        known = f"and `output` has the models {known_models}" if tallies else "and `output` names no evaluation"
+        known_models = ", ".join(dict.fromkeys(model for model, _ in by_key))
+        known = f"and `output` has the models {known_models}" if by_key else "and `output` names no evaluation"
         raise FileNotFoundError(
             f"`compare`: {name} is no folder with a {SAMPLES}, no such file ending in .jsonl, {known}."
         )
     return of_model
 
 
-def _common_problems(benchmark: str, first: Tally, second: Tally, report: Report) -> list[str]:
+def _common_problems(benchmark: str, first: ProblemScores, second: ProblemScores) -> list[str]:
     common = [problem for problem in first.rewards if problem in second.rewards]
     if not common:
         raise ValueError(f"`compare`: the two have no problem of {benchmark} in common.")
@@ -251,5 +258,5 @@ def _common_problems(benchmark: str, first: Tally, second: Tally, report: Report
             f"{second.golds[other]!r} in the other. They are not the same problems."
         )
     if len(common) < max(len(first.rewards), len(second.rewards)):
-        report(f"{benchmark}: compared on the {len(common)} problems that both have.")
+        logger.warning(f"{benchmark}: compared on the {len(common)} problems that both have.")
     return common

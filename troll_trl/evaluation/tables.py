@@ -7,21 +7,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from troll_trl.evaluation.statistics import smallest_p_value
+
 _NAMES = ("model", "benchmark", "metric")
 _KEY_WIDTH = 24  # longer names are folded, if there is no room for them
 
 
 def results_table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """
-    Header and rows of an evaluation, in percent.
-
-    Args:
-        summary (`dict[str, Any]`):
-            What [`~troll_trl.evaluation.summary.summarize`] returns.
-
-    Returns:
-        `tuple[list[str], list[list[str]]]`: header and rows.
-    """
+    """Header and rows of what [`summarize`] returns, in percent."""
     results = summary["results"]
     # pass@1 is the mean
     ks = sorted({int(name[5:]) for result in results for name in result["metrics"] if name.startswith("pass@")} - {1})
@@ -50,16 +43,7 @@ def results_table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def notes(summary: dict[str, Any]) -> list[str]:
-    """
-    What the numbers do not say by themselves.
-
-    Args:
-        summary (`dict[str, Any]`):
-            What [`~troll_trl.evaluation.summary.summarize`] returns.
-
-    Returns:
-        `list[str]`: sentences for below the table.
-    """
+    """Sentences for below the table of a summary: what its numbers do not say by themselves."""
     found = []
     alike = [
         result["problems"]
@@ -77,16 +61,8 @@ def notes(summary: dict[str, Any]) -> list[str]:
 
 
 def comparison_table(comparison: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """
-    Header and rows of a comparison, in percent and points of a percent.
-
-    Args:
-        comparison (`dict[str, Any]`):
-            What [`~troll_trl.evaluation.summary.compare`] returns.
-
-    Returns:
-        `tuple[list[str], list[list[str]]]`: header and rows.
-    """
+    """Header and rows of what [`compare`] returns, in percent and points of a percent."""
+    smallest = smallest_p_value(comparison["bootstrap"]["samples"])
     header = ["benchmark", "problems", "metric", "A %", "B %", "B - A, points [95 %]", "p"]
     rows = [
         [
@@ -96,7 +72,8 @@ def comparison_table(comparison: dict[str, Any]) -> tuple[list[str], list[list[s
             f"{100 * metric['a']:.1f}",
             f"{100 * metric['b']:.1f}",
             f"{100 * metric['value']:+.1f} [{100 * metric['low']:+.1f}, {100 * metric['high']:+.1f}]",
-            f"{metric['p_value']:.4f}",
+            # One that is counted over resamples may be below what their number can show
+            f"< {smallest:.2g}" if metric["p_value"] <= smallest else f"{metric['p_value']:.2g}",
         ]
         for result in comparison["results"]
         for name, metric in result["metrics"].items()
@@ -113,17 +90,8 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def show(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]], keys: int = 2):
     """
-    Print a table.
-
-    Args:
-        console (`Console`):
-            Where to. Columns that it has no room for follow in further tables: a number must not be cut.
-        title (`str`):
-            Title.
-        header (`Sequence[str]`), rows (`Sequence[Sequence[str]]`):
-            The table.
-        keys (`int`, *optional*, defaults to `2`):
-            So many first columns, which say what a row is, are in each table.
+    Print a table. Columns that the console has no room for follow in further tables, for a number must not be cut; the
+    first `keys` columns, which say what a row is, are in each of them.
     """
     for columns in _columns_that_fit(console.width, header, rows, keys):
         table = Table(title=escape(title), title_justify="left")
@@ -154,14 +122,14 @@ def show_disagreements(console: Console, summary: dict[str, Any]):
         disagreements = result.get("disagreements")
         if disagreements is None:
             continue
-        say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
-        say(
+        print_text = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_text(
             f"{result['model']}, {result['benchmark']}: verifier and strict comparison disagree on "
             f"{disagreements['count']} of {result['samples'] - result['unreadable_gold']} samples "
             f"({disagreements['share']:.1%})."
         )
         for example in disagreements["examples"]:
-            say(
+            print_text(
                 f"  problem {example['problem']}, sample {example['sample']}, gold {example['gold']}: verifier read "
                 f"{example['answer']!r} ({_right(example['reward'])}), strict read {example['strict_answer']!r} "
                 f"({_right(example['strict'])}); the end: …{example['end'][-100:]!r}"

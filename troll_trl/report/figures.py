@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from troll_trl.report import series as s
+from troll_trl.report import metrics
+from troll_trl.report.metrics import Metric
 from troll_trl.report.runs import Group
-from troll_trl.report.series import Series
 
 # Okabe and Ito's colours but for yellow, which is faint on white, and black, which is the bound's. Lines and markers
 # tell groups apart without colour.
@@ -42,10 +42,10 @@ Curves = list[tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: the first series as the group's line, a second one thin and dotted."""
+    """One pair of axes: the first metric as the group's line, a second one thin and dotted."""
 
     title: str
-    series: tuple[Series, ...]
+    metrics: tuple[Metric, ...]
     against_time: bool = False
     held_out: bool = False
     bound: bool = False
@@ -73,30 +73,20 @@ class Drawn:
 
 def draw_figures(groups: Sequence[Group], success: str | None, output: Path) -> list[Drawn]:
     """
-    Draw all figures that the runs have series for.
-
-    Args:
-        groups (`Sequence[Group]`):
-            The runs.
-        success (`str`, *optional*):
-            Reward function whose mean is the success rate, see [`~troll_trl.report.series.reward_series`].
-        output (`Path`):
-            Folder for the PNGs. One of an earlier report that has no data this time is removed.
-
-    Returns:
-        `list[Drawn]`, in the order of the page.
+    Draw all figures that the runs have data for into `output`, in the order of the page; one of an earlier report that
+    has no data this time is removed. `success` is as for [`reward_metrics`].
     """
     with matplotlib.rc_context(_STYLE):
         return [_draw(groups, plan, output / f"{plan.name}.png") for plan in _plans(groups, success)]
 
 
 def _plans(groups: Sequence[Group], success: str | None) -> Iterator[Plan]:
-    def panels(*series: Series) -> list[Panel]:
-        return [Panel(one.title, (one,)) for one in series]
+    def panels(*shown: Metric) -> list[Panel]:
+        return [Panel(one.title, (one,)) for one in shown]
 
     rewards = [
-        Panel(series.title, (series,), against_time, held_out=True)
-        for series in s.reward_series(groups, success)
+        Panel(metric.title, (metric,), against_time, held_out=True)
+        for metric in metrics.reward_metrics(groups, success)
         for against_time in (False, True)
     ]
     text = (
@@ -105,24 +95,30 @@ def _plans(groups: Sequence[Group], success: str | None) -> Iterator[Plan]:
         "update stand side by side."
     )
     yield Plan("reward", "Reward and success", text, 2, rewards)
-    yield Plan("optimization", "Entropy and gradient", "", 2, panels(s.ENTROPY, s.GRADIENT))
+    yield Plan("optimization", "Entropy and gradient", "", 2, panels(metrics.ENTROPY, metrics.GRADIENT))
     kl = [
-        Panel("Largest KL of a token from the old policy", (s.KL_MAX_AFTER, s.KL_MAX_BEFORE), bound=True),
-        Panel("Mean KL of the tokens from the old policy", (s.KL_MEAN_AFTER, s.KL_MEAN_BEFORE), bound=True),
+        Panel("Largest KL of a token from the old policy", (metrics.KL_MAX_AFTER, metrics.KL_MAX_BEFORE), bound=True),
+        Panel("Mean KL of the tokens from the old policy", (metrics.KL_MEAN_AFTER, metrics.KL_MEAN_BEFORE), bound=True),
     ]
     text = (
         "KL from the old policy q before the projection, KL(p‖q), and after it, KL(π‖q), which the bound holds for. "
         "On a logarithmic axis zeros (updates with the weights of the rollout) are not drawn."
     )
-    yield Plan("trust_region", "Trust region", text, 2, kl + panels(s.PROJECTED, s.ETA, s.REGRESSION, s.SUPPORT))
+    yield Plan(
+        "trust_region",
+        "Trust region",
+        text,
+        2,
+        kl + panels(metrics.PROJECTED, metrics.ETA, metrics.REGRESSION, metrics.SUPPORT),
+    )
     text = "Share of tokens whose gradient the clip dropped, of runs that clip."
-    yield Plan("clip", "Clip", text, 3, panels(s.CLIPPED, s.CLIPPED_LOW, s.CLIPPED_HIGH))
-    yield Plan("completions", "Completions", "On training problems.", 2, panels(s.LENGTH, s.TRUNCATED))
+    yield Plan("clip", "Clip", text, 3, panels(metrics.CLIPPED, metrics.CLIPPED_LOW, metrics.CLIPPED_HIGH))
+    yield Plan("completions", "Completions", "On training problems.", 2, panels(metrics.LENGTH, metrics.TRUNCATED))
     text = (
         "Tokens of prompts and completions on all ranks per second of training time, each rollout batch over the time "
         "of all its updates; largest memory of one process since its start."
     )
-    yield Plan("cost", "Throughput and memory", text, 2, panels(s.THROUGHPUT, s.MEMORY))
+    yield Plan("cost", "Throughput and memory", text, 2, panels(metrics.THROUGHPUT, metrics.MEMORY))
 
 
 def _draw(groups: Sequence[Group], plan: Plan, file: Path) -> Drawn:
@@ -150,14 +146,14 @@ def _draw(groups: Sequence[Group], plan: Plan, file: Path) -> Drawn:
     return drawn
 
 
-def _curves(group: Group, series: Series, panel: Panel) -> Curves:
-    curves = (s.curve(run, series, panel.against_time) for run in group.runs)
+def _curves(group: Group, metric: Metric, panel: Panel) -> Curves:
+    curves = (metrics.curve(run, metric, panel.against_time) for run in group.runs)
     return [curve for curve in curves if curve is not None]
 
 
 def _has_data(group: Group, panel: Panel) -> bool:
-    held_out = panel.held_out and s.held_out(group, panel.series[0], panel.against_time) is not None
-    return held_out or any(_curves(group, series, panel) for series in panel.series)
+    held_out = panel.held_out and metrics.held_out(group, panel.metrics[0], panel.against_time) is not None
+    return held_out or any(_curves(group, metric, panel) for metric in panel.metrics)
 
 
 def _left_out(groups: Sequence[Group], plan: Plan) -> Iterator[str]:
@@ -175,15 +171,15 @@ def _left_out(groups: Sequence[Group], plan: Plan) -> Iterator[str]:
 
 
 def _why_missing(group: Group, panel: Panel) -> str:
-    keys = [prefix + series.key for series in panel.series for prefix in ("", s.HELD_OUT)[: 1 + panel.held_out]]
+    keys = [prefix + metric.key for metric in panel.metrics for prefix in ("", metrics.HELD_OUT)[: 1 + panel.held_out]]
     if not any(run.logs(key) for run in group.runs for key in keys):
         return "Not logged by"
     if panel.against_time and all(run.clock is None for run in group.runs):
         return "No step_time logged by"
     if not _has_data(group, panel):
         return "Zero throughout in"
-    evaluated = panel.held_out and any(run.logs(s.HELD_OUT + panel.series[0].key) for run in group.runs)
-    if evaluated and s.held_out(group, panel.series[0], panel.against_time) is None:
+    evaluated = panel.held_out and any(run.logs(metrics.HELD_OUT + panel.metrics[0].key) for run in group.runs)
+    if evaluated and metrics.held_out(group, panel.metrics[0], panel.against_time) is None:
         return "Held-out points, as no update was evaluated by all runs, of"
     return "" if all(any(run.logs(key) for key in keys) for run in group.runs) else "Logged by only some runs of"
 
@@ -193,17 +189,17 @@ def _why_missing(group: Group, panel: Panel) -> str:
 
 def _draw_panel(axes: Axes, groups: Sequence[Group], panel: Panel) -> None:
     scale, unit = _time_unit(groups) if panel.against_time else (1.0, "")
-    axes.set_yscale("log" if panel.series[0].log else "linear")
+    axes.set_yscale("log" if panel.metrics[0].log else "linear")
     for number, group in enumerate(groups):
         style = _style(number)
-        held_out = s.held_out(group, panel.series[0], panel.against_time) if panel.held_out else None
+        held_out = metrics.held_out(group, panel.metrics[0], panel.against_time) if panel.held_out else None
         if held_out is not None:
             aside = 0.0 if panel.against_time else (number - (len(groups) - 1) / 2) * 0.012 * held_out.x[-1]
             _draw_held_out(axes, held_out.x / scale + aside, held_out, style)
             style["marker"] = ""
-        for rank, series in enumerate(panel.series):
+        for rank, metric in enumerate(panel.metrics):
             look = style | {"linestyle": _DOTTED, "linewidth": 1.0, "markerfacecolor": "white"} if rank else style
-            _draw_curves(axes, _curves(group, series, panel), scale, look, number)
+            _draw_curves(axes, _curves(group, metric, panel), scale, look, number)
     _set_axes(axes, panel, unit)
     axes.set_xlim(0, 1.03 * _longest(groups, panel.against_time) / scale or None)
     if panel.bound:
@@ -214,7 +210,7 @@ def _draw_panel(axes: Axes, groups: Sequence[Group], panel: Panel) -> None:
 
 
 def _set_axes(axes: Axes, panel: Panel, time_unit: str) -> None:
-    first = panel.series[0]
+    first = panel.metrics[0]
     axes.set_title(panel.title)
     axes.set_xlabel(f"training time ({time_unit})" if panel.against_time else "updates")
     axes.set_ylabel(first.unit.replace("%", "share") or "no unit")
@@ -223,7 +219,7 @@ def _set_axes(axes: Axes, panel: Panel, time_unit: str) -> None:
     if first.log:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
-    elif first.lowest is not None:
+    elif math.isfinite(first.lowest):
         top = axes.dataLim.y1
         axes.set_ylim(first.lowest, first.lowest + 1.08 * (top - first.lowest) if top > first.lowest else None)
 
@@ -232,7 +228,7 @@ def _draw_curves(axes: Axes, curves: Curves, scale: float, look: dict[str, Any],
     """The mean of a group's curves and the band around it; beyond the shortest run, thin lines of the longer ones."""
     if not curves:
         return
-    band = s.band(curves)
+    band = metrics.band(curves)
     # Markers of different groups at different places
     count = max(1, round(len(band.x) / 8))
     axes.plot(band.x / scale, band.mean, markevery=(number * count // 3 % count, count), **look)
@@ -246,7 +242,7 @@ def _draw_curves(axes: Axes, curves: Curves, scale: float, look: dict[str, Any],
                 axes.plot(x[beyond:] / scale, y[beyond:], **look | {"linewidth": 0.6, "marker": "", "alpha": 0.7})
 
 
-def _draw_held_out(axes: Axes, x: np.ndarray, band: s.Band, style: dict[str, Any]) -> None:
+def _draw_held_out(axes: Axes, x: np.ndarray, band: metrics.Band, style: dict[str, Any]) -> None:
     """Large hollow markers, and bars from the smallest to the largest seed."""
     look = (
         style
@@ -303,7 +299,7 @@ def _legend(groups: Sequence[Group], panels: Sequence[Panel]) -> Iterator[Line2D
     if any(len(group.runs) > 1 for _, group in drawn):
         yield Patch(facecolor="0.5", alpha=0.3, label="band: smallest to largest seed")
     held_out = [panel for panel in panels if panel.held_out]
-    if any(s.held_out(group, panel.series[0], panel.against_time) for _, group in drawn for panel in held_out):
+    if any(metrics.held_out(group, panel.metrics[0], panel.against_time) for _, group in drawn for panel in held_out):
         look: dict[str, Any] = {
             "color": "0.3",
             "marker": "o",
@@ -312,7 +308,7 @@ def _legend(groups: Sequence[Group], panels: Sequence[Panel]) -> Iterator[Line2D
             "linewidth": 0.8,
         }
         yield Line2D([], [], **look, label="large markers: held-out problems")
-    if any(len(panel.series) > 1 for panel in panels):
+    if any(len(panel.metrics) > 1 for panel in panels):
         look = {"color": "0.3", "linestyle": _DOTTED, "marker": "o", "markersize": 4.5, "markerfacecolor": "white"}
         yield Line2D([], [], **look, label="dotted: before the projection")
     if any(panel.bound for panel in panels):

@@ -8,10 +8,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from troll_trl.report import series as s
+from troll_trl.report import metrics
 from troll_trl.report.figures import Drawn
+from troll_trl.report.metrics import Estimate, Metric
 from troll_trl.report.runs import RUN_SETTINGS, Group, Run
-from troll_trl.report.series import Estimate, Series
 
 INTERVALS = (
     "[ … ]: 95 % interval of the mean, by Student's t over the seeds, cut to what is possible (a share cannot exceed "
@@ -39,16 +39,8 @@ figure { margin: 1rem 0; } img { max-width: 100%; height: auto; } figcaption, .n
 
 def make_table(groups: Sequence[Group], success: str | None) -> list[list[str]]:
     """
-    The final table: a head, then one row per quantity and one column per group. Rows without any value are left out.
-
-    Args:
-        groups (`Sequence[Group]`):
-            The runs.
-        success (`str`, *optional*):
-            Reward function whose mean is the success rate, see [`~troll_trl.report.series.reward_series`].
-
-    Returns:
-        `list[list[str]]`: plain text, unescaped.
+    The final table in plain text: a head, then one row per quantity and one column per group. Rows without any value
+    are left out. `success` is as for [`reward_metrics`].
     """
     rows: list[tuple[str, list[str]]] = [
         ("seeds", [str(len(group.runs)) for group in groups]),
@@ -59,32 +51,32 @@ def make_table(groups: Sequence[Group], success: str | None) -> list[list[str]]:
         ("training time", [_range(_durations(group)) for group in groups]),
     ]
 
-    def add(*series: Series, when: str = "at the end", **how: Any) -> None:
-        for one in series:
+    def add(*rows_of: Metric, when: str = "at the end", **how: Any) -> None:
+        for one in rows_of:
             unit = f" ({one.unit})" if one.unit and not one.is_share else ""
-            cells = [show(s.final(group, one, **how), one) for group in groups]
+            cells = [show(metrics.final(group, one, **how), one) for group in groups]
             rows.append((f"{one.title}{', ' * bool(when)}{when}{unit}", cells))
 
-    for reward in s.reward_series(groups, success):
-        add(reward, when="held out, first", prefix=s.HELD_OUT, first=True)
-        add(reward, when="held out, last", prefix=s.HELD_OUT)
+    for reward in metrics.reward_metrics(groups, success):
+        add(reward, when="held out, first", prefix=metrics.HELD_OUT, first=True)
+        add(reward, when="held out, last", prefix=metrics.HELD_OUT)
         add(reward, when="training, at the end")
-    add(s.ENTROPY, s.GRADIENT, s.LENGTH, s.TRUNCATED, s.CLIPPED, s.PROJECTED)
+    add(metrics.ENTROPY, metrics.GRADIENT, metrics.LENGTH, metrics.TRUNCATED, metrics.CLIPPED, metrics.PROJECTED)
     rows.append(("KL bound (nats)", [_bound(group) for group in groups]))
-    add(s.KL_MAX_BEFORE, s.KL_MAX_AFTER, when="")
-    add(s.KL_MEAN_BEFORE, s.KL_MEAN_AFTER, s.REGRESSION, s.ETA, s.THROUGHPUT)
-    add(s.MEMORY, when="")
+    add(metrics.KL_MAX_BEFORE, metrics.KL_MAX_AFTER, when="")
+    add(metrics.KL_MEAN_BEFORE, metrics.KL_MEAN_AFTER, metrics.REGRESSION, metrics.ETA, metrics.THROUGHPUT)
+    add(metrics.MEMORY, when="")
     head = ["", *(group.label for group in groups)]
     return [head, *([name, *cells] for name, cells in rows if any(cell != "–" for cell in cells))]
 
 
-def show(estimate: Estimate | None, series: Series) -> str:
-    """An estimate with its interval, in the digits and the unit of its series."""
+def show(estimate: Estimate | None, metric: Metric) -> str:
+    """An estimate with its interval, in the digits and the unit of its metric."""
     if estimate is None:
         return "–"
 
     size = abs(estimate.mean)
-    if series.is_share:
+    if metric.is_share:
         form, scale = (".1f", 100) if size >= 0.01 else (".2f", 100)
     elif size == 0 or size >= 1e-3:  # four digits
         form, scale = f".{max(0, 3 - math.floor(math.log10(size)) if size else 0)}f", 1
@@ -94,7 +86,7 @@ def show(estimate: Estimate | None, series: Series) -> str:
     if estimate.interval is not None:
         low, high = estimate.interval
         text += f" [{scale * low:{form}}, {scale * high:{form}}]" + ("†" if estimate.seeds == 1 else "")
-    return text + (" %" if series.is_share else "")
+    return text + (" %" if metric.is_share else "")
 
 
 def _range(values: Sequence[str]) -> str:
@@ -141,7 +133,7 @@ def warnings_of(groups: Sequence[Group]) -> list[str]:
         if group.kl_bound is None or group.kl_bound[1]:
             continue
         for run in group.runs:
-            steps, largest = run.series(s.KL_MAX_AFTER.key)
+            steps, largest = run.points(metrics.KL_MAX_AFTER.key)
             exceeded = largest > group.kl_bound[0] * (1 + _BOUND_TOLERANCE)
             if exceeded.any():
                 text = f"KL after the projection of {largest.max():.4g} exceeds the bound {group.kl_bound[0]:g}"
@@ -166,16 +158,8 @@ def _setting(group: Group, name: str) -> str:
 
 
 def write_page(groups: Sequence[Group], drawn: Sequence[Drawn], table: Sequence[Sequence[str]], file: Path) -> None:
-    """
-    Write one self-contained HTML file, which requests nothing.
-
-    Args:
-        groups (`Sequence[Group]`), drawn (`Sequence[Drawn]`), table (`Sequence[Sequence[str]]`):
-            The runs, their figures and their final table.
-        file (`Path`):
-            Where to.
-    """
-    parts = ["<h1>Training report</h1>", _html_list([_describe(group) for group in groups])]
+    """Write one self-contained HTML file, which requests nothing: the runs, their final table, their figures."""
+    parts = ["<h1>Training report</h1>", *_top(groups)]
     parts += [f'<p class="warning">{escape(warning)}</p>' for warning in warnings_of(groups)]
     parts += ["<h2>Result</h2>", _html_table(table), f'<p class="note">{escape(INTERVALS)}</p>']
     for figure in drawn:
@@ -191,10 +175,10 @@ def write_page(groups: Sequence[Group], drawn: Sequence[Drawn], table: Sequence[
     if settings := differing_settings(groups):
         parts += ["<h2>Settings that differ</h2>", _html_table(settings)]
     parts += ["<h2>Runs</h2>", _html_table([["", "read from", "updates", "notes"], *map(_run_row, _runs(groups))])]
-    made = (
-        f"Made by scripts/report.py on {datetime.now():%Y-%m-%d %H:%M}. Curves of more than {s.MAX_POINTS} lines are "
-    )
-    parts += [f'<p class="note">{made}averaged over whole rollout batches (of maxima, their maximum).</p>']
+    parts += [
+        f'<p class="note">Made by scripts/report.py on {datetime.now():%Y-%m-%d %H:%M}. Curves of more than '
+        f"{metrics.MAX_POINTS} lines are averaged over whole rollout batches (of maxima, their maximum).</p>"
+    ]
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     head = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -206,10 +190,18 @@ def write_page(groups: Sequence[Group], drawn: Sequence[Drawn], table: Sequence[
     file.write_text(head + "\n".join(parts) + "\n</body>\n</html>\n", encoding="utf-8")
 
 
-def _describe(group: Group) -> str:
-    methods = " and ".join(sorted({run.method for run in group.runs}))
-    seeds = "1 run" if len(group.runs) == 1 else f"{len(group.runs)} runs, shown as seeds of one configuration"
-    return f"{group.label}: {seeds}; method {methods}"
+def _top(groups: Sequence[Group]) -> list[str]:
+    """Which model was trained on what, and how: what all groups share in one line, what they do not beside each."""
+    settings = [group.key_settings for group in groups]
+    shared = {name: value for name, value in settings[0].items() if all(other[name] == value for other in settings)}
+    items = []
+    for group, of_group in zip(groups, settings, strict=True):
+        seeds = "1 run" if len(group.runs) == 1 else f"{len(group.runs)} runs, shown as seeds of one configuration"
+        methods = " and ".join(sorted({run.method for run in group.runs}))
+        own = [f"{name} {value}" for name, value in of_group.items() if name not in shared]
+        items.append("; ".join([f"{group.label}: {seeds}", f"method {methods}", *own]))
+    line = "; ".join(f"{name} {value}" for name, value in shared.items())
+    return [*([f"<p>{escape(line[:1].upper() + line[1:])}</p>"] if line else []), _html_list(items)]
 
 
 def _runs(groups: Sequence[Group]) -> list[tuple[Group, Run]]:

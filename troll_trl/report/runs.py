@@ -28,29 +28,16 @@ class ReportError(ValueError):
 
 @dataclass
 class Run:
-    """
-    One training run, as its log lines tell it.
+    """One training run, as its log lines tell it."""
 
-    Attributes:
-        folder (`Path`):
-            The run's folder, as the user named it.
-        state_file (`Path`):
-            The file that was read.
-        updates (`dict[int, dict[str, float]]`):
-            Finite numbers by update (optimizer step), ascending, and metric: training and evaluation lines merged.
-        settings (`dict[str, Any]`):
-            What `scripts/train.py` saved as `config.yaml`; empty for other runs.
-        notes (`list[str]`):
-            What a reader of its curves should know.
-    """
-
-    folder: Path
-    state_file: Path
+    folder: Path  # as the user named it
+    state_file: Path  # that was read
+    # Finite numbers by update (optimizer step), ascending, and metric: training and evaluation lines merged
     updates: dict[int, dict[str, float]]
-    settings: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
+    settings: dict[str, Any]  # what `scripts/train.py` saved as `config.yaml`; empty for other runs
+    notes: list[str] = field(default_factory=list)  # what a reader of its curves should know
 
-    def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+    def points(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Updates `(n,)` and values `(n,)` of the metric `key`; empty if it was never logged."""
         points = [(step, line[key]) for step, line in self.updates.items() if key in line]
         steps, values = zip(*points, strict=True) if points else ((), ())
@@ -66,7 +53,7 @@ class Run:
     @cached_property
     def clock(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Updates `(n + 1,)`, from 0, and the training seconds that passed by then; `None` if no time was logged."""
-        steps, step_time = self.series("step_time")
+        steps, step_time = self.points("step_time")
         if len(steps) == 0:
             return None
         # A line's `step_time` is the mean over the updates since the line before. Lines without one (a torn record)
@@ -86,6 +73,17 @@ class Run:
         if any(key.startswith("troll/") for key in keys):
             return "troll"
         return "clip" if any(key.startswith("clip_ratio/") for key in keys) else "unknown"
+
+    @property
+    def key_settings(self) -> dict[str, str | None]:
+        """Model, dataset and learning rate; `None` for what is not known, and the largest rate that was logged."""
+        rate = self.settings.get("learning_rate", max(self.points("learning_rate")[1], default=None))
+        try:
+            rate = rate if rate is None else f"{float(rate):g}"
+        except (TypeError, ValueError):
+            rate = str(rate)
+        model, dataset = (self.settings.get(name) for name in ("model_name_or_path", "dataset_name"))
+        return {"model": model and str(model), "dataset": dataset and str(dataset), "learning rate": rate}
 
 
 @dataclass
@@ -107,6 +105,13 @@ class Group:
         lines = [line for run in self.runs for line in run.updates.values()]
         largest = [line["troll/kl_max"] for line in lines if line.get("troll/projected_fraction", 0) > 0]
         return (max(largest), True) if largest else None
+
+    @property
+    def key_settings(self) -> dict[str, str]:
+        """As those of its runs: all of them, where they differ."""
+        of_runs = [run.key_settings for run in self.runs]
+        known = {name: dict.fromkeys(value for run in of_runs if (value := run[name])) for name in of_runs[0]}
+        return {name: " or ".join(values) or "not recorded" for name, values in known.items()}
 
     def differing_settings(self) -> list[str]:
         """Names of saved settings in which its runs differ, other than seeds and folders."""
@@ -138,17 +143,8 @@ def load_run(path: Path) -> Run:
     Read a run from its folder: `trainer_state.json`, or that of the newest checkpoint.
 
     A run that was resumed, and stopped before it could write its own state again, is continued from its newest
-    checkpoint if that one's log begins with the folder's. A torn file is passed over, with a note.
-
-    Args:
-        path (`Path`):
-            A run's `output_dir`, one of its checkpoints, or a `trainer_state.json`.
-
-    Returns:
-        [`Run`].
-
-    Raises:
-        ReportError: there is no such folder, no readable state in it, or nothing was logged.
+    checkpoint if that one's log begins with the folder's. A torn file is passed over, with a note. `path` is a run's
+    `output_dir`, one of its checkpoints, or a `trainer_state.json`.
     """
     folder = path.parent if os.path.isfile(path) else path
     if not os.path.isdir(folder):
@@ -285,7 +281,7 @@ def _derive_throughput(run: Run) -> None:
     """
     if run.clock is None:
         return
-    steps, tokens = run.series("num_tokens")
+    steps, tokens = run.points("num_tokens")
     logged, seconds = run.clock
     # A line with a generation begins where the one before it ended; the last one's batch ends with the run
     begin = [int(np.searchsorted(logged, step, side="left")) - 1 for step in steps]
@@ -323,17 +319,8 @@ def load_groups(arguments: Sequence[str]) -> list[Group]:
 
     `LABEL=RUN[,RUN…]` names a group and its runs; the same label again adds to it. Runs without a label are seeds of
     one configuration if their paths are equal but for `seed0`, `-seed-1`, `_seed2` … at the end of a part:
-    `out/troll-seed0 out/troll-seed1`, or `seed0/troll seed1/troll`. The label is then what is left of the path.
-
-    Args:
-        arguments (`Sequence[str]`):
-            Run folders, with or without labels.
-
-    Returns:
-        `list[Group]`, in the order of the command line.
-
-    Raises:
-        ReportError: a run that cannot be read, or one that was given twice in a group; all such runs at once.
+    `out/troll-seed0 out/troll-seed1`, or `seed0/troll seed1/troll`. The label is then what is left of the path. Groups
+    are in the order of the command line; the ReportError names all runs that cannot be read, or are there twice.
     """
     paths: dict[str, list[Path]] = {}
     automatic = set()  # the keys of `paths` that are no labels, but paths without their seeds

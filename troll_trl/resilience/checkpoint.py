@@ -24,11 +24,6 @@ else:
 
 logger = get_logger(__name__)
 
-# Counters that the Trainer, TRL or BadNumbersMixin keep between updates, beside the loss since the last log line
-_COUNTERS = (
-    *("_globalstep_last_logged", "_updates_since_log", "_skipped_since_log", "_skipped_in_a_row"),
-    "_bad_rewards",
-)
 # What the saved rollout batch must agree with
 _LAYOUT = (
     *("steps_per_generation", "num_iterations", "per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -47,10 +42,14 @@ class CheckpointMixin(_Trainer):
     - `_run_epoch`: a finished run takes no further update; the sampler's shuffling is brought to the resumed epoch;
     - `_save_checkpoint`, `_get_output_dir`, `_push_from_checkpoint`: a checkpoint is written aside, then renamed;
     - `_save_rng_state`, `_load_rng_state`: the rank's own file;
+    - `_issue_warnings_after_load`: tied weights are not missing;
     - `_get_train_sampler`: kept, to be brought to the resumed epoch.
     """
 
     def __init__(self, *args, **kwargs):
+        # By mode and name, what is counted since the last log line: objects with `pop`, `state_dict` and
+        # `load_state_dict`. The other mixins add theirs; those of the training are kept in checkpoints.
+        self.counters: dict[str, dict[str, Any]] = {"train": {}, "eval": {}}
         super().__init__(*args, **kwargs)
         self._saving = False
         self._train_sampler: Any = None
@@ -123,6 +122,12 @@ class CheckpointMixin(_Trainer):
         if (folder / MARKER).exists():
             raise ValueError(f"The checkpoint {folder} is damaged: {reason}. Give another one.")
         logger.warning(f"Resuming from {folder}, of which it is not known whether it is complete: {reason}.")
+
+    def _issue_warnings_after_load(self, load_result):
+        # A tied head is in no file: the Trainer would report it as a missing key, which looks like a damaged checkpoint
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _get_train_sampler(self, *args, **kwargs):
         self._train_sampler = super()._get_train_sampler(*args, **kwargs)
@@ -208,12 +213,12 @@ class CheckpointMixin(_Trainer):
             "layout": self._layout(),
             "loss": self._tr_loss.item(),
             "metrics": dict(self._metrics["train"]),
-            "counters": {name: getattr(self, name) for name in _COUNTERS},
+            "last_logged": self._globalstep_last_logged,
+            "counters": {name: counter.state_dict() for name, counter in self.counters["train"].items()},
         }
         rollout_state.save(
             self._state_file(output_dir),
             info,
-            {"troll_metrics": self._troll_metrics["train"].state},
             self._buffered_inputs if unfinished and self.args.save_rollouts else None,
         )
 
@@ -233,12 +238,12 @@ class CheckpointMixin(_Trainer):
             logger.warning(
                 "`sync_ref_model`: no checkpoint holds the reference model; it starts over as the initial model."
             )
-        info, tensors, batches = rollout_state.load(path, self.accelerator.device)
+        info, batches = rollout_state.load(path, self.accelerator.device)
         self._tr_loss.fill_(info["loss"])
         self._metrics["train"].update(info["metrics"])
-        self._troll_metrics["train"].state = tensors["troll_metrics"]
-        for name in _COUNTERS:
-            setattr(self, name, info["counters"][name])
+        self._globalstep_last_logged = info["last_logged"]
+        for name, counter in self.counters["train"].items():
+            counter.load_state_dict(info["counters"][name])
         if info["layout"] != self._layout():
             self._warn_of_a_fresh_batch(f"The checkpoint has {info['layout']}, the run {self._layout()}.")
         elif info["unfinished"] and batches is None:

@@ -62,14 +62,34 @@ def check_ranges(config: Any) -> None:
     for allowed, (inside, names) in _RANGES.items():
         for name in names:
             value = getattr(config, name, None)
-            if value is not None and not (_is_number(value) and inside(value)):
+            if value is not None and not (is_number(value) and inside(value)):
                 raise ValueError(f"`{name}` must be {allowed}, got {value!r}.")
     for number, weight in enumerate(config.reward_weights or ()):
-        if not (_is_number(weight) and math.isfinite(weight)):
+        if not (is_number(weight) and math.isfinite(weight)):
             raise ValueError(f"`reward_weights` must be finite numbers, got {weight!r} for reward function {number}.")
 
 
-def _is_number(value: Any) -> bool:
+def context_length(config: Any) -> int | None:
+    """
+    Tokens that a model was made for, prompt and completion together.
+
+    Args:
+        config ([`~transformers.PreTrainedConfig`]):
+            Of the model.
+
+    Returns:
+        `int` or `None`: `None` if the config does not say. Scaled positions (YaRN and others) may reach further than
+        its `max_position_embeddings`.
+    """
+    config = config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None)
+    scaling = getattr(config, "rope_parameters", None) or {}
+    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+    return max(context, int(original * factor)) if context and original and factor else context
+
+
+def is_number(value: Any) -> bool:
+    """Whether an option is a number, which NaN and booleans are not."""
     return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
 
 
@@ -123,12 +143,7 @@ class InputChecksMixin(_Trainer):
     def _context_length(self) -> int | None:
         if self._is_vlm or getattr(self, "environment_factories", None) is not None:
             return None
-        config = self.accelerator.unwrap_model(self.model).config.get_text_config()
-        context = getattr(config, "max_position_embeddings", None)
-        # Scaled positions (YaRN and others) may reach further than the config says
-        scaling = getattr(config, "rope_parameters", None) or {}
-        original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
-        return max(context, int(original * factor)) if context and original and factor else context
+        return context_length(self.accelerator.unwrap_model(self.model).config)
 
     def _check_length(self, length: int, context: int, row: str):
         completion = self.max_completion_length

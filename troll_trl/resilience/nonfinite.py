@@ -1,7 +1,8 @@
-"""BadNumbersMixin: an update that would read a NaN or an infinity is skipped, on every rank, and said so."""
+"""NonFiniteMixin: an update that would read a NaN or an infinity is skipped, on every rank, and said so."""
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +36,33 @@ _COUNTED = (*(name for name in _COLUMNS if name != "sampling_per_token_logps"), 
 _TOKENS = len(_COUNTED)  # the last slot: live tokens
 
 
-class BadNumbersMixin(_Trainer):
+@dataclass
+class SkippedUpdates:
+    """Counts of one rank, which are equal on all: updates and skipped ones since the last log line, those skipped in a
+    row, and the rewards of the current rollout batch that were not finite, in words."""
+
+    updates: int = 0
+    skipped: int = 0
+    in_a_row: int = 0
+    bad_rewards: list[str] = field(default_factory=list)
+
+    def reset(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def pop(self) -> dict[str, float]:
+        """The metric of a log line; empty when there was no update since the last one."""
+        metrics: dict[str, float] = {"troll/skipped_updates": self.skipped} if self.updates else {}
+        self.updates = self.skipped = 0
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class NonFiniteMixin(_Trainer):
     """
     Stands before a TROLL trainer in the list of bases, and keeps numbers that are not finite out of the weights.
 
@@ -49,21 +76,22 @@ class BadNumbersMixin(_Trainer):
     can lower its scale. DeepSpeed takes its step inside the backward: there the run stops before it.
 
     Overridden are `train`, `_calculate_rewards`, `_generate_and_score_completions`, `compute_loss`,
-    `_compute_loss`, `_get_per_token_logps_and_entropies`, `_get_grad_norm` and `log`.
+    `_compute_loss`, `_get_per_token_logps_and_entropies` and `_get_grad_norm`.
     """
 
+    # Declared for the type checker
     reward_funcs: list[Callable]  # TRL's
+    counters: dict[str, dict[str, Any]]  # CheckpointMixin's
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._bad_counts = torch.zeros(_TOKENS + 1, dtype=torch.float64, device=self.accelerator.device)
-        self._bad_rewards: list[str] = []  # of the current rollout batch
-        self._live: torch.Tensor | None = None  # (B, C) while a loss is computed
-        self._updates_since_log = self._skipped_since_log = self._skipped_in_a_row = 0
+        self._live: Any = None  # (B, C) bool while a loss is computed: the tokens that it is over
+        self._skips = self.counters["train"]["skipped_updates"] = SkippedUpdates()
 
     def train(self, *args, **kwargs):
         self._bad_counts.zero_()  # an earlier call may have ended in the middle of an update
-        self._updates_since_log = self._skipped_since_log = self._skipped_in_a_row = 0
+        self._skips.reset()
         return super().train(*args, **kwargs)
 
     # -- Rewards ----------------------------------------------------------------------------------------------------
@@ -86,16 +114,16 @@ class BadNumbersMixin(_Trainer):
             for row, column in bad.nonzero().tolist()
         ]
         if self.model.training:
-            self._bad_rewards = names
+            self._skips.bad_rewards = names
         elif names:
             logger.warning(f"In the evaluation at step {self.state.global_step}, not finite: {_some(names)}.")
         return rewards.masked_fill(bad, torch.nan)  # so that TRL's averages stay those of the other rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.model.training:
-            self._bad_rewards = []
+            self._skips.bad_rewards = []
         output = super()._generate_and_score_completions(inputs)
-        if self.model.training and self._bad_rewards:
+        if self.model.training and self._skips.bad_rewards:
             # The other rewards of the group, or of the batch, were normalised with it. NaN stays with the rollout
             # batch, also in a checkpoint, until its last update has been skipped.
             output["advantages"] = torch.full_like(output["advantages"], torch.nan)
@@ -146,7 +174,7 @@ class BadNumbersMixin(_Trainer):
     def _get_grad_norm(self, model, grad_norm=None):
         # The last call before the optimizer's step that knows the norm, with `max_grad_norm` 0 too
         grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        self._updates_since_log += 1
+        self._skips.updates += 1
         if self.is_deepspeed_enabled:
             return grad_norm
         norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else torch.as_tensor(grad_norm)
@@ -154,7 +182,7 @@ class BadNumbersMixin(_Trainer):
             self._count("gradient", torch.ones((), device=self._bad_counts.device))
         bad, tokens = self._gather_counts()
         skip = bool(bad) or tokens == 0
-        self._skipped_since_log += skip
+        self._skips.skipped += skip
         if skip:
             model.zero_grad()  # without gradients the optimizer does nothing, weight decay included
         if self.accelerator.scaler is None:
@@ -186,21 +214,21 @@ class BadNumbersMixin(_Trainer):
         if not bad:
             # Neither good nor bad: an update without a live token leaves the count of those in a row alone
             if tokens > 0:
-                self._skipped_in_a_row = 0
+                self._skips.in_a_row = 0
             else:
                 logger.warning(f"Update {step} skipped: every completion in it is masked, on every rank.")
             return
-        self._skipped_in_a_row += 1
-        if self._bad_rewards:
-            bad += f", because of {_some(self._bad_rewards)}"
+        self._skips.in_a_row += 1
+        if self._skips.bad_rewards:
+            bad += f", because of {_some(self._skips.bad_rewards)}"
         limit = self.args.max_skipped_updates
         logger.warning(
             f"Update {step} skipped, weights and optimizer unchanged. Not finite: {bad}. "
-            f"({self._skipped_in_a_row} in a row; `max_skipped_updates` is {limit}.)"
+            f"({self._skips.in_a_row} in a row; `max_skipped_updates` is {limit}.)"
         )
-        if self._skipped_in_a_row >= limit:
+        if self._skips.in_a_row >= limit:
             raise FloatingPointError(
-                f"Stopped at update {step}: {self._skipped_in_a_row} updates in a row were skipped "
+                f"Stopped at update {step}: {self._skips.in_a_row} updates in a row were skipped "
                 f"(`max_skipped_updates`). Not finite: {bad}. The weights are those of the last good update. {_ADVICE}"
             )
 
@@ -211,12 +239,6 @@ class BadNumbersMixin(_Trainer):
                 f"Stopped before update {self.state.global_step + 1}, which DeepSpeed cannot skip. Not finite: {bad}. "
                 f"{_ADVICE}"
             )
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self.model.training and self._updates_since_log:
-            logs["troll/skipped_updates"] = self._skipped_since_log
-            self._updates_since_log = self._skipped_since_log = 0
-        super().log(logs, start_time)
 
 
 _ADVICE = (

@@ -24,7 +24,7 @@ def file_name(rank: int, ranks: int) -> str:
     return f"rollout-state-{rank}-of-{ranks}.safetensors"
 
 
-def save(path: Path, info: dict[str, Any], tensors: dict[str, torch.Tensor], batches: Batches | None) -> None:
+def save(path: Path, info: dict[str, Any], batches: Batches | None) -> None:
     """
     Write the state of this rank.
 
@@ -33,13 +33,10 @@ def save(path: Path, info: dict[str, Any], tensors: dict[str, torch.Tensor], bat
             The file.
         info (`dict[str, Any]`):
             What JSON can hold; NaN and infinities included.
-        tensors (`dict[str, torch.Tensor]`):
-            Other tensors to keep.
         batches (`list[dict[str, Any]]`, *optional*):
             TRL's buffer: one dictionary per micro-batch, of tensors and of what JSON can hold.
     """
-    generator_tensors, generator_info = _generator_states()
-    tensors = {**tensors, **generator_tensors}
+    tensors, generator_info = _generator_states()
     others: Batches | None = None
     if batches is not None:
         others = [{name: value for name, value in batch.items() if not _is_tensor(value)} for batch in batches]
@@ -51,7 +48,7 @@ def save(path: Path, info: dict[str, Any], tensors: dict[str, torch.Tensor], bat
     save_file(tensors, path, metadata={"info": text})
 
 
-def load(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, torch.Tensor], Batches | None]:
+def load(path: Path, device: torch.device) -> tuple[dict[str, Any], Batches | None]:
     """
     Read what [`save`] wrote, and set the random generators.
 
@@ -62,20 +59,19 @@ def load(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, to
             Where the tensors go.
 
     Returns:
-        `tuple`: `info`, `tensors` and `batches` as they were given to [`save`].
+        `tuple`: `info` and `batches` as they were given to [`save`].
     """
     with safe_open(path, framework="pt", device="cpu") as file:
         info = json.loads(file.metadata()["info"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
     _set_generators(tensors, info.pop("generators"))
     batches = info.pop("batches")
-    rest = {name: value.to(device) for name, value in tensors.items() if not name.startswith(("batch/", "generator/"))}
     if batches is not None:
         for name, value in tensors.items():
             if name.startswith("batch/"):
                 _, i, key = name.split("/", 2)
                 batches[int(i)][key] = value.to(device)
-    return info, rest, batches
+    return info, batches
 
 
 def _is_tensor(value: Any) -> bool:

@@ -1,6 +1,7 @@
-r"""extract_answer: the final answer that a text states, in a `\boxed{}` or behind "Answer:"."""
+r"""extract_answer: the final answer that a text states, in a `\boxed{}`, in `<answer>` or behind "Answer:"."""
 
 import re
+from collections.abc import Callable
 
 # A completion that boxes more different answers than this, in whatever words, lists candidates
 MAX_BOXES = 5
@@ -29,10 +30,11 @@ _CONNECTOR = re.compile(
 MAX_CONNECTOR_CHARACTERS = 60
 
 
-def extract_answer(text: str) -> str | None:
+def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> str | None:
     r"""
-    The final answer that a text states: what its last `\boxed{...}` after the last `</think>` holds; without one, what
-    follows the last `Answer:`, `####` or "the (final) answer is" on its line.
+    The final answer that a text states, after the last `</think>`: what its last `\boxed{...}` holds; without one, its
+    last `<answer>...</answer>`; without either, what follows the last `Answer:`, `####` or "the (final) answer is" on
+    its line.
 
     Boxes that only "and", "or" or punctuation separate state one answer together, a list, and so do more than
     `MAX_BOXES` boxes that differ: who lists candidates has not answered.
@@ -40,6 +42,9 @@ def extract_answer(text: str) -> str | None:
     Args:
         text (`str`):
             A completion or a worked solution. It is read in time linear in its length.
+        accept (`Callable[[str], bool]`, *optional*):
+            Whether an answer can be one. A box that cannot gives way to a later "the answer is" that can: the option of
+            a multiple choice behind its boxed text.
 
     Returns:
         `str` or `None`:
@@ -50,7 +55,20 @@ def extract_answer(text: str) -> str | None:
     text = text.rpartition("</think>")[2].partition("<think>")[0]
     boxes = _boxes(text)
     if boxes:
-        return _answer_of_boxes(text, boxes)
+        boxed = _answer_of_boxes(text, boxes)
+        if boxed is not None and accept is not None and not accept(boxed):
+            later = _stated(text[boxes[-1][2] :])
+            return later if later is not None and accept(later) else boxed
+        return boxed
+    tagged, close, _ = text.rpartition("</answer>")
+    inside = tagged.rpartition("<answer>")
+    if close and inside[1]:
+        return _stated(inside[2]) or inside[2].strip() or None
+    return _stated(text)
+
+
+def _stated(text: str) -> str | None:
+    """What follows the last "the answer is" or the like."""
     end = start = -1
     for marker in _ANSWER_MARKER.finditer(text):
         start, end = marker.span()

@@ -1,44 +1,56 @@
 r"""math_accuracy_reward: 1 for a right final answer, 0 for a wrong one, whatever the completion contains."""
 
+import math
+import numbers
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from decimal import Decimal
 
 from troll_trl.rewards.answers import extract_answer
 from troll_trl.rewards.verifier import (
     MAX_ANSWER_CHARACTERS,
     PATHS,
     TIMEOUT_SECONDS,
+    Verdict,
     is_readable_gold,
+    normalised_gold,
+    start,
     verify,
 )
+from troll_trl.rewards.verifier.choices import option_text
 from troll_trl.rewards.verifier.spelling import normalise
 from troll_trl.rewards.verifier.values import read_quantity
 
 
 def math_accuracy_reward(
     completions: list[list[dict[str, str]]] | list[str],
-    solution: list[str],
+    solution: list[str | int | float | None],
     log_metric: Callable[[str, float], None] | None = None,
     log_extra: Callable[[str, list], None] | None = None,
+    options: list[list[str] | dict[str, str] | None] | None = None,
+    allow_unevaluated: bool = False,
     **kwargs,
 ) -> list[float | None]:
     r"""
     Reward function that checks the final answer of each completion against the gold answer.
 
-    The answer of a completion is read after its last `</think>`: the last balanced `\boxed{...}`; without one, what
-    follows the last `Answer:`, `####` or "the (final) answer is". A completion without any of these has no answer and
-    gets 0: the last number of a text is no answer. So does one whose thinking (`<think>`) never ends, and one that
-    lists several boxed answers. docs/rewards.md says what counts as equal.
+    The answer of a completion is read after its last `</think>`: the last balanced `\boxed{...}`; without one, the last
+    `<answer>...</answer>`; without either, what follows the last `Answer:`, `####` or "the (final) answer is". A
+    completion without any of these has no answer and gets 0: the last number of a text is no answer. So does one whose
+    thinking (`<think>`) never ends, and one that lists several boxed answers. What counts as equal stands in
+    docs/rewards.md.
 
-    It cannot hang: what is not decided by rules goes to worker processes, each pair with a limit of time and memory
-    (see [`~troll_trl.rewards.verifier.verify`]). What runs into a limit gets 0 and is counted. Any thread may call it.
+    It cannot hang: what is not decided by rules goes to worker processes, each pair with a limit of processor time and
+    memory (see [`~troll_trl.rewards.verifier.verify`]). What runs into a limit gets 0 and is counted. Any thread may
+    call it.
 
     Args:
         completions (`list[list[dict[str, str]]]` or `list[str]`):
             Completions, chat messages (the last message of the assistant counts) or plain text.
-        solution (`list[str]`):
+        solution (`list[str | int | float | None]`):
             Gold answers as [`~troll_trl.data.load_math_dataset`] writes them (`\boxed{...}`). A bare answer, `$...$` or
-            a worked solution that ends in one of the forms above is read too.
+            a worked solution that ends in one of the forms above is read too, and so is a number. `None`, for a row of
+            another task in a mixed dataset, gives `None`.
         log_metric (`Callable`, *optional*):
             Given by the trainer: logs `math_accuracy/{path}`, the share of the completions decided by each of
             `troll_trl.rewards.verifier.PATHS`: timeouts, crashes, completions without an answer, gold answers that
@@ -46,17 +58,23 @@ def math_accuracy_reward(
         log_extra (`Callable`, *optional*):
             Given by the trainer: adds the columns `solution`, `answer` and `answer_path` to the table of logged
             completions.
+        options (`list[list[str] | dict[str, str] | None]`, *optional*):
+            The options of multiple choice, in order or by letter, if the dataset has such a column: for the gold answer
+            `B` the text of option B is then right too.
+        allow_unevaluated (`bool`, *optional*, defaults to `False`):
+            Whether `95^2` is an answer to 9025. By default an answer must be worked out as far as the gold answer is,
+            or boxing an expression of the problem would pay.
         **kwargs:
             The other columns and arguments that TRL hands to every reward function; not used.
 
     Returns:
         `list[float | None]`:
-            1.0 for a right answer, 0.0 for a wrong or missing one, `None` (the trainer skips it) where the
-            gold answer cannot be read.
+            1.0 for a right answer, 0.0 for a wrong or missing one, `None` (the trainer skips it) where there is
+            no gold answer or it cannot be read.
 
     Raises:
         ValueError: `completions` and `solution` differ in length.
-        TypeError: a solution that is not a string.
+        TypeError: a solution that is neither text nor a number; the message names the row.
 
     Example:
     ```python
@@ -68,20 +86,56 @@ def math_accuracy_reward(
     """
     if len(completions) != len(solution):
         raise ValueError(f"Got {len(completions)} completions but {len(solution)} solutions; they must pair up.")
-    for gold in solution:
-        if not isinstance(gold, str):
-            raise TypeError(f"Every solution must be a string such as '\\boxed{{72}}', got {gold!r}.")
-    verdicts = verify(solution, [_text_of(completion) for completion in completions], TIMEOUT_SECONDS)
+    golds = [_text_of_gold(gold, row) for row, gold in enumerate(solution)]
+    texts = [_text_of(completion) for completion in completions]
+    verdicts = verify(golds, texts, TIMEOUT_SECONDS, strict=not allow_unevaluated)
+    if options is not None:
+        _accept_text_of_option(verdicts, golds, texts, options, strict=not allow_unevaluated)
     if log_metric is not None and verdicts:
         counts = Counter(verdict.path for verdict in verdicts)
         for path in PATHS:  # all of them, always: the ranks average by name
             log_metric(f"math_accuracy/{path}", counts[path] / len(verdicts))
     if log_extra is not None:
-        log_extra("solution", list(solution))
+        log_extra("solution", ["[none]" if gold is None else gold for gold in golds])
         answers = ["[none]" if verdict.answer is None else verdict.answer for verdict in verdicts]
         log_extra("answer", [answer[:MAX_ANSWER_CHARACTERS] for answer in answers])  # of a million characters, say
         log_extra("answer_path", [verdict.path for verdict in verdicts])
     return [verdict.reward for verdict in verdicts]
+
+
+# The trainers call this when they are built: what the workers import takes seconds
+math_accuracy_reward.start_workers = start  # type: ignore[attr-defined]
+
+
+def _text_of_gold(gold: str | int | float | None, row: int) -> str | None:
+    """A gold answer as text; a float is written out, for the "e" of "1e+16" may be read as Euler's number."""
+    if gold is None or isinstance(gold, str):
+        return gold
+    if isinstance(gold, bool) or not isinstance(gold, numbers.Real) or not math.isfinite(gold):
+        raise TypeError(
+            f"Row {row}: a solution must be text such as '\\boxed{{72}}', a finite number, or None for a row without "
+            f"one; got {gold!r}, a {type(gold).__name__}. Convert the column, or leave the row out."
+        )
+    return str(gold) if isinstance(gold, numbers.Integral) else format(Decimal(repr(float(gold))), "f")
+
+
+def _accept_text_of_option(
+    verdicts: list[Verdict], golds: list[str | None], texts: list[str], options: Sequence, strict: bool
+) -> None:
+    """Put right the verdicts of answers that repeat the option whose letter is the gold answer."""
+    if len(options) != len(golds):
+        raise ValueError(f"Got {len(golds)} solutions but {len(options)} `options`; they must pair up.")
+    rows, meant = [], []
+    for row, verdict in enumerate(verdicts):
+        if verdict.reward == 0.0 and verdict.answer is not None:
+            text = option_text(normalised_gold(golds[row] or ""), options[row])
+            if text is not None:
+                rows.append(row)
+                meant.append(text)
+    again = verify(meant, [texts[row] for row in rows], TIMEOUT_SECONDS, strict)
+    for row, verdict in zip(rows, again, strict=True):
+        if verdict.reward == 1.0:
+            verdicts[row] = verdict
 
 
 def answer_format_reward(completions: list[list[dict[str, str]]] | list[str], **kwargs) -> list[float]:

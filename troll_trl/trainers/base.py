@@ -1,7 +1,8 @@
-"""TrollMixin: what TROLL changes in a TRL trainer, whatever the estimator of its advantages."""
+"""TrollMixin: what stands before a TRL trainer to make it one of TROLL's, whatever the estimator of its advantages."""
 
 import math
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,12 +10,16 @@ from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from trl.trainer.utils import get_config_model_id
 
+import troll_trl
 from troll_trl.lm_head import add_sparse_lm_head
-from troll_trl.trainers.config import TrollOptions
+from troll_trl.resilience.checkpoint import CheckpointMixin
+from troll_trl.resilience.input_checks import InputChecksMixin
+from troll_trl.resilience.nonfinite import NonFiniteMixin
+from troll_trl.trainers.config import TrollOptions, trust_region_fields
+from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding
 from troll_trl.trainers.metrics import TrollMetrics
-from troll_trl.trainers.trl_compat import check_trl
-from troll_trl.trust_region.projection import kl_divergence, project
-from troll_trl.trust_region.sparse import SparseDistribution, check_support_options, keep_nothing
+from troll_trl.trainers.trl_compat import check_trl, silence_known_warnings
+from troll_trl.trust_region.sparse import SparseDistribution
 
 if TYPE_CHECKING:  # what stands behind the mixin
     from trl import GRPOTrainer as _Trainer
@@ -26,22 +31,26 @@ logger = get_logger(__name__)
 # Columns of the rollout batch that hold the old policy; TRL shuffles and splits them with its own
 _OLD_TOKEN_IDS, _OLD_LOG_PROBS = "troll_old_token_ids", "troll_old_log_probs"
 
-PAPER = {
-    "title": "TROLL: Trust Regions improve Reinforcement Learning for Large Language Models",
-    "id": "2510.03817",
-    # docstyle-ignore
-    "citation": textwrap.dedent("""\
-        @article{becker2025troll,
-            title        = {{TROLL: Trust Regions improve Reinforcement Learning for Large Language Models}},
-            author       = {Becker, Philipp and Freymuth, Niklas and Thilges, Serge and Otto, Fabian and
-                            Neumann, Gerhard},
-            year         = 2025,
-            eprint       = {arXiv:2510.03817},
-        }"""),
-}
+_CITATION = textwrap.dedent("""\
+    @article{becker2025troll,
+        title        = {{TROLL: Trust Regions improve Reinforcement Learning for Large Language Models}},
+        author       = {Becker, Philipp and Freymuth, Niklas and Thilges, Serge and Otto, Fabian and
+                        Neumann, Gerhard},
+        year         = 2025,
+        eprint       = {arXiv:2510.03817},
+    }""")
 
 
-class TrollMixin(_Trainer):
+def paper_of(trainer: type) -> dict[str, str]:
+    """What a model card says of the method: TROLL's paper, and the citation of TRL's trainer beside its own."""
+    return {
+        "title": "TROLL: Trust Regions improve Reinforcement Learning for Large Language Models",
+        "id": "2510.03817",
+        "citation": f"{_CITATION}\n\n{trainer._paper['citation']}",  # type: ignore[attr-defined]
+    }
+
+
+class TrustRegionMixin(_Trainer):
     """
     Stands before a TRL trainer that samples completions and clips a probability ratio, in the list of bases.
 
@@ -61,39 +70,53 @@ class TrollMixin(_Trainer):
 
     _config_class: type[TrollOptions]
     _name: str
+    # Declared for the type checker
     beta: float  # TRL's
+    counters: dict[str, dict[str, Any]]  # CheckpointMixin's
+    _live: Any  # NonFiniteMixin's
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
         check_trl(type(self))
+        silence_known_warnings()
         if args is None:
             model_id = model if isinstance(model, str) else get_config_model_id(model.config)
             args = self._config_class(f"{model_id.split('/')[-1]}-{self._name}")
         elif not isinstance(args, self._config_class):
             args = self._config_class.from_trl(args)
         super().__init__(model, reward_funcs, args, *others, **kwargs)
+        for function in self.reward_funcs:  # in the background, while the model is prepared
+            getattr(function, "start_workers", lambda: None)()
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         vocabulary = base_model.config.get_text_config().vocab_size
-        check_support_options(args.support_size, args.tail_mass, vocabulary)
+        self.support_size = min(args.support_size, vocabulary)
+        if args.support_size > vocabulary:
+            logger.warning(
+                f"`support_size` ({args.support_size}) exceeds the vocabulary of {vocabulary} tokens: all are kept."
+            )
         # RLOOConfig has no `cast_lm_head_to_fp32`
         add_sparse_lm_head(base_model, self.temperature, getattr(args, "cast_lm_head_to_fp32", False))
         # The projection takes the place of the clip: TRL's surrogate gets a range without ends
         self.epsilon_low = self.epsilon_high = math.inf
 
-        self._troll_metrics = {mode: TrollMetrics(self.accelerator) for mode in ("train", "eval")}
+        for mode in ("train", "eval"):
+            self.counters[mode]["projection"] = TrollMetrics(self.accelerator)
         self._record_next_pass = False  # the next pass without gradient scores the rollout with the current weights
+        # What it has kept, and the log-probabilities (B, C) of the sampled tokens, while TRL scores the rollout
         self._recorded: SparseDistribution | None = None
-        self._cache_size_said = False
+        self._recorded_log_probs: torch.Tensor | None = None
+        self._cache_size_printed = False
         self._loss_pass: LossPass | None = None  # set while TRL's loss runs
-        self._say_batch_arithmetic()
+        self._print_batch_arithmetic()
         self._warn_of_noise()
 
-    def _say_batch_arithmetic(self):
+    def _print_batch_arithmetic(self):
         args, completions = self.args, self.args.generation_batch_size
         self.accelerator.print(
-            f"TROLL: {completions // args.num_generations} prompts x {args.num_generations} completions per rollout "
-            f"batch, {args.updates_per_rollout_batch:g} updates per rollout batch, up to {args.support_size} tokens "
-            f"kept per position (tail mass {args.tail_mass:g}), KL bound {args.kl_bound:g}."
+            f"TROLL: {_counted(completions // args.num_generations, 'prompt')} x {args.num_generations} completions "
+            f"per rollout batch, {_counted(args.updates_per_rollout_batch, 'update')} per rollout batch, "
+            f"up to {_counted(self.support_size, 'token')} kept per position (tail mass {args.tail_mass:g}), KL bound "
+            f"{args.kl_bound:g}."
         )
         if args.trust_region_idle:
             logger.warning(
@@ -132,7 +155,7 @@ class TrollMixin(_Trainer):
         raise NotImplementedError
 
     def _terms_of_policy(
-        self, loss_pass: "LossPass", mask: torch.Tensor, inputs: dict[str, Any], mode: str
+        self, loss_pass: LossPass, mask: torch.Tensor, inputs: dict[str, Any], mode: str
     ) -> torch.Tensor:
         """What is added to TRL's surrogate, a scalar: the regression KL(p ‖ stopgrad π)."""
         return self.args.regression_coef * self._aggregate(loss_pass.regression, mask, inputs, mode)
@@ -143,12 +166,12 @@ class TrollMixin(_Trainer):
         # The pass that scores the rollout comes first. The reference pass goes, with PEFT, through the same model, and
         # in an idle GRPO run it is the only one: it must not be taken for the old policy.
         self._record_next_pass = records = self._records_old_policy()
-        self._recorded = None
+        self._recorded = self._recorded_log_probs = None
         try:
             output = super()._generate_and_score_completions(inputs)
         finally:
             self._record_next_pass = False
-        old, self._recorded = self._recorded, None
+        old, self._recorded, self._recorded_log_probs = self._recorded, None, None
         if (old is not None) != records:
             raise RuntimeError(
                 "TRL scored the old policy under another condition than troll_trl expects; see trainers/trl_compat.py."
@@ -165,7 +188,10 @@ class TrollMixin(_Trainer):
             policy = self._loss_pass.wrap(model, logits_to_keep)
             return score(policy, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
         if not self._record_next_pass:
-            return score(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+            log_probs, *others = score(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+            if self._recorded_log_probs is not None:  # the reference, after the old policy
+                log_probs = equal_to_rounding(log_probs, self._recorded_log_probs)
+            return log_probs, *others
 
         self._record_next_pass = False
         parts = []
@@ -173,7 +199,7 @@ class TrollMixin(_Trainer):
         def old_policy(**model_inputs):
             output = model(
                 **model_inputs,
-                support_size=self.args.support_size,
+                support_size=self.support_size,
                 tail_mass=self.args.tail_mass,
                 check_finite=False,
             )
@@ -182,15 +208,15 @@ class TrollMixin(_Trainer):
             return output
 
         result = score(old_policy, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
-        self._recorded = SparseDistribution.concatenate(parts)
-        self._say_cache_size(self._recorded)
+        self._recorded, self._recorded_log_probs = SparseDistribution.concatenate(parts), result[0]
+        self._print_cache_size(self._recorded)
         return result
 
-    def _say_cache_size(self, old: SparseDistribution):
+    def _print_cache_size(self, old: SparseDistribution):
         """Once: the bytes that the old policy takes per completion token, padding included."""
-        if self._cache_size_said or old.token_ids.numel() == 0:
+        if self._cache_size_printed or old.token_ids.numel() == 0:
             return
-        self._cache_size_said = True
+        self._cache_size_printed = True
         tensors = (old.token_ids, old.log_probs)
         size = sum(x.numel() * x.element_size() for x in tensors) / old.token_ids[..., 0].numel()
         self.accelerator.print(
@@ -202,9 +228,7 @@ class TrollMixin(_Trainer):
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
         mode = "train" if self.model.training else "eval"
-        mask = inputs["completion_mask"]
-        if "tool_mask" in inputs:
-            mask = mask * inputs["tool_mask"]  # (B, C)
+        live = self._live  # (B, C)
         if _OLD_TOKEN_IDS not in inputs:  # idle: π = p, with KL and regression 0
             if self._records_old_policy():
                 logger.warning_once(
@@ -212,19 +236,37 @@ class TrollMixin(_Trainer):
                     "projects nothing in it, and nothing clips its ratios. Whatever makes batches of its own must keep "
                     "these columns."
                 )
-            self._troll_metrics[mode].add_idle(mask)
+            self._projection_metrics(mode).add_idle(live)
             return super()._compute_loss(model, inputs)
 
         old = SparseDistribution(inputs[_OLD_TOKEN_IDS], inputs[_OLD_LOG_PROBS])
-        self._loss_pass = this = LossPass(old, self.args.kl_bound, mask)
+        self._loss_pass = this = LossPass(old, self.args.kl_bound, live)
         # A reference KL in TRL's loss would be that of the projection; `_terms_of_policy` adds that of the policy
         beta, self.beta = self.beta, 0.0
         try:
             loss = super()._compute_loss(model, inputs)
         finally:
             self.beta, self._loss_pass = beta, None
-        self._troll_metrics[mode].add(mask, this.projection, this.regression, this.old)
-        return loss + self._terms_of_policy(this, mask, inputs, mode)
+        self._projection_metrics(mode).add(live, this.projection, this.regression, this.old)
+        return loss + self._terms_of_policy(this, live, inputs, mode)
+
+    def _projection_metrics(self, mode: str) -> TrollMetrics:
+        return self.counters[mode]["projection"]
+
+    # -- Model card -------------------------------------------------------------------------------------------------
+
+    def create_model_card(self, *args, **kwargs):
+        """TRL's model card, with what this package adds: the trust region, its version, and both methods' citations."""
+        super().create_model_card(*args, **kwargs)
+        if not self.is_world_process_zero():
+            return
+        options = ", ".join(f"`{option.name}` {getattr(self.args, option.name)}" for option in trust_region_fields())
+        card = Path(self.args.output_dir, "README.md")
+        heading, versions = f"### Trust region\n\n{options}.\n", f"- troll_trl: {troll_trl.__version__}\n"
+        text = card.read_text(encoding="utf-8")
+        before, found, after = text.partition("### Framework versions\n\n")
+        text = f"{before}{heading}\n{found}{versions}{after}" if found else f"{text}\n{heading}\n{versions}"
+        card.write_text(text, encoding="utf-8")
 
     # -- Log --------------------------------------------------------------------------------------------------------
 
@@ -234,38 +276,19 @@ class TrollMixin(_Trainer):
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
             del metrics[name]
         prefix = "eval_" if mode == "eval" else ""
-        logs.update({prefix + name: value for name, value in self._troll_metrics[mode].pop().items()})
+        for counter in self.counters[mode].values():
+            logs.update({prefix + name: value for name, value in counter.pop().items()})
         super().log(logs, start_time)
 
 
-class LossPass:
-    """One micro-batch's way through TRL's loss: evaluates the policy on the old policy's support, projects it, and
-    keeps what the terms around TRL's surrogate need."""
+class TrollMixin(NonFiniteMixin, CheckpointMixin, InputChecksMixin, TrustRegionMixin):
+    """
+    The bases of every TROLL trainer, in their order: a trainer of TRL's stands behind them.
 
-    def __init__(self, old: SparseDistribution, kl_bound: float, mask: torch.Tensor):
-        # What takes no part in the loss enters no exp. Nor does NaN, which `project` would refuse, on one rank while
-        # the others wait: `nonfinite` has counted it, and the update will be skipped.
-        self.dead = ~mask.bool() | old.log_probs.isnan().any(-1)  # (B, C)
-        self.old = SparseDistribution(old.token_ids, keep_nothing(old.log_probs, self.dead))  # (B, C, K)
-        self.kl_bound = kl_bound
+    [`NonFiniteMixin`] comes first, since it hides masked positions from all that follow; [`CheckpointMixin`] holds the
+    counters that the others add to.
+    """
 
-    def wrap(self, model, completion_length: int):
-        """A callable in place of `model` whose `log_probs` are those of the projected policy."""
 
-        def projected_policy(**model_inputs):
-            output = model(**model_inputs, token_ids=self.old.token_ids, check_finite=False)
-            policy = output.sparse_log_probs[:, -completion_length:]  # (B, C, K + 1)
-            dead = self.dead | policy.detach().isnan().any(-1)
-            policy, old_log_probs = keep_nothing(policy, dead), keep_nothing(self.old.log_probs, dead)
-            self.policy_log_probs = output.log_probs[:, -completion_length:].masked_fill(dead, 0.0)  # (B, C)
-            self.projection = project(policy, old_log_probs, self.kl_bound)
-            # Inside the bound π is p, and the term is 0. Computed, its gradient p·(1 − Σp) is only the rounding of Σp,
-            # which Adam scales up to full steps where there is no other gradient.
-            regression = kl_divergence(policy, self.projection.log_probs.detach())
-            self.regression = regression.masked_fill(self.projection.eta == 0, 0.0)  # (B, C)
-            # Dead positions have all their mass in the rest, and −∞ for a sampled token
-            sampled = self.projection.log_probs[..., 0].masked_fill(dead, 0.0)
-            output.log_probs = torch.cat([output.log_probs[:, :-completion_length], sampled], 1)
-            return output
-
-        return projected_policy
+def _counted(number: float, noun: str) -> str:
+    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import GRPOConfig, RLOOConfig
 
-from troll_trl.resilience.input_checks import check_ranges
+from troll_trl.resilience.input_checks import check_ranges, is_number
 from troll_trl.trust_region.sparse import check_support_options
 
 if TYPE_CHECKING:  # what stands behind the options
@@ -19,92 +19,27 @@ else:
 
 SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 
-# Options of TRL that a config may set to no effect: prefixes of their names, whether they have one, and why not
+# Options of TRL whose silent acceptance would lose a run, since another objective is trained than was asked for:
+# prefixes of their names, whether they have an effect, and why not. What else a config may set to no effect is TRL's
+# business.
 _UNUSED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("epsilon",), lambda _: False, "TROLL does not clip the ratio; its trust region is `kl_bound`"),
     (("sapo_", "vespo_"), lambda _: False, "they belong to loss types that TROLL does not support"),
     (
-        ("label_smoothing_factor", "train_sampling_strategy", "length_column_name"),
-        lambda _: False,
-        "TRL's trainer has its own loss and sampler",
-    ),
-    (
-        (
-            "prediction_loss_only",
-            "eval_do_concat_batches",
-            "eval_accumulation_steps",
-            "include_for_metrics",
-            "batch_eval_metrics",
-            "label_names",
-        ),
-        lambda _: False,
-        "TRL's evaluation makes no predictions to gather",
-    ),
-    (
-        ("log_unique_prompts", "num_completions_to_print"),
-        lambda args: args.log_completions,
-        "`log_completions` is off",
-    ),
-    (("cache_implementation", "use_transformers_"), lambda args: not args.use_vllm, "`use_vllm` is on"),
-    (
-        ("transformers_continuous_batching_config",),
-        lambda args: args.use_transformers_continuous_batching,
-        "`use_transformers_continuous_batching` is off",
-    ),
-    (("vllm_",), lambda args: args.use_vllm, "`use_vllm` is off"),
-    (
-        ("vllm_server_", "vllm_group_port"),
-        lambda args: not args.use_vllm or args.vllm_mode == "server",
-        "`vllm_mode` is colocate",
-    ),
-    (
-        (
-            "vllm_gpu_memory_utilization",
-            "vllm_tensor_parallel_size",
-            "vllm_max_model_length",
-            "vllm_enable_sleep_mode",
-            "vllm_model_impl",
-        ),
-        lambda args: not args.use_vllm or args.vllm_mode == "colocate",
-        "`vllm_mode` is server, whose own options these are",
-    ),
-    (
         ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip", "vllm_importance_sampling_cap"),
-        lambda args: args.vllm_importance_sampling_correction,
+        lambda args: not args.use_vllm or args.vllm_importance_sampling_correction,
         "`vllm_importance_sampling_correction` is off",
     ),
     (("ref_model_",), lambda args: args.sync_ref_model, "`sync_ref_model` is off"),
     (("use_bias_correction_kl",), lambda args: args.beta != 0.0, "`beta` is 0"),
-    (
-        ("entropy_coef_", "entropy_target"),
-        lambda args: args.use_adaptive_entropy,
-        "`use_adaptive_entropy` is off",
-    ),
+    (("entropy_coef_", "entropy_target"), lambda args: args.use_adaptive_entropy, "`use_adaptive_entropy` is off"),
 )
 
 
 @dataclass
 class TrollOptions(_TrlConfig):
-    r"""
-    The options of TROLL, which [`TrollGRPOConfig`] and [`TrollRLOOConfig`] add to TRL's. The defaults are the paper's
-    (TROLL, arXiv 2510.03817).
-
-    Parameters:
-        kl_bound (`float`, *optional*, defaults to `0.05`):
-            KL bound ε of every token's trust region, in nats: `KL(π‖q) ≤ ε` for the projected policy `π` and the old
-            policy `q`. Positive; `inf` switches the projection off.
-        regression_coef (`float`, *optional*, defaults to `1.0`):
-            Weight α ≥ 0 of the regression term `KL(p ‖ stopgrad π)` that pulls the policy `p` to its projection.
-        support_size (`int`, *optional*, defaults to `64`):
-            Largest number K ≥ 1 of tokens kept per position, the sampled token included. All other tokens share one
-            rest bucket with their exact mass.
-        tail_mass (`float`, *optional*, defaults to `1e-5`):
-            Tokens are kept by descending old probability until at most this mass δ in `[0, 1)` is left to the rest.
-        max_skipped_updates (`int`, *optional*, defaults to `20`):
-            An update that meets a NaN or an infinity is skipped; after this many in a row the run stops. At least 1.
-        save_rollouts (`bool`, *optional*, defaults to `True`):
-            Whether a checkpoint taken between the updates of a rollout batch holds the batch, so that a resumed run
-            is the uninterrupted one, bit for bit. See `docs/reliability.md` for its size.
+    """
+    The options of TROLL, which [`TrollGRPOConfig`] and [`TrollRLOOConfig`] add to TRL's and document.
 
     Raises:
         ValueError: an option outside its range, TRL's own included, with the value.
@@ -164,9 +99,16 @@ class TrollOptions(_TrlConfig):
             ValueError: as for the constructor.
         """
         if type(args) is not cls._trl_config:
+            given, plain = type(args), cls._trl_config
+            derived = f", a subclass of {plain.__name__}" if issubclass(given, plain) else ""
             raise TypeError(
-                f"`args` must be a {cls.__name__} or a plain {cls._trl_config.__name__}, got {type(args).__name__}. "
-                f"Derive it from {cls.__name__}."
+                f"`args` must be a {cls.__name__} or a plain {plain.__name__}, got "
+                f"{given.__module__}.{given.__qualname__}{derived}. "
+                + (
+                    f"Let that class derive from troll_trl.{cls.__name__}."
+                    if derived
+                    else f"Give this trainer a troll_trl.{cls.__name__}."
+                )
             )
         config: Any = copy.copy(args)
         config.__class__ = cls
@@ -194,10 +136,12 @@ class TrollOptions(_TrlConfig):
         self._warn_of_unused_options()
 
     def _check_troll_options(self):
-        if not self.kl_bound > 0:  # also catches NaN
-            raise ValueError(f"`kl_bound` must be positive, got {self.kl_bound}. The paper uses 0.05.")
-        if not (self.regression_coef >= 0 and math.isfinite(self.regression_coef)):
-            raise ValueError(f"`regression_coef` must be finite and at least 0, got {self.regression_coef}.")
+        if not (is_number(self.kl_bound) and self.kl_bound > 0):
+            raise ValueError(f"`kl_bound` must be positive, got {self.kl_bound!r}. The paper uses 0.05.")
+        if not (is_number(self.regression_coef) and 0 <= self.regression_coef < math.inf):
+            raise ValueError(f"`regression_coef` must be finite and at least 0, got {self.regression_coef!r}.")
+        if not is_number(self.tail_mass):
+            raise ValueError(f"`tail_mass` must be a number in [0, 1), got {self.tail_mass!r}.")
         check_support_options(self.support_size, self.tail_mass)
 
     def _warn_of_unused_options(self):
@@ -215,14 +159,32 @@ class TrollOptions(_TrlConfig):
 @dataclass
 class TrollGRPOConfig(TrollOptions, GRPOConfig):
     """
-    Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and those of [`TrollOptions`].
+    Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and six more, whose defaults are the
+    paper's (TROLL, arXiv 2510.03817).
 
     `epsilon` and `epsilon_high`, the clip range of an existing recipe, are accepted and unused: the projection
     replaces the clip.
 
+    Parameters:
+        kl_bound (`float`, *optional*, defaults to `0.05`):
+            KL bound ε of every token's trust region, in nats: `KL(π‖q) ≤ ε` for the projected policy `π` and the old
+            policy `q`. Positive; `inf` switches the projection off.
+        regression_coef (`float`, *optional*, defaults to `1.0`):
+            Weight α ≥ 0 of the regression term `KL(p ‖ stopgrad π)` that pulls the policy `p` to its projection.
+        support_size (`int`, *optional*, defaults to `64`):
+            Largest number K ≥ 1 of tokens kept per position, the sampled token included. All other tokens share one
+            rest bucket with their exact mass.
+        tail_mass (`float`, *optional*, defaults to `1e-5`):
+            Tokens are kept by descending old probability until at most this mass δ in `[0, 1)` is left to the rest.
+        max_skipped_updates (`int`, *optional*, defaults to `20`):
+            An update that meets a NaN or an infinity is skipped; after this many in a row the run stops. At least 1.
+        save_rollouts (`bool`, *optional*, defaults to `True`):
+            Whether a checkpoint taken between the updates of a rollout batch holds the batch, so that a resumed run
+            is the uninterrupted one, bit for bit. See `docs/reliability.md` for its size.
+
     Raises:
-        ValueError: as [`TrollOptions`], and for what TROLL cannot honour (`loss_type` cispo, sapo or vespo; `delta`),
-            with the value and the reason.
+        ValueError: an option outside of its range, TRL's own included, and what TROLL cannot honour (`loss_type` cispo,
+            sapo or vespo; `delta`), with the value and the reason.
     """
 
     _trl_config = GRPOConfig
@@ -248,8 +210,28 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
 @dataclass
 class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
-    Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and those of [`TrollOptions`].
-    `epsilon` and `epsilon_high` are accepted and unused.
+    Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and six more, whose defaults are the
+    paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` are accepted and unused.
+
+    Parameters:
+        kl_bound (`float`, *optional*, defaults to `0.05`):
+            KL bound ε of every token's trust region, in nats: `KL(π‖q) ≤ ε` for the projected policy `π` and the old
+            policy `q`. Positive; `inf` switches the projection off.
+        regression_coef (`float`, *optional*, defaults to `1.0`):
+            Weight α ≥ 0 of the regression term `KL(p ‖ stopgrad π)` that pulls the policy `p` to its projection.
+        support_size (`int`, *optional*, defaults to `64`):
+            Largest number K ≥ 1 of tokens kept per position, the sampled token included. All other tokens share one
+            rest bucket with their exact mass.
+        tail_mass (`float`, *optional*, defaults to `1e-5`):
+            Tokens are kept by descending old probability until at most this mass δ in `[0, 1)` is left to the rest.
+        max_skipped_updates (`int`, *optional*, defaults to `20`):
+            An update that meets a NaN or an infinity is skipped; after this many in a row the run stops. At least 1.
+        save_rollouts (`bool`, *optional*, defaults to `True`):
+            Whether a checkpoint taken between the updates of a rollout batch holds the batch, so that a resumed run
+            is the uninterrupted one, bit for bit. See `docs/reliability.md` for its size.
+
+    Raises:
+        ValueError: an option outside of its range, TRL's own included, with the value.
     """
 
     _trl_config = RLOOConfig
@@ -258,3 +240,8 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
 def troll_fields():
     """The dataclass fields that TROLL adds to TRL's configs."""
     return fields(TrollOptions)
+
+
+def trust_region_fields():
+    """Those of them that define the trust region."""
+    return [option for option in troll_fields() if option.name not in ("max_skipped_updates", "save_rollouts")]

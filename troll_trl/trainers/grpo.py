@@ -2,19 +2,24 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from trl import GRPOTrainer
+from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_trainer import EnvironmentFactory, RewardFunc, RolloutFunc
 
-from troll_trl.resilience.checkpoint import CheckpointMixin
-from troll_trl.resilience.input_checks import InputChecksMixin
-from troll_trl.resilience.nonfinite import BadNumbersMixin
-from troll_trl.trainers.base import PAPER, LossPass, TrollMixin
+from troll_trl.trainers.base import TrollMixin, paper_of
 from troll_trl.trainers.config import TrollGRPOConfig
+from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from transformers import BitsAndBytesConfig
 
 
-class TrollGRPOTrainer(BadNumbersMixin, CheckpointMixin, InputChecksMixin, TrollMixin, GRPOTrainer):
+class TrollGRPOTrainer(TrollMixin, GRPOTrainer):
     """
     GRPO with TROLL (Trust Region Optimization for Large Language Models, https://huggingface.co/papers/2510.03817): the
     clip of the probability ratio is replaced by a differentiable projection of every token's distribution onto a KL
@@ -23,16 +28,42 @@ class TrollGRPOTrainer(BadNumbersMixin, CheckpointMixin, InputChecksMixin, Troll
     Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
     `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as `loss_type` says. TRL's own `_compute_loss` computes it: it is
     given `log π(a)` in place of `log p(a)` and a clip range without ends, so that loss types, sequence-level ratios,
-    masks, entropy bonus, vLLM correction and MoE loss are TRL's. [`TrollMixin`] says what it overrides for any trainer;
-    of GRPO's own, `get_off_policy_mask` is given the unprojected policy, and so is the reference KL.
+    masks, entropy bonus, vLLM correction and MoE loss are TRL's.
+
+    What is overridden for any trainer stands in `TrustRegionMixin` and in the mixins of `troll_trl.resilience`; of
+    GRPO's own, `get_off_policy_mask` is given the unprojected policy, and so is the reference KL.
 
     TRL's metric `policy_loss` is the surrogate alone: the regression and the reference KL are added after it.
 
     Args:
-        model, reward_funcs, *args, **kwargs:
-            As [`~trl.GRPOTrainer`].
+        model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            Causal language model to train: a hub name or a folder, or the model itself.
+        reward_funcs (`RewardFunc | list[RewardFunc]`, *optional*):
+            Reward functions, or reward models or their names. May be left out where an environment gives the reward.
         args ([`TrollGRPOConfig`] or [`~trl.GRPOConfig`], *optional*):
             Configuration. A plain `GRPOConfig` is taken with TROLL's defaults.
+        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
+            Training data, with a column `prompt`; its other columns go to the reward functions.
+        eval_dataset ([`~datasets.Dataset`], [`~datasets.IterableDataset`], or several by name, *optional*):
+            Evaluation data, likewise.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
+            Tokenizer or processor, padding on the left; by default that of the model.
+        reward_processing_classes ([`~transformers.PreTrainedTokenizerBase`] or a list, *optional*):
+            Tokenizers of the reward models in `reward_funcs`.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Callbacks beside the default ones.
+        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
+            Optimizer and learning rate schedule, in place of those that `args` describes.
+        quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
+            Quantization of a model that is loaded by its name; with `peft_config`, QLoRA.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Adapter to train in place of the model's weights.
+        tools (`list[Callable]`, *optional*):
+            Functions that the model may call during generation.
+        rollout_func (`RolloutFunc`, *optional*):
+            Makes the completions, in place of TRL's generation.
+        environment_factory (`EnvironmentFactory` or `dict[str, EnvironmentFactory]`, *optional*):
+            Makes the environments whose methods are tools, and which may give the reward.
 
     Example:
 
@@ -53,14 +84,50 @@ class TrollGRPOTrainer(BadNumbersMixin, CheckpointMixin, InputChecksMixin, Troll
 
     _tag_names = ["trl", "grpo", "troll"]
     _name = "TROLL"
-    _paper = PAPER
+    _paper = paper_of(GRPOTrainer)
     _config_class = TrollGRPOConfig
 
     # TRL's, declared for the type checker, which does not follow TRL
     get_off_policy_mask: Callable[..., torch.Tensor]
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        model: "str | PreTrainedModel | PeftModel",
+        reward_funcs: RewardFunc | list[RewardFunc] | None = None,
+        args: TrollGRPOConfig | GRPOConfig | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
+        eval_dataset: Dataset
+        | IterableDataset
+        | DatasetDict
+        | IterableDatasetDict
+        | dict[str, Dataset | IterableDataset]
+        | None = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+        quantization_config: "BitsAndBytesConfig | None" = None,
+        peft_config: "PeftConfig | None" = None,
+        tools: list[Callable] | None = None,
+        rollout_func: RolloutFunc | None = None,
+        environment_factory: EnvironmentFactory | dict[str, EnvironmentFactory] | None = None,
+    ):
+        super().__init__(
+            model=model,
+            reward_funcs=reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+            tools=tools,
+            rollout_func=rollout_func,
+            environment_factory=environment_factory,
+        )
         self.get_off_policy_mask = self._off_policy_mask_of_policy  # on the instance: the class keeps TRL's
 
     def _records_old_policy(self) -> bool:
@@ -79,7 +146,7 @@ class TrollGRPOTrainer(BadNumbersMixin, CheckpointMixin, InputChecksMixin, Troll
 
     def _reference_kl(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's estimate of KL(p ‖ reference) `(B, C)`, of the unprojected policy, from `log p(a)` `(B, C)`."""
-        log_ratio = inputs["ref_per_token_logps"] - log_probs
+        log_ratio = equal_to_rounding(inputs["ref_per_token_logps"], log_probs.detach()) - log_probs
         kl = log_ratio.exp() - log_ratio - 1
         if self.args.use_bias_correction_kl:
             weight = log_probs - inputs["old_per_token_logps"]

@@ -59,14 +59,13 @@ class TrollMetrics:
         self._sums[0] += 1
         self._sums[1] += mask.sum()
 
-    @property
-    def state(self) -> torch.Tensor:
-        """What this rank has counted since the last [`pop`], for a checkpoint."""
-        return torch.cat([self._sums, self._maxima])
+    def state_dict(self) -> dict[str, list[float]]:
+        """What this rank has counted since the last [`pop`]."""
+        return {"sums": self._sums.tolist(), "maxima": self._maxima.tolist()}
 
-    @state.setter
-    def state(self, values: torch.Tensor) -> None:
-        self._sums, self._maxima = values.to(self._sums).split([len(_SUMS), len(_MAXIMA)])
+    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
+        """Go on from what [`state_dict`] gave."""
+        self._sums, self._maxima = self._sums.new_tensor(state["sums"]), self._maxima.new_tensor(state["maxima"])
 
     def pop(self) -> Mapping[str, float]:
         """Metrics since the last call, the same on all ranks; empty when no micro-batch was counted on any of them."""

@@ -1,18 +1,22 @@
 """TrollRLOOTrainer: what differs from TRL's RLOOTrainer, and nothing else."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from trl import RLOOTrainer
+from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from trl import RLOOConfig, RLOOTrainer
+from trl.trainer.rloo_trainer import RewardFunc
 
-from troll_trl.resilience.checkpoint import CheckpointMixin
-from troll_trl.resilience.input_checks import InputChecksMixin
-from troll_trl.resilience.nonfinite import BadNumbersMixin
-from troll_trl.trainers.base import PAPER, TrollMixin
+from troll_trl.trainers.base import TrollMixin, paper_of
 from troll_trl.trainers.config import TrollRLOOConfig
 
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from transformers import BitsAndBytesConfig
 
-class TrollRLOOTrainer(BadNumbersMixin, CheckpointMixin, InputChecksMixin, TrollMixin, RLOOTrainer):
+
+class TrollRLOOTrainer(TrollMixin, RLOOTrainer):
     """
     RLOO with TROLL (Trust Region Optimization for Large Language Models, https://huggingface.co/papers/2510.03817):
     REINFORCE with a leave-one-out baseline, whose clip is replaced by a differentiable projection of every token's
@@ -22,19 +26,71 @@ class TrollRLOOTrainer(BadNumbersMixin, CheckpointMixin, InputChecksMixin, Troll
     loss of a completion is `−exp(Σ_t log π_t(a_t) − log q_t(a_t))·A + α·Σ_t KL(p_t ‖ stopgrad π_t)`, averaged over the
     micro-batch. The trust region is each token's: it does not bound the ratio of a completion, which is a product over
     its tokens, as RLOO's clip does. The reference KL is part of the reward in RLOO, so that it needs nothing of TROLL.
-    See [`TrollMixin`] for what is overridden.
+    What is
+    overridden stands in `TrustRegionMixin` and in the mixins of `troll_trl.resilience`.
 
     Args:
-        model, reward_funcs, *args, **kwargs:
-            As [`~trl.RLOOTrainer`].
+        model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            Causal language model to train: a hub name or a folder, or the model itself.
+        reward_funcs (`RewardFunc | list[RewardFunc]`):
+            Reward functions, or reward models or their names.
         args ([`TrollRLOOConfig`] or [`~trl.RLOOConfig`], *optional*):
             Configuration. A plain `RLOOConfig` is taken with TROLL's defaults.
+        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
+            Training data, with a column `prompt`; its other columns go to the reward functions.
+        eval_dataset ([`~datasets.Dataset`], [`~datasets.IterableDataset`], or several by name, *optional*):
+            Evaluation data, likewise.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
+            Tokenizer or processor, padding on the left; by default that of the model.
+        reward_processing_classes ([`~transformers.PreTrainedTokenizerBase`] or a list, *optional*):
+            Tokenizers of the reward models in `reward_funcs`.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Callbacks beside the default ones.
+        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
+            Optimizer and learning rate schedule, in place of those that `args` describes.
+        quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
+            Quantization of a model that is loaded by its name; with `peft_config`, QLoRA.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Adapter to train in place of the model's weights.
     """
 
     _tag_names = ["trl", "rloo", "troll"]
     _name = "TROLL-RLOO"
-    _paper = PAPER
+    _paper = paper_of(RLOOTrainer)
     _config_class = TrollRLOOConfig
+
+    def __init__(
+        self,
+        model: "str | PreTrainedModel | PeftModel",
+        reward_funcs: RewardFunc | list[RewardFunc],
+        args: TrollRLOOConfig | RLOOConfig | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
+        eval_dataset: Dataset
+        | IterableDataset
+        | DatasetDict
+        | IterableDatasetDict
+        | dict[str, Dataset | IterableDataset]
+        | None = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+        quantization_config: "BitsAndBytesConfig | None" = None,
+        peft_config: "PeftConfig | None" = None,
+    ):
+        super().__init__(
+            model=model,
+            reward_funcs=reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+        )
 
     def _aggregate(self, values: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
         # A ratio of completions sums over tokens. Not scaled for gradient accumulation: the Trainer scales RLOO's loss

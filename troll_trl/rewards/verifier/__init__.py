@@ -12,20 +12,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from troll_trl.rewards.answers import extract_answer
-from troll_trl.rewards.verifier.compare import Undecided, equal, is_readable, undecided, words
+from troll_trl.rewards.verifier.choices import gold_choice, names_option
+from troll_trl.rewards.verifier.compare import Leaf, Undecided, equal, is_readable, undecided
 from troll_trl.rewards.verifier.pool import WorkerError, WorkerPool
 from troll_trl.rewards.verifier.spelling import normalise
 from troll_trl.rewards.verifier.structure import is_balanced
 from troll_trl.rewards.verifier.values import read_quantity
+from troll_trl.rewards.verifier.wording import words
 
-__all__ = ["PATHS", "TIMEOUT_SECONDS", "Verdict", "close", "is_correct", "is_readable_gold", "verify"]
+__all__ = ["PATHS", "TIMEOUT_SECONDS", "Verdict", "close", "is_correct", "is_readable_gold", "start", "verify"]
 
 logger = logging.getLogger(__name__)
 
 # The longest gold answer of MATH-500 has 58 characters. What is much longer is a text, not an answer.
 MAX_ANSWER_CHARACTERS = 1000
-# Wall clock, for one pair
-TIMEOUT_SECONDS = 5.0
+# Processor time of the worker, for one pair: it does not run faster on an idle machine. An ordinary answer takes
+# milliseconds
+TIMEOUT_SECONDS = 2.0
 # Without worker processes only expressions of at most so many characters are compared
 MAX_CHARACTERS_IN_PROCESS = 100
 
@@ -39,6 +42,7 @@ PATHS = (
     "refused",  # too long, or larger than what an answer needs: not computed
     "no_answer",  # the text states none
     "unparsed",  # the gold answer cannot be read
+    "no_gold",  # the row has none
 )
 
 # Towers, long exponents, factorials of large numbers or of factorials, deep nesting: seconds of computer algebra for a
@@ -52,6 +56,7 @@ _HARMLESS = re.compile(
     r"(?:\\(?:frac|sqrt|pi|cdot|times|sin|cos|tan|ln|log|theta|infty|begin\{[pb]matrix\}|end\{[pb]matrix\}|[{}\\])(?![a-z])"
     r"|\d{1,12}(?!\d)|\^(?:\d(?!\d)|[a-z]|\{-?[a-z0-9]{1,2}\})(?![\^!])|[A-Za-z+\-/(){}\[\]=<>,.|_&% ])*+"
 )
+_TEXT_COMMAND = re.compile(r"\\(?:text|mbox|mathrm)\{[^{}]*\}")
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,9 @@ class Verdict:
     path: str
 
 
-def verify(golds: Sequence[str], texts: Sequence[str], timeout: float = TIMEOUT_SECONDS) -> list[Verdict]:
+def verify(
+    golds: Sequence[str | None], texts: Sequence[str], timeout: float = TIMEOUT_SECONDS, strict: bool = True
+) -> list[Verdict]:
     r"""
     Check the final answers of texts against gold answers, in parallel.
 
@@ -81,12 +88,14 @@ def verify(golds: Sequence[str], texts: Sequence[str], timeout: float = TIMEOUT_
     processes, which run math-verify and are killed at a time limit and at a memory limit. Any thread may call this.
 
     Args:
-        golds (`Sequence[str]`):
-            Gold answers: bare, boxed, or at the end of a worked solution.
+        golds (`Sequence[str | None]`):
+            Gold answers: bare, boxed, or at the end of a worked solution. `None` gives a verdict of `None`.
         texts (`Sequence[str]`):
             Completions, one for each gold answer.
-        timeout (`float`, *optional*, defaults to 5.0):
-            Wall-clock limit of each pair, in seconds. When very many pairs of one call run into it, it drops.
+        timeout (`float`, *optional*, defaults to 2.0):
+            Processor time of each pair, in seconds: what other pairs or other processes do changes no verdict.
+        strict (`bool`, *optional*, defaults to `True`):
+            Whether an answer must be worked out as far as the gold answer is: `95^2` is then no answer to 9025.
 
     Returns:
         `list[Verdict]`: a verdict for each text.
@@ -104,27 +113,32 @@ def verify(golds: Sequence[str], texts: Sequence[str], timeout: float = TIMEOUT_
     """
     if len(golds) != len(texts):
         raise ValueError(f"Got {len(golds)} gold answers but {len(texts)} texts; they must pair up.")
-    gold_answers = {gold: normalised_gold(gold) for gold in dict.fromkeys(golds)}
-    readable = are_readable(gold_answers.values(), timeout)
-    answers = [extract_answer(text) for text in texts]
+    gold_answers = {gold: None if gold is None else normalised_gold(gold) for gold in dict.fromkeys(golds)}
+    known = [answer for answer in gold_answers.values() if answer is not None]
+    readable = are_readable(known, timeout)
+    choices = {gold for gold, answer in gold_answers.items() if answer and gold_choice(answer) is not None}
+    answers = [
+        extract_answer(text, names_option if gold in choices else None) for gold, text in zip(golds, texts, strict=True)
+    ]
     pairs = [(gold_answers[gold], answer) for gold, answer in zip(golds, answers, strict=True)]
-    decided: dict[tuple[str, str | None], tuple[bool, str] | None] = {
-        pair: _decide(*pair) if readable[pair[0]] else (False, "unparsed") for pair in dict.fromkeys(pairs)
+    decided: dict[tuple, tuple[bool, str] | None] = {
+        pair: _decide(*pair, strict) if pair[0] is None or readable[pair[0]] else (False, "unparsed")
+        for pair in dict.fromkeys(pairs)
     }
     open_pairs = [pair for pair, decision in decided.items() if decision is None]
-    questions = [{"gold": gold, "answer": normalise(answer or "")} for gold, answer in open_pairs]
+    questions = [{"gold": gold, "answer": normalise(answer), "strict": strict} for gold, answer in open_pairs]
     decided |= zip(open_pairs, _ask(questions, timeout), strict=True)
     verdicts = []
     for pair in pairs:
         right, path = decided[pair] or (False, "crash")
-        verdicts.append(Verdict(None if path == "unparsed" else float(right), pair[1], path))
+        verdicts.append(Verdict(None if path in ("unparsed", "no_gold") else float(right), pair[1], path))
     return verdicts
 
 
 def normalised_gold(gold: str) -> str:
     """The bare gold answer of a text, normalised; empty if it is too long for one."""
-    bare = extract_answer(gold) or gold
-    return normalise(bare) if len(bare) <= MAX_ANSWER_CHARACTERS and "\n" not in bare.strip() else ""
+    bare = _TEXT_COMMAND.sub(lambda text: text[0].replace("\n", " "), (extract_answer(gold) or gold).strip())
+    return normalise(bare) if len(bare) <= MAX_ANSWER_CHARACTERS and "\n" not in bare else ""
 
 
 def are_readable(golds, timeout: float = TIMEOUT_SECONDS) -> dict[str, bool]:
@@ -134,8 +148,8 @@ def are_readable(golds, timeout: float = TIMEOUT_SECONDS) -> dict[str, bool]:
     Args:
         golds (`Iterable[str]`):
             Normalised gold answers.
-        timeout (`float`, *optional*, defaults to 5.0):
-            Wall-clock limit of each, in seconds.
+        timeout (`float`, *optional*, defaults to 2.0):
+            Processor time of each, in seconds.
 
     Returns:
         `dict[str, bool]`: by gold answer.
@@ -172,23 +186,23 @@ def is_readable_gold(gold: str) -> bool:
 def is_correct(gold: str, answer: str) -> bool:
     """Whether a bare answer equals a bare gold answer that can be read."""
     normalised = normalise(gold) if len(gold) <= MAX_ANSWER_CHARACTERS else ""
-    decision = (
-        _decide(normalised, answer) or _ask([{"gold": normalised, "answer": normalise(answer)}], TIMEOUT_SECONDS)[0]
-    )
-    return decision[0]
+    decision = _decide(normalised, answer, strict=True)
+    return (decision or _ask([{"gold": normalised, "answer": normalise(answer)}], TIMEOUT_SECONDS)[0])[0]
 
 
-def _decide(gold: str, answer: str | None) -> tuple[bool, str] | None:
+def _decide(gold: str | None, answer: str | None, strict: bool) -> tuple[bool, str] | None:
     """The fast path: whether an answer is right, and how that was found; `None` if only computer algebra can tell."""
+    if gold is None:
+        return False, "no_gold"
     if answer is None:
         return False, "no_answer"
     if len(answer) > MAX_ANSWER_CHARACTERS:  # and must not get into the cache
         return False, "refused"
-    return _decide_by_rules(gold, answer)
+    return _decide_by_rules(gold, answer, strict)
 
 
 @lru_cache(maxsize=4096)
-def _decide_by_rules(gold: str, answer: str) -> tuple[bool, str] | None:
+def _decide_by_rules(gold: str, answer: str, strict: bool) -> tuple[bool, str] | None:
     answer = normalise(answer)
     if gold == answer:
         return True, "text"
@@ -197,7 +211,7 @@ def _decide_by_rules(gold: str, answer: str) -> tuple[bool, str] | None:
     if _COSTLY.search(answer) and not _COSTLY.search(gold):
         return False, "refused"
     try:
-        right = equal(gold, answer, undecided)
+        right = equal(gold, answer, Leaf(undecided, strict))
     except Undecided:
         return None
     if read_quantity(gold) is not None and read_quantity(answer) is not None:
@@ -259,6 +273,11 @@ def _pool() -> WorkerPool:
         if _shared is None:
             _shared = WorkerPool()
         return _shared
+
+
+def start() -> None:
+    """Start the worker processes in the background: what they import takes seconds."""
+    _pool().start()
 
 
 def close() -> None:

@@ -8,43 +8,64 @@ in a worker process it is computer algebra: so the rules stand once.
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from troll_trl.rewards.verifier.structure import LETTER, NAME, Members, closing, is_balanced, read_members, split
-from troll_trl.rewards.verifier.values import canonical_unit, read_quantity, read_unit, same_quantity
+from troll_trl.rewards.verifier.choices import gold_choice, read_choice
+from troll_trl.rewards.verifier.operations import is_worked_out
+from troll_trl.rewards.verifier.scalars import (
+    RATIO,
+    is_plain_mathematics,
+    letters,
+    may_round_to,
+    read_time,
+    same_ratio,
+    same_time,
+    without_unit,
+)
+from troll_trl.rewards.verifier.structure import LETTER, NAME, Members, is_balanced, read_members, split
+from troll_trl.rewards.verifier.values import read_quantity, same_quantity
+from troll_trl.rewards.verifier.wording import is_judgement, unwrap, words
 
 # Of a list or a set. Comparing sets takes the square of it
 MAX_MEMBERS = 64
 MAX_DEPTH = 12
 
-_WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?: [A-Za-z'-]+)*")
-_BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
-_FUNCTION_WORDS = frozenset(("sinh", "cosh", "tanh", "arcsin", "arccos", "arctan", "sqrt", "frac", "matrix", "pmatrix"))
-_CHOICE = re.compile(r"(?:\\text\{)?\s?\(?([A-Ja-j])\)?[.:]?\s?\}?")
-_RATIO = re.compile(r"\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+")
-# 2x, x+5: who writes 2x = 12 says that x is 6
-_LINEAR = re.compile(r"(?:[0-9+\-./{} ]|\\frac|\\cdot)*(?:[A-Za-z]|\\[a-z]+)(?:[0-9+\-./{} ]|\\cdot)*")
-_CHOICE_LABEL = re.compile(r"(?:\\text\{\s?\(?([A-J])\)?[.:]?\s?\}|\(([A-J])\)|([A-J])[.):])\s?[.:]?\s?(?=[^\s=<>^_])")
-_UNIT_BEHIND = re.compile(r"\s?\\text\{((?:[^{}]|\{[^{}]*\})*)\}(?:\^\{?\d\}?)?$")
-_SKIPPED = re.compile(r"\\(?:[lcv]?dots|to|sim|simeq|[Rr]ightarrow|iff|implies|mapsto)(?![A-Za-z])|\.\.\.")
-# Of which degrees are a part, not a unit that may be left out
-OF_AN_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-_BASE = re.compile(r"\d_\{?\d")
-_SYNONYMS = {
-    "dne": "does not exist", "no solutions": "no solution", "no real solutions": "no solution",
-    "no real solution": "no solution", "empty set": "no solution", "none": "no solution",
-}  # fmt: skip
+_CHOICE_LABEL = re.compile(r"(?:\\text\{\s?\(?[A-J]\)?[.:]?\s?\}|\([A-J]\)|[A-J][.):])\s?[.:]?\s?(?=[^\s=<>^_])")
+_CONDITION = re.compile(
+    r"(?P<body>\S.*?),?\s?(?:\\text\{\s?|\b)(?P<condition>for (?:all|any|every|each)\b.*)", re.DOTALL
+)
+_FUNCTION = re.compile(r"y|[fgh](?:\(x\))?")
 
 
 class Undecided(Exception):
     """Only computer algebra can tell."""
 
 
+@dataclass(frozen=True)
+class Leaf:
+    """
+    Compares two expressions.
+
+    Args:
+        compare (`Callable[[str, str], bool]`):
+            By computer algebra, or by raising [`Undecided`].
+        strict (`bool`, *optional*, defaults to `True`):
+            Whether the answer must be worked out as far as the gold answer is ([`is_worked_out`]).
+    """
+
+    compare: Callable[[str, str], bool]
+    strict: bool = True
+
+    def __call__(self, gold: str, answer: str) -> bool:
+        return (not self.strict or is_worked_out(gold, answer)) and self.compare(gold, answer)
+
+
 def undecided(gold: str, answer: str = "") -> bool:
-    """The `leaf` of the fast path."""
+    """The comparison of the fast path."""
     raise Undecided
 
 
-def equal(gold: str, answer: str, leaf: Callable[[str, str], bool], depth: int = 0) -> bool:
+def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
     """
     Whether an answer is the gold answer. The order matters: an answer may leave out what the gold answer says around
     its value ("x =", a unit), and not the other way round.
@@ -54,7 +75,7 @@ def equal(gold: str, answer: str, leaf: Callable[[str, str], bool], depth: int =
             Normalised gold answer, which can be read ([`is_readable`]).
         answer (`str`):
             Normalised answer.
-        leaf (`Callable[[str, str], bool]`):
+        leaf (`Leaf`):
             Compares two expressions.
         depth (`int`, *optional*, defaults to 0):
             Of the structure around them.
@@ -63,35 +84,68 @@ def equal(gold: str, answer: str, leaf: Callable[[str, str], bool], depth: int =
         `bool`: whether it is.
 
     Raises:
-        Undecided: `leaf` was [`undecided`] and would be needed.
+        Undecided: `leaf` compares by [`undecided`], and would be needed.
     """
     gold, answer = unwrap(gold), unwrap(answer)
     if not gold or not answer or depth > MAX_DEPTH:
         return False
     if gold == answer:
         return True
-    if r"\approx" in answer and r"\approx" not in gold:
-        exact, _, rounded = answer.partition(r"\approx")
-        return _may_round_to(exact, rounded) and equal(gold, exact, leaf, depth + 1)
+    bodies = _same_condition(gold, answer)
+    if bodies != (gold, answer):
+        return bodies is not None and equal(*bodies, leaf, depth + 1)
+    if r"\approx" in gold or r"\approx" in answer:
+        return _same_approximation(gold, answer, leaf, depth)
     (gold_name, gold_number), (answer_name, answer_number) = _named_quantity(gold), _named_quantity(answer)
     if gold_number is not None and answer_number is not None and (answer_name in ("", gold_name) or not gold_name):
         return same_quantity(gold_number, answer_number)
+    if gold_choice(gold) is not None:
+        return _is_chosen(gold, answer, leaf, depth)
     gold_words, answer_words = words(gold), words(answer)
-    if gold_words is not None:
-        return gold_words == answer_words or _same_choice(gold, answer)
-    if _same_choice(gold, answer):
-        return True
-    if answer_words is not None:
-        return False
+    if gold_words is not None or answer_words is not None:
+        return gold_words == answer_words
     label = _CHOICE_LABEL.match(answer)
     if label is not None and not _CHOICE_LABEL.match(gold):
-        return equal(gold, answer[label.end() :], leaf, depth + 1)
-    if _RATIO.fullmatch(gold):
-        return _same_ratio(gold, answer)
+        text = answer[label.end() :]
+        return not _CHOICE_LABEL.match(text) and equal(gold, text, leaf, depth + 1)
+    gold_time, answer_time = read_time(gold), read_time(answer)
+    if gold_time is not None and answer_time is not None:
+        return same_time(gold_time, answer_time)
+    if RATIO.fullmatch(gold):
+        return same_ratio(gold, answer)
     gold_members, answer_members = read_members(gold), read_members(answer)
     if gold_members is None and answer_members is None:
         return _same_scalar(gold, answer, leaf, depth)
     return _same_members(gold, gold_members, answer, answer_members, leaf, depth)
+
+
+def _same_approximation(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
+    r"""A value and its rounding, `\sqrt{2} \approx 1.41`. What the gold answer rounds, an answer may round alike."""
+    (exact, _, rounded), (answer_exact, _, answer_rounded) = (side.partition(r"\approx") for side in (gold, answer))
+    if not answer_rounded:
+        return any(equal(part, answer, leaf, depth + 1) for part in (exact, rounded) if part)
+    if rounded:
+        return equal(rounded, answer_rounded, leaf, depth + 1) and equal(exact, answer_exact, leaf, depth + 1)
+    return may_round_to(answer_exact, answer_rounded) and equal(gold, answer_exact, leaf, depth + 1)
+
+
+def _is_chosen(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
+    """Whether an answer names the option of a gold answer, or repeats the option that stands behind its letter."""
+    option, chosen = gold_choice(gold), read_choice(answer)
+    assert option is not None
+    if chosen is not None:
+        return chosen.letter == option.letter
+    return bool(option.text) and equal(option.text, answer, leaf, depth + 1)
+
+
+def _same_condition(gold: str, answer: str) -> tuple[str, str] | None:
+    """Both without "for all ...", which an answer may leave out but not add; `None` if it differs."""
+    own, theirs = _CONDITION.fullmatch(gold), _CONDITION.fullmatch(answer)
+    if theirs is not None and (
+        own is None or letters(own["condition"]).strip("{}.") != letters(theirs["condition"]).strip("{}.")
+    ):
+        return None
+    return (own["body"] if own else gold), (theirs["body"] if theirs else answer)
 
 
 def _named_quantity(text: str):
@@ -120,10 +174,13 @@ def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
     gold = unwrap(gold)
     if not gold or depth > MAX_DEPTH or not is_balanced(gold):
         return False
-    if read_quantity(gold) is not None or words(gold) is not None or _CHOICE.fullmatch(gold):
+    if read_quantity(gold) is not None or words(gold) is not None or gold_choice(gold) is not None:
         return True
-    if _RATIO.fullmatch(gold):
+    if RATIO.fullmatch(gold) or read_time(gold) is not None:
         return True
+    condition = _CONDITION.fullmatch(gold)
+    if condition is not None:
+        return is_readable(condition["body"], leaf, depth + 1)
     members = read_members(gold)
     if members is not None:
         rows = (split(part, ("&",)) for part in members.parts) if members.kind == "matrix" else [members.parts]
@@ -132,7 +189,7 @@ def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
     sides = split(gold, ("=",))
     if len(sides) > 1:
         return all(NAME.fullmatch(side) or is_readable(side, leaf, depth + 1) for side in sides)
-    return leaf(_without_unit(gold)[0])
+    return leaf(without_unit(gold)[0])
 
 
 def _same_members(gold: str, left: Members | None, answer: str, right: Members | None, leaf, depth: int) -> bool:
@@ -154,13 +211,14 @@ def _same_members(gold: str, left: Members | None, answer: str, right: Members |
     if len(left.parts) != len(right.parts) or len(left.parts) > MAX_MEMBERS:
         return False
     plain = {"list", "set", "union"}
+    judged = left.kind == right.kind == "list" and any(map(is_judgement, left.parts))  # True, False
     named = len({part.partition("=")[0] for part in left.parts if "=" in part}) > 1  # x=1, y=2
-    ordered = (left.kind == right.kind and left.kind not in plain) or (left.kind, right.kind) == ("()", "list")
-    if ordered or (named and not any("=" in part for part in right.parts)):
+    ordered = (left.kind == right.kind and left.kind not in plain) or {left.kind, right.kind} == {"()", "list"}
+    if ordered or judged or (named and not any("=" in part for part in right.parts)):
         return all(equal(g, a, leaf, depth + 1) for g, a in zip(left.parts, right.parts, strict=True))
     if {left.kind, right.kind} == {"set", "union"}:
         return False
-    if (left.kind in plain and right.kind in plain) or (left.kind, right.kind) == ("list", "()"):
+    if left.kind in plain and right.kind in plain:
         return _same_set(left.parts, right.parts, leaf, depth)
     return False
 
@@ -193,39 +251,55 @@ def _same_matrix(left: Members, right: Members, leaf, depth: int) -> bool:
     return all(equal(g, a, leaf, depth + 1) for g, a in pairs)
 
 
-def _same_scalar(gold: str, answer: str, leaf, depth: int) -> bool:
+def _same_scalar(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
     gold_sides, answer_sides = split(gold, ("=",)), split(answer, ("=",))
     if len(gold_sides) == 1 and len(answer_sides) == 1:
         return _same_expression(gold, answer, leaf)
     if len(gold_sides) == 1:
         return _has_value(gold, answer_sides, leaf, depth)
-    gold_named = NAME.fullmatch(gold_sides[0]) is not None
+    if len(gold_sides) == 2 and NAME.fullmatch(gold_sides[1]) and not NAME.fullmatch(gold_sides[0]):
+        gold_sides = gold_sides[::-1]
+    name, value = gold_sides[0], gold_sides[-1]
+    named = NAME.fullmatch(name) is not None
     if len(answer_sides) == 1:
-        return gold_named and equal(gold_sides[-1], answer, leaf, depth + 1)
-    if gold_named and gold_sides[0] == answer_sides[0]:
-        return _has_value(gold_sides[-1], answer_sides, leaf, depth)
+        return named and equal(value, answer, leaf, depth + 1)
+    if named and (any(_same_name(name, side) for side in answer_sides) or not LETTER.search(value)):
+        known = all(_same_name(name, side) for side in answer_sides if NAME.fullmatch(side))
+        return known and _has_value(value, answer_sides, leaf, depth)
+    if not LETTER.search(gold):  # 539 = 7^2 * 11: a true statement, like any other
+        orders = (answer_sides, answer_sides[::-1]) if len(answer_sides) == len(gold_sides) else ()
+        return any(
+            all(
+                equal(g, a, leaf, depth + 1) and equal(a, g, leaf, depth + 1)
+                for g, a in zip(gold_sides, sides, strict=True)
+            )
+            for sides in orders
+        )
     if len(gold_sides) == 2 and len(answer_sides) == 2:
         return _same_expression(gold, answer, leaf)
     return False
 
 
-def _has_value(gold: str, sides: list[str], leaf, depth: int) -> bool:
-    """Whether an equation says the gold value: `x = 3`, `3 = x`, `1 + 2 = 3`, but not `3 = 4`."""
+def _same_name(gold: str, answer: str) -> bool:
+    """Whether two names are the same; y stands for f(x), and a function may leave out its variable."""
+    if gold == answer:
+        return True
+    return {_FUNCTION.sub("y", gold), _FUNCTION.sub("y", answer)} == {"y"}
+
+
+def _has_value(gold: str, sides: list[str], leaf: Leaf, depth: int) -> bool:
+    """Whether an equation says the gold value: `x = 3`, `3 = x`, `1 + 2 = 3`, but not `3 = 4` nor `a - b = 3`."""
     if len(sides) == 2 and NAME.fullmatch(sides[1]) and not NAME.fullmatch(sides[0]):
         sides = sides[::-1]
     if not equal(gold, sides[-1], leaf, depth + 1):
         return False
-    return all(
-        NAME.fullmatch(side)
-        or (LETTER.search(side) and not _LINEAR.fullmatch(side))
-        or equal(gold, side, leaf, depth + 1)
-        for side in sides[:-1]
-    )
+    on_the_way = replace(leaf, strict=False)
+    return all(NAME.fullmatch(side) or equal(gold, side, on_the_way, depth + 1) for side in sides[:-1])
 
 
-def _same_expression(gold: str, answer: str, leaf) -> bool:
-    gold, gold_unit = _without_unit(gold)
-    answer, answer_unit = _without_unit(answer)
+def _same_expression(gold: str, answer: str, leaf: Leaf) -> bool:
+    gold, gold_unit = without_unit(gold)
+    answer, answer_unit = without_unit(answer)
     if gold_unit is not None and answer_unit is not None and gold_unit != answer_unit:
         return False
     if gold == answer:
@@ -237,102 +311,8 @@ def _same_expression(gold: str, answer: str, leaf) -> bool:
         return same_quantity(numbers[0], numbers[1])
     if "\\infty" in (gold.lstrip("+-"), answer.lstrip("+-")):
         return gold.lstrip("+") == answer.lstrip("+")
-    # math-verify would skip words, dots and arrows, and drop a base
-    if any(_has_words(side) or _BASE.search(side) or _SKIPPED.search(side) for side in (gold, answer)):
-        return _letters(gold) == _letters(answer)
-    if gold.count("'") != answer.count("'"):  # and a prime
+    if not is_plain_mathematics(gold) or not is_plain_mathematics(answer):
+        return letters(gold) == letters(answer)
+    if gold.count("'") != answer.count("'"):  # math-verify would skip a prime
         return False
     return leaf(gold, answer)
-
-
-def _letters(text: str) -> str:
-    return re.sub(r"\\text\{([^{}]*)\}", r"\1", text).casefold().replace(" ", "")
-
-
-def _has_words(text: str) -> bool:
-    return r"\text" in text or any(word not in _FUNCTION_WORDS for word in _BARE_WORD.findall(text))
-
-
-def _without_unit(text: str) -> tuple[str, str | None]:
-    """An expression without the unit behind it, and its canonical name if that is known."""
-    if text.endswith(r"^\circ") and not OF_AN_ANGLE.search(text):
-        return text.removesuffix(r"^\circ"), "deg"
-    match = _UNIT_BEHIND.search(text)
-    if match is not None and match.start():
-        unit = read_unit(match[0].strip())
-        if unit is not None and unit[1:] == (1, False):
-            return text[: match.start()].strip(), unit[0]
-    head, space, tail = text.partition(" ")
-    while space and not (tail and canonical_unit(tail, lone_letters=False)):
-        more, space, tail = tail.partition(" ")
-        head = f"{head} {more}"
-    if space:
-        return head, canonical_unit(tail)
-    return text, None
-
-
-def words(text: str) -> str | None:
-    """
-    Words in lower case, such as a name or a direction; `None` for anything else, a short product of letters included.
-    """
-    wrapped = re.fullmatch(r"\\text\{([^{}]*)\}", text)
-    content = (wrapped[1] if wrapped else text).strip(" ().,;:'\"")
-    if not _WORDS.fullmatch(content):
-        return None
-    if not wrapped and len(content) < 4 and content.casefold() not in ("yes", "no", "dne", "odd"):
-        return None
-    if not wrapped and "-" in content and all(len(part) < 3 for part in content.split("-")):  # ad-bc
-        return None
-    content = re.sub(r"\A(?:an?|the) (?=\w\w)", "", content.casefold())
-    return _SYNONYMS.get(content, content)
-
-
-def _same_choice(gold: str, answer: str) -> bool:
-    choice = _CHOICE.fullmatch(gold)
-    if choice is None or choice[1].islower():
-        return False
-    letter = choice[1]
-    own = _CHOICE.fullmatch(answer)
-    if own is not None:
-        return own[1].upper() == letter
-    labels = [next(filter(None, label)) for label in _CHOICE_LABEL.findall(answer)]
-    return labels == [letter] and _CHOICE_LABEL.match(answer) is not None
-
-
-def _may_round_to(exact: str, rounded: str) -> bool:
-    r"""`\sqrt{2} \approx 1.41` says sqrt(2); `12 \approx 13` lists two answers."""
-    left, right = read_quantity(exact.strip()), read_quantity(rounded.strip())
-    if right is None:
-        return False
-    return left is None or abs(left.value - right.value) <= abs(left.value) / 100
-
-
-def _same_ratio(gold: str, answer: str) -> bool:
-    """3:4 as such or as a fraction; not reduced, for 3:30 may be a time."""
-    answer = re.sub(r"(?<=\d) ?(?:to|\\text\{ ?to ?\}) ?(?=\d)", ":", answer)
-    parts = [gold.split(":"), answer.split(":")]
-    if len(parts[0]) == 2 and len(parts[1]) == 1:
-        parts[0] = [f"{parts[0][0]}/{parts[0][1]}"]
-    numbers = [[read_quantity(part) for part in side] for side in parts]
-    return len(numbers[0]) == len(numbers[1]) and all(
-        g is not None and a is not None and same_quantity(g, a) for g, a in zip(*numbers, strict=True)
-    )
-
-
-def unwrap(text: str) -> str:
-    """Without the braces, parentheses or text command around the whole of one value."""
-    for _ in range(MAX_DEPTH):
-        text = text.strip(" ").rstrip(".,;:")
-        wrapped = re.fullmatch(r"\\text\{([^{}]*)\}", text)
-        if wrapped and (any(map(str.isdigit, wrapped[1])) or "\\" in wrapped[1]):
-            text = wrapped[1]
-            continue
-        if text[:1] in ("(", "{") and closing(text) == len(text) - 1:
-            inner = text[1:-1]
-            if text[0] == "{" or (len(split(inner, (",", ";"))) == 1 and not re.fullmatch("[A-J]", inner)):
-                text = inner
-                continue
-        break
-    if text.startswith((r"\approx", r"\therefore", r"\Rightarrow", r"\implies")):
-        return text.partition(" ")[2] if " " in text else re.sub(r"\\[A-Za-z]+", "", text, count=1)
-    return re.sub(r"\A(?:approximately|about|exactly) (?=\S)", "", text)

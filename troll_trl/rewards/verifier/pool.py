@@ -18,9 +18,8 @@ from troll_trl.rewards.verifier.worker import read_message, write_message
 START_SECONDS = 120
 # A worker ends itself at the limit of a question. One that has not done so by then is stuck in the kernel.
 GRACE_SECONDS = 5
-# Timeouts per worker in one call after which the limit of the others drops to this fraction of it. An ordinary answer
-# takes milliseconds.
-PATIENCE, HURRY = 8, 20
+# A worker that shares its processor with so many others still gets its time. Against what waits and does not compute
+WALL_FACTOR = 30
 
 # A main module of its own, with the import path of this process: neither the user's script nor what it would need is
 # looked at, and this package is found wherever it was imported from.
@@ -81,7 +80,7 @@ class Worker:
             question (`dict`):
                 For [`~troll_trl.rewards.verifier.symbolic.answer_question`].
             seconds (`float`):
-                Wall-clock limit.
+                Limit of the processor time. By the clock it is [`WALL_FACTOR`] times as long.
 
         Returns:
             `dict`: the reply, or `{"died": "timeout"}`, `"memory"` or `"crash"`.
@@ -90,10 +89,10 @@ class Worker:
             WorkerError: the process is gone.
         """
         try:
-            write_message(self._questions, question | {"seconds": seconds})
+            write_message(self._questions, question | {"seconds": seconds, "wall_seconds": WALL_FACTOR * seconds})
         except OSError as error:
             raise WorkerError(str(error)) from error
-        reply = self._receive(seconds + GRACE_SECONDS)
+        reply = self._receive(WALL_FACTOR * seconds + GRACE_SECONDS)
         if reply is None:
             raise WorkerError("it did not reply")
         return reply
@@ -145,7 +144,7 @@ class WorkerPool:
             questions (`Sequence[dict]`):
                 For [`~troll_trl.rewards.verifier.symbolic.answer_question`].
             seconds (`float`):
-                Wall-clock limit of each.
+                Processor time of each. A call takes at most this for each question and worker, whatever is asked.
 
         Returns:
             `list[dict]`: a reply for each, see [`Worker.ask`].
@@ -153,11 +152,10 @@ class WorkerPool:
         Raises:
             WorkerError: no worker can be started.
         """
-        limit = _TimeLimit(seconds, PATIENCE * self.size)
         futures: list[Future] = []
         try:
             for question in questions:
-                futures.append(self._executor.submit(self._ask_one, question, limit))
+                futures.append(self._executor.submit(self._ask_one, question, seconds))
             return [future.result() for future in futures]
         except (CancelledError, RuntimeError) as error:  # closed meanwhile, or the interpreter is ending
             raise WorkerError(str(error) or "the pool is closed") from error
@@ -165,20 +163,27 @@ class WorkerPool:
             for future in futures:
                 future.cancel()
 
-    def _ask_one(self, question: dict, limit: "_TimeLimit") -> dict:
-        # A worker may have been killed from outside while it was idle: once more, on a new one
+    def start(self) -> None:
+        """Start the workers in the background. A failure shows when they are needed."""
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            for _ in range(self.size):
+                self._executor.submit(lambda: self._idle.put(self._take()))
+
+    def _ask_one(self, question: dict, seconds: float) -> dict:
+        # A worker may have been killed from outside while it was idle, or have had its memory filled by the questions
+        # before: once more, on a new one
         for _ in range(2):
             worker = self._take()
             try:
-                reply = worker.ask(question, limit.seconds)
+                reply = worker.ask(question, seconds)
             except WorkerError:
                 reply = {"died": "crash"}
-            if reply.get("died") != "crash":
-                self._idle.put(worker)
+            if reply.get("died") == "crash":
+                self._discard(worker)
+                continue
+            self._idle.put(worker)
+            if reply.get("died") != "memory":
                 break
-            self._discard(worker)
-        if reply.get("died") == "timeout":
-            limit.count_timeout()
         return reply
 
     def _take(self) -> Worker:
@@ -212,24 +217,6 @@ class WorkerPool:
         """In a forked child: let go of the parent's pipes, or its workers would not see that the parent ends."""
         for worker in self._workers:
             worker.close_pipes()
-
-
-class _TimeLimit:
-    """
-    Seconds for a question. When very many of one call run into their limit (a policy that writes nothing else any
-    more), it drops, so that the call ends: 2,000 limits of five seconds are hours.
-    """
-
-    def __init__(self, seconds: float, patience: int):
-        self.seconds = seconds
-        self._patience = patience
-        self._lock = threading.Lock()
-
-    def count_timeout(self) -> None:
-        with self._lock:
-            self._patience -= 1
-            if self._patience == 0:
-                self.seconds /= HURRY
 
 
 def default_size() -> int:

@@ -28,6 +28,13 @@ _SIGNS = {
 _SIGN_TABLE = {ord(sign): replacement for sign, replacement in _SIGNS.items()}
 _ROOT = re.compile(r"√\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\))")
 
+# An argument without braces: `\\frac\\pi4`, `\\sqrt\\pi`, `\\frac1\\sqrt2`; and one with
+_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+_BARE = (
+    rf"[0-9A-Za-z]|\\sqrt\s*{_GROUP}"
+    r"|\\(?:pi|alpha|beta|gamma|delta|theta|phi|varphi|lambda|omega|sigma|mu|rho)(?![A-Za-z])"
+)
+
 _ESCAPED = r"(?<!\\)\\"  # a command, not the end of a matrix row
 _RULES = tuple(
     (re.compile(pattern), replacement)
@@ -66,12 +73,18 @@ _RULES = tuple(
         (r"\\(?:infin|infinity)(?![A-Za-z])", r"\\infty"),
         (r"\\%", "%"),
         (r"\\(?:mathbb|Bbb)\s*(?:\{R\}|R(?![A-Za-z]))|\\R(?:eals)?(?![A-Za-z])", r"\\mathbb{R}"),
+        (r"\\(?:mathrm|operatorname|rm)\s*\{\s*([eid])\s*\}|\\(?:mathrm|rm)\s+([eid])(?![A-Za-z])", r"\1\2"),
         (r"\\operatorname\*?\{([A-Za-z]+)\}", r"\\\1 "),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
+        (r"(?<=\d)(\.\d*)\\dot\s?\{?(\d)\}?(?:(\d*)\\dot\s?\{?(\d)\}?)?", r"\1\\overline{\2\3\4}"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])", r"^\\circ "),
         (r"\\(?:textbf|textit|textrm|textsf|texttt|textnormal|emph|mbox|hbox|mathrm|mathbf|mathsf|mathit|bm|text)\s*\{",
          r"\\text{"),
         (r"\A\s*(?:\\text\{)?\s*(?i:all real(?: number)?s)\s*\}?\s*\Z", r"\\mathbb{R}"),
-        (r"(?<=\S),?\s*(?:\\text\{)?\s*\bfor (?:all|any|every)\b.*\Z", ""),
+        # A quantifier that says nothing. What excepts something stays
+        (r"(?<=\S),?\s*(?:\\text\{)?\s*\bfor (?:all|any|every|each)\b(?:[\s{}$,]|\\text\{|\\in(?![A-Za-z])"
+         r"|\\mathbb\{[RZQNC]\}|\b(?:reals?|integers?|complex|rational|natural|values?|numbers?|of|[A-Za-z])\b)*\Z",
+         ""),
         # Plain text
         (r"\*\*", "^"),
         (r"\*", r"\\cdot "),
@@ -81,11 +94,12 @@ _RULES = tuple(
         (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"(?<![\\A-Za-z])sqrt(?![A-Za-z])", r"\\sqrt "),
         # Arguments without braces
-        (r"\\frac\s*([0-9A-Za-z])\s*([0-9A-Za-z])", r"\\frac{\1}{\2}"),
-        (r"\\frac\s*([0-9A-Za-z])\s*(?=\{)", r"\\frac{\1}"),
-        (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
+        (rf"\\sqrt\s*({_BARE})", r"\\sqrt{\1}"),
+        (rf"\\frac\s*({_BARE})", r"\\frac{\1}"),
+        (rf"\\frac\s*({_GROUP})\s*({_BARE})", r"\\frac\1{\2}"),
         (r"\\frac\s+\{", r"\\frac{"),
-        (r"\\sqrt\s*([0-9A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
+        # Thousands in front of something
+        (r"(?<![\d,.])(\d{1,3}),(\d{3})(?:,(\d{3}))?(?=\\(?:pi|sqrt|frac|cdot|times)|[a-z](?![A-Za-z]))", r"\1\2\3"),
         # Otherwise read as the logarithm of 2/5
         (r"(\\(?:ln|log|lg|sin|cos|tan|exp))\s*([0-9A-Za-z])(?=\s*/)", r"\1(\2)"),
         (r"\s+", " "),

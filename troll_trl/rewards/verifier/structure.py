@@ -1,5 +1,6 @@
 r"""The structure of an answer: the parts of lists, sets, tuples, intervals, matrices, inequalities and equations."""
 
+import itertools
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -19,13 +20,33 @@ _MATRIX = re.compile(
 )
 _OUTWARD = re.compile(r"(?!\[.*\]\Z)([\[\]])([^\[\](),;]*[,;][^\[\](),;]*)([\[\]])")  # ]1,2[
 _MEMBER_OF = re.compile(r"(?P<name>[^=<>]{1,20}?)\\in\s?(?=[\[(\]\\])(?P<set>.*)", re.DOTALL)
+# x \ne 1, and the real numbers without 1
+_EXCLUDED = re.compile(
+    r"(?:(?P<name>[^=<>]{1,20}?)\\neq\s?|\\mathbb\{R\}\s?(?:\\setminus|\\backslash|-|\\)\s?\\\{)"
+    r"(?P<value>[^{}]*(?:\{[^{}]*\}[^{}]*)*?)(?:\\\})?"
+)
 _SET_BUILDER = re.compile(
     r"\\\{(?P<name>\\?[A-Za-z]+)(?:\\in\s?\\mathbb\{R\})?\s?(?:\\mid|\||:)\s?(?P<condition>.*)\\\}", re.DOTALL
 )
-# A single letter, f(x), |AB|, \angle ABC, (x,y): what an equation may give a value to
+_GREEK = (
+    r"\\(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|kappa|lambda|mu|nu|xi|(?:var)?rho|sigma|tau|(?:var)?phi|chi"
+    r"|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega|ell|hbar)(?![A-Za-z])"
+)
+_INDEX = r"_(?:\{(?:[^{}]|\{[^{}]*\}){1,30}\}|\\[A-Za-z]+|\w)"
+_SYMBOL = rf"(?:[A-Za-z]|{_GREEK})(?:{_INDEX})?"
+_ITEM = rf"\s?(?:-?(?:\d+(?:\.\d+)?|\\frac\{{\d+\}}\{{\d+\}}|{_SYMBOL}|\\pi)|[fgh]\(-?\w+\))\s?"
+_EVENT = r"(?:[A-Za-z0-9,|=<>_ ]|\\(?:cap|cup|mid|text|ge|le|bar|overline|ldots)(?![a-z])|\{|\}){1,40}"
+# What an equation may give a value to: a letter, perhaps with an index, f(x), P(A|B), |AB|, \angle ABC, (x,y), dy/dx,
+# or words
 NAME = re.compile(
-    r"(?:\\(?:angle|overline|triangle|vec|hat|bar|mathbf|text|mathcal)\s?)?\{?(?:[A-Za-z]|[A-Z]{2,4}|\\(?:[a-zA-Z]{2,8}))"
-    r"\}?'{0,3}(?:_\{?\w{1,4}\}?)?(?:\((?:[A-Za-z],?){1,3}\))?|\|[A-Z]{2}\||\((?:(?:[A-Za-z]|\\[a-z]++)(?:_\{?\w++\}?)?+,?\s?)++\)|\\text\{[^{}]*\}"
+    r"(?:m?\\(?:angle|measuredangle|overline|triangle|vec|hat|bar|tilde|overrightarrow|widehat|mathbf|mathcal|mathbb|det"
+    r"|deg)\s?)?"
+    rf"\{{?(?:{_SYMBOL}|[A-Z]{{2,4}})\}}?'{{0,3}}(?:{_INDEX})?(?:\^(?:\{{-1\}}|\*|\{{\(\d\)\}}))?"
+    rf"(?:\({_ITEM}(?:,{_ITEM}){{0,3}}\))?"
+    rf"|[PEnN]\({_EVENT}\)|E\[{_EVENT}\]|\\(?:text|Pr|Var)\{{?(?:Var|Cov|Pr|P)?\}}?\({_EVENT}\)"
+    rf"|\|[A-Z]{{2}}\||\[[A-Z]{{3,6}}\]|\\?\|{_SYMBOL}\\?\||\\frac\{{d{_SYMBOL}\}}\{{d{_SYMBOL}\}}"
+    rf"|\((?:\s?{_SYMBOL},?)+\s?\)"
+    r"|(?:\\text\{[^{}0-9]*\}\s?)+(?:\\triangle\s?)?[A-Z]{0,4}|(?:[A-Za-z]{5,}|[Aa]rea)(?: [A-Za-z]+){0,5}"
 )
 LETTER = re.compile(
     r"\\(?!pi\b|frac|sqrt|times|cdot|text|ln|log|sin|cos|tan|le|ge|infty|circ|binom|pm|cup)[A-Za-z]+|(?<![\\A-Za-z])(?![ei]\b)[A-Za-z]"
@@ -61,15 +82,20 @@ def read_members(text: str) -> Members | None:
         kind = {"[": "[", "]": "("}[outward[1]] + {"]": "]", "[": ")"}[outward[3]]
         return Members(kind, split(outward[2], (",", ";")))
     builder = _SET_BUILDER.fullmatch(text)
-    if builder:
-        return read_members(builder["condition"])
+    if builder and closing(text) == len(text) - len(r"\}"):
+        members = read_members(builder["condition"])
+        return members and replace(members, name=None)
     parts = split(_TEXT_SEPARATOR.sub(r" \1 ", text), _LIST_SEPARATORS)
     if len(parts) > 1:
         parts = [part for part in parts if part]
         return Members("list", [choice for part in parts for choice in _signs(part)])
     member = _MEMBER_OF.fullmatch(text)
     if member and NAME.fullmatch(member["name"]):
-        return read_members(member["set"]) or Members("list", [member["set"]])
+        members = read_members(member["set"]) or Members("list", [member["set"]])
+        return replace(members, name=members.name or member["name"].strip())
+    excluded = _EXCLUDED.fullmatch(text)
+    if excluded and NAME.fullmatch(excluded["name"] or "x") and not LETTER.search(excluded["value"]):
+        return _all_but(excluded["value"], excluded["name"])
     if text == r"\mathbb{R}":
         return Members("()", [r"-\infty", r"\infty"])
     if r"\cup" in text:
@@ -78,7 +104,9 @@ def read_members(text: str) -> Members | None:
             return Members("union", parts)
     choices = _signs(text)
     if len(choices) > 1:
-        return Members("list", choices)
+        sides = split(text, ("=",))
+        named = len(sides) > 1 and all(map(NAME.fullmatch, sides[:-1]))
+        return Members("list", choices, sides[0] if named else None)
     matrix = _MATRIX.fullmatch(text)
     if matrix:
         return Members("matrix", [row for row in split(matrix[1], (r"\\",)) if row])
@@ -87,6 +115,12 @@ def read_members(text: str) -> Members | None:
         members = read_members(sides[1])
         return members and replace(members, name=sides[0].replace(" ", ""))
     return _bracketed(text) or _interval(text)
+
+
+def _all_but(value: str, name: str | None) -> Members:
+    """The real numbers without one, or without those of a list."""
+    ends = [r"-\infty", *split(value, (",",)), r"\infty"]
+    return Members("union", [f"({low},{high})" for low, high in itertools.pairwise(ends)], name)
 
 
 def _bracketed(text: str) -> Members | None:

@@ -1,38 +1,33 @@
 """
 What only computer algebra can decide: whether two LaTeX expressions are equal. Runs in the worker processes.
 
-math-verify's parser reads the expressions. They are then compared at a few points, exactly or to forty digits or more,
-which decides nearly all pairs in both directions; only what cannot be evaluated is left to math-verify's comparison,
-which is lenient: it takes differences below 1e-15 for zero, whatever the size of the numbers.
+Expressions are compared at points (points.py), exactly or to forty digits or more, which decides nearly all pairs in
+both directions; only what cannot be evaluated is left to math-verify's own comparison, which is lenient: it takes
+differences below 1e-15 for zero, whatever the size of the numbers.
 """
 
-import logging
+import itertools
 import re
-from functools import lru_cache
 
 import sympy
-from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
-from math_verify import verify
-from math_verify.grader import should_treat_as_complex
+from math_verify.grader import verify
 from sympy.core.relational import Relational
 
-from troll_trl.rewards.verifier.compare import OF_AN_ANGLE, equal, is_readable
-
-logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns of each timeout that it is not given
+from troll_trl.rewards.verifier.compare import Leaf, equal, is_readable
+from troll_trl.rewards.verifier.points import is_rational, points, real_roots
+from troll_trl.rewards.verifier.reading import read
 
 # So many that the -1 of 2^{1009}\sqrt{3}-1 is seen. Fewer for functions: the gamma function would take seconds
 DIGITS, DIGITS_OF_FUNCTIONS = 1000, 40
 SLACK = 15  # digits that may be lost
 # Decimals that round an irrational or periodic value count as equal to it from this many significant digits on
 APPROXIMATION_DIGITS = 6
+# Of points; quotients of polynomials need fewer
+ENOUGH, ENOUGH_OF_RATIONAL = 10, 5
 
 # Read once before the first question: the grammar is ten times slower the first time that it meets a construct
 WARM_UP = (r"2\sqrt{3}", r"\frac{\pi}{2}-1", "x^2+3x-6", r"\sin(2x)", "e^{-x}", "y=2x+1", "6-5i", r"\log_{2}{3}", "5!")
 
-# math-verify's own parser, without two of its settings: it would take the letters of `2ab` and `\pi r h` for units and
-# drop them, and read `R` as `r`.
-_NORMALIZATION = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
-_CONVERSION = ConversionConfig(lowercase_symbols=False)
 _DECIMAL = re.compile(r"-?\d*\.(\d+)")
 
 
@@ -42,7 +37,8 @@ def answer_question(question: dict) -> dict:
 
     Args:
         question (`dict`):
-            `gold`, and `answer` if it is to be compared; both normalised.
+            `gold`, and `answer` if it is to be compared, both normalised; `strict`, whether the answer must be worked
+            out as far as the gold answer.
 
     Returns:
         `dict`: `result`, whether the answer is equal, or, without one, whether the gold answer can be read; `error` if
@@ -50,7 +46,8 @@ def answer_question(question: dict) -> dict:
     """
     try:
         if "answer" in question:
-            return {"result": bool(equal(question["gold"], question["answer"], expressions_equal))}
+            leaf = Leaf(expressions_equal, question.get("strict", True))
+            return {"result": bool(equal(question["gold"], question["answer"], leaf))}
         return {"result": is_readable(question["gold"], expression_is_readable)}
     except MemoryError:
         raise
@@ -69,32 +66,6 @@ def expression_is_readable(text: str) -> bool:
     return read(text) is not None
 
 
-@lru_cache(maxsize=1024)
-def read(text: str):
-    """The sympy object of a LaTeX expression; `None` if math-verify has none."""
-    latex = normalize_latex(text, _NORMALIZATION)
-    try:
-        found = latex2sympy(
-            latex,
-            is_real=not should_treat_as_complex(latex),
-            convert_degrees=OF_AN_ANGLE.search(latex) is not None,
-            normalization_config=None,
-            conversion_config=_CONVERSION,
-        )
-    except MemoryError:
-        raise
-    except Exception:  # the grammar raises anything on what it does not know
-        return None
-    # math-verify takes "i" for the imaginary unit in some spellings only ("2 i", not "2i"), and a decimal for the
-    # binary number next to it
-    exact = {
-        symbol: sympy.I if symbol.name == "i" else sympy.Symbol(symbol.name, real=True)
-        for symbol in found.atoms(sympy.Symbol)
-    }
-    exact |= {number: sympy.Rational(str(number)) for number in found.atoms(sympy.Float)}
-    return found.xreplace(exact)
-
-
 def expressions_equal(gold_text: str, answer_text: str) -> bool:
     """
     Whether two expressions, equations or inequalities are equal.
@@ -111,38 +82,14 @@ def expressions_equal(gold_text: str, answer_text: str) -> bool:
     gold, answer = read(gold_text), read(answer_text)
     if gold is None or answer is None:
         return False
-    if isinstance(gold, Relational) != isinstance(answer, Relational):
-        return False
-    if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
-        same = _proportional(gold.lhs - gold.rhs, answer.lhs - answer.rhs)
-    elif isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr):
+    if isinstance(gold, Relational) or isinstance(answer, Relational):
+        return _same_relation(gold, answer)
+    same = None
+    if isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr):
         same = _agree(gold, answer)
         if same is False and not (gold.free_symbols or answer.free_symbols):
             same = _approximates(gold_text, answer) or _approximates(answer_text, gold)
-    else:
-        same = None
-    if same is None:
-        return bool(verify(gold, answer, timeout_seconds=None))
-    return same
-
-
-def _points(symbols: list) -> list[dict]:
-    """Values for the symbols, positive and negative, without relations among them; one point if there are none."""
-    if not symbols:
-        return [{}]
-    primes = [sympy.prime(index + 3) for index in range(len(symbols))]
-    signs = (1, 1, -1, 1)
-    return [
-        {
-            symbol: sign ** (index + 1) * sympy.Rational(prime * (step + 2) + index, 7 + 4 * step)
-            for index, (symbol, prime) in enumerate(zip(symbols, primes, strict=True))
-        }
-        for step, sign in enumerate(signs)
-    ]
-
-
-def _symbols(*expressions: sympy.Expr) -> list:
-    return sorted(set().union(*(expression.free_symbols for expression in expressions)), key=str)
+    return bool(verify(gold, answer, timeout_seconds=None)) if same is None else same
 
 
 def _digits(*expressions: sympy.Expr) -> int:
@@ -150,46 +97,133 @@ def _digits(*expressions: sympy.Expr) -> int:
 
 
 def _value(expression: sympy.Expr, point: dict, digits: int):
-    """A finite complex number, exact if it is rational; `None` if there is none at this point, or sympy finds none."""
+    """
+    A number, exact if it is rational; not a number (`sympy.nan`) where the expression has no value; `None` if sympy
+    cannot evaluate it.
+    """
     try:
         value = expression.xreplace(point).doit()
         if not value.is_Rational:
             value = sympy.N(value, digits)
+        if not value.is_number:
+            return sympy.nan if value.has(sympy.nan, sympy.zoo) else None
+        return value if value.is_finite else sympy.nan
+    except ZeroDivisionError:
+        return sympy.nan
     except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):
         return None
-    return value if value.is_number and value.is_finite else None
 
 
-def _close(left, right, digits: int) -> bool:
+def _close(left, right, digits: int, scale=0) -> bool:
     if left.is_Rational and right.is_Rational:
         return left == right
-    return bool(abs(left - right) <= sympy.Float(10, digits) ** (SLACK - digits) * max(abs(left), abs(right)))
+    return bool(abs(left - right) <= sympy.Float(10, digits) ** (SLACK - digits) * max(abs(left), abs(right), scale))
+
+
+def _is_real(value, digits: int) -> bool:
+    return value is not sympy.nan and _close(value, sympy.re(value), digits)
 
 
 def _agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
-    """Whether two expressions have the same values; `None` if too few of them can be evaluated."""
-    compared, digits = 0, _digits(gold, answer)
-    for point in _points(_symbols(gold, answer)):
+    """
+    Whether two expressions have the same values wherever the gold answer is real, or everywhere if it is real nowhere;
+    `None` if they cannot be evaluated.
+    """
+    digits = _digits(gold, answer)
+    has_symbols = bool(gold.free_symbols or answer.free_symbols)
+    enough = ENOUGH_OF_RATIONAL if is_rational(gold, answer) else ENOUGH
+    for everywhere in dict.fromkeys((gold.has(sympy.I) or not has_symbols, True)):
+        compared = 0
+        for point, needed in points(gold, answer):
+            if compared >= enough and not needed:
+                break
+            left = _value(gold, point, digits)
+            if left is None:
+                return None
+            if left is sympy.nan or not (everywhere or _is_real(left, digits)):
+                continue
+            right = _value(answer, point, digits)
+            if right is None:
+                return None
+            if right is sympy.nan or not _close(left, right, digits, scale=int(has_symbols)):
+                return False
+            compared += 1
+        if compared:
+            return True
+    return None
+
+
+def _same_relation(gold, answer) -> bool:
+    if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
+        return _same_equation(gold, answer)
+    kinds, differences = [], []
+    for side in (gold, answer):
+        if not isinstance(side, Relational) or isinstance(side, sympy.Eq):
+            return False
+        kinds.append((isinstance(side, sympy.Ne), isinstance(side, (sympy.GreaterThan, sympy.LessThan))))
+        downwards = isinstance(side, (sympy.StrictLessThan, sympy.LessThan))
+        differences.append(side.rhs - side.lhs if downwards else side.lhs - side.rhs)
+    ratio = _ratio(*differences)
+    return kinds[0] == kinds[1] and ratio is not None and (kinds[0][0] or bool(sympy.re(ratio) > 0))
+
+
+def _same_equation(gold: sympy.Eq, answer: sympy.Eq) -> bool:
+    """Whether two equations have the same solutions; where everything or nothing solves them, the same sides."""
+    left, right = gold.lhs - gold.rhs, answer.lhs - answer.rhs
+    if gold.free_symbols != answer.free_symbols:
+        return False
+    if not _is_constant(left) and not _is_constant(right):
+        if _ratio(left, right) is not None:
+            return True
+        same = _same_solutions(left, right)
+        if same is not None:
+            return same
+    return any(
+        bool(_agree(gold.lhs, one)) and bool(_agree(gold.rhs, other))
+        for one, other in ((answer.lhs, answer.rhs), (answer.rhs, answer.lhs))
+    )
+
+
+def _is_constant(difference: sympy.Expr) -> bool:
+    """Whether an equation, brought to one side, does not depend on its symbols: it is an identity or never holds."""
+    return bool(_agree(difference, difference.xreplace(dict.fromkeys(difference.free_symbols, sympy.Rational(3, 7)))))
+
+
+def _ratio(gold: sympy.Expr, answer: sympy.Expr):
+    """The constant by which two expressions differ, as in 2x - 4 and x - 2; `None` if there is none."""
+    digits = _digits(gold, answer)
+    ratios: list = []
+    for point, _ in itertools.islice(points(gold, answer), ENOUGH):
         left, right = _value(gold, point, digits), _value(answer, point, digits)
-        if left is None and right is None:
-            continue
         if left is None or right is None:
             return None
-        if not _close(left, right, digits):
-            return False
-        compared += 1
-    return True if compared else None
-
-
-def _proportional(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
-    """Whether two equations, each brought to one side, are the same up to a constant factor."""
-    ratios, digits = [], _digits(gold, answer)
-    for point in _points(_symbols(gold, answer)):
-        left, right = _value(gold, point, digits), _value(answer, point, digits)
-        if left is None or right is None or any(_close(1 + side, sympy.Integer(1), digits) for side in (left, right)):
+        if left is sympy.nan or not _is_real(left, digits):
+            continue
+        if right is sympy.nan or any(_close(1 + side, sympy.Integer(1), digits) for side in (left, right)):
             return None
         ratios.append(left / right)
-    return True if len(ratios) > 1 and all(_close(ratio, ratios[0], digits) for ratio in ratios) else None
+    if len(ratios) < 2 or not all(_close(ratio, ratios[0], digits) for ratio in ratios):
+        return None
+    return ratios[0]
+
+
+def _same_solutions(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
+    """
+    Whether two differences are zero at the same places, looked for in one symbol at a time; `None` if neither is zero
+    anywhere. What is no polynomial in any symbol is not the same.
+    """
+    symbols = sorted(gold.free_symbols, key=str)
+    found = looked = False
+    for symbol, (point, _) in itertools.product(symbols, list(itertools.islice(points(gold, answer), 4))):
+        others = {other: value for other, value in point.items() if other != symbol}
+        left, right = (real_roots(side, symbol, others) for side in (gold, answer))
+        if left is None or right is None:
+            continue
+        looked = True
+        if len(left) != len(right) or any(abs(a - b) > 1e-9 * (1 + abs(a)) for a, b in zip(left, right, strict=True)):
+            return False
+        found = found or bool(left)
+    return True if found else (None if looked else False)
 
 
 def _approximates(text: str, value: sympy.Expr) -> bool:

@@ -4,10 +4,14 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from troll_trl.rewards.verifier.units import canonical_unit, read_unit
+
 # Longer exponents and numerals are left to computer algebra, in a process that may be killed
 MAX_EXPONENT = 400
 # Decimals that round a periodic value count as equal to it from this many significant digits on
 APPROXIMATION_DIGITS = 6
+# From this many significant digits on, two decimals that differ in length may be the same value
+LONG_DECIMAL_DIGITS = 8
 
 _NUMERAL = r"(?:\d{1,3}(?:[, ]\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _SIGNED = rf"[+-]?{_NUMERAL}"
@@ -23,38 +27,6 @@ _QUANTITY = re.compile(
     r"(?P<unit>(?![\d.])(?:\W.*|[A-Za-z].*|_.*)?)",
     re.DOTALL | re.ASCII,
 )
-_MAGNITUDES = {
-    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
-}  # fmt: skip
-_UNITS = {
-    "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
-    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "ms": "millisecond", "s": "sec second",
-    "min": "minute", "h": "hr hour", "day": "", "week": "", "month": "", "year": "yr", "mg": "milligram",
-    "g": "gram gm", "kg": "kilogram", "lb": "lbs pound", "oz": "ounce", "ton": "tonne", "ml": "mL milliliter",
-    "L": "l liter litre", "gal": "gallon", "$": "dollar USD usd buck", "cent": "", "€": "euro", "£": "", "¥": "yen",
-    "₹": "rupee", "deg": "degree", "rad": "radian", "mph": "", "N": "newton", "J": "joule", "W": "watt", "V": "volt",
-    "A": "ampere amp", "K": "kelvin", "Hz": "hertz", "Pa": "pascal", "eV": "", "C": "celsius", "F": "fahrenheit",
-    "mol": "mole", "nm": "nanometer nanometre", "kJ": "kilojoule", "kW": "kilowatt", "MeV": "", "GeV": "", "T": "tesla",
-    "kpc": "kiloparsec", "pc": "parsec", "AU": "", "Gyr": "", "Myr": "", "erg": "", "dyne": "", "Å": "angstrom",
-}  # fmt: skip
-_UNIT_NAMES = {
-    variant: unit
-    for unit, names in _UNITS.items()
-    for name in (unit, *names.split())
-    for variant in ({name, f"{name}s", name.capitalize(), f"{name.capitalize()}s"} if len(name) > 2 else {name})
-}
-_UNIT_TOKEN = re.compile(r"[A-Za-z]+|\$|\^\{?(-?\d)\}?|/|\\cdot|\\circ|[()^{}.\s-]|\S")
-# What changes the value, or continues it, is no unit
-_CONTINUING = """
-    and or plus minus times over half halves third thirds quarter quarters tenth tenths hundredth hundredths squared pi
-    i e sqrt factorial mod modulo not but if when where hundreds thousands millions billions trillions dozens
-    one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
-    nineteen twenty thirty forty fifty sixty seventy eighty ninety zero more less least most maybe perhaps possibly
-    between below above through until wrong incorrect vs versus
-"""
-_NOT_UNITS = frozenset(_CONTINUING.split()) | frozenset(_MAGNITUDES)
-_PLAIN_UNIT = re.compile(r"\b(?:(?:sq|square|cu|cubic)\.? )?units?\b(?:\s?\^\{?\d\}?)?")
-_TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
 @dataclass(frozen=True)
@@ -156,7 +128,15 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
 def _same_value(gold: Quantity, left: Fraction, answer: Quantity, right: Fraction) -> bool:
     if left == right:
         return True
-    return _rounds_to(answer, right, left) or _rounds_to(gold, left, right)
+    return _rounds_to(answer, right, left) or _rounds_to(gold, left, right) or _same_decimal(gold, left, answer, right)
+
+
+def _same_decimal(gold: Quantity, left: Fraction, answer: Quantity, right: Fraction) -> bool:
+    """Whether one long decimal is the other, rounded to fewer places."""
+    if min(gold.digits or 0, answer.digits or 0) < LONG_DECIMAL_DIGITS:
+        return False
+    places = min(gold.places, answer.places)
+    return gold.places != answer.places and abs(left - right) <= Fraction(1, 2 * 10**places)
 
 
 def _rounds_to(decimal: Quantity, rounded: Fraction, value: Fraction) -> bool:
@@ -195,77 +175,3 @@ def _value(match: re.Match) -> Fraction | None:
 
 def _decimal(numeral: str) -> Fraction:
     return Fraction(numeral.replace(",", "").replace(" ", ""))
-
-
-def read_unit(text: str) -> tuple[str | None, int, bool] | None:
-    """
-    Read what stands behind a number.
-
-    Args:
-        text (`str`):
-            Normalised, text commands included.
-
-    Returns:
-        `tuple[str | None, int, bool]` or `None`: canonical unit if it is known, factor of a word of magnitude, and
-        whether it is percent; `None` for what is no unit.
-    """
-    apart = text.startswith((" ", "\\text"))  # 12 m, not the product 12m
-    text = _PLAIN_UNIT.sub("", _TEXT.sub(r" \1 ", text)).strip()
-    if not text:
-        return None, 1, False
-    if text in ("%", "percent", "percents", "pct", "% percent"):
-        return None, 1, True
-    factor = 1
-    first, _, rest = text.partition(" ")
-    magnitude = _MAGNITUDES.get(first.lower().removesuffix("s"))
-    if magnitude is not None:
-        factor, text = magnitude, rest.strip()
-        if not text:
-            return None, factor, False
-    name = canonical_unit(text, lone_letters=apart)
-    if name is not None:
-        return name, factor, False
-    # "apples", "dollars per hour": unknown words, of which a few may follow
-    words = text.replace("-", " ").split()
-    if not apart or len(words) > 5 or not all(re.fullmatch(r"[A-Za-z]{2,}[.]?", word) for word in words):
-        return None
-    if any(word.lower() in _NOT_UNITS for word in words) or not any(len(word) > 2 for word in words):
-        return None
-    return None, factor, False
-
-
-def canonical_unit(text: str, lone_letters: bool = True) -> str | None:
-    """
-    One name for a unit, such as `cm^2` for `square centimeters` and `m^1 s^-1` for `m/s`.
-
-    Args:
-        text (`str`):
-            Unit without the number and without text commands.
-        lone_letters (`bool`, *optional*, defaults to `True`):
-            Whether `m` is a metre rather than a variable.
-
-    Returns:
-        `str` or `None`: `None` if a part of it is not known.
-    """
-    powers: dict[str, int] = {}
-    last, sign, next_power = "", 1, 1
-    for token in _UNIT_TOKEN.finditer(text):
-        word = token[0]
-        lower = word.lower()
-        if word in _UNIT_NAMES and (lone_letters or len(word) > 1 or not word.isalpha()):
-            last = _UNIT_NAMES[word]
-            powers[last] = powers.get(last, 0) + sign * next_power
-            next_power = 1
-        elif lower in ("square", "sq", "cubic", "cu"):
-            next_power = 3 if lower.startswith("cu") else 2
-        elif (lower in ("squared", "cubed") or token[1]) and last:
-            power = int(token[1] or (3 if lower == "cubed" else 2))
-            powers[last] += sign * (power - 1)
-        elif word in ("/", "per"):
-            sign = -1
-        elif word == r"\circ":
-            last = "deg"
-            powers[last] = 1
-        elif lower != r"\cdot" and word not in " .-(){}^":
-            return None
-    return " ".join(f"{unit}^{power}" for unit, power in sorted(powers.items())) or None

@@ -3,9 +3,9 @@ The process that runs computer algebra, one question at a time: it may be killed
 
 Started by `WorkerPool` (pool.py) with a main module of its own, so that neither the user's script nor torch is
 imported. Two processes: a supervisor, which imports math-verify once and then only waits, and its child, which answers.
-The kernel kills a child that is over its time, whatever it is busy with, even if the trainer is long gone; the
-supervisor says so and forks another, which takes milliseconds where a new import takes seconds. Forking is safe here:
-the supervisor has a single thread and no accelerator.
+The kernel kills a child that is over its processor time, or over a far longer time of the clock, whatever it is busy
+with, even if the trainer is long gone; the supervisor says so and forks another, which takes milliseconds where a new
+import takes seconds. Forking is safe here: the supervisor has a single thread and no accelerator.
 
 Questions and replies are JSON behind a length of four bytes, over standard input and output.
 """
@@ -21,6 +21,7 @@ import sys
 LENGTH = struct.Struct("<I")
 # Exit codes of a child, beside 0 for the end of the questions
 RETIRED, OUT_OF_MEMORY = 3, 4
+REASONS = {-signal.SIGPROF: "timeout", -signal.SIGALRM: "timeout", OUT_OF_MEMORY: "memory"}
 
 
 def read_message(descriptor: int) -> dict | None:
@@ -82,16 +83,18 @@ def main(memory_bytes: int) -> None:
         if status == 0:
             return
         if status != RETIRED:
-            reason = {-signal.SIGALRM: "timeout", OUT_OF_MEMORY: "memory"}.get(status, "crash")
-            write_message(replies, {"died": reason})
+            write_message(replies, {"died": REASONS.get(status, "crash")})
 
 
 def _serve(questions: int, replies: int, answer_question, retire_bytes: int) -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel kills at the alarm; Python is not asked
+    for alarm in (signal.SIGPROF, signal.SIGALRM):  # the kernel kills at the alarm; Python is not asked
+        signal.signal(alarm, signal.SIG_DFL)
     try:
         while (question := read_message(questions)) is not None:
-            signal.setitimer(signal.ITIMER_REAL, question["seconds"])
+            signal.setitimer(signal.ITIMER_PROF, question["seconds"])
+            signal.setitimer(signal.ITIMER_REAL, question["wall_seconds"])
             reply = answer_question(question)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
             write_message(replies, reply)
             # Caches of sympy grow. Kilobytes on Linux, bytes on macOS

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
+from troll_trl.data.columns import column_value
 from troll_trl.evaluation.arguments import EvaluationArguments
-from troll_trl.evaluation.record import Record, library_versions
-from troll_trl.evaluation.samples import SAMPLES, Report, Sample, SampleWriter, read_lines
+from troll_trl.evaluation.provenance import Provenance, library_versions
+from troll_trl.evaluation.samples import SAMPLES, Sample, SampleWriter, read_lines
 from troll_trl.evaluation.scoring import score, strict_score
+
+logger = logging.getLogger(__name__)
 
 # The first column that the file has is taken. lm-evaluation-harness writes `resps`, `target` and `doc_id`.
 COMPLETION_COLUMNS = (
@@ -40,42 +44,30 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Columns:
-    """
-    Where a samples file keeps what is needed. Dotted paths reach into nested columns.
+    """Where a samples file keeps what is needed. Dots reach into nested columns."""
 
-    Parameters:
-        completion (`str`):
-            Text, chat messages, or a list of these.
-        answer (`str`):
-            Gold answer.
-        problem (`str` or `None`):
-            Problem or its id; samples of one problem have it in common. `None`: each row is a problem.
-    """
-
-    completion: str
+    completion: str  # text, chat messages, or a list of these
     answer: str
-    problem: str | None
+    problem: str | None  # or its id; samples of one problem have it in common. None: each row is a problem
 
 
-def score_file(args: EvaluationArguments, report: Report) -> dict[str, Any]:
+def score_file(args: EvaluationArguments) -> dict[str, Any]:
     """
     Score the samples of a file into `output`. Like a generation it goes on where it was killed.
 
     Args:
         args ([`EvaluationArguments`]):
             Settings; `samples` names the file.
-        report (`Callable[[str], None]`):
-            Told what a user should know.
 
     Returns:
-        `dict[str, Any]`: the record of the folder.
+        `dict[str, Any]`: what `run.json` in the folder says, for [`summarize`].
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: columns are missing, or the file holds no sample or something else than samples.
     """
     path = Path(args.samples or "").expanduser()
-    first, columns = _columns(path, args, report)
+    first, columns = _find_columns(path, args)
     source = {"source": str(path), "digest": f"{_digest(path)} {columns}"}
     wanted: dict[str, Any] = {
         "settings": {"samples": str(path.resolve())},
@@ -86,16 +78,16 @@ def score_file(args: EvaluationArguments, report: Report) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     if path.resolve() == (folder / SAMPLES).resolve():
         raise ValueError(f"`samples` {path} would be written over. Give another `output`.")
-    with SampleWriter(folder / SAMPLES, report) as writer:
+    with SampleWriter(folder / SAMPLES) as writer:
         if args.overwrite:
             writer.clear()
-        record = Record(folder)
-        record.check(wanted)
-        record.add(wanted)
-        done = sum(1 for _ in read_lines(folder / SAMPLES, report))
+        provenance = Provenance(folder)
+        provenance.check(wanted)
+        provenance.add(wanted)
+        done = sum(1 for _ in read_lines(folder / SAMPLES))
         if done:
-            report(f"{done} samples of {path} are scored in {folder} already.")
-        samples = islice(_samples(path, columns, {"filter", "resps"} <= first.keys(), report), done, None)
+            logger.info(f"Samples of {path} that are scored in {folder} already: {done}.")
+        samples = islice(_samples(path, columns, filters={"filter", "resps"} <= first.keys()), done, None)
         count = done
         with tqdm(desc=f"scoring {path.name}", initial=done, unit="sample") as bar:
             while batch := list(islice(samples, BATCH)):
@@ -104,15 +96,16 @@ def score_file(args: EvaluationArguments, report: Report) -> dict[str, Any]:
                 bar.update(len(batch))
         if not count:
             raise ValueError(f"{path} holds no sample.")
-    record.content["versions"] = library_versions()
-    record.save()
-    return record.content
+    provenance.content["versions"] = library_versions()
+    provenance.save()
+    return provenance.content
 
 
-def _columns(path: Path, args: EvaluationArguments, report: Report) -> tuple[dict[str, Any], Columns]:
+def _find_columns(path: Path, args: EvaluationArguments) -> tuple[dict[str, Any], Columns]:
+    """The first row, and the columns that it shows."""
     if not path.is_file():
         raise FileNotFoundError(f"`samples`: there is no file {path} (working folder: {Path.cwd()}).")
-    first = next(_rows(path, report), None)
+    first = next(read_rows(path), None)
     if first is None:
         raise ValueError(f"{path} holds no sample.")
     found: list[str | None] = []
@@ -124,7 +117,7 @@ def _columns(path: Path, args: EvaluationArguments, report: Report) -> tuple[dic
         if what == "answer" and {"solution", "advantage", "completion"} <= first.keys():
             known = ("solution", *known)  # TRL's log of completions: `answer` is what the reward read
         candidates = [given] if given is not None else known
-        name = next((name for name in candidates if _value(first, name) is not _MISSING), None)
+        name = next((name for name in candidates if column_value(first, name, _MISSING) is not _MISSING), None)
         if name is None and (given is not None or what != "problem"):
             raise ValueError(
                 f"{path} has the columns {', '.join(map(str, first))}; its {what} was looked for in "
@@ -132,7 +125,7 @@ def _columns(path: Path, args: EvaluationArguments, report: Report) -> tuple[dic
             )
         found.append(name)
     columns = Columns(found[0] or "", found[1] or "", found[2])
-    report(
+    logger.info(
         f"{path}: completions from `{columns.completion}`, gold answers from `{columns.answer}`, "
         + (f"problems told apart by `{columns.problem}`." if columns.problem else "each row taken as a problem.")
     )
@@ -142,17 +135,8 @@ def _columns(path: Path, args: EvaluationArguments, report: Report) -> tuple[dic
 _MISSING = object()
 
 
-def _value(row: Any, path: str) -> Any:
-    """The value of a column; a dotted path reaches into a nested one."""
-    if not isinstance(row, Mapping):
-        return _MISSING
-    if path in row:
-        return row[path]
-    head, dot, rest = path.partition(".")
-    return _value(row[head], rest) if dot and head in row else _MISSING
-
-
-def _rows(path: Path, report: Report) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a JSON-lines or Parquet file, one at a time."""
     if path.suffix in (".jsonl", ".json"):
         with path.open("rb") as file:
             if file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
@@ -160,10 +144,10 @@ def _rows(path: Path, report: Report) -> Iterator[dict[str, Any]]:
                     f"{path} is one JSON array, and is read line by line. Write its items on a line each: jq -c '.[]' "
                     f"{path.name} > {path.stem}.jsonl"
                 )
-        yield from read_lines(path, report)
+        yield from read_lines(path)
     elif path.suffix == ".parquet":
         try:
-            # A row group may be the whole file: read by its pages, it does not have to fit into memory
+            # A row group may be the whole file, and `datasets` reads it at once: here its pages one by one
             file = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**20)
         except pa.ArrowInvalid as error:
             raise ValueError(f"{path} cannot be read: {error}.") from None
@@ -174,19 +158,21 @@ def _rows(path: Path, report: Report) -> Iterator[dict[str, Any]]:
         raise ValueError(f"`samples`: {path} must end in .jsonl, .json (JSON lines) or .parquet.")
 
 
-def _samples(path: Path, columns: Columns, filters: bool, report: Report) -> Iterator[Sample]:
-    """The samples of a file, not scored yet. Their order is that of the file, whenever it is read."""
+def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[Sample]:
+    """
+    The samples of a file in its order, not scored yet. lm-evaluation-harness repeats the same responses for each of its
+    answer filters: with `filters` only those of the first are taken.
+    """
     counts: dict[tuple[str, str, str], int] = {}
     gold_digests: dict[tuple[str, str, str], bytes] = {}
     kept_filter, left_out, empty, nulls = None, 0, 0, 0
-    for number, row in enumerate(_rows(path, report), 1):
+    for number, row in enumerate(read_rows(path), 1):
         if filters:
-            # lm-evaluation-harness repeats the same responses for each of its answer filters
             kept_filter = row.get("filter") if kept_filter is None else kept_filter
             if row.get("filter") != kept_filter:
                 left_out += 1
                 continue
-        completion, gold = _value(row, columns.completion), _gold(row, columns.answer)
+        completion, gold = column_value(row, columns.completion, _MISSING), _gold(row, columns.answer)
         texts = _texts(completion)
         if completion is _MISSING or gold is _MISSING or texts is None:
             column = columns.answer if gold is _MISSING else columns.completion
@@ -196,8 +182,8 @@ def _samples(path: Path, columns: Columns, filters: bool, report: Report) -> Ite
             )
         problem = str(number)
         if columns.problem is not None:
-            value = _value(row, columns.problem)
-            if value is _MISSING or value is None:
+            value = column_value(row, columns.problem)
+            if value is None:
                 raise ValueError(f"{path}: row {number} has no `{columns.problem}`, which tells the problems apart.")
             problem = _problem_id(value)
         key = (str(row.get("model") or path.stem), str(row.get("benchmark") or row.get("task") or path.stem), problem)
@@ -229,11 +215,13 @@ def _samples(path: Path, columns: Columns, filters: bool, report: Report) -> Ite
                 strict=0.0,
             )
     if nulls:
-        report(f"{path}: {nulls} completions are null. They count as empty, and so as wrong.")
+        logger.warning(f"{path}: completions that are null: {nulls}. They count as empty, and so as wrong.")
     if empty:
-        report(f"{path}: {empty} rows hold no completion; left out.")
+        logger.warning(f"{path}: rows without a completion, left out: {empty}.")
     if left_out:
-        report(f"{path}: {left_out} rows of other filters than {kept_filter!r} repeat its completions; left out.")
+        logger.info(
+            f"{path}: rows that repeat the completions of {kept_filter!r} for other filters, left out: {left_out}."
+        )
 
 
 def _scored(samples: Sequence[Sample]) -> list[Sample]:
@@ -262,9 +250,9 @@ def _texts(value: Any) -> list[str | None] | None:
 
 
 def _gold(row: Mapping[str, Any], column: str) -> Any:
-    gold = _value(row, column)
-    right = _value(row, "doc.gold_index") if column == "doc.choices" else _MISSING
-    if right is _MISSING:
+    gold = column_value(row, column, _MISSING)
+    right = column_value(row, "doc.gold_index") if column == "doc.choices" else None
+    if right is None:
         return gold
     # lighteval lists the wrong choices too
     return [gold[index] for index in (right if isinstance(right, list) else [right])]

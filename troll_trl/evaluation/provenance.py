@@ -11,24 +11,19 @@ import torch
 
 from troll_trl.evaluation.samples import SAMPLES, write_text
 
-RECORD = "run.json"
+PROVENANCE = "run.json"
 VERSIONS = ("troll-trl", "torch", "transformers", "vllm", "peft", "datasets", "math-verify", "numpy")
 
 
-class Record:
+class Provenance:
     """
-    `run.json`: what the samples of a folder were made with. A run goes on only with the same.
-
-    Args:
-        folder (`Path`):
-            Output folder, with its samples file. Without a sample in it there is nothing to go on with, and an earlier
-            record counts for nothing: that run may have failed for the very setting that is changed now.
-        anew (`bool`, *optional*, defaults to `False`):
-            Whether the samples are discarded, so that nothing binds.
+    `run.json`: what the samples of an output folder were made with. A run goes on only with the same, unless
+    `discard`ing them. Without a sample there is nothing to go on with, and an earlier file counts for nothing: that
+    run may have failed for the very setting that is changed now.
     """
 
-    def __init__(self, folder: Path, anew: bool = False):
-        self._path = folder / RECORD
+    def __init__(self, folder: Path, discard: bool = False):
+        self._path = folder / PROVENANCE
         self.content: dict[str, Any] = {
             "settings": {},
             "models": {},
@@ -36,7 +31,7 @@ class Record:
             "first_prompts": {},
             "sessions": [],
         }
-        if anew or not (folder / SAMPLES).stat().st_size:
+        if discard or not (folder / SAMPLES).stat().st_size:
             return
         if self._path.is_file():
             try:
@@ -50,21 +45,14 @@ class Record:
                 ) from None
         else:
             raise ValueError(
-                f"{folder} holds a {SAMPLES}, but no {RECORD} that says how it was made. Give another `output`, or "
+                f"{folder} holds a {SAMPLES}, but no {PROVENANCE} that says how it was made. Give another `output`, or "
                 "`overwrite` to discard it."
             )
 
     def check(self, wanted: dict[str, Any]):
         """
-        Refuse to go on with other settings, or with a model or a benchmark that is not the same any more. New models
-        and benchmarks are welcome.
-
-        Args:
-            wanted (`dict[str, Any]`):
-                `settings`, `models` and `benchmarks` of this call.
-
-        Raises:
-            ValueError: something differs; it is named, with both values.
+        Refuse by a ValueError to go on with other `settings`, or with `models` or `benchmarks` that are not the same
+        any more. New models and benchmarks are welcome.
         """
         differences = [
             f"`{name}` was {self.content['settings'][name]!r} and is {value!r}"

@@ -1,0 +1,256 @@
+"""What would pay for not solving the problem, and what is only another spelling, made by rule for any value."""
+
+import json
+import random
+import re
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from real_problems import DATA
+
+from troll_trl.rewards.verifier import verify
+
+PROPERTY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def rewards(gold, answers):
+    """Of several boxed answers to one gold answer: one call, for the workers run in parallel."""
+    answers = list(answers)
+    verdicts = verify([gold] * len(answers), [f"So it is \\boxed{{{answer}}}." for answer in answers])
+    return {answer: verdict.reward for answer, verdict in zip(answers, verdicts, strict=True)}
+
+
+def all_of(reward, gold, answers):
+    assert {answer: given for answer, given in rewards(gold, answers).items() if given != reward} == {}
+
+
+# Multiple choice
+
+SEVERAL = [
+    "({})({})",
+    "{}. {}",
+    r"({}) \text{{ or }} ({})",
+    "({}), ({})",
+    "({}) and ({})",
+    "{}/{}",
+    "{} {}",
+    "{}{}",
+    "{}-{}",
+]
+SEVERAL += [
+    r"\{{{},{}\}}",
+    "[{}][{}]",
+    "({}) 12 ({}) 13",
+    "option {} or {}",
+    r"\text{{({})}} \text{{({})}}",
+    "({}) = ({})",
+]
+ONE = [
+    "{}",
+    "({})",
+    "{}.",
+    "{})",
+    r"\text{{({})}}",
+    r"\textbf{{({})}}\ 12",
+    "({}) 12",
+    "{}. Paris",
+    "Option {}",
+    "[{}]",
+]
+
+
+@PROPERTY
+@given(st.lists(st.sampled_from("ABCDEFGHIJ"), min_size=2, max_size=2, unique=True))
+def test_an_answer_to_a_choice_names_exactly_one_option(letters):
+    gold, other = letters
+    all_of(0.0, gold, [form.format(*pair) for form in SEVERAL for pair in ((gold, other), (other, gold))])
+    all_of(1.0, gold, [form.format(gold) for form in ONE])
+    all_of(0.0, gold, [form.format(other) for form in ONE])
+
+
+# Points that tell functions apart
+
+places = st.sampled_from([-5000, -300, -17, -2, -1, 0, 1, 2, 3, 40, 777, 60000])
+
+
+@PROPERTY
+@given(places, st.sampled_from(["x", "t", "z"]))
+def test_an_absolute_value_is_neither_of_its_branches(place, letter):
+    inside = f"{letter}-({place})"
+    branches = [f"{letter}-({place})", f"{place}-{letter}"]
+    for gold in (f"|{inside}|", rf"\sqrt{{({inside})^2}}", rf"\max({inside},{place}-{letter})"):
+        all_of(0.0, gold, branches)
+    for gold in branches:
+        all_of(0.0, gold, [f"|{inside}|"])
+    all_of(1.0, f"|{inside}|", [rf"\sqrt{{({inside})^2}}", f"|{place}-{letter}|"])
+
+
+@PROPERTY
+@given(places, st.sampled_from([r"\max", r"\min"]))
+def test_a_maximum_is_neither_of_its_arguments(place, function):
+    all_of(0.0, f"{function}(x,{place})", ["x", str(place)])
+    all_of(1.0, f"{function}(x,{place})", [f"{function}({place},x)"])
+
+
+@PROPERTY
+@given(st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 9))
+def test_products_of_two_variables_see_both_signs_of_each(a, b, c):
+    gold = f"{c}xy+({a})x+({b})y"
+    all_of(0.0, gold, [gold.replace("xy", "x|y|"), gold.replace("xy", "|x|y"), gold.replace("xy", "|xy|")])
+    all_of(1.0, gold, [f"({b})y+{c}yx+({a})x"])
+
+
+# Equations
+
+
+@PROPERTY
+@given(st.integers(2, 99), st.integers(2, 99), st.integers(2, 99), st.integers(2, 99))
+def test_a_true_identity_is_no_other_true_identity(a, b, c, d):
+    assume(a * b != c * d and len({a, b, c, d}) == 4)
+    gold = rf"{a * b}={a}\cdot {b}"
+    all_of(0.0, gold, ["1=1", rf"{c * d}={c}\cdot {d}", f"{a * b}={a * b}", "x=x"])
+    all_of(1.0, gold, [rf"{a * b}={b}\cdot {a}", rf"{a}\cdot {b}={a * b}"])
+
+
+@PROPERTY
+@given(st.integers(-9, 9).filter(bool), st.integers(-9, 9), st.integers(2, 9), st.integers(1, 5))
+def test_a_line_is_its_solutions_however_it_is_written(slope, shift, factor, step):
+    gold = f"y={slope}x+({shift})"
+    same = [f"{slope}x-y+({shift})=0", f"{factor}y={factor * slope}x+({factor * shift})"]
+    all_of(1.0, gold, same)
+    all_of(
+        0.0, gold, [f"y={slope}x+({shift + step})", f"y={slope + step}x+({shift})", f"y={slope}|x|+({shift})", "1=1"]
+    )
+
+
+@PROPERTY
+@given(st.integers(0, 99))
+def test_only_a_name_may_stand_before_a_value(value):
+    all_of(
+        1.0,
+        str(value),
+        [f"{name}={value}" for name in ("x", "f(2)", "P(A)", "|AB|", r"\angle ABC", "a_1", r"\text{Area}")],
+    )
+    sides = ("a-b", "x+y", "xy", "x^2", "x(x-1)", r"\sin x", "2x", r"\pi", r"\frac{a}{b}")
+    all_of(0.0, str(value), [f"{side}={value}" for side in sides] + [f"{value + 1}={value}"])
+
+
+# What is left to be worked out
+
+
+@PROPERTY
+@given(st.integers(2, 500))
+def test_an_unevaluated_expression_is_no_answer_to_a_number(value):
+    echoes = [
+        f"{value - 1}+1",
+        rf"{value}\cdot 1",
+        f"{value}^1",
+        rf"\sqrt{{{value**2}}}",
+        f"|{-value}|",
+        f"{value}+x-x",
+    ]
+    echoes += [
+        rf"\max({value},1)",
+        rf"\binom{{{value}}}{{1}}",
+        rf"\log_2 2^{{{value}}}",
+        rf"{value}\cdot 0!",
+        f"{value}(1)",
+    ]
+    echoes += [rf"\frac{{{value}x}}{{x}}", rf"\frac{{{value}/1}}{{1}}", rf"{value}\tan 45^\circ"]
+    all_of(0.0, str(value), echoes)
+    worked_out = [rf"\frac{{{2 * value}}}{{2}}", f"{value - 1}+1={value}", f"{value}.0", rf"{value}\times 10^0"]
+    all_of(1.0, str(value), [*worked_out, f"{100 * value}\\%"])
+
+
+@PROPERTY
+@given(st.integers(2, 30), st.sampled_from([2, 3, 5, 6, 7, 10]))
+def test_radicals_may_be_written_in_another_way(factor, radicand):
+    gold = rf"{factor}\sqrt{{{radicand}}}"
+    all_of(1.0, gold, [rf"\sqrt{{{factor**2 * radicand}}}", rf"\frac{{{factor * radicand}}}{{\sqrt{{{radicand}}}}}"])
+    all_of(0.0, gold, [rf"\sqrt{{{factor**2 * radicand + 1}}}", rf"{factor}\sqrt{{{radicand - 1}+1}}"])
+
+
+@PROPERTY
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_a_product_is_no_mixed_number(a, b):
+    assume(a + b != a * b)
+    all_of(0.0, str(a + b), [f"({a})({b})", f"{a}({b})", f"({a}){b}", f"{{{a}}}{{{b}}}", rf"{a}\{{{b}\}}"])
+    assume(len(str(b)) != 3)
+    all_of(0.0, str(a + b), [f"{a} {b}"])
+
+
+# Real gold answers
+
+
+def golds():
+    rows = {
+        name: [json.loads(line) for line in (DATA / name / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
+        for name, split in (("gsm8k", "test"), ("math500", "test"), ("dapo", "train"))
+    }
+    found = [row["answer"].rpartition("####")[2].strip() for row in rows["gsm8k"][:100]]
+    found += [row["answer"] for row in rows["math500"][:250]]
+    return sorted({*found, *(row["reward_model"]["ground_truth"] for row in rows["dapo"])})
+
+
+def respellings(gold):
+    yield from (gold, f"${gold}$", gold.replace(r"\frac", r"\dfrac"), f" {gold}.", rf"\displaystyle {gold}")
+    if not re.search(r"\\left|\[|\]", gold):
+        yield gold.replace("(", r"\left(").replace(")", r"\right)")
+    if r"\text" not in gold:
+        yield gold.replace("-", "\u2212")
+    if re.fullmatch(r"-?\d+", gold):
+        yield from (f"{gold}.0", f"{int(gold):,}", f"x={gold}", rf"{gold}\text{{ third graders}}", f"{gold} (apples)")
+        yield from (rf"\frac{{{3 * int(gold)}}}{{3}}", rf"S_{{\max}}={gold}", f"{int(gold) - 2}+2={gold}")
+    fraction = re.fullmatch(r"(-?)\\frac\{(\d+)\}\{(\d+)\}", gold)
+    if fraction:
+        sign, top, bottom = fraction[1], int(fraction[2]), int(fraction[3])
+        yield from (f"{sign}{top}/{bottom}", rf"\frac{{{sign}{2 * top}}}{{{2 * bottom}}}", f"{sign}{top / bottom:.12f}")
+
+
+def near_misses(gold, generator):
+    digits = list(re.finditer(r"\d", gold))
+    for digit in generator.sample(digits, min(2, len(digits))):
+        yield gold[: digit.start()] + str((int(digit[0]) + generator.randrange(1, 9)) % 10) + gold[digit.end() :]
+        yield gold[: digit.end()] + generator.choice("1234567") + gold[digit.end() :]
+    if re.fullmatch(r"\d+", gold) and int(gold) > 2:
+        value = int(gold)
+        yield from (
+            f"-{value}",
+            f"{value + 1}",
+            f"{value} million",
+            f"{value}!",
+            f"{value}x",
+            rf"{value}\pi",
+            f"{value}, 1",
+        )
+        yield from (
+            f"{value} or {value + 1}",
+            rf"{value}\text{{ squared}}",
+            f"{value - 2} 2",
+            f"({value - 2})(2)",
+            "1=1",
+        )
+    if re.fullmatch(r"\((?:[^(),]+),(?:[^(),]+)\)", gold):
+        left, right = gold[1:-1].split(",")
+        yield from ([] if left.strip() == right.strip() else [f"({right},{left})"])
+        yield from (f"[{left},{right}]", f"({left},{right}]")
+
+
+def check(make, wanted):
+    pairs = list(dict.fromkeys((gold, answer) for gold in golds() for answer in make(gold)))
+    verdicts = verify([f"\\boxed{{{gold}}}" for gold, _ in pairs], [f"\\boxed{{{answer}}}" for _, answer in pairs])
+    wrong = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.reward != wanted]
+    assert wrong == []
+    return len(pairs)
+
+
+@pytest.mark.slow
+def test_respellings_of_real_gold_answers_are_right():
+    assert check(respellings, 1.0) > 200
+
+
+@pytest.mark.slow
+def test_near_misses_of_real_gold_answers_are_wrong():
+    generator = random.Random(0)
+    assert check(lambda gold: near_misses(gold, generator), 0.0) > 200

@@ -1,0 +1,24 @@
+"""Columns by their names, in which a dot may reach into a nested column."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def column_value(row: Any, path: str, default: Any = None) -> Any:
+    """
+    The value of a column.
+
+    Args:
+        row (`Mapping`):
+            A row, or the features of a dataset.
+        path (`str`):
+            Name of a column; failing that, `a.b` is the column `b` of the nested column `a`.
+        default (`Any`, *optional*):
+            What to return where the row has no such column.
+    """
+    if not isinstance(row, Mapping):
+        return default
+    if path in row:
+        return row[path]
+    head, dot, rest = path.partition(".")
+    return column_value(row[head], rest, default) if dot and head in row else default

@@ -1,0 +1,248 @@
+r"""
+What an expression writes out: its operations, and the products that stand without a sign.
+
+The policy could box an expression of the problem (`95^2`, `\sin 60^\circ`) and let the verifier work it out. So an
+answer to a gold answer without variables may only contain the kinds of operation that the gold answer contains.
+"""
+
+import re
+from collections import Counter
+from fractions import Fraction
+
+from troll_trl.rewards.verifier.structure import LETTER
+from troll_trl.rewards.verifier.values import read_quantity
+
+_TOKEN = re.compile(r"\\begin\{[a-z]+\*?\}|\\end\{[a-z]+\*?\}|\\[A-Za-z]+\*?|\\.|\d+(?:\.\d+)?|\.\d+|\s+|.", re.DOTALL)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+_KINDS = {
+    r"\cdot": "product", r"\times": "product", r"\div": "quotient", "/": "quotient", ":": "quotient",
+    "!": "factorial", r"\binom": "factorial", r"\choose": "factorial", r"\sqrt": "root", r"\frac": "quotient",
+    "+": "sum", "-": "sum", r"\pm": "sum", r"\mp": "sum", r"\exp": "power",
+}  # fmt: skip
+_BINARY = frozenset((r"\cdot", r"\times", r"\div", "/", ":", r"\pm", r"\mp", "+", "-", "=", "<", ">", ",", ";", "&"))
+_ARGUMENTS = {r"\frac": 2, r"\binom": 2, r"\sqrt": 1, r"\overline": 1, r"\text": 1, "^": 1, "_": 1}
+_CONSTANTS = frozenset((r"\pi", r"\infty", r"\circ", r"\mathbb", r"\emptyset"))
+_OPENERS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
+_CONSTANT = re.compile(r"\\pi(?![A-Za-z])|(?<![\\A-Za-z])[ei](?![A-Za-z])")
+_INTEGER_FRACTION = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)(?![\d.])")
+
+
+class Malformed(ValueError):
+    """Numbers side by side, `40 2`: neither a product nor a number."""
+
+
+class _Walk:
+    """Reads an expression from left to right, once."""
+
+    def __init__(self, text: str):
+        self.text = text
+        self.kinds: Counter[str] = Counter()
+        self.tokens = [(match[0], match.start()) for match in _TOKEN.finditer(text)]
+        self.next = 0
+        self.written: list[str] = []  # the text, with a sign for every product with a number or a bracket
+
+    def expression(self, closer: str | None = None) -> None:
+        operand = ""  # what stands directly before: "" (nothing, or an operator), "letter", "number" or "group"
+        apart = bars = False
+        while self.next < len(self.tokens):
+            token, position = self.tokens[self.next]
+            if token == closer:
+                return
+            if token.isspace():
+                apart = True
+                self._take()
+                continue
+            if token in ("^", "_") or (token == "!" and operand):
+                self._script(operand) if token != "!" else self._operator(token)
+                operand = operand or ""
+            elif token == "|":
+                self.kinds["function"] += 1
+                operand, bars = ("group" if bars else ""), not bars
+                self._take()
+            elif token in _BINARY:
+                self._operator(token, unary=not operand)
+                operand = ""
+            else:
+                operand = self._operand(token, position, operand, apart)
+            apart = False
+
+    def _operand(self, token: str, position: int, before: str, apart: bool) -> str:
+        number = _NUMBER.fullmatch(token) is not None
+        mixed = _INTEGER_FRACTION.match(self.text, position) if before == "number" else None
+        if mixed and (token == r"\frac" or apart) and self._is_mixed(mixed):
+            return self._mixed(mixed)
+        if number and apart and before == "number":
+            raise Malformed(f"numbers side by side: {self.text}")
+        if before:
+            self.kinds["product"] += 1
+            if (number and before == "group") or (before != "letter" and (token in _OPENERS or token == r"\frac")):
+                self.written.append(r"\cdot ")
+        if token in _OPENERS:
+            self._group(_OPENERS[token])
+            return "group"
+        self._take()
+        if number:
+            return "number"
+        if len(token) == 1 or token in _CONSTANTS:
+            if token == r"\mathbb":
+                self._argument()
+            return "letter"
+        kind = _KINDS.get(token)
+        if kind is None and not token.startswith((r"\text", r"\overline", r"\begin", r"\end")) and token[1:].isalpha():
+            kind = "variable" if LETTER.match(token) and token[1:] not in _FUNCTIONS else "function"
+        if kind == "variable":
+            return "letter"
+        if kind:
+            self.kinds[kind] += 1
+        if token == r"\sqrt" and self._peek() == "[":
+            self._group("]")
+        arguments = _ARGUMENTS.get(token, 0)
+        for _ in range(arguments):
+            self._argument()
+        return "group" if arguments else ""  # a function takes what follows
+
+    def _is_mixed(self, fraction: re.Match) -> bool:
+        whole = self._before(fraction.start())
+        top, bottom = (int(part) for part in fraction.groups() if part)
+        return whole is not None and bottom != 0 and Fraction(top, bottom) < 1
+
+    def _before(self, position: int) -> str | None:
+        """The integer before a position, if nothing but space stands between."""
+        match = re.search(r"(?<![\d.^_])(\d+)\s*\Z", self.text[:position])
+        return match[1] if match else None
+
+    def _mixed(self, fraction: re.Match) -> str:
+        while not self.written[-1][-1:].isdigit():
+            self.written.pop()
+        self.written[-1] = f"({self.written[-1]}+{fraction[0]})"
+        while self.next < len(self.tokens) and self.tokens[self.next][1] < fraction.end():
+            self.next += 1
+        return "group"
+
+    def _script(self, operand: str) -> None:
+        """A power or an index."""
+        token = self._take()
+        start = len(self.written)
+        inner = self.kinds
+        self.kinds = Counter()
+        self._argument()
+        inside, self.kinds = self.kinds, inner
+        script = "".join(self.written[start:]).strip("{}() ")
+        if token == "_" or script in (r"\circ", "") or not operand:
+            return
+        base = "".join(self.written[:start]).rstrip("^").strip("{ ")
+        if inside["quotient"] or re.fullmatch(r"-?\d*\.\d+", script):
+            self.kinds["root"] += 1
+            inside.pop("quotient", None)
+        elif script == "-1":
+            self.kinds["quotient"] += 1
+        elif not (re.search(r"(?<![\d.])10\Z", base) and re.fullmatch(r"-?\d+", script)):  # a power of ten is a numeral
+            self.kinds["power"] += 1
+        self.kinds += inside
+
+    def _operator(self, token: str, unary: bool = False) -> None:
+        self._take()
+        if token in _KINDS and not unary:
+            self.kinds[_KINDS[token]] += 1
+
+    def _argument(self) -> None:
+        while (self._peek() or "x").isspace():
+            self._take()
+        token = self._peek()
+        if token is None:
+            return
+        if token == "{":
+            self._group("}")
+        elif token in _ARGUMENTS:
+            self._operand(token, self.tokens[self.next][1], "", False)
+        else:
+            sign = token in "+-"
+            self._take()
+            if sign and self._peek() is not None:
+                self._take()
+
+    def _group(self, closer: str) -> None:
+        self._take()
+        self.expression(closer)
+        if self.next < len(self.tokens):
+            self._take()
+
+    def _peek(self) -> str | None:
+        return self.tokens[self.next][0] if self.next < len(self.tokens) else None
+
+    def _take(self) -> str:
+        token = self.tokens[self.next][0]
+        self.next += 1
+        self.written.append(token)
+        return token
+
+
+_FUNCTION_NAMES = """
+    sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg max min gcd lcm det deg dim sum prod int lim
+    lfloor rfloor lceil rceil Gamma bmod pmod mod operatorname sgn
+    """
+_FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
+
+
+def explicit_products(text: str) -> str:
+    r"""
+    An expression in which products with a number or a bracket have a sign, and mixed numbers a bracket: `(2)(5)` as
+    `(2)\cdot (5)`, `3\frac{1}{2}` as `(3+\frac{1}{2})`.
+
+    Args:
+        text (`str`):
+            Normalised expression.
+
+    Returns:
+        `str`: the expression; what is no mathematics comes back as it is.
+
+    Raises:
+        Malformed: two numbers side by side.
+    """
+    return "".join(_walk(text).written)
+
+
+def operations(text: str) -> Counter[str]:
+    """
+    How often each kind of operation stands in a normalised expression: `sum`, `product`, `quotient`, `power`, `root`,
+    `function`, `factorial`. A sign is no sum, a numeral such as `2.5` or `10^3` no operation.
+    """
+    return _walk(text).kinds
+
+
+def _walk(text: str) -> _Walk:
+    walk = _Walk(text)
+    while walk.next < len(walk.tokens):
+        walk.expression()
+    return walk
+
+
+def is_worked_out(gold: str, answer: str) -> bool:
+    r"""
+    Whether an answer leaves no more to work out than the gold answer does. A gold answer with variables allows
+    anything. Otherwise the answer may contain the kinds of operation of the gold answer, one fraction, and, beside a
+    root, a power, a function or a constant, products and fractions (`3\sqrt{2}` for `\sqrt{18}`).
+
+    Args:
+        gold (`str`):
+            Normalised gold answer, one expression.
+        answer (`str`):
+            Normalised answer.
+
+    Returns:
+        `bool`: whether it does.
+    """
+    if LETTER.search(gold) or read_quantity(answer) is not None:
+        return True
+    if LETTER.search(answer):
+        return False
+    try:
+        wanted, found = operations(gold), operations(answer)
+    except Malformed:
+        return False
+    extra = found.keys() - wanted.keys()
+    if wanted.keys() - {"quotient"} or _CONSTANT.search(gold):
+        extra -= {"product", "quotient"}
+    elif found["quotient"] == 1:
+        extra -= {"quotient"}
+    return not extra

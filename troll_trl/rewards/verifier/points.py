@@ -1,0 +1,118 @@
+"""Where two expressions are compared: points at which different expressions differ."""
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import sympy
+
+# Small, about one, large
+_MAGNITUDES = ((1, 20), (20, 60), (60, 600), (2_000, 90_000))  # in 41sts
+_INTEGERS = (17, -13, 4, -29, 8, 37, -6, 11)
+# A switching point has two sides, near and far
+_SIDES = (sympy.Rational(-1, 16), sympy.Rational(1, 16), -7, 9)
+MAX_SWITCHES = 6
+MAX_TRIES = 60
+# A polynomial of a higher degree is left to the other points
+MAX_DEGREE = 6
+
+_SWITCHING = (sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.floor, sympy.ceiling)
+
+
+def is_rational(*expressions: sympy.Basic) -> bool:
+    """Whether expressions are quotients of polynomials, which a few points tell apart."""
+    return all(
+        (node.is_Add or node.is_Mul or node.is_Symbol or node.is_Rational or (node.is_Pow and node.exp.is_Integer))
+        for expression in expressions
+        for node in sympy.preorder_traversal(expression)
+    )
+
+
+def points(*expressions: sympy.Basic) -> Iterator[tuple[dict, bool]]:
+    """
+    Values for the symbols of expressions: every combination of signs of the first three, several magnitudes, both sides
+    of every switching point of absolute values, maxima and roots, irrational ones, integers. The same at every call.
+
+    Args:
+        *expressions (`sympy.Basic`):
+            Expressions of real symbols.
+
+    Yields:
+        `tuple[dict, bool]`: a value for each symbol, and whether this point is needed; the others are for where too
+        few of these could be used. One empty point if there are no symbols.
+    """
+    symbols = sorted(set().union(*(expression.free_symbols for expression in expressions)), key=str)
+    if not symbols:
+        yield {}, True
+        return
+    ordinary = _ordinary(symbols, _counts(expressions))
+    first = list(itertools.islice(ordinary, 4))
+    yield from ((point, True) for point in first)
+    for switch in _switches(expressions):
+        yield from ((point, True) for point in _around(switch, first[:2]))
+    yield from ((point, False) for point in itertools.islice(ordinary, MAX_TRIES))
+
+
+def _counts(expressions) -> set:
+    """Symbols that count something, in a factorial or as the bound of a sum: they are not negative."""
+    counting = (sympy.factorial, sympy.binomial, sympy.gamma, sympy.Sum, sympy.Product)
+    return set().union(*(node.free_symbols for expression in expressions for node in expression.atoms(*counting)))
+
+
+def _ordinary(symbols: list, counts: set) -> Iterator[dict]:
+    generator = random.Random(len(symbols))
+    for step in itertools.count():
+        point = {}
+        for index, symbol in enumerate(symbols):
+            low, high = _MAGNITUDES[(step + index + step // 4) % len(_MAGNITUDES)]
+            value = sympy.Rational(generator.randrange(low, high), 41 + 2 * index)
+            if step % 6 == 4:
+                value *= sympy.sqrt(2)
+            if step % 8 == 7:
+                value = sympy.Integer(_INTEGERS[(step // 8 + 3 * index) % len(_INTEGERS)])
+            elif (step >> index) & 1 if index < 3 else generator.random() < 0.5:
+                value = -value
+            point[symbol] = abs(value) if symbol in counts else value
+        yield point
+
+
+def _switches(expressions) -> list:
+    """What changes its sign where an expression changes its form."""
+    found: dict = {}
+    for expression in expressions:
+        for node in sympy.preorder_traversal(expression):
+            if isinstance(node, (sympy.Max, sympy.Min)):
+                found |= {left - right: None for left, right in itertools.combinations(node.args, 2)}
+            elif isinstance(node, _SWITCHING):
+                found[node.args[0]] = None
+            elif node.is_Pow and not node.exp.is_Integer and node.base.free_symbols:
+                found[node.base] = None
+    return [switch for switch in found if switch.free_symbols][:MAX_SWITCHES]
+
+
+def _around(switch, bases: list[dict]) -> Iterator[dict]:
+    """Points on both sides of the real zeros of a polynomial, one symbol at a time."""
+    for symbol, base in itertools.product(sorted(switch.free_symbols, key=str)[:2], bases):
+        others = {other: value for other, value in base.items() if other != symbol}
+        for zero in (real_roots(switch, symbol, others) or [])[:3]:
+            for side in _SIDES:
+                yield base | {symbol: zero + side * (1 if abs(side) < 1 else 1 + abs(zero) / 9)}
+
+
+def real_roots(expression, symbol, others: dict) -> list | None:
+    """
+    Real zeros in one symbol, as rationals close to them, in order; `None` where the expression is no polynomial in it,
+    or a quotient of two, of a degree that is not too high.
+    """
+    try:
+        top, bottom = sympy.fraction(sympy.together(expression.xreplace(others)))
+        polynomial = sympy.Poly(top, symbol)
+        if polynomial.degree() < 1:
+            return []
+        if polynomial.degree() > MAX_DEGREE or bottom.has(sympy.Function):
+            return None
+        roots = [root for root in polynomial.nroots(n=30, maxsteps=200) if abs(sympy.im(root)) < 1e-9]
+    except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError, sympy.PolynomialError):
+        return None
+    values = sorted({sympy.Rational(str(sympy.re(root))) for root in roots})
+    return [value for value in values if abs(sympy.N(bottom.subs(symbol, value))) > 1e-9]

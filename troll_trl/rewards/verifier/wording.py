@@ -1,0 +1,70 @@
+"""Answers in words, and what may stand around a whole answer."""
+
+import re
+
+from troll_trl.rewards.verifier.structure import closing, split
+
+MAX_WRAPPINGS = 12
+
+# Chinese, Japanese and Korean letters stand in words too
+_LETTER = r"[A-Za-z\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+_WORDS = re.compile(rf"{_LETTER}(?:{_LETTER}|['-])*(?: (?:{_LETTER}|['-])+)*")
+_NO_SOLUTION = """
+    no solutions, no real solutions, no real solution, empty set, the empty set, none, no such number, no such numbers,
+    has no solution, there is no solution, there are no solutions, there is no real solution, 无解, 无实数解, 空集
+"""
+_SYNONYMS = dict.fromkeys((phrase.strip() for phrase in _NO_SOLUTION.split(",")), "no solution") | {
+    "dne": "does not exist", "undefined": "undefined", "not defined": "undefined", "is undefined": "undefined",
+}  # fmt: skip
+# Answers to several questions, one after the other: `True, False` is not `False, True`
+_JUDGEMENT_WORDS = """
+    true false yes no correct incorrect right wrong valid invalid always sometimes never even odd both neither
+    positive negative increasing decreasing convergent divergent converges diverges rational irrational continuous
+    discontinuous linear nonlinear dependent independent consistent inconsistent possible impossible
+    对 错 是 否 正确 错误
+    """
+_JUDGEMENTS = frozenset(_JUDGEMENT_WORDS.split())
+
+
+def words(text: str) -> str | None:
+    r"""
+    Words in lower case, such as a name or a direction; `None` for anything else, a short product of letters included.
+    `\emptyset` stands for "no solution".
+    """
+    if text.strip() in (r"\emptyset", r"\varnothing"):
+        return "no solution"
+    wrapped = re.fullmatch(r"\\text\{([^{}]*)\}", text)
+    content = (wrapped[1] if wrapped else text).strip(" ().,;:'\"")
+    if not _WORDS.fullmatch(content):
+        return None
+    if not wrapped and content.isascii():
+        if len(content) < 4 and content.casefold() not in ("yes", "no", "dne", "odd"):
+            return None
+        if "-" in content and all(len(part) < 3 for part in content.split("-")):  # ad-bc
+            return None
+    content = re.sub(r"\A(?:an?|the) (?=\w\w)", "", content.casefold())
+    return _SYNONYMS.get(content, content)
+
+
+def is_judgement(text: str) -> bool:
+    """Whether words judge something, as "True" does."""
+    return text in ("T", "F", "Y", "N") or words(text) in _JUDGEMENTS
+
+
+def unwrap(text: str) -> str:
+    """Without the braces, parentheses or text command around the whole of one value."""
+    for _ in range(MAX_WRAPPINGS):
+        text = text.strip(" ").rstrip(".,;:")
+        wrapped = re.fullmatch(r"\\text\{([^{}]*)\}", text)
+        if wrapped and (any(map(str.isdigit, wrapped[1])) or "\\" in wrapped[1]):
+            text = wrapped[1]
+            continue
+        if text[:1] in ("(", "{") and closing(text) == len(text) - 1:
+            inner = text[1:-1]
+            if text[0] == "{" or (len(split(inner, (",", ";"))) == 1 and not re.fullmatch("[A-J]", inner)):
+                text = inner
+                continue
+        break
+    if text.startswith((r"\approx", r"\therefore", r"\Rightarrow", r"\implies")):
+        return text.partition(" ")[2] if " " in text else re.sub(r"\\[A-Za-z]+", "", text, count=1)
+    return re.sub(r"\A(?:approximately|about|exactly) (?=\S)", "", text)
