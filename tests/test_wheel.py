@@ -56,14 +56,12 @@ def test_quickstart_evaluation_and_report(call):
     summary = json.loads(call("python", "-c", "print(open('eval/summary.json').read())"))
     assert summary["results"]
     assert "report.html" in call("troll", "report", "quickstart/run", "--output", "report")
-    assert "<svg" in (page := call("python", "-c", "print(open('report/report.html').read())")) or "<img" in page
+    assert "<img" in call("python", "-c", "print(open('report/report.html').read())")
 
 
 def test_a_shipped_config_is_read_by_the_launchers_module_too(call):
     """As far as the mistake in it, which names the shipped file's own neighbours."""
     flags = ("--config", "qwen3-0.6b/gsm8k", "--lerning_rate", "1")
     launcher = ("accelerate", "launch", "--cpu", "--num_processes", "1", "-m", "troll_trl.cli.train")
-    for command in (("troll", "grpo"), launcher):
-        assert "The nearest valid name is --learning_rate." in call(
-            *command, *flags, code=2 if len(command) == 2 else 1
-        )
+    for command, code in ((("troll", "grpo"), 2), (launcher, 1)):
+        assert "The nearest valid name is --learning_rate." in call(*command, *flags, code=code)

@@ -320,9 +320,9 @@ def _options(options: list | dict | None) -> list[str] | None:
 
 def _why_unusable(row: Mapping, schema: Schema) -> str:
     """What is the matter with a row that is dropped."""
-    if _value(row, schema.problem) in (None, "", []):
+    if column_value(row, schema.problem) in (None, "", []):
         return "no problem"
-    answer = _value(row, schema.answer)
+    answer = column_value(row, schema.answer)
     if answer in (None, "", []):
         return "no gold answer"
     if isinstance(answer, list):
