@@ -152,7 +152,7 @@ def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, ex
 
 def test_a_model_that_is_neither_here_nor_on_the_hub_is_named_before_the_data_are_read(monkeypatch):
     def refuse(name, **_):
-        raise OSError("We couldn't connect to the hub.\nMore of it.")
+        raise OSError("We could not reach the hub.\nMore of it.")
 
     monkeypatch.setattr(training.AutoConfig, "from_pretrained", refuse)
     with pytest.raises(
