@@ -128,7 +128,6 @@ def test_clip_trains_on_the_same_file(workplace):
         (("--model_name_or_path", "outputs/no/model"), "there is no folder outputs/no/model (working folder: "),
         (("--use_vllm", "true"), "`use_vllm` is true, but vLLM is not installed: pip install"),
         (("--reward_funcs", "nomod.fun"), "No module named 'nomod'"),
-        (("--support_size", "1000"), "`support_size` must be a whole number in 1…100 (the vocabulary), got 1000"),
         (("--lerning_rate", "1"), "The nearest valid name is --learning_rate."),
         (("--dataset_name", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--reward_funcs", "math_acuracy"), "`reward_funcs` names 'math_acuracy', which is none of math_accuracy"),
@@ -155,9 +154,7 @@ def test_a_model_that_is_neither_here_nor_on_the_hub_is_named_before_the_data_ar
         raise OSError("We could not reach the hub.\nMore of it.")
 
     monkeypatch.setattr(training.AutoConfig, "from_pretrained", refuse)
-    with pytest.raises(
-        OSError, match=r"no folder outputs/nope \(.*no model of this name: We couldn't connect"
-    ) as error:
+    with pytest.raises(OSError, match=r"no folder outputs/nope \(.*no model of this name: We could not reach") as error:
         training.check_model(ModelConfig(model_name_or_path="outputs/nope"), trust_remote_code=False)
     assert "\n" not in str(error.value)
 
