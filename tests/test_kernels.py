@@ -16,7 +16,7 @@ import torch
 from references import reference_support
 
 from troll_trl.lm_head import sparse_log_probs, support_selection
-from troll_trl.lm_head.kernels import fold, gradient, tiles
+from troll_trl.lm_head.kernels import blocks, candidates, fold, gradient, tiles
 from troll_trl.lm_head.kernels.blocks import blocks_of, reduce_chunk
 from troll_trl.lm_head.kernels.candidates import _choose_torch, choose_candidates
 from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
@@ -24,6 +24,8 @@ from troll_trl.lm_head.kernels.fold import FoldState, fold_tile
 from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
+from troll_trl.trust_region import dispatch, projection, projection_kernel
+from troll_trl.trust_region.projection import project
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PLAIN = LogitTransform(temperature=0.7)
@@ -295,6 +297,106 @@ def test_tile_beyond_32_bit_offsets(device):
     for tile in (near.clone(), far_apart(near)):
         grads.append(gradient.gradient_tile(tile, None, PLAIN, ids, 0, of))
     assert torch.equal(*grads)
+
+
+def policies(device, dtype, rows, slots, difference, seed=0):
+    """Policy, old policy and an upstream gradient `(rows, slots)`: with unused slots, tokens that only one has, rows
+    inside the bound, and one row without a difference."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda: torch.randn(rows, slots, generator=generator, dtype=torch.float64)
+    old = 3 * draw()
+    new = old + difference * draw() * torch.rand(rows, 1, generator=generator, dtype=torch.float64)
+    new[0] = old[0]
+    if slots > 4:
+        old[1::5, 1 : slots // 2] = new[1::5, 1 : slots // 2] = -math.inf
+        new[2::7, 1], old[3::7, 2] = -math.inf, -math.inf
+    return [x.to(device, dtype) for x in (new.log_softmax(-1), old.log_softmax(-1), draw())]
+
+
+def projected(policy, old, upstream, bound):
+    policy = policy.clone().requires_grad_()
+    result = project(policy, old, bound)
+    (gradient_of_policy,) = torch.autograd.grad(result.log_probs, policy, upstream)
+    return [*(x.detach() for x in result), gradient_of_policy]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("slots", "difference", "bound"),
+    [(65, 0.5, 0.05), (65, 30.0, 0.05), (65, 3.0, 1e-4), (65, 3.0, math.inf), (1, 3.0, 0.05), (200, 3.0, 0.05)],
+)
+def test_projection_agrees_with_torchs(device, monkeypatch, slots, difference, bound, dtype):
+    case = policies(device, dtype, 16, slots, difference)
+    ours = projected(*case, bound)
+    monkeypatch.setattr(projection, "use_triton", lambda device: False)
+    theirs = projected(*case, bound)
+    active, inside = theirs[1] > 0, theirs[2] <= bound
+    assert torch.equal(ours[1] > 0, active) and torch.equal(ours[0][inside], theirs[0][inside])
+    close = {torch.float32: 1e-5, torch.float64: 1e-9}[dtype]  # η is as accurate as the solver, to 1e-13 of the KL
+    for name, a, b in zip(("π", "η", "KL(p‖q)", "KL(π‖q)", "gradient"), ours, theirs, strict=True):
+        a, b = (x.exp() if name == "π" else x for x in (a, b))
+        torch.testing.assert_close(a, b, rtol=close, atol=close, msg=lambda text, name=name: f"{name}: {text}")
+    assert torch.equal(ours[0] == -math.inf, theirs[0] == -math.inf)
+    if bound < math.inf:  # at the bound, unless the old policy's support alone brings the policy inside
+        assert (ours[3][active].double() <= bound * (1 + 1e-3)).all()
+
+
+def test_projection_of_nan_is_nan(device):
+    """The torch version refuses it, for which it must wait for the device."""
+    policy, old, _ = policies(device, torch.float32, 4, 9, 3.0)
+    policy[1, 3], old[2, 0] = math.nan, math.nan
+    result = project(policy, old, 0.05)
+    for x in (result.policy_kl, result.kl, result.log_probs[:, 0]):
+        assert x.isnan().tolist() == [False, True, True, False]
+
+
+def test_projection_of_strided_rows_and_expanded_gradients(device):
+    policy, old, _ = policies(device, torch.float32, 6, 20, 3.0)
+    strided = [x.t().contiguous().t() for x in (policy, old)]
+    ones = torch.ones(1, 1, device=device).expand(6, 20)
+    for a, b in zip(projected(*strided, ones, 0.05), projected(policy, old, ones.contiguous(), 0.05), strict=True):
+        assert torch.equal(a, b)
+    empty = project(policy[:0], old[:0], 0.05)
+    assert empty.log_probs.shape == (0, 20) and empty.kl.shape == (0,)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="as on an accelerator")
+@pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not installed (it exists for Linux only)")
+def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
+    """Triton launches on the current device, and with two GPUs the model's may be the other."""
+    guarded, launched = [], []
+
+    @contextlib.contextmanager
+    def guard(device):
+        guarded.append(device)
+        yield
+        guarded.pop()
+
+    class Kernel:
+        def __init__(self, name):
+            self.name = name
+
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: launched.append((self.name, *guarded))
+
+    kernels = {
+        name: module for module in (blocks, candidates, fold, gradient, projection_kernel) for name in vars(module)
+    }
+    kernels = {name: module for name, module in kernels.items() if name.endswith("_kernel")}
+    for name, module in kernels.items():
+        monkeypatch.setattr(module, name, Kernel(name))
+    monkeypatch.setattr(dispatch, "on_device", guard)
+    device = torch.device("meta")
+    tile, ids = torch.empty(3, 129, device=device), torch.zeros(3, 4, dtype=torch.int32, device=device)
+    fold._fold_triton(tile, None, PLAIN, ids, 0, FoldState.of(ids), None)
+    gradient._gradient_triton(tile, None, PLAIN, ids, 0, gradient.Coefficients(*torch.empty(4, 3, 1, device=device)))
+    of = blocks_of(tile[:, :128], ids[:, 0], 128, 128)
+    blocks._reduce_triton(of, None, PLAIN, 0, 128)
+    candidates._choose_triton(of, None, PLAIN, 2)
+    rows = torch.empty(3, 65, device=device)
+    _, t, *_ = projection_kernel.project_rows(rows, rows, 0.05, 1e-5, projection._KERNEL_CONSTANTS)
+    projection_kernel.project_rows_backward(rows, rows, rows, rows, t, projection._KERNEL_CONSTANTS)
+    assert sorted(launched) == sorted((name, device) for name in kernels)
 
 
 def test_state_starts_at_the_floor(device):

@@ -1,6 +1,7 @@
 """Every kernel compiled ahead of time for real GPUs, down to machine code, on a machine that may have none.
 
-It catches what the interpreter does not: types, unsupported operations, and registers that spill to memory.
+It catches what the interpreter does not: types, unsupported operations, registers that spill to memory, and what makes
+a kernel slow: narrow loads, and more registers, barriers and shuffles than it needs.
 """
 
 import importlib.util
@@ -16,6 +17,7 @@ import torch
 from troll_trl.lm_head.kernels import blocks, candidates, fold, gradient
 from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
 from troll_trl.lm_head.kernels.tiles import FLOOR
+from troll_trl.trust_region import projection, projection_kernel
 
 if not TRITON_AVAILABLE:
     pytest.skip("Triton is not installed (it exists for Linux only)", allow_module_level=True)
@@ -56,22 +58,38 @@ def make(kernel, dtype, softcap, bias, warps, pointers=None, **constants):
     if "bias_ptr" in signature and not bias:
         signature["bias_ptr"], constants["bias_ptr"] = "constexpr", None
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in ("tile_stride", "columns")]
+    aligned = [
+        name for name, kind in signature.items() if kind.startswith("*") or name in ("tile_stride", "columns", "first")
+    ]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     return ASTSource(kernel, signature, constants, attributes), {"num_warps": warps}
 
 
 def fold_source(dtype, softcap, bias):
     return make(
-        fold._fold_kernel, dtype, softcap, bias, fold.NUM_WARPS, {"ids_ptr": "i32"},
-        LOWEST=torch.finfo(dtype).min, FLOOR=FLOOR, SLOTS=K, BLOCK=fold.BLOCK_SIZE,
+        fold._fold_kernel, dtype, softcap, bias, fold.NUM_WARPS,
+        LOWEST=torch.finfo(dtype).min, FLOOR=FLOOR, BLOCK=fold.BLOCK_SIZE,
+    )  # fmt: skip
+
+
+def take_kept_source(dtype, softcap, bias):
+    return make(
+        fold._take_kept_kernel, dtype, softcap, bias, fold.KEPT_WARPS, {"ids_ptr": "i32"},
+        LOWEST=torch.finfo(dtype).min, BLOCK=fold.KEPT_BLOCK,
     )  # fmt: skip
 
 
 def gradient_source(dtype, softcap, bias):
     return make(
-        gradient._gradient_kernel, dtype, softcap, bias, gradient.NUM_WARPS, {"ids_ptr": "i32"},
-        HAS_LINEAR=True, SLOTS=K, BLOCK=gradient.BLOCK_SIZE,
+        gradient._gradient_kernel, dtype, softcap, bias, gradient.NUM_WARPS,
+        HAS_LINEAR=True, BLOCK=gradient.BLOCK_SIZE,
+    )  # fmt: skip
+
+
+def put_kept_source(dtype, softcap, bias):
+    return make(
+        gradient._put_kept_kernel, dtype, softcap, bias, gradient.KEPT_WARPS, {"ids_ptr": "i32"},
+        BLOCK=gradient.KEPT_BLOCK,
     )  # fmt: skip
 
 
@@ -98,12 +116,38 @@ def best_tokens_source(dtype, softcap, bias, k=K):
     )  # fmt: skip
 
 
+def projection_types(dtype) -> dict[str, str]:
+    given = dict.fromkeys(("log_p_ptr", "log_q_ptr", "log_pi_ptr", "grad_ptr", "result_ptr"), DTYPES[dtype])
+    return given | dict.fromkeys(("t_ptr", "policy_kl_ptr", "kl_ptr"), "fp64")
+
+
+def project_source(dtype, softcap, bias, slots=K + 1):
+    """Always of float32: the head's log-probabilities are, whatever the dtype of its products."""
+    padded = triton.next_power_of_2(slots)
+    return make(
+        projection_kernel._project_kernel, dtype, softcap, bias, projection_kernel.warps_for(padded),
+        projection_types(torch.float32), BOUND=0.05, TOLERANCE=1e-5, **projection._KERNEL_CONSTANTS, SLOTS=padded,
+    )  # fmt: skip
+
+
+def project_backward_source(dtype, softcap, bias, slots=K + 1):
+    padded = triton.next_power_of_2(slots)
+    return make(
+        projection_kernel._project_backward_kernel, dtype, softcap, bias, projection_kernel.warps_for(padded),
+        projection_types(torch.float32), **projection._KERNEL_CONSTANTS, SLOTS=padded,
+    )  # fmt: skip
+
+
 SOURCES = {
+    "take_kept": take_kept_source,
     "fold": fold_source,
     "gradient": gradient_source,
+    "put_kept": put_kept_source,
     "reduce": reduce_source,
     "best_blocks": best_blocks_source,
     "best_tokens": best_tokens_source,
+    "project": project_source,
+    "project_backward": project_backward_source,
 }
 
 
@@ -135,12 +179,60 @@ def test_compiles_for_hopper_in_bf16_without_spilling(name, tmp_path):
     assert used["SHARED"] <= 48 * 1024
 
 
+# In bf16 for sm_90, as compiled by Triton 3.7: most registers per thread, barriers and shuffles, and least 16-byte
+# loads and stores. `None`: of entries that are scattered, one by one.
+BUDGETS = {
+    "take_kept": (56, 5, 0, None, None),
+    "fold": (32, 10, 24, 2, None),
+    "gradient": (32, 0, 0, 2, 2),
+    "put_kept": (56, 5, 0, None, None),
+    "reduce": (40, 6, 20, 2, None),
+    "best_blocks": (128, 28, 148, None, None),
+    "best_tokens": (160, 33, 40, 2, None),
+    "project": (96, 0, 90, None, None),
+    "project_backward": (56, 0, 40, None, None),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_machine_code_stays_within_its_budget(name, tmp_path):
+    """`reduce` once read two bytes at a time, with 99 registers and 243 shuffles: nothing had told Triton that the
+    first column of a chunk is a multiple of 64."""
+    registers, barriers, shuffles, loads, stores = BUDGETS[name]
+    compiled = compile_for(90, *SOURCES[name](torch.bfloat16, softcap=False, bias=False))
+    ptx = compiled.asm["ptx"]
+    count = lambda pattern: len(re.findall(pattern, ptx))
+    assert usage(compiled, tmp_path)["REG"] <= registers
+    assert count(r"\bbar\.sync") <= barriers and count(r"\bshfl\.sync") <= shuffles
+    if loads is not None:
+        assert count(r"\bld\.global\.v4\.b32") >= loads
+        assert count(r"\bld\.global\.b16") <= 1, "the tile is read two bytes at a time (one is for the sampled token)"
+    if stores is not None:
+        assert count(r"\bst\.global\.v4\.b32") >= stores and count(r"\bst\.global\.b16") == 0
+
+
+def test_no_kernel_relies_on_a_barrier_for_what_it_stored():
+    """A barrier of Triton's makes no store to global memory visible on every backend (a bare `s_barrier` on AMD's)."""
+    folder = Path(fold.__file__).parent
+    assert not [path.name for path in folder.glob("*.py") if "tl.debug_barrier" in path.read_text()]
+
+
+@pytest.mark.parametrize("name", ["take_kept", "fold", "gradient", "reduce", "best_tokens"])
+def test_compiles_with_float64_scalars(name):
+    """As torch.compile passes Python's floats before torch 2.15: the type of a variable of `fold`'s loop then changed
+    with them."""
+    source, options = SOURCES[name](torch.bfloat16, softcap=True, bias=True)
+    signature = {**source.signature, "inner": "fp64", "outer": "fp64"}
+    source = ASTSource(source.fn, signature, source.constants, source.attrs)
+    assert len(compile_for(90, source, options).asm["cubin"]) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(
     ("dtype", "softcap", "bias"), list(itertools.product(DTYPES, [False, True], [False, True])), ids=str
 )
-@pytest.mark.parametrize("name", [name for name in SOURCES if name != "best_blocks"])  # it has no variants
+@pytest.mark.parametrize("name", ["take_kept", "fold", "gradient", "put_kept", "reduce", "best_tokens"])
 def test_compiles_in_every_variant(name, dtype, softcap, bias, capability, tmp_path):
     compiled = compile_for(capability, *SOURCES[name](dtype, softcap, bias))
     assert usage(compiled, tmp_path)["STACK"] == 0
@@ -150,6 +242,14 @@ def test_compiles_in_every_variant(name, dtype, softcap, bias, capability, tmp_p
 @pytest.mark.parametrize("k", [16, 64, 128, candidates.MOST_IN_REGISTERS])
 def test_largest_support_fits_in_registers(k, tmp_path):
     source = best_tokens_source(torch.float32, softcap=True, bias=True, k=k)
+    assert usage(compile_for(90, *source), tmp_path)["STACK"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["project", "project_backward"])
+@pytest.mark.parametrize("slots", [2, 129, projection._MOST_IN_REGISTERS])
+def test_largest_projection_fits_in_registers(slots, name, tmp_path):
+    source = SOURCES[name](torch.float32, softcap=False, bias=False, slots=slots)
     assert usage(compile_for(90, *source), tmp_path)["STACK"] == 0
 
 

@@ -308,6 +308,35 @@ class _LargestTensor(TorchDispatchMode):
         return result
 
 
+class _CastsOf(TorchDispatchMode):
+    """Counts the elements that are cast out of the memory of one tensor."""
+
+    def __init__(self, tensor: torch.Tensor):
+        super().__init__()
+        self.storage, self.elements = tensor.untyped_storage().data_ptr(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and args[0].untyped_storage().data_ptr() == self.storage:
+            self.elements += args[0].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_float32_head_is_cast_once(monkeypatch):
+    """In scoring it was cast again for each tile of tokens, in the backward twice for each tile."""
+    monkeypatch.setattr(tiles, "TRAINING_TILE", {"cpu": (64, 128)})  # all tokens in one tile
+    model, batch = make_model("llama_untied"), make_batch()
+    add_sparse_lm_head(model)
+    head = model.lm_head.weight
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.no_grad(), _CastsOf(head) as scoring:
+            token_ids = model(**batch, fused_lm_head=True, support_size=9).token_ids
+        with _CastsOf(head) as forward:
+            loss = model(**batch, fused_lm_head=True, token_ids=token_ids).sparse_log_probs.exp().sum()
+        with _CastsOf(head) as backward:
+            loss.backward()
+    assert scoring.elements == forward.elements == backward.elements == head.numel()
+
+
 @pytest.mark.parametrize("use", ["selection", "evaluation"])
 def test_no_tensor_exceeds_a_tile(monkeypatch, use):
     """552 positions of a vocabulary of 5,003 would be 2.8 million logits; a tile here has 33 thousand."""

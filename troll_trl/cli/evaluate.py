@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from troll_trl.evaluation import EvaluationArguments
 
 
-def show_messages() -> None:
+def print_error(text: str):
+    print(text, file=sys.stderr, flush=True)
+
+
+def show_messages():
     """What the evaluation logs for its user goes to stderr."""
     logger = logging.getLogger("troll_trl.evaluation")
     logger.handlers, logger.level = [logging.StreamHandler()], logging.INFO
@@ -127,7 +131,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=240)
     datasets.disable_progress_bars()  # the samples have one
     show_messages()
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr, flush=True)
+    warnings.showwarning = lambda message, *_: print_error(f"warning: {message}")
     try:
         if args.model or args.samples is not None:
             evaluate(args, console)
@@ -138,7 +142,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     except torch.OutOfMemoryError as error:
         stop(command.program, f"out of memory with these batches; lower `batch_size` and run again. {error}")
     except KeyboardInterrupt:
-        print("Stopped. The same command continues where it was.", file=sys.stderr, flush=True)
+        print_error("Stopped. The same command continues where it was.")
         raise SystemExit(130) from None
 
 

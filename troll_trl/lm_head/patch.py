@@ -155,11 +155,17 @@ def _sparse_forward(
             text_config.num_experts_per_tok,
             kwargs.get("attention_mask"),
         )
+    # The outputs have one position less per row than the hidden states
+    outputs = positions - positions // labels.shape[1]  # (N,), in B·(T − 1)
+    shape = live.shape
+    dead = nothing_kept(log_probs.shape[1], log_probs.device).expand(*shape, -1)
     return SparseCausalLMOutput(
-        log_probs=_scatter(log_probs[:, 0], live, 0.0),
-        entropy=_scatter(entropy, live, 0.0),
-        token_ids=_scatter(token_ids.int(), live, UNUSED),
-        sparse_log_probs=_scatter(log_probs, live, nothing_kept(log_probs.shape[1], log_probs.device)),
+        log_probs=_scatter(log_probs[:, 0], outputs, log_probs.new_zeros(shape)),
+        entropy=_scatter(entropy, outputs, entropy.new_zeros(shape)),
+        token_ids=_scatter(
+            token_ids.int(), outputs, token_ids.new_full((*shape, token_ids.shape[1]), UNUSED, dtype=torch.int32)
+        ),
+        sparse_log_probs=_scatter(log_probs, outputs, dead),
         aux_loss=aux_loss,
     )
 
@@ -201,13 +207,11 @@ def _check_finite(entropy: torch.Tensor | None) -> None:
         )
 
 
-def _scatter(values: torch.Tensor, live: torch.Tensor, fill) -> torch.Tensor:
-    """`(N, …)` values of the live positions in a `(B, T − 1, …)` tensor of `fill`. Connected to the model even when no
-    position is live, so that an all-masked batch contributes a differentiable zero."""
-    shape = (*live.shape, *values.shape[1:])
-    filled = torch.as_tensor(fill, dtype=values.dtype, device=values.device).expand(shape).contiguous()
-    mask = live.view(*live.shape, *(1 for _ in values.shape[1:])).expand(shape)
-    return filled.masked_scatter(mask, values)
+def _scatter(values: torch.Tensor, positions: torch.Tensor, dead: torch.Tensor) -> torch.Tensor:
+    """`dead` `(B, T − 1, …)` with the values `(N, …)` at the `positions` `(N,)` of the flattened batch. Connected to
+    the model even when no position is live, so that an all-masked batch contributes a differentiable zero. By
+    positions and not by a mask, whose gradient would wait for the device."""
+    return dead.flatten(0, 1).index_copy(0, positions, values).unflatten(0, dead.shape[:2])
 
 
 def _logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:

@@ -64,7 +64,7 @@ class SparseLogProbs(torch.autograd.Function):
             state = FoldState.of(token_ids[rows])
             hidden_rows = hidden[rows].to(dtype)
             for cols in _slices(len(weight), columns):
-                products = _products(tile, hidden_rows, weight, cols)
+                products = _products(tile, hidden_rows, weight[cols])
                 fold_tile(products, _slice(bias, cols, dtype), transform, token_ids[rows], cols.start, state, scratch)
             log_probs[rows], log_z[rows], entropy[rows] = _finish(state, token_ids[rows])
 
@@ -96,11 +96,12 @@ class SparseLogProbs(torch.autograd.Function):
                 )
                 hidden_rows = hidden[rows].to(dtype)
                 for cols in _slices(len(weight), columns):
-                    products = _products(tile, hidden_rows, weight, cols)
+                    weight_cols = weight[cols].to(dtype)
+                    products = _products(tile, hidden_rows, weight_cols)
                     bias_cols = _slice(bias, cols, dtype)
                     grad = gradient_tile(products, bias_cols, transform, token_ids[rows], cols.start, of).to(dtype)
                     if needs_hidden:
-                        accumulate_product(grad_hidden[rows], grad, weight[cols].to(dtype))
+                        accumulate_product(grad_hidden[rows], grad, weight_cols)
                     if needs_weight:
                         accumulate_product(grad_weight[cols], grad.t(), hidden_rows)
                     if needs_bias:
@@ -134,10 +135,10 @@ def _tile(hidden: torch.Tensor, weight: torch.Tensor, tokens: int, columns: int,
     return empty_tile(min(tokens, len(hidden)), min(columns, len(weight)) + 1, dtype, hidden.device)
 
 
-def _products(tile: torch.Tensor, hidden_rows: torch.Tensor, weight: torch.Tensor, cols: slice) -> torch.Tensor:
-    """Products of the columns `cols` in `tile`, `(n, v + 1)`."""
-    tile = tile[: len(hidden_rows), : cols.stop - cols.start + 1]
-    product_into(tile[:, :-1], hidden_rows, weight[cols])
+def _products(tile: torch.Tensor, hidden_rows: torch.Tensor, weight_cols: torch.Tensor) -> torch.Tensor:
+    """Products with some rows `(v, H)` of the head in `tile`, `(n, v + 1)`."""
+    tile = tile[: len(hidden_rows), : len(weight_cols) + 1]
+    product_into(tile[:, :-1], hidden_rows, weight_cols)
     return tile
 
 

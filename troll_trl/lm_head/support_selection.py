@@ -15,8 +15,9 @@ from troll_trl.lm_head.kernels.candidates import choose_candidates
 from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into
 from troll_trl.trust_region.sparse import UNUSED, mass_rule
 
-# Vocabulary columns that are reduced while they are still in the cache
+# Vocabulary columns that are reduced while they are still in the cache, at most
 _COLUMNS = {"cpu": 8192, "accelerator": 32768}
+_FEWEST_COLUMNS = 8192  # on a GPU: in narrower chunks the matrix product of a tile has too few blocks to fill it
 # Logits in one tile, all of the vocabulary for a few tokens. On a CPU 64 MiB in float32, some 110 tokens for
 # V = 151,936 (four times as many are no faster there); on a GPU 224 MiB in bf16, some 700 tokens, which with the blocks
 # is less than TRL's tile of 256 MiB.
@@ -54,11 +55,17 @@ def select_support(
     vocabulary, device = len(weight), hidden.device
     kind = "cpu" if device.type == "cpu" else "accelerator"
     dtype = compute_dtype(hidden)
-    chunk = min(_COLUMNS[kind], math.ceil(vocabulary / BLOCK) * BLOCK)
+    chunk = min(_columns(device, dtype, vocabulary), math.ceil(vocabulary / BLOCK) * BLOCK)
     padded = math.ceil(vocabulary / chunk) * chunk
     tokens = max(1, _TILE_ELEMENTS[kind] // padded)
     tile = empty_tile(min(tokens, len(hidden)), padded, dtype, device)
     bias = None if bias is None else bias.to(dtype)
+    columns = [slice(first, min(first + chunk, vocabulary)) for first in range(0, vocabulary, chunk)]
+    # A head in another dtype is cast once, in pieces of a chunk, and not again for each tile of tokens: V·H more bytes
+    # of bf16 for the call, half of what the training pass then holds for the head's gradient in float32.
+    weights = [weight[cols] for cols in columns]
+    if weight.dtype != dtype and tokens < len(hidden):
+        weights = [part.to(dtype) for part in weights]
     # Of all positions, so that what follows the choice of the candidates is done once
     sampled, left = (torch.empty((len(hidden), 1), device=device) for _ in range(2))
     entropy = torch.empty(len(hidden), device=device)
@@ -68,10 +75,9 @@ def select_support(
         rows = slice(start, min(start + tokens, len(hidden)))
         hidden_rows = hidden[rows].to(dtype)
         blocks = blocks_of(tile[: len(hidden_rows)], sampled_ids[rows], vocabulary, chunk)
-        for first in range(0, vocabulary, chunk):
-            cols = slice(first, min(first + chunk, vocabulary))
-            product_into(blocks.tile[:, cols], hidden_rows, weight[cols])
-            reduce_chunk(blocks, None if bias is None else bias[cols], transform, first, cols.stop - first)
+        for cols, weight_cols in zip(columns, weights, strict=True):
+            product_into(blocks.tile[:, cols], hidden_rows, weight_cols)
+            reduce_chunk(blocks, None if bias is None else bias[cols], transform, cols.start, cols.stop - cols.start)
         sampled[rows] = blocks.sampled
         logits[rows], token_ids[rows], left[rows], entropy[rows] = choose_candidates(
             blocks, bias, transform, support_size - 1
@@ -79,6 +85,21 @@ def select_support(
         del blocks
     del tile
     return *_support(sampled_ids.unsqueeze(1), sampled, logits, token_ids, left, tail_mass), entropy
+
+
+def _columns(device: torch.device, dtype: torch.dtype, vocabulary: int) -> int:
+    """
+    Columns of a chunk: on a GPU as many as leave half of its L2 cache free with all tokens of a tile, a power of two.
+    With V = 151,936 in bf16 a tile has some 730 tokens: 16,384 columns (24 MB) for an H100's 50 MB, 8,192 for an A100's
+    40 MB.
+    """
+    if device.type == "cpu":
+        return _COLUMNS["cpu"]
+    most = _COLUMNS["accelerator"]
+    cache = getattr(torch.get_device_module(device).get_device_properties(device), "L2_cache_size", 0)
+    tokens = max(1, _TILE_ELEMENTS["accelerator"] // vocabulary)
+    fitting = 2 ** int(math.log2(max(cache / 2 / (tokens * dtype.itemsize), 1)))
+    return min(most, max(fitting, _FEWEST_COLUMNS))
 
 
 def _support(sampled_ids, sampled, logits, token_ids, left, tail_mass) -> tuple[torch.Tensor, torch.Tensor]:

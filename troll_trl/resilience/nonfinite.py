@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from trl.trainer.utils import is_async_callable
 
+from troll_trl.trust_region.dispatch import has_float64
 from troll_trl.trust_region.sparse import keep_nothing
 
 if TYPE_CHECKING:  # what stands behind the mixin
@@ -85,7 +86,9 @@ class NonFiniteMixin(_Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._bad_counts = torch.zeros(_TOKENS + 1, dtype=torch.float64, device=self.accelerator.device)
+        device = self.accelerator.device
+        dtype = torch.float64 if has_float64(device) else torch.float32
+        self._bad_counts = torch.zeros(_TOKENS + 1, dtype=dtype, device=device)
         self._live: Any = None  # (B, C) bool while a loss is computed: the tokens that it is over
         self._skips = self.counters["train"]["skipped_updates"] = SkippedUpdates()
 

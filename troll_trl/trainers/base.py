@@ -16,6 +16,7 @@ from troll_trl.resilience.checkpoint import CheckpointMixin
 from troll_trl.resilience.input_checks import InputChecksMixin
 from troll_trl.resilience.nonfinite import NonFiniteMixin
 from troll_trl.trainers.config import TrollOptions, trust_region_fields
+from troll_trl.trainers.kernel_check import settle_kernels
 from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.trl_compat import check_trl, silence_known_warnings
@@ -87,6 +88,7 @@ class TrustRegionMixin(_Trainer):
         for function in self.reward_funcs:  # in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()
 
+        self._kernels_failed = settle_kernels(self.accelerator)
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         vocabulary = base_model.config.get_text_config().vocab_size
         self.support_size = min(args.support_size, vocabulary)
@@ -278,6 +280,8 @@ class TrustRegionMixin(_Trainer):
         prefix = "eval_" if mode == "eval" else ""
         for counter in self.counters[mode].values():
             logs.update({prefix + name: value for name, value in counter.pop().items()})
+        if self._kernels_failed:
+            logs[prefix + "troll/torch_kernels"] = 1.0
         super().log(logs, start_time)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from accelerate import Accelerator
 
+from troll_trl.trust_region.dispatch import has_float64
 from troll_trl.trust_region.projection import Projection
 from troll_trl.trust_region.sparse import SparseDistribution
 
@@ -49,7 +50,7 @@ class TrollMetrics:
             "rest_mass": old.rest_mass,
         }
         # `where` and not an index, which would wait for the device
-        values = {name: torch.where(mask, x.double(), 0.0) for name, x in values.items()}
+        values = {name: torch.where(mask, x.to(self._sums.dtype), 0.0) for name, x in values.items()}
         self._sums[0] += 1
         self._sums[1:] += torch.stack([values[name].sum() for name in _SUMS[1:]])
         self._maxima = self._maxima.maximum(torch.stack([values[name].amax() for name in _MAXIMA]))
@@ -91,5 +92,6 @@ class TrollMetrics:
     def _zeros(self) -> tuple[torch.Tensor, torch.Tensor]:
         # float64: a count of tokens outgrows float32 within one line of a large run
         device = self.accelerator.device
-        sums, maxima = (torch.zeros(len(names), dtype=torch.float64, device=device) for names in (_SUMS, _MAXIMA))
+        dtype = torch.float64 if has_float64(device) else torch.float32
+        sums, maxima = (torch.zeros(len(names), dtype=dtype, device=device) for names in (_SUMS, _MAXIMA))
         return sums, maxima

@@ -18,6 +18,9 @@ from typing import NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
+from troll_trl.trust_region.dispatch import has_float64, use_triton
+from troll_trl.trust_region.projection_kernel import project_rows, project_rows_backward
+
 # Relative accuracy |KL − ε|/ε at which the solver stops: near the rounding of a float32 caller's log-probabilities, and
 # what float64 arithmetic can resolve for the others.
 _RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
@@ -26,6 +29,13 @@ _MAX_EVALUATIONS = 100
 # meets the bound without this token; where none does (−log q(support of p) > ε), the solution is the limit of p → 0.
 _ZERO_POLICY_LOG_RATIO = -1e8
 _EXP_UNDERFLOW = -746.0  # exp() is 0 in float64 below this
+_KERNEL_CONSTANTS: dict[str, float] = {
+    "ZERO_POLICY_LOG_RATIO": _ZERO_POLICY_LOG_RATIO,
+    "EXP_UNDERFLOW": _EXP_UNDERFLOW,
+    "MAX_EVALUATIONS": _MAX_EVALUATIONS,
+}
+# Most outcomes of a row that the kernel holds in registers
+_MOST_IN_REGISTERS = 512
 
 
 class Projection(NamedTuple):
@@ -72,7 +82,7 @@ def project(policy_log_probs: torch.Tensor, old_log_probs: torch.Tensor, kl_boun
 
     Raises:
         ValueError: `kl_bound` not positive or NaN; shapes or dtypes that differ; a dtype other than the two; NaN in
-            the log-probabilities.
+            the log-probabilities. (The Triton kernel, which nothing waits for, returns NaN for a row with NaN.)
     """
     kl_bound = float(kl_bound)
     if not kl_bound > 0:  # also catches NaN
@@ -86,7 +96,11 @@ def project(policy_log_probs: torch.Tensor, old_log_probs: torch.Tensor, kl_boun
     dtypes = (policy_log_probs.dtype, old_log_probs.dtype)
     if dtypes[0] != dtypes[1] or dtypes[0] not in _RELATIVE_TOLERANCE:
         raise ValueError(f"Both log-probabilities must be float32 or both float64, got {dtypes[0]} and {dtypes[1]}.")
-    return Projection(*_Project.apply(policy_log_probs, old_log_probs, kl_bound))
+    device = policy_log_probs.device
+    if has_float64(device):
+        return Projection(*_Project.apply(policy_log_probs, old_log_probs, kl_bound))
+    results = _Project.apply(policy_log_probs.cpu(), old_log_probs.cpu(), kl_bound)
+    return Projection(*(x.to(device) for x in results))
 
 
 def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
@@ -111,19 +125,9 @@ class _Project(torch.autograd.Function):
     def forward(ctx, log_p, log_q, kl_bound):
         shape, dtype = log_p.shape, log_p.dtype
         flat_p, flat_q = log_p.reshape(-1, shape[-1]), log_q.reshape(-1, shape[-1])  # (N, S)
-        policy_kl = kl_divergence(flat_p.double(), flat_q.double())  # (N,)
-        outside = (~(policy_kl <= kl_bound)).nonzero().squeeze(-1)  # (M,) rows; M is small against N in training
-
-        projected = flat_p.clone()
-        t = torch.ones_like(policy_kl)
-        kl = policy_kl.clone()
-        if len(outside) > 0:
-            if policy_kl[outside].isnan().any():
-                raise ValueError("`policy_log_probs` or `old_log_probs` hold NaN: the logits they came from do too.")
-            rows_p, rows_q = flat_p[outside].double(), flat_q[outside].double()  # (M, S)
-            t[outside], log_pi, kl[outside], _ = solve(rows_p, rows_q, kl_bound, _RELATIVE_TOLERANCE[dtype])
-            projected[outside] = log_pi.to(dtype)
-
+        ctx.in_kernel = use_triton(log_p.device) and shape[-1] <= _MOST_IN_REGISTERS
+        solved = _solve_triton if ctx.in_kernel else _solve_torch
+        projected, t, policy_kl, kl = solved(flat_p, flat_q, kl_bound)
         ctx.save_for_backward(flat_p, flat_q, projected, t)
         # Rounded log-probabilities sum to 1 only nearly, and can make the KL of near-equal policies a little negative
         outputs = [x.clamp(min=0).to(dtype).reshape(shape[:-1]) for x in (1 / t - 1, policy_kl, kl)]
@@ -141,20 +145,66 @@ class _Project(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_log_pi, *_):
         log_p, log_q, log_pi, t = ctx.saved_tensors
-        # No slot without policy or projected mass takes part, whatever arrives there
-        g = grad_log_pi.reshape(log_pi.shape).masked_fill((log_pi == -math.inf) | (log_p == -math.inf), 0.0)
-        grad = g - g.sum(-1, keepdim=True) * log_pi.exp()
+        grad = grad_log_pi.reshape(log_pi.shape)
+        backward = _backward_triton if ctx.in_kernel else _backward_torch
+        return backward(grad, log_p, log_q, log_pi, t).reshape(grad_log_pi.shape), None, None
 
-        active = (t < 1).nonzero().squeeze(-1)
-        if len(active) > 0:
-            g_active, pi = g[active].double(), log_pi[active].double().exp()  # (M, S)
-            centred = _log_ratio(log_p[active].double(), log_q[active].double())
-            centred = centred - (pi * centred).sum(-1, keepdim=True)  # d − μ
-            variance = (pi * centred.square()).sum(-1, keepdim=True)  # σ², (M, 1)
-            through_t = (g_active * centred).sum(-1, keepdim=True) * pi * centred / variance
-            softmax_gradient = g_active - g_active.sum(-1, keepdim=True) * pi
-            grad[active] = (t[active].unsqueeze(-1) * (softmax_gradient - through_t)).to(grad.dtype)
-        return grad.masked_fill(log_p == -math.inf, 0.0).reshape(grad_log_pi.shape), None, None
+
+def _solve_triton(flat_p, flat_q, kl_bound):
+    tolerance = _RELATIVE_TOLERANCE[flat_p.dtype]
+    return project_rows(flat_p.contiguous(), flat_q.contiguous(), kl_bound, tolerance, _KERNEL_CONSTANTS)
+
+
+def _backward_triton(grad, log_p, log_q, log_pi, t):
+    return project_rows_backward(
+        grad.contiguous(), log_p.contiguous(), log_q.contiguous(), log_pi, t, _KERNEL_CONSTANTS
+    )
+
+
+def _solve_torch(flat_p, flat_q, kl_bound):
+    """`log π` `(N, S)`, `t`, KL(p‖q) and KL(π‖q) `(N,)`, the last three in float64."""
+    policy_kl = kl_divergence(flat_p.double(), flat_q.double())  # (N,)
+    outside = (~(policy_kl <= kl_bound)).nonzero().squeeze(-1)  # (M,) rows; M is small against N in training
+
+    projected = flat_p.clone()
+    t = torch.ones_like(policy_kl)
+    kl = policy_kl.clone()
+    if len(outside) > 0:
+        if policy_kl[outside].isnan().any():
+            raise ValueError("`policy_log_probs` or `old_log_probs` hold NaN: the logits they came from do too.")
+        rows_p, rows_q = flat_p[outside].double(), flat_q[outside].double()  # (M, S)
+        t[outside], log_pi, kl[outside], _ = solve(rows_p, rows_q, kl_bound, _RELATIVE_TOLERANCE[flat_p.dtype])
+        projected[outside] = log_pi.to(flat_p.dtype)
+    return projected, t, policy_kl, kl
+
+
+def _backward_torch(grad, log_p, log_q, log_pi, t):
+    # No slot without policy or projected mass takes part, whatever arrives there
+    g = grad.masked_fill((log_pi == -math.inf) | (log_p == -math.inf), 0.0)
+    grad = g - g.sum(-1, keepdim=True) * log_pi.exp()
+
+    active = (t < 1).nonzero().squeeze(-1)
+    if len(active) > 0:
+        g_active, pi = g[active].double(), log_pi[active].double().exp()  # (M, S)
+        centred = _log_ratio(log_p[active].double(), log_q[active].double())
+        centred = centred - (pi * centred).sum(-1, keepdim=True)  # d − μ
+        variance = (pi * centred.square()).sum(-1, keepdim=True)  # σ², (M, 1)
+        through_t = (g_active * centred).sum(-1, keepdim=True) * pi * centred / variance
+        softmax_gradient = g_active - g_active.sum(-1, keepdim=True) * pi
+        grad[active] = (t[active].unsqueeze(-1) * (softmax_gradient - through_t)).to(grad.dtype)
+    return grad.masked_fill(log_p == -math.inf, 0.0)
+
+
+def compare_twins(
+    log_p: torch.Tensor, log_q: torch.Tensor, upstream: torch.Tensor, kl_bound: float
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Results of the Triton kernels beside those of torch, on rows `(N, S)`: projected probabilities, `t`, KL before
+    and after, and the gradient."""
+    results = []
+    for solved, backward in ((_solve_triton, _backward_triton), (_solve_torch, _backward_torch)):
+        log_pi, *rest = solved(log_p, log_q, kl_bound)
+        results.append([log_pi.exp(), *rest, backward(upstream, log_p, log_q, log_pi, rest[0])])
+    return list(zip(*results, strict=True))
 
 
 def solve(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from troll_trl.trust_region.dispatch import has_float64
 from troll_trl.trust_region.projection import kl_divergence
 
 UNUSED = -1  # token id of an unused slot
@@ -180,9 +181,10 @@ def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tai
         `torch.Tensor` of shape `(..., K − 1)`, bool.
     """
     # In float64: the sum is compared with 1 − δ, and δ = 1e-5 is only 168 float32 steps away from 1
-    mass = other_log_probs.double().exp()
-    mass_before = sampled_log_prob.double().exp() + mass.cumsum(-1) - mass
-    return (mass_before < 1 - tail_mass) & (other_log_probs > -math.inf)
+    device = other_log_probs.device if has_float64(other_log_probs.device) else torch.device("cpu")
+    mass = other_log_probs.to(device, torch.float64).exp()
+    mass_before = sampled_log_prob.to(device, torch.float64).exp() + mass.cumsum(-1) - mass
+    return (mass_before < 1 - tail_mass).to(other_log_probs.device) & (other_log_probs > -math.inf)
 
 
 def nothing_kept(slots: int, device: torch.device) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.lm_head.kernels.dispatch import TRITON_AVAILABLE, jit, use_triton
+from troll_trl.lm_head.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
 from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform, to_logits
 
 if TRITON_AVAILABLE:
@@ -109,7 +109,10 @@ def _reduce_torch(blocks, bias, transform, first, columns):
 
 def _reduce_triton(blocks, bias, transform, first, columns):
     count = blocks.chunk // BLOCK
-    _reduce_kernel[(len(blocks.tile), triton.cdiv(count, BLOCKS_PER_PROGRAM))](
+    launch(
+        _reduce_kernel,
+        (len(blocks.tile), triton.cdiv(count, BLOCKS_PER_PROGRAM)),
+        blocks.tile.device,
         blocks.tile,
         blocks.tile.stride(0),
         bias,
@@ -131,7 +134,8 @@ def _reduce_triton(blocks, bias, transform, first, columns):
     )
 
 
-@jit(do_not_specialize=["first"])
+# `first` is a multiple of 64: unless Triton knows, it reads two bytes at a time
+@jit()
 def _reduce_kernel(
     tile_ptr,
     tile_stride,
@@ -155,17 +159,19 @@ def _reduce_kernel(
 ):
     # One program per token and 64 blocks of a chunk. In 64 bits: rows times stride may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    tile_ptr += row * tile_stride + first
+    first_block = tl.program_id(1) * BLOCKS
+    block = first_block + tl.arange(0, BLOCKS)
     local = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]  # (BLOCKS, BLOCK) columns of the chunk
-    mask = local < columns
-    y = tl.load(tile_ptr + row * tile_stride + first + local, mask=mask, other=0.0).to(tl.float32)
+    # Whole blocks are read, with the padding behind the vocabulary, so that 16 bytes are read at a time
+    y = tl.load(tile_ptr + local, mask=block[:, None] < count, other=0.0).to(tl.float32)
+    in_vocabulary = local < columns
     if HAS_BIAS:
-        y += tl.load(bias_ptr + local, mask=mask, other=0.0).to(tl.float32)
+        y += tl.load(bias_ptr + local, mask=in_vocabulary, other=0.0).to(tl.float32)
     z = to_logits(y, inner, outer, HAS_SOFTCAP)
-    is_sampled = mask & (local == tl.load(sampled_ids_ptr + row) - first)
-    tl.store(sampled_ptr + row + tl.zeros_like(local), z, mask=is_sampled)  # one column of one program
+    sampled = tl.load(sampled_ids_ptr + row) - first
     # A floor, no −∞: an infinite logit is to show as NaN in the sums
-    z = tl.where(mask & ~is_sampled, z, FLOOR)
+    z = tl.where(in_vocabulary & (local != sampled), z, FLOOR)
     block_max = tl.max(z, axis=1)
     u = z - block_max[:, None]
     e = tl.exp(u)
@@ -173,3 +179,10 @@ def _reduce_kernel(
     tl.store(max_ptr + out, block_max, mask=block < count)
     tl.store(sum_exp_ptr + out, tl.sum(e, axis=1), mask=block < count)
     tl.store(sum_exp_u_ptr + out, tl.sum(u * e, axis=1), mask=block < count)
+
+    # Read again, by the program that has it: a masked store from the tile takes a register for each of its addresses
+    here = (sampled >= first_block * BLOCK) & (sampled < (first_block + BLOCKS) * BLOCK) & (sampled < columns)
+    y_sampled = tl.load(tile_ptr + sampled, mask=here, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        y_sampled += tl.load(bias_ptr + sampled, mask=here, other=0.0).to(tl.float32)
+    tl.store(sampled_ptr + row, to_logits(y_sampled, inner, outer, HAS_SOFTCAP), mask=here)

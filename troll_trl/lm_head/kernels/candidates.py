@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from troll_trl.lm_head.kernels.blocks import BLOCK, Blocks
-from troll_trl.lm_head.kernels.dispatch import TRITON_AVAILABLE, jit, use_triton
+from troll_trl.lm_head.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
 from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform, to_logits
 
 if TRITON_AVAILABLE:
@@ -104,7 +104,10 @@ def _choose_triton(blocks, bias, transform, k):
     best_blocks = torch.empty((rows, k), device=logits.device, dtype=torch.int32)
     left, entropy = logits.new_empty((rows, 1)), logits.new_empty(rows)
     padded_count, slots = triton.next_power_of_2(count), triton.next_power_of_2(max(k, 1))
-    _best_blocks_kernel[(rows,)](
+    launch(
+        _best_blocks_kernel,
+        (rows,),
+        blocks.max.device,
         blocks.max,
         blocks.sum_exp,
         blocks.sum_exp_u,
@@ -119,7 +122,10 @@ def _choose_triton(blocks, bias, transform, k):
         BLOCKS=padded_count,
         num_warps=warps_for(padded_count),
     )
-    _best_tokens_kernel[(rows,)](
+    launch(
+        _best_tokens_kernel,
+        (rows,),
+        blocks.tile.device,
         blocks.tile,
         blocks.tile.stride(0),
         bias,
@@ -157,15 +163,16 @@ def _rank_key(z):
 @jit()
 def _choose_largest(key, k):
     """
-    The k largest of up to 2¹⁴ integers, as a mask and the number of each among them, 0…k − 1: by bisection for the k-th
-    largest, whose cost does not depend on k, and of those equal to it the first.
+    The k largest of up to 2¹⁴ integers, as a mask and the number of each among them, 0…k − 1: by bisection for a number
+    with k of them at or above it, whose cost does not depend on k. Where ties leave no such number it ends at the k-th
+    largest, and takes the first of those equal to it.
     """
     low, high = tl.min(key, axis=0), tl.max(key, axis=0)
     while low < high:
         middle = (low | high) - ((low ^ high) >> 1)  # rounded up, and the difference could overflow
-        enough = tl.sum((key >= middle).to(tl.int32), axis=0) >= k
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle - 1)
+        count = tl.sum((key >= middle).to(tl.int32), axis=0)
+        low = tl.where(count >= k, middle, low)
+        high = tl.where(count > k, high, tl.where(count == k, middle, middle - 1))
     above, equal = key > low, key == low
     above_count = tl.sum(above.to(tl.int32), axis=0)
     # Two running numbers in one scan: of those above in the lower 16 bits, of the equal ones in the upper
@@ -238,14 +245,16 @@ def _best_tokens_kernel(
 ):
     # One program per token. In 64 bits: rows times stride may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
-    member = tl.arange(0, SLOTS * BLOCK)
-    used = member // BLOCK < k_blocks
-    column = tl.load(best_blocks_ptr + row * k + member // BLOCK, mask=used, other=0) * BLOCK + member % BLOCK
-    used = used & (column < vocabulary) & (column != tl.load(sampled_ids_ptr + row))
-    y = tl.load(tile_ptr + row * tile_stride + column, mask=used, other=0.0).to(tl.float32)
+    slot = tl.arange(0, SLOTS)[:, None]
+    in_slot = slot < k_blocks
+    # (SLOTS, BLOCK), with whole blocks read, the padding behind the vocabulary too: 16 bytes at a time
+    column = tl.load(best_blocks_ptr + row * k + slot, mask=in_slot, other=0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    used = in_slot & (column < vocabulary) & (column != tl.load(sampled_ids_ptr + row))
+    y = tl.load(tile_ptr + row * tile_stride + column, mask=in_slot, other=0.0).to(tl.float32)
     if HAS_BIAS:
         y += tl.load(bias_ptr + column, mask=used, other=0.0).to(tl.float32)
     z = tl.where(used, to_logits(y, inner, outer, HAS_SOFTCAP), FLOOR)
+    z, column, used = tl.ravel(z), tl.ravel(column), tl.ravel(used)
 
     chosen, number = _choose_largest(_rank_key(z), k)
     tl.store(logits_ptr + row * k + number, z, mask=chosen)

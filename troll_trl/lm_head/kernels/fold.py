@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.lm_head.kernels.dispatch import TRITON_AVAILABLE, jit, use_triton
+from troll_trl.lm_head.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
 from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform, to_logits, to_slots
 
 if TRITON_AVAILABLE:
@@ -22,6 +22,8 @@ if TRITON_AVAILABLE:
 # reductions across the program come once in 16 elements
 BLOCK_SIZE = 4096
 NUM_WARPS = 8
+KEPT_BLOCK = 1024  # kept slots per program
+KEPT_WARPS = 4
 
 
 class FoldState(NamedTuple):
@@ -102,37 +104,52 @@ def _fold_torch(tile, bias, transform, token_ids, start, state, scratch):
 
 
 def _fold_triton(tile, bias, transform, token_ids, start, state, scratch):
-    columns = tile.shape[1] - 1
-    _fold_kernel[(len(tile),)](
+    columns, kept_count = tile.shape[1] - 1, token_ids.shape[1]
+    shared = {**transform.kernel_arguments, "HAS_BIAS": bias is not None, "LOWEST": torch.finfo(tile.dtype).min}
+    launch(
+        _take_kept_kernel,
+        (triton.cdiv(token_ids.numel(), KEPT_BLOCK),),
+        tile.device,
         tile,
         tile.stride(0),
         bias,
         token_ids,
-        *state,
-        token_ids.shape[1],
+        state.kept,
+        token_ids.numel(),
+        kept_count,
         start,
         columns,
-        **transform.kernel_arguments,
-        HAS_BIAS=bias is not None,
-        LOWEST=torch.finfo(tile.dtype).min,
+        **shared,
+        BLOCK=KEPT_BLOCK,
+        num_warps=KEPT_WARPS,
+    )
+    launch(
+        _fold_kernel,
+        (len(tile),),
+        tile.device,
+        tile,
+        tile.stride(0),
+        bias,
+        state.max,
+        state.sum_exp,
+        state.sum_exp_u,
+        columns,
+        **shared,
         FLOOR=FLOOR,
-        SLOTS=triton.next_power_of_2(token_ids.shape[1]),
         BLOCK=min(BLOCK_SIZE, triton.next_power_of_2(columns)),
         num_warps=NUM_WARPS,
     )
 
 
 # `kept_count` is the widest support of a batch and `start` that of a tile: no reason to compile again
-@jit(do_not_specialize=["kept_count", "start"])
-def _fold_kernel(
+@jit(do_not_specialize=["slots", "kept_count", "start"])
+def _take_kept_kernel(
     tile_ptr,
     tile_stride,
     bias_ptr,
     ids_ptr,
     kept_ptr,
-    max_ptr,
-    sum_exp_ptr,
-    sum_exp_u_ptr,
+    slots,
     kept_count,
     start,
     columns,
@@ -141,27 +158,45 @@ def _fold_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     LOWEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Kept tokens of this tile: note the logit, and mark the column with the lowest number of the tile's dtype. (A
+    logit that low has no probability beside any other; −∞ would hide an overflow, which is to show in the sums.)
+
+    A launch of its own: within one program only a barrier would let other threads see the marks, and `debug_barrier` is
+    none for global memory on every backend."""
+    # Slots of all tokens in a row, in 64 bits: rows times stride may pass 2³¹
+    slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    local = tl.load(ids_ptr + slot, mask=slot < slots, other=-1) - start
+    inside = (slot < slots) & (local >= 0) & (local < columns)
+    entry = tile_ptr + slot // kept_count * tile_stride + local
+    kept = tl.load(entry, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        kept += tl.load(bias_ptr + local, mask=inside, other=0.0).to(tl.float32)
+    tl.store(kept_ptr + slot, to_logits(kept, inner, outer, HAS_SOFTCAP), mask=inside)
+    tl.store(entry, tl.full((BLOCK,), LOWEST, tl.float32).to(tile_ptr.dtype.element_ty), mask=inside)
+
+
+@jit()
+def _fold_kernel(
+    tile_ptr,
+    tile_stride,
+    bias_ptr,
+    max_ptr,
+    sum_exp_ptr,
+    sum_exp_u_ptr,
+    columns,
+    inner,
+    outer,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    LOWEST: tl.constexpr,
     FLOOR: tl.constexpr,
-    SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     # One program per token. In 64 bits: rows times stride may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     tile_ptr += row * tile_stride
-
-    # Kept tokens of this tile: note the logit, and mark the column with the lowest number of the tile's dtype. (A logit
-    # that low has no probability beside any other; −∞ would hide an overflow, which is to show in the sums.)
-    slots = tl.arange(0, SLOTS)
-    local = tl.load(ids_ptr + row * kept_count + slots, mask=slots < kept_count, other=-1) - start
-    inside = (slots < kept_count) & (local >= 0) & (local < columns)
-    kept = tl.load(tile_ptr + local, mask=inside, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        kept += tl.load(bias_ptr + local, mask=inside, other=0.0).to(tl.float32)
-    tl.store(kept_ptr + row * kept_count + slots, to_logits(kept, inner, outer, HAS_SOFTCAP), mask=inside)
-    lowest = tl.full((SLOTS,), LOWEST, tl.float32).to(tile_ptr.dtype.element_ty)
-    tl.store(tile_ptr + local, lowest, mask=inside)
-    tl.debug_barrier()  # other threads of the program read these columns below
-
     m = tl.load(max_ptr + row)
     s = tl.load(sum_exp_ptr + row)
     su = tl.load(sum_exp_u_ptr + row)

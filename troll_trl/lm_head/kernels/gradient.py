@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.lm_head.kernels.dispatch import TRITON_AVAILABLE, jit, use_triton
+from troll_trl.lm_head.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
 from troll_trl.lm_head.kernels.tiles import LogitTransform, softcap_derivative, to_logits, to_slots
 
 if TRITON_AVAILABLE:
@@ -17,6 +17,8 @@ if TRITON_AVAILABLE:
 
 BLOCK_SIZE = 4096  # as in fold.py
 NUM_WARPS = 8
+KEPT_BLOCK = 1024  # kept slots per program
+KEPT_WARPS = 4
 
 
 class Coefficients(NamedTuple):
@@ -137,43 +139,54 @@ def _gradient_torch(tile, bias, transform, token_ids, start, of):
 
 def _gradient_triton(tile, bias, transform, token_ids, start, of):
     columns = tile.shape[1] - 1
-    _gradient_kernel[(len(tile),)](
+    launch(
+        _gradient_kernel,
+        (len(tile),),
+        tile.device,
         tile,
         tile.stride(0),
         bias,
-        token_ids,
-        *of,
-        token_ids.shape[1],
-        start,
+        of.rest_log_sum_exp,
+        of.constant,
+        of.linear,
         columns,
         **transform.kernel_arguments,
         HAS_BIAS=bias is not None,
         HAS_LINEAR=of.linear is not None,
-        SLOTS=triton.next_power_of_2(token_ids.shape[1]),
         BLOCK=min(BLOCK_SIZE, triton.next_power_of_2(columns)),
         num_warps=NUM_WARPS,
     )
+    launch(
+        _put_kept_kernel,
+        (triton.cdiv(token_ids.numel(), KEPT_BLOCK),),
+        tile.device,
+        tile,
+        tile.stride(0),
+        token_ids,
+        of.kept,
+        token_ids.numel(),
+        token_ids.shape[1],
+        start,
+        columns,
+        BLOCK=KEPT_BLOCK,
+        num_warps=KEPT_WARPS,
+    )
 
 
-@jit(do_not_specialize=["kept_count", "start"])
+@jit()
 def _gradient_kernel(
     tile_ptr,
     tile_stride,
     bias_ptr,
-    ids_ptr,
-    kept_ptr,
     rest_ptr,
     constant_ptr,
     linear_ptr,
-    kept_count,
-    start,
     columns,
     inner,
     outer,
     HAS_SOFTCAP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_LINEAR: tl.constexpr,
-    SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     # One program per token. In 64 bits: rows times stride may pass 2³¹
@@ -199,10 +212,24 @@ def _gradient_kernel(
             grad *= softcap_derivative(z, outer)
         tl.store(tile_ptr + offsets, grad.to(tile_ptr.dtype.element_ty), mask=mask)
 
-    # Kept entries may have overflowed in the exp, being no part of the rest
-    tl.debug_barrier()  # other threads of the program have written these columns
-    slots = tl.arange(0, SLOTS)
-    local = tl.load(ids_ptr + row * kept_count + slots, mask=slots < kept_count, other=-1) - start
-    inside = (slots < kept_count) & (local >= 0) & (local < columns)
-    kept = tl.load(kept_ptr + row * kept_count + slots, mask=inside, other=0.0)
-    tl.store(tile_ptr + local, kept.to(tile_ptr.dtype.element_ty), mask=inside)
+
+@jit(do_not_specialize=["slots", "kept_count", "start"])
+def _put_kept_kernel(
+    tile_ptr,
+    tile_stride,
+    ids_ptr,
+    kept_ptr,
+    slots,
+    kept_count,
+    start,
+    columns,
+    BLOCK: tl.constexpr,
+):
+    """Overwrite the kept entries, which may have overflowed in the exp, being no part of the rest. A launch of its own,
+    as in fold.py: they must be written last."""
+    # Slots of all tokens in a row, in 64 bits: rows times stride may pass 2³¹
+    slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    local = tl.load(ids_ptr + slot, mask=slot < slots, other=-1) - start
+    inside = (slot < slots) & (local >= 0) & (local < columns)
+    kept = tl.load(kept_ptr + slot, mask=inside, other=0.0)
+    tl.store(tile_ptr + slot // kept_count * tile_stride + local, kept.to(tile_ptr.dtype.element_ty), mask=inside)

@@ -63,6 +63,9 @@ class LogitTransform(NamedTuple):
 @jit()
 def to_logits(y, inner, outer, HAS_SOFTCAP: tl.constexpr):
     """`LogitTransform.apply_` for kernels, float32."""
+    # Before torch 2.15, torch.compile passes Python's floats as float64, and with them the loops' variables would
+    # change their type
+    inner, outer = tl.cast(inner, tl.float32), tl.cast(outer, tl.float32)
     if HAS_SOFTCAP:
         y = y * inner
         e = tl.exp(-2 * tl.abs(y))  # never overflows
@@ -73,7 +76,7 @@ def to_logits(y, inner, outer, HAS_SOFTCAP: tl.constexpr):
 @jit()
 def softcap_derivative(z, outer):
     """`LogitTransform.softcap_derivative` for kernels, float32."""
-    t = z / outer
+    t = z / tl.cast(outer, tl.float32)
     return 1 - t * t
 
 
@@ -114,8 +117,12 @@ def accumulate_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> N
         a (`torch.Tensor` of shape `(m, k)`), b (`torch.Tensor` of shape `(k, n)`):
             Of one dtype.
     """
-    if acc.device.type == "cuda" and a.dtype != torch.float32:
-        torch.addmm(acc, a, b, out_dtype=torch.float32, out=acc)
+    # ROCm has had builds that refuse a product in another dtype than its factors'
+    mixed = acc.device.type == "cuda" and torch.version.hip is None and a.dtype != torch.float32
+    if mixed and not torch.compiler.is_compiling():
+        torch.addmm(acc, a, b, out_dtype=torch.float32, out=acc)  # from torch 2.10
+    elif mixed:  # torch.compile knows `out_dtype` for `mm` alone
+        acc.add_(torch.mm(a, b, out_dtype=torch.float32))
     else:
         acc.addmm_(a.float(), b.float())
 

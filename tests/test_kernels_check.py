@@ -1,0 +1,145 @@
+"""The check of the kernels at a trainer's start: what it finds, what it says, and what the run does then."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from troll_trl.lm_head.kernels import KernelCheck, checks, self_check
+from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
+from troll_trl.trainers import kernel_check
+from troll_trl.trainers.kernel_check import settle_kernels
+from troll_trl.trust_region import dispatch
+
+GOOD = KernelCheck("fold", True, 1e-7, "3 tokens", "")
+WRONG = KernelCheck("gradient", False, 0.25, "3 tokens", "")
+BROKEN = KernelCheck("projection", False, math.nan, "3 tokens", "CompilationError: no such instruction")
+
+
+class TwoRanks:
+    """An accelerator whose other rank has found `elsewhere` failures."""
+
+    def __init__(self, elsewhere=0):
+        self.device, self.elsewhere = torch.device("cpu"), elsewhere
+
+    def gather(self, failures):
+        return torch.tensor([failures.item(), self.elsewhere])
+
+
+@pytest.fixture(autouse=True)
+def accelerator(monkeypatch):
+    """As on an accelerator that the kernels run on."""
+    monkeypatch.delenv("TROLL_KERNELS", raising=False)
+    monkeypatch.setattr(kernel_check, "use_triton", lambda device: True)
+    monkeypatch.setattr(kernel_check, "INTERPRETED", False)
+    yield
+    dispatch.use_torch_alone(False)
+
+
+def found(monkeypatch, *checks):
+    monkeypatch.setattr(kernel_check, "self_check", lambda device: checks)
+
+
+def test_good_kernels_run(monkeypatch):
+    found(monkeypatch, GOOD)
+    assert settle_kernels(TwoRanks()) is False
+    assert not dispatch._torch_alone
+
+
+def test_a_failure_is_named_and_torch_takes_over(monkeypatch):
+    found(monkeypatch, GOOD, WRONG, BROKEN)
+    said = []
+    monkeypatch.setattr(kernel_check.logger, "warning", lambda message, **options: said.append(message))
+    assert settle_kernels(TwoRanks()) is True
+    assert dispatch._torch_alone and not use_triton(torch.device("cuda"))
+    (message,) = said
+    for part in ("gradient (3 tokens): differs from torch's by 2.5e-01", "no such instruction", "torch_kernels"):
+        assert part in message
+    assert "fold" not in message
+
+
+def test_a_failure_on_another_rank_counts_here(monkeypatch):
+    found(monkeypatch, GOOD)
+    monkeypatch.setattr(kernel_check.logger, "warning", lambda message, **options: None)
+    assert settle_kernels(TwoRanks(elsewhere=1)) is True
+    assert dispatch._torch_alone
+
+
+def test_failures_are_errors_where_triton_is_asked_for(monkeypatch):
+    found(monkeypatch, WRONG)
+    monkeypatch.setenv("TROLL_KERNELS", "triton")
+    with pytest.raises(RuntimeError, match=r"gradient .*TROLL_KERNELS=triton"):
+        settle_kernels(TwoRanks())
+    with pytest.raises(RuntimeError, match="on another rank"):
+        found(monkeypatch, GOOD)
+        settle_kernels(TwoRanks(elsewhere=2))
+
+
+def test_modes(monkeypatch):
+    device = torch.device("cuda")
+    assert use_triton(device) == TRITON_AVAILABLE
+    monkeypatch.setenv("TROLL_KERNELS", "torch")
+    assert not use_triton(device)
+    monkeypatch.setenv("TROLL_KERNELS", "tritn")
+    with pytest.raises(ValueError, match="auto, triton, torch, got 'tritn'"):
+        use_triton(device)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="runs in a process with TRITON_INTERPRET=1, which the last test starts")
+class TestInTheInterpreter:
+    @pytest.fixture(autouse=True)
+    def fresh(self):
+        self_check.cache_clear()
+        yield
+        self_check.cache_clear()
+
+    def test_every_kernel_agrees(self):
+        result = self_check(torch.device("cpu"))
+        assert {check.kernel for check in result} == {"fold", "gradient", "reduce", "choice", "projection"}
+        assert all(check.ok and 0 < check.difference < 1e-2 and not check.error for check in result), result
+
+    def test_a_wrong_kernel_is_found(self, monkeypatch):
+        right = checks.fold._fold_triton
+
+        def wrong(tile, bias, transform, token_ids, start, state, scratch):
+            right(tile, bias, transform, token_ids, start, state, scratch)
+            state.sum_exp[5] *= 1.001
+
+        def refuses(*arguments):
+            raise RuntimeError("ptxas: unknown target")
+
+        monkeypatch.setattr(checks.fold, "_fold_triton", wrong)
+        monkeypatch.setattr(checks.gradient, "_gradient_triton", refuses)
+        result = {check.kernel: check for check in self_check(torch.device("cpu"))}
+        assert not result["fold"].ok and 1e-5 < result["fold"].difference < 1e-2
+        assert not result["gradient"].ok and "unknown target" in result["gradient"].error
+        assert result["projection"].ok
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, 2.0])
+def test_a_difference_is_seen_whatever_it_is(value):
+    theirs = torch.tensor([1.0, -math.inf, 4.0])
+    assert checks._difference(theirs.clone(), theirs) == 0
+    ours = theirs.clone()
+    ours[0] = value
+    assert checks._difference(ours, theirs) >= 0.25
+
+
+@pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not installed (it exists for Linux only)")
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
+@pytest.mark.timeout(600)
+def test_checks_in_the_interpreter():
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", "-k", "Interpreter", __file__],
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
+    assert "2 passed" in result.stdout

@@ -1,0 +1,181 @@
+"""The check of every kernel against its torch twin on this device, as a trainer makes it at its start: about a second
+beside Triton's compilation, which is cached on disk.
+
+A case is small and ragged: some tokens, a vocabulary of several tiles of which the last is short, unused slots, a bias
+and soft-capping.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from troll_trl.lm_head.kernels import blocks, candidates, fold, gradient
+from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform
+from troll_trl.trust_region import projection
+
+_ROWS, _VOCABULARY, _CHUNK, _SLOTS = 37, 5003, 2048, 24
+_TRANSFORM = LogitTransform(scale=1.3, softcap=8.0, temperature=0.7)
+# Of the largest entry of an output: float32 sums in another order; twice the rounding of a bf16 tile of gradients
+_TOLERANCE, _TOLERANCE_OF_TILE = 2e-5, 1e-2
+
+
+class KernelCheck(NamedTuple):
+    """
+    One kernel against its torch twin.
+
+    Attributes:
+        kernel (`str`):
+            Its name.
+        ok (`bool`):
+            It ran, and agreed to the rounding of its dtype.
+        difference (`float`):
+            Largest difference of any output, relative to that output's largest entry; NaN where it did not run.
+        shapes (`str`):
+            Of the case.
+        error (`str`):
+            Why it did not run; else empty.
+    """
+
+    kernel: str
+    ok: bool
+    difference: float
+    shapes: str
+    error: str
+
+
+@functools.cache
+def self_check(device: torch.device) -> tuple[KernelCheck, ...]:
+    """
+    Run every kernel beside its torch twin on `device`. Once per process and device; the later calls return the first
+    one's result.
+
+    Args:
+        device (`torch.device`):
+            One that the kernels run on: [`~troll_trl.trust_region.dispatch.use_triton`].
+
+    Returns:
+        `tuple[KernelCheck, ...]`: one for each operation.
+    """
+    with torch.no_grad():
+        return tuple(_check(name, *case, device) for name, case in _CASES.items())
+
+
+def _check(name: str, run: Callable, tolerance: float, device: torch.device) -> KernelCheck:
+    shapes = f"{_ROWS} tokens, vocabulary {_VOCABULARY}, {_SLOTS} kept"
+    try:
+        pairs = run(device)
+        difference = max((_difference(a, b) for a, b in pairs), default=0.0)
+    except Exception as error:  # whatever a compiler or a driver raises: it is reported, with the kernel's name
+        return KernelCheck(name, False, math.nan, shapes, f"{type(error).__name__}: {error}"[:2000])
+    return KernelCheck(name, difference <= tolerance, difference, shapes, "")
+
+
+def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Largest difference relative to the largest finite entry; infinite where one is −∞ or NaN and the other is not."""
+    ours, theirs = ours.double().cpu(), theirs.double().cpu()
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    scale = theirs[theirs.isfinite()].abs().amax().item() if theirs.isfinite().any() else 1.0
+    error = (ours - theirs).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf, math.inf)
+    return (error.amax() / max(scale, 1e-30)).item()
+
+
+class _Case(NamedTuple):
+    tile: torch.Tensor  # (n, v + 1) products in bf16
+    bias: torch.Tensor  # (v,)
+    token_ids: torch.Tensor  # (n, K) int32, within and outside of the tile
+    start: int
+
+
+def _case(device: torch.device) -> _Case:
+    generator = torch.Generator().manual_seed(0)
+    columns, start = _VOCABULARY % _CHUNK, _VOCABULARY // _CHUNK * _CHUNK
+    stride = math.ceil((columns + 1) / 16) * 16
+    tile = 3 * torch.randn(_ROWS, stride, generator=generator)
+    ids = torch.stack([torch.randperm(_VOCABULARY, generator=generator)[:_SLOTS] for _ in range(_ROWS)]).int()
+    ids[::3, _SLOTS // 2 :] = -1
+    bias = torch.randn(columns, generator=generator)
+    return _Case(tile.to(device, torch.bfloat16)[:, : columns + 1], bias.to(device), ids.to(device), start)
+
+
+def _check_fold(device):
+    case = _case(device)
+    states = [fold.FoldState.of(case.token_ids) for _ in range(2)]
+    rest = (_TRANSFORM, case.token_ids, case.start)
+    twin = case.tile.float()
+    fold._fold_triton(case.tile, case.bias, *rest, states[0], None)
+    fold._fold_torch(twin, case.bias, *rest, states[1], torch.empty_like(twin))
+    # Slots that no tile has filled hold the floor; beside it no difference would show
+    outputs = [state._replace(kept=state.kept.masked_fill(state.kept < FLOOR / 2, 0.0)) for state in states]
+    return list(zip(*outputs, strict=True))
+
+
+def _check_gradient(device):
+    case = _case(device)
+    generator = torch.Generator().manual_seed(1)
+    kept = torch.randn(_ROWS, _SLOTS, generator=generator)
+    columns = [torch.randn(_ROWS, 1, generator=generator) for _ in range(2)]
+    of = gradient.Coefficients(*(x.to(device) for x in (kept, torch.full((_ROWS, 1), 12.0), *columns)))
+    twin = case.tile.float()
+    gradient._gradient_triton(case.tile, case.bias, _TRANSFORM, case.token_ids, case.start, of)
+    gradient._gradient_torch(twin, case.bias, _TRANSFORM, case.token_ids, case.start, of)
+    return [(case.tile[:, :-1], twin[:, :-1])]
+
+
+def _reduced(device):
+    generator = torch.Generator().manual_seed(2)
+    padded = math.ceil(_VOCABULARY / _CHUNK) * _CHUNK
+    tile = (3 * torch.randn(_ROWS, padded, generator=generator)).to(device, torch.bfloat16)
+    bias = torch.randn(_VOCABULARY, generator=generator).to(device)
+    sampled = torch.randint(_VOCABULARY, (_ROWS,), generator=generator).to(device)
+    reduced = blocks.blocks_of(tile, sampled, _VOCABULARY, _CHUNK)
+    for first in range(0, _VOCABULARY, _CHUNK):
+        columns = min(_CHUNK, _VOCABULARY - first)
+        blocks._reduce_triton(reduced, bias[first : first + columns], _TRANSFORM, first, columns)
+    return reduced, bias
+
+
+def _check_reduce(device):
+    reduced, bias = _reduced(device)
+    # The torch twin's blocks have other members, so the truth here is made of whole logits
+    logits = _TRANSFORM.apply_(reduced.tile[:, :_VOCABULARY].float() + bias)
+    sampled = logits.gather(1, reduced.sampled_ids)
+    logits = logits.scatter(1, reduced.sampled_ids, FLOOR)
+    logits = torch.nn.functional.pad(logits, (0, reduced.tile.shape[1] - _VOCABULARY), value=FLOOR)
+    z = logits.unflatten(1, (-1, blocks.BLOCK))
+    largest = z.amax(2)
+    exp = (z - largest.unsqueeze(2)).exp()
+    full = largest > FLOOR / 2  # a block that is all padding sums its floors, of which nothing is read
+    u_exp = ((z - largest.unsqueeze(2)) * exp).sum(2)
+    pairs = [(reduced.max, largest), (reduced.sum_exp, exp.sum(2)), (reduced.sum_exp_u, u_exp)]
+    return [(reduced.sampled, sampled), *((torch.where(full, a, 0), torch.where(full, b, 0)) for a, b in pairs)]
+
+
+def _check_choice(device):
+    reduced, bias = _reduced(device)
+    ours = candidates._choose_triton(reduced, bias, _TRANSFORM, _SLOTS - 1)
+    theirs = candidates._choose_torch(reduced, bias, _TRANSFORM, _SLOTS - 1)
+    # By logit, as tokens of one logit may come in any order
+    ours = ours._replace(logits=ours.logits.sort(1, descending=True).values)
+    return [(a, b) for a, b, name in zip(ours, theirs, ours._fields, strict=True) if name != "token_ids"]
+
+
+def _check_projection(device):
+    generator = torch.Generator().manual_seed(3)
+    old = 3 * torch.randn(_ROWS, _SLOTS + 1, generator=generator)
+    new = old + torch.linspace(0, 5, _ROWS).unsqueeze(1) * torch.randn(old.shape, generator=generator)
+    old[::3, 5:-1] = new[::3, 5:-1] = -math.inf
+    upstream = torch.randn(old.shape, generator=generator).to(device)
+    policy, old = (x.log_softmax(-1).to(device) for x in (new, old))
+    return projection.compare_twins(policy, old, upstream, 0.05)
+
+
+_CASES: dict[str, tuple[Callable, float]] = {
+    "fold": (_check_fold, _TOLERANCE),
+    "gradient": (_check_gradient, _TOLERANCE_OF_TILE),
+    "reduce": (_check_reduce, _TOLERANCE),
+    "choice": (_check_choice, _TOLERANCE),
+    "projection": (_check_projection, _TOLERANCE),
+}

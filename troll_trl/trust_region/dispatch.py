@@ -1,0 +1,99 @@
+"""Which twin of an operation runs, its Triton kernel or its torch version (with one signature), and how it is launched.
+
+`TROLL_KERNELS` in the environment chooses: `auto` (the default) takes the kernels on an accelerator, unless their check
+against the torch twins fails at a trainer's start; `triton` makes such a failure an error; `torch` takes the torch
+twins. With `TRITON_INTERPRET=1` the kernels run in Triton's interpreter, on the CPU: so they are tested without a GPU.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+# Triton ships with PyTorch on Linux only
+TRITON_AVAILABLE = importlib.util.find_spec("triton") is not None
+if TRITON_AVAILABLE:
+    import triton
+
+# `triton.jit` makes its choice when a kernel is defined, so this is read once as well
+INTERPRETED = TRITON_AVAILABLE and bool(triton.knobs.runtime.interpret)
+MODES = ("auto", "triton", "torch")
+
+_torch_alone = False
+
+
+def kernels_mode() -> str:
+    """
+    What `TROLL_KERNELS` asks for.
+
+    Raises:
+        ValueError: it is none of `auto`, `triton` and `torch`.
+    """
+    mode = os.environ.get("TROLL_KERNELS", "auto")
+    if mode not in MODES:
+        raise ValueError(f"TROLL_KERNELS must be one of {', '.join(MODES)}, got {mode!r}.")
+    return mode
+
+
+def use_torch_alone(alone: bool = True) -> None:
+    """Take the torch twins on every device from now on (or no longer), whatever the device."""
+    global _torch_alone
+    _torch_alone = alone
+
+
+def use_triton(device: torch.device) -> bool:
+    """Whether tensors of this device go through the Triton kernels."""
+    if not TRITON_AVAILABLE or _torch_alone or not (device.type in ("cuda", "xpu") or INTERPRETED):
+        return False
+    return kernels_mode() != "torch"
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether the device computes in float64: Apple's GPUs and some of Intel's do not."""
+    if device.type == "xpu":
+        return bool(torch.xpu.get_device_capability(device)["has_fp64"])
+    return device.type != "mps"
+
+
+def on_device(device: torch.device) -> AbstractContextManager:
+    """Makes the device of the tensors the current one, which Triton launches on. (A compiled graph does so itself.)"""
+    if device.type == "cpu" or torch.compiler.is_compiling():
+        return nullcontext()
+    return torch.get_device_module(device).device(device)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *arguments: Any, **options: Any) -> None:
+    """
+    Launch a kernel on the device of its tensors. Every kernel of the package is launched here.
+
+    Args:
+        kernel:
+            What [`jit`] made.
+        grid (`tuple[int, ...]`):
+            Number of programs; without any there is no launch, which CUDA would refuse.
+        device (`torch.device`):
+            Of the tensors among the arguments.
+        arguments, options:
+            The kernel's.
+    """
+    if all(grid):
+        with on_device(device):
+            kernel[grid](*arguments, **options)
+
+
+def jit(do_not_specialize: Sequence[str] = ()) -> Callable[[Callable], Any]:
+    """
+    `triton.jit`; leaves the function alone where Triton is not installed, and it is never called.
+
+    Args:
+        do_not_specialize (`Sequence[str]`, *optional*):
+            Integer arguments that vary from call to call, whose divisibility is not worth a compilation of its own.
+    """
+
+    def decorate(function):
+        return triton.jit(function, do_not_specialize=list(do_not_specialize)) if TRITON_AVAILABLE else function
+
+    return decorate

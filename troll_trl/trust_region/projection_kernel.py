@@ -1,0 +1,214 @@
+"""The projection and its gradient as Triton kernels, one launch each and no wait for the device. The twin, and the
+truth that they are tested against, is the torch version in `projection.py`, whose formulas these are.
+
+A row per program, its outcomes in registers, all in float64: Newton's method on the KL of a float32 pair of policies
+meets the bound to 1e-5 there, and a kernel that reads 520 bytes a row has the time for it, GPUs with few float64 units
+included.
+"""
+
+# Annotations like `tl.constexpr` are not evaluated then: `tl` exists only with Triton
+from __future__ import annotations
+
+import torch
+
+from troll_trl.trust_region.dispatch import TRITON_AVAILABLE, jit, launch
+
+if TRITON_AVAILABLE:
+    import triton
+    import triton.language as tl
+
+
+def warps_for(slots: int) -> int:
+    """Warps of a program whose row has this many outcomes: up to 4 for each thread."""
+    return min(max(slots // 128, 1), 8)
+
+
+def project_rows(
+    log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float, tolerance: float, constants: dict[str, float]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    Project rows of a policy.
+
+    Args:
+        log_p, log_q (`torch.Tensor` of shape `(N, S)`, float32 or float64, contiguous):
+            Policy and old policy.
+        kl_bound (`float`), tolerance (`float`):
+            ε, in nats, and the relative accuracy of the KL at which the solver stops.
+        constants (`dict[str, float]`):
+            `ZERO_POLICY_LOG_RATIO`, `EXP_UNDERFLOW` and `MAX_EVALUATIONS` of the torch version.
+
+    Returns:
+        `tuple[torch.Tensor, ...]`: `log π` `(N, S)` in the dtype of the inputs; `t` `(N,)`, float64; KL(p‖q) and
+        KL(π‖q) `(N,)`, float64. NaN in a row's inputs makes that row's results NaN.
+    """
+    rows, slots = log_p.shape
+    log_pi = torch.empty_like(log_p)
+    t, policy_kl, kl = (torch.empty(rows, dtype=torch.float64, device=log_p.device) for _ in range(3))
+    padded = triton.next_power_of_2(slots)
+    launch(
+        _project_kernel,
+        (rows,),
+        log_p.device,
+        log_p,
+        log_q,
+        log_pi,
+        t,
+        policy_kl,
+        kl,
+        slots,
+        BOUND=kl_bound,
+        TOLERANCE=tolerance,
+        **constants,
+        SLOTS=padded,
+        num_warps=warps_for(padded),
+    )
+    return log_pi, t, policy_kl, kl
+
+
+def project_rows_backward(
+    grad: torch.Tensor,
+    log_p: torch.Tensor,
+    log_q: torch.Tensor,
+    log_pi: torch.Tensor,
+    t: torch.Tensor,
+    constants: dict[str, float],
+) -> torch.Tensor:
+    """Gradient `(N, S)` with respect to `log_p`, from that with respect to `log_pi` `(N, S)`, contiguous; the others as
+    in [`project_rows`]."""
+    rows, slots = log_p.shape
+    result = torch.empty_like(log_p)
+    padded = triton.next_power_of_2(slots)
+    launch(
+        _project_backward_kernel,
+        (rows,),
+        log_p.device,
+        grad,
+        log_p,
+        log_q,
+        log_pi,
+        t,
+        result,
+        slots,
+        ZERO_POLICY_LOG_RATIO=constants["ZERO_POLICY_LOG_RATIO"],
+        SLOTS=padded,
+        num_warps=warps_for(padded),
+    )
+    return result
+
+
+@jit()
+def _log_ratio(log_p, log_q, ZERO_POLICY_LOG_RATIO: tl.constexpr):
+    """`d = log p − log q`, float64; finite outside of the support of either."""
+    ratio = log_p - tl.where(log_q == float("-inf"), 0.0, log_q)
+    return tl.where(log_p == float("-inf"), ZERO_POLICY_LOG_RATIO, ratio)
+
+
+@jit()
+def _evaluate(t, d, log_q):
+    """`log π_t`, `KL(π_t‖q)` and `Var_π[d]` at `t`."""
+    log_weights = log_q + t * d
+    largest = tl.max(log_weights, axis=0)
+    psi = largest + tl.log(tl.sum(tl.exp(log_weights - largest), axis=0))
+    log_pi = log_weights - psi
+    pi = tl.exp(log_pi)
+    kl = tl.sum(pi * (t * d - psi), axis=0)
+    centred = d - tl.sum(pi * d, axis=0)
+    return log_pi, kl, tl.sum(pi * centred * centred, axis=0)
+
+
+@jit(do_not_specialize=["slots"])
+def _project_kernel(
+    log_p_ptr,
+    log_q_ptr,
+    log_pi_ptr,
+    t_ptr,
+    policy_kl_ptr,
+    kl_ptr,
+    slots,
+    BOUND: tl.constexpr,
+    TOLERANCE: tl.constexpr,
+    ZERO_POLICY_LOG_RATIO: tl.constexpr,
+    EXP_UNDERFLOW: tl.constexpr,
+    MAX_EVALUATIONS: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    # One program per row. In 64 bits: rows times slots may pass 2³¹
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.arange(0, SLOTS)
+    used = slot < slots
+    given = tl.load(log_p_ptr + row * slots + slot, mask=used, other=float("-inf"))
+    log_p = given.to(tl.float64)
+    log_q = tl.load(log_q_ptr + row * slots + slot, mask=used, other=float("-inf")).to(tl.float64)
+    # As constants of the program and not as arguments, which would be rounded to float32
+    bound = tl.full((), BOUND, tl.float64)
+    one = tl.full((), 1.0, tl.float64)
+
+    empty = log_p == float("-inf")
+    difference = tl.where(empty, 0.0, log_p) - tl.where(empty, 0.0, log_q)
+    policy_kl = tl.sum(tl.where(empty, 0.0, tl.exp(log_p) * difference), axis=0)
+    t, kl, log_pi = one, policy_kl, log_p + policy_kl  # NaN where the KL is NaN, which is neither inside nor outside
+    inside = policy_kl <= bound  # not for NaN
+    if policy_kl > bound:
+        d = _log_ratio(log_p, log_q, ZERO_POLICY_LOG_RATIO)
+        log_pi, kl, variance = _evaluate(t, d, log_q)
+        # A policy that only leaves the old policy's support has its mass there dropped; inside the bound it ends here
+        going = kl > bound
+        low, high = one - one, one
+        target = tl.sqrt(2 * bound)
+        t = tl.where(going, tl.sqrt(bound / kl), t)
+        left = MAX_EVALUATIONS
+        while going & (left > 0):
+            left -= 1
+            log_pi, kl, variance = _evaluate(t, d, log_q)
+            above = kl > bound
+            high = tl.where(above, t, high)
+            low = tl.where(above, low, t)
+            root = tl.sqrt(tl.where(kl > 0, kl, 0.0) * 2)
+            step = t + (target - root) * root / (t * variance)
+            # Towards 0 the bracket shrinks by factors, as the root's magnitude is what is unknown there
+            middle = tl.where(low > 0, (low + high) / 2, high / 16)
+            step = tl.where((step > low) & (step < high), step, middle)
+            going = (tl.abs(kl - bound) > TOLERANCE * bound) & (tl.abs(step - t) > 1e-15 * t)
+            t = tl.where(going, step, t)
+        # Where the policy is zero so is π, unless the bound is out of reach without that token
+        log_pi = tl.where(empty & (log_pi < EXP_UNDERFLOW), float("-inf"), log_pi)
+    # Inside the bound bit for bit
+    tl.store(log_pi_ptr + row * slots + slot, tl.where(inside, given, log_pi.to(given.dtype)), mask=used)
+    tl.store(t_ptr + row, t)
+    tl.store(policy_kl_ptr + row, policy_kl)
+    tl.store(kl_ptr + row, kl)
+
+
+@jit(do_not_specialize=["slots"])
+def _project_backward_kernel(
+    grad_ptr,
+    log_p_ptr,
+    log_q_ptr,
+    log_pi_ptr,
+    t_ptr,
+    result_ptr,
+    slots,
+    ZERO_POLICY_LOG_RATIO: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    # One program per row. In 64 bits: rows times slots may pass 2³¹
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.arange(0, SLOTS)
+    used = slot < slots
+    entry = row * slots + slot
+    log_p = tl.load(log_p_ptr + entry, mask=used, other=float("-inf")).to(tl.float64)
+    log_pi = tl.load(log_pi_ptr + entry, mask=used, other=float("-inf")).to(tl.float64)
+    given = tl.load(grad_ptr + entry, mask=used, other=0.0)
+    t = tl.load(t_ptr + row)
+    # No slot without policy or projected mass takes part, whatever arrives there
+    empty = log_p == float("-inf")
+    g = tl.where(empty | (log_pi == float("-inf")), 0.0, given.to(tl.float64))
+    pi = tl.exp(log_pi)
+    grad = g - tl.sum(g, axis=0) * pi
+    if t < 1:
+        log_q = tl.load(log_q_ptr + entry, mask=used, other=float("-inf")).to(tl.float64)
+        d = _log_ratio(log_p, log_q, ZERO_POLICY_LOG_RATIO)
+        centred = d - tl.sum(pi * d, axis=0)
+        variance = tl.sum(pi * centred * centred, axis=0)
+        grad = t * (grad - tl.sum(g * centred, axis=0) * pi * centred / variance)
+    tl.store(result_ptr + entry, tl.where(empty, 0.0, grad).to(given.dtype), mask=used)
