@@ -10,6 +10,8 @@ from troll_trl import __version__
 from troll_trl.cli import configs, environment, launch, main, train
 from troll_trl.cli.settings.layers import read_layers
 from troll_trl.cli.settings.shipped import config_names, configs_folder, find_config
+from troll_trl.lm_head.kernels import KernelCheck
+from troll_trl.trust_region import dispatch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -32,6 +34,19 @@ def test_env_has_trls_lines_and_ours(capsys):
     assert f"- TRL version: {trl.__version__}" in shown
     assert f"- troll_trl version: {__version__}" in shown
     assert re.search(r"- LM head: .+ on \w+", shown)
+
+
+def test_env_shows_the_kernels_of_a_device_that_runs_them(capsys, monkeypatch):
+    rows = (
+        KernelCheck("fold", True, 2e-7, "8 tokens", ""),
+        KernelCheck("tiles", False, float("nan"), "8 tokens", "CompilationError: no such instruction"),
+    )
+    monkeypatch.setattr(dispatch, "use_triton", lambda device: True)
+    monkeypatch.setattr("troll_trl.lm_head.kernels.self_check", lambda device: rows)
+    environment.main([])
+    shown = capsys.readouterr().out
+    assert "- kernel fold (8 tokens): agrees with torch to 2.0e-07" in shown
+    assert "- kernel tiles (8 tokens): FAILS: CompilationError: no such instruction" in shown
 
 
 # -- Configs ----------------------------------------------------------------------------------------------------------

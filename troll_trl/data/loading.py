@@ -163,12 +163,12 @@ def _convert(
         prompts = []
         for row, index in zip(rows, indices, strict=True):
             try:
-                prompts.append(_prompt(columncolumn_value(row, schema.problem), instruction, system_prompt))
+                prompts.append(_prompt(column_value(row, schema.problem), instruction, system_prompt))
             except ValueError as error:
                 raise ValueError(f"Row {index}: {error}") from None
         converted: dict[str, list[Any]] = {
             "prompt": prompts,
-            "solution": _solutions([columncolumn_value(row, schema.answer) for row in rows], schema.worked),
+            "solution": _solutions([column_value(row, schema.answer) for row in rows], schema.worked),
         }
         if has_options:
             converted["options"] = [_options(row["options"]) for row in rows]
@@ -353,8 +353,8 @@ def _drop_unusable_rows(
         raise ValueError(f"{name} has no rows.")
     row = source[dropped[0]]
     example = (
-        f"row {dropped[0]}, {schema.problem}={shortened(columncolumn_value(row, schema.problem))}, "
-        f"{schema.answer}={shortened(columncolumn_value(row, schema.answer))}"
+        f"row {dropped[0]}, {schema.problem}={shortened(column_value(row, schema.problem))}, "
+        f"{schema.answer}={shortened(column_value(row, schema.answer))}"
     )
     if not kept:
         raise ValueError(
