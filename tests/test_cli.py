@@ -10,6 +10,8 @@ from troll_trl import __version__
 from troll_trl.cli import configs, environment, launch, main, train
 from troll_trl.cli.settings.layers import read_layers
 from troll_trl.cli.settings.shipped import config_names, configs_folder, find_config
+from troll_trl.lm_head.kernels import KernelCheck
+from troll_trl.trust_region import dispatch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -34,6 +36,19 @@ def test_env_has_trls_lines_and_ours(capsys):
     assert re.search(r"- LM head: .+ on \w+", shown)
 
 
+def test_env_shows_the_kernels_of_a_device_that_runs_them(capsys, monkeypatch):
+    rows = (
+        KernelCheck("fold", True, 2e-7, "8 tokens", ""),
+        KernelCheck("tiles", False, float("nan"), "8 tokens", "CompilationError: no such instruction"),
+    )
+    monkeypatch.setattr(dispatch, "use_triton", lambda device: True)
+    monkeypatch.setattr("troll_trl.lm_head.kernels.self_check", lambda device: rows)
+    environment.main([])
+    shown = capsys.readouterr().out
+    assert "- kernel fold (8 tokens): agrees with torch to 2.0e-07" in shown
+    assert "- kernel tiles (8 tokens): FAILS: CompilationError: no such instruction" in shown
+
+
 # -- Configs ----------------------------------------------------------------------------------------------------------
 
 
@@ -56,7 +71,7 @@ def test_a_config_is_found_by_name_and_a_path_in_the_working_folder_wins(tmp_pat
 
 def test_a_copied_config_says_what_the_original_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    configs.main(["--copy", "qwen3-0.6b/gsm8k", "qwen3-0.6b/math"])
+    configs.main(["copy", "qwen3-0.6b/gsm8k", "qwen3-0.6b/math"])
     assert "--config configs/qwen3-0.6b/gsm8k.yaml" in capsys.readouterr().out
     merged = [
         {name: value for layer in read_layers(path) for name, value in layer.values.items()}
@@ -65,7 +80,7 @@ def test_a_copied_config_says_what_the_original_says(tmp_path, monkeypatch, caps
     assert merged[0] == merged[1] and len(merged[0]) > 20
     for name, said in (("qwen3-0.6b/gsm8k", "is there already"), ("qwen3-0.6b/gsm", "No config")):
         with pytest.raises(SystemExit) as stop:
-            configs.main(["--copy", name])
+            configs.main(["copy", name])
         assert stop.value.code == 2 and said in capsys.readouterr().err
 
 

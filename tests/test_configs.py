@@ -41,6 +41,9 @@ PAPER = {
     "num_generations": 8,
     "max_steps": 8008,
     "save_steps": 80,
+    "save_total_limit": 2,
+    "metric_for_best_model": "eval_reward",
+    "greater_is_better": True,
     "eval_steps": 80,
     "num_generations_eval": 1,
     "bf16": True,
@@ -110,6 +113,15 @@ def test_clip_takes_the_same_file(parse, dataset):
     script_args, args, _ = parse(CONFIGS / "qwen3-8b" / f"{dataset}.yaml", 8, "--method", "clip")
     assert script_args.method == "clip"
     assert args.steps_per_generation == 8 * args.gradient_accumulation_steps
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_nothing_outside_of_the_configs_is_named_by_its_path(path):
+    """But for what the quickstart writes; a file is then read alike from any folder, and from a wheel."""
+    for line in path.read_text().splitlines():
+        name, _, value = line.partition("#")[0].partition(":")
+        assert ".." not in value or name == "base", line
+        assert "outputs/" not in value or name in ("output_dir", "output") or path.stem == "quickstart", line
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)

@@ -16,6 +16,9 @@ from limits import HANG
 from safetensors.torch import load_file
 from tiny import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import ModelConfig
+
+from troll_trl.cli import training
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "train.py"
 SETTINGS = """
@@ -123,8 +126,9 @@ def test_clip_trains_on_the_same_file(workplace):
     ("flags", "expected"),
     [
         (("--model_name_or_path", "./nomodel"), "there is no folder ./nomodel"),
+        (("--model_name_or_path", "outputs/no/model"), "there is no folder outputs/no/model (working folder: "),
+        (("--use_vllm", "true"), "`use_vllm` is true, but vLLM is not installed: pip install"),
         (("--reward_funcs", "nomod.fun"), "No module named 'nomod'"),
-        (("--support_size", "1000"), "`support_size` must be a whole number in 1…100 (the vocabulary), got 1000"),
         (("--lerning_rate", "1"), "The nearest valid name is --learning_rate."),
         (("--dataset_name", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--reward_funcs", "math_acuracy"), "`reward_funcs` names 'math_acuracy', which is none of math_accuracy"),
@@ -144,6 +148,27 @@ def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, ex
     assert message.startswith("train.py: error: ")
     assert expected in message
     assert not (workplace / "out" / "config.yaml").exists()  # that of an earlier run would stay as it was
+
+
+def test_a_model_that_is_neither_here_nor_on_the_hub_is_named_before_the_data_are_read(monkeypatch):
+    def refuse(name, **_):
+        raise OSError("We could not reach the hub.\nMore of it.")
+
+    monkeypatch.setattr(training.AutoConfig, "from_pretrained", refuse)
+    with pytest.raises(OSError, match=r"no folder outputs/nope \(.*no model of this name: We could not reach") as error:
+        training.check_model(ModelConfig(model_name_or_path="outputs/nope"), trust_remote_code=False)
+    assert "\n" not in str(error.value)
+
+
+def test_the_best_and_the_last_checkpoint_are_kept(workplace):
+    reward = "def share_of_low_tokens(completion_ids, trainer_state, **kwargs):\n"
+    reward += "    return [1.0 / max(trainer_state.global_step, 1)] * len(completion_ids)\n"  # at update 1 the largest
+    (workplace / "my_rewards.py").write_text(reward)
+    flags = ["--save_total_limit", "2", "--metric_for_best_model", "eval_reward", "--max_steps", "4"]
+    evaluation = ["--eval_strategy", "steps", "--eval_steps", "1", "--dataset_test_split", "train"]
+    train(workplace, *flags, *evaluation, "--max_eval_samples", "4", "--eval_dataset_name", "problems.jsonl")
+    kept = {path.name for path in (workplace / "out").glob("checkpoint-*")}
+    assert kept == {"checkpoint-1", "checkpoint-4"}
 
 
 def test_yaml_of_a_trl_grpo_command(workplace):

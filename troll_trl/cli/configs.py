@@ -18,14 +18,17 @@ def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> N
         SystemExit: with code 2 and one message: there is no such config, or a file would be overwritten.
     """
     parser = argparse.ArgumentParser(prog=program, description=__doc__, allow_abbrev=False)
-    parser.add_argument("--copy", nargs="+", metavar="NAME", help="copy these configs and the files they build on")
+    parser.add_argument("action", nargs="?", choices=["copy"], help="copy configs; without it they are listed")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="configs to copy, with the files they build on")
     parser.add_argument("--to", type=Path, default=Path("configs"), help="folder to copy to (default: configs)")
     options = parser.parse_args(argv)
-    if not options.copy:
+    if options.action is None:
         print("\n".join(config_names()))
         return
+    if not options.names:
+        stop(program, "which config shall be copied? `troll configs` lists them: troll configs copy qwen3-0.6b/gsm8k")
     try:
-        for name in options.copy:
+        for name in options.names:
             print(f"Copied. To train with your copy: --config {copy_config(name, options.to)}")
     except (ValueError, OSError) as error:
         stop(program, error)

@@ -1,9 +1,7 @@
 """`troll env`: what a bug report should hold; TRL's own lines, and those of this package."""
 
 import argparse
-import importlib.util
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 from troll_trl import __version__
@@ -15,7 +13,7 @@ def main(argv: Sequence[str] | None = None, program: str = "troll env") -> None:
     import torch
     from trl.scripts.env import print_env
 
-    from troll_trl.lm_head.kernels.dispatch import use_triton
+    from troll_trl.trust_region.dispatch import use_triton
 
     print_env()
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
@@ -26,9 +24,12 @@ def main(argv: Sequence[str] | None = None, program: str = "troll env") -> None:
         "math-verify version": _version("math-verify"),
     }
     print("\n".join(f"- {name}: {said}" for name, said in lines.items()))
-    if importlib.util.find_spec("troll_trl.lm_head.kernels.self_check"):
-        for row in import_module("troll_trl.lm_head.kernels.self_check").rows():
-            print(f"- {row}")
+    if use_triton(device):
+        from troll_trl.lm_head.kernels import self_check
+
+        for row in self_check(device):
+            said = f"agrees with torch to {row.difference:.1e}" if row.ok else f"FAILS: {row.error or row.difference}"
+            print(f"- kernel {row.kernel} ({row.shapes}): {said}")
 
 
 def _version(package: str) -> str:
