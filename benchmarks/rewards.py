@@ -5,9 +5,9 @@
 Completions: the worked solutions of GSM8K and MATH-500 (test), each with its own gold answer, with its neighbour's, and
 with its own in another spelling (as a fraction, a decimal, an unordered list, ...): what a policy in training writes.
 `first` starts the worker processes and parses every gold answer once, as the first step of a training does. `again` is
-a later step: gold answers are known, completions are not. `--head-start 10` starts the processes so many seconds before,
-as a trainer does. Then a batch of numbers and one of functions that only computer algebra can decide, and one of which
-every fifth answer never ends.
+a later step: gold answers are known, completions are not. `--head-start 10` starts the processes so many seconds
+before, as a trainer does. Then a batch of numbers and one of functions that only computer algebra can decide, and one
+of which every fifth answer never ends.
 """
 
 import argparse
