@@ -7,8 +7,9 @@ FOLDER holds gsm8k/test.jsonl and math500/test.jsonl.
 Completions: the worked solutions of GSM8K and MATH-500 (test), each with its own gold answer, with its neighbour's, and
 with its own in another spelling (as a fraction, a decimal, an unordered list, ...): what a policy in training writes.
 `first` starts the worker processes and parses every gold answer once, as the first step of a training does. `again` is
-a later step: gold answers are known, completions are not. Then a batch of answers that only computer algebra can
-decide, and one of which every fifth answer never ends.
+a later step: gold answers are known, completions are not. `--head-start 10` starts the processes so many seconds
+before, as a trainer does. Then a batch of numbers and one of functions that only computer algebra can decide, and one
+of which every fifth answer never ends.
 """
 
 import argparse
@@ -60,6 +61,22 @@ def algebra_batch(seed: int, count: int = 400) -> tuple[list[str], list[str]]:
     return golds, completions
 
 
+def function_batch(seed: int, count: int = 200) -> tuple[list[str], list[str]]:
+    generator = random.Random(1000 + seed)
+    golds, completions = [], []
+    for index in range(count):
+        a, b, c = (generator.randrange(2, 60) for _ in range(3))
+        gold, answer = (
+            (f"({a}x+{b})(x-{c})", f"{a}x^2+{b - a * c}x-{b * c + index % 2}"),
+            (f"\\frac{{{a}x+{b}}}{{x+{c}}}", f"{a}+\\frac{{{b - a * c + index % 2}}}{{x+{c}}}"),
+            (f"{a}\\sin(2x)+{b}", f"{2 * a}\\sin x\\cos x+{b + index % 2}"),
+            (f"{a}xy-{b}x+{c}y", f"{c}y+{a + index % 2}yx-{b}x"),
+        )[index % 4 // 2 + 2 * (index % 2)]
+        golds.append(f"\\boxed{{{gold}}}")
+        completions.append(f"\\boxed{{{answer}}}")
+    return golds, completions
+
+
 def hostile_batch(count: int = 100) -> tuple[list[str], list[str]]:
     completions = [
         f"\\boxed{{{HOSTILE[index // 5 % len(HOSTILE)] if index % 5 == 0 else index}}}" for index in range(count)
@@ -95,12 +112,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k/test.jsonl and math500/test.jsonl")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--head-start", type=float, help="seconds between the start of the workers and the first batch")
     args = parser.parse_args()
     rows = read_rows(args.data / "gsm8k", "answer", "answer") + read_rows(args.data / "math500", "solution", "answer")
+    if args.head_start is not None:
+        verifier.start()
+        time.sleep(args.head_start)
     results = {"ordinary, first": timed(*ordinary_batch(rows, 0))}
     for name, batches in (
         ("ordinary, again", [ordinary_batch(rows, 1 + repeat) for repeat in range(args.repeats)]),
         ("computer algebra", [algebra_batch(repeat) for repeat in range(args.repeats)]),
+        ("functions", [function_batch(repeat) for repeat in range(args.repeats)]),
         ("a fifth hostile", [hostile_batch()]),
     ):
         runs = sorted((timed(*batch) for batch in batches), key=lambda run: run["per_second"])

@@ -237,8 +237,9 @@ def test_timeouts_score_zero_and_are_counted(monkeypatch):
     """A policy that writes what never ends must cost a step seconds, not the run."""
     monkeypatch.setattr("troll_trl.rewards.functions.TIMEOUT_SECONDS", 0.5)
     metrics = {}
+    golds = [r"\Gamma(7)", "12", "12", "12"]
     completions = [r"\boxed{\Gamma(10^{10})}", r"\boxed{100000000!}", r"\boxed{9^{9^{9^9}}}", r"\boxed{12}"]
-    assert math_accuracy_reward(completions, ["12"] * 4, metrics.__setitem__) == [0.0, 0.0, 0.0, 1.0]
+    assert math_accuracy_reward(completions, golds, metrics.__setitem__) == [0.0, 0.0, 0.0, 1.0]
     assert metrics["math_accuracy/timeout"] == 0.25 and metrics["math_accuracy/refused"] == 0.5
 
 

@@ -31,7 +31,8 @@ def pool():
 
 
 def question(gold, answer):
-    return {"gold": gold, "answer": answer}
+    """Not strict: a gamma function for a number is then computed, not refused."""
+    return {"gold": gold, "answer": answer, "strict": False}
 
 
 def run_script(code, *arguments, **kwargs):
@@ -80,10 +81,9 @@ def test_verdicts_and_paths():
 def test_a_verdict_does_not_depend_on_its_neighbours():
     pairs = [(r"2\sqrt{3}", r"\sqrt{12}"), (r"2\sqrt{3}", r"\sqrt{13}"), ("x^2-1", "(x-1)(x+1)"), ("12", "12.0")]
     alone = [verify([gold], [f"\\boxed{{{answer}}}"])[0].reward for gold, answer in pairs]
-    hostile = [("12", f"\\Gamma(10^{{{power}}})") for power in range(10, 26)]
-    together = verify(
-        *zip(*((g, f"\\boxed{{{a}}}") for g, a in [*hostile, *pairs, *hostile]), strict=True), timeout=0.3
-    )
+    hostile = [(r"\Gamma(7)", f"\\Gamma(10^{{{power}}})") for power in range(10, 14)]
+    golds, answers = zip(*hostile, *pairs, *hostile, strict=True)
+    together = verify(golds, [f"\\boxed{{{answer}}}" for answer in answers], timeout=1)
     assert [verdict.reward for verdict in together[len(hostile) : -len(hostile)]] == alone == [1.0, 0.0, 1.0, 1.0]
 
 
@@ -230,13 +230,13 @@ def test_in_async_code():
 
 
 def test_close_ends_the_processes_and_the_next_call_starts_new_ones():
-    verify([NEEDS_ALGEBRA[0]], ["\\boxed{\\sqrt{12}+0}"])
+    verify([NEEDS_ALGEBRA[0]], ["\\boxed{\\frac{\\sqrt{48}}{2}}"])
     pids = [worker.process.pid for worker in verifier._shared._workers]
     assert pids
     close()
     close()
     assert all(is_gone(pid) for pid in pids)
-    assert verify([NEEDS_ALGEBRA[0]], ["\\boxed{\\sqrt{12}+0+0}"])[0].reward == 1.0
+    assert verify([NEEDS_ALGEBRA[0]], ["\\boxed{\\frac{\\sqrt{108}}{3}}"])[0].reward == 1.0
 
 
 def test_close_while_another_thread_asks():
@@ -283,7 +283,8 @@ from troll_trl.rewards.verifier.pool import WorkerPool
 pool = WorkerPool(size=1)
 pool.ask([{"gold": "12", "answer": "12"}], 20)
 print(next(iter(pool._workers)).process.pid, flush=True)
-threading.Thread(target=pool.ask, args=([{"gold": "12", "answer": "\\\\Gamma(10^{10})"}], 3), daemon=True).start()
+endless = {"gold": "12", "answer": "\\\\Gamma(10^{10})", "strict": False}
+threading.Thread(target=pool.ask, args=([endless], 3), daemon=True).start()
 time.sleep(60)
 """
 
@@ -342,7 +343,8 @@ def no_processes(monkeypatch):
 
 def test_without_processes_it_says_so_once_and_is_bounded(no_processes):
     with pytest.warns(UserWarning, match="without worker processes.*no processes here") as record:
-        first = verify([r"2\sqrt{3}"] * 3, [r"\boxed{\sqrt{12}}", r"\boxed{\Gamma(10^{10})}", r"\boxed{5}"])
+        answers = [r"\sqrt{12}", r"\sqrt{1234567890123456}", "5"]
+        first = verify([r"2\sqrt{3}"] * 3, [f"\\boxed{{{answer}}}" for answer in answers])
         second = verify([r"3\sqrt{2}"], [r"\boxed{\sqrt{18}}"])
     assert len(record) == 1
     assert [verdict.reward for verdict in first + second] == [1.0, 0.0, 0.0, 1.0]

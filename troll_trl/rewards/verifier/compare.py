@@ -294,7 +294,11 @@ def _has_value(gold: str, sides: list[str], leaf: Leaf, depth: int) -> bool:
     if not equal(gold, sides[-1], leaf, depth + 1):
         return False
     on_the_way = replace(leaf, strict=False)
-    return all(NAME.fullmatch(side) or equal(gold, side, on_the_way, depth + 1) for side in sides[:-1])
+    return all(
+        NAME.fullmatch(side)
+        or ((LETTER.search(gold) or not LETTER.search(side)) and equal(gold, side, on_the_way, depth + 1))
+        for side in sides[:-1]
+    )
 
 
 def _same_expression(gold: str, answer: str, leaf: Leaf) -> bool:

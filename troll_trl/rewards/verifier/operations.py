@@ -22,6 +22,7 @@ _KINDS = {
 _BINARY = frozenset((r"\cdot", r"\times", r"\div", "/", ":", r"\pm", r"\mp", "+", "-", "=", "<", ">", ",", ";", "&"))
 _ARGUMENTS = {r"\frac": 2, r"\binom": 2, r"\sqrt": 1, r"\overline": 1, r"\text": 1, "^": 1, "_": 1}
 _CONSTANTS = frozenset((r"\pi", r"\infty", r"\circ", r"\mathbb", r"\emptyset"))
+_NEUTRAL = frozenset(("%", "'"))
 _OPENERS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
 _CONSTANT = re.compile(r"\\pi(?![A-Za-z])|(?<![\\A-Za-z])[ei](?![A-Za-z])")
 _INTEGER_FRACTION = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)(?![\d.])")
@@ -48,8 +49,8 @@ class _Walk:
             token, position = self.tokens[self.next]
             if token == closer:
                 return
-            if token.isspace():
-                apart = True
+            if token.isspace() or token in _NEUTRAL:
+                apart = apart or token.isspace()
                 self._take()
                 continue
             if token in ("^", "_") or (token == "!" and operand):

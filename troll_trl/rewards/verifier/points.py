@@ -45,7 +45,10 @@ def points(*expressions: sympy.Basic) -> Iterator[tuple[dict, bool]]:
     if not symbols:
         yield {}, True
         return
-    ordinary = _ordinary(symbols, _counts(expressions))
+    # What counts something is not negative, and the bound of a sum is whole
+    bounds = _free_symbols_of((sympy.Sum, sympy.Product), expressions)
+    counts = _free_symbols_of((sympy.factorial, sympy.binomial, sympy.gamma), expressions)
+    ordinary = _ordinary(symbols, counts, bounds)
     first = list(itertools.islice(ordinary, 4))
     yield from ((point, True) for point in first)
     for switch in _switches(expressions):
@@ -53,13 +56,11 @@ def points(*expressions: sympy.Basic) -> Iterator[tuple[dict, bool]]:
     yield from ((point, False) for point in itertools.islice(ordinary, MAX_TRIES))
 
 
-def _counts(expressions) -> set:
-    """Symbols that count something, in a factorial or as the bound of a sum: they are not negative."""
-    counting = (sympy.factorial, sympy.binomial, sympy.gamma, sympy.Sum, sympy.Product)
-    return set().union(*(node.free_symbols for expression in expressions for node in expression.atoms(*counting)))
+def _free_symbols_of(kinds: tuple, expressions) -> set:
+    return set().union(*(node.free_symbols for expression in expressions for node in expression.atoms(*kinds)))
 
 
-def _ordinary(symbols: list, counts: set) -> Iterator[dict]:
+def _ordinary(symbols: list, counts: set, bounds: set) -> Iterator[dict]:
     generator = random.Random(len(symbols))
     for step in itertools.count():
         point = {}
@@ -68,7 +69,9 @@ def _ordinary(symbols: list, counts: set) -> Iterator[dict]:
             value = sympy.Rational(generator.randrange(low, high), 41 + 2 * index)
             if step % 6 == 4:
                 value *= sympy.sqrt(2)
-            if step % 8 == 7:
+            if symbol in bounds:
+                value = sympy.Integer(1 + (step + index) % 9)
+            elif step % 8 == 7:
                 value = sympy.Integer(_INTEGERS[(step // 8 + 3 * index) % len(_INTEGERS)])
             elif (step >> index) & 1 if index < 3 else generator.random() < 0.5:
                 value = -value

@@ -24,6 +24,7 @@ _CONVERSION = ConversionConfig(lowercase_symbols=False)
 _INDEXED = re.compile(r"(?<![\\A-Za-z])([eEiI])(?=_)")
 _STAND_INS = {"e": r"\Upsilon", "E": r"\Xi", "i": r"\Phi", "I": r"\Psi"}
 _LOG_OF_TEN = re.compile(r"\\lg(?![A-Za-z])")
+_LOG_OF_E = re.compile(r"\\log_(?:\{e\}|e(?![A-Za-z]))")
 
 
 @lru_cache(maxsize=1024)
@@ -42,7 +43,8 @@ def read(text: str):
         latex = explicit_products(text)
     except Malformed:
         return None
-    latex = _INDEXED.sub(lambda letter: _STAND_INS[letter[1]], _LOG_OF_TEN.sub(r"\\log_{10}", latex))
+    latex = _LOG_OF_TEN.sub(r"\\log_{10}", _LOG_OF_E.sub(r"\\ln ", latex))
+    latex = _INDEXED.sub(lambda letter: _STAND_INS[letter[1]], latex)
     latex = normalize_latex(latex, _NORMALIZATION)
     try:
         found = latex2sympy(

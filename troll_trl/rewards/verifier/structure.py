@@ -44,7 +44,7 @@ NAME = re.compile(
     rf"\{{?(?:{_SYMBOL}|[A-Z]{{2,4}})\}}?'{{0,3}}(?:{_INDEX})?(?:\^(?:\{{-1\}}|\*|\{{\(\d\)\}}))?"
     rf"(?:\({_ITEM}(?:,{_ITEM}){{0,3}}\))?"
     rf"|[PEnN]\({_EVENT}\)|E\[{_EVENT}\]|\\(?:text|Pr|Var)\{{?(?:Var|Cov|Pr|P)?\}}?\({_EVENT}\)"
-    rf"|\|[A-Z]{{2}}\||\[[A-Z]{{3,6}}\]|\\?\|{_SYMBOL}\\?\||\\frac\{{d{_SYMBOL}\}}\{{d{_SYMBOL}\}}"
+    rf"|\|[A-Z]{{2}}\||\[[A-Z]{{3,6}}\]|\\\|{_SYMBOL}\\\||\|(?:z|\\vec\{{?\s?\w\}}?)\||\\frac\{{d{_SYMBOL}\}}\{{d{_SYMBOL}\}}"
     rf"|\((?:\s?{_SYMBOL},?)+\s?\)"
     r"|(?:\\text\{[^{}0-9]*\}\s?)+(?:\\triangle\s?)?[A-Z]{0,4}|(?:[A-Za-z]{5,}|[Aa]rea)(?: [A-Za-z]+){0,5}"
 )

@@ -27,7 +27,8 @@ _UNIT_NAMES = {
 _UNIT_TOKEN = re.compile(r"[A-Za-zΩμ]+|\$|\^\{?(-?\d)\}?|/|\\cdot|\\circ|[()^{}.\s-]|\S")
 # What changes the value, or continues it, is no unit
 _CONTINUING = """
-    and or plus minus over half halves thirds quarters tenths hundredth hundredths squared cubed pi
+    and or plus minus over half halves thirds quarters fourths fifths sixths sevenths eighths ninths tenths
+    twelfths hundredth hundredths thousandth thousandths millionth millionths billionths squared cubed pi
     i e sqrt factorial mod modulo not but if when where hundreds thousands millions billions trillions dozens
     one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
     nineteen twenty thirty forty fifty sixty seventy eighty ninety zero more less least most maybe perhaps possibly
