@@ -4,9 +4,10 @@
     python benchmarks/counts.py --tokens 32768 131072
 
 The GPU's code runs on tensors of the meta device: no memory, no arithmetic, but every operation and every kernel launch
-passes by. Counted are the FLOPs of matrix products, the bytes of logits and block statistics written and read, launches,
-waits for the device, and the most bytes held beyond the inputs. The prediction below them rests on the FLOPs and bytes
-per second of `DEVICES`, and on launches that hide behind the work; a measurement on such a device may refute it.
+passes by. Counted are the FLOPs of matrix products, the bytes of logits and block statistics written and read,
+launches, waits for the device, and the most bytes held beyond the inputs. The prediction below them rests on the FLOPs
+and bytes per second of `DEVICES`, and on launches that hide behind the work; a measurement on such a device may refute
+it.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""What the GPU's code does in each pass, beside TRL's, counted without a GPU (`benchmarks/counts.py`): a regression shows
-here and not on a device."""
+"""What the GPU's code does in each pass, beside TRL's, counted without a GPU (`benchmarks/counts.py`): a regression
+shows here and not on a device."""
 
 import sys
 from pathlib import Path
