@@ -12,7 +12,7 @@ TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibilit
 	compatibility_models.py distributed.py trl_compat.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-kernels test-gpu test-extras test-trl lint format quickstart bench \
+.PHONY: help install test test-slow test-kernels test-gpu test-extras test-trl test-oldest lint format quickstart bench \
 	evidence evidence-gpu clean
 
 help:  ## List the targets
@@ -22,6 +22,7 @@ install: $(INSTALLED)  ## Create .venv and install the package in its tested ver
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python of at least 3.11 found. Give one: make install PYTHON=/path/to/python"; exit 1; }
+	@echo "Setting up .venv with $(PYTHON): about 70 packages, torch among them, in some minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -54,6 +55,13 @@ test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-t
 	$(BIN)/python -m pip install --quiet --no-deps --target .venv/trl-$(TRL) $(if $(filter main,$(TRL)),git+https://github.com/huggingface/trl,trl==$(TRL))
 	PYTHONPATH=.venv/trl-$(TRL) $(PYTEST) -n auto --maxprocesses 8 $(TRAINER_TESTS)
 
+# The lower bounds of pyproject.toml; its torch alone stays that of .venv, as an older one is gigabytes
+OLDEST := $(shell sed -nE 's/^    "(transformers|trl|datasets|accelerate|peft)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
+test-oldest: $(INSTALLED)  ## Run the trainers' tests with the oldest versions that pyproject.toml allows, but for torch
+	rm -rf .venv/oldest
+	$(BIN)/python -m pip install --quiet --no-deps --target .venv/oldest $(OLDEST)
+	PYTHONPATH=.venv/oldest $(PYTEST) -n auto --maxprocesses 8 $(TRAINER_TESTS)
+
 lint: $(INSTALLED)  ## Check style, types and which way imports point
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,7 +75,8 @@ format: $(INSTALLED)  ## Format the code
 quickstart: $(INSTALLED)  ## Train a small model with TROLL in a few minutes, on a CPU
 	$(BIN)/python scripts/quickstart.py
 
-bench: $(INSTALLED)  ## Time head, projection, step and scaling against TRL's, with the sizes of this device
+bench: $(INSTALLED)  ## Time head, projection, step and scaling against TRL's, with the sizes of this device, and count
+	$(BIN)/python benchmarks/counts.py
 	for name in head projection step scaling; do \
 		$(BIN)/python benchmarks/$$name.py --results benchmarks/results || exit 1; done
 

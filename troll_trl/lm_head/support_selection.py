@@ -17,6 +17,7 @@ from troll_trl.trust_region.sparse import UNUSED, mass_rule
 
 # Vocabulary columns that are reduced while they are still in the cache, at most
 _COLUMNS = {"cpu": 8192, "accelerator": 32768}
+_SUPPORT_ROWS = 8192  # positions whose support is settled at a time
 _FEWEST_COLUMNS = 8192  # on a GPU: in narrower chunks the matrix product of a tile has too few blocks to fill it
 # Logits in one tile, all of the vocabulary for a few tokens. On a CPU 64 MiB in float32, some 110 tokens for
 # V = 151,936 (four times as many are no faster there); on a GPU 224 MiB in bf16, some 700 tokens, which with the blocks
@@ -84,7 +85,10 @@ def select_support(
         )
         del blocks
     del tile
-    return *_support(sampled_ids.unsqueeze(1), sampled, logits, token_ids, left, tail_mass), entropy
+    # In chunks, whose float64 numbers take some 4 MiB at K = 64, whatever the number of positions
+    columns_of_all = (sampled_ids.unsqueeze(1), sampled, logits, token_ids, left)
+    parts = [_support(*part, tail_mass) for part in zip(*(x.split(_SUPPORT_ROWS) for x in columns_of_all), strict=True)]
+    return *(part[0] if len(parts) == 1 else torch.cat(part) for part in zip(*parts, strict=True)), entropy
 
 
 def _columns(device: torch.device, dtype: torch.dtype, vocabulary: int) -> int:

@@ -1,0 +1,101 @@
+"""What the GPU's code does in each pass, beside TRL's, counted without a GPU (`benchmarks/counts.py`): a regression
+shows here and not on a device."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+
+from counts import MIB, SHAPES, _leaves_the_device, count_passes
+from tiny import tiny_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from trl.trainer.utils import add_fused_lm_head
+
+from troll_trl.lm_head import add_sparse_lm_head
+from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
+
+pytestmark = pytest.mark.skipif(not TRITON_AVAILABLE or INTERPRETED, reason="counts the launches of compiled kernels")
+
+TOKENS = 8 * 4096
+_, VOCABULARY, _ = SHAPES["qwen3-0.6b"]
+
+
+@pytest.fixture(scope="module")
+def counts():
+    return count_passes(SHAPES["qwen3-0.6b"][0], VOCABULARY, TOKENS)
+
+
+def test_products_are_trls(counts):
+    for name, products in (("scoring", 1), ("training", 4)):
+        expected = products * 2 * TOKENS * VOCABULARY * SHAPES["qwen3-0.6b"][0]
+        assert counts[f"ours/{name}"].flops == counts[f"trl/{name}"].flops == expected
+
+
+def test_logits_are_written_and_read_as_often_as_trls(counts):
+    logits = 2 * TOKENS * VOCABULARY
+    assert counts["trl/training"].tile_bytes == 7 * logits and counts["trl/scoring"].tile_bytes == 2 * logits
+    assert counts["ours/training"].tile_bytes <= 7 * logits * 1.0001  # ours has a spare column in each tile
+    # Above TRL's: 12 bytes for each block of 64, written and read, and the K best blocks
+    assert counts["ours/scoring"].tile_bytes <= 2 * logits * 1.12
+
+
+def test_launches(counts):
+    tiles_of_tokens, chunks = 8, 5
+    training = counts["ours/training"].launches
+    assert training["_fold_kernel"] == training["_take_kept_kernel"] == tiles_of_tokens * chunks
+    assert training["_gradient_kernel"] == training["_put_kept_kernel"] == tiles_of_tokens * chunks
+    assert counts["ours/training"].launched <= 652
+    assert counts["ours/scoring"].launched <= 1510
+    projection = counts["projection"]
+    assert projection.launches["_project_kernel"] == projection.launches["_project_backward_kernel"] == 1
+    assert projection.launched <= 14  # the torch version: about 420
+
+
+def test_nothing_waits_for_the_device(counts):
+    assert {name: of.waits for name, of in counts.items() if of.waits} == {}
+
+
+def test_peak_memory(counts):
+    assert counts["ours/training"].peak_bytes <= 1.02 * counts["trl/training"].peak_bytes
+    assert counts["ours/scoring"].peak_bytes <= 1.02 * counts["trl/scoring"].peak_bytes
+    assert counts["projection"].peak_bytes <= 48 * MIB
+
+
+class _Waits(TorchDispatchMode):
+    """Counts what would wait for a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._overloadpacket.__name__
+        if name in ("_local_scalar_dense", "nonzero", "masked_select", "equal") or name.startswith("masked_scatter"):
+            self.count += 1
+        assert not _leaves_the_device(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def waits_of(run) -> int:
+    with _Waits() as mode:
+        run()
+    return mode.count
+
+
+def test_a_call_of_the_head_waits_three_times():
+    """For the number of live positions, for the checks of a support (not in scoring), and for that of the logits. The
+    scatter of the outputs once waited as well, in the forward and in the backward."""
+    model = tiny_model("qwen3", vocab_size=331)
+    ids = torch.randint(3, 331, (2, 9))
+    batch = {"input_ids": ids, "labels": ids.clone(), "fused_lm_head": True}
+    batch["labels"][0, :3] = -100
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    add_sparse_lm_head(model)
+    # What the backbone itself asks for
+    backbone = waits_of(lambda: model.base_model(input_ids=ids, use_cache=False).last_hidden_state.sum().backward())
+    with torch.no_grad():
+        token_ids = model(**batch, support_size=5).token_ids
+        scoring = waits_of(lambda: model(**batch, support_size=5))
+    training = waits_of(lambda: model(**batch, token_ids=token_ids).sparse_log_probs.exp().sum().backward())
+    assert scoring - backbone <= 2 and training - backbone <= 3
