@@ -5,6 +5,8 @@ import functools
 import torch
 from tiny import saved_model, tiny_prompts, tiny_tokenizer
 
+# Of runs that are compared: Adam makes a full step of a gradient that is rounding, in some element of so many
+SGD = {"optim": "sgd", "learning_rate": 0.3}
 # Compiling takes minutes, and the cache would take a share of the machine's memory or, by a variable, whole GiB
 SMALL = {"enforce_eager": True, "kv_cache_memory_bytes": 2**26}
 # Head sizes below 32 have no attention kernel on a CPU

@@ -13,6 +13,7 @@ from troll_trl.lm_head import add_sparse_lm_head
 from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.trl_compat import check_trl
+from troll_trl.trainers.vllm import a_lost_server_is_said, check_vllm
 from troll_trl.trust_region.projection import kl_divergence, project
 from troll_trl.trust_region.sparse import SparseDistribution, check_support_options, keep_nothing
 
@@ -70,6 +71,7 @@ class TrollMixin(_Trainer):
             args = self._config_class(f"{model_id.split('/')[-1]}-{self._name}")
         elif not isinstance(args, self._config_class):
             args = self._config_class.from_trl(args)
+        check_vllm(args)
         super().__init__(model, reward_funcs, args, *others, **kwargs)
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
@@ -145,7 +147,8 @@ class TrollMixin(_Trainer):
         self._record_next_pass = records = self._records_old_policy()
         self._recorded = None
         try:
-            output = super()._generate_and_score_completions(inputs)
+            with a_lost_server_is_said(self.args):
+                output = super()._generate_and_score_completions(inputs)
         finally:
             self._record_next_pass = False
         old, self._recorded = self._recorded, None
