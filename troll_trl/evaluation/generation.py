@@ -186,7 +186,11 @@ class VllmGenerator:
         self.tokenizer = tokenizer
         self.batch_size = batch_size or 512
         base_revision = None if adapter else revision
-        self.revision = getattr(AutoConfig.from_pretrained(base, revision=base_revision), "_commit_hash", None)
+        config = AutoConfig.from_pretrained(base, revision=base_revision)
+        self.revision = getattr(config, "_commit_hash", None)
+        if dtype == "auto" and config.dtype is not None:
+            # vLLM's own "auto" makes bfloat16 of float32
+            dtype = str(config.dtype).removeprefix("torch.")
         self._adapter = LoRARequest("adapter", 1, model) if adapter else None
         self._sampling = sampling
         self._sampling_params = SamplingParams
@@ -212,13 +216,18 @@ class VllmGenerator:
                 max_tokens=sampling.max_new_tokens,
                 stop_token_ids=self._end_ids,
                 seed=seed,
+                detokenize=False,  # below, as with transformers: vLLM's text may begin with a blank, and lacks the end
             )
             for seed in seeds
         ]
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs = self._llm.generate(requests, params, lora_request=self._adapter, use_tqdm=False)
         return [
-            Completion(choice.text, len(choice.token_ids), choice.finish_reason == "length")
+            Completion(
+                self.tokenizer.decode(choice.token_ids, skip_special_tokens=True),
+                len(choice.token_ids),
+                choice.finish_reason == "length",
+            )
             for choice in (output.outputs[0] for output in outputs)
         ]
 

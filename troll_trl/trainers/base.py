@@ -20,6 +20,7 @@ from troll_trl.trainers.kernel_check import settle_kernels
 from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.trl_compat import check_trl, silence_known_warnings
+from troll_trl.trainers.vllm import a_lost_server_is_said, check_vllm
 from troll_trl.trust_region.sparse import SparseDistribution
 
 if TYPE_CHECKING:  # what stands behind the mixin
@@ -84,6 +85,7 @@ class TrustRegionMixin(_Trainer):
             args = self._config_class(f"{model_id.split('/')[-1]}-{self._name}")
         elif not isinstance(args, self._config_class):
             args = self._config_class.from_trl(args)
+        check_vllm(args)
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         for function in self.reward_funcs:  # in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()
@@ -170,7 +172,8 @@ class TrustRegionMixin(_Trainer):
         self._record_next_pass = records = self._records_old_policy()
         self._recorded = self._recorded_log_probs = None
         try:
-            output = super()._generate_and_score_completions(inputs)
+            with a_lost_server_is_said(self.args):
+                output = super()._generate_and_score_completions(inputs)
         finally:
             self._record_next_pass = False
         old, self._recorded, self._recorded_log_probs = self._recorded, None, None

@@ -1,0 +1,71 @@
+"""What goes wrong around vLLM, said: a server that is not there, one that is lost, an engine that breaks the model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate.logging import get_logger
+
+logger = get_logger(__name__)
+
+
+def check_vllm(args: Any) -> None:
+    """
+    Before the model is loaded: wait for the vLLM server, and warn of a colocated engine that breaks the model.
+
+    Args:
+        args ([`~trl.GRPOConfig`] or [`~trl.RLOOConfig`]):
+            Configuration.
+
+    Raises:
+        OSError: no server answers within `vllm_server_timeout` seconds; TRL's message names its address.
+        ImportError: vLLM is not installed.
+    """
+    if not args.use_vllm:
+        return
+    if args.vllm_mode == "server" and args.process_index == 0:
+        from trl.generation.vllm_client import VLLMClient
+
+        VLLMClient(server_url(args), connection_timeout=args.vllm_server_timeout)
+    if args.vllm_mode == "colocate" and args.vllm_model_impl == "transformers":
+        logger.warning(
+            "`vllm_model_impl='transformers'` with `vllm_mode='colocate'`: vLLM changes the model's class in "
+            "transformers for the whole process, and the trainer's model with it, which then fails (under TRL's own "
+            "trainer too). Leave it at 'auto', or give vLLM a server of its own (`vllm_mode='server'`)."
+        )
+
+
+def server_url(args: Any) -> str:
+    """Where TRL looks for the server."""
+    return args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+
+
+@contextmanager
+def a_lost_server_is_said(args: Any) -> Iterator[None]:
+    """
+    Around a rollout: TRL's client gives up after five retries, a minute, with the address of one request.
+
+    Args:
+        args ([`~trl.GRPOConfig`] or [`~trl.RLOOConfig`]):
+            Configuration.
+
+    Raises:
+        ConnectionError: the server stopped answering: its address and what to do.
+    """
+    if not (args.use_vllm and args.vllm_mode == "server"):
+        yield
+        return
+    import requests
+
+    try:
+        yield
+    except requests.RequestException as error:
+        try:  # a reward function may ask servers of its own
+            requests.get(f"{server_url(args)}/health", timeout=10)
+        except requests.RequestException:
+            raise ConnectionError(
+                f"The vLLM server at {server_url(args)} stopped answering ({type(error).__name__}). Look at its log, "
+                "start it again, and continue from the newest checkpoint: `--resume`, or "
+                "`trainer.train(resume_from_checkpoint=True)`."
+            ) from error
+        raise
