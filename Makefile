@@ -13,8 +13,7 @@ TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibilit
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-kernels test-gpu test-extras test-vllm test-trl test-oldest lint format \
-	quickstart bench \
-	evidence evidence-gpu clean
+	quickstart bench evidence evidence-gpu clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'

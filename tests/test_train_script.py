@@ -179,7 +179,9 @@ def test_yaml_of_a_trl_grpo_command(workplace):
     kept = [line for line in text.splitlines() if not line.startswith(("dataset", "reward", "problem", "answer"))]
     kept += ["dataset_name: trl.jsonl", "reward_funcs: [accuracy_reward, think_format_reward]"]
     (workplace / "run.yaml").write_text("\n".join(kept))
-    train(workplace)
+    train(workplace, "--save_strategy", "no")
+    card = (workplace / "out" / "README.md").read_text()
+    assert "shao2024deepseekmath" in card and "becker2025troll" in card and "trl.jsonl" not in card
     line = next(line for line in log_of(workplace / "out") if "loss" in line)
     assert "rewards/accuracy_reward/mean" in line and "rewards/think_format_reward/mean" in line
 

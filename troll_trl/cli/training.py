@@ -4,7 +4,6 @@ import importlib
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from troll_trl.cli.settings.parser import parse_training_command
 from troll_trl.data import load_math_dataset
 from troll_trl.data.problems import report_overlap
 from troll_trl.resilience.checkpoint import CheckpointMixin
+from troll_trl.trainers.trl_compat import silence_known_warnings
 
 logger = logging.getLogger(__name__)
 
@@ -166,8 +166,7 @@ def make_trainer(
 
 def run(command: Command) -> None:
     """Train as the command says, and save the model."""
-    # TRL 1.16 sets the option by the name that transformers 5.23 deprecates: nothing that a user could change
-    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
+    silence_known_warnings()
     script_args, training_args, model_args = parse_training_command(command)
     if training_args.use_vllm and not is_vllm_available():
         stop(
@@ -194,7 +193,10 @@ def run(command: Command) -> None:
         stop(command.program, error, code=1)
     trainer.save_state()
     trainer.save_model(training_args.output_dir)
+    # Also where no checkpoint was saved, with which TRL writes it. A local file has no page to link to.
+    dataset = None if Path(str(script_args.dataset_name)).exists() else script_args.dataset_name
+    trainer.create_model_card(dataset_name=dataset)
     trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
     if training_args.push_to_hub:
-        trainer.push_to_hub(dataset_name=script_args.dataset_name)
+        trainer.push_to_hub(dataset_name=dataset)
     trainer.end()
