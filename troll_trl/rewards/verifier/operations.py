@@ -143,8 +143,9 @@ class _Walk:
         self.kinds += inside
 
     def _operator(self, token: str, unary: bool = False) -> None:
+        after_sign = unary and self.written[-1:] in (["+"], ["-"])  # --7
         self._take()
-        if token in _KINDS and not unary:
+        if token in _KINDS and (not unary or after_sign):
             self.kinds[_KINDS[token]] += 1
 
     def _argument(self) -> None:
