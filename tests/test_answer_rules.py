@@ -180,6 +180,13 @@ def test_a_product_is_no_mixed_number(a, b):
     all_of(0.0, str(a + b), [f"{a} {b}"])
 
 
+@pytest.mark.parametrize(
+    "nested", ["(1+" * 240 + "1" + ")" * 240, "{1+" * 240 + "1" + "}" * 240, r"\sqrt{" * 140 + "1" + "}" * 140]
+)
+def test_deep_nesting_is_wrong_and_no_error(nested):
+    all_of(0.0, r"2\sqrt{3}+1", [nested])
+
+
 # Real gold answers
 
 

@@ -13,6 +13,7 @@ from tiny import tiny_model, tiny_tokenizer
 from trl import GRPOConfig, GRPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.rewards import MAX_ANSWER_CHARACTERS, extract_answer, last_boxed, math_accuracy_reward, verifier
 from troll_trl.rewards.verifier import PATHS
 
@@ -281,6 +282,28 @@ def test_works_outside_the_main_thread():
 def test_imports_neither_torch_nor_trl():
     code = "import sys, troll_trl.rewards; assert not {'torch', 'trl'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[1])
+
+
+def test_a_troll_trainer_starts_the_workers_when_it_is_built(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(math_accuracy_reward, "start_workers", lambda: started.append(True))
+    arguments = TrollGRPOConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=4,
+        num_generations=4,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+    )
+    rows = Dataset.from_dict({"prompt": ["w1 w2"] * 4, "solution": [r"\boxed{1}"] * 4})
+    TrollGRPOTrainer(
+        model=tiny_model(),
+        reward_funcs=[math_accuracy_reward, get_soft_overlong_punishment(10, 5)],  # which has none to start
+        args=arguments,
+        train_dataset=rows,
+        processing_class=tiny_tokenizer(),
+    )
+    assert started == [True]
 
 
 def test_trainer_logs_how_it_was_decided(tmp_path):

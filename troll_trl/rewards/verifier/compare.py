@@ -91,9 +91,10 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
         return False
     if gold == answer:
         return True
-    bodies = _same_condition(gold, answer)
-    if bodies != (gold, answer):
-        return bodies is not None and equal(*bodies, leaf, depth + 1)
+    if "for " in gold or "for " in answer:
+        bodies = _same_condition(gold, answer)
+        if bodies != (gold, answer):
+            return bodies is not None and equal(*bodies, leaf, depth + 1)
     if r"\approx" in gold or r"\approx" in answer:
         return _same_approximation(gold, answer, leaf, depth)
     (gold_name, gold_number), (answer_name, answer_number) = _named_quantity(gold), _named_quantity(answer)

@@ -29,7 +29,7 @@ _INTEGER_FRACTION = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)(?![\d.])")
 
 
 class Malformed(ValueError):
-    """Numbers side by side, `40 2`: neither a product nor a number."""
+    """Numbers side by side, `40 2`, which are neither a product nor a number; or brackets nested too deep."""
 
 
 class _Walk:
@@ -53,9 +53,10 @@ class _Walk:
                 apart = apart or token.isspace()
                 self._take()
                 continue
-            if token in ("^", "_") or (token == "!" and operand):
-                self._script(operand) if token != "!" else self._operator(token)
-                operand = operand or ""
+            if token in ("^", "_"):
+                self._script(operand)
+            elif token == "!":
+                self._operator(token)
             elif token == "|":
                 self.kinds["function"] += 1
                 operand, bars = ("group" if bars else ""), not bars
@@ -142,8 +143,9 @@ class _Walk:
         self.kinds += inside
 
     def _operator(self, token: str, unary: bool = False) -> None:
+        after_sign = unary and self.written[-1:] in (["+"], ["-"])  # --7
         self._take()
-        if token in _KINDS and not unary:
+        if token in _KINDS and (not unary or after_sign):
             self.kinds[_KINDS[token]] += 1
 
     def _argument(self) -> None:
@@ -198,7 +200,7 @@ def explicit_products(text: str) -> str:
         `str`: the expression; what is no mathematics comes back as it is.
 
     Raises:
-        Malformed: two numbers side by side.
+        Malformed: two numbers side by side, or hundreds of brackets in each other.
     """
     return "".join(_walk(text).written)
 
@@ -213,8 +215,11 @@ def operations(text: str) -> Counter[str]:
 
 def _walk(text: str) -> _Walk:
     walk = _Walk(text)
-    while walk.next < len(walk.tokens):
-        walk.expression()
+    try:
+        while walk.next < len(walk.tokens):
+            walk.expression()
+    except RecursionError:
+        raise Malformed("brackets in hundreds of brackets") from None
     return walk
 
 

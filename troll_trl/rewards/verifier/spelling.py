@@ -107,6 +107,7 @@ _RULES = tuple(
         (r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])(?!\\text)", ""),
     )
 )  # fmt: skip
+_NUMERAL = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 _MARKDOWN = re.compile(r"\A[\s*_`:]+|[\s*_`]+\Z")
 
 
@@ -123,6 +124,8 @@ def normalise(text: str) -> str:
         `str`: for example `\frac{1}{2}` for `$\dfrac12$`, and `-5` for `−5`. Text commands all become `\text{...}`; a
         `\$` becomes `$`.
     """
+    if _NUMERAL.fullmatch(text):  # most answers
+        return text
     if not text.isascii():
         text = _to_ascii(text)
     text = _MARKDOWN.sub("", text)

@@ -57,6 +57,8 @@ def read_unit(text: str) -> tuple[str | None, int, bool] | None:
         `tuple[str | None, int, bool]` or `None`: canonical unit if it is known, factor of a word of magnitude, and
         whether it is percent; `None` for what is no unit.
     """
+    if not text:
+        return None, 1, False
     apart = text.startswith((" ", "\\text"))  # 12 m, not the product 12m
     named = re.fullmatch(r"\s?\(((?:[A-Za-z]{2,}[ /.]?){1,5}(?:\^\{?\d\}?)?)\)", text)  # 9 (apples)
     if named:

@@ -90,7 +90,7 @@ def read_quantity(text: str) -> Quantity | None:
     return Quantity(
         (-value if negative else value) * factor,
         percent,
-        canonical_unit(match["currency"]) or name,
+        (canonical_unit(match["currency"]) if match["currency"] else None) or name,
         digits=len(number.replace(".", "").lstrip("0")) if is_decimal else None,
         places=len(number.partition(".")[2]) if is_decimal else 0,
         numeral=("-" if negative else "") + number if is_plain else None,
