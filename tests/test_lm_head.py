@@ -309,6 +309,18 @@ class _LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.mark.parametrize("positions", [50, 0])
+def test_chunks_of_positions_change_nothing(monkeypatch, positions):
+    """The supports are settled in chunks, whose float64 numbers do not grow with the positions."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 16, generator=generator) for n in (positions, 331))
+    sampled = torch.randint(331, (positions,), generator=generator)
+    select = lambda: support_selection.select_support(hidden, weight, None, sampled, 9, 1e-2, tiles.LogitTransform())
+    whole = select()
+    monkeypatch.setattr(support_selection, "_SUPPORT_ROWS", 7)
+    assert all(torch.equal(a, b) for a, b in zip(whole, select(), strict=True))
+
+
 class _CastsOf(TorchDispatchMode):
     """Counts the elements that are cast out of the memory of one tensor."""
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import reference_kl, reference_project
 
+from troll_trl.trust_region import projection
 from troll_trl.trust_region.projection import kl_divergence, project, solve
 
 BOUND = 0.05
@@ -446,6 +447,23 @@ def test_strided_and_expanded_inputs():
     strided = log_p.t().contiguous().t()
     assert not strided.is_contiguous()
     assert torch.equal(project(strided, log_q[:1].expand(12, 5), BOUND).log_probs, expected)
+
+
+def test_chunks_of_rows_change_nothing(monkeypatch):
+    """Chunks bound the float64 numbers of a batch, whatever its size: the results are the same, bit for bit."""
+    generator = torch.Generator().manual_seed(0)
+    old = 3 * torch.randn(50, 65, generator=generator)
+    new = (old + torch.randn(50, 65, generator=generator) * torch.linspace(0, 2, 50).unsqueeze(1)).log_softmax(-1)
+    old, upstream = old.log_softmax(-1), torch.randn(50, 65, generator=generator)
+    results = []
+    for rows in (1000, 7):
+        monkeypatch.setattr(projection, "_FLOAT64_ROWS", rows)
+        policy = new.clone().requires_grad_()
+        result = project(policy, old, 0.05)
+        results.append([*(x.detach() for x in result), *torch.autograd.grad(result.log_probs, policy, upstream)])
+    assert 0 < (results[0][1] > 0).sum() < 50
+    for whole, chunked in zip(*results, strict=True):
+        assert torch.equal(whole, chunked)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0, 5)])

@@ -86,9 +86,13 @@ def select_support(
         del blocks
     del tile
     # In chunks, whose float64 numbers take some 4 MiB at K = 64, whatever the number of positions
-    columns_of_all = (sampled_ids.unsqueeze(1), sampled, logits, token_ids, left)
-    parts = [_support(*part, tail_mass) for part in zip(*(x.split(_SUPPORT_ROWS) for x in columns_of_all), strict=True)]
-    return *(part[0] if len(parts) == 1 else torch.cat(part) for part in zip(*parts, strict=True)), entropy
+    supports = []
+    for start in range(0, max(len(hidden), 1), _SUPPORT_ROWS):
+        rows = slice(start, start + _SUPPORT_ROWS)
+        parts = (sampled_ids[rows].unsqueeze(1), sampled[rows], logits[rows], token_ids[rows], left[rows])
+        supports.append(_support(*parts, tail_mass))
+    ids, log_probs = supports[0] if len(supports) == 1 else (torch.cat(x) for x in zip(*supports, strict=True))
+    return ids, log_probs, entropy
 
 
 def _columns(device: torch.device, dtype: torch.dtype, vocabulary: int) -> int:

@@ -34,6 +34,8 @@ _KERNEL_CONSTANTS: dict[str, float] = {
     "EXP_UNDERFLOW": _EXP_UNDERFLOW,
     "MAX_EVALUATIONS": _MAX_EVALUATIONS,
 }
+# Rows that torch takes to float64 at a time: 2 MiB a tensor at K = 64, of which it holds about ten
+_FLOAT64_ROWS = 4096
 # Most outcomes of a row that the kernel holds in registers
 _MOST_IN_REGISTERS = 512
 
@@ -163,6 +165,12 @@ def _backward_triton(grad, log_p, log_q, log_pi, t):
 
 def _solve_torch(flat_p, flat_q, kl_bound):
     """`log π` `(N, S)`, `t`, KL(p‖q) and KL(π‖q) `(N,)`, the last three in float64."""
+    pairs = zip(flat_p.split(_FLOAT64_ROWS), flat_q.split(_FLOAT64_ROWS), strict=True)
+    parts = [_solve_torch_rows(p, q, kl_bound) for p, q in pairs]
+    return parts[0] if len(parts) == 1 else [torch.cat(part) for part in zip(*parts, strict=True)]
+
+
+def _solve_torch_rows(flat_p, flat_q, kl_bound):
     policy_kl = kl_divergence(flat_p.double(), flat_q.double())  # (N,)
     outside = (~(policy_kl <= kl_bound)).nonzero().squeeze(-1)  # (M,) rows; M is small against N in training
 
@@ -183,8 +191,7 @@ def _backward_torch(grad, log_p, log_q, log_pi, t):
     g = grad.masked_fill((log_pi == -math.inf) | (log_p == -math.inf), 0.0)
     grad = g - g.sum(-1, keepdim=True) * log_pi.exp()
 
-    active = (t < 1).nonzero().squeeze(-1)
-    if len(active) > 0:
+    for active in (t < 1).nonzero().squeeze(-1).split(_FLOAT64_ROWS):
         g_active, pi = g[active].double(), log_pi[active].double().exp()  # (M, S)
         centred = _log_ratio(log_p[active].double(), log_q[active].double())
         centred = centred - (pi * centred).sum(-1, keepdim=True)  # d − μ
