@@ -636,7 +636,7 @@ def test_a_study_goes_on_elsewhere_from_its_results(tmp_path, run_study):
         "training": str(EVIDENCE / "train-cpu.yaml"),
         "evaluation": str(EVIDENCE / "eval-cpu.yaml"),
         "tuning": "tuning",
-        "tasks": {"label": TASK | {"share": 0.3, "settings": SMALL | {"eval_steps": 2}}},
+        "tasks": {"label": TASK | {"share": 0.3, "start_success": 0.02, "settings": SMALL | {"eval_steps": 2}}},
         "methods": {"troll": {}, "clip": {"settings": {"method": "clip"}}},
         "studies": {
             "tuning": {
@@ -710,7 +710,7 @@ def test_a_given_model_trains_on_what_it_solves_sometimes(tmp_path, run_study):
 def run_study(tmp_path):
     def run(*flags: str) -> str:
         command = [sys.executable, "-m", "evidence.run", str(tmp_path / "grid.yaml"), "--output", str(tmp_path / "out")]
-        done = subprocess.run([*command, *flags], cwd=EVIDENCE.parent, capture_output=True, text=True, timeout=280)
+        done = subprocess.run([*command, *flags], cwd=EVIDENCE.parent, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
