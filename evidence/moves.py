@@ -29,7 +29,7 @@ STUDY = "moves"
 EDGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 0.9, 1.0)  # of the bins of old probability
 QUANTILES = (0.1, 0.5, 0.9)
 # Upper ends of clips, and how they are drawn
-RANGES: dict[str, tuple[float, dict[str, str]]] = {
+RANGES: dict[str, tuple[float, dict[str, Any]]] = {
     "clip": (CLIP_RANGE, {"color": "C3", "linestyle": "-"}),
     "clip-higher": (0.28, {"color": "C1", "linestyle": "--"}),
     "clip-wider": (1.0, {"color": "C5", "linestyle": "-."}),
@@ -86,7 +86,7 @@ def draw(records: Sequence[dict[str, Any]], task: str, file: Path) -> None:
             continue
         middles = np.array([(r["low"] * r["high"]) ** 0.5 for r in moves]) * shift
         low, middle, high = np.array([r["factors"] for r in moves]).T
-        style = {"color": STYLES[method]["color"], "marker": STYLES[method]["marker"], "linestyle": "", "capsize": 2}
+        style = STYLES[method] | {"linestyle": "", "linewidth": 1.5, "capsize": 2}
         label = f"in a run with {method}: 10, 50, 90 %"
         axes.errorbar(middles, middle, [middle - low, high - middle], label=label, **style)
     axes.set(xscale="log", yscale="log", xlabel="probability when sampled", ylabel="probability now / when sampled")

@@ -30,20 +30,29 @@ def tuned(records: Sequence[Record], task: str, method: str) -> dict[float, Cell
     return {rate: cell for rate, cell in cells.items() if len(cell.records) == TUNING_SEEDS}
 
 
+def whole_tuning(records: Sequence[Record], task: str, methods: Sequence[str]) -> list[list[Cell]] | None:
+    """Of each method its cells at all rates; `None` until all are there."""
+    rates = {rate for study in TUNING for rate in rates_of(records, study)}
+    cells = [tuned(records, task, method) for method in methods]
+    return [list(of.values()) for of in cells] if rates and all(of.keys() == rates for of in cells) else None
+
+
 def best_clip(records: Sequence[Record], task: str) -> str | None:
     """The clip with the largest mean area at its best rate; `None` until the tuning of all four is there."""
-    rates = set(rates_of(records, TUNING[0]))
-    cells = {method: tuned(records, task, method) for method in CLIPS}
-    if any(set(of_rates) != rates for of_rates in cells.values()) or not rates:
+    cells = whole_tuning(records, task, CLIPS)
+    if cells is None:
         return None
-    return max(CLIPS, key=lambda method: max(cell.values("area").mean() for cell in cells[method].values()))
+    areas = [max(cell.values("area").mean() for cell in of) for of in cells]
+    return CLIPS[int(np.argmax(areas))]
 
 
-def in_reach(records: Sequence[Record], task: str) -> bool:
-    """Whether any method reaches 5 % at any rate, at the end of its curve and in the mean of the tuning seeds."""
-    cells = [cell for method in METHODS for cell in tuned(records, task, method).values()]
-    ends = [np.mean([0.0 if "error" in r else r["curve"][-1][1] for r in cell.records]) for cell in cells]
-    return max(ends, default=0.0) >= REACH
+def out_of_reach(records: Sequence[Record], task: str) -> bool:
+    """Whether no method reaches 5 % at any rate, at the end of its curve and in the mean of the tuning seeds."""
+    cells = whole_tuning(records, task, ("troll", *CLIPS, "none"))
+    if cells is None:
+        return False  # nobody knows yet
+    ends = [[0.0 if "error" in r else r["curve"][-1][1] for r in cell.records] for of in cells for cell in of]
+    return max(np.mean(end) for end in ends) < REACH
 
 
 def decided(records: Sequence[Record], task: str, method: str, seeds: Iterable[int] = SEEDS) -> Cell:
@@ -81,16 +90,19 @@ def verdict_of_none(lead: Estimate, p_value: float) -> str:
 
 def rule(records: Sequence[Record]) -> str:
     """The four statements of rarity.yaml, and what the rule says where all of their runs are there."""
-    families = {f: [f"{f}-{level}" for level in RARE if in_reach(records, f"{f}-{level}")] for f in FAMILIES}
+    families = {f: [f"{f}-{n}" for n in RARE if not out_of_reach(records, f"{f}-{n}")] for f in FAMILIES}
     rare = [task for tasks in families.values() for task in tasks]
     best = {task: _pair(records, task, None, SEEDS) for task in (*rare, *(f"{f}-{COMMON}" for f in FAMILIES), "low")}
     by_default = [_pair(records, task, "clip", FIRST_SEEDS) for task in rare]
 
     def growth() -> list[tuple[Cell, Cell]] | None:
-        if any(pair is None for pair in best.values()):
-            return None
-        sides = [([best[task] for task in families[f]], [best[f"{f}-{COMMON}"]]) for f in FAMILIES if families[f]]
-        return [(_leads(some), _leads(others)) for some, others in sides]
+        leads = []
+        for family in filter(families.get, FAMILIES):
+            some, others = (_whole(best[task] for task in t) for t in (families[family], [f"{family}-{COMMON}"]))
+            if some is None or others is None:
+                return None
+            leads.append((_leads(some), _leads(others)))
+        return leads
 
     statements: list[tuple[str, list[tuple[Cell, Cell]] | None, Callable[[Estimate, float], str]]] = [
         ("1. sooner than the best clip where it is rare", _whole(best[task] for task in rare), verdict),

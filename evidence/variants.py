@@ -134,7 +134,7 @@ class Recording(TrollGRPOTrainer):
 
     def train(self, *args, **kwargs):
         output = super().train(*args, **kwargs)
-        columns = {name: np.concatenate([row[name] for row in self._rows]) for name in self._rows[0]}
+        columns: dict[str, Any] = {name: np.concatenate([row[name] for row in self._rows]) for name in self._rows[0]}
         np.savez_compressed(Path(self.args.output_dir, MOVES), **columns)
         return output
 
