@@ -16,8 +16,8 @@ from real_problems import COMPLETE, DATA, SIZES
 
 from troll_trl.rewards.answers import MAX_BOXES, extract_answer, last_boxed
 from troll_trl.rewards.verifier import verify
-from troll_trl.rewards.verifier.spelling import normalise
-from troll_trl.rewards.verifier.values import read_quantity
+from troll_trl.rewards.verifier.notation import normalise
+from troll_trl.rewards.verifier.quantities import read_quantity
 
 GOLDEN = Path(__file__).parent / "data" / "answers.jsonl"
 PROPERTY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])

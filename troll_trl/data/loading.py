@@ -16,8 +16,8 @@ from troll_trl.data.files import find_bad_line, load_rows, shortened
 from troll_trl.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, bare_problem, report_duplicates, warn
 from troll_trl.rewards.answers import extract_answer
 from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, are_readable, normalised_gold
-from troll_trl.rewards.verifier.spelling import normalise
-from troll_trl.rewards.verifier.values import read_quantity
+from troll_trl.rewards.verifier.notation import normalise
+from troll_trl.rewards.verifier.quantities import read_quantity
 
 __all__ = ["DAPO_PREFIX", "DAPO_SUFFIX", "EURUS_SUFFIX", "Schema", "load_math_dataset"]
 

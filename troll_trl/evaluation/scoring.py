@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from troll_trl.rewards.functions import plain_number
 from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, Verdict, are_readable, verify
-from troll_trl.rewards.verifier.spelling import normalise
+from troll_trl.rewards.verifier.notation import normalise
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MARKED_ANSWER = re.compile(r"(?:####|\banswer[*_]*:)[*_ \t]*(?P<answer>[^\n]+)", re.IGNORECASE)

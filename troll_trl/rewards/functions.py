@@ -18,8 +18,8 @@ from troll_trl.rewards.verifier import (
     verify,
 )
 from troll_trl.rewards.verifier.choices import option_text
-from troll_trl.rewards.verifier.spelling import normalise
-from troll_trl.rewards.verifier.values import read_quantity
+from troll_trl.rewards.verifier.notation import normalise
+from troll_trl.rewards.verifier.quantities import read_quantity
 
 
 def math_accuracy_reward(

@@ -14,10 +14,10 @@ from functools import lru_cache
 from troll_trl.rewards.answers import extract_answer
 from troll_trl.rewards.verifier.choices import gold_choice, names_option
 from troll_trl.rewards.verifier.compare import Leaf, Undecided, equal, is_readable, undecided
+from troll_trl.rewards.verifier.notation import normalise
 from troll_trl.rewards.verifier.pool import WorkerError, WorkerPool
-from troll_trl.rewards.verifier.spelling import normalise
+from troll_trl.rewards.verifier.quantities import read_quantity
 from troll_trl.rewards.verifier.structure import is_balanced
-from troll_trl.rewards.verifier.values import read_quantity
 from troll_trl.rewards.verifier.wording import words
 
 __all__ = ["PATHS", "TIMEOUT_SECONDS", "Verdict", "close", "is_correct", "is_readable_gold", "start", "verify"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from troll_trl.rewards.verifier.choices import gold_choice, read_choice
 from troll_trl.rewards.verifier.operations import is_worked_out
+from troll_trl.rewards.verifier.quantities import read_quantity, same_quantity
 from troll_trl.rewards.verifier.scalars import (
     RATIO,
     is_plain_mathematics,
@@ -23,7 +24,6 @@ from troll_trl.rewards.verifier.scalars import (
     without_unit,
 )
 from troll_trl.rewards.verifier.structure import LETTER, NAME, Members, is_balanced, read_members, split
-from troll_trl.rewards.verifier.values import read_quantity, same_quantity
 from troll_trl.rewards.verifier.wording import is_judgement, unwrap, words
 
 # Of a list or a set. Comparing sets takes the square of it

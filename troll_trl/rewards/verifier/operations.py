@@ -9,8 +9,8 @@ import re
 from collections import Counter
 from fractions import Fraction
 
+from troll_trl.rewards.verifier.quantities import read_quantity
 from troll_trl.rewards.verifier.structure import LETTER
-from troll_trl.rewards.verifier.values import read_quantity
 
 _TOKEN = re.compile(r"\\begin\{[a-z]+\*?\}|\\end\{[a-z]+\*?\}|\\[A-Za-z]+\*?|\\.|\d+(?:\.\d+)?|\.\d+|\s+|.", re.DOTALL)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")

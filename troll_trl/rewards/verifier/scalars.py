@@ -2,8 +2,8 @@
 
 import re
 
+from troll_trl.rewards.verifier.quantities import read_quantity, same_quantity
 from troll_trl.rewards.verifier.units import canonical_unit, read_unit
-from troll_trl.rewards.verifier.values import read_quantity, same_quantity
 
 RATIO = re.compile(r"\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+")
 # Of which degrees are a part, not a unit that may be left out

@@ -66,7 +66,7 @@ def read_quantity(text: str) -> Quantity | None:
 
     Args:
         text (`str`):
-            As [`~troll_trl.rewards.verifier.spelling.normalise`] returns it.
+            As [`~troll_trl.rewards.verifier.notation.normalise`] returns it.
 
     Returns:
         `Quantity` or `None`: `None` for anything that is not one number.
