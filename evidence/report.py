@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 PAGES = {
     "cpu": ("README.md", tables.TABLES),
     "gpu": ("README.md", tables.TABLES),
+    "repaired": ("README.md", tables.TABLES),
     "rarity": ("rarity.md", rarity.TABLES),
     "rarity-moves": ("rarity.md", rarity.MOVES_TABLES),  # by evidence.moves
 }
@@ -61,7 +62,7 @@ def main() -> None:
     page.write_text(fill_in(page.read_text(), options.grid.stem, records))
     (HERE / "figures").mkdir(exist_ok=True)
     for name, (draw, study) in FIGURES.items():
-        if options.grid.stem != "rarity" and tasks_of(records, study):
+        if options.grid.stem in ("cpu", "gpu") and tasks_of(records, study):
             draw(records, study, HERE / "figures" / f"{options.grid.stem}-{name}.png")
     write_pages(records, HERE.parent / "outputs" / "evidence" / options.grid.stem)
 

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.stats
 
 from evidence.grid import tuned_rates
-from evidence.results import DEFAULTS
+from evidence.results import DEFAULTS, read_records
 from troll_trl.evaluation.statistics import Estimate, estimate, smallest_p_value
 
 Record = dict[str, Any]
@@ -211,6 +212,36 @@ def pooled(records: Sequence[Record], studies: Sequence[str]) -> str:
     return markdown(["study", "TROLL less", "seeds", "success, points", "area, points"], rows)
 
 
+def repaired(records: Sequence[Record]) -> str:
+    """TROLL less clip by the code of `cpu.yaml`'s runs and by that of `repaired.yaml`'s, at the same learning rates."""
+    before = read_records(Path(__file__).with_name("results") / "cpu.jsonl")
+    before = [record for record in before if {"headline", "more-seeds"} & set(record["studies"])]
+    rows = []
+    tasks = list(dict.fromkeys(record["task"] for record in records))
+    for names in [*([task] for task in tasks), tasks]:
+        for code, found in (("before", before), ("repaired", records)):
+            pairs = [
+                (
+                    Cell([r for r in found if (r["task"], r["method"]) == (task, "troll")]),
+                    Cell([r for r in found if (r["task"], r["method"]) == (task, "clip")]),
+                )
+                for task in names
+            ]
+            start, troll, clip = (
+                f"{100 * np.mean([cell.values(key).mean() for cell in cells]):.1f}"
+                for key, cells in (
+                    ("start", [troll for troll, _ in pairs]),
+                    ("area", [troll for troll, _ in pairs]),
+                    ("area", [clip for _, clip in pairs]),
+                )
+            )
+            texts = [signed(*pooled_difference(pairs, key)) for key in ("success", "area")]
+            name = names[0] if len(names) == 1 else "all"
+            rows.append([name, code, str(sum(len(troll.records) for troll, _ in pairs)), start, troll, clip, *texts])
+    header = ["task", "code", "seeds", "start %", "area, TROLL %", "area, clip %", "success, points", "area, points"]
+    return markdown(header, rows)
+
+
 def staleness(records: Sequence[Record]) -> str:
     """Success against updates per rollout batch; 8 is in the headline."""
     (task,) = tasks_of(records, "staleness")
@@ -367,4 +398,5 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "estimators": estimators,
     "cost": cost,
     "failures": failures,
+    "repaired": repaired,
 }

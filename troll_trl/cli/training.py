@@ -189,7 +189,7 @@ def run(command: Command) -> None:
         trainer.add_callback(ProgressLine)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
-    except FloatingPointError as error:  # says what was not finite, and where; every rank raises it
+    except (FloatingPointError, ConnectionError) as error:  # what was not finite, and where; or a vLLM server is lost
         stop(command.program, error, code=1)
     trainer.save_state()
     trainer.save_model(training_args.output_dir)
