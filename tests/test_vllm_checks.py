@@ -8,7 +8,7 @@ import pytest
 import requests
 
 from troll_trl import TrollGRPOConfig
-from troll_trl.trainers.vllm import a_lost_server_is_said, check_vllm
+from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 
 
 class Healthy(BaseHTTPRequestHandler):
@@ -37,7 +37,7 @@ def config(tmp_path):
 
 
 def fail_to_ask(args):
-    with a_lost_server_is_said(args):
+    with explain_lost_server(args):
         raise requests.ConnectionError("of one request")
 
 

@@ -1,1 +1,2 @@
-"""What training runs did: their `trainer_state.json` read, grouped by configuration, drawn and tabulated."""
+"""What training runs did: their `trainer_state.json` read, grouped by configuration, drawn and tabulated. May import
+`trainers`, for the defaults of their settings."""

@@ -20,7 +20,7 @@ from troll_trl.trainers.kernel_check import settle_kernels
 from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.trl_compat import check_trl, silence_known_warnings
-from troll_trl.trainers.vllm import a_lost_server_is_said, check_vllm
+from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.sparse import SparseDistribution
 
 if TYPE_CHECKING:  # what stands behind the mixin
@@ -172,7 +172,7 @@ class TrustRegionMixin(_Trainer):
         self._record_next_pass = records = self._records_old_policy()
         self._recorded = self._recorded_log_probs = None
         try:
-            with a_lost_server_is_said(self.args):
+            with explain_lost_server(self.args):
                 output = super()._generate_and_score_completions(inputs)
         finally:
             self._record_next_pass = False

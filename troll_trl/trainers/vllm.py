@@ -41,7 +41,7 @@ def server_url(args: Any) -> str:
 
 
 @contextmanager
-def a_lost_server_is_said(args: Any) -> Iterator[None]:
+def explain_lost_server(args: Any) -> Iterator[None]:
     """
     Around a rollout: TRL's client gives up after five retries, a minute, with the address of one request.
 
