@@ -1,6 +1,8 @@
 """Draw TROLL's projection of one token's distribution, over a vocabulary of three, with `troll_trl.projection`.
 
-python examples/simplex.py --output docs/figures/simplex.png
+    python examples/simplex.py --output docs/figures/simplex.png
+
+Of all distributions in the KL ball around the old policy, the projection is the one that is nearest to the policy.
 """
 
 import argparse

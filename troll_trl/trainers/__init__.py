@@ -1,2 +1,2 @@
-"""The trainers and configs that a user swaps in for TRL's; what they reach into of TRL is listed in `trl_compat.py`. May
-import `lm_head`, `resilience` and `trust_region`."""
+"""The trainers and configs that a user swaps in for TRL's. What they reach into of TRL is listed in `trl_compat.py`.
+May import `lm_head`, `resilience` and `trust_region`."""
