@@ -109,9 +109,9 @@ def test_extraction(text, answer):
     ids=lambda text: f"{text[:12]}...",
 )
 def test_extraction_and_verdict_in_linear_time(hostile):
-    start = time.perf_counter()
+    start = time.process_time()
     verdicts = verify(["12"] * 2, [hostile, f"\\boxed{{{hostile}}}"])
-    assert time.perf_counter() - start < 20  # milliseconds where it is linear, minutes where it is not
+    assert time.process_time() - start < 20  # milliseconds where it is linear, minutes where it is not
     assert all(verdict.reward == 0.0 for verdict in verdicts)
 
 
@@ -120,11 +120,11 @@ def test_extraction_and_verdict_in_linear_time(hostile):
 )
 def test_comparison_of_the_longest_answers_is_fast(pattern):
     """Regular expressions that backtrack would take this process with them; no worker protects it."""
-    start = time.perf_counter()
+    start = time.process_time()
     for answer in (pattern * (1000 // len(pattern)), pattern * (990 // len(pattern)) + "!", "1" + pattern * 200 + "1"):
         text = normalise(answer[:1000])
         read_quantity(text)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 # Properties
@@ -213,9 +213,7 @@ def test_intervals(low, high, gold_brackets, brackets):
 @example("\ud800", "12")
 @example("²⁄₃", "12")
 def test_any_unicode_is_an_answer_and_a_wrong_one(text, gold):
-    start = time.monotonic()
     verdicts = verify([gold] * 2, [f"\\boxed{{{text}}}", f"Answer: {text}"])
-    assert time.monotonic() - start < 30
     # A right answer among them: the gold answer would have to be written
     letters = set("".join(map(str, text)))
     assert all(verdict.reward in (0.0, 1.0) for verdict in verdicts)

@@ -12,15 +12,16 @@ import warnings
 from pathlib import Path
 
 import pytest
+from limits import HANG
 
 from troll_trl.rewards import verifier
 from troll_trl.rewards.verifier import PATHS, Verdict, close, verify
+from troll_trl.rewards.verifier import pool as pool_module
 from troll_trl.rewards.verifier.pool import WALL_FACTOR, WorkerError, WorkerPool, default_size
 
 ROOT = Path(__file__).resolve().parents[1]
 GAMMA = r"\Gamma(10^{10})"  # neither refused nor ever finished
 NEEDS_ALGEBRA = (r"2\sqrt{3}", r"\sqrt{12}")
-GENEROUS = 60  # against hangs; starting workers on a busy machine takes seconds
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def run_script(code, *arguments, **kwargs):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=2 * GENEROUS,
+        timeout=HANG,
         **kwargs,
     )
 
@@ -54,7 +55,7 @@ def is_gone(pid):
         return True
 
 
-def wait_until(condition, seconds=GENEROUS):
+def wait_until(condition, seconds=HANG):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -94,11 +95,9 @@ def test_bad_arguments():
 
 
 def test_a_timeout_is_killed_and_costs_the_others_nothing(pool):
-    start = time.monotonic()
     replies = pool.ask([question("12", GAMMA), *[question(*NEEDS_ALGEBRA)] * 20], seconds=1)
     assert replies[0] == {"died": "timeout"}
     assert replies[1:] == [{"result": True}] * 20
-    assert time.monotonic() - start < GENEROUS
 
 
 def test_a_worker_answers_again_after_a_timeout():
@@ -188,12 +187,18 @@ def test_the_limit_is_processor_time_and_the_clock_only_a_bound():
     assert done.stdout.split() == ["answered", "timeout", "timeout"], done.stderr
 
 
-def test_start_makes_the_workers_in_the_background():
-    pool = WorkerPool(size=2)
+def test_start_makes_the_workers_in_the_background(monkeypatch):
+    pool, allowed, start_worker = WorkerPool(size=2), threading.Event(), pool_module.Worker
+
+    def wait_and_start(*arguments):
+        allowed.wait(HANG)
+        return start_worker(*arguments)
+
+    monkeypatch.setattr(pool_module, "Worker", wait_and_start)
     try:
-        before = time.monotonic()
-        pool.start()
-        assert time.monotonic() - before < 1  # starting one takes seconds
+        pool.start()  # comes back while none may start
+        assert len(pool._workers) == 0
+        allowed.set()
         wait_until(lambda: len(pool._workers) == 2)
         assert pool.ask([question(*NEEDS_ALGEBRA)] * 2, seconds=20) == [{"result": True}] * 2
         assert len(pool._workers) == 2
@@ -213,7 +218,7 @@ def test_threads_share_the_pool():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(GENEROUS)
+        thread.join(HANG)
     assert [results[index][0].reward for index in range(8)] == [1.0, 0.0] * 4
     assert len(verifier._shared._workers) <= default_size()
 
@@ -247,7 +252,7 @@ def test_close_while_another_thread_asks():
     thread.start()
     time.sleep(0.3)
     close()
-    thread.join(GENEROUS)
+    thread.join(HANG)
     assert [verdict.reward for verdict in verdicts] == [float(index == 12) for index in range(300)]
 
 
@@ -270,7 +275,7 @@ def test_unguarded_script_is_not_run_again(tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=2 * GENEROUS,
+        timeout=HANG,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[1.0, 0.0]"
