@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 PAGES = {
     "cpu": ("README.md", tables.TABLES),
     "gpu": ("README.md", tables.TABLES),
-    "repaired": ("README.md", tables.TABLES),
+    "repaired": ("README.md", tables.REPAIRED_TABLES),
     "rarity": ("rarity.md", rarity.TABLES),
     "rarity-moves": ("rarity.md", rarity.MOVES_TABLES),  # by evidence.moves
 }

@@ -398,5 +398,5 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "estimators": estimators,
     "cost": cost,
     "failures": failures,
-    "repaired": repaired,
 }
+REPAIRED_TABLES = {"repaired": repaired}

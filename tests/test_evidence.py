@@ -550,6 +550,8 @@ def test_readme_holds_the_tables_of_the_results(records):
     marks = re.findall(r"<!-- cpu ([\w-]+) -->", text)
     assert set(marks) == set(tables.TABLES)
     assert report.fill_in(text, "cpu", records) == text, "run: python -m evidence.report evidence/cpu.yaml"
+    again = read_records(EVIDENCE / "results" / "repaired.jsonl")
+    assert report.fill_in(text, "repaired", again) == text, "run: python -m evidence.report evidence/repaired.yaml"
 
 
 def test_every_result_of_rarity_is_of_its_grid_and_in_its_tables():
