@@ -11,7 +11,8 @@ from tiny import saved_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 from vllm_engine import MODEL, SMALL, keep_process_group, model_for_vllm
 
-from troll_trl.evaluation import generate_samples, parse_evaluation_args
+from troll_trl.cli.evaluate import parse_evaluation_args
+from troll_trl.evaluation import generate_samples
 from troll_trl.evaluation.generation import Sampling, VllmGenerator
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -39,7 +40,7 @@ def workplace(tmp_path, monkeypatch):
 def samples(output: str, *flags: str) -> dict[tuple[str, int], tuple]:
     """What a run samples of each problem and number: its text, tokens, and whether it was cut."""
     settings = ["--benchmarks", "p=problems.jsonl", "--instruction", "", "--max_new_tokens", "16", "--output", output]
-    generate_samples(parse_evaluation_args(["--model", "model", *settings, *flags]), lambda text: None)
+    generate_samples(parse_evaluation_args(["--model", "model", *settings, *flags]))
     rows = [json.loads(line) for line in Path(output, "samples.jsonl").read_text().splitlines()]
     found = {(row["problem"], row["sample"]): (row["completion"], row["tokens"], row["truncated"]) for row in rows}
     assert len(found) == len(rows)
