@@ -399,4 +399,4 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "cost": cost,
     "failures": failures,
 }
-REPAIRED_TABLES = {"repaired": repaired}
+REPAIRED_TABLES: dict[str, Callable[[Sequence[Record]], str]] = {"repaired": repaired}
