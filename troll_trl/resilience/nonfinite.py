@@ -47,9 +47,6 @@ class SkippedUpdates:
     in_a_row: int = 0
     bad_rewards: list[str] = field(default_factory=list)
 
-    def reset(self) -> None:
-        self.__init__()  # type: ignore[misc]
-
     def pop(self) -> dict[str, float]:
         """The metric of a log line; empty when there was no update since the last one."""
         metrics: dict[str, float] = {"troll/skipped_updates": self.skipped} if self.updates else {}
@@ -94,7 +91,7 @@ class NonFiniteMixin(_Trainer):
 
     def train(self, *args, **kwargs):
         self._bad_counts.zero_()  # an earlier call may have ended in the middle of an update
-        self._skips.reset()
+        self._skips.updates = self._skips.skipped = self._skips.in_a_row = 0
         return super().train(*args, **kwargs)
 
     # -- Rewards ----------------------------------------------------------------------------------------------------
