@@ -32,6 +32,8 @@ class Task:
         share (`float`, *optional*):
             Of the warm-up's solutions that has the form which earns the reward (`evidence.problems.RARE`); by default
             all of them. `start_success` is then that of the solutions whose form is the model's choice.
+        rates_of (`str`, *optional*):
+            Task whose tuned learning rates are taken; by default its own.
     """
 
     family: str
@@ -43,6 +45,7 @@ class Task:
     sizes: dict[str, int] = field(default_factory=dict)
     warm_up_rate: float = 4e-3
     share: float | None = None
+    rates_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -192,10 +195,14 @@ class Grid:
             for values in itertools.product(*alternative.values()):
                 varied = dict(zip(alternative, values, strict=True))
                 for task, method in itertools.product(asked.tasks, asked.methods):
-                    tuned = rates.get((task, self.methods[method].rate_of or method))
+                    tuned = rates.get((self.tuned_task(task), self.methods[method].rate_of or method))
                     if (rate := varied.get("learning_rate", tuned)) is not None:
                         runs.append(Run(task, method, tuple(sorted((varied | {"learning_rate": rate}).items())), seed))
         return runs
+
+    def tuned_task(self, task: str) -> str:
+        """The task on which the learning rates of `task` are chosen."""
+        return getattr(self.tasks[task], "rates_of", None) or task
 
     def waiting(self, rates: Mapping[tuple[str, str], float]) -> int:
         """Runs whose learning rates are not tuned yet."""

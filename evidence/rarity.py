@@ -15,6 +15,7 @@ FAMILIES = ("label", "sorting-label", "steps")
 LEVELS = ("0.5", "2", "8", "30")
 TASKS = (*(f"{family}-{level}" for family, level in product(FAMILIES, LEVELS)), "low")
 RARE, COMMON = ("0.5", "2"), "30"
+TUNED = {task: task if task == "low" else f"{task.rpartition('-')[0]}-2" for task in TASKS}  # by whose runs
 TUNING, DECIDING = ("tuning", "tuning-others"), ("deciding", "deciding-others", "deciding-more")
 SEEDS, FIRST_SEEDS = range(10, 20), range(10, 15)
 TUNING_SEEDS = 2
@@ -39,7 +40,7 @@ def whole_tuning(records: Sequence[Record], task: str, methods: Sequence[str]) -
 
 def best_clip(records: Sequence[Record], task: str) -> str | None:
     """The clip with the largest mean area at its best rate; `None` until the tuning of all four is there."""
-    cells = whole_tuning(records, task, CLIPS)
+    cells = whole_tuning(records, TUNED[task], CLIPS)
     if cells is None:
         return None
     areas = [max(cell.values("area").mean() for cell in of) for of in cells]
@@ -47,17 +48,15 @@ def best_clip(records: Sequence[Record], task: str) -> str | None:
 
 
 def out_of_reach(records: Sequence[Record], task: str) -> bool:
-    """Whether no method reaches 5 % at any rate, at the end of its curve and in the mean of the tuning seeds."""
-    cells = whole_tuning(records, task, ("troll", *CLIPS, "none"))
-    if cells is None:
-        return False  # nobody knows yet
-    ends = [[0.0 if "error" in r else r["curve"][-1][1] for r in cell.records] for of in cells for cell in of]
-    return max(np.mean(end) for end in ends) < REACH
+    """Whether no method has a success of 5 % at the end of its curve, in the mean of the first seeds that decide."""
+    cells = [cell for method in METHODS if (cell := decided(records, task, method, FIRST_SEEDS)).records]
+    ends = [np.mean([0.0 if "error" in r else r["curve"][-1][1] for r in cell.records]) for cell in cells]
+    return bool(ends) and max(ends) < REACH  # else nobody knows yet
 
 
 def decided(records: Sequence[Record], task: str, method: str, seeds: Iterable[int] = SEEDS) -> Cell:
     """The runs that decide, of these seeds."""
-    names = [*DECIDING, f"deciding-more-{method}"]
+    names = [*DECIDING, f"deciding-{method}"]
     chosen = {r["seed"]: r for name in names for r in select(records, name, task, method).records}
     return Cell([chosen[seed] for seed in seeds if seed in chosen])
 

@@ -483,7 +483,7 @@ def test_a_lead_over_clip_that_a_wider_clip_closes_is_said_to_be_none():
     records = [
         r | {"area": 0.401} if r["method"] == "clip-wider" and r["task"] in leads else r for r in rarity_records(leads)
     ]
-    assert rarity.best_clip(records, "label-2") == "clip-wider" and rarity.best_clip(records, "label-30") == "clip"
+    assert rarity.best_clip(records, "label-30") == "clip-wider" and rarity.best_clip(records, "low") == "clip"
     rows = rarity.rule(records).splitlines()[2:]
     assert rows[0].endswith("| refuted |") and rows[1].endswith("| confirmed |") and rows[2].endswith("| refuted |")
 
@@ -500,6 +500,13 @@ def test_the_rule_waits_until_all_of_its_runs_are_there():
     assert verdicts[:3] == ["not run yet"] * 3 and verdicts[3][1] == "held"
     verdicts = judged({}, lambda r: r["task"] == "low")
     assert verdicts[3] == "not run yet" and verdicts[2][1] == "refuted"
+
+
+def test_the_rule_takes_rates_from_the_tasks_that_the_grid_names():
+    grid = read_grid(RARITY)
+    assert {task: grid.tuned_task(task) for task in grid.tasks} == rarity.TUNED
+    rates = {(task, method): 0.5 for task in set(rarity.TUNED.values()) for method in grid.methods}
+    assert {run.task for run in grid.runs("deciding", rates)} == set(rarity.TASKS)
 
 
 def test_a_task_that_no_method_learns_leaves_the_rule():
