@@ -9,6 +9,7 @@ from peft import LoraConfig
 from test_resume import assert_same_run
 from tiny import WORDS, token_reward
 from trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
+from vllm_corrections import CORRECTIONS, assert_correction_is_trls
 from vllm_engine import (
     SGD,
     largest_difference,
@@ -23,13 +24,6 @@ from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 OPTIONS = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 64}
-# Narrow, so that each acts on the difference between bfloat16 and float32
-CORRECTIONS = {
-    "token_truncate": {"vllm_importance_sampling_clip_max": 1.002},
-    "token_mask": {"vllm_importance_sampling_clip_max": 1.003, "vllm_importance_sampling_clip_min": 0.997},
-    "sequence_truncate": {"vllm_importance_sampling_clip_max": 1.005},
-    "sequence_mask": {"vllm_importance_sampling_clip_max": 1.005},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -73,24 +67,8 @@ def test_open_bound_without_regression_is_trl_without_a_clip(engine, model, tmp_
 
 @pytest.mark.parametrize("mode", [*CORRECTIONS, None])
 def test_correction_is_trls(engine, model, tmp_path, mode):
-    """One rollout batch of an engine in bfloat16: a second would start from weights that differ by their rounding."""
     engine("bfloat16")
-    correction = {"vllm_importance_sampling_correction": mode is not None}
-    if mode:
-        correction |= {"vllm_importance_sampling_mode": mode, **CORRECTIONS[mode]}
-    options = {**OPTIONS, **SGD, **correction, "max_steps": 4}
-    start, trl_run, troll_run = train_both("grpo", tmp_path, lambda: model, **options)
-    assert_same_movement(start, weights(trl_run), weights(troll_run))
-    ratios = [
-        logged(troll_run, f"sampling/importance_sampling_ratio/{end}")
-        == pytest.approx(logged(trl_run, f"sampling/importance_sampling_ratio/{end}"))
-        for end in ("min", "mean", "max")
-    ]
-    assert all(ratios)
-    if mode:
-        applied = torch.cat([batch["importance_sampling_ratio"].flatten() for batch in troll_run._buffered_inputs])
-        limit = CORRECTIONS[mode]["vllm_importance_sampling_clip_max"]
-        assert (applied == (0.0 if mode.endswith("mask") else torch.tensor(limit))).any(), "the limit was not reached"
+    assert_correction_is_trls(tmp_path, model, mode, **OPTIONS)
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 0.3)])

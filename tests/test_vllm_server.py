@@ -7,6 +7,7 @@ from peft import LoraConfig
 from test_resume import assert_same_run
 from tiny import WORDS, token_reward
 from trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
+from vllm_corrections import CORRECTIONS, assert_correction_is_trls
 from vllm_engine import SGD, largest_difference, model_for_vllm
 from vllm_server import free_port, send_weights_by_loopback, serving
 
@@ -53,6 +54,17 @@ def test_open_bound_without_regression_is_trl_without_a_clip(server, model, tmp_
     options = options_for(server, steps_per_generation=updates, **SGD, **only)
     start, trl_run, troll_run = train_both(algorithm, tmp_path, lambda: model, **options)
     assert_same_movement(start, weights(trl_run), weights(troll_run))
+
+
+@pytest.fixture(scope="module")
+def rounding_server(model, tmp_path_factory):
+    with serving(model, tmp_path_factory.mktemp("rounding server"), "bfloat16") as server:
+        yield server
+
+
+@pytest.mark.parametrize("mode", [*CORRECTIONS, None])
+def test_correction_is_trls(rounding_server, model, tmp_path, mode):
+    assert_correction_is_trls(tmp_path, model, mode, **options_for(rounding_server))
 
 
 @pytest.mark.parametrize("adapter", [None, LoraConfig(r=4, target_modules=["q_proj", "down_proj"])])

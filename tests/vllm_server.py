@@ -23,9 +23,9 @@ def free_port() -> int:
 
 
 class Server:
-    """A server of `model` in float32 at `url`."""
+    """A server of `model` at `url`."""
 
-    def __init__(self, model: str, folder: Path):
+    def __init__(self, model: str, folder: Path, dtype: str):
         from importlib.metadata import version
 
         port = free_port()
@@ -34,7 +34,7 @@ class Server:
         (folder / f"vllm-{release}.dist-info").mkdir()
         (folder / f"vllm-{release}.dist-info" / "METADATA").write_text(METADATA.format(release))
         settings = ScriptArguments(
-            model, host="127.0.0.1", port=port, dtype="float32", max_model_len=64, enforce_eager=True
+            model, host="127.0.0.1", port=port, dtype=dtype, max_model_len=64, enforce_eager=True
         )
         loopback = ["--weight-transfer-config", '{"backend": "loopback"}']
         loopback += ["--worker-extension-cls", "vllm_loopback.Extension", "--kv-cache-memory-bytes", str(2**26)]
@@ -71,9 +71,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: str, folder: Path):
+def serving(model: str, folder: Path, dtype: str = "float32"):
     """A server that answers, and is killed whatever happens."""
-    server = Server(model, folder)
+    server = Server(model, folder, dtype)
     try:
         server.wait()
         yield server
