@@ -105,7 +105,9 @@ def pooled_difference(pairs: Iterable[tuple[Cell, Cell]], key: str = "success") 
     """As [`difference`], over several tasks of the same weight; seeds are drawn within each."""
     groups = [_differences_by_seed(cell, other, key) for cell, other in pairs]
     values = np.concatenate([group / len(group) for group in groups])  # every task has the same weight
-    total = lambda x, axis: x.sum(axis=axis).round(12)  # equal sums are to stay equal, whatever their order
+    # Equal sums are to stay equal, whatever their order. Of successes, which are counts, none lies halfway between two
+    # multiples of π
+    total = lambda x, axis: (x.sum(axis=axis) * 1e12 / np.pi).round()
     settings = {"permutation_type": "samples", "n_resamples": FLIPS, "batch": 1 << 12, "rng": 0}
     one_pair = len(values) == 1  # which scipy refuses, and whose flip is as large
     p_value = 1.0 if one_pair else float(scipy.stats.permutation_test((values,), total, **settings).pvalue)

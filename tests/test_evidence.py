@@ -369,6 +369,13 @@ def test_flips_of_equal_sums_count_whatever_their_rounding():
     assert tables.difference(cell(0.6), cell(0.5))[1] == 1  # one pair says nothing
 
 
+def test_a_sum_halfway_between_two_steps_of_rounding_is_as_far_out_as_itself():
+    """The sum of these areas was rounded down, and that of the flip that changes nothing up: its p-value was 0."""
+    leads = [-73, -54, -153, -254, -19, -308, -37, -124, -140, -63]
+    lead = [cell(*(n / 4096 for n in of), key="area") for of in (leads, [0] * 10)]
+    assert tables.difference(*lead, "area")[1] == pytest.approx(2 / 2**10)
+
+
 def test_the_p_value_of_many_pairs_is_drawn():
     pairs = np.random.default_rng(3).normal(0.01, 0.03, size=30)
     _, p_value = tables.difference(cell(*(0.5 + pairs)), cell(*[0.5] * 30))
