@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from evidence.figures import STYLES
 from evidence.grid import Grid, read_grid
-from evidence.report import PAGES, fill_in
+from evidence.report import fill_pages
 from evidence.results import describe, read_records, run_of, write_records
 from evidence.variants import CLIP_RANGE, KL_BOUND, MOVES
 
@@ -119,8 +119,7 @@ def main() -> None:
     known = read_records(results) if results.exists() else []
     records += [r for r in known if run_of(r) not in {run_of(record) for record in records}]  # of other machines
     write_records(results, records)
-    page = HERE / PAGES[f"{name}-moves"][0]
-    page.write_text(fill_in(page.read_text(), f"{name}-moves", records))
+    fill_pages(f"{name}-moves", records)
     draw(records, grid.studies[STUDY].tasks[0], HERE / "figures" / f"{name}-moves.png")
 
 

@@ -1,6 +1,6 @@
 """
-Write the tables and figures of a study into its page, evidence/README.md or evidence/rarity.md, from evidence/results,
-and a page for each of its parts with scripts/report.py, from the runs themselves where they are at hand.
+Write the tables and figures of a study into the pages evidence/*.md, from evidence/results, and a page for each of its
+parts with scripts/report.py, from the runs themselves where they are at hand.
 
     python -m evidence.report evidence/cpu.yaml
 """
@@ -17,13 +17,12 @@ from evidence.results import read_records, run_of
 from evidence.tables import Record, tasks_of
 
 HERE = Path(__file__).resolve().parent
-# Of each grid the page and the tables that it holds
-PAGES = {
-    "cpu": ("README.md", tables.TABLES),
-    "gpu": ("README.md", tables.TABLES),
-    "repaired": ("README.md", tables.REPAIRED_TABLES),
-    "rarity": ("rarity.md", rarity.TABLES),
-    "rarity-moves": ("rarity.md", rarity.MOVES_TABLES),  # by evidence.moves
+TABLES = {
+    "cpu": tables.TABLES,
+    "gpu": tables.TABLES,
+    "repaired": tables.REPAIRED_TABLES,
+    "rarity": rarity.TABLES,
+    "rarity-moves": rarity.MOVES_TABLES,  # by evidence.moves
 }
 
 
@@ -31,9 +30,15 @@ def fill_in(text: str, grid: str, records: Sequence[Record]) -> str:
     """`text` with the tables between its marks `<!-- GRID NAME -->` and `<!-- end -->` made anew."""
 
     def table(mark: re.Match) -> str:
-        return f"<!-- {grid} {mark[1]} -->\n{PAGES[grid][1][mark[1]](records)}\n<!-- end -->"
+        return f"<!-- {grid} {mark[1]} -->\n{TABLES[grid][mark[1]](records)}\n<!-- end -->"
 
     return re.sub(rf"<!-- {grid} ([\w-]+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
+
+
+def fill_pages(grid: str, records: Sequence[Record]) -> None:
+    """[`fill_in`] of every page beside this file."""
+    for page in HERE.glob("*.md"):
+        page.write_text(fill_in(page.read_text(), grid, records))
 
 
 def write_pages(records: Sequence[Record], folder: Path) -> None:
@@ -58,8 +63,7 @@ def main() -> None:
     from evidence.figures import FIGURES  # imports matplotlib, which the tables do without
 
     records = read_records(HERE / "results" / f"{options.grid.stem}.jsonl")
-    page = HERE / PAGES[options.grid.stem][0]
-    page.write_text(fill_in(page.read_text(), options.grid.stem, records))
+    fill_pages(options.grid.stem, records)
     (HERE / "figures").mkdir(exist_ok=True)
     for name, (draw, study) in FIGURES.items():
         if options.grid.stem in ("cpu", "gpu") and tasks_of(records, study):
