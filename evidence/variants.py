@@ -1,6 +1,6 @@
 """
-Trainers of the study alone: the paper's fill, clips whose KL is measured as TROLL's is, and trainers that write down
-how far each token moved and what a method left of its gradient.
+Trainers of the study alone: the paper's fill, clips whose KL is measured as TROLL's is, remedies for what TROLL pays
+where nothing is rare, and trainers that write down how far each token moved and what a method left of its gradient.
 """
 
 import math
@@ -60,6 +60,43 @@ class MeasuredClipTrainer(TrollGRPOTrainer):
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         self.epsilon_low = args.epsilon
         self.epsilon_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+
+
+class PessimisticTrainer(TrollGRPOTrainer):
+    """
+    TROLL with the smaller of two surrogates, that of the projection and that of the policy, as a clip has the smaller
+    of the clipped and the free: a token that has left the ball against its advantage keeps all of its gradient.
+    """
+
+    def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
+        self._advantages = inputs["advantages"].reshape(len(inputs["completion_ids"]), -1)  # (B, 1) or (B, C)
+        return super()._compute_loss(model, inputs)
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        log_probs, *others = super()._get_per_token_logps_and_entropies(*args, **kwargs)  # (B, C), projected
+        if self._loss_pass is not None:
+            policy = self._loss_pass.policy_log_probs
+            lower, higher = torch.minimum(log_probs, policy), torch.maximum(log_probs, policy)
+            log_probs = torch.where(self._advantages > 0, lower, higher)
+        return log_probs, *others
+
+
+class SignalTrainer(TrollGRPOTrainer):
+    """TROLL without the regression of tokens whose advantage is 0: a clip leaves them alone."""
+
+    def _terms_of_policy(self, loss_pass, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
+        signal = inputs["advantages"].reshape(len(mask), -1) != 0
+        loss_pass.regression = loss_pass.regression * signal
+        return super()._terms_of_policy(loss_pass, mask, inputs, mode)
+
+
+class MultiplierTrainer(TrollGRPOTrainer):
+    """TROLL whose regression is weighted by η / (1 + η): little just outside of the ball, all of it far away."""
+
+    def _terms_of_policy(self, loss_pass, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
+        eta = loss_pass.projection.eta.detach()  # (B, C)
+        loss_pass.regression = loss_pass.regression * (eta / (1 + eta))
+        return super()._terms_of_policy(loss_pass, mask, inputs, mode)
 
 
 def gradient_kept(policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -145,6 +182,9 @@ class RecordingClipTrainer(Recording, MeasuredClipTrainer):
 
 VARIANTS: dict[str, Callable[..., TrollGRPOTrainer]] = {
     "fill": FillTrainer,
+    "pessimistic": PessimisticTrainer,
+    "signal": SignalTrainer,
+    "multiplier": MultiplierTrainer,
     "measured": MeasuredClipTrainer,
     "recorded": Recording,
     "recorded-clip": RecordingClipTrainer,

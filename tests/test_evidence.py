@@ -26,7 +26,7 @@ from evidence.problems import FAMILIES, RARE, make_problems, make_worked
 from evidence.results import DEFAULTS, read_records, run_of
 from evidence.run import Runner
 from evidence.starts import make_start, rewarded_chance
-from evidence.variants import MOVES, FillTrainer, MeasuredClipTrainer, Recording, fill_rest, gradient_kept
+from evidence.variants import MOVES, VARIANTS, FillTrainer, MeasuredClipTrainer, Recording, fill_rest, gradient_kept
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.cli.evaluate import parse_evaluation_args
 from troll_trl.cli.settings.parser import parse_training_args
@@ -252,6 +252,26 @@ def test_fill_differs_where_tokens_are_left_out_and_keeps_the_bound(tmp_path):
     assert max(logged(fill, "troll/rest_mass_mean")) < 1e-11
     assert max(logged(fill, "troll/kl_max")) <= 0.05 * 1.001
     assert max(logged(fill, "troll/projected_fraction")) > 0.1
+
+
+@pytest.mark.parametrize("name", ["pessimistic", "signal", "multiplier"])
+def test_a_remedy_is_troll_inside_the_bound_and_another_outside_where_the_bound_still_holds(tmp_path, name):
+    def advantages_of_all_signs(completion_ids, **kwargs):  # the first group has no signal
+        return [0.0 if i < 4 else float(ids[0] % 3) for i, ids in enumerate(completion_ids)]
+
+    def trained(trainer, kl_bound):
+        options = {"kl_bound": kl_bound, "learning_rate": 2e-2, "num_generations": 4}
+        trainer = make_trainer(trainer, TrollGRPOConfig, tmp_path, reward=advantages_of_all_signs, **options)
+        trainer.train()
+        return trainer
+
+    start = weights(make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path))
+    inside = (weights(trained(trainer, 1e9)) for trainer in (TrollGRPOTrainer, VARIANTS[name]))
+    assert_same_movement(start, *inside)
+    troll, remedy = (trained(trainer, 0.05) for trainer in (TrollGRPOTrainer, VARIANTS[name]))
+    assert any(not torch.equal(a, b) for a, b in zip(weights(troll).values(), weights(remedy).values(), strict=True))
+    assert max(logged(remedy, "troll/projected_fraction")) > 0.1
+    assert max(logged(remedy, "troll/kl_max")) <= 0.05 * 1.001
 
 
 @pytest.mark.parametrize("options", [{"epsilon": 0.2}, {"epsilon": 0.1, "epsilon_high": 0.28}])
