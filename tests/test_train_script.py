@@ -16,7 +16,6 @@ from limits import HANG
 from safetensors.torch import load_file
 from tiny import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import ModelConfig
 
 from troll_trl.cli import training
 
@@ -156,7 +155,7 @@ def test_a_model_that_is_neither_here_nor_on_the_hub_is_named_before_the_data_ar
 
     monkeypatch.setattr(training.AutoConfig, "from_pretrained", refuse)
     with pytest.raises(OSError, match=r"no folder outputs/nope \(.*no model of this name: We could not reach") as error:
-        training.check_model(ModelConfig(model_name_or_path="outputs/nope"), trust_remote_code=False)
+        training.check_model("outputs/nope", None, trust_remote_code=False)
     assert "\n" not in str(error.value)
 
 

@@ -97,7 +97,9 @@ def read_training_command(
     command.launcher = take_launcher_settings(command, names)
     if names:
         refuse_unknown_names(command, names, algorithm, other_flags)
-    missing = [name for name in ("model_name_or_path", "dataset_name") if command.last(name) is None]
+    mixture = command.last("datasets") is not None
+    needed = ("model_name_or_path",) if mixture else ("model_name_or_path", "dataset_name")
+    missing = [name for name in needed if command.last(name) is None]
     if missing:
         said = " and ".join(f"`{name}`" for name in missing)
         stop(

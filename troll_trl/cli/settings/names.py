@@ -19,6 +19,7 @@ _TRAINER = (
     ("troll_trl", "trainers/config.py", "TrollOptions"),
     ("trl", "trainer/base_config.py", "_BaseConfig"),
     ("trl", "trainer/model_config.py", "ModelConfig"),
+    ("trl", "scripts/utils.py", "DatasetMixtureConfig"),
     ("transformers", "training_args.py", "TrainingArguments"),
 )
 SOURCES = {

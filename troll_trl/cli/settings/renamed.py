@@ -4,7 +4,6 @@ _GONE = "It no longer does anything: remove it."
 _OPEN_R1 = "It belongs to open-r1's own script: remove it."
 _OPEN_R1_REWARD = "It sets a reward function of open-r1: write your own function, and name it in `reward_funcs`."
 _ENV = "Set the environment variable {} instead, for instance under `env`."
-_OTHER_DATA = "Name one dataset by `dataset_name`, a hub name, a file or a folder."
 
 RENAMED = {
     # TRL
@@ -18,13 +17,7 @@ RENAMED = {
     "vllm_enable_prefix_caching": "Remove it: vLLM's own default holds.",
     "epsilon_low": "Write `epsilon`, which only `method: clip` uses.",
     "num_generation": "Write `num_generations`.",
-    "datasets": _OTHER_DATA,
-    "dataset_mixture": _OTHER_DATA,
-    "dataset_streaming": "Remove it: data are loaded whole.",
-    "streaming": "Remove it: data are loaded whole.",
-    "test_split_size": "Give held-out data by `dataset_test_split`, and `eval_dataset_name` if it is another dataset.",
-    "ignore_bias_buffers": "Remove it: it works around models that are not trained here.",
-    "reward_model_name_or_path": "Name a function in `reward_funcs`: reward models are not loaded from settings.",
+    "dataset_mixture": "Write `datasets`, a list of mappings with path, name, split, columns and fraction.",
     # transformers
     "torch_dtype": "Write `dtype`.",
     "evaluation_strategy": "Write `eval_strategy`.",
