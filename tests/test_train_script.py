@@ -14,8 +14,8 @@ import torch
 import yaml
 from limits import HANG
 from safetensors.torch import load_file
-from tiny import tiny_model, tiny_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny import tiny_config, tiny_model, tiny_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForSequenceClassification
 
 from troll_trl.cli import training
 
@@ -134,6 +134,8 @@ def test_clip_trains_on_the_same_file(workplace):
         (("--resume_from_checkpoint", "true"), "there is no checkpoint in out"),
         (("--resume_from_checkpoint", "model/checkpoint-4"), "there is no checkpoint in model/checkpoint-4"),
         (("--reward_funcs", "my_rewards.share"), "the module my_rewards has no 'share'"),
+        (("--reward_model_name_or_path", "./norm"), "`reward_model_name_or_path`: there is no folder ./norm"),
+        (("--reward_funcs", "trl.rewards.get_soft_overlong_punishment"), "call it here, with its arguments by name"),
     ],
 )
 def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, expected, monkeypatch, capsys):
@@ -183,6 +185,43 @@ def test_yaml_of_a_trl_grpo_command(workplace):
     assert "shao2024deepseekmath" in card and "becker2025troll" in card and "trl.jsonl" not in card
     line = next(line for line in log_of(workplace / "out") if "loss" in line)
     assert "rewards/accuracy_reward/mean" in line and "rewards/think_format_reward/mean" in line
+
+
+def test_yaml_of_a_trl_grpo_command_with_a_mixture_and_a_reward_model(workplace):
+    """`datasets`, a test split of them, a reward model, a reward that is made, and a column that a reward wants."""
+    for name, goal in (("one", 3), ("two", 5)):
+        rows = [{"prompt": f"w{i} w5", "goal": goal, "unused": "x"} for i in range(8)]
+        (workplace / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (workplace / "my_rewards.py").write_text(
+        "def distance(completion_ids, goal, **kwargs):\n"
+        "    assert set(goal) <= {3, 5}\n"
+        "    return [-abs(len(set(ids)) - n) for ids, n in zip(completion_ids, goal, strict=True)]\n"
+    )
+    Qwen3ForSequenceClassification(tiny_config(num_labels=1)).save_pretrained(workplace / "reward_model")
+    tiny_tokenizer().save_pretrained(workplace / "reward_model")
+    kept = [line for line in SETTINGS.splitlines() if not line.startswith(("dataset", "reward", "instruction"))]
+    mixture = """
+datasets:
+  - {path: json, data_files: one.jsonl, columns: [prompt, goal]}
+  - {path: json, data_files: two.jsonl, columns: [prompt, goal]}
+test_split_size: 0.25
+eval_strategy: steps
+eval_steps: 2
+reward_model_name_or_path: reward_model
+reward_funcs:
+  - get_soft_overlong_punishment
+  - trl.rewards.get_repetition_penalty_reward(ngram_size=2, max_penalty=-1.0)
+  - my_rewards.distance
+"""
+    (workplace / "run.yaml").write_text("\n".join(kept) + mixture)
+    train(workplace, "--save_strategy", "no")
+    lines = log_of(workplace / "out")
+    trained, evaluated = (next(line for line in lines if name in line) for name in ("loss", "eval_reward"))
+    for name in ("soft_overlong_punishment_reward", "repetition_penalty_reward", "distance"):
+        assert f"rewards/{name}/mean" in trained and f"eval_rewards/{name}/mean" in evaluated
+    assert sum(name.startswith("rewards/") and name.endswith("/mean") for name in trained) == 4
+    settings = yaml.safe_load((workplace / "out" / "config.yaml").read_text())
+    assert [entry["data_files"] for entry in settings["datasets"]] == ["one.jsonl", "two.jsonl"]
 
 
 def test_resume_starts_continues_and_finishes(workplace):
