@@ -44,6 +44,9 @@ seed: 3
 REWARDS = """
 def share_of_low_tokens(completion_ids, **kwargs):
     return [sum(token < 50 for token in ids) / len(ids) for ids in completion_ids]
+
+def wants_a_goal(completions, goal, **kwargs):
+    return [goal[0]] * len(completions)
 """
 
 
@@ -134,6 +137,7 @@ def test_clip_trains_on_the_same_file(workplace):
         (("--resume_from_checkpoint", "true"), "there is no checkpoint in out"),
         (("--resume_from_checkpoint", "model/checkpoint-4"), "there is no checkpoint in model/checkpoint-4"),
         (("--reward_funcs", "my_rewards.share"), "the module my_rewards has no 'share'"),
+        (("--reward_funcs", "math_accuracy", "my_rewards.wants_a_goal"), "'wants_a_goal' wants the column goal"),
         (("--reward_model_name_or_path", "./norm"), "`reward_model_name_or_path`: there is no folder ./norm"),
         (("--reward_funcs", "trl.rewards.get_soft_overlong_punishment"), "call it here, with its arguments by name"),
     ],

@@ -9,7 +9,7 @@ from tiny import tiny_tokenizer
 from trl import DatasetMixtureConfig
 from trl.rewards import get_soft_overlong_punishment
 
-from troll_trl.cli.reward_functions import load_reward_function
+from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, check_columns, load_reward_function
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.training_data import load_datasets
 from troll_trl.rewards import math_accuracy_reward
@@ -171,3 +171,17 @@ def test_short_name_of_trl_has_the_arguments_of_trls_command():
 def test_what_is_no_reward_function_is_refused_by_name(name, expected):
     with pytest.raises(ValueError, match=expected):
         load_reward_function(name)
+
+
+def test_a_column_that_a_reward_needs_and_the_data_lack_is_named():
+    """As of DAPO's rows for `accuracy_reward`; it failed with a TypeError at the first reward."""
+    reward = load_reward_function("accuracy_reward")
+    check_columns(reward, ["prompt", "solution"], "the training data")
+    with pytest.raises(ValueError, match=r"'accuracy_reward' wants the column solution, .* `answer_column` names"):
+        check_columns(reward, ["prompt", "reward_model"], "the training data")
+    with pytest.raises(ValueError, match=r"wants the column goal, and the evaluation data has prompt\.$"):
+        check_columns(
+            lambda completions, goal, length=3, *, log_metric, **kwargs: [], ["prompt"], "the evaluation data"
+        )
+    for name in REWARD_FUNCTIONS:
+        check_columns(load_reward_function(name), ["prompt", "solution"], "the training data")

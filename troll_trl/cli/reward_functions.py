@@ -5,7 +5,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 REWARD_FUNCTIONS = {
@@ -18,7 +18,9 @@ REWARD_FUNCTIONS = {
         "trl.rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)"
     ),
 }
-_HANDED_ON = {"prompts", "completions", "completion_ids"}  # to every reward function, by name
+# To every reward function, by name; these it must take, and TRL gives the others too
+_HANDED_ON = {"prompts", "completions", "completion_ids"}
+_ALSO_GIVEN = {"trainer_state", "log_extra", "log_metric", "environments"}
 
 
 def load_reward_function(name: str) -> Callable:
@@ -84,4 +86,36 @@ def _check_signature(function: Any, name: str) -> None:
             f"`reward_funcs` names {name!r}, which takes ({', '.join(parameters)}) and is handed {', '.join(missing)} "
             "too. If it is a reward function, let it take **kwargs; if it makes one, call it here, with its arguments "
             f"by name: {name.partition('(')[0]}({', '.join(f'{word}=...' for word in parameters)})."
+        )
+
+
+def check_columns(function: Callable, columns: Iterable[str], data: str) -> None:
+    """
+    Refuse data without a column that a reward function cannot do without.
+
+    Args:
+        function (`Callable`):
+            Reward function.
+        columns (`Iterable[str]`):
+            Columns of the data.
+        data (`str`):
+            What to call the data.
+
+    Raises:
+        ValueError: a parameter without a default is neither a column nor what TRL gives.
+    """
+    columns = [*columns]
+    given = {*columns, *_HANDED_ON, *_ALSO_GIVEN}
+    wanted = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in given
+    ]
+    if wanted:
+        hint = " `answer_column` names the column to make it from." if "solution" in wanted else ""
+        raise ValueError(
+            f"The reward function {getattr(function, '__name__', function)!r} wants the column {', '.join(wanted)}, "
+            f"and {data} has {', '.join(columns)}.{hint}"
         )

@@ -14,7 +14,7 @@ from trl.import_utils import is_vllm_available
 from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.cli.memory import PeakMemory
 from troll_trl.cli.progress import ProgressLine
-from troll_trl.cli.reward_functions import load_reward_function
+from troll_trl.cli.reward_functions import check_columns, load_reward_function
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.settings.command import Command, stop
 from troll_trl.cli.settings.parser import parse_training_command
@@ -86,6 +86,10 @@ def make_trainer(
         )
         reward_funcs.insert(0, script_args.reward_model_name_or_path)
     train_dataset, eval_dataset = load_datasets(script_args, training_args, model_args)
+    for data, dataset in (("the training data", train_dataset), ("the evaluation data", eval_dataset)):
+        for function in reward_funcs:
+            if callable(function) and dataset is not None and dataset.column_names:
+                check_columns(function, dataset.column_names, data)
     # As in TRL's scripts/grpo.py
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,

@@ -39,7 +39,7 @@ def load_datasets(
         }
     columns = {"problem_column": script_args.problem_column, "answer_column": script_args.answer_column}
     math = {"math_accuracy", REWARD_FUNCTIONS["math_accuracy"]} & {*script_args.reward_funcs} or any(columns.values())
-    mixture = _load_mixture(script_args.mixture, training_args.seed) if script_args.mixture.datasets else None
+    mixture: Any = _load_mixture(script_args.mixture, training_args.seed) if script_args.mixture.datasets else None
 
     def load(name: str | None, split: str, config: str | None, columns: dict[str, Any], **options: Any) -> Any:
         if name is not None:
@@ -80,9 +80,8 @@ def load_datasets(
 
 
 def _load_mixture(config: DatasetMixtureConfig, seed: int) -> Any:
-    set_seed(
-        seed
-    )  # TRL draws the test split with numpy's state, which must be the same in all processes and when resumed
+    # TRL draws the test split from numpy's state, which must be the same in all processes, and in a resumed run
+    set_seed(seed)
     try:
         return get_dataset(config)
     except (TypeError, AttributeError) as error:  # of a value of the wrong kind within an entry
