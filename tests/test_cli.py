@@ -1,14 +1,18 @@
 """The command `troll`: its parts, what goes to the launcher and what to the run, and configs by name."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import trl
+from limits import HANG
 
 from troll_trl import __version__
 from troll_trl.cli import configs, environment, launch, main, train
 from troll_trl.cli.settings.layers import read_layers
+from troll_trl.cli.settings.names import declared_names
 from troll_trl.cli.settings.shipped import config_names, configs_folder, find_config
 from troll_trl.lm_head.kernels import KernelCheck
 from troll_trl.trust_region import dispatch
@@ -26,6 +30,20 @@ def test_help_lists_the_commands_and_version_is_the_packages(capsys):
     with pytest.raises(SystemExit) as stop:
         main.main(["gropo"])
     assert stop.value.code == 2 and "'gropo'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["grpo", "rloo", "eval"])
+def test_help_names_every_setting_and_imports_nothing_heavy(command):
+    code = "import sys\nfrom troll_trl.cli.main import main\ntry:\n    main(sys.argv[1:])\nfinally:\n"
+    code += "    print({'torch', 'transformers', 'trl', 'accelerate', 'datasets'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code, command, "--help"], capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0, done.stderr
+    shown = set(re.findall(r"^  --(\w+)", done.stdout, re.MULTILINE))
+    assert shown == declared_names(command) and f"usage: troll {command} " in done.stdout
+    assert done.stdout.endswith("set()\n")
+    if command != "eval":
+        assert "  --max_steps int = -1\n      Overrides `num_train_epochs`." in done.stdout
+        assert "  --kl_bound float = 0.05\n" in done.stdout
 
 
 def test_env_has_trls_lines_and_ours(capsys):

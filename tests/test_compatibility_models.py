@@ -14,7 +14,16 @@ from transformers import (
     CLIPVisionConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextImageProcessorPil,
+    LlavaNextProcessor,
     LlavaProcessor,
+    ProcessorMixin,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessorPil,
 )
 from trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
 
@@ -159,14 +168,133 @@ def llava_processor():
     )
 
 
-def pictures(rows=16):
+def pictures(rows=16, width=28, each=1):
+    """Rows with `each` images of 28 x `width` pixels; with several, the rows differ in how many they have."""
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(256, (rows, 28, 28, 3), generator=generator, dtype=torch.uint8).numpy()
+    pixels = torch.randint(256, (rows, each, 28, width, 3), generator=generator, dtype=torch.uint8).numpy()
+    images = [[Image.fromarray(picture) for picture in row[: 1 + number % each]] for number, row in enumerate(pixels)]
     return Dataset.from_dict(
-        {
-            "prompt": [[{"role": "user", "content": f"w{row} w5"}] for row in range(rows)],
-            "image": [Image.fromarray(picture) for picture in pixels],
-        }
+        {"prompt": [[{"role": "user", "content": f"w{row} w5"}] for row in range(rows)]}
+        | ({"image": [row[0] for row in images]} if each == 1 else {"images": images})
+    )
+
+
+def qwen_vl():
+    """Qwen2.5-VL, which indexes its patches by grids, and its positions by three coordinates."""
+    torch.manual_seed(0)
+    config = Qwen2_5_VLConfig(
+        text_config={
+            **{name: value for name, value in tiny_config(vocab_size=104).to_dict().items() if name in TEXT},
+            "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]},
+        },
+        vision_config={
+            **{"depth": 2, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 16},
+            **{"window_size": 56, "fullatt_block_indexes": [1]},
+        },
+        **{f"{name}_token_id": 100 + index for index, name in enumerate(QWEN_TOKENS)},
+        tie_word_embeddings=False,
+    )
+    model = Qwen2_5_VLForConditionalGeneration(config)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(6)
+    return model
+
+
+TEXT = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "pad_token_id", "eos_token_id"),
+)
+QWEN_TOKENS = {
+    "image": "<|image_pad|>",
+    "video": "<|video_pad|>",
+    "vision_start": "<|vision_start|>",
+    "vision_end": "<|vision_end|>",
+}
+
+
+class ImagesOnly(Qwen2_5_VLProcessor):
+    """Without the processor of videos, which needs torchvision."""
+
+    def __init__(self, image_processor, tokenizer, chat_template=None):
+        for name in ("image", "video"):
+            setattr(self, f"{name}_token", QWEN_TOKENS[name])
+            setattr(self, f"{name}_token_id", tokenizer.convert_tokens_to_ids(QWEN_TOKENS[name]))
+        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+
+def qwen_vl_processor():
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [*QWEN_TOKENS.values()]})
+    template = (
+        "{% for message in messages %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+        "<|vision_start|><|image_pad|><|vision_end|>{% else %} {{ part['text'] }} {% endif %}{% endfor %}{% endfor %}w2"
+    )
+    images = Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 56 * 56})
+    return ImagesOnly(image_processor=images, tokenizer=tokenizer, chat_template=template)
+
+
+def llava_next():
+    """LLaVA-NeXT, which cuts an image into tiles."""
+    base = llava().config
+    torch.manual_seed(0)
+    config = LlavaNextConfig(
+        vision_config=base.vision_config,
+        text_config=base.text_config,
+        image_token_id=100,
+        vision_feature_layer=-1,
+        image_grid_pinpoints=TILES,
+    )
+    model = LlavaNextForConditionalGeneration(config)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(6)
+    return model
+
+
+TILES = [[28, 56], [56, 28]]
+
+
+def llava_next_processor():
+    simple = llava_processor()
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=TILES
+    )
+    return LlavaNextProcessor(
+        image_processor=images,
+        tokenizer=simple.tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=simple.chat_template,
+    )
+
+
+FAMILIES = {  # model, processor, data, what the batch holds for them
+    "qwen2.5-vl": (qwen_vl, qwen_vl_processor, partial(pictures, width=56, each=2), "image_grid_thw"),
+    "llava-next": (llava_next, llava_next_processor, partial(pictures, width=56), "image_sizes"),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_vision_language_families(name, tmp_path):
+    """As TRL's without a clip where the bound is open; where it is not, tokens are projected and end at the bound."""
+    make_model, processor, data, tensor = FAMILIES[name]
+    options = {"dataset": data(), "tokenizer": processor(), "disable_dropout": True}
+    images = [*range(100, len(options["tokenizer"].tokenizer))]  # tokens that a completion must not hold
+    options["generation_kwargs"] = {"suppress_tokens": images}
+    start, trl, troll = both(tmp_path, make_model, **options)
+    assert tensor in troll._buffered_inputs[0]
+    assert_same_movement(start, weights(trl), weights(troll))
+
+    options |= {"steps_per_generation": 4, "max_steps": 4, "kl_bound": 1e-3, "learning_rate": 1e-2}
+    projecting = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, make_model(), **options)
+    projecting.train()
+    assert logged(projecting, "troll/projected_fraction")[0] == 0, "the weights of the rollout"
+    assert max(logged(projecting, "troll/projected_fraction")) > 0.1
+    assert max(logged(projecting, "troll/kl_max")) <= 1e-3 * 1.001 < max(logged(projecting, "troll/policy_kl_max"))
+    assert any(
+        not torch.equal(weights(projecting)[name], start[name])
+        for name in start
+        if "visual" in name or "vision" in name
     )
 
 

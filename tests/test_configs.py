@@ -16,6 +16,9 @@ MODELS = {
     "qwen3-1.7b": "Qwen/Qwen3-1.7B",
     "qwen3-4b": "Qwen/Qwen3-4B",
     "qwen3-8b": "Qwen/Qwen3-8B",
+    "qwen3-14b": "Qwen/Qwen3-14B",
+    "smollm3-3b": "HuggingFaceTB/SmolLM3-3B",
+    "apertus-8b": "swiss-ai/Apertus-8B-Instruct-2509",
     "llama-3.2-3b": "meta-llama/Llama-3.2-3B-Instruct",
     "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
 }
@@ -97,7 +100,7 @@ def test_paper_settings_whatever_the_number_of_processes(parse, model, dataset, 
     assert model_args.model_name_or_path == MODELS[model]
     assert model_args.dtype == "float32"
     assert args.output_dir == f"outputs/{model}-{dataset}"
-    assert ("enable_thinking" in (args.chat_template_kwargs or {})) == model.startswith("qwen3")
+    assert ("enable_thinking" in (args.chat_template_kwargs or {})) == model.startswith(("qwen3", "smollm3"))
 
 
 def test_rloo_config_shares_the_papers_batch(parse):

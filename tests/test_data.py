@@ -49,7 +49,9 @@ def user(text):
 
 
 def load_rows(tmp_path, rows, **kwargs):
-    return load_math_dataset(write(tmp_path / "rows.jsonl", rows), **kwargs)[:]
+    """What is made of rows: `prompt` and `solution`, without the columns that stay as they are."""
+    loaded = load_math_dataset(write(tmp_path / "rows.jsonl", rows), **kwargs)
+    return loaded.select_columns(["prompt", "solution"])[:]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,21 @@ def test_named_columns_win(tmp_path):
     assert loaded == {"prompt": [user("yes")], "solution": [r"\boxed{2}"]}
     loaded = load_rows(tmp_path, rows, answer_column="meta.gold.value")
     assert loaded == {"prompt": [user("no")], "solution": [r"\boxed{2}"]}
+
+
+def test_other_columns_are_kept_for_the_reward_functions(tmp_path):
+    rows = [
+        {"problem": "p", "answer": "1", "level": 3, "meta": {"tags": ["a"]}, "options": 5, "completions": "no"},
+        {"problem": "q", "answer": "???", "level": 4, "meta": {"tags": []}, "options": 5, "completions": "no"},
+    ]
+    with pytest.warns(UserWarning, match="Dropped 1 of the 2 rows"):
+        loaded = load_math_dataset(write(tmp_path / "rows.jsonl", rows))[:]
+    # Not those that a reward function takes with another meaning
+    assert loaded == {
+        "prompt": [user("p")],
+        "solution": [r"\boxed{1}"],
+        **{name: [rows[0][name]] for name in ("problem", "answer", "level", "meta")},
+    }
 
 
 def test_column_name_with_a_dot_in_it(tmp_path):
@@ -221,7 +238,7 @@ def test_config_name_is_refused_for_a_file(tmp_path):
 def test_hub_name(monkeypatch):
     calls = []
 
-    def load_dataset(name, config_name, split):
+    def load_dataset(name, config_name, *, split):
         calls.append((name, config_name, split))
         return datasets.Dataset.from_list([{"problem": config_name, "solution": r"\boxed{1}"}])
 

@@ -11,6 +11,8 @@ import pytest
 from trl import GRPOTrainer, RLOOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig, __version__
+from troll_trl.cli.settings.names import declared_names, launcher_names
+from troll_trl.cli.settings.renamed import RENAMED
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -64,6 +66,15 @@ def documents():
 def links(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def test_names_of_other_recipes_are_ours_or_lead_to_ours():
+    lines = (DOCS / "from-other-recipes.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("|")[1:3] for line in lines if line.startswith("| ") and "troll grpo" not in line]
+    ours, open_r1 = ({name for row in rows for name in re.findall(r"`([a-z_0-9]+)", row[side])} for side in (0, 1))
+    valid = declared_names("grpo") | launcher_names() | {"accelerate_config"}
+    assert len(ours) > 35 and ours - valid == set()
+    assert len(open_r1) > 8 and open_r1 - valid - RENAMED.keys() == set()
 
 
 @pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))

@@ -13,6 +13,8 @@ from tiny import tiny_model, tiny_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
+    ApertusConfig,
+    ApertusForCausalLM,
     CohereConfig,
     CohereForCausalLM,
     Gemma2Config,
@@ -23,6 +25,8 @@ from transformers import (
     PhiForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 from trl.trainer.utils import add_fused_lm_head
 
@@ -48,6 +52,8 @@ MODELS = {
     "cohere_logit_scale": lambda: CohereForCausalLM(CohereConfig(**SMALL, logit_scale=3.0)),
     "granite_logits_scaling": lambda: GraniteForCausalLM(GraniteConfig(**SMALL, logits_scaling=0.25)),
     "phi_head_bias": lambda: PhiForCausalLM(PhiConfig(**SMALL)),
+    "smollm3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**SMALL)),
+    "apertus": lambda: ApertusForCausalLM(ApertusConfig(**SMALL)),
 }
 TEMPERATURE = 0.7
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from limits import HANG
-from trl import GRPOConfig, ModelConfig, RLOOConfig
+from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig
+from trl.scripts.grpo import GRPOScriptArguments
+from trl.scripts.rloo import RLOOScriptArguments
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig
 from troll_trl.cli.settings.arguments import TrollScriptArguments
@@ -358,10 +360,60 @@ def test_algorithm_decides_the_config(parse, tmp_path):
 
 def test_the_names_told_before_any_import_are_those_of_the_dataclasses():
     for algorithm, (config, _) in CONFIGS.items():
-        types = (TrollScriptArguments, config, ModelConfig)
+        types = (TrollScriptArguments, config, ModelConfig, DatasetMixtureConfig)
         assert declared_names(algorithm) == {f.name for kind in types for f in fields(kind) if f.init}
     assert declared_names("eval") == {f.name for f in fields(EvaluationArguments) if f.init}
     assert {"num_processes", "config_file", "main_process_port", "multi_gpu"} <= launcher_names()
+
+
+def test_every_setting_of_trls_own_commands_is_known():
+    for algorithm, arguments in (("grpo", GRPOScriptArguments), ("rloo", RLOOScriptArguments)):
+        config = CONFIGS[algorithm][1]
+        types = (arguments, config, ModelConfig, DatasetMixtureConfig)  # of trl/scripts/grpo.py
+        assert {f.name for kind in types for f in fields(kind)} - declared_names(algorithm) == set()
+
+
+MIXTURE = "dataset_name: null\ndatasets:\n- path: json\n  data_files: a.jsonl\n  fraction: 0.5\n"
+
+
+def test_a_mixture_of_datasets_is_read_as_trl_reads_it(parse, caplog):
+    script_args = parse(f"{MIXTURE}test_split_size: 0.25\neval_strategy: steps\neval_steps: 2")[0]
+    entry = script_args.mixture.datasets[0]
+    assert (entry.path, entry.data_files, entry.fraction, entry.split) == ("json", "a.jsonl", 0.5, "train")
+    assert (script_args.mixture.test_split_size, script_args.dataset_test_split) == (0.25, "test")
+    assert parse("", "--datasets", "a/b", "c/d")[0].settings["datasets"] == [{"path": "a/b"}, {"path": "c/d"}]
+    assert "`datasets` is used, and dataset_name ignored" in caplog.text
+    assert parse("ignore_bias_buffers: true") and "`ignore_bias_buffers` has no effect" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("datasets: [{name: a}]", "must have a path, and may have columns, data_dir"),
+        ("datasets: [{path: a, pth: b}]", "got {'path': 'a', 'pth': 'b'}"),
+        ("datasets: {path: a}", "`datasets` must be a list"),
+        ("test_split_size: 0.1", "`test_split_size` is for a mixture, under `datasets`"),
+        ("streaming: true", "`streaming` is for a mixture, under `datasets`"),
+        (f"{MIXTURE}streaming: true\ntest_split_size: 0.1", "`test_split_size` needs datasets whole"),
+        (f"{MIXTURE}eval_strategy: epoch", "there is no evaluation set"),
+    ],
+)
+def test_a_mixture_that_cannot_be_meant_is_refused(parse, capsys, text, expected):
+    with pytest.raises(SystemExit):
+        parse(text)
+    assert expected in capsys.readouterr().err
+
+
+def test_a_hub_name_is_evaluated_on_its_test_split_as_by_trl(parse):
+    text = "dataset_name: trl-lib/data\neval_strategy: epoch\n"
+    assert parse(text)[0].dataset_test_split == "test"
+    assert parse(f"{text}dataset_test_split: held_out")[0].dataset_test_split == "held_out"
+
+
+def test_a_reward_model_takes_the_place_of_the_default_reward(parse):
+    assert parse()[0].reward_funcs == ["math_accuracy"]
+    assert parse("reward_model_name_or_path: m")[0].reward_funcs == []
+    assert parse("reward_model_name_or_path: m\nreward_funcs: [a.b]")[0].reward_funcs == ["a.b"]
 
 
 def test_all_unknown_names_are_told_at_once(parse, capsys):

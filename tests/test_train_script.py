@@ -14,9 +14,8 @@ import torch
 import yaml
 from limits import HANG
 from safetensors.torch import load_file
-from tiny import tiny_model, tiny_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import ModelConfig
+from tiny import tiny_config, tiny_model, tiny_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForSequenceClassification
 
 from troll_trl.cli import training
 
@@ -45,6 +44,9 @@ seed: 3
 REWARDS = """
 def share_of_low_tokens(completion_ids, **kwargs):
     return [sum(token < 50 for token in ids) / len(ids) for ids in completion_ids]
+
+def wants_a_goal(completions, goal, **kwargs):
+    return [goal[0]] * len(completions)
 """
 
 
@@ -135,6 +137,9 @@ def test_clip_trains_on_the_same_file(workplace):
         (("--resume_from_checkpoint", "true"), "there is no checkpoint in out"),
         (("--resume_from_checkpoint", "model/checkpoint-4"), "there is no checkpoint in model/checkpoint-4"),
         (("--reward_funcs", "my_rewards.share"), "the module my_rewards has no 'share'"),
+        (("--reward_funcs", "math_accuracy", "my_rewards.wants_a_goal"), "'wants_a_goal' wants the column goal"),
+        (("--reward_model_name_or_path", "./norm"), "`reward_model_name_or_path`: there is no folder ./norm"),
+        (("--reward_funcs", "trl.rewards.get_soft_overlong_punishment"), "call it here, with its arguments by name"),
     ],
 )
 def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, expected, monkeypatch, capsys):
@@ -156,7 +161,7 @@ def test_a_model_that_is_neither_here_nor_on_the_hub_is_named_before_the_data_ar
 
     monkeypatch.setattr(training.AutoConfig, "from_pretrained", refuse)
     with pytest.raises(OSError, match=r"no folder outputs/nope \(.*no model of this name: We could not reach") as error:
-        training.check_model(ModelConfig(model_name_or_path="outputs/nope"), trust_remote_code=False)
+        training.check_model("outputs/nope", None, trust_remote_code=False)
     assert "\n" not in str(error.value)
 
 
@@ -184,6 +189,43 @@ def test_yaml_of_a_trl_grpo_command(workplace):
     assert "shao2024deepseekmath" in card and "becker2025troll" in card and "trl.jsonl" not in card
     line = next(line for line in log_of(workplace / "out") if "loss" in line)
     assert "rewards/accuracy_reward/mean" in line and "rewards/think_format_reward/mean" in line
+
+
+def test_yaml_of_a_trl_grpo_command_with_a_mixture_and_a_reward_model(workplace):
+    """`datasets`, a test split of them, a reward model, a reward that is made, and a column that a reward wants."""
+    for name, goal in (("one", 3), ("two", 5)):
+        rows = [{"prompt": f"w{i} w5", "goal": goal, "unused": "x"} for i in range(8)]
+        (workplace / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (workplace / "my_rewards.py").write_text(
+        "def distance(completion_ids, goal, **kwargs):\n"
+        "    assert set(goal) <= {3, 5}\n"
+        "    return [-abs(len(set(ids)) - n) for ids, n in zip(completion_ids, goal, strict=True)]\n"
+    )
+    Qwen3ForSequenceClassification(tiny_config(num_labels=1)).save_pretrained(workplace / "reward_model")
+    tiny_tokenizer().save_pretrained(workplace / "reward_model")
+    kept = [line for line in SETTINGS.splitlines() if not line.startswith(("dataset", "reward", "instruction"))]
+    mixture = """
+datasets:
+  - {path: json, data_files: one.jsonl, columns: [prompt, goal]}
+  - {path: json, data_files: two.jsonl, columns: [prompt, goal]}
+test_split_size: 0.25
+eval_strategy: steps
+eval_steps: 2
+reward_model_name_or_path: reward_model
+reward_funcs:
+  - get_soft_overlong_punishment
+  - trl.rewards.get_repetition_penalty_reward(ngram_size=2, max_penalty=-1.0)
+  - my_rewards.distance
+"""
+    (workplace / "run.yaml").write_text("\n".join(kept) + mixture)
+    train(workplace, "--save_strategy", "no")
+    lines = log_of(workplace / "out")
+    trained, evaluated = (next(line for line in lines if name in line) for name in ("loss", "eval_reward"))
+    for name in ("soft_overlong_punishment_reward", "repetition_penalty_reward", "distance"):
+        assert f"rewards/{name}/mean" in trained and f"eval_rewards/{name}/mean" in evaluated
+    assert sum(name.startswith("rewards/") and name.endswith("/mean") for name in trained) == 4
+    settings = yaml.safe_load((workplace / "out" / "config.yaml").read_text())
+    assert [entry["data_files"] for entry in settings["datasets"]] == ["one.jsonl", "two.jsonl"]
 
 
 def test_resume_starts_continues_and_finishes(workplace):

@@ -2,12 +2,14 @@
 what the methods say, which is only checked here. `make test-trl` runs this with another TRL."""
 
 import inspect
+import warnings
 
 import pytest
 from transformers import Trainer
 from trl import GRPOTrainer, RLOOTrainer
+from trl_comparison import make_trainer
 
-from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.trainers import trl_compat
 
 # What each method must say for its override to mean what it means
@@ -103,3 +105,12 @@ def test_our_constructors_take_what_trls_take(ours, trls):
         assert (actual[name].kind, actual[name].default) == (parameter.kind, parameter.default), name
         if name not in ("self", "args"):
             assert actual[name].annotation == parameter.annotation, name
+
+
+def test_a_script_with_our_class_shows_no_warning_of_a_name_that_trl_uses(tmp_path):
+    """It was shown for the config, and eight times in the training."""
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        options = {"gradient_checkpointing": True, "steps_per_generation": 2, "max_steps": 2}
+        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options).train()
+    assert [str(warning.message) for warning in shown if "gradient_checkpointing" in str(warning.message)] == []

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from troll_trl.cli.settings.command import Command, read_command, refuse_unknown_names, set_environment, stop
+from troll_trl.cli.settings.command import Command, read_command, refuse_unknown_names, set_environment, show_help, stop
 from troll_trl.cli.settings.names import declared_names
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def show_messages():
 def read_evaluation_command(argv: Sequence[str] | None = None, program: str | None = None) -> Command:
     """A command line and its files, with names checked before torch is imported."""
     command = read_command(argv, program)
+    show_help(command, "eval", "--config eval/paper --model outputs/run --output outputs/eval")
     set_environment(command)
     if names := declared_names("eval"):
         refuse_unknown_names(command, names)

@@ -1,15 +1,12 @@
 """A training run from its settings to the saved model: rewards and data, the trainer, checkpoints, what is printed."""
 
-import importlib
 import logging
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import AutoConfig, AutoTokenizer, ProgressCallback
+from transformers import AutoConfig, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
 from trl.import_utils import is_vllm_available
@@ -17,11 +14,11 @@ from trl.import_utils import is_vllm_available
 from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.cli.memory import PeakMemory
 from troll_trl.cli.progress import ProgressLine
+from troll_trl.cli.reward_functions import check_columns, load_reward_function
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.settings.command import Command, stop
 from troll_trl.cli.settings.parser import parse_training_command
-from troll_trl.data import load_math_dataset
-from troll_trl.data.problems import report_overlap
+from troll_trl.cli.training_data import load_datasets
 from troll_trl.resilience.checkpoint import CheckpointMixin
 from troll_trl.trainers.trl_compat import silence_known_warnings
 
@@ -34,78 +31,17 @@ TRAINERS = {
     ("rloo", "troll"): TrollRLOOTrainer,
     ("rloo", "clip"): RLOOTrainer,
 }
-REWARD_FUNCTIONS = {
-    "math_accuracy": "troll_trl.rewards.math_accuracy_reward",
-    # The names that `trl grpo` knows
-    "accuracy_reward": "trl.rewards.accuracy_reward",
-    "reasoning_accuracy_reward": "trl.rewards.reasoning_accuracy_reward",
-    "think_format_reward": "trl.rewards.think_format_reward",
-}
 
 
-def load_reward_function(name: str) -> Callable:
-    path = REWARD_FUNCTIONS.get(name, name)
-    if "." not in path:
-        raise ValueError(
-            f"`reward_funcs` names {name!r}, which is none of {', '.join(REWARD_FUNCTIONS)} and no dotted import path "
-            "such as my_lib.rewards.custom_reward."
-        )
-    module, _, attribute = path.rpartition(".")
-    sys.path.insert(0, os.getcwd())
-    function = getattr(importlib.import_module(module), attribute, None)
-    if function is None:
-        raise ValueError(f"`reward_funcs` names {name!r}, but the module {module} has no {attribute!r}.")
-    return function
-
-
-def load_datasets(script_args: TrollScriptArguments, training_args: GRPOConfig, model_args: ModelConfig):
-    prompt: dict[str, Any] = {"instruction": script_args.instruction, "system_prompt": script_args.system_prompt}
-    if script_args.max_prompt_tokens is not None:
-        prompt |= {
-            "max_prompt_tokens": script_args.max_prompt_tokens,
-            "chat_template_kwargs": training_args.chat_template_kwargs,
-            "tokenizer": AutoTokenizer.from_pretrained(
-                model_args.model_name_or_path,
-                revision=model_args.model_revision,
-                trust_remote_code=training_args.trust_remote_code,
-            ),
-        }
-    columns: dict[str, Any] = {"problem_column": script_args.problem_column, "answer_column": script_args.answer_column}
-    name = str(script_args.dataset_name)  # which was seen to be set
-    train_dataset = load_math_dataset(
-        name,
-        script_args.dataset_train_split,
-        script_args.dataset_config,
-        max_samples=script_args.max_train_samples,
-        row_filter=script_args.row_filter,
-        **columns,
-        **prompt,
-    )
-    if training_args.eval_strategy == "no":
-        return train_dataset, None
-    another = script_args.eval_dataset_name is not None
-    eval_dataset = load_math_dataset(
-        script_args.eval_dataset_name or name,
-        str(script_args.dataset_test_split),
-        script_args.eval_dataset_config if another else script_args.dataset_config,
-        max_samples=script_args.max_eval_samples,
-        **({} if another else columns | {"row_filter": script_args.row_filter}),
-        **prompt,
-    )
-    report_overlap(train_dataset, eval_dataset)
-    return train_dataset, eval_dataset
-
-
-def check_model(model_args: ModelConfig, trust_remote_code: bool):
+def check_model(name: str, revision: str | None, trust_remote_code: bool, key: str = "model_name_or_path"):
     """Before the data are loaded: whether there is a model. A folder that is missing would be looked for on the hub."""
-    name = model_args.model_name_or_path
     if Path(name).is_dir():
         return
-    said = f"`model_name_or_path`: there is no folder {name} (working folder: {os.getcwd()})"
+    said = f"`{key}`: there is no folder {name} (working folder: {os.getcwd()})"
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise FileNotFoundError(f"{said}.")
     try:
-        AutoConfig.from_pretrained(name, revision=model_args.model_revision, trust_remote_code=trust_remote_code)
+        AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     except OSError as error:
         reason = str(error).strip().partition("\n")[0]
         raise OSError(f"{said}, and the hub gives no model of this name: {reason}") from None
@@ -141,10 +77,19 @@ def save_settings(settings: dict, output_dir: str):
 def make_trainer(
     script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig, model_args: ModelConfig
 ) -> GRPOTrainer | RLOOTrainer:
-    check_model(model_args, training_args.trust_remote_code)
+    check_model(model_args.model_name_or_path, model_args.model_revision, training_args.trust_remote_code)
     check_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
-    reward_funcs = [load_reward_function(function) for function in script_args.reward_funcs]
+    reward_funcs: list[Any] = [load_reward_function(function) for function in script_args.reward_funcs]
+    if script_args.reward_model_name_or_path is not None:
+        check_model(
+            script_args.reward_model_name_or_path, None, training_args.trust_remote_code, "reward_model_name_or_path"
+        )
+        reward_funcs.insert(0, script_args.reward_model_name_or_path)
     train_dataset, eval_dataset = load_datasets(script_args, training_args, model_args)
+    for data, dataset in (("the training data", train_dataset), ("the evaluation data", eval_dataset)):
+        for function in reward_funcs:
+            if callable(function) and dataset is not None and dataset.column_names:
+                check_columns(function, dataset.column_names, data)
     # As in TRL's scripts/grpo.py
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,

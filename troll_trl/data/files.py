@@ -2,6 +2,8 @@
 
 import glob
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,23 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 
-def load_rows(name: str, split: str, config_name: str | None) -> tuple[datasets.Dataset, list[Path]]:
-    """A dataset and the local files that it was read from."""
+def load_rows(
+    name: str, split: str, config_name: str | None, streaming: bool = False
+) -> tuple[datasets.Dataset, list[Path]]:
+    """A dataset, an iterable one with `streaming`, and the local files that it was read from."""
     path = Path(name).expanduser()
     if path.is_file():
         if config_name is not None:
             raise ValueError(f"`config_name={config_name!r}` does not apply to the single file {path}. Leave it out.")
-        return _load_files([path]), [path]
+        return _load_files([path], streaming), [path]
     if path.is_dir():
         files = _files_of_split(path, split, config_name)
-        return _load_files(files), files
+        return _load_files(files, streaming), files
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.suffix in FILE_BUILDERS:
         raise FileNotFoundError(f"No such file or folder: {path} (working folder: {Path.cwd()}).")
     config_names = [None] if config_name is None else [part.strip() for part in config_name.split(",")]
     try:
-        parts = [datasets.load_dataset(name, config, split=split) for config in config_names]
+        parts = [datasets.load_dataset(name, config, split=split, **_streamed(streaming)) for config in config_names]
     except (DatasetNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
             f"{name!r} is no local file or folder (working folder: {Path.cwd()}), and the hub did not give it: {error}"
@@ -61,7 +65,11 @@ def _names(folder: Path) -> str:
     return ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
 
 
-def _load_files(files: list[Path]) -> datasets.Dataset:
+def _streamed(streaming: bool) -> dict[str, bool]:
+    return {"streaming": True} if streaming else {}
+
+
+def _load_files(files: list[Path], streaming: bool) -> datasets.Dataset:
     builder = FILE_BUILDERS.get(files[0].suffix)
     if builder is None:
         raise ValueError(f"Cannot read {files[0]}: its name must end in one of {', '.join(FILE_BUILDERS)}.")
@@ -71,10 +79,19 @@ def _load_files(files: list[Path]) -> datasets.Dataset:
     # A builder takes patterns, not paths, and its own name for the split of its files is "train".
     patterns = [glob.escape(str(file)) for file in files]
     try:
-        return datasets.load_dataset(builder, data_files=patterns, split="train")
+        return datasets.load_dataset(builder, data_files=patterns, split="train", **_streamed(streaming))
     except (DatasetGenerationError, ValueError) as error:
         reason = find_bad_line(files) or error.__cause__ or error
         raise ValueError(f"Cannot read {', '.join(map(str, files))}: {reason}") from error
+
+
+@contextmanager
+def naming_bad_lines(name: str, files: list[Path]) -> Iterator[None]:
+    """Say which line is not UTF-8: the JSON reader does not look at the bytes of a text, and its reader fails."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8: {find_bad_line(files) or error}") from error
 
 
 def find_bad_line(files: list[Path]) -> str | None:

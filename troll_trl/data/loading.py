@@ -12,8 +12,9 @@ from typing import Any
 import datasets
 
 from troll_trl.data.columns import column_value
-from troll_trl.data.files import find_bad_line, load_rows, shortened
-from troll_trl.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, bare_problem, report_duplicates, warn
+from troll_trl.data.files import load_rows, naming_bad_lines, shortened
+from troll_trl.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, report_duplicates, warn
+from troll_trl.data.prompts import MESSAGES, check_limits, choose_rows, drop_long_prompts, prompt_messages
 from troll_trl.rewards.answers import extract_answer
 from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, are_readable, normalised_gold
 from troll_trl.rewards.verifier.notation import normalise
@@ -55,12 +56,8 @@ SCHEMAS = (
 # A word that stands outside of a command
 _PROSE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}(?![A-Za-z])")
 
-FEATURES = datasets.Features(
-    {
-        "prompt": datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")}),
-        "solution": datasets.Value("string"),
-    }
-)
+# Arguments of every reward function under names that a column cannot have as well
+_TAKEN = ("prompts", "completions")
 
 
 def load_math_dataset(
@@ -124,34 +121,60 @@ def load_math_dataset(
         [`~datasets.Dataset`]:
             Columns `prompt`, a list of chat messages, and `solution`, the gold answer as `\boxed{...}`; `options` too,
             where the data has a column of this name that lists the texts of a multiple choice in order, or by letter.
-            All other columns are left out.
+            All other columns are kept, for reward functions that want them; but not `prompts` and `completions`, which
+            TRL's trainers cannot hand on.
 
     Raises:
         FileNotFoundError: the file, the folder or the hub dataset does not exist, or the folder has no such split.
         ValueError: columns that are not there, a prompt that is neither text nor chat messages, an unreadable file,
             no row left, or a `max_samples` that is not positive. The message lists what was found.
     """
-    for argument, value in (("max_samples", max_samples), ("max_prompt_tokens", max_prompt_tokens)):
-        if value is not None and (isinstance(value, bool) or value < 1):
-            raise ValueError(f"`{argument}` must be at least 1, got {value}. Leave it out to use all rows.")
-    if max_prompt_tokens is not None and tokenizer is None:
-        raise ValueError("`max_prompt_tokens` needs a `tokenizer` to count with.")
-    dataset, files = load_rows(str(name_or_path), split, config_name)
-    schema = _find_schema(dataset, problem_column, answer_column, name_or_path)
-    try:
-        if row_filter is not None:
-            dataset = _filter_rows(dataset, row_filter, name_or_path)
-        if max_samples is not None:
-            dataset = dataset.select(range(min(max_samples, len(dataset))))
-        converted = _convert(dataset, schema, instruction, system_prompt)
-        converted = _drop_unusable_rows(converted, dataset, schema, name_or_path)
-    except UnicodeDecodeError as error:  # the JSON reader does not look at the bytes of a text
-        raise ValueError(f"{name_or_path} is not UTF-8: {find_bad_line(files) or error}") from error
-    if max_prompt_tokens is not None:
-        converted = _drop_long_prompts(
-            converted, tokenizer, max_prompt_tokens, chat_template_kwargs or {}, name_or_path
+    check_limits(max_samples, max_prompt_tokens, tokenizer)
+    name = str(name_or_path)
+    dataset, files = load_rows(name, split, config_name)
+    with naming_bad_lines(name, files):
+        return as_math_problems(
+            dataset,
+            name,
+            problem_column,
+            answer_column,
+            instruction,
+            system_prompt,
+            max_samples,
+            row_filter,
+            tokenizer,
+            max_prompt_tokens,
+            chat_template_kwargs,
         )
-    report_duplicates(converted, str(name_or_path))
+
+
+def as_math_problems(
+    dataset: datasets.Dataset,
+    name: str,
+    problem_column: str | None = None,
+    answer_column: str | None = None,
+    instruction: str | None = None,
+    system_prompt: str | None = None,
+    max_samples: int | None = None,
+    row_filter: str | None = None,
+    tokenizer: Any = None,
+    max_prompt_tokens: int | None = None,
+    chat_template_kwargs: dict[str, Any] | None = None,
+) -> datasets.Dataset:
+    """As [`load_math_dataset`], of rows that were loaded before; `name` is what to call them."""
+    check_limits(max_samples, max_prompt_tokens, tokenizer)
+    if not isinstance(dataset, datasets.Dataset):
+        raise ValueError(
+            f"{name} is streamed, but gold answers are read before the training, of all rows. Leave streaming out, or "
+            "give a column `prompt` and other rewards than `math_accuracy`."
+        )
+    schema = _find_schema(dataset, problem_column, answer_column, name)
+    dataset = choose_rows(dataset, name, row_filter, max_samples)
+    converted = _convert(dataset, schema, instruction, system_prompt)
+    converted = _drop_unusable_rows(converted, dataset, schema, name)
+    if max_prompt_tokens is not None:
+        converted = drop_long_prompts(converted, tokenizer, max_prompt_tokens, chat_template_kwargs or {}, name)
+    report_duplicates(converted, name)
     return converted
 
 
@@ -163,7 +186,7 @@ def _convert(
         prompts = []
         for row, index in zip(rows, indices, strict=True):
             try:
-                prompts.append(_prompt(column_value(row, schema.problem), instruction, system_prompt))
+                prompts.append(prompt_messages(column_value(row, schema.problem), instruction, system_prompt))
             except ValueError as error:
                 raise ValueError(f"Row {index}: {error}") from None
         converted: dict[str, list[Any]] = {
@@ -174,61 +197,21 @@ def _convert(
             converted["options"] = [_options(row["options"]) for row in rows]
         return converted
 
+    text = datasets.Value("string")
     has_options = isinstance(dataset.features.get("options"), (datasets.List, dict))
-    features = datasets.Features(
-        FEATURES | ({"options": datasets.List(datasets.Value("string"))} if has_options else {})
-    )
+    written = {"prompt": MESSAGES, "solution": text} | ({"options": datasets.List(text)} if has_options else {})
+    replaced = [name for name in dataset.column_names if name in (*written, "options", *_TAKEN)]
+    kept = {name: feature for name, feature in dataset.features.items() if name not in replaced}
     return dataset.map(
         to_prompts_and_solutions,
         batched=True,
         with_indices=True,
-        remove_columns=dataset.column_names,
-        features=features,
+        remove_columns=replaced,
+        features=datasets.Features(written | kept),
         # The cache does not notice a newer version of this package or of math-verify.
         load_from_cache_file=False,
         desc="Reading problems",
     )
-
-
-def _filter_rows(dataset: datasets.Dataset, row_filter: str, name: str | Path) -> datasets.Dataset:
-    column, equals, wanted = (part.strip() for part in row_filter.partition("="))
-    if not equals or not column:
-        raise ValueError(f"`row_filter` must be column=value, such as ability=math, got {row_filter!r}.")
-    if column_value(dataset.features, column) is None:
-        raise ValueError(f"`row_filter={row_filter!r}`: {name} has the columns {', '.join(dataset.column_names)}.")
-    kept: list[int] = []
-    others: set[str] = set()
-    for index, row in enumerate(dataset.select_columns([column.partition(".")[0]])):
-        value = str(column_value(row, column))
-        if value == wanted:
-            kept.append(index)
-        elif len(others) < 10:
-            others.add(value)
-    if not kept:
-        raise ValueError(f"`row_filter={row_filter!r}` leaves no row of {name}; the column holds {sorted(others)}.")
-    return dataset.select(kept)
-
-
-def _drop_long_prompts(
-    dataset: datasets.Dataset, tokenizer: Any, limit: int, template_kwargs: dict[str, Any], name: str | Path
-) -> datasets.Dataset:
-    kept, longest = [], 0
-    for batch in dataset.with_format(None).iter(batch_size=1000):
-        texts = tokenizer.apply_chat_template(
-            batch["prompt"], tokenize=False, add_generation_prompt=True, **template_kwargs
-        )
-        lengths = [len(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
-        longest = max(longest, *lengths)
-        kept += [length <= limit for length in lengths]
-    dropped = kept.count(False)
-    if dropped == len(kept):
-        raise ValueError(f"All {dropped} prompts of {name} have more than `max_prompt_tokens={limit}` tokens.")
-    if dropped:
-        warn(
-            f"Dropped {dropped} of the {len(kept)} prompts of {name}: more than `max_prompt_tokens={limit}` tokens, "
-            f"the longest {longest}."
-        )
-    return dataset.select([index for index, keep in enumerate(kept) if keep]) if dropped else dataset
 
 
 def _find_schema(
@@ -247,38 +230,9 @@ def _find_schema(
     wanted = " or ".join(dict.fromkeys(f"({schema.problem}, {schema.answer})" for schema in candidates))
     raise ValueError(
         f"{name} has the columns {', '.join(dataset.column_names)}; a problem and its answer were looked for in "
-        f"{wanted}. Name them with `problem_column` and `answer_column`."
+        f"{wanted}. Name them with `problem_column` and `answer_column`. (Without `math_accuracy` a column `prompt` is "
+        "enough.)"
     )
-
-
-def _prompt(problem: Any, instruction: str | None, system_prompt: str | None) -> list[dict[str, str]]:
-    """Chat messages of one problem; none for a row without a problem."""
-    if problem is None or problem in ("", []):
-        return []
-    if isinstance(problem, str):
-        messages = [{"role": "user", "content": problem}]
-    elif isinstance(problem, list) and all(_is_message(message) for message in problem):
-        messages = [{"role": message["role"], "content": message["content"]} for message in problem]
-    else:
-        raise ValueError(
-            f"A problem must be text or chat messages ({{'role': ..., 'content': ...}}, both text), got "
-            f"{shortened(problem)}. Name its column with `problem_column`."
-        )
-    if instruction is not None:
-        if messages[-1]["role"] != "user":
-            raise ValueError(
-                f"`instruction` is put behind the last user message, but a prompt ends with the role "
-                f"{messages[-1]['role']!r}: {shortened(problem)}. Leave `instruction` out."
-            )
-        messages[-1]["content"] = f"{bare_problem(messages[-1]['content'])}\n\n{instruction}"
-    if system_prompt is not None:
-        conversation = messages[1:] if messages[0]["role"] == "system" else messages
-        messages = [*([{"role": "system", "content": system_prompt}] if system_prompt else []), *conversation]
-    return messages
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
 
 
 def _solutions(answers: list[Any], worked: bool) -> list[str]:

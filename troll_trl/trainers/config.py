@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trl import GRPOConfig, RLOOConfig
 
 from troll_trl.resilience.input_checks import check_ranges, is_number
+from troll_trl.trainers.trl_compat import silence_known_warnings
 from troll_trl.trust_region.sparse import check_support_options
 
 if TYPE_CHECKING:  # what stands behind the options
@@ -78,6 +79,7 @@ class TrollOptions(_TrlConfig):
     )
 
     def __post_init__(self):
+        silence_known_warnings()
         check_ranges(self)  # before TRL, which divides by some of them
         super().__post_init__()
         self._check()

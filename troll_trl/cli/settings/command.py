@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from troll_trl.cli.settings.help import help_text
 from troll_trl.cli.settings.layers import Layer, Value, read_layers
 from troll_trl.cli.settings.names import declared_names, describe_unknown, is_flag, launcher_names, name_of
 
@@ -89,15 +90,16 @@ def read_training_command(
         SystemExit: with code 2 and one message, which names every unknown key and flag.
     """
     command = read_command(argv, program)
-    if any(word in ("-h", "--help") for word in command.flags):
-        return command
-    set_environment(command)  # before an import that reads one of them
     algorithm = algorithm_of(command)
+    show_help(command, algorithm, EXAMPLE.partition("grpo ")[2])
+    set_environment(command)  # before an import that reads one of them
     names = declared_names(algorithm)
     command.launcher = take_launcher_settings(command, names)
     if names:
         refuse_unknown_names(command, names, algorithm, other_flags)
-    missing = [name for name in ("model_name_or_path", "dataset_name") if command.last(name) is None]
+    mixture = command.last("datasets") is not None
+    needed = ("model_name_or_path",) if mixture else ("model_name_or_path", "dataset_name")
+    missing = [name for name in needed if command.last(name) is None]
     if missing:
         said = " and ".join(f"`{name}`" for name in missing)
         stop(
@@ -106,6 +108,13 @@ def read_training_command(
             f"data (`dataset_name`), each a hub name or a path, in a YAML file or as flags: {EXAMPLE}",
         )
     return command
+
+
+def show_help(command: Command, of: str, example: str) -> None:
+    """Print the help and end, if it is asked for and can be told without an import; else the parser tells it."""
+    if {"-h", "--help"} & {*command.flags} and (text := help_text(command.program, of, example)):
+        print(text)
+        raise SystemExit(0)
 
 
 def algorithm_of(command: Command) -> str:

@@ -19,6 +19,7 @@ _TRAINER = (
     ("troll_trl", "trainers/config.py", "TrollOptions"),
     ("trl", "trainer/base_config.py", "_BaseConfig"),
     ("trl", "trainer/model_config.py", "ModelConfig"),
+    ("trl", "scripts/utils.py", "DatasetMixtureConfig"),
     ("transformers", "training_args.py", "TrainingArguments"),
 )
 SOURCES = {
@@ -37,28 +38,30 @@ def declared_names(command: str) -> frozenset[str]:
     """
     names: set[str] = set()
     for package, file, class_name in SOURCES[command]:
-        found = _fields_of(package, file, class_name)
+        found = fields_of(package, file, class_name)
         if not found:
             return frozenset()
-        names |= found
+        names |= found.keys()
     return frozenset(names)
 
 
-def _fields_of(package: str, file: str, class_name: str) -> set[str]:
+@cache
+def fields_of(package: str, file: str, class_name: str) -> dict[str, ast.AnnAssign]:
+    """The fields of a dataclass that an argument can set, with their source; none if it is not in this file."""
     path = find_package(package) / file
     if not path.is_file():
-        return set()
+        return {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             return {
-                statement.target.id
+                statement.target.id: statement
                 for statement in node.body
                 if isinstance(statement, ast.AnnAssign)
                 and isinstance(statement.target, ast.Name)
                 and "ClassVar" not in ast.unparse(statement.annotation)
                 and not (statement.value is not None and "init=False" in ast.unparse(statement.value))
             }
-    return set()
+    return {}
 
 
 def find_package(package: str) -> Path:

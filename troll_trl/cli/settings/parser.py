@@ -12,12 +12,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import torch
 from transformers.trainer_utils import IntervalStrategy
-from trl import GRPOConfig, ModelConfig, RLOOConfig, TrlParser
+from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig, TrlParser
+from trl.scripts.utils import DatasetConfig
 
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.settings.command import (
@@ -30,6 +32,7 @@ from troll_trl.cli.settings.command import (
 )
 from troll_trl.cli.settings.layers import Layer, Value
 from troll_trl.cli.settings.names import nearest
+from troll_trl.data.files import FILE_BUILDERS
 from troll_trl.resilience.input_checks import check_ranges
 from troll_trl.trainers.config import TrollGRPOConfig, TrollRLOOConfig, troll_fields
 
@@ -76,7 +79,8 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
     """As [`parse_training_args`], of a command line that was read before."""
     algorithm = algorithm_of(command)
     troll_config, clip_config = CONFIGS[algorithm]
-    parser = StrictTrlParser((TrollScriptArguments, troll_config, ModelConfig), algorithm, prog=command.program)
+    types = (TrollScriptArguments, troll_config, ModelConfig, DatasetMixtureConfig)
+    parser = StrictTrlParser(types, algorithm, prog=command.program)
     command.launcher |= take_launcher_settings(command, parser.names)
     settings = parser.settings_of(command)
     clip = settings.get("method") == "clip"
@@ -85,6 +89,9 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
         script_args = _fill(TrollScriptArguments, settings)
         training_args = _fill(clip_config if clip else troll_config, settings)
         model_args = _fill(ModelConfig, settings)
+        script_args.mixture = _fill_mixture(settings)
+        if script_args.reward_model_name_or_path is not None and "reward_funcs" not in settings:
+            script_args.reward_funcs = []
         check_ranges(training_args)
         _check_evaluation(script_args, training_args)
     except (ValueError, TypeError) as error:
@@ -94,6 +101,7 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
     unused = [option.name for option in troll_fields() if option.name in settings]
     if clip and unused and training_args.process_index == 0:
         logger.warning("method clip: %s unused, being TROLL's own.", ", ".join(unused))
+    _say_what_is_ignored(script_args, settings, training_args.process_index)
     script_args.settings = settings
     return script_args, training_args, model_args
 
@@ -101,6 +109,33 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
 def _fill(dataclass_type: type, settings: Mapping[str, Any]) -> Any:
     names = {option.name for option in fields(dataclass_type) if option.init}
     return dataclass_type(**{name: value for name, value in settings.items() if name in names})
+
+
+def _fill_mixture(settings: Mapping[str, Any]) -> DatasetMixtureConfig:
+    """TRL's `datasets`, whose entries the parser does not look into."""
+    names = {option.name for option in fields(DatasetConfig)}
+    entries = settings.get("datasets") or []
+    for entry in entries:
+        if not isinstance(entry, dict) or entry.keys() - names or not isinstance(entry.get("path"), str):
+            others = ", ".join(sorted(names - {"path"}))
+            raise ValueError(f"an entry of `datasets` must have a path, and may have {others}; got {entry!r}.")
+    mixture = _fill(DatasetMixtureConfig, {**settings, "datasets": [*entries]})
+    if not entries and (unused := [name for name in ("streaming", "test_split_size") if settings.get(name)]):
+        raise ValueError(
+            f"`{unused[0]}` is for a mixture, under `datasets`. Of `dataset_name` there are `dataset_streaming` and "
+            "`dataset_test_split`."
+        )
+    if mixture.streaming and mixture.test_split_size is not None:
+        raise ValueError("`test_split_size` needs datasets whole, and `streaming` is set. Remove one of them.")
+    return mixture
+
+
+def _say_what_is_ignored(script_args: TrollScriptArguments, settings: Mapping[str, Any], rank: int) -> None:
+    if script_args.ignore_bias_buffers and rank == 0:
+        logger.warning("`ignore_bias_buffers` has no effect, as in `trl grpo`.")
+    unused = [name for name in ("dataset_name", "dataset_config", "dataset_streaming") if settings.get(name)]
+    if script_args.mixture.datasets and unused and rank == 0:
+        logger.warning("`datasets` is used, and %s ignored, as by `trl grpo`.", ", ".join(unused))
 
 
 def _check_device(settings: Mapping[str, Any]):
@@ -127,11 +162,21 @@ def _check_evaluation(script_args: TrollScriptArguments, training_args: GRPOConf
         logger.warning(
             "`dataset_test_split` is set, but nothing is evaluated: set `eval_strategy: steps` and `eval_steps`."
         )
+    if eval_strategy != "no" and script_args.dataset_test_split is None and _has_test_split(script_args):
+        script_args.dataset_test_split = "test"  # TRL's default
     if eval_strategy != "no" and script_args.dataset_test_split is None:
         raise ValueError(
             f"`eval_strategy` is {eval_strategy!r}, but there is no evaluation set. Set "
-            "`dataset_test_split` (and `eval_dataset_name`, if it is another dataset), or `eval_strategy: no`."
+            "`dataset_test_split` (and `eval_dataset_name`, if it is another dataset; or, with `datasets`, "
+            "`test_split_size`), or `eval_strategy: no`."
         )
+
+
+def _has_test_split(script_args: TrollScriptArguments) -> bool:
+    """Whether data may have a split of this name: a single file has one split, whatever it is called."""
+    if script_args.eval_dataset_name is None and script_args.mixture.datasets:
+        return script_args.mixture.test_split_size is not None
+    return Path(str(script_args.eval_dataset_name or script_args.dataset_name)).suffix not in FILE_BUILDERS
 
 
 class StrictTrlParser(TrlParser):
@@ -160,6 +205,8 @@ class StrictTrlParser(TrlParser):
             self._hints |= get_type_hints(option_type)
         for action in self._actions:
             action.choices = DOCUMENTED_CHOICES.get(action.dest, action.choices)
+            if action.dest == "datasets":
+                action.type = lambda path: {"path": path}
             if action.dest in _TEXT_OR_BOOLEAN:
                 action.type = _text_or_boolean
                 action.choices = action.choices and (*action.choices, True, False)
@@ -231,6 +278,8 @@ class StrictTrlParser(TrlParser):
         if isinstance(value.text, list) and value.text and self._actions_of[name].nargs == "+":
             if all(isinstance(item, str) and not re.match(r"-\D", item) for item in value.text):
                 return [f"--{name}", *value.text]
+            if name == "datasets" and all(isinstance(item, dict) for item in value.typed):
+                return None
         elif type(value.typed) in types or (isinstance(value.typed, list) and tuple in types):
             return None
         expected = " or ".join(said for of_type, said in _EXPECTED.items() if of_type in types)

@@ -3,8 +3,8 @@
 _GONE = "It no longer does anything: remove it."
 _OPEN_R1 = "It belongs to open-r1's own script: remove it."
 _OPEN_R1_REWARD = "It sets a reward function of open-r1: write your own function, and name it in `reward_funcs`."
+_ARGUMENT = "It is an argument of a reward function: put it into `reward_funcs`, as in {}."
 _ENV = "Set the environment variable {} instead, for instance under `env`."
-_OTHER_DATA = "Name one dataset by `dataset_name`, a hub name, a file or a folder."
 
 RENAMED = {
     # TRL
@@ -18,13 +18,7 @@ RENAMED = {
     "vllm_enable_prefix_caching": "Remove it: vLLM's own default holds.",
     "epsilon_low": "Write `epsilon`, which only `method: clip` uses.",
     "num_generation": "Write `num_generations`.",
-    "datasets": _OTHER_DATA,
-    "dataset_mixture": _OTHER_DATA,
-    "dataset_streaming": "Remove it: data are loaded whole.",
-    "streaming": "Remove it: data are loaded whole.",
-    "test_split_size": "Give held-out data by `dataset_test_split`, and `eval_dataset_name` if it is another dataset.",
-    "ignore_bias_buffers": "Remove it: it works around models that are not trained here.",
-    "reward_model_name_or_path": "Name a function in `reward_funcs`: reward models are not loaded from settings.",
+    "dataset_mixture": "Write `datasets`, a list of mappings with path, name, split, columns and fraction.",
     # transformers
     "torch_dtype": "Write `dtype`.",
     "evaluation_strategy": "Write `eval_strategy`.",
@@ -52,10 +46,23 @@ RENAMED = {
     "wandb_project": _ENV.format("WANDB_PROJECT"),
     "wandb_run_group": _ENV.format("WANDB_RUN_GROUP"),
     **dict.fromkeys(
+        ("max_completion_len", "soft_punish_cache"),
+        _ARGUMENT.format("get_soft_overlong_punishment(max_completion_len=..., soft_punish_cache=...)"),
+    ),
+    **dict.fromkeys(
+        ("repetition_n_grams", "repetition_max_penalty"),
+        _ARGUMENT.format("trl.rewards.get_repetition_penalty_reward(ngram_size=..., max_penalty=...)"),
+    ),
+    **dict.fromkeys(
         (
             *("cosine_min_value_wrong", "cosine_max_value_wrong", "cosine_min_value_correct"),
-            *("cosine_max_value_correct", "cosine_max_len", "repetition_n_grams", "repetition_max_penalty"),
-            *("max_completion_len", "soft_punish_cache", "code_language", "code_eval_test_batch_size"),
+            *("cosine_max_value_correct", "cosine_max_len"),
+        ),
+        _ARGUMENT.format("trl.rewards.get_cosine_scaled_reward(...)"),
+    ),
+    **dict.fromkeys(
+        (
+            *("code_language", "code_eval_test_batch_size"),
             *("code_eval_scoring_mode", "parallel_code_exec_per_proc", "code_provider", "ioi_provider"),
             *("e2b_router_url", "morph_router_url", "piston_endpoint"),
         ),

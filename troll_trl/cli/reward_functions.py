@@ -1,0 +1,121 @@
+"""Reward functions by their names in settings: short ones, import paths, and calls of functions that make them."""
+
+import ast
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+REWARD_FUNCTIONS = {
+    "math_accuracy": "troll_trl.rewards.math_accuracy_reward",
+    # The names that `trl grpo` knows, and its arguments
+    "accuracy_reward": "trl.rewards.accuracy_reward",
+    "reasoning_accuracy_reward": "trl.rewards.reasoning_accuracy_reward",
+    "think_format_reward": "trl.rewards.think_format_reward",
+    "get_soft_overlong_punishment": (
+        "trl.rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)"
+    ),
+}
+# To every reward function, by name; these it must take, and TRL gives the others too
+_HANDED_ON = {"prompts", "completions", "completion_ids"}
+_ALSO_GIVEN = {"trainer_state", "log_extra", "log_metric", "environments"}
+
+
+def load_reward_function(name: str) -> Callable:
+    """
+    The reward function of a name in `reward_funcs`.
+
+    Args:
+        name (`str`):
+            One of `REWARD_FUNCTIONS`, or a dotted import path. With arguments in brackets, all by name, what is there
+            is called, and must return a reward function: `my_lib.length_penalty(limit=512)`.
+
+    Raises:
+        ValueError: there is no such function, or what is there cannot be called as one.
+        ImportError: there is no such module.
+    """
+    path, arguments = _read_call(REWARD_FUNCTIONS.get(name, name))
+    path = REWARD_FUNCTIONS.get(path, path).partition("(")[0]
+    if "." not in path:
+        raise ValueError(
+            f"`reward_funcs` names {name!r}, which is none of {', '.join(REWARD_FUNCTIONS)} and no dotted import path "
+            "such as my_lib.rewards.custom_reward."
+        )
+    module, _, attribute = path.rpartition(".")
+    sys.path.insert(0, os.getcwd())
+    function = getattr(importlib.import_module(module), attribute, None)
+    if function is None:
+        raise ValueError(f"`reward_funcs` names {name!r}, but the module {module} has no {attribute!r}.")
+    if arguments is not None:
+        try:
+            function = function(**arguments)
+        except TypeError as error:
+            raise ValueError(f"`reward_funcs` names {name!r}, which cannot be called so: {error}") from None
+    _check_signature(function, name)
+    return function
+
+
+def _read_call(text: str) -> tuple[str, dict[str, Any] | None]:
+    """The path and the arguments of `path(name=value)`; `None` for those of a path alone."""
+    if "(" not in text and ")" not in text and "=" not in text:
+        return text, None
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise SyntaxError
+        return ast.unparse(call.func), {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
+    except (SyntaxError, ValueError):
+        raise ValueError(
+            f"`reward_funcs` names {text!r}, which is no name and no call such as my_lib.penalty(limit=512): arguments "
+            "by name, numbers or quoted texts. In a list in brackets a comma ends an item: give each its own line with "
+            "a dash, or quote it."
+        ) from None
+
+
+def _check_signature(function: Any, name: str) -> None:
+    """Now, and not at the first reward: TRL calls `function(prompts=..., completions=..., completion_ids=..., ...)`."""
+    if not callable(function):
+        raise ValueError(f"`reward_funcs` names {name!r}, which is no function but {function!r}.")
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    if missing := sorted(_HANDED_ON - parameters.keys()):
+        raise ValueError(
+            f"`reward_funcs` names {name!r}, which takes ({', '.join(parameters)}) and is handed {', '.join(missing)} "
+            "too. If it is a reward function, let it take **kwargs; if it makes one, call it here, with its arguments "
+            f"by name: {name.partition('(')[0]}({', '.join(f'{word}=...' for word in parameters)})."
+        )
+
+
+def check_columns(function: Callable, columns: Iterable[str], data: str) -> None:
+    """
+    Refuse data without a column that a reward function cannot do without.
+
+    Args:
+        function (`Callable`):
+            Reward function.
+        columns (`Iterable[str]`):
+            Columns of the data.
+        data (`str`):
+            What to call the data.
+
+    Raises:
+        ValueError: a parameter without a default is neither a column nor what TRL gives.
+    """
+    columns = [*columns]
+    given = {*columns, *_HANDED_ON, *_ALSO_GIVEN}
+    wanted = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in given
+    ]
+    if wanted:
+        hint = " `answer_column` names the column to make it from." if "solution" in wanted else ""
+        raise ValueError(
+            f"The reward function {getattr(function, '__name__', function)!r} wants the column {', '.join(wanted)}, "
+            f"and {data} has {', '.join(columns)}.{hint}"
+        )

@@ -1,0 +1,88 @@
+"""The training and evaluation data of a run: problems with gold answers, or whatever else a TRL trainer takes."""
+
+from typing import Any
+
+from transformers import AutoTokenizer, set_seed
+from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig, get_dataset
+
+from troll_trl.cli.reward_functions import REWARD_FUNCTIONS
+from troll_trl.cli.settings.arguments import TrollScriptArguments
+from troll_trl.data.files import load_rows, naming_bad_lines
+from troll_trl.data.loading import as_math_problems
+from troll_trl.data.problems import report_overlap
+from troll_trl.data.prompts import prepare_prompts
+
+
+def load_datasets(
+    script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig, model_args: ModelConfig
+) -> tuple[Any, Any]:
+    """
+    The training set, and the evaluation set or `None`.
+
+    Rows become problems with gold answers where `math_accuracy` is a reward, where a column of problems or answers is
+    named, or where there is no column `prompt` to train on as it is.
+
+    Raises:
+        FileNotFoundError: there is no such file, folder or hub dataset.
+        ValueError: the data cannot be trained on, or the settings do not go together.
+    """
+    prompt: dict[str, Any] = {"instruction": script_args.instruction, "system_prompt": script_args.system_prompt}
+    if script_args.max_prompt_tokens is not None:
+        prompt |= {
+            "max_prompt_tokens": script_args.max_prompt_tokens,
+            "chat_template_kwargs": training_args.chat_template_kwargs,
+            "tokenizer": AutoTokenizer.from_pretrained(
+                model_args.model_name_or_path,
+                revision=model_args.model_revision,
+                trust_remote_code=training_args.trust_remote_code,
+            ),
+        }
+    columns = {"problem_column": script_args.problem_column, "answer_column": script_args.answer_column}
+    math = {"math_accuracy", REWARD_FUNCTIONS["math_accuracy"]} & {*script_args.reward_funcs} or any(columns.values())
+    mixture: Any = _load_mixture(script_args.mixture, training_args.seed) if script_args.mixture.datasets else None
+
+    def load(name: str | None, split: str, config: str | None, columns: dict[str, Any], **options: Any) -> Any:
+        if name is not None:
+            rows, files = load_rows(name, split, config, script_args.dataset_streaming)
+        elif split in mixture:
+            name, rows, files = "the mixture of `datasets`", mixture[split], []
+        else:
+            raise ValueError(f"The mixture of `datasets` has no split {split!r}, it has {', '.join(mixture)}.")
+        with naming_bad_lines(name, files):
+            if math or "prompt" not in (rows.column_names or next(iter(rows), {})):
+                return as_math_problems(rows, name, **columns, **options, **prompt)
+            return prepare_prompts(rows, name, **options, **prompt)
+
+    name = None if mixture is not None else str(script_args.dataset_name)  # which was seen to be set
+    row_filter = {"row_filter": script_args.row_filter}
+    train_dataset = load(
+        name,
+        script_args.dataset_train_split,
+        script_args.dataset_config,
+        columns,
+        max_samples=script_args.max_train_samples,
+        **row_filter,
+    )
+    if training_args.eval_strategy == "no":
+        return train_dataset, None
+    another = script_args.eval_dataset_name is not None
+    eval_dataset = load(
+        script_args.eval_dataset_name or name,
+        str(script_args.dataset_test_split),
+        script_args.eval_dataset_config if another else script_args.dataset_config,
+        {} if another else columns,
+        max_samples=script_args.max_eval_samples,
+        **({} if another else row_filter),
+    )
+    if math:
+        report_overlap(train_dataset, eval_dataset)
+    return train_dataset, eval_dataset
+
+
+def _load_mixture(config: DatasetMixtureConfig, seed: int) -> Any:
+    # TRL draws the test split from numpy's state, which must be the same in all processes, and in a resumed run
+    set_seed(seed)
+    try:
+        return get_dataset(config)
+    except (TypeError, AttributeError) as error:  # of a value of the wrong kind within an entry
+        raise ValueError(f"`datasets` cannot be read: {error}") from error

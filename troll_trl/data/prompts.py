@@ -1,0 +1,149 @@
+"""What is done to rows of any kind, whole or streamed: which of them are used, and what is put to a prompt."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import datasets
+
+from troll_trl.data.columns import column_value
+from troll_trl.data.files import shortened
+from troll_trl.data.problems import bare_problem, warn
+
+MESSAGES = datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
+_MISSING = object()
+
+
+def prepare_prompts(
+    dataset: datasets.Dataset | datasets.IterableDataset,
+    name: str,
+    instruction: str | None = None,
+    system_prompt: str | None = None,
+    max_samples: int | None = None,
+    row_filter: str | None = None,
+    tokenizer: Any = None,
+    max_prompt_tokens: int | None = None,
+    chat_template_kwargs: dict[str, Any] | None = None,
+) -> datasets.Dataset | datasets.IterableDataset:
+    """
+    Rows with a column `prompt` for a TRL trainer, with all their columns.
+
+    Args:
+        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]):
+            Rows. Those of a stream are dropped and changed as they come, without being counted.
+        name (`str`):
+            What to call it.
+        instruction, system_prompt:
+            As for [`~troll_trl.data.load_math_dataset`]. Either makes a chat message of a prompt that is plain text;
+            without them a prompt is not touched.
+        max_samples, row_filter, tokenizer, max_prompt_tokens, chat_template_kwargs:
+            As for [`~troll_trl.data.load_math_dataset`].
+
+    Raises:
+        ValueError: a prompt of the wrong kind, or no row left. The message lists what was found.
+    """
+    check_limits(max_samples, max_prompt_tokens, tokenizer)
+    dataset = choose_rows(dataset, name, row_filter, max_samples)
+    if instruction is not None or system_prompt is not None:
+        features = dataset.features and datasets.Features(dataset.features | {"prompt": MESSAGES})
+        dataset = dataset.map(
+            lambda row: {"prompt": prompt_messages(row["prompt"], instruction, system_prompt)}, features=features
+        )
+    if max_prompt_tokens is not None:
+        dataset = drop_long_prompts(dataset, tokenizer, max_prompt_tokens, chat_template_kwargs or {}, name)
+    return dataset
+
+
+def check_limits(max_samples: int | None, max_prompt_tokens: int | None, tokenizer: Any) -> None:
+    for argument, value in (("max_samples", max_samples), ("max_prompt_tokens", max_prompt_tokens)):
+        if value is not None and (isinstance(value, bool) or value < 1):
+            raise ValueError(f"`{argument}` must be at least 1, got {value}. Leave it out to use all rows.")
+    if max_prompt_tokens is not None and tokenizer is None:
+        raise ValueError("`max_prompt_tokens` needs a `tokenizer` to count with.")
+
+
+def choose_rows(dataset: Any, name: str, row_filter: str | None, max_samples: int | None) -> Any:
+    """The first `max_samples` rows of those that `row_filter` leaves."""
+    if row_filter is not None:
+        dataset = _filter_rows(dataset, row_filter, name)
+    if max_samples is None:
+        return dataset
+    return dataset.take(min(max_samples, len(dataset)) if isinstance(dataset, datasets.Dataset) else max_samples)
+
+
+def _filter_rows(dataset: Any, row_filter: str, name: str) -> Any:
+    column, equals, wanted = (part.strip() for part in row_filter.partition("="))
+    if not equals or not column:
+        raise ValueError(f"`row_filter` must be column=value, such as ability=math, got {row_filter!r}.")
+    row: Mapping = dataset.features or next(iter(dataset), {})
+    if column_value(row, column, _MISSING) is _MISSING:
+        raise ValueError(f"`row_filter={row_filter!r}`: {name} has the columns {', '.join(row)}.")
+    if isinstance(dataset, datasets.IterableDataset):
+        return dataset.filter(lambda row: str(column_value(row, column)) == wanted)
+    kept: list[int] = []
+    others: set[str] = set()
+    for index, row in enumerate(dataset.select_columns([column.partition(".")[0]])):
+        value = str(column_value(row, column))
+        if value == wanted:
+            kept.append(index)
+        elif len(others) < 10:
+            others.add(value)
+    if not kept:
+        raise ValueError(f"`row_filter={row_filter!r}` leaves no row of {name}; the column holds {sorted(others)}.")
+    return dataset.select(kept)
+
+
+def drop_long_prompts(dataset: Any, tokenizer: Any, limit: int, template_kwargs: dict[str, Any], name: str) -> Any:
+    """A dataset without the prompts of more than `limit` tokens, chat template included."""
+
+    def lengths_of(prompts: list) -> list[int]:
+        if isinstance(prompts[0], str):
+            return [len(ids) for ids in tokenizer(prompts).input_ids]
+        texts = tokenizer.apply_chat_template(prompts, tokenize=False, add_generation_prompt=True, **template_kwargs)
+        return [len(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
+
+    if isinstance(dataset, datasets.IterableDataset):
+        return dataset.filter(lambda row: lengths_of([row["prompt"]])[0] <= limit)
+    kept, longest = [], 0
+    for batch in dataset.select_columns(["prompt"]).with_format(None).iter(batch_size=1000):
+        lengths = lengths_of(batch["prompt"])
+        longest = max(longest, *lengths)
+        kept += [length <= limit for length in lengths]
+    dropped = kept.count(False)
+    if dropped == len(kept):
+        raise ValueError(f"All {dropped} prompts of {name} have more than `max_prompt_tokens={limit}` tokens.")
+    if dropped:
+        warn(
+            f"Dropped {dropped} of the {len(kept)} prompts of {name}: more than `max_prompt_tokens={limit}` tokens, "
+            f"the longest {longest}."
+        )
+    return dataset.select([index for index, keep in enumerate(kept) if keep]) if dropped else dataset
+
+
+def prompt_messages(problem: Any, instruction: str | None, system_prompt: str | None) -> list[dict[str, str]]:
+    """Chat messages of one problem; none for a row without a problem."""
+    if problem is None or problem in ("", []):
+        return []
+    if isinstance(problem, str):
+        messages = [{"role": "user", "content": problem}]
+    elif isinstance(problem, list) and all(_is_message(message) for message in problem):
+        messages = [{"role": message["role"], "content": message["content"]} for message in problem]
+    else:
+        raise ValueError(
+            f"A problem must be text or chat messages ({{'role': ..., 'content': ...}}, both text), got "
+            f"{shortened(problem)}. Name its column with `problem_column`."
+        )
+    if instruction is not None:
+        if messages[-1]["role"] != "user":
+            raise ValueError(
+                f"`instruction` is put behind the last user message, but a prompt ends with the role "
+                f"{messages[-1]['role']!r}: {shortened(problem)}. Leave `instruction` out."
+            )
+        messages[-1]["content"] = f"{bare_problem(messages[-1]['content'])}\n\n{instruction}"
+    if system_prompt is not None:
+        conversation = messages[1:] if messages[0]["role"] == "system" else messages
+        messages = [*([{"role": "system", "content": system_prompt}] if system_prompt else []), *conversation]
+    return messages
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
