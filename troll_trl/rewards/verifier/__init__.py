@@ -38,7 +38,7 @@ PATHS = (
     "structure",  # lists, sets, intervals, ... of numbers and words
     "math_verify",  # computer algebra
     "timeout",  # computer algebra, killed at the limit
-    "crash",  # computer algebra, killed for its memory or by itself
+    "crash",  # killed for its memory, or failed
     "refused",  # too long, or larger than what an answer needs: not computed
     "no_answer",  # the text states none
     "unparsed",  # the gold answer cannot be read
@@ -203,17 +203,18 @@ def _decide(gold: str | None, answer: str | None, strict: bool) -> tuple[bool, s
 
 @lru_cache(maxsize=4096)
 def _decide_by_rules(gold: str, answer: str, strict: bool) -> tuple[bool, str] | None:
-    answer = normalise(answer)
-    if gold == answer:
-        return True, "text"
-    if not is_balanced(answer):
-        return False, "refused"
-    if _COSTLY.search(answer) and not _COSTLY.search(gold):
-        return False, "refused"
     try:
+        answer = normalise(answer)
+        if gold == answer:
+            return True, "text"
+        if not is_balanced(answer) or (_COSTLY.search(answer) and not _COSTLY.search(gold)):
+            return False, "refused"
         right = equal(gold, answer, Leaf(undecided, strict))
     except Undecided:
         return None
+    except Exception:  # a completion must not end a training, whatever it contains
+        logger.exception("The rules of the verifier failed on the gold answer %r and the answer %r.", gold, answer)
+        return False, "crash"
     if read_quantity(gold) is not None and read_quantity(answer) is not None:
         return right, "number"
     return right, "text" if words(gold) is not None else "structure"

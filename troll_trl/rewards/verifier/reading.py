@@ -44,6 +44,7 @@ def read(text: str):
     except Malformed:
         return None
     latex = _LOG_OF_TEN.sub(r"\\log_{10}", _LOG_OF_E.sub(r"\\ln ", latex))
+    latex = latex.replace(r"\odot", "o")  # M_\odot, the mass of the sun
     latex = _INDEXED.sub(lambda letter: _STAND_INS[letter[1]], latex)
     latex = normalize_latex(latex, _NORMALIZATION)
     try:
