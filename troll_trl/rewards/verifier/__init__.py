@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from troll_trl.rewards.answers import extract_answer
-from troll_trl.rewards.verifier.choices import gold_choice, names_option
+from troll_trl.rewards.verifier.choices import Options, gold_choice, names_option, option_text
 from troll_trl.rewards.verifier.compare import Leaf, Undecided, equal, is_readable, undecided
 from troll_trl.rewards.verifier.notation import normalise
 from troll_trl.rewards.verifier.pool import WorkerError, WorkerPool
@@ -79,7 +79,11 @@ class Verdict:
 
 
 def verify(
-    golds: Sequence[str | None], texts: Sequence[str], timeout: float = TIMEOUT_SECONDS, strict: bool = True
+    golds: Sequence[str | None],
+    texts: Sequence[str],
+    timeout: float = TIMEOUT_SECONDS,
+    strict: bool = True,
+    options: Sequence[Options] | None = None,
 ) -> list[Verdict]:
     r"""
     Check the final answers of texts against gold answers, in parallel.
@@ -96,12 +100,15 @@ def verify(
             Processor time of each pair, in seconds: what other pairs or other processes do changes no verdict.
         strict (`bool`, *optional*, defaults to `True`):
             Whether an answer must be worked out as far as the gold answer is: `95^2` is then no answer to 9025.
+        options (`Sequence[list[str] | dict[str, str] | None]`, *optional*):
+            The options of each multiple choice, in order or by letter: for the gold answer `B` the text of option B is
+            then right too.
 
     Returns:
         `list[Verdict]`: a verdict for each text.
 
     Raises:
-        ValueError: `golds` and `texts` differ in length.
+        ValueError: `golds`, `texts` and `options` differ in length.
 
     Example:
     ```python
@@ -132,6 +139,17 @@ def verify(
     for pair in pairs:
         right, path = decided[pair] or (False, "crash")
         verdicts.append(Verdict(None if path in ("unparsed", "no_gold") else float(right), pair[1], path))
+    if options is not None:
+        if len(options) != len(golds):
+            raise ValueError(f"Got {len(golds)} gold answers but {len(options)} `options`; they must pair up.")
+        meant = [
+            option_text(gold, of_row) if gold and verdict.reward == 0.0 and verdict.answer is not None else None
+            for (gold, _), of_row, verdict in zip(pairs, options, verdicts, strict=True)
+        ]
+        rows = [row for row, text in enumerate(meant) if text is not None]
+        again = verify([meant[row] for row in rows], [texts[row] for row in rows], timeout, strict)
+        for row, verdict in zip(rows, again, strict=True):
+            verdicts[row] = verdict if verdict.reward == 1.0 else verdicts[row]
     return verdicts
 
 

@@ -3,6 +3,9 @@
 import re
 from dataclasses import dataclass
 
+# Of a multiple choice, in order or by letter
+Options = list[str] | dict[str, str] | None
+
 _MARKUP = re.compile(r"\\(?:text|ldotp|quad)(?![A-Za-z])|[{}$\"~]|\\ ")
 _QUOTED = re.compile(r"(?<![A-Za-z)])'([^']*)'")
 _LABEL = re.compile(
@@ -82,7 +85,7 @@ def _without_markup(text: str) -> str:
     return " ".join(_QUOTED.sub(r" \1 ", _MARKUP.sub(" ", text)).split())
 
 
-def option_text(gold: str, options) -> str | None:
+def option_text(gold: str, options: Options) -> str | None:
     """
     The text of the option that a gold answer names.
 
