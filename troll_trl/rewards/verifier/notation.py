@@ -52,6 +52,7 @@ _RULES = tuple(
         (r"\\(?:hspace|vspace|phantom|hphantom)\*?\{[^{}]*\}", " "),
         (r"\{,\}(?=\d{3}(?!\d))", ","),
         (r"(?<=\d)\{,\}(?=\d)", "."),
+        (r"\{:\}", ":"),
         (r",\s?" + _ESCAPED + r"!\s?", ","),
         (_ESCAPED + r"!", ""),
         (_ESCAPED + r"[,;:> ]|~|\\(?:quad|qquad|enspace|thinspace|space)(?![A-Za-z])", " "),

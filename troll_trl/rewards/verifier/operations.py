@@ -7,6 +7,7 @@ leave no arithmetic to do: no two numbers to add or to multiply, no fraction in 
 """
 
 import itertools
+import math
 import re
 from collections import Counter
 from fractions import Fraction
@@ -145,14 +146,17 @@ class _Walk:
             return "letter"
         if kind:
             self.kinds[kind] += 1
-        if token == r"\sqrt" and self._peek() == "[":
-            self._group("]")
         if token == r"\frac":
             self.item = self._fraction()
             return "group"
+        square_root = token == r"\sqrt" and self._peek() != "["
+        if token == r"\sqrt" and not square_root:
+            self._group("]")
         arguments = _ARGUMENTS.get(token, 0)
         for _ in range(arguments):
-            self._argument()
+            argument = self._argument()
+            if square_root and argument.isdigit() and math.isqrt(int(argument)) ** 2 == int(argument):
+                self.kinds["arithmetic"] += 1
         self.item = "g" if arguments else "f"
         return "group" if arguments else ""  # a function takes what follows
 
@@ -230,7 +234,7 @@ class _Walk:
         self._take()
         if sign and self._peek() is not None:
             self._take()
-        return "r" if _NUMBER.fullmatch(self.written[-1]) else "g"
+        return self.written[-1] if _NUMBER.fullmatch(self.written[-1]) else "g"
 
     def _group(self, closer: str, signed: bool = False) -> str:
         self._take()
