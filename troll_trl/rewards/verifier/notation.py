@@ -53,6 +53,7 @@ _RULES = tuple(
         (r"\{,\}(?=\d{3}(?!\d))", ","),
         (r"(?<=\d)\{,\}(?=\d)", "."),
         (r"\{:\}", ":"),
+        (r"(?<=\d), (?=0\d\d(?!\d))", ","),  # 35, 000
         (r",\s?" + _ESCAPED + r"!\s?", ","),
         (_ESCAPED + r"!", ""),
         (_ESCAPED + r"[,;:> ]|~|\\(?:quad|qquad|enspace|thinspace|space)(?![A-Za-z])", " "),

@@ -1,6 +1,7 @@
 """One value and what stands around it: a unit behind it, a rounding beside it, a ratio, a time of day."""
 
 import re
+from fractions import Fraction
 
 from troll_trl.rewards.verifier.quantities import read_quantity, same_quantity
 from troll_trl.rewards.verifier.units import canonical_unit, read_unit
@@ -52,7 +53,8 @@ def may_round_to(exact: str, rounded: str) -> bool:
     left, right = read_quantity(exact.strip()), read_quantity(rounded.strip())
     if right is None:
         return False
-    return left is None or abs(left.value - right.value) <= abs(left.value) / 100
+    slack = Fraction(1, 2 * 10**right.places)
+    return left is None or abs(left.value - right.value) <= max(slack, abs(left.value) / 100)
 
 
 def same_ratio(gold: str, answer: str) -> bool:

@@ -10,7 +10,7 @@ MAX_WRAPPINGS = 12
 _LETTER = r"[A-Za-z\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 _WORDS = re.compile(rf"{_LETTER}(?:{_LETTER}|['-])*(?: (?:{_LETTER}|['-])+)*")
 _TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
-_MATHEMATICS = re.compile(r"[\d\\<>=^+]")
+_MATHEMATICS = re.compile(r"[\d\\<>=^+]|\A\s?[A-Za-z]\s?\Z")
 # What may stand before the whole answer: an "= 5" without a left side, "Answer: 5", "therefore"
 _INTRODUCTION = re.compile(
     r"\A(?:=|(?:\\text\{)?\s?(?:the )?(?:final |correct )?answer(?: is)?\s?(?::\s?\}?|(?<=is)\s?\}|(?<=is)\s)"
