@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from real_problems import DATA
 
+from troll_trl.rewards import verifier
 from troll_trl.rewards.verifier import verify
 
 PROPERTY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -67,6 +68,15 @@ def test_an_answer_to_a_choice_names_exactly_one_option(letters):
     all_of(0.0, gold, [form.format(*pair) for form in SEVERAL for pair in ((gold, other), (other, gold))])
     all_of(1.0, gold, [form.format(gold) for form in ONE])
     all_of(0.0, gold, [form.format(other) for form in ONE])
+
+
+@PROPERTY
+@given(
+    st.sampled_from("ABCDE"), st.sampled_from(["orange", "android", "notes", "isosceles", "button", "-3", "is right"])
+)
+def test_an_option_may_begin_like_a_conjunction(gold, text):
+    all_of(1.0, gold, [f"({gold}) {text}", f"({gold}). {text}"])
+    all_of(0.0, gold, [f"{gold}'", f"({gold}) is wrong", f"({gold})^2", f"({gold}) or {text}", f"not ({gold})"])
 
 
 # Points that tell functions apart
@@ -169,6 +179,81 @@ def test_radicals_may_be_written_in_another_way(factor, radicand):
     gold = rf"{factor}\sqrt{{{radicand}}}"
     all_of(1.0, gold, [rf"\sqrt{{{factor**2 * radicand}}}", rf"\frac{{{factor * radicand}}}{{\sqrt{{{radicand}}}}}"])
     all_of(0.0, gold, [rf"\sqrt{{{factor**2 * radicand + 1}}}", rf"{factor}\sqrt{{{radicand - 1}+1}}"])
+
+
+@PROPERTY
+@given(st.integers(2, 30), st.integers(2, 30), st.sampled_from([2, 3, 5, 7]), st.integers(1, 20))
+def test_numbers_that_could_be_added_or_multiplied_are_left_to_do(a, b, radicand, part):
+    gold = rf"{a}+{b}\sqrt{{{radicand}}}"
+    split = [
+        rf"{a - part}+{part}+{b}\sqrt{{{radicand}}}",
+        rf"({a + part}+\sqrt{{{radicand}}})-({part}-{b - 1}\sqrt{{{radicand}}})",
+        rf"{a}+{b}\sqrt{{{radicand}}}+0",
+        rf"({a}+{b}\sqrt{{{radicand}}})\cdot 1",
+        rf"\frac{{1}}{{\frac{{1}}{{{a}+{b}\sqrt{{{radicand}}}}}}}",
+        rf"\frac{{{a**2 - b**2 * radicand}}}{{{a}-{b}\sqrt{{{radicand}}}}}",
+    ]
+    all_of(0.0, gold, split)
+    all_of(1.0, gold, [rf"{b}\sqrt{{{radicand}}}+{a}", rf"{a}+\sqrt{{{b * b * radicand}}}"])
+    all_of(
+        0.0, rf"{a * b}\pi", [rf"{a}\cdot {b}\pi", rf"{a}\pi\cdot {b}", rf"{a * b}\pi\cdot 1", rf"\pi\cdot {a * b}^1"]
+    )
+
+
+@PROPERTY
+@given(st.integers(1, 60), st.integers(2, 60), st.integers(2, 9))
+def test_a_fraction_is_one_of_integers(top, bottom, factor):
+    gold = rf"\frac{{{top}}}{{{bottom}}}"
+    all_of(1.0, gold, [rf"\frac{{{factor * top}}}{{{factor * bottom}}}", f"{factor * top}/{factor * bottom}"])
+    nested = [
+        rf"\frac{{\frac{{{top}}}{{{factor}}}}}{{\frac{{{bottom}}}{{{factor}}}}}",
+        rf"{top * factor}/{factor}/{bottom}",
+    ]
+    all_of(0.0, gold, [*nested, rf"\frac{{{top}.5}}{{{bottom}.5}}", rf"{top}\cdot\frac{{1}}{{{bottom}}}"])
+    all_of(0.0, str(top), [rf"\frac{{{top / 2:.1f}}}{{0.5}}", f"{top * factor}:{factor}", f"-(-{top})"])
+
+
+CHANGING = [
+    "doubled",
+    "twice",
+    "halved",
+    "squared",
+    "gross",
+    "score",
+    "lakh",
+    "dozen",
+    "thousandths",
+    "elevenths",
+    "nths",
+]
+CHANGING += ["negative", "inverse", "probably", "etc"]
+
+
+@PROPERTY
+@given(st.integers(2, 9999), st.sampled_from(CHANGING), st.sampled_from(["{} {}", r"{}\text{{ {}}}", "{} ({})"]))
+def test_words_that_change_a_number_are_no_unit(value, word, form):
+    all_of(0.0, str(value), [form.format(value, word), f"{value} blue {word}"])
+
+
+SYMBOLS = (
+    r"\frac \sqrt \text \left( \right) \boxed \pm \cup \in \le \ne \pi \infty \cdot \circ \% \$ \begin{pmatrix} "
+    r"\end{pmatrix} \{ \} \\ \overline \dot \angle \log \sum { } ( ) [ ] < > = + - * / ^ _ ! | : ; , . ' & ~ $ % "
+    r"1 2 0 10 0.5 1,000 x y e i C (B) or and for all not cm apples half million p.m. 米 ½ √ π ² answer"
+)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(
+    st.sampled_from(["5", "C", "1,2", "(1,2]", r"\frac{1}{2}", "x=3", r"\pm 3", "50%", "red", "4:30", "y=2x", "1:2"]),
+    st.data(),
+)
+def test_no_answer_ends_the_training(gold, data):
+    """A policy in training writes anything; "5 -" once raised an IndexError."""
+    tokens = data.draw(st.lists(st.sampled_from(SYMBOLS.split()), max_size=9))
+    answer = data.draw(st.sampled_from(["", " "])).join(tokens)
+    for pair in ((gold, answer), (verifier.normalised_gold(answer), gold)):
+        decision = verifier._decide(*pair, strict=True)
+        assert decision is None or decision[1] != "crash"
 
 
 @PROPERTY

@@ -15,8 +15,9 @@ from math_verify import verify as math_verify_verify
 from real_problems import COMPLETE, DATA, SIZES
 
 from troll_trl.rewards.answers import MAX_BOXES, extract_answer, last_boxed
-from troll_trl.rewards.verifier import verify
+from troll_trl.rewards.verifier import reading, verify
 from troll_trl.rewards.verifier.notation import normalise
+from troll_trl.rewards.verifier.operations import explicit_products
 from troll_trl.rewards.verifier.quantities import read_quantity
 
 GOLDEN = Path(__file__).parent / "data" / "answers.jsonl"
@@ -53,6 +54,23 @@ def test_golden_file():
         if verdict.reward != row["verdict"]
     ]
     assert wrong == []
+
+
+def tree(parser, latex):
+    try:
+        return parser(config=reading._CONVERSION).create_parser(latex).math().toStringTree()
+    except Exception:  # the grammar raises anything on what it does not know
+        return None
+
+
+def test_the_fast_parser_reads_what_the_full_one_reads_or_nothing():
+    texts = {normalise(extract_answer(row["completion"]) or "") for row in read_golden()[::4]}
+    latex = [
+        explicit_products(text) for text in sorted(texts) if len(text) < 60 and not text.isdigit() and " " not in text
+    ]
+    trees = [(tree(reading._FastParser, text), tree(reading._Latex2Sympy, text)) for text in latex]
+    assert [text for text, (fast, full) in zip(latex, trees, strict=True) if fast not in (None, full)] == []
+    assert sum(fast is not None for fast, _ in trees) > 100
 
 
 @pytest.mark.parametrize(

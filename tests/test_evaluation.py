@@ -275,6 +275,16 @@ def test_answers_of_a_list_are_compared_together(tmp_path):
     assert [verdict.reward for verdict in score([gold] * 2, [r"\boxed{2, -3}", r"\boxed{2}"])] == [1, 0]
 
 
+@pytest.mark.parametrize("options", [["Rome", "Paris", "12"], {"A": "Rome", "B": "Paris", "C": "12"}])
+def test_the_text_of_the_right_option_is_right(tmp_path, options):
+    row = {"question": "p?", "answer": "B", "options": options}
+    problem = load_benchmark(f"b={write(tmp_path / 'rows.jsonl', [row])}").problem(0)
+    assert problem.options == ["Rome", "Paris", "12"]
+    texts = [r"\boxed{\text{Paris}}", r"\boxed{B}", r"\boxed{12}", r"\boxed{A}", "Paris"]
+    rewards = [verdict.reward for verdict in score([problem.gold] * 5, texts, [problem.options] * 5)]
+    assert rewards == [1, 1, 0, 0, 0]
+
+
 @pytest.mark.parametrize("width", [80, 120, 300])
 def test_a_narrow_terminal_cuts_no_number(width):
     """rich shortened 17.3 to 17… and pass@2 to pa…."""

@@ -206,7 +206,7 @@ def test_the_text_of_the_option():
     assert math_accuracy_reward(texts, ["B"] * 4, options=options) == [1.0] * 4
     assert math_accuracy_reward(texts, ["A"] * 4, options=options) == [0.0] * 4
     assert math_accuracy_reward(texts, ["B"] * 4) == [0.0, 0.0, 1.0, 0.0]
-    with pytest.raises(ValueError, match="4 solutions but 1 `options`"):
+    with pytest.raises(ValueError, match="4 gold answers but 1 `options`"):
         math_accuracy_reward(texts, ["B"] * 4, options=options[:1])
 
 

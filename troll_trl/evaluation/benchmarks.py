@@ -38,11 +38,12 @@ HUB = {
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: its id, its prompt as chat messages, its gold answer."""
+    """One problem: its id, its prompt as chat messages, its gold answer, and the options of a multiple choice."""
 
     id: str  # digest of the problem and its gold answer: it stays when rows are added or moved
     messages: list[dict[str, str]]
     gold: str
+    options: list[str] | None = None
 
 
 class Benchmark:
@@ -63,7 +64,7 @@ class Benchmark:
 
     def problem(self, index: int) -> Problem:
         row = self._dataset[index]
-        return Problem(self.ids[index], row["prompt"], row["solution"])
+        return Problem(self.ids[index], row["prompt"], row["solution"], row.get("options"))
 
 
 def load_benchmark(

@@ -241,7 +241,8 @@ class ModelRun:
     def _score(
         self, benchmark: str, jobs: np.ndarray, problems: list[Problem], completions: list[Completion]
     ) -> list[Sample]:
-        verdicts = score([problem.gold for problem in problems], [completion.text for completion in completions])
+        golds, options = [problem.gold for problem in problems], [problem.options for problem in problems]
+        verdicts = score(golds, [completion.text for completion in completions], options)
         return [
             Sample(
                 model=self.model,

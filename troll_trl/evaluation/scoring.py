@@ -17,9 +17,14 @@ _STRICT_FRACTION = re.compile(r"(?P<sign>-?)(?:\\frac\{(?P<a>\d+)\}\{(?P<b>\d+)\
 _DROPPED = re.compile(r"\\left|\\right|\\[!,;:]|\\?\$|\\[()\[\]]|\s+")
 
 
-def score(golds: Sequence[str], texts: Sequence[str]) -> list[Verdict]:
-    r"""The verdicts of the training's verifier; a wrong answer that is no mathematics has a path of its own."""
-    verdicts = verify(golds, texts)
+def score(
+    golds: Sequence[str], texts: Sequence[str], options: Sequence[list[str] | None] | None = None
+) -> list[Verdict]:
+    r"""
+    The verdicts of the training's verifier; a wrong answer that is no mathematics has a path of its own. With the
+    `options` of a multiple choice, the text of the right one is right too.
+    """
+    verdicts = verify(golds, texts, options=options)
     answers = {verdict.answer or "": _normalised(verdict.answer or "") for verdict in verdicts if _is_wrong(verdict)}
     readable = are_readable(answers.values())  # all at once: its workers answer in parallel
     return [

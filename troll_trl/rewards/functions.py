@@ -3,7 +3,7 @@ r"""math_accuracy_reward: 1 for a right final answer, 0 for a wrong one, whateve
 import math
 import numbers
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal
 
 from troll_trl.rewards.answers import extract_answer
@@ -11,13 +11,10 @@ from troll_trl.rewards.verifier import (
     MAX_ANSWER_CHARACTERS,
     PATHS,
     TIMEOUT_SECONDS,
-    Verdict,
     is_readable_gold,
-    normalised_gold,
     start,
     verify,
 )
-from troll_trl.rewards.verifier.choices import option_text
 from troll_trl.rewards.verifier.notation import normalise
 from troll_trl.rewards.verifier.quantities import read_quantity
 
@@ -88,9 +85,7 @@ def math_accuracy_reward(
         raise ValueError(f"Got {len(completions)} completions but {len(solution)} solutions; they must pair up.")
     golds = [_text_of_gold(gold, row) for row, gold in enumerate(solution)]
     texts = [_text_of(completion) for completion in completions]
-    verdicts = verify(golds, texts, TIMEOUT_SECONDS, strict=not allow_unevaluated)
-    if options is not None:
-        _accept_text_of_option(verdicts, golds, texts, options, strict=not allow_unevaluated)
+    verdicts = verify(golds, texts, TIMEOUT_SECONDS, strict=not allow_unevaluated, options=options)
     if log_metric is not None and verdicts:
         counts = Counter(verdict.path for verdict in verdicts)
         for path in PATHS:  # all of them, always: the ranks average by name
@@ -117,25 +112,6 @@ def _text_of_gold(gold: str | int | float | None, row: int) -> str | None:
             f"one; got {gold!r}, a {type(gold).__name__}. Convert the column, or leave the row out."
         )
     return str(gold) if isinstance(gold, numbers.Integral) else format(Decimal(repr(float(gold))), "f")
-
-
-def _accept_text_of_option(
-    verdicts: list[Verdict], golds: list[str | None], texts: list[str], options: Sequence, strict: bool
-) -> None:
-    """Put right the verdicts of answers that repeat the option whose letter is the gold answer."""
-    if len(options) != len(golds):
-        raise ValueError(f"Got {len(golds)} solutions but {len(options)} `options`; they must pair up.")
-    rows, meant = [], []
-    for row, verdict in enumerate(verdicts):
-        if verdict.reward == 0.0 and verdict.answer is not None:
-            text = option_text(normalised_gold(golds[row] or ""), options[row])
-            if text is not None:
-                rows.append(row)
-                meant.append(text)
-    again = verify(meant, [texts[row] for row in rows], TIMEOUT_SECONDS, strict)
-    for row, verdict in zip(rows, again, strict=True):
-        if verdict.reward == 1.0:
-            verdicts[row] = verdict
 
 
 def answer_format_reward(completions: list[list[dict[str, str]]] | list[str], **kwargs) -> list[float]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from troll_trl.rewards.answers import extract_answer
-from troll_trl.rewards.verifier.choices import gold_choice, names_option
+from troll_trl.rewards.verifier.choices import Options, gold_choice, names_option, option_text
 from troll_trl.rewards.verifier.compare import Leaf, Undecided, equal, is_readable, undecided
 from troll_trl.rewards.verifier.notation import normalise
 from troll_trl.rewards.verifier.pool import WorkerError, WorkerPool
@@ -38,7 +38,7 @@ PATHS = (
     "structure",  # lists, sets, intervals, ... of numbers and words
     "math_verify",  # computer algebra
     "timeout",  # computer algebra, killed at the limit
-    "crash",  # computer algebra, killed for its memory or by itself
+    "crash",  # killed for its memory, or failed
     "refused",  # too long, or larger than what an answer needs: not computed
     "no_answer",  # the text states none
     "unparsed",  # the gold answer cannot be read
@@ -79,7 +79,11 @@ class Verdict:
 
 
 def verify(
-    golds: Sequence[str | None], texts: Sequence[str], timeout: float = TIMEOUT_SECONDS, strict: bool = True
+    golds: Sequence[str | None],
+    texts: Sequence[str],
+    timeout: float = TIMEOUT_SECONDS,
+    strict: bool = True,
+    options: Sequence[Options] | None = None,
 ) -> list[Verdict]:
     r"""
     Check the final answers of texts against gold answers, in parallel.
@@ -96,12 +100,15 @@ def verify(
             Processor time of each pair, in seconds: what other pairs or other processes do changes no verdict.
         strict (`bool`, *optional*, defaults to `True`):
             Whether an answer must be worked out as far as the gold answer is: `95^2` is then no answer to 9025.
+        options (`Sequence[list[str] | dict[str, str] | None]`, *optional*):
+            The options of each multiple choice, in order or by letter: for the gold answer `B` the text of option B is
+            then right too.
 
     Returns:
         `list[Verdict]`: a verdict for each text.
 
     Raises:
-        ValueError: `golds` and `texts` differ in length.
+        ValueError: `golds`, `texts` and `options` differ in length.
 
     Example:
     ```python
@@ -132,6 +139,17 @@ def verify(
     for pair in pairs:
         right, path = decided[pair] or (False, "crash")
         verdicts.append(Verdict(None if path in ("unparsed", "no_gold") else float(right), pair[1], path))
+    if options is not None:
+        if len(options) != len(golds):
+            raise ValueError(f"Got {len(golds)} gold answers but {len(options)} `options`; they must pair up.")
+        meant = [
+            option_text(gold, of_row) if gold and verdict.reward == 0.0 and verdict.answer is not None else None
+            for (gold, _), of_row, verdict in zip(pairs, options, verdicts, strict=True)
+        ]
+        rows = [row for row, text in enumerate(meant) if text is not None]
+        again = verify([meant[row] for row in rows], [texts[row] for row in rows], timeout, strict)
+        for row, verdict in zip(rows, again, strict=True):
+            verdicts[row] = verdict if verdict.reward == 1.0 else verdicts[row]
     return verdicts
 
 
@@ -203,17 +221,18 @@ def _decide(gold: str | None, answer: str | None, strict: bool) -> tuple[bool, s
 
 @lru_cache(maxsize=4096)
 def _decide_by_rules(gold: str, answer: str, strict: bool) -> tuple[bool, str] | None:
-    answer = normalise(answer)
-    if gold == answer:
-        return True, "text"
-    if not is_balanced(answer):
-        return False, "refused"
-    if _COSTLY.search(answer) and not _COSTLY.search(gold):
-        return False, "refused"
     try:
+        answer = normalise(answer)
+        if gold == answer:
+            return True, "text"
+        if not is_balanced(answer) or (_COSTLY.search(answer) and not _COSTLY.search(gold)):
+            return False, "refused"
         right = equal(gold, answer, Leaf(undecided, strict))
     except Undecided:
         return None
+    except Exception:  # a completion must not end a training, whatever it contains
+        logger.exception("The rules of the verifier failed on the gold answer %r and the answer %r.", gold, answer)
+        return False, "crash"
     if read_quantity(gold) is not None and read_quantity(answer) is not None:
         return right, "number"
     return right, "text" if words(gold) is not None else "structure"

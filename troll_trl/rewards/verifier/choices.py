@@ -3,7 +3,11 @@
 import re
 from dataclasses import dataclass
 
-_MARKUP = re.compile(r"\\(?:text|ldotp|quad)(?![A-Za-z])|[{}$\"'~]|\\ ")
+# Of a multiple choice, in order or by letter
+Options = list[str] | dict[str, str] | None
+
+_MARKUP = re.compile(r"\\(?:text|ldotp|quad)(?![A-Za-z])|[{}$\"~]|\\ ")
+_QUOTED = re.compile(r"(?<![A-Za-z)])'([^']*)'")
 _LABEL = re.compile(
     r"\s*(?:(?:the )?(?:correct |final |best )?(?:option|choice|answer|statement)(?: is)?:?\s*)?"
     r"(?:\(\s?(?P<round>[A-J])\s?[.:]?\)|\[(?P<square>[A-J])\]|(?P<bare>[A-J])(?=\s*(?:[.):]|\Z)))[.:)]*\s*",
@@ -16,7 +20,9 @@ _OTHER = re.compile(
 )
 _ROMAN = re.compile(r"\bI(?=(?:,| and| or| only)\b.*\b(?:II|III|IV|only)\b| only\b)|(?<=and )I\b|(?<=or )I\b")
 _GOES_ON = re.compile(
-    r"(?:or|and|nor|but|maybe|also|[,;/&|+=-]|\\(?:cup|cap|neq|lor|land|mid|to|And|&))", re.IGNORECASE
+    r"(?:or|and|nor|but|maybe|also|is(?! (?:correct|right|true)\Z)|isn)\b|[,;/&|+='^_*]|-(?!\s?[\d.\\])"
+    r"|\\(?:cup|cap|neq|lor|land|mid|to|And|&)",
+    re.IGNORECASE,
 )
 _ANY = re.compile(r"(?<![A-Za-z\\])[A-Ja-j](?![A-Za-z])")
 
@@ -48,7 +54,7 @@ def read_choice(text: str) -> Choice | None:
     Returns:
         `Choice` or `None`: `None` for what names no option, or several.
     """
-    plain = " ".join(_MARKUP.sub(" ", text).split())
+    plain = _without_markup(text)
     label = _LABEL.match(plain)
     if label is None:
         return None
@@ -72,10 +78,14 @@ def gold_choice(gold: str) -> Choice | None:
 
 def names_option(text: str) -> bool:
     """Whether a text names an option, or several."""
-    return _ANY.search(_MARKUP.sub(" ", text)) is not None
+    return _ANY.search(_without_markup(text)) is not None
 
 
-def option_text(gold: str, options) -> str | None:
+def _without_markup(text: str) -> str:
+    return " ".join(_QUOTED.sub(r" \1 ", _MARKUP.sub(" ", text)).split())
+
+
+def option_text(gold: str, options: Options) -> str | None:
     """
     The text of the option that a gold answer names.
 

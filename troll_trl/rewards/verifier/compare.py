@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from troll_trl.rewards.verifier.choices import gold_choice, read_choice
 from troll_trl.rewards.verifier.operations import is_worked_out
-from troll_trl.rewards.verifier.quantities import read_quantity, same_quantity
+from troll_trl.rewards.verifier.quantities import Quantity, read_quantity, same_quantity
 from troll_trl.rewards.verifier.scalars import (
     RATIO,
     is_plain_mathematics,
@@ -34,6 +34,7 @@ _CHOICE_LABEL = re.compile(r"(?:\\text\{\s?\(?[A-J]\)?[.:]?\s?\}|\([A-J]\)|[A-J]
 _CONDITION = re.compile(
     r"(?P<body>\S.*?),?\s?(?:\\text\{\s?|\b)(?P<condition>for (?:all|any|every|each)\b.*)", re.DOTALL
 )
+_GROUPED = re.compile(r",0\d\d(?!\d)")  # 1,000 is no list
 _FUNCTION = re.compile(r"y|[fgh](?:\(x\))?")
 
 
@@ -99,7 +100,7 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
         return _same_approximation(gold, answer, leaf, depth)
     (gold_name, gold_number), (answer_name, answer_number) = _named_quantity(gold), _named_quantity(answer)
     if gold_number is not None and answer_number is not None and (answer_name in ("", gold_name) or not gold_name):
-        return same_quantity(gold_number, answer_number)
+        return _same_number(gold_number, answer_number, leaf)
     if gold_choice(gold) is not None:
         return _is_chosen(gold, answer, leaf, depth)
     gold_words, answer_words = words(gold), words(answer)
@@ -114,10 +115,15 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
         return same_time(gold_time, answer_time)
     if RATIO.fullmatch(gold):
         return same_ratio(gold, answer)
-    gold_members, answer_members = read_members(gold), read_members(answer)
+    gold_members = None if gold_number is not None and _GROUPED.search(gold) else read_members(gold)
+    answer_members = read_members(answer)
     if gold_members is None and answer_members is None:
         return _same_scalar(gold, answer, leaf, depth)
     return _same_members(gold, gold_members, answer, answer_members, leaf, depth)
+
+
+def _same_number(gold: Quantity, answer: Quantity, leaf: Leaf) -> bool:
+    return (not leaf.strict or answer.worked_out or not gold.worked_out) and same_quantity(gold, answer)
 
 
 def _same_approximation(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
@@ -260,12 +266,14 @@ def _same_scalar(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
         return _has_value(gold, answer_sides, leaf, depth)
     if len(gold_sides) == 2 and NAME.fullmatch(gold_sides[1]) and not NAME.fullmatch(gold_sides[0]):
         gold_sides = gold_sides[::-1]
+    if len(gold_sides) == 2 and gold_sides == answer_sides[::-1] and all(map(NAME.fullmatch, gold_sides)):
+        return True
     name, value = gold_sides[0], gold_sides[-1]
     named = NAME.fullmatch(name) is not None
     if len(answer_sides) == 1:
         return named and equal(value, answer, leaf, depth + 1)
     if named and (any(_same_name(name, side) for side in answer_sides) or not LETTER.search(value)):
-        known = all(_same_name(name, side) for side in answer_sides if NAME.fullmatch(side))
+        known = all(_same_name(name, side) or side == value for side in answer_sides if NAME.fullmatch(side))
         return known and _has_value(value, answer_sides, leaf, depth)
     if not LETTER.search(gold):  # 539 = 7^2 * 11: a true statement, like any other
         orders = (answer_sides, answer_sides[::-1]) if len(answer_sides) == len(gold_sides) else ()
@@ -292,6 +300,8 @@ def _has_value(gold: str, sides: list[str], leaf: Leaf, depth: int) -> bool:
     """Whether an equation says the gold value: `x = 3`, `3 = x`, `1 + 2 = 3`, but not `3 = 4` nor `a - b = 3`."""
     if len(sides) == 2 and NAME.fullmatch(sides[1]) and not NAME.fullmatch(sides[0]):
         sides = sides[::-1]
+    if len(set(sides)) < len(sides):  # 2=2 says nothing
+        return False
     if not equal(gold, sides[-1], leaf, depth + 1):
         return False
     on_the_way = replace(leaf, strict=False)
@@ -313,7 +323,7 @@ def _same_expression(gold: str, answer: str, leaf: Leaf) -> bool:
         return False
     numbers = read_quantity(gold), read_quantity(answer)
     if numbers[0] is not None and numbers[1] is not None:
-        return same_quantity(numbers[0], numbers[1])
+        return _same_number(numbers[0], numbers[1], leaf)
     if "\\infty" in (gold.lstrip("+-"), answer.lstrip("+-")):
         return gold.lstrip("+") == answer.lstrip("+")
     if not is_plain_mathematics(gold) or not is_plain_mathematics(answer):

@@ -52,6 +52,8 @@ _RULES = tuple(
         (r"\\(?:hspace|vspace|phantom|hphantom)\*?\{[^{}]*\}", " "),
         (r"\{,\}(?=\d{3}(?!\d))", ","),
         (r"(?<=\d)\{,\}(?=\d)", "."),
+        (r"\{:\}", ":"),
+        (r"(?<=\d), (?=0\d\d(?!\d))", ","),  # 35, 000
         (r",\s?" + _ESCAPED + r"!\s?", ","),
         (_ESCAPED + r"!", ""),
         (_ESCAPED + r"[,;:> ]|~|\\(?:quad|qquad|enspace|thinspace|space)(?![A-Za-z])", " "),
@@ -87,7 +89,7 @@ _RULES = tuple(
          ""),
         # Plain text
         (r"\*\*", "^"),
-        (r"\*", r"\\cdot "),
+        (r"(?<!\^)(?<!\^\{)\*", r"\\cdot "),
         (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
         (r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log)(?=[\s({]|\d)", r"\\\1"),
@@ -131,7 +133,8 @@ def normalise(text: str) -> str:
     text = _MARKDOWN.sub("", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    return text.strip().rstrip(".,;: ").strip()
+    text = text.strip()
+    return text if text.endswith("..") else text.rstrip(".,;: ").strip()
 
 
 def _to_ascii(text: str) -> str:

@@ -16,7 +16,7 @@ MAX_TRIES = 60
 # A polynomial of a higher degree is left to the other points
 MAX_DEGREE = 6
 
-_SWITCHING = (sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.floor, sympy.ceiling)
+_SWITCHING = (sympy.Abs, sympy.sign)
 
 
 def is_rational(*expressions: sympy.Basic) -> bool:
@@ -86,6 +86,8 @@ def _switches(expressions) -> list:
         for node in sympy.preorder_traversal(expression):
             if isinstance(node, (sympy.Max, sympy.Min)):
                 found |= {left - right: None for left, right in itertools.combinations(node.args, 2)}
+            elif isinstance(node, (sympy.floor, sympy.ceiling)):
+                found |= {node.args[0] - whole: None for whole in (0, 1)}
             elif isinstance(node, _SWITCHING):
                 found[node.args[0]] = None
             elif node.is_Pow and not node.exp.is_Integer and node.base.free_symbols:

@@ -49,6 +49,8 @@ class Quantity:
             Decimal places of a decimal.
         numeral (`str`, *optional*):
             The sign and the digits of an integer or a decimal, `None` for anything else.
+        worked_out (`bool`):
+            `False` for what is left to be computed: a fraction of decimals, `10^2`.
     """
 
     value: Fraction
@@ -58,6 +60,7 @@ class Quantity:
     digits: int | None = None
     places: int = 0
     numeral: str | None = None
+    worked_out: bool = True
 
 
 def read_quantity(text: str) -> Quantity | None:
@@ -94,7 +97,15 @@ def read_quantity(text: str) -> Quantity | None:
         digits=len(number.replace(".", "").lstrip("0")) if is_decimal else None,
         places=len(number.partition(".")[2]) if is_decimal else 0,
         numeral=("-" if negative else "") + number if is_plain else None,
+        worked_out=_is_worked_out(match),
     )
+
+
+def _is_worked_out(match: re.Match) -> bool:
+    parts = ("numerator", "denominator", "numerator2", "denominator2")
+    if any("." in (match[part] or "") for part in parts):
+        return False
+    return match["mantissa"] is not None or (match["power"] or match["power2"]) not in ("0", "1", "2", "+1", "+2")
 
 
 def same_quantity(gold: Quantity, answer: Quantity) -> bool:

@@ -1,6 +1,7 @@
 """One value and what stands around it: a unit behind it, a rounding beside it, a ratio, a time of day."""
 
 import re
+from fractions import Fraction
 
 from troll_trl.rewards.verifier.quantities import read_quantity, same_quantity
 from troll_trl.rewards.verifier.units import canonical_unit, read_unit
@@ -12,7 +13,9 @@ _UNIT_BEHIND = re.compile(r"(?:(?:\s|/|\\cdot|-){0,2}\\text\{(?:[^{}]|\{[^{}]*\}
 _TIME = re.compile(r"(\d{1,2})(?::([0-5]\d))?\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
 _FUNCTION_WORDS = frozenset(("sinh", "cosh", "tanh", "arcsin", "arccos", "arctan", "sqrt", "frac", "matrix", "pmatrix"))
-_SKIPPED = re.compile(r"\\(?:[lcv]?dots|to|sim|simeq|[Rr]ightarrow|iff|implies|mapsto)(?![A-Za-z])|\.\.\.|[^\x00-\x7f]")
+_SKIPPED = re.compile(
+    r"\\(?:(?:measured)?angle|triangle|parallel|perp|overrightarrow|widehat|[lcv]?dots|to|sim|simeq|[Rr]ightarrow|iff|implies|mapsto)(?![A-Za-z])|\.\.\.|[^\x00-\x7f]"
+)
 _BASE = re.compile(r"(?<![\^\d])\d+_\{?\d")
 
 
@@ -50,7 +53,8 @@ def may_round_to(exact: str, rounded: str) -> bool:
     left, right = read_quantity(exact.strip()), read_quantity(rounded.strip())
     if right is None:
         return False
-    return left is None or abs(left.value - right.value) <= abs(left.value) / 100
+    slack = Fraction(1, 2 * 10**right.places)
+    return left is None or abs(left.value - right.value) <= max(slack, abs(left.value) / 100)
 
 
 def same_ratio(gold: str, answer: str) -> bool:

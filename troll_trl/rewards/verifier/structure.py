@@ -39,11 +39,10 @@ _EVENT = r"(?:[A-Za-z0-9,|=<>_ ]|\\(?:cap|cup|mid|text|ge|le|bar|overline|ldots)
 # What an equation may give a value to: a letter, perhaps with an index, f(x), P(A|B), |AB|, \angle ABC, (x,y), dy/dx,
 # or words
 NAME = re.compile(
-    r"(?:m?\\(?:angle|measuredangle|overline|triangle|vec|hat|bar|tilde|overrightarrow|widehat|mathbf|mathcal|mathbb|det"
-    r"|deg)\s?)?"
+    r"(?:m?\\(?:angle|measuredangle|overline|triangle|vec|hat|bar|tilde|overrightarrow|widehat|mathbf|mathcal|mathbb)\s?)?"
     rf"\{{?(?:{_SYMBOL}|[A-Z]{{2,4}})\}}?'{{0,3}}(?:{_INDEX})?(?:\^(?:\{{-1\}}|\*|\{{\(\d\)\}}))?"
     rf"(?:\({_ITEM}(?:,{_ITEM}){{0,3}}\))?"
-    rf"|[PEnN]\({_EVENT}\)|E\[{_EVENT}\]|\\(?:text|Pr|Var)\{{?(?:Var|Cov|Pr|P)?\}}?\({_EVENT}\)"
+    rf"|\\(?:det|deg|dim|rank|tr|ord)\s?\(?{_SYMBOL}\)?|[PEnN]\({_EVENT}\)|E\[{_EVENT}\]|\\(?:text|Pr|Var)\{{?(?:Var|Cov|Pr|P)?\}}?\({_EVENT}\)"
     rf"|\|[A-Z]{{2}}\||\[[A-Z]{{3,6}}\]|\\\|{_SYMBOL}\\\||\|(?:z|\\vec\{{?\s?\w\}}?)\||\\frac\{{d{_SYMBOL}\}}\{{d{_SYMBOL}\}}"
     rf"|\((?:\s?{_SYMBOL},?)+\s?\)"
     r"|(?:\\text\{[^{}0-9]*\}\s?)+(?:\\triangle\s?)?[A-Z]{0,4}|(?:[A-Za-z]{5,}|[Aa]rea)(?: [A-Za-z]+){0,5}"

@@ -223,7 +223,21 @@ def _same_solutions(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
         if len(left) != len(right) or any(abs(a - b) > 1e-9 * (1 + abs(a)) for a, b in zip(left, right, strict=True)):
             return False
         found = found or bool(left)
-    return True if found else (None if looked else False)
+    if found:
+        return not any(_solves_one(gold, answer, symbol) for symbol in symbols)
+    return None if looked else False
+
+
+def _solves_one(gold: sympy.Expr, answer: sympy.Expr, symbol: sympy.Symbol) -> bool:
+    """Whether a small number solves only one of two equations, as 1 does after both sides are multiplied by q-1."""
+    point, _ = next(points(gold, answer))
+    for number in (0, 1, -1, 2):
+        values = [_value(side, point | {symbol: sympy.Integer(number)}, DIGITS_OF_FUNCTIONS) for side in (gold, answer)]
+        if all(value is not None and value is not sympy.nan for value in values):
+            zeros = [_close(1 + value, sympy.Integer(1), DIGITS_OF_FUNCTIONS) for value in values]
+            if zeros[0] != zeros[1]:
+                return True
+    return False
 
 
 def _approximates(text: str, value: sympy.Expr) -> bool:

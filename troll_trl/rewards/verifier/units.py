@@ -25,17 +25,25 @@ _UNIT_NAMES = {
     for variant in ({name, f"{name}s", name.capitalize(), f"{name.capitalize()}s"} if len(name) > 2 else {name})
 }
 _UNIT_TOKEN = re.compile(r"[A-Za-zΩμ]+|\$|\^\{?(-?\d)\}?|/|\\cdot|\\circ|[()^{}.\s-]|\S")
-# What changes the value, or continues it, is no unit
+# What changes the value, continues it or takes it back is no unit
 _CONTINUING = """
-    and or plus minus over half halves thirds quarters fourths fifths sixths sevenths eighths ninths tenths
-    twelfths hundredth hundredths thousandth thousandths millionth millionths billionths squared cubed pi
-    i e sqrt factorial mod modulo not but if when where hundreds thousands millions billions trillions dozens
+    and or plus minus over half halves thirds quarters fourths fifths sixths sevenths eighths ninths squared cubed pi
+    i e sqrt factorial mod modulo not but if when where unless except hundreds thousands millions billions trillions
+    dozens tens
     one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
-    nineteen twenty thirty forty fifty sixty seventy eighty ninety zero more less least most maybe perhaps possibly
-    between below above through until wrong incorrect vs versus than
+    nineteen twenty thirty forty fifty sixty seventy eighty ninety zero nines more less least most
+    between below above through until versus vs than rather instead xor nor etc counting infinity
+    maybe perhaps possibly probably likely surely wrong incorrect false
+    double doubled twice triple tripled thrice quadruple quadrupled halved divided multiplied choose power
+    root log negative inverse reciprocal conjugate transpose remainder percent percents
+    gross score scores couple myriad lakh lakhs crore crores kilo mega giga milli micro nano mil bn
+    binary octal hex hexadecimal base
 """
+_FRACTION_WORD = re.compile(
+    r"(?:ten|eleven|twelf|\w*teen|\w*tie|hundred|thousand|\w*illion|dozen|n|k)ths?", re.IGNORECASE
+)
 # These are, unless they end it: "third graders", "times", but not "2 thirds" nor "5 times 3"
-_ORDINAL_WORDS = "first second third fourth fifth sixth seventh eighth ninth tenth quarter"
+_ORDINAL_WORDS = "first second third fourth fifth sixth seventh eighth ninth tenth quarter prime"
 _ORDINALS = frozenset(_ORDINAL_WORDS.split())
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,8}")
 _CJK_NUMERALS = frozenset("一二三四五六七八九十百千万亿半分之倍个百分点零两双打约或和与至到不多少加减乘除以平方立次根")
@@ -85,11 +93,11 @@ def read_unit(text: str) -> tuple[str | None, int, bool] | None:
         return name, factor, False
     # "apples", "dollars per hour": unknown words, of which a few may follow
     words = text.replace("-", " ").split()
-    if not apart or len(words) > 5 or not all(re.fullmatch(r"[A-Za-z]{2,}[.]?", word) for word in words):
+    if not apart or not 0 < len(words) <= 5 or not all(re.fullmatch(r"[A-Za-z]{2,}[.]?", word) for word in words):
         return None
     if (
         words[-1].lower() in _ORDINALS
-        or any(word.lower() in _NOT_UNITS for word in words)
+        or any(word.lower().rstrip(".") in _NOT_UNITS or _FRACTION_WORD.fullmatch(word) for word in words)
         or not any(len(word) > 2 for word in words)
     ):
         return None

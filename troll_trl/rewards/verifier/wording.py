@@ -9,6 +9,14 @@ MAX_WRAPPINGS = 12
 # Chinese, Japanese and Korean letters stand in words too
 _LETTER = r"[A-Za-z\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 _WORDS = re.compile(rf"{_LETTER}(?:{_LETTER}|['-])*(?: (?:{_LETTER}|['-])+)*")
+_TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
+_MATHEMATICS = re.compile(r"[\d\\<>=^+]|\A\s?[A-Za-z]\s?\Z")
+# What may stand before the whole answer: an "= 5" without a left side, "Answer: 5", "therefore"
+_INTRODUCTION = re.compile(
+    r"\A(?:=|(?:\\text\{)?\s?(?:the )?(?:final |correct )?answer(?: is)?\s?(?::\s?\}?|(?<=is)\s?\}|(?<=is)\s)"
+    r"|\\(?:approx|therefore|Rightarrow|implies)(?![A-Za-z]))\s*(?=\S)",
+    re.IGNORECASE,
+)
 _NO_SOLUTION = """
     no solutions, no real solutions, no real solution, empty set, the empty set, none, no such number, no such numbers,
     has no solution, there is no solution, there are no solutions, there is no real solution, 无解, 无实数解, 空集
@@ -54,9 +62,11 @@ def is_judgement(text: str) -> bool:
 def unwrap(text: str) -> str:
     """Without the braces, parentheses or text command around the whole of one value."""
     for _ in range(MAX_WRAPPINGS):
-        text = text.strip(" ").rstrip(".,;:")
-        wrapped = re.fullmatch(r"\\text\{([^{}]*)\}", text)
-        if wrapped and (any(map(str.isdigit, wrapped[1])) or "\\" in wrapped[1]):
+        text = text.strip(" ")
+        text = text if text.endswith("..") else text.rstrip(".,;:")
+        text = _INTRODUCTION.sub("", text, count=1)
+        wrapped = _TEXT.fullmatch(text)
+        if wrapped and _MATHEMATICS.search(wrapped[1]):
             text = wrapped[1]
             continue
         if text[:1] in ("(", "{") and closing(text) == len(text) - 1:
@@ -65,6 +75,4 @@ def unwrap(text: str) -> str:
                 text = inner
                 continue
         break
-    if text.startswith((r"\approx", r"\therefore", r"\Rightarrow", r"\implies")):
-        return text.partition(" ")[2] if " " in text else re.sub(r"\\[A-Za-z]+", "", text, count=1)
     return re.sub(r"\A(?:approximately|about|exactly) (?=\S)", "", text)
