@@ -141,7 +141,7 @@ def test_bytes_per_token_are_printed_once(tmp_path, capsys):
 
 def test_only_live_positions_and_used_slots_take_memory(tmp_path):
     trainer = make_trainer(
-        TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=1, temperature=0.5, max_completion_length=48
+        TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=1, tail_mass=0.5, max_completion_length=48
     )
     trainer.train()
     for batch in trainer._buffered_inputs:

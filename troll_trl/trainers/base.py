@@ -17,7 +17,7 @@ from troll_trl.resilience.input_checks import InputChecksMixin
 from troll_trl.resilience.nonfinite import NonFiniteMixin
 from troll_trl.trainers.config import TrollOptions, trust_region_fields
 from troll_trl.trainers.kernel_check import settle_kernels
-from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding
+from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding, what_trl_reads
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, TOKEN_IDS, CopiesAhead, join_rows, with_dense
 from troll_trl.trainers.trl_compat import check_trl, silence_known_warnings
@@ -228,7 +228,7 @@ class TrustRegionMixin(_Trainer):
             kept = slice(-logits_to_keep, None)  # completion tokens, (b, C) of one chunk of rows
             dense = SparseDistribution(output.token_ids[:, kept], output.sparse_log_probs[:, kept])
             parts.append(RaggedDistribution.pack(dense).to("cpu"))
-            return output
+            return what_trl_reads(output, output.log_probs)
 
         result = score(old_policy, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
         self._recorded, self._recorded_log_probs = RaggedDistribution.concatenate(parts), result[0]
