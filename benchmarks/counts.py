@@ -1,18 +1,19 @@
-"""What a GPU would do in one pass of the head and of the projection, counted without one, ours beside TRL's.
+"""What a GPU would do in a training step and in each pass of the head, counted without one, ours beside TRL's.
 
     python benchmarks/counts.py
     python benchmarks/counts.py --tokens 32768 131072
 
 The GPU's code runs on tensors of the meta device: no memory, no arithmetic, but every operation and every kernel launch
-passes by. Counted are the FLOPs of matrix products, the bytes of logits and block statistics written and read,
-launches, waits for the device, and the most bytes held beyond the inputs. The prediction below them rests on the FLOPs
-and bytes per second of `DEVICES`, and on launches that hide behind the work; a measurement on such a device may refute
-it.
+passes by. Counted are the FLOPs of matrix products and attention, the bytes of logits and block statistics written and
+read, the bytes that all other operations write and read, launches, waits for the device, and the most bytes held beyond
+the inputs. The prediction below them rests on the FLOPs and bytes per second of `DEVICES`, and on launches that hide
+behind the work; a measurement on such a device may refute it.
 """
 
 import argparse
 import contextlib
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,16 +23,27 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 from trl.kernels import chunked_logprob
+from trl.trainer import utils as trl_utils
+from trl.trainer.utils import add_fused_lm_head
 
-from troll_trl.lm_head import sparse_log_probs, support_selection
+from troll_trl.lm_head import add_sparse_lm_head, sparse_log_probs, support_selection
 from troll_trl.lm_head.kernels import blocks, candidates, fold, gradient, tiles
 from troll_trl.lm_head.kernels.tiles import LogitTransform
+from troll_trl.trainers.loss_pass import LossPass
 from troll_trl.trust_region import dispatch, projection, projection_kernel
+from troll_trl.trust_region.ragged import RaggedDistribution
+from troll_trl.trust_region.sparse import SparseDistribution
 
 MIB = 2**20
-# Hidden size, vocabulary, parameters beside head and embeddings
-SHAPES = {"qwen3-0.6b": (1024, 151_936, 0.44e9), "qwen3-4b": (2560, 151_936, 3.6e9)}
+# Hidden size, vocabulary
+SHAPES = {"qwen3-0.6b": (1024, 151_936), "qwen3-4b": (2560, 151_936)}
+# The rest of these models; the embeddings are the head
+CONFIGS = {
+    "qwen3-0.6b": {"intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "qwen3-4b": {"intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+}
 # Dense bf16 FLOP/s that large matrix products reach of the peak (989e12 and 312e12), bytes/s of the data sheets
 DEVICES = {"H100 SXM": (700e12, 3.35e12), "A100 SXM 80 GB": (250e12, 2.04e12)}
 SUPPORT = 64
@@ -45,6 +57,8 @@ TILE_PASSES = {
 }
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "masked_scatter_backward", "unique2"}
 PRODUCTS = {"mm", "addmm"}
+_LOOKED_UP = ("embedding", "index_select", "gather")
+_NOTHING_READ = ("new_", "zeros", "ones", "full", "arange", "scalar_tensor")
 
 
 @dataclass
@@ -53,6 +67,7 @@ class Counts:
 
     flops: float = 0.0
     tile_bytes: float = 0.0
+    other_bytes: float = 0.0  # of all operations but products and those on a tile
     peak_bytes: int = 0
     waits: int = 0
     launches: Counter = field(default_factory=Counter)
@@ -62,8 +77,8 @@ class Counts:
         return sum(self.launches.values())
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
-        """Products and passes over tiles one after the other, nothing else."""
-        return self.flops / flops_per_second + self.tile_bytes / bytes_per_second
+        """Products and what reads and writes memory one after the other."""
+        return self.flops / flops_per_second + (self.tile_bytes + self.other_bytes) / bytes_per_second
 
 
 class Recorder(TorchDispatchMode):
@@ -78,14 +93,19 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func._overloadpacket.__name__
-        if name in WAITS or _leaves_the_device(func, args, kwargs):
+        if name in WAITS or _is_unknown(name, args) or _leaves_the_device(func, args, kwargs):
             self.counts.waits += 1
-        result = func(*args, **kwargs)
+        result = _UNKNOWN[name](*args) if _is_unknown(name, args) else func(*args, **kwargs)
         if name in PRODUCTS:
             a, b = args[:2] if name == "mm" else args[1:3]
             self.counts.flops += 2 * a.shape[0] * a.shape[1] * b.shape[1]
         if not func.is_view and not name.startswith(("empty", "new_empty", "detach", "_unsafe_view")):
             self.counts.launches[name] += 1
+            if name not in PRODUCTS:
+                read = result if name.startswith(_LOOKED_UP) else (args, kwargs)  # of a table, what is written
+                read = () if name.startswith(_NOTHING_READ) or name.endswith("_like") else read
+                tensors = [x for x in tree_leaves((read, result)) if isinstance(x, torch.Tensor)]
+                self.counts.other_bytes += sum(x.numel() * x.element_size() for x in tensors)
         for x in tree_leaves(result):
             if isinstance(x, torch.Tensor):
                 self._hold(x.untyped_storage())
@@ -108,9 +128,25 @@ class Recorder(TorchDispatchMode):
         elif name == "_best_tokens_kernel":  # the members of the best blocks
             self.moved(first[:, : blocks.BLOCK * others[8]], 1)
         self.moved(first, TILE_PASSES.get(name, 0))
+        if name.startswith("_project"):
+            tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+            self.counts.other_bytes += sum(x.numel() * x.element_size() for x in tensors)
 
     def moved(self, tensor: torch.Tensor, passes: int) -> None:
         self.counts.tile_bytes += passes * tensor.numel() * tensor.element_size()
+
+
+# What a device would be waited for, and a meta tensor cannot say: every position is live, and every check passes
+_UNKNOWN: dict[str, Callable] = {
+    "nonzero": lambda x: x.new_empty((x.numel(), x.dim()), dtype=torch.int64),
+    "_local_scalar_dense": lambda x: False,
+    "index": lambda x, indices: x.new_empty((indices[0].numel(), *x.shape[indices[0].dim() :])),
+    "masked_scatter_backward": lambda gradient, mask, sizes: gradient.new_empty(sizes),
+}
+
+
+def _is_unknown(name: str, args) -> bool:
+    return name in _UNKNOWN and (name != "index" or args[1][0].dtype == torch.bool)
 
 
 def _leaves_the_device(func, args, kwargs) -> bool:
@@ -161,7 +197,8 @@ def recorded(inputs: list[torch.Tensor]) -> Iterator[Recorder]:
         stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", lambda device: False))
         for module in (sparse_log_probs, blocks, candidates, fold, gradient, tiles, projection):
             stack.enter_context(mock.patch.object(module, "use_triton", lambda device: True))
-        stack.enter_context(mock.patch.object(chunked_logprob, "_use_triton", lambda device: True))
+        for module in (chunked_logprob, trl_utils):
+            stack.enter_context(mock.patch.object(module, "_use_triton", lambda device: True))
         stack.enter_context(mock.patch.object(dispatch, "on_device", lambda device: contextlib.nullcontext()))
         stack.enter_context(recorder)
         yield recorder
@@ -220,41 +257,123 @@ def _add_trls_products(counts: Counts, vocabulary: int, tokens: int) -> None:
     counts.tile_bytes += products * tokens * vocabulary * 2
 
 
-def predicted_ratio(shape: str, counts: dict[str, Counts], tokens: int, device: str) -> float:
+class _Attention(torch.autograd.Function):
+    """In place of a flash attention: its FLOPs, and what it keeps for the backward."""
+
+    @staticmethod
+    def forward(ctx, recorder, query, key, value):
+        ctx.recorder, ctx.flops = recorder, 2 * query.numel() * query.shape[2]  # two products, half of them masked
+        recorder.counts.flops += ctx.flops
+        out, log_sum_exp = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, log_sum_exp)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.recorder.counts.flops += 2.5 * ctx.flops  # one product again, and two for each of the forward's
+        return None, *(torch.empty_like(x) for x in ctx.saved_tensors[:3])
+
+
+def count_steps(shape: str, rows: int, length: int, layers: int | None = None) -> dict[str, Counts]:
     """
-    Time of a training step, scoring included and generation not, over that of TRL's. Both do the same model, counted by
-    the FLOPs of its parameters (a forward in scoring; forward, recomputed forward and twice that for the backward in
-    training; attention would add to both), and then what was counted of their heads.
+    The loss and its gradient for a micro-batch, and the pass that scores it, of a whole model with gradient
+    checkpointing: all tokens live, in bf16, without the optimizer, which both share.
+
+    Args:
+        shape (`str`):
+            A name of `SHAPES`.
+        rows (`int`), length (`int`):
+            Completions of the micro-batch, and their tokens.
+        layers (`int`, *optional*):
+            Layers of the model, where the shape's are not wanted.
+
+    Returns:
+        `dict[str, Counts]`: `"ours/scoring"`, `"ours/training"`, `"trl/scoring"`, `"trl/training"`.
     """
-    flops_per_second, bytes_per_second = DEVICES[device]
-    model = 2 * SHAPES[shape][2] * tokens * (1 + 4) / flops_per_second
-    head = lambda whose: sum(
-        counts[f"{whose}/{name}"].seconds(flops_per_second, bytes_per_second) for name in ("training", "scoring")
-    )
-    kept = tokens * (SUPPORT + 1) * 4
-    # Reads and writes of (tokens, K + 1) float32: the projection's five, and some twenty in the loss around it
-    small = 25 * kept / bytes_per_second
-    return (model + head("ours") + small) / (model + head("trl"))
+    hidden_size, vocabulary = SHAPES[shape]
+    config = {**CONFIGS[shape], "head_dim": 128, "num_key_value_heads": 8, "tie_word_embeddings": True}
+    config["num_hidden_layers"] = layers or config["num_hidden_layers"]
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(Qwen3Config(vocab_size=vocabulary, hidden_size=hidden_size, **config))
+        model = model.to(torch.bfloat16).train()
+        ids = torch.empty(rows, length + 1, dtype=torch.int64)
+        support = torch.empty(rows, length, SUPPORT, dtype=torch.int32)
+        log_probs = torch.empty(rows, length, SUPPORT + 1)
+        old, advantages = torch.empty(rows, length), torch.empty(rows, 1)
+        live = torch.ones(rows, length, dtype=torch.bool)
+    kwargs = {"use_reentrant": False, "preserve_rng_state": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of a name that old and new versions of transformers know
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+    model.config._attn_implementation = "counted"
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    add_sparse_lm_head(model)
+    batch = {"input_ids": ids, "attention_mask": {"full_attention": None}, "labels": ids, "fused_lm_head": True}
+
+    def clip():
+        ratio = (model(**batch).log_probs - old).exp()
+        limited = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+        (-limited * live).sum().backward()
+
+    def troll():
+        this = LossPass(SparseDistribution(support, log_probs), 0.05, live)
+        ratio = (this.wrap(model, length)(**batch).log_probs - old).exp()
+        ((this.regression - ratio * advantages) * live).sum().backward()
+
+    def pack():
+        output = model(**batch, support_size=SUPPORT, check_finite=False)
+        RaggedDistribution.pack(SparseDistribution(output.token_ids, output.sparse_log_probs))
+
+    runs = {"ours/scoring": pack, "ours/training": troll, "trl/scoring": lambda: model(**batch), "trl/training": clip}
+    result = {}
+    for name, run in runs.items():
+        inputs = [*model.parameters(), ids, support, log_probs, old, advantages, live]
+        with torch.set_grad_enabled(name.endswith("training")), recorded(inputs) as recorder:
+            attention = lambda module, q, k, v, mask, recorder=recorder, **_: (
+                _Attention.apply(recorder, q, k, v).transpose(1, 2).contiguous(),
+                None,
+            )
+            AttentionInterface.register("counted", attention)
+            run()
+        model.zero_grad(set_to_none=True)
+        result[name] = recorder.counts
+        if name.startswith("trl"):
+            heads_products = 1 if name.endswith("scoring") else 2
+            result[name].tile_bytes += heads_products * rows * length * vocabulary * 2
+    return result
+
+
+def predicted_ratio(counts: dict[str, Counts], device: str) -> float:
+    """Time of scoring and training a micro-batch over that of TRL's, generation and optimizer not counted."""
+    seconds = {name: of.seconds(*DEVICES[device]) for name, of in counts.items()}
+    ours, theirs = (sum(seconds[f"{whose}/{name}"] for name in ("scoring", "training")) for whose in ("ours", "trl"))
+    return ours / theirs
+
+
+def print_rows(shape: str, tokens: int, what: str, counts: dict[str, Counts]) -> None:
+    for name, of in counts.items():
+        print(
+            f"| {shape} | {tokens:,} | {what}{name} | {of.flops / 1e15:.3f} | {of.tile_bytes / 1e9:.1f} | "
+            f"{of.other_bytes / 1e9:.1f} | {of.launched:,} | {of.waits} | {of.peak_bytes / MIB:,.0f} |",
+            flush=True,
+        )
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--tokens", type=int, nargs="+", default=[8 * 4096, 8 * 16_384])
+    options.add_argument("--tokens", type=int, nargs="+", default=[8 * 4096, 8 * 16_384], help="of 8 completions")
     args = options.parse_args()
-    print("| shape | tokens | pass | PFLOP | tile GB | launches | waits | peak MiB |\n|" + "---|" * 8)
+    print("| shape | tokens | pass | PFLOP | tile GB | other GB | launches | waits | peak MiB |\n|" + "---|" * 9)
     ratios = []
-    for shape, (hidden_size, vocabulary, _) in SHAPES.items():
+    for shape, (hidden_size, vocabulary) in SHAPES.items():
         for tokens in args.tokens:
-            counts = count_passes(hidden_size, vocabulary, tokens)
-            for name, of in counts.items():
-                print(
-                    f"| {shape} | {tokens:,} | {name} | {of.flops / 1e15:.3f} | {of.tile_bytes / 1e9:.1f} | "
-                    f"{of.launched:,} | {of.waits} | {of.peak_bytes / MIB:,.0f} |"
-                )
-            ratios += [(shape, tokens, device, predicted_ratio(shape, counts, tokens, device)) for device in DEVICES]
+            print_rows(shape, tokens, "head: ", count_passes(hidden_size, vocabulary, tokens))
+            counts = count_steps(shape, 8, tokens // 8)
+            print_rows(shape, tokens, "step: ", counts)
+            ratios += [(shape, tokens, device, predicted_ratio(counts, device)) for device in DEVICES]
     print("\n| shape | tokens | device | predicted step, ours/TRL |\n|" + "---|" * 4)
     for shape, tokens, device, ratio in ratios:
-        print(f"| {shape} | {tokens:,} | {device} | {ratio:.3f} |")
+        print(f"| {shape} | {tokens:,} | {device} | {ratio:.4f} |")
 
 
 if __name__ == "__main__":

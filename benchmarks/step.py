@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, with_dense
 from troll_trl.trust_region.projection import project
 
 UPDATES, GENERATIONS = 8, 2
@@ -134,15 +135,15 @@ class Trainers:
             seconds = time.perf_counter() - start
         if name == "troll":
             batch = trainer._buffered_inputs[0]
-            tensors = [batch["troll_old_token_ids"], batch["troll_old_log_probs"]]
-            tokens = batch["completion_mask"].numel()
+            old = batch[COLUMN]
             self.projected = next(
                 line["troll/projected_fraction"]
                 for line in trainer.state.log_history
                 if "troll/projected_fraction" in line
             )
-            self.cache_bytes = sum(x.numel() * x.element_size() for x in tensors) / tokens
-            self.projection_seconds = UPDATES * self.time_projection(batch["troll_old_log_probs"])
+            self.cache_bytes = old.nbytes / int(batch["completion_mask"].sum())
+            dense = with_dense(batch, old.to(self.device))
+            self.projection_seconds = UPDATES * self.time_projection(dense[LOG_PROBS])
         trainer.accelerator.free_memory()
         del trainer
         self.model.zero_grad(set_to_none=True)

@@ -1,9 +1,133 @@
-"""The cache of the old policy: as small as its widest row allows, and its size said once."""
+"""The cache of the old policy: the dense form's training bit for bit, and a micro-batch's share of it on the device."""
 
+import gc
+import math
+import weakref
+
+import pytest
 import torch
-from trl_comparison import make_trainer
+from torch.nn.functional import pad
+from trl_comparison import logged, make_trainer, weights
 
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, TOKEN_IDS
+from troll_trl.trust_region.ragged import RaggedDistribution
+
+
+def with_tool_mask(trainer):
+    """Every third token was a tool's: scored, and not trained on."""
+    generate = trainer._generate
+
+    def masked(prompts):
+        prompt_ids, completion_ids, _, *others = generate(prompts)
+        return prompt_ids, completion_ids, [[int(t % 3 < 2) for t in range(len(x))] for x in completion_ids], *others
+
+    trainer._generate = masked
+
+
+def keep_dense(trainer, monkeypatch):
+    """The old policy as dense columns of the rollout batch, cut to its widest position, as it once travelled."""
+    parts, pack, generate = [], RaggedDistribution.pack, trainer._generate_and_score_completions
+
+    def recording(dense):
+        parts.append((dense.token_ids, dense.log_probs))
+        return pack(dense)
+
+    def with_dense_columns(inputs):
+        output = generate(inputs)
+        del output[COLUMN]
+        widths = [int((ids >= 0).sum(-1).max()) for ids, _ in parts]
+        ids = [pad(ids[..., :w], (0, max(widths) - w), value=-1) for (ids, _), w in zip(parts, widths, strict=True)]
+        log_probs = [
+            torch.cat([pad(x[..., :w], (0, max(widths) - w), value=-math.inf), x[..., -1:]], -1)
+            for (_, x), w in zip(parts, widths, strict=True)
+        ]
+        output[TOKEN_IDS], output[LOG_PROBS] = torch.cat(ids), torch.cat(log_probs)
+        parts.clear()
+        return output
+
+    monkeypatch.setattr(RaggedDistribution, "pack", recording)
+    trainer._generate_and_score_completions = with_dense_columns
+
+
+RUNS = {
+    "default": {},
+    "two_iterations": {"num_iterations": 2, "steps_per_generation": 2},
+    "accumulation": {"gradient_accumulation_steps": 2, "num_iterations": 2, "max_steps": 6},
+    "truncated": {"mask_truncated_completions": True, "max_completion_length": 48},
+    "sparse": {"tail_mass": 0.5, "temperature": 0.6},
+    "evaluated": {"eval_strategy": "steps", "eval_steps": 3},
+}
+
+
+@pytest.mark.parametrize("run", [*RUNS, "tools", "rloo"])
+def test_training_is_that_of_the_dense_form(run, tmp_path, monkeypatch):
+    trainers, options = [], {"learning_rate": 2e-2, "kl_bound": 0.01, **RUNS.get(run, {"num_iterations": 2})}
+    for dense in (True, False):
+        with monkeypatch.context() as patch:
+            if run == "rloo":
+                trainer = make_trainer(TrollRLOOTrainer, TrollRLOOConfig, tmp_path, beta=0.0, **options)
+            else:
+                trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, entropy_coef=0.01, **options)
+            if run == "tools":
+                with_tool_mask(trainer)
+            if dense:
+                keep_dense(trainer, patch)
+            trainer.train()
+            trainers.append(trainer)
+    expected, actual = trainers
+    assert COLUMN in actual._buffered_inputs[0] and COLUMN not in expected._buffered_inputs[0]
+    assert ("tool_mask" in actual._buffered_inputs[0]) == (run == "tools")
+    for key in ("loss", "grad_norm", "troll/policy_kl_max", "troll/support_size_mean", "troll/rest_mass_mean"):
+        assert logged(actual, key) == logged(expected, key) != []
+    assert max(logged(actual, "troll/projected_fraction")) > 0
+    for name, weight in weights(expected).items():
+        assert torch.equal(weight, weights(actual)[name]), name
+
+
+def test_on_the_device_are_a_micro_batch_and_the_next_one(tmp_path, monkeypatch):
+    """Whatever the rollout batch: 2 copies of 16 micro-batches' ragged numbers, and the dense form of one."""
+    length, copies, checked = 8, [], []
+    trainer = make_trainer(
+        TrollGRPOTrainer,
+        TrollGRPOConfig,
+        tmp_path,
+        steps_per_generation=16,
+        max_steps=17,
+        per_device_train_batch_size=4,
+    )
+    monkeypatch.setattr(trainer._old_policies, "_device", "another than the host")
+    to = RaggedDistribution.to
+
+    def copying(self, device, non_blocking=False):
+        if device == "cpu":
+            return to(self, device)
+        copy = self._each(torch.Tensor.clone)
+        copies.extend(weakref.ref(tensor) for tensor in copy.tensors.values())
+        return copy
+
+    monkeypatch.setattr(RaggedDistribution, "to", copying)
+    compute_loss = trainer._compute_loss
+
+    def checking(model, inputs):
+        checked.append(1)
+        if len(checked) not in (1, 2, 16, 17):  # looking takes long
+            return compute_loss(model, inputs)
+        copied = [tensor for tensor in (reference() for reference in copies) if tensor is not None]
+        buffered = [batch[COLUMN].nbytes for batch in trainer._buffered_inputs]
+        assert sum(tensor.nbytes for tensor in copied) <= 2 * max(buffered) < sum(buffered) / 4
+        width = inputs[TOKEN_IDS].shape[-1]
+        dense = [
+            x for x in gc.get_objects()
+            if type(x) is torch.Tensor and x.dim() == 3 and x.shape[1] >= length and x.shape[2] in (width, width + 1)
+        ]  # fmt: skip
+        assert any(x is inputs[LOG_PROBS] for x in dense)
+        assert sum(len(x) for x in dense) <= 4 * len(inputs[LOG_PROBS]), "ids and log-probabilities, and a copy"
+        return compute_loss(model, inputs)
+
+    trainer._compute_loss = checking
+    trainer.train()
+    assert len(checked) == 17 and len(copies) == 5 * 18, "each micro-batch is copied once, the 18th ahead of use"
 
 
 def test_bytes_per_token_are_printed_once(tmp_path, capsys):
@@ -11,18 +135,18 @@ def test_bytes_per_token_are_printed_once(tmp_path, capsys):
     trainer.train()  # two rollout batches
     lines = [line for line in capsys.readouterr().out.splitlines() if "bytes per completion token" in line]
     assert len(lines) == 1
-    # 12 ids and 13 log-probabilities of 4 bytes each
-    assert lines[0].startswith("TROLL: the old policy takes 100 bytes per completion token: up to 12 kept tokens")
+    # 12 ids, 13 log-probabilities and their number, of 4 bytes each; and 4 for each completion of almost 8 tokens
+    assert lines[0].startswith("TROLL: the old policy takes 105 bytes per completion token, on the host: 12.0 tokens")
 
 
-def test_cache_is_trimmed_to_the_widest_row(tmp_path):
-    """A low temperature leaves a token or two with mass; of 64 slots only the used ones are kept, in 32 bits."""
+def test_only_live_positions_and_used_slots_take_memory(tmp_path):
     trainer = make_trainer(
-        TrollGRPOTrainer, TrollGRPOConfig, tmp_path, support_size=64, tail_mass=0.5, max_steps=1, temperature=0.5
+        TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=1, tail_mass=0.5, max_completion_length=48
     )
     trainer.train()
     for batch in trainer._buffered_inputs:
-        ids, log_probs = batch["troll_old_token_ids"], batch["troll_old_log_probs"]
-        assert ids.shape[-1] < 64 and log_probs.shape[-1] == ids.shape[-1] + 1
-        assert ids.dtype == torch.int32 and log_probs.dtype == torch.float32
-    assert any((batch["troll_old_token_ids"][..., -1] >= 0).any() for batch in trainer._buffered_inputs)
+        old, live = batch[COLUMN], int(batch["completion_mask"].sum())
+        assert live < batch["completion_mask"].numel() and len(old.token_ids) < old.width * live
+        assert old.nbytes == 8 * len(old.token_ids) + 8 * live + 4 * len(old.lengths)
+        # Nothing else is kept alive with it
+        assert sum(x.untyped_storage().nbytes() for x in old.tensors.values()) == old.nbytes

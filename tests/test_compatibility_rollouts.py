@@ -70,7 +70,7 @@ def test_missing_log_probs(mode, steps_per_generation, vllm, tmp_path):
         assert logged(troll, key) == pytest.approx(logged(trl_run, key), rel=1e-3)
     assert min(logged(troll, "sampling/importance_sampling_ratio/min")) < 0.9, "the sampler differs from the policy"
     # The correction needs the old policy, so that it is kept in an idle run too
-    assert "troll_old_token_ids" in troll._buffered_inputs[0]
+    assert "troll_old_policy" in troll._buffered_inputs[0]
 
 
 def test_missing_log_probs_do_not_enter_the_projection(vllm, tmp_path, monkeypatch):
@@ -233,8 +233,9 @@ def test_tools(kind, tmp_path):
     assert max(logged(troll, "tools/call_frequency")) == 0.5
     assert max(logged(troll, "tools/failure_frequency")) == 0.0
     # The tool's words are context, not actions: neither projected nor regressed on
-    inputs = troll._buffered_inputs[0]
-    assert (inputs["tool_mask"] * inputs["completion_mask"]).sum() < inputs["completion_mask"].sum()
+    for inputs in troll._buffered_inputs:
+        trained = (inputs["tool_mask"] * inputs["completion_mask"]).sum()
+        assert inputs["troll_old_policy"].counts.count_nonzero() == trained < inputs["completion_mask"].sum()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
-from counts import MIB, SHAPES, _leaves_the_device, count_passes
+from counts import MIB, SHAPES, _leaves_the_device, count_passes, count_steps
 from tiny import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from trl.trainer.utils import add_fused_lm_head
@@ -20,7 +20,7 @@ from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
 pytestmark = pytest.mark.skipif(not TRITON_AVAILABLE or INTERPRETED, reason="counts the launches of compiled kernels")
 
 TOKENS = 8 * 4096
-_, VOCABULARY, _ = SHAPES["qwen3-0.6b"]
+_, VOCABULARY = SHAPES["qwen3-0.6b"]
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,43 @@ def test_peak_memory(counts):
     assert counts["ours/training"].peak_bytes <= 1.02 * counts["trl/training"].peak_bytes
     assert counts["ours/scoring"].peak_bytes <= 1.02 * counts["trl/scoring"].peak_bytes
     assert counts["projection"].peak_bytes <= 48 * MIB
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """Of a model with one layer; what more layers add is the same on both sides."""
+    return count_steps("qwen3-0.6b", 8, 4096, layers=1)
+
+
+def test_a_step_does_trls_products(steps):
+    for name in ("scoring", "training"):
+        # On the meta device the last position of a row, which has no label, counts as live: 1 in 4,097
+        assert steps[f"ours/{name}"].flops == pytest.approx(steps[f"trl/{name}"].flops, rel=1 / 4000)
+        head = 2 * TOKENS * VOCABULARY * SHAPES["qwen3-0.6b"][0]
+        assert steps[f"trl/{name}"].flops > (1 if name == "scoring" else 4) * head
+
+
+def test_what_a_step_moves_beside_its_products(steps):
+    """Above TRL's, in the loss: some 200 reads and writes of (tokens, 65) float32, forward and backward."""
+    kept = TOKENS * 65 * 4
+    assert 0 < steps["ours/training"].other_bytes - steps["trl/training"].other_bytes <= 200 * kept
+    assert 0 < steps["ours/scoring"].other_bytes - steps["trl/scoring"].other_bytes <= 200 * kept
+
+
+def test_launches_and_waits_of_a_step(steps):
+    """A forward alone has thousands at 28 layers."""
+    assert steps["ours/training"].launched - steps["trl/training"].launched <= 540
+    assert steps["ours/scoring"].launched - steps["trl/scoring"].launched <= 1480
+    # For the live positions and the check of their supports; TRL's indexes and scatters by a mask
+    assert steps["ours/training"].waits == 2 <= steps["trl/training"].waits
+    # For the live positions, and in packing the old policy for the host
+    assert steps["ours/scoring"].waits <= 6
+
+
+def test_peak_memory_of_a_step(steps):
+    """The model's own part is the least at one layer."""
+    for name in ("scoring", "training"):
+        assert steps[f"ours/{name}"].peak_bytes <= 1.01 * steps[f"trl/{name}"].peak_bytes
 
 
 class _Waits(TorchDispatchMode):

@@ -8,7 +8,7 @@ import torch
 from tiny import saved_model, tiny_tokenizer, token_reward
 from torch import nn
 from transformers import TrainerCallback
-from trl_comparison import logged, make_trainer, weights
+from trl_comparison import logged, make_trainer, micro_batch, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.resilience.nonfinite import without_masked
@@ -287,7 +287,7 @@ def test_masked_positions_never_enter_an_exp(garbage, level, steps_per_generatio
         use_bias_correction_kl=steps_per_generation > 1,
     )
     trainer.train()
-    inputs = dict(trainer._buffered_inputs[0])
+    inputs = micro_batch(trainer)
     shape = inputs["completion_mask"].shape
     inputs["advantages"] = torch.linspace(-1, 1, shape[0])
     inputs["tool_mask"] = torch.ones(shape, dtype=torch.long)

@@ -199,22 +199,24 @@ def test_at_the_end_of_a_rollout_batch_nothing_is_lost_without_it(tmp_path, capl
 
 
 def test_the_file_holds_tensors_and_json_of_the_stated_size(uninterrupted):
-    """8·K + 4 bytes for the old policy and at most 32 more a token, padding included."""
+    """For a live token with k kept ones 8·k + 8 bytes of the old policy; at most 32 more a token, padding included."""
     trainer = uninterrupted("eight_updates")
     path = f"{trainer.args.output_dir}/checkpoint-3/{rollout_state.file_name(0, 1)}"
     with safe_open(path, framework="pt") as file:
         info = json.loads(file.metadata()["info"])
         batch = {name: file.get_tensor(name) for name in file.keys() if name.startswith("batch/")}  # noqa: SIM118
+        old = {name: file.get_tensor(name) for name in file.keys() if name.startswith("ragged/")}  # noqa: SIM118
     assert info["step"] == 3 and len(info["batches"]) == 8
     tokens = sum(batch[f"batch/{i}/completion_ids"].numel() for i in range(8))
-    widest = max(batch[f"batch/{i}/troll_old_token_ids"].shape[-1] for i in range(8))
+    live = sum(int(batch[f"batch/{i}/completion_mask"].sum()) for i in range(8))
+    kept = sum(int(old[f"ragged/{i}/counts/troll_old_policy"].sum()) for i in range(8))
     prompts = sum(batch[f"batch/{i}/prompt_{name}"].numel() * 8 for i in range(8) for name in ("ids", "mask"))
-    total = sum(tensor.numel() * tensor.element_size() for tensor in batch.values())
     rows = 8 * 8 * 8  # advantages and counts of 8 batches of 8 rows
-    assert total - prompts - rows <= tokens * (8 * widest + 4 + 32)
+    assert 0 < sum(tensor.nbytes for tensor in old.values()) <= 8 * kept + 8 * live + rows
+    assert sum(tensor.nbytes for tensor in batch.values()) - prompts - rows <= 32 * tokens
     finished = f"{trainer.args.output_dir}/checkpoint-8/{rollout_state.file_name(0, 1)}"
     with safe_open(finished, framework="pt") as file:
-        assert not any(name.startswith("batch/") for name in file.keys())  # noqa: SIM118
+        assert not any(name.startswith(("batch/", "ragged/")) for name in file.keys())  # noqa: SIM118
 
 
 def test_the_generators_come_back(tmp_path):

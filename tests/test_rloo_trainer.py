@@ -4,7 +4,15 @@ import pytest
 import torch
 from tiny import saved_model
 from trl import GRPOConfig, RLOOConfig
-from trl_comparison import assert_same_movement, logged, make_trainer, reference_tokens, train_both, weights
+from trl_comparison import (
+    assert_same_movement,
+    logged,
+    make_trainer,
+    micro_batch,
+    reference_tokens,
+    train_both,
+    weights,
+)
 
 from troll_trl import TrollRLOOConfig, TrollRLOOTrainer, __version__
 
@@ -48,7 +56,7 @@ def test_loss_of_a_completion(tmp_path):
         beta=0.0,
     )
     trainer.train()
-    inputs = trainer._buffered_inputs[0]
+    inputs = micro_batch(trainer)
     trainer.model.train()
     loss = trainer._compute_loss(trainer.model, inputs)
 

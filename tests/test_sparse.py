@@ -339,51 +339,6 @@ def test_kl_on_two_supports_is_refused():
         a.kl(sparsify(logits, torch.tensor([0, 1, 2]), 5))
 
 
-def test_concatenate_widens_the_narrower_parts():
-    logits = random_logits(3, 2, VOCABULARY)
-    sampled_ids = torch.tensor([[0, 1], [2, 3], [4, 5]])
-    whole = sparsify(logits, sampled_ids, 6, 0.0)
-    narrow = sparsify(logits, sampled_ids, 2, 0.0)
-    parts = [
-        SparseDistribution(whole.token_ids[:1], whole.log_probs[:1]),
-        SparseDistribution(narrow.token_ids[1:], narrow.log_probs[1:]),
-    ]
-    joined = SparseDistribution.concatenate(parts)
-    assert joined.token_ids.dtype == torch.int32 and joined.log_probs.dtype == torch.float32
-    assert torch.equal(joined.token_ids[0], whole.token_ids[0])
-    assert joined.token_ids[1:, :, 2:].eq(-1).all() and joined.log_probs[1:, :, 2:6].eq(-INF).all()
-    torch.testing.assert_close(joined.log_probs[..., -1], torch.cat([parts[0].rest_mass, parts[1].rest_mass]).log())
-    assert torch.equal(joined.support_size, torch.tensor([[6, 6], [2, 2], [2, 2]]))
-    torch.testing.assert_close(joined.log_probs.exp().sum(-1), torch.ones(3, 2))
-    expected = SparseDistribution.of(logits, joined.token_ids)
-    torch.testing.assert_close(joined.log_probs, expected)
-
-
-def test_trim_drops_only_what_nothing_uses():
-    logits = random_logits(4, 3, VOCABULARY, spread=6.0)
-    sparse = sparsify(logits, logits.argmax(-1), VOCABULARY, 0.01)
-    trimmed = sparse.trim()
-    width = int(sparse.support_size.max())
-    assert 1 < width < VOCABULARY
-    assert trimmed.token_ids.shape == (4, 3, width) and trimmed.log_probs.shape == (4, 3, width + 1)
-    assert trimmed.token_ids.dtype == torch.int32 and trimmed.log_probs.dtype == torch.float32
-    assert torch.equal(trimmed.support_size, sparse.support_size)
-    assert torch.equal(trimmed.rest_mass, sparse.rest_mass)
-    torch.testing.assert_close(trimmed.log_probs, SparseDistribution.of(logits, trimmed.token_ids))
-    # The memory of what was dropped is given back
-    assert trimmed.token_ids.untyped_storage().nbytes() == 4 * trimmed.token_ids.numel()
-    assert trimmed.log_probs.untyped_storage().nbytes() == 4 * trimmed.log_probs.numel()
-    again = trimmed.trim()
-    assert torch.equal(again.token_ids, trimmed.token_ids) and torch.equal(again.log_probs, trimmed.log_probs)
-
-
-def test_trim_keeps_the_slot_of_the_sampled_token():
-    unused = SparseDistribution(torch.full((2, 5), -1, dtype=torch.int32), torch.tensor([[-INF] * 5 + [0.0]] * 2))
-    assert unused.trim().token_ids.shape == (2, 1) and unused.trim().log_probs.tolist() == [[-INF, 0.0]] * 2
-    empty = SparseDistribution(torch.empty(0, 3, 5, dtype=torch.int32), torch.empty(0, 3, 6)).trim()
-    assert empty.token_ids.shape == (0, 3, 1) and empty.log_probs.shape == (0, 3, 2)
-
-
 def test_an_unused_slot_keeps_whatever_gradient_arrives():
     logits = torch.randn(4, 9, dtype=torch.float64, requires_grad=True)
     log_probs = SparseDistribution.of(logits, torch.tensor([[0, 3, -1]] * 4))

@@ -8,6 +8,7 @@ from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.trainers.old_policy import COLUMN, with_dense
 
 WITHOUT_CLIP = {"epsilon": math.inf, "epsilon_high": math.inf}
 OPEN_BOUND = {"kl_bound": math.inf, "regression_coef": 0.0}
@@ -86,6 +87,12 @@ def train_both(algorithm, tmp_path, make_model=None, **options):
 
 def weights(trainer):
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def micro_batch(trainer, number=0):
+    """One of the rollout batch's, as the loss takes it."""
+    inputs = dict(trainer._buffered_inputs[number])
+    return with_dense(inputs, inputs[COLUMN]) if COLUMN in inputs else inputs
 
 
 def logged(trainer, key):

@@ -58,7 +58,9 @@ def select_support(
     dtype = compute_dtype(hidden)
     chunk = min(_columns(device, dtype, vocabulary), math.ceil(vocabulary / BLOCK) * BLOCK)
     padded = math.ceil(vocabulary / chunk) * chunk
-    tokens = max(1, _TILE_ELEMENTS[kind] // padded)
+    most = max(1, _TILE_ELEMENTS[kind] // padded)
+    tiles = max(1, math.ceil(len(hidden) / most))
+    tokens = max(1, math.ceil(len(hidden) / tiles))  # as many in each tile
     tile = empty_tile(min(tokens, len(hidden)), padded, dtype, device)
     bias = None if bias is None else bias.to(dtype)
     columns = [slice(first, min(first + chunk, vocabulary)) for first in range(0, vocabulary, chunk)]

@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from trl.trainer.utils import is_async_callable
 
 from troll_trl.trust_region.dispatch import has_float64
-from troll_trl.trust_region.sparse import keep_nothing
 
 if TYPE_CHECKING:  # what stands behind the mixin
     from trl import GRPOTrainer as _Trainer
@@ -30,7 +29,7 @@ _COLUMNS = {
     "ref_per_token_logps": 0.0,
     "sampling_per_token_logps": 0.0,
     "importance_sampling_ratio": 1.0,
-    "troll_old_log_probs": None,  # all mass in the rest, see `keep_nothing`
+    "troll_old_log_probs": None,  # only counted: the loss puts all mass of its masked positions in the rest
 }
 # What is counted, one slot each. TRL means something by NaN in `sampling_per_token_logps`: vLLM gave no value.
 _COUNTED = (*(name for name in _COLUMNS if name != "sampling_per_token_logps"), "logits", "loss", "gradient")
@@ -277,7 +276,6 @@ def without_masked(inputs: dict[str, Any], live: torch.Tensor) -> tuple[dict[str
             mask = live.any(1) if values.dim() == 1 else live.any(1, keepdim=True)
         if fill is None:
             bad = mask & (values.isnan() | (values == math.inf)).any(-1)
-            inputs[name] = keep_nothing(values, ~mask)
         else:
             bad = mask & ~values.isfinite()
             inputs[name] = values.masked_fill(~mask, fill)

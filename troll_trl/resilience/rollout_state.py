@@ -1,9 +1,8 @@
 """What a resumed run needs beyond TRL's checkpoint to be the uninterrupted one: tensors and JSON in a safetensors file.
 
 The file of every rank holds the states of its random generators, the counters of a step and, if the checkpoint was
-taken between the updates of a rollout batch, the batch with its old policy. Its size is that of the batch: per token of
-a completion, padding included, 8·K + 4 bytes for the old policy (K the widest support in the batch) and 24 to 32 for
-ids, mask and log-probabilities.
+taken between the updates of a rollout batch, the batch with its old policy. Its size is that of the batch: for a token
+with k kept ones 8·k + 8 bytes of the old policy, and, padding included, 24 to 32 for ids, mask and log-probabilities.
 """
 
 import json
@@ -15,6 +14,8 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+
+from troll_trl.trust_region.ragged import RaggedDistribution
 
 Batches = list[dict[str, Any]]
 
@@ -34,14 +35,21 @@ def save(path: Path, info: dict[str, Any], batches: Batches | None) -> None:
         info (`dict[str, Any]`):
             What JSON can hold; NaN and infinities included.
         batches (`list[dict[str, Any]]`, *optional*):
-            TRL's buffer: one dictionary per micro-batch, of tensors and of what JSON can hold.
+            TRL's buffer: one dictionary per micro-batch, of tensors, [`RaggedDistribution`]s and what JSON can hold.
     """
     tensors, generator_info = _generator_states()
     others: Batches | None = None
     if batches is not None:
-        others = [{name: value for name, value in batch.items() if not _is_tensor(value)} for batch in batches]
+        others = [{} for _ in batches]
         for i, batch in enumerate(batches):
-            tensors |= {f"batch/{i}/{name}": value for name, value in batch.items() if _is_tensor(value)}
+            for name, value in batch.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"batch/{i}/{name}"] = value
+                elif isinstance(value, RaggedDistribution):
+                    others[i][name] = {"width": value.width}
+                    tensors |= {f"ragged/{i}/{field}/{name}": tensor for field, tensor in value.tensors.items()}
+                else:
+                    others[i][name] = value
     # A copy each: micro-batches are views of one rollout batch, and safetensors takes no shared memory
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
     text = json.dumps({**info, "generators": generator_info, "batches": others})
@@ -56,7 +64,7 @@ def load(path: Path, device: torch.device) -> tuple[dict[str, Any], Batches | No
         path (`Path`):
             The file.
         device (`torch.device`):
-            Where the tensors go.
+            Where the tensors go; a [`RaggedDistribution`] stays on the host.
 
     Returns:
         `tuple`: `info` and `batches` as they were given to [`save`].
@@ -66,16 +74,17 @@ def load(path: Path, device: torch.device) -> tuple[dict[str, Any], Batches | No
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
     _set_generators(tensors, info.pop("generators"))
     batches = info.pop("batches")
-    if batches is not None:
-        for name, value in tensors.items():
-            if name.startswith("batch/"):
-                _, i, key = name.split("/", 2)
-                batches[int(i)][key] = value.to(device)
+    for name, value in tensors.items():
+        if name.startswith("batch/"):
+            _, i, column = name.split("/", 2)
+            batches[int(i)][column] = value.to(device)
+        elif name.startswith("ragged/"):
+            _, i, field, column = name.split("/", 3)
+            batches[int(i)][column][field] = value
+    for batch in batches or ():
+        ragged = {name: RaggedDistribution(**value) for name, value in batch.items() if isinstance(value, dict)}
+        batch |= {name: value.to_host_of(device) for name, value in ragged.items()}
     return info, batches
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _generator_states() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -17,10 +17,12 @@ from troll_trl.resilience.input_checks import InputChecksMixin
 from troll_trl.resilience.nonfinite import NonFiniteMixin
 from troll_trl.trainers.config import TrollOptions, trust_region_fields
 from troll_trl.trainers.kernel_check import settle_kernels
-from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding
+from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding, what_trl_reads
 from troll_trl.trainers.metrics import TrollMetrics
+from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, TOKEN_IDS, CopiesAhead, join_rows, with_dense
 from troll_trl.trainers.trl_compat import check_trl, silence_known_warnings
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
+from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.sparse import SparseDistribution
 
 if TYPE_CHECKING:  # what stands behind the mixin
@@ -29,9 +31,6 @@ else:
     _Trainer = object
 
 logger = get_logger(__name__)
-
-# Columns of the rollout batch that hold the old policy; TRL shuffles and splits them with its own
-_OLD_TOKEN_IDS, _OLD_LOG_PROBS = "troll_old_token_ids", "troll_old_log_probs"
 
 _CITATION = textwrap.dedent("""\
     @article{becker2025troll,
@@ -60,7 +59,9 @@ class TrustRegionMixin(_Trainer):
     `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as the trainer's is. TRL's own `_compute_loss` computes it: it is
     given `log π(a)` in place of `log p(a)` and a clip range without ends. Overridden are
 
-    - `_generate_and_score_completions`: the pass that scores the rollout also keeps a sparse old policy of every token;
+    - `_generate_and_score_completions`: the pass that scores the rollout also keeps a sparse old policy of every token,
+      on the host;
+    - `_prepare_inputs`: brings that of a micro-batch to the device, and begins to copy the next one's;
     - `_get_per_token_logps_and_entropies`: scores with the sparse head, and returns projected log-probabilities to the
       loss;
     - `_compute_loss`: adds the regression term;
@@ -107,8 +108,9 @@ class TrustRegionMixin(_Trainer):
             self.counters[mode]["projection"] = TrollMetrics(self.accelerator)
         self._record_next_pass = False  # the next pass without gradient scores the rollout with the current weights
         # What it has kept, and the log-probabilities (B, C) of the sampled tokens, while TRL scores the rollout
-        self._recorded: SparseDistribution | None = None
+        self._recorded: RaggedDistribution | None = None
         self._recorded_log_probs: torch.Tensor | None = None
+        self._old_policies = CopiesAhead(self.accelerator.device)
         self._cache_size_printed = False
         self._loss_pass: LossPass | None = None  # set while TRL's loss runs
         self._print_batch_arithmetic()
@@ -182,8 +184,23 @@ class TrustRegionMixin(_Trainer):
                 "TRL scored the old policy under another condition than troll_trl expects; see trainers/trl_compat.py."
             )
         if old is not None:
-            output[_OLD_TOKEN_IDS], output[_OLD_LOG_PROBS] = old.token_ids, old.log_probs
+            if "tool_mask" in output:  # a tool's tokens are scored, but not trained on
+                old = old.keep(output["tool_mask"].cpu().bool())
+            self._print_cache_size(old)
+            output[COLUMN] = old.rows()
         return output
+
+    def _prepare_inputs(self, generation_batch):
+        inputs = super()._prepare_inputs(generation_batch)
+        training = self.model.training
+        join_rows(self._buffered_inputs if training else [inputs], self.accelerator.device)
+        if COLUMN not in inputs:
+            return inputs
+        old = self._old_policies.take(inputs[COLUMN])
+        step, steps = self._step + 1, self.args.steps_per_generation
+        if training and step % (steps * self.num_iterations) != 0:  # else a new rollout batch comes next
+            self._old_policies.start(self._buffered_inputs[step % steps][COLUMN])
+        return with_dense(inputs, old)
 
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
@@ -209,24 +226,24 @@ class TrustRegionMixin(_Trainer):
                 check_finite=False,
             )
             kept = slice(-logits_to_keep, None)  # completion tokens, (b, C) of one chunk of rows
-            parts.append(SparseDistribution(output.token_ids[:, kept], output.sparse_log_probs[:, kept]).trim())
-            return output
+            dense = SparseDistribution(output.token_ids[:, kept], output.sparse_log_probs[:, kept])
+            parts.append(RaggedDistribution.pack(dense).to("cpu"))
+            return what_trl_reads(output, output.log_probs)
 
         result = score(old_policy, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
-        self._recorded, self._recorded_log_probs = SparseDistribution.concatenate(parts), result[0]
-        self._print_cache_size(self._recorded)
+        self._recorded, self._recorded_log_probs = RaggedDistribution.concatenate(parts), result[0]
         return result
 
-    def _print_cache_size(self, old: SparseDistribution):
-        """Once: the bytes that the old policy takes per completion token, padding included."""
-        if self._cache_size_printed or old.token_ids.numel() == 0:
+    def _print_cache_size(self, old: RaggedDistribution):
+        """Once: the bytes that the old policy takes per completion token that is trained on."""
+        tokens = int((old.counts > 0).sum())
+        if self._cache_size_printed or tokens == 0:
             return
         self._cache_size_printed = True
-        tensors = (old.token_ids, old.log_probs)
-        size = sum(x.numel() * x.element_size() for x in tensors) / old.token_ids[..., 0].numel()
         self.accelerator.print(
-            f"TROLL: the old policy takes {size:.0f} bytes per completion token: up to {old.token_ids.shape[-1]} kept "
-            "tokens in the first rollout batch, each an int32 id and a float32 log-probability, and the rest."
+            f"TROLL: the old policy takes {old.nbytes / tokens:.0f} bytes per completion token, on the host: "
+            f"{len(old.token_ids) / tokens:.1f} tokens kept on average in the first rollout batch, {old.width} at "
+            "most, each an int32 id and a float32 log-probability."
         )
 
     # -- Loss: replace the ratio's policy by its projection ---------------------------------------------------------
@@ -234,17 +251,16 @@ class TrustRegionMixin(_Trainer):
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
         mode = "train" if self.model.training else "eval"
         live = self._live  # (B, C)
-        if _OLD_TOKEN_IDS not in inputs:  # idle: π = p, with KL and regression 0
+        if TOKEN_IDS not in inputs:  # idle: π = p, with KL and regression 0
             if self._records_old_policy():
                 logger.warning_once(
-                    f"A batch came without the columns {_OLD_TOKEN_IDS} and {_OLD_LOG_PROBS} of its old policy: TROLL "
-                    "projects nothing in it, and nothing clips its ratios. Whatever makes batches of its own must keep "
-                    "these columns."
+                    f"A batch came without the column {COLUMN} of its old policy: TROLL projects nothing in it, and "
+                    "nothing clips its ratios. Whatever makes batches of its own must keep this column."
                 )
             self._projection_metrics(mode).add_idle(live)
             return super()._compute_loss(model, inputs)
 
-        old = SparseDistribution(inputs[_OLD_TOKEN_IDS], inputs[_OLD_LOG_PROBS])
+        old = SparseDistribution(inputs[TOKEN_IDS], inputs[LOG_PROBS])
         self._loss_pass = this = LossPass(old, self.args.kl_bound, live)
         # A reference KL in TRL's loss would be that of the projection; `_terms_of_policy` adds that of the policy
         beta, self.beta = self.beta, 0.0

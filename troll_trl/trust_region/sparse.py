@@ -5,7 +5,6 @@ and nothing is renormalised away. Merging outcomes can only lower a KL, so a spa
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,21 +72,6 @@ class SparseDistribution:
         # Whatever gradient arrives at an outcome without mass stays there
         return log_probs.masked_fill(log_probs == -math.inf, -math.inf)
 
-    @staticmethod
-    def concatenate(parts: Sequence["SparseDistribution"]) -> "SparseDistribution":
-        """Join parts `(B_i, T, K_i)` along the batch; the narrower ones get unused slots up to the widest."""
-        width = max(part.token_ids.shape[-1] for part in parts)
-        parts = [part._widen(width) for part in parts]
-        return SparseDistribution(
-            torch.cat([part.token_ids for part in parts]), torch.cat([part.log_probs for part in parts])
-        )
-
-    def trim(self) -> "SparseDistribution":
-        """Drop the trailing slots that no position uses, keeping at least one. Used slots come first."""
-        width = max(int(self.support_size.max()), 1) if self.token_ids.numel() > 0 else 1
-        log_probs = torch.cat([self.log_probs[..., :width], self.log_probs[..., -1:]], -1)
-        return SparseDistribution(self.token_ids[..., :width].contiguous(), log_probs)
-
     def kl(self, other: "SparseDistribution") -> torch.Tensor:
         """
         KL(self‖other) in nats, `(...)`.
@@ -111,15 +95,6 @@ class SparseDistribution:
     def rest_mass(self) -> torch.Tensor:
         """Probability of all tokens that are not kept, `(...)`."""
         return self.log_probs[..., -1].exp()
-
-    def _widen(self, width: int) -> "SparseDistribution":
-        missing = width - self.token_ids.shape[-1]
-        pad = torch.nn.functional.pad
-        kept, rest = self.log_probs[..., :-1], self.log_probs[..., -1:]
-        return SparseDistribution(
-            pad(self.token_ids, (0, missing), value=UNUSED),
-            torch.cat([pad(kept, (0, missing), value=-math.inf), rest], -1),
-        )
 
 
 def sparsify(

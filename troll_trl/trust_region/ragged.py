@@ -1,0 +1,149 @@
+"""RaggedDistribution: sparse distributions without their unused slots and masked positions, to be kept between uses."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch.nn.functional import pad
+
+from troll_trl.trust_region.sparse import UNUSED, SparseDistribution
+
+
+@dataclass
+class RaggedDistribution:
+    """
+    The live positions of [`SparseDistribution`]s and their used slots: 8·k + 8 bytes for a position with k kept tokens.
+
+    The numbers of a row follow those of the row before it. Masked positions between live ones count 0 tokens and take 8
+    bytes; those behind the last live one take none.
+
+    Attributes:
+        lengths (`torch.Tensor` of shape `(B,)`, int32):
+            Positions of each row, up to its last live one.
+        counts (`torch.Tensor` of shape `(P,)`, int32):
+            Kept tokens of each of these `P = Σ lengths` positions.
+        rest (`torch.Tensor` of shape `(P,)`, float32):
+            Log-probability of all other tokens together.
+        token_ids (`torch.Tensor` of shape `(S,)`, int32):
+            The `S = Σ counts` kept tokens.
+        log_probs (`torch.Tensor` of shape `(S,)`, float32):
+            Their log-probabilities.
+        width (`int`):
+            Slots K of the dense form.
+    """
+
+    lengths: torch.Tensor
+    counts: torch.Tensor
+    rest: torch.Tensor
+    token_ids: torch.Tensor
+    log_probs: torch.Tensor
+    width: int
+
+    @staticmethod
+    def pack(dense: SparseDistribution) -> "RaggedDistribution":
+        """
+        The positions of a dense distribution that keep a token, on its device, as wide as the widest of them. Waits for
+        the device.
+
+        Args:
+            dense ([`SparseDistribution`] of `(B, T, K)` tokens):
+                Used slots first.
+        """
+        used = dense.token_ids != UNUSED  # (B, T, K)
+        counts = used.sum(-1, dtype=torch.int32)  # (B, T)
+        steps = torch.arange(1, counts.shape[1] + 1, device=counts.device, dtype=torch.int32)
+        lengths = pad(torch.where(counts > 0, steps, 0), (1, 0)).amax(1)
+        inside = steps <= lengths.unsqueeze(1)
+        rest = dense.log_probs[..., -1].masked_fill(counts == 0, 0.0)
+        return RaggedDistribution(
+            lengths,
+            counts[inside],
+            rest[inside],
+            dense.token_ids[used],
+            dense.log_probs[..., :-1][used],
+            width=max(int(counts.max()), 1) if counts.numel() > 0 else 1,
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence["RaggedDistribution"]) -> "RaggedDistribution":
+        """The rows of all parts, one after the other, as wide as the widest part."""
+        tensors = {name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors}
+        return RaggedDistribution(**tensors, width=max(part.width for part in parts))
+
+    def keep(self, live: torch.Tensor) -> "RaggedDistribution":
+        """Without the tokens of all positions where `live` `(B, T)`, bool, is false; as wide as before. Waits for the
+        device."""
+        inside = torch.arange(live.shape[1], device=live.device) < self.lengths.unsqueeze(1)
+        live = live[inside]  # (P,)
+        kept = live.repeat_interleave(self.counts)  # (S,)
+        return RaggedDistribution(
+            self.lengths,
+            self.counts * live,
+            self.rest.masked_fill(~live, 0.0),
+            self.token_ids[kept],
+            self.log_probs[kept],
+            self.width,
+        )
+
+    def rows(self) -> list["RaggedDistribution"]:
+        """Each row by itself, as wide as all of them: views. Waits for the device."""
+        lengths = self.lengths.tolist()
+        counts, rest = self.counts.split(lengths), self.rest.split(lengths)
+        kept = [int(row.sum()) for row in counts]
+        columns = (self.lengths.split(1), counts, rest, self.token_ids.split(kept), self.log_probs.split(kept))
+        return [RaggedDistribution(*row, width=self.width) for row in zip(*columns, strict=True)]
+
+    def dense(self, sampled_ids: torch.Tensor) -> SparseDistribution:
+        """
+        The dense form, on the device of the numbers and without waiting for it. At the positions that are not kept, all
+        mass is in the rest.
+
+        Args:
+            sampled_ids (`torch.Tensor` of shape `(B, T)`, integer):
+                The sampled tokens, which slot 0 has also where nothing is kept, as the sparse head asks; −1 for none.
+
+        Returns:
+            [`SparseDistribution`] of `(B, T, K)` tokens. Where a position was kept, it is the one that was packed, bit
+            for bit.
+        """
+        shape = sampled_ids.shape
+        positions = _places(self.lengths, shape[1]).flatten()  # (B·T,)
+        counts = pad(self.counts, (1, 0)).index_select(0, positions)
+        slots = _places(counts, self.width).flatten()  # (B·T·K,)
+        token_ids = pad(self.token_ids, (1, 0), value=UNUSED).index_select(0, slots).view(*shape, self.width)
+        sampled = torch.where(counts.view(shape) == 0, sampled_ids.int(), token_ids[..., 0])
+        token_ids[..., 0] = sampled
+        kept = pad(self.log_probs, (1, 0), value=-math.inf).index_select(0, slots).view(*shape, self.width)
+        rest = pad(self.rest, (1, 0)).index_select(0, positions).view(*shape, 1)
+        return SparseDistribution(token_ids, torch.cat([kept, rest], -1))
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that it holds, by attribute."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "width"}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "RaggedDistribution":
+        """It, on a device."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def to_host_of(self, device: torch.device) -> "RaggedDistribution":
+        """It, in host memory: for a GPU pinned, which it copies from while the host goes on."""
+        host = self.to("cpu")
+        return host._each(torch.Tensor.pin_memory) if device.type == "cuda" else host
+
+    def _each(self, change) -> "RaggedDistribution":
+        return RaggedDistribution(**{name: change(tensor) for name, tensor in self.tensors.items()}, width=self.width)
+
+
+def _places(counts: torch.Tensor, width: int) -> torch.Tensor:
+    """Where the numbers of each of n runs lie in the array of all of them, counted from 1: `(n, width)` int32, with 0
+    behind the end of a run."""
+    steps = torch.arange(width, device=counts.device, dtype=torch.int32)
+    first = counts.cumsum(0, dtype=torch.int32) - counts + 1
+    return torch.where(steps < counts.unsqueeze(1), first.unsqueeze(1) + steps, 0)
