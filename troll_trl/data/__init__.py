@@ -1,4 +1,4 @@
-"""Problems with their gold answers: from a hub or a file to prompts, checked. May import `rewards`."""
+"""Prompts, and problems with their gold answers: from a hub or a file, checked. May import `rewards`."""
 
 from troll_trl.data.loading import load_math_dataset
 
