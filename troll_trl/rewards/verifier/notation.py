@@ -134,7 +134,7 @@ def normalise(text: str) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = text.strip()
-    return text if text.endswith("..") else text.rstrip(".,;: ").strip()
+    return text if text.endswith("...") else text.rstrip(".,;: ").strip()
 
 
 def _to_ascii(text: str) -> str:

@@ -32,6 +32,8 @@ _MULTIPLYING = frozenset((r"\cdot", r"\times"))
 _OPENERS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
 _IMAGINARY = re.compile(r"(?<![\\A-Za-z])i(?![A-Za-z])")
 _CONSTANT = re.compile(r"\\pi(?![A-Za-z])|(?<![\\A-Za-z])[ei](?![A-Za-z])")
+# \frac{3\cdot(4\sqrt{2})}{3}
+_CANCELS = re.compile(r"\{(\d+)(?:\\(?:cdot|times|sqrt|pi)|\()(?:[^+()-]|\([^()]*\))*\}\{\1\}")
 _BRACKETED = re.compile(r"[)\]]\s?(?:\^|\()|[\dA-Za-z}]\s?(?:\\cdot)?\s?\(")
 _INTEGER_FRACTION = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)(?![\d.])")
 
@@ -161,7 +163,7 @@ class _Walk:
         return "group" if arguments else ""  # a function takes what follows
 
     def _fraction(self) -> str:
-        parts = []
+        parts, whole = [], len(self.written)
         for divides in (False, True):
             outside, self.kinds, start = self.kinds, Counter(), len(self.written)
             parts.append(self._argument())
@@ -170,6 +172,7 @@ class _Walk:
             if inside["quotient"] or "." in text or (divides and (inside["sum"] or _IMAGINARY.search(text))):
                 inside["division"] += 1
             self.kinds += inside
+        self.kinds["division"] += _CANCELS.fullmatch("".join(self.written[whole:])) is not None
         return "g" if "g" in parts else "r"
 
     def _is_mixed(self, fraction: re.Match) -> bool:
@@ -334,6 +337,6 @@ def is_worked_out(gold: str, answer: str) -> bool:
     most = wanted.copy()
     most["product"] += wanted["sum"] + 1
     most["root"] += found["quotient"]  # \frac{\sqrt2}{\sqrt3} for \sqrt{\frac23}
-    most["function"] += found["quotient"]  # \frac{\ln 3}{\ln 2} for \log_2 3
+    most["function"] += max(0, found["quotient"] - wanted["quotient"])  # \frac{\ln 3}{\ln 2} for \log_2 3
     counted = ("sum", "product", "power", "root", "function", "factorial")
     return bool(_BRACKETED.search(gold)) or all(found[kind] <= most[kind] for kind in counted)

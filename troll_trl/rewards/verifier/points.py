@@ -52,7 +52,7 @@ def points(*expressions: sympy.Basic) -> Iterator[tuple[dict, bool]]:
     first = list(itertools.islice(ordinary, 4))
     yield from ((point, True) for point in first)
     for switch in _switches(expressions):
-        yield from ((point, True) for point in _around(switch, first[:2]))
+        yield from ((point, True) for point in _around(switch, first))
     yield from ((point, False) for point in itertools.islice(ordinary, MAX_TRIES))
 
 

@@ -10,7 +10,7 @@ RATIO = re.compile(r"\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+")
 # Of which degrees are a part, not a unit that may be left out
 OF_AN_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _UNIT_BEHIND = re.compile(r"(?:(?:\s|/|\\cdot|-){0,2}\\text\{(?:[^{}]|\{[^{}]*\})*\}(?:\^\{?-?\d\}?)?)+$")
-_TIME = re.compile(r"(\d{1,2})(?::([0-5]\d))?\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
+_TIME = re.compile(r"(\d{1,2})(?::([0-5]\d))?\s?(?:([ap])\.?\s?(?:m\.?)?)?", re.IGNORECASE)
 _BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
 _FUNCTION_WORDS = frozenset(("sinh", "cosh", "tanh", "arcsin", "arccos", "arctan", "sqrt", "frac", "matrix", "pmatrix"))
 _SKIPPED = re.compile(

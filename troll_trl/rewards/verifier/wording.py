@@ -63,7 +63,7 @@ def unwrap(text: str) -> str:
     """Without the braces, parentheses or text command around the whole of one value."""
     for _ in range(MAX_WRAPPINGS):
         text = text.strip(" ")
-        text = text if text.endswith("..") else text.rstrip(".,;:")
+        text = text if text.endswith("...") else text.rstrip(".,;:")
         text = _INTRODUCTION.sub("", text, count=1)
         wrapped = _TEXT.fullmatch(text)
         if wrapped and _MATHEMATICS.search(wrapped[1]):
