@@ -13,7 +13,11 @@ from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.trainers import trl_compat
 
 # What each method must say for its override to mean what it means
-BUFFER = ("self._step % generate_every == 0 or self._buffered_inputs is None",)
+BUFFER = (
+    "self._step % generate_every == 0 or self._buffered_inputs is None",
+    "generation_batch = shuffle_sequence_dict(generation_batch)",
+    "generation_batches = split_tensor_dict(generation_batch, self.args.steps_per_generation)",
+)
 SCORING = ("model(**model_inputs, labels=labels, fused_lm_head=True)", "outputs.log_probs")
 PHRASES = {
     GRPOTrainer: {

@@ -19,10 +19,10 @@ from troll_trl.trust_region.sparse import UNUSED, mass_rule
 _COLUMNS = {"cpu": 8192, "accelerator": 32768}
 _SUPPORT_ROWS = 8192  # positions whose support is settled at a time
 _FEWEST_COLUMNS = 8192  # on a GPU: in narrower chunks the matrix product of a tile has too few blocks to fill it
-# Logits in one tile, all of the vocabulary for a few tokens. On a CPU 64 MiB in float32, some 110 tokens for
-# V = 151,936 (four times as many are no faster there); on a GPU 224 MiB in bf16, some 700 tokens, which with the blocks
-# is less than TRL's tile of 256 MiB.
-_TILE_ELEMENTS = {"cpu": 2**24, "accelerator": 7 * 2**24}
+# Logits in one tile, all of the vocabulary for a few tokens. On a CPU 48 MiB in float32, some 80 tokens for
+# V = 151,936: with blocks and candidates less than the 64 MiB that TRL takes for 128 tokens. On a GPU 224 MiB in bf16,
+# some 700 tokens, which with the blocks is less than TRL's tile of 256 MiB.
+_TILE_ELEMENTS = {"cpu": 3 * 2**22, "accelerator": 7 * 2**24}
 
 
 def select_support(

@@ -9,12 +9,12 @@ _generate_and_score_completions      overridden; its output is the rollout batch
 _compute_loss                        overridden; reads `epsilon_low`, `epsilon_high`, and the rollout batch
 _calculate_rewards                   overridden; calls `reward_funcs` with keyword arguments, returns all ranks' rewards
 _tokenize_prompts                    overridden; returns the token ids first
-_prepare_inputs                      generates when `_step` says so or `_buffered_inputs` is None: both are saved and
-                                     restored
+_prepare_inputs                      overridden; generates when `_step` says so or `_buffered_inputs` is None: both are
+                                     saved and restored; shuffles and splits lists with the tensors of the rollout batch
 _metrics                             `clip_ratio/*` removed; saved and restored
 attributes                           read: `temperature`, `max_completion_length`, `accelerator`, `num_iterations`,
                                      `_is_vlm`, `reward_func_names`
-the rollout batch                    read: `completion_mask`
+the rollout batch                    read: `completion_ids`, `completion_mask`
 
 Of GRPOTrainer alone:
 _compute_loss                        reads `beta`, `inputs["old_per_token_logps"]`, `inputs["ref_per_token_logps"]`
