@@ -62,8 +62,7 @@ class CopiesAhead:
         if self._stream is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_stream(self._stream)
-            for (
-                tensor
-            ) in copy.tensors.values():  # of the other stream's memory, which must not be given away before it is read
+            # The memory is the other stream's, and must not be given away before this one has read it
+            for tensor in copy.tensors.values():
                 tensor.record_stream(current)
         return copy
