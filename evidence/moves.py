@@ -28,6 +28,8 @@ HERE = Path(__file__).resolve().parent
 STUDY = "moves"
 EDGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 0.9, 1.0)  # of the bins of old probability
 QUANTILES = (0.1, 0.5, 0.9)
+KEPT = ("clip", "troll")
+WIDE_EDGES = (0.0, 0.1, 0.6, 1.0)  # of the table
 # Upper ends of clips, and how they are drawn
 RANGES: dict[str, tuple[float, dict[str, Any]]] = {
     "clip": (CLIP_RANGE, {"color": "C3", "linestyle": "-"}),
@@ -52,24 +54,36 @@ def largest_in_ball(old: np.ndarray, kl_bound: float = KL_BOUND) -> np.ndarray:
 
 def summarise(tokens: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
     """
-    Of each bin of old probability, from the columns of `evidence.variants.Recording`: quantiles of new over old
-    probability of the tokens of positive advantage, at the last update of their rollout batch; and for either sign of
-    the advantage, in all updates, the bin's part of the length of all gradients and what clip and TROLL keep of it.
+    From the columns of `evidence.variants.Recording`. Of each bin of old probability the quantiles of new over old
+    probability of the tokens of positive advantage, at the last update of their rollout batch. And of each wide bin, in
+    all updates but the first on a rollout batch, apart for tokens that have moved with their advantage and against it:
+    their part of the length of all gradients, and what clip and TROLL keep of it.
     """
     last, advantage, length = tokens["update"] == tokens["update"].max(), tokens["advantage"], tokens["length"]
-    for low, high in pairwise(EDGES):
-        within = (tokens["old"] >= low) & ((tokens["old"] < high) | (high == 1))
+    for low, high, within in _bins(tokens["old"], EDGES):
         moved = within & last & (advantage > 0)
         if moved.any():
             factors = np.quantile(tokens["new"][moved] / tokens["old"][moved], QUANTILES).tolist()
             yield {"low": low, "high": high, "tokens": int(moved.sum()), "factors": factors}
-        for sign in (1, -1):
-            chosen = within & (np.sign(advantage) == sign)
+    stale, against = tokens["update"] > 0, (tokens["new"] - tokens["old"]) * advantage < 0
+    for low, high, within in _bins(tokens["old"], WIDE_EDGES):
+        for direction, chosen in (("with", within & stale & ~against), ("against", within & stale & against)):
             if length[chosen].sum() > 0:
-                part = float(length[chosen].sum() / length.sum())
-                weights = length[chosen]
-                kept = {name: float(np.average(tokens[name][chosen], weights=weights)) for name in ("clip", "troll")}
-                yield {"low": low, "high": high, "sign": sign, "tokens": int(chosen.sum()), "part": part, **kept}
+                part = float(length[chosen].sum() / length[stale].sum())
+                kept = {name: float(np.average(tokens[name][chosen], weights=length[chosen])) for name in KEPT}
+                yield {
+                    "low": low,
+                    "high": high,
+                    "direction": direction,
+                    "tokens": int(chosen.sum()),
+                    "part": part,
+                    **kept,
+                }
+
+
+def _bins(old: np.ndarray, edges: Sequence[float]) -> Iterator[tuple[float, float, np.ndarray]]:
+    for low, high in pairwise(edges):
+        yield low, high, (old >= low) & ((old < high) | (high == 1))
 
 
 def draw(records: Sequence[dict[str, Any]], task: str, file: Path) -> None:

@@ -5,7 +5,17 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from evidence.tables import Cell, Record, difference, markdown, percent, pooled_difference, rates_of, select, signed
+from evidence.tables import (
+    Cell,
+    Record,
+    difference,
+    markdown,
+    percent,
+    pooled_difference,
+    rates_of,
+    select,
+    signed,
+)
 from evidence.tables import mean as mean_of
 from troll_trl.evaluation.statistics import Estimate
 
@@ -162,6 +172,39 @@ def deciding(records: Sequence[Record]) -> str:
     return markdown([*header, "TROLL's lead in area", "in success"], rows)
 
 
+def equal_rate(records: Sequence[Record]) -> str:
+    """Area and success of every method at one rate, and TROLL's lead."""
+    return _leads_of(records, "equal-rate", "troll")
+
+
+def remedies(records: Sequence[Record]) -> str:
+    """Area and success of TROLL, clip and the remedies where nothing is rare, and clip's lead."""
+    return _leads_of(records, "remedies", "clip")
+
+
+def remedy(records: Sequence[Record]) -> str:
+    """The same on the seeds that confirm the best of them."""
+    return _leads_of(records, "remedy", "clip")
+
+
+def _leads_of(records: Sequence[Record], study: str, first: str) -> str:
+    rows = []
+    of_study = [record for record in records if study in record["studies"]]
+    for task in dict.fromkeys(record["task"] for record in of_study):
+        methods = dict.fromkeys(record["method"] for record in of_study if record["task"] == task)
+        every = {method: select(records, study, task, method) for method in methods}
+        seeds = set.intersection(*(set(cell.by_seed("area")) for cell in every.values()))
+        cells = {m: Cell([r for r in cell.records if r["seed"] in seeds]) for m, cell in every.items()}
+        for method, cell in cells.items():
+            leads = ["", ""]
+            if method != first and first in cells:
+                leads = [signed(*difference(cells[first], cell, key)) for key in ("area", "success")]
+            means = [percent(mean_of(cell, key)) for key in ("area", "success")]
+            rows.append([task, method, str(len(cell.records)), *means, *leads])
+    header = ["task", "method", "seeds", "area %", "success %"]
+    return markdown([*header, f"{first} less this, area", "success"], rows)
+
+
 def updates_to(curve: Sequence[tuple[float, float]], success: float) -> float:
     """Updates until a curve, straight between its points, first has this height; all of them where it never has."""
     for (step, height), (next_step, next_height) in pairwise([(0, 0.0), *curve]):
@@ -184,14 +227,21 @@ def price(records: Sequence[Record]) -> str:
             r["task"],
             r["method"].removesuffix("-recorded"),
             f"{r['low']:g} to {r['high']:g}",
-            "positive" if r["sign"] > 0 else "negative",
+            r["direction"],
             str(r["tokens"]),
             *(f"{100 * r[name]:.1f}" for name in ("part", "clip", "troll")),
         ]
         for r in records
-        if "sign" in r
+        if "direction" in r
     ]
-    header = ["task", "run with", "probability when sampled", "advantage", "tokens", "part of all gradients, %"]
+    header = [
+        "task",
+        "run with",
+        "probability when sampled",
+        "moved … its advantage",
+        "tokens",
+        "part of all gradients, %",
+    ]
     return markdown([*header, "clip keeps %", "TROLL keeps %"], rows)
 
 
@@ -200,5 +250,8 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "rule": rule,
     "tuning": tuning,
     "deciding": deciding,
+    "equal-rate": equal_rate,
+    "remedies": remedies,
+    "remedy": remedy,
 }
 MOVES_TABLES: dict[str, Callable[[Sequence[Record]], str]] = {"price": price}

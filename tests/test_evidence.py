@@ -346,22 +346,24 @@ def test_no_distribution_of_the_ball_gives_a_token_more(old):
 
 def test_moves_are_summed_up_by_bins_of_old_probability():
     tokens = {
-        "update": [0, 7, 7, 7, 7],
-        "old": [0.02, 0.02, 0.02, 0.5, 1.0],
-        "new": [0.02, 0.04, 0.06, 0.4, 1.0],
-        "advantage": [1, 1, 1, -1, 1],
-        "length": [1, 1, 2, 4, 0],
-        "clip": [1, 0, 0, 1, 1],
-        "troll": [1, 0.5, -0.25, 1, 1],
+        "update": [0, 7, 7, 7, 7, 7],
+        "old": [0.02, 0.02, 0.02, 0.5, 1.0, 0.5],
+        "new": [0.02, 0.04, 0.06, 0.4, 1.0, 0.6],
+        "advantage": [1, 1, 1, -1, 1, -1],
+        "length": [1, 1, 2, 4, 0, 1],
+        "clip": [1, 0.6, 0, 1, 1, 1],
+        "troll": [1, 0.5, -0.25, 1, 1, 0.5],
     }
     rows = list(moves.summarise({name: np.array(column, dtype=float) for name, column in tokens.items()}))
     moved = {row["low"]: row for row in rows if "factors" in row}
     assert moved[0.01]["tokens"] == 2 and moved[0.01]["factors"] == pytest.approx([2.1, 2.5, 2.9])
     assert moved.keys() == {0.01, 0.9}
-    price = {(row["low"], row["sign"]): row for row in rows if "sign" in row}
-    assert price.keys() == {(0.01, 1), (0.3, -1)}  # a token that is certain has no gradient
-    rare = price[0.01, 1]
-    assert [rare["part"], rare["clip"], rare["troll"]] == pytest.approx([0.5, 0.25, 0.25])
+    price = {(row["low"], row["direction"]): row for row in rows if "direction" in row}
+    # A token that is certain has no gradient; at the first update none has moved
+    assert price.keys() == {(0.0, "with"), (0.1, "with"), (0.1, "against")}
+    rare, wrong = price[0.0, "with"], price[0.1, "against"]
+    assert [rare["part"], rare["clip"], rare["troll"]] == pytest.approx([3 / 8, 0.2, 0.0])
+    assert [wrong["part"], wrong["clip"], wrong["troll"]] == pytest.approx([1 / 8, 1.0, 0.5])
 
 
 # -- Statistics -------------------------------------------------------------------------------------------------------
