@@ -2,7 +2,6 @@
 which Adam would scale up to full steps."""
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from test_distributed import TESTS, launch
 from tiny import saved_model, tiny_model, token_reward
 
 from troll_trl.lm_head.kernels.tiles import LogitTransform
+from troll_trl.lm_head.patch import SparseCausalLMOutput
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
 from troll_trl.trainers.base import LossPass, equal_to_rounding
@@ -134,7 +134,7 @@ def _distributions(rows: int):
 
 def _through(old, policy, mask):
     loss_pass = LossPass(old, 0.05, mask)
-    output = SimpleNamespace(sparse_log_probs=policy, log_probs=policy[..., 0])
+    output = SparseCausalLMOutput(sparse_log_probs=policy, log_probs=policy[..., 0])
     projected = loss_pass.wrap(lambda **_: output, policy.shape[1])().log_probs
     return loss_pass, projected
 
