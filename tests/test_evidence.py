@@ -254,24 +254,70 @@ def test_fill_differs_where_tokens_are_left_out_and_keeps_the_bound(tmp_path):
     assert max(logged(fill, "troll/projected_fraction")) > 0.1
 
 
+def advantages_of_all_signs(completion_ids, **kwargs):
+    """Rewards; the first group has no signal."""
+    return [0.0 if i < 4 else float(ids[0] % 3) for i, ids in enumerate(completion_ids)]
+
+
+def trained(trainer_class, folder, kl_bound=0.05):
+    options = {"kl_bound": kl_bound, "learning_rate": 2e-2, "num_generations": 4}
+    trainer = make_trainer(trainer_class, TrollGRPOConfig, folder, reward=advantages_of_all_signs, **options)
+    trainer.train()
+    return trainer
+
+
 @pytest.mark.parametrize("name", ["pessimistic", "signal", "multiplier"])
-def test_a_remedy_is_troll_inside_the_bound_and_another_outside_where_the_bound_still_holds(tmp_path, name):
-    def advantages_of_all_signs(completion_ids, **kwargs):  # the first group has no signal
-        return [0.0 if i < 4 else float(ids[0] % 3) for i, ids in enumerate(completion_ids)]
-
-    def trained(trainer, kl_bound):
-        options = {"kl_bound": kl_bound, "learning_rate": 2e-2, "num_generations": 4}
-        trainer = make_trainer(trainer, TrollGRPOConfig, tmp_path, reward=advantages_of_all_signs, **options)
-        trainer.train()
-        return trainer
-
+def test_a_remedy_is_troll_inside_the_bound_and_the_bound_holds_outside(tmp_path, name):
     start = weights(make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path))
-    inside = (weights(trained(trainer, 1e9)) for trainer in (TrollGRPOTrainer, VARIANTS[name]))
+    inside = (weights(trained(trainer, tmp_path, 1e9)) for trainer in (TrollGRPOTrainer, VARIANTS[name]))
     assert_same_movement(start, *inside)
-    troll, remedy = (trained(trainer, 0.05) for trainer in (TrollGRPOTrainer, VARIANTS[name]))
-    assert any(not torch.equal(a, b) for a, b in zip(weights(troll).values(), weights(remedy).values(), strict=True))
+    remedy = trained(VARIANTS[name], tmp_path)
     assert max(logged(remedy, "troll/projected_fraction")) > 0.1
     assert max(logged(remedy, "troll/kl_max")) <= 0.05 * 1.001
+
+
+def test_the_pessimistic_surrogate_is_the_smaller_of_two(tmp_path):
+    chosen = []
+
+    class Watched(VARIANTS["pessimistic"]):
+        def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+            log_probs, *others = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+            if self._loss_pass is not None:
+                both = [self._loss_pass.projection.log_probs[..., 0].exp(), self._loss_pass.policy_log_probs.exp()]
+                live = ~self._loss_pass.dead
+                advantages = self._advantages.expand(live.shape)
+                chosen.extend(zip(*(x[live].tolist() for x in (advantages, *both, log_probs.exp())), strict=True))
+            return log_probs, *others
+
+    trained(Watched, tmp_path)
+    for advantage, projected, policy, probability in chosen:
+        assert advantage * probability == pytest.approx(min(advantage * projected, advantage * policy), rel=1e-5)
+    for sign in (-1, 1):  # of either sign some are those of the policy, and some those of the projection
+        differences = [projected - policy for advantage, projected, policy, _ in chosen if advantage * sign > 0]
+        assert min(differences) < -1e-3 and max(differences) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["signal", "multiplier"])
+def test_which_tokens_a_remedy_regresses_on(tmp_path, name):
+    regressed = []
+
+    class Watched(VARIANTS[name]):
+        def _compute_loss(self, model, inputs):
+            self.seen = inputs["advantages"].reshape(-1, 1)
+            return super()._compute_loss(model, inputs)
+
+        def _terms_of_policy(self, loss_pass, *args):
+            before, eta = loss_pass.regression.detach().clone(), loss_pass.projection.eta
+            result = super()._terms_of_policy(loss_pass, *args)
+            columns = (self.seen.expand(before.shape), eta, before, loss_pass.regression)
+            regressed.extend(zip(*(x.flatten().tolist() for x in columns), strict=True))
+            return result
+
+    trained(Watched, tmp_path)
+    for advantage, eta, before, after in regressed:
+        factor = eta / (eta + 1) if name == "multiplier" else float(advantage != 0)
+        assert after == pytest.approx(factor * before, rel=1e-5)
+    assert any(advantage == 0 and before > 0 for advantage, _, before, _ in regressed)
 
 
 @pytest.mark.parametrize("options", [{"epsilon": 0.2}, {"epsilon": 0.1, "epsilon_high": 0.28}])

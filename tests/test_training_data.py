@@ -52,6 +52,19 @@ def test_rows_with_a_prompt_are_taken_as_they_are(load, name, rows, streaming):
     assert isinstance(train, datasets.IterableDataset) == streaming
 
 
+@pytest.mark.parametrize("settings", [{}, OTHER_REWARD])
+def test_problems_to_evaluate_on_that_are_trained_on_are_said_whatever_the_reward(load, settings):
+    evaluation = {"eval_strategy": "steps", "eval_dataset_name": "problems.jsonl", "dataset_test_split": "test"}
+    with pytest.warns(UserWarning, match="6 of the 6 evaluation problems are in the training data"):
+        load("problems", **evaluation, **settings)
+
+
+@pytest.mark.parametrize("name", ["chats", "texts"])
+def test_rows_that_are_no_problems_are_not_looked_through(load, name):
+    evaluation = {"eval_strategy": "steps", "eval_dataset_name": "texts.jsonl", "dataset_test_split": "test"}
+    assert len(load(name, **evaluation, **OTHER_REWARD)[1]) == 6
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_instruction_filter_and_limits_hold_for_any_rows(load, streaming, capsys):
     options = {"dataset_streaming": streaming, "system_prompt": "w1", "instruction": "w2"}

@@ -1,7 +1,9 @@
 """The training and evaluation data of a run: problems with gold answers, or whatever else a TRL trainer takes."""
 
+from dataclasses import replace
 from typing import Any
 
+import datasets
 from transformers import AutoTokenizer, set_seed
 from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig, get_dataset
 
@@ -10,7 +12,7 @@ from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.data.files import load_rows, naming_bad_lines
 from troll_trl.data.loading import as_math_problems
 from troll_trl.data.problems import report_overlap
-from troll_trl.data.prompts import prepare_prompts
+from troll_trl.data.prompts import MESSAGES, PromptOptions, prepare_prompts
 
 
 def load_datasets(
@@ -26,22 +28,11 @@ def load_datasets(
         FileNotFoundError: there is no such file, folder or hub dataset.
         ValueError: the data cannot be trained on, or the settings do not go together.
     """
-    prompt: dict[str, Any] = {"instruction": script_args.instruction, "system_prompt": script_args.system_prompt}
-    if script_args.max_prompt_tokens is not None:
-        prompt |= {
-            "max_prompt_tokens": script_args.max_prompt_tokens,
-            "chat_template_kwargs": training_args.chat_template_kwargs,
-            "tokenizer": AutoTokenizer.from_pretrained(
-                model_args.model_name_or_path,
-                revision=model_args.model_revision,
-                trust_remote_code=training_args.trust_remote_code,
-            ),
-        }
     columns = {"problem_column": script_args.problem_column, "answer_column": script_args.answer_column}
     math = {"math_accuracy", REWARD_FUNCTIONS["math_accuracy"]} & {*script_args.reward_funcs} or any(columns.values())
     mixture: Any = _load_mixture(script_args.mixture, training_args.seed) if script_args.mixture.datasets else None
 
-    def load(name: str | None, split: str, config: str | None, columns: dict[str, Any], **options: Any) -> Any:
+    def load(name: str | None, split: str, config: str | None, columns: dict[str, Any], options: PromptOptions) -> Any:
         if name is not None:
             rows, files = load_rows(name, split, config, script_args.dataset_streaming)
         elif split in mixture:
@@ -50,33 +41,51 @@ def load_datasets(
             raise ValueError(f"The mixture of `datasets` has no split {split!r}, it has {', '.join(mixture)}.")
         with naming_bad_lines(name, files):
             if math or "prompt" not in (rows.column_names or next(iter(rows), {})):
-                return as_math_problems(rows, name, **columns, **options, **prompt)
-            return prepare_prompts(rows, name, **options, **prompt)
+                return as_math_problems(rows, name, options, **columns)
+            return prepare_prompts(rows, name, options)
 
     name = None if mixture is not None else str(script_args.dataset_name)  # which was seen to be set
-    row_filter = {"row_filter": script_args.row_filter}
-    train_dataset = load(
-        name,
-        script_args.dataset_train_split,
-        script_args.dataset_config,
-        columns,
-        max_samples=script_args.max_train_samples,
-        **row_filter,
-    )
+    split, config = script_args.dataset_train_split, script_args.dataset_config
+    options = _prompt_options(script_args, training_args, model_args)
+    train_dataset = load(name, split, config, columns, options)
     if training_args.eval_strategy == "no":
         return train_dataset, None
-    another = script_args.eval_dataset_name is not None
-    eval_dataset = load(
-        script_args.eval_dataset_name or name,
-        str(script_args.dataset_test_split),
-        script_args.eval_dataset_config if another else script_args.dataset_config,
-        {} if another else columns,
-        max_samples=script_args.max_eval_samples,
-        **({} if another else row_filter),
-    )
-    if math:
+    options = replace(options, max_samples=script_args.max_eval_samples)
+    if script_args.eval_dataset_name is not None:  # of its own columns
+        name, config, columns = script_args.eval_dataset_name, script_args.eval_dataset_config, {}
+        options = replace(options, row_filter=None)
+    eval_dataset = load(name, str(script_args.dataset_test_split), config, columns, options)
+    if _are_problems(train_dataset) and _are_problems(eval_dataset):
         report_overlap(train_dataset, eval_dataset)
     return train_dataset, eval_dataset
+
+
+def _are_problems(dataset: Any) -> bool:
+    """Whether rows are as [`as_math_problems`] makes them."""
+    features = dataset.features or {}
+    return isinstance(dataset, datasets.Dataset) and features.get("prompt") == MESSAGES and "solution" in features
+
+
+def _prompt_options(
+    script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig, model_args: ModelConfig
+) -> PromptOptions:
+    """Those of the training set."""
+    tokenizer = None
+    if script_args.max_prompt_tokens is not None:
+        tokenizer = AutoTokenizer.from_pretrained(
+            model_args.model_name_or_path,
+            revision=model_args.model_revision,
+            trust_remote_code=training_args.trust_remote_code,
+        )
+    return PromptOptions(
+        instruction=script_args.instruction,
+        system_prompt=script_args.system_prompt,
+        max_samples=script_args.max_train_samples,
+        row_filter=script_args.row_filter,
+        tokenizer=tokenizer,
+        max_prompt_tokens=script_args.max_prompt_tokens,
+        chat_template_kwargs=training_args.chat_template_kwargs,
+    )
 
 
 def _load_mixture(config: DatasetMixtureConfig, seed: int) -> Any:

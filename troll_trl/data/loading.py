@@ -14,7 +14,7 @@ import datasets
 from troll_trl.data.columns import column_value
 from troll_trl.data.files import load_rows, naming_bad_lines, shortened
 from troll_trl.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, report_duplicates, warn
-from troll_trl.data.prompts import MESSAGES, check_limits, choose_rows, drop_long_prompts, prompt_messages
+from troll_trl.data.prompts import MESSAGES, PromptOptions, prompt_messages
 from troll_trl.rewards.answers import extract_answer
 from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, are_readable, normalised_gold
 from troll_trl.rewards.verifier.notation import normalise
@@ -129,51 +129,33 @@ def load_math_dataset(
         ValueError: columns that are not there, a prompt that is neither text nor chat messages, an unreadable file,
             no row left, or a `max_samples` that is not positive. The message lists what was found.
     """
-    check_limits(max_samples, max_prompt_tokens, tokenizer)
+    options = PromptOptions(
+        instruction, system_prompt, max_samples, row_filter, tokenizer, max_prompt_tokens, chat_template_kwargs
+    )
     name = str(name_or_path)
     dataset, files = load_rows(name, split, config_name)
     with naming_bad_lines(name, files):
-        return as_math_problems(
-            dataset,
-            name,
-            problem_column,
-            answer_column,
-            instruction,
-            system_prompt,
-            max_samples,
-            row_filter,
-            tokenizer,
-            max_prompt_tokens,
-            chat_template_kwargs,
-        )
+        return as_math_problems(dataset, name, options, problem_column, answer_column)
 
 
 def as_math_problems(
     dataset: datasets.Dataset,
     name: str,
+    options: PromptOptions,
     problem_column: str | None = None,
     answer_column: str | None = None,
-    instruction: str | None = None,
-    system_prompt: str | None = None,
-    max_samples: int | None = None,
-    row_filter: str | None = None,
-    tokenizer: Any = None,
-    max_prompt_tokens: int | None = None,
-    chat_template_kwargs: dict[str, Any] | None = None,
 ) -> datasets.Dataset:
     """As [`load_math_dataset`], of rows that were loaded before; `name` is what to call them."""
-    check_limits(max_samples, max_prompt_tokens, tokenizer)
     if not isinstance(dataset, datasets.Dataset):
         raise ValueError(
             f"{name} is streamed, but gold answers are read before the training, of all rows. Leave streaming out, or "
             "give a column `prompt` and other rewards than `math_accuracy`."
         )
     schema = _find_schema(dataset, problem_column, answer_column, name)
-    dataset = choose_rows(dataset, name, row_filter, max_samples)
-    converted = _convert(dataset, schema, instruction, system_prompt)
+    dataset = options.choose_rows(dataset, name)
+    converted = _convert(dataset, schema, options.instruction, options.system_prompt)
     converted = _drop_unusable_rows(converted, dataset, schema, name)
-    if max_prompt_tokens is not None:
-        converted = drop_long_prompts(converted, tokenizer, max_prompt_tokens, chat_template_kwargs or {}, name)
+    converted = options.drop_long_prompts(converted, name)
     report_duplicates(converted, name)
     return converted
 

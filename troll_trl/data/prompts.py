@@ -1,6 +1,7 @@
 """What is done to rows of any kind, whole or streamed: which of them are used, and what is put to a prompt."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import datasets
@@ -13,16 +14,51 @@ MESSAGES = datasets.List({"role": datasets.Value("string"), "content": datasets.
 _MISSING = object()
 
 
+@dataclass(frozen=True)
+class PromptOptions:
+    """
+    Which rows are used, and what is put to their prompts: as for [`~troll_trl.data.load_math_dataset`].
+
+    Raises:
+        ValueError: a number below 1, or a limit of tokens without a tokenizer to count with.
+    """
+
+    instruction: str | None = None
+    system_prompt: str | None = None
+    max_samples: int | None = None
+    row_filter: str | None = None
+    tokenizer: Any = None
+    max_prompt_tokens: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self):
+        for name in ("max_samples", "max_prompt_tokens"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or value < 1):
+                raise ValueError(f"`{name}` must be at least 1, got {value}. Leave it out to use all rows.")
+        if self.max_prompt_tokens is not None and self.tokenizer is None:
+            raise ValueError("`max_prompt_tokens` needs a `tokenizer` to count with.")
+
+    def choose_rows(self, dataset: Any, name: str) -> Any:
+        """The first `max_samples` rows of those that `row_filter` leaves."""
+        if self.row_filter is not None:
+            dataset = _filter_rows(dataset, self.row_filter, name)
+        if self.max_samples is None:
+            return dataset
+        whole = isinstance(dataset, datasets.Dataset)
+        return dataset.take(min(self.max_samples, len(dataset)) if whole else self.max_samples)
+
+    def drop_long_prompts(self, dataset: Any, name: str) -> Any:
+        """The rows whose prompts have at most `max_prompt_tokens` tokens, chat template included."""
+        if self.max_prompt_tokens is None:
+            return dataset
+        return _drop_long_prompts(
+            dataset, self.tokenizer, self.max_prompt_tokens, self.chat_template_kwargs or {}, name
+        )
+
+
 def prepare_prompts(
-    dataset: datasets.Dataset | datasets.IterableDataset,
-    name: str,
-    instruction: str | None = None,
-    system_prompt: str | None = None,
-    max_samples: int | None = None,
-    row_filter: str | None = None,
-    tokenizer: Any = None,
-    max_prompt_tokens: int | None = None,
-    chat_template_kwargs: dict[str, Any] | None = None,
+    dataset: datasets.Dataset | datasets.IterableDataset, name: str, options: PromptOptions
 ) -> datasets.Dataset | datasets.IterableDataset:
     """
     Rows with a column `prompt` for a TRL trainer, with all their columns.
@@ -32,42 +68,21 @@ def prepare_prompts(
             Rows. Those of a stream are dropped and changed as they come, without being counted.
         name (`str`):
             What to call it.
-        instruction, system_prompt:
-            As for [`~troll_trl.data.load_math_dataset`]. Either makes a chat message of a prompt that is plain text;
-            without them a prompt is not touched.
-        max_samples, row_filter, tokenizer, max_prompt_tokens, chat_template_kwargs:
-            As for [`~troll_trl.data.load_math_dataset`].
+        options ([`PromptOptions`]):
+            An instruction or a system prompt makes a chat message of a prompt that is plain text; without them a prompt
+            is not touched.
 
     Raises:
         ValueError: a prompt of the wrong kind, or no row left. The message lists what was found.
     """
-    check_limits(max_samples, max_prompt_tokens, tokenizer)
-    dataset = choose_rows(dataset, name, row_filter, max_samples)
-    if instruction is not None or system_prompt is not None:
+    dataset = options.choose_rows(dataset, name)
+    if options.instruction is not None or options.system_prompt is not None:
         features = dataset.features and datasets.Features(dataset.features | {"prompt": MESSAGES})
         dataset = dataset.map(
-            lambda row: {"prompt": prompt_messages(row["prompt"], instruction, system_prompt)}, features=features
+            lambda row: {"prompt": prompt_messages(row["prompt"], options.instruction, options.system_prompt)},
+            features=features,
         )
-    if max_prompt_tokens is not None:
-        dataset = drop_long_prompts(dataset, tokenizer, max_prompt_tokens, chat_template_kwargs or {}, name)
-    return dataset
-
-
-def check_limits(max_samples: int | None, max_prompt_tokens: int | None, tokenizer: Any) -> None:
-    for argument, value in (("max_samples", max_samples), ("max_prompt_tokens", max_prompt_tokens)):
-        if value is not None and (isinstance(value, bool) or value < 1):
-            raise ValueError(f"`{argument}` must be at least 1, got {value}. Leave it out to use all rows.")
-    if max_prompt_tokens is not None and tokenizer is None:
-        raise ValueError("`max_prompt_tokens` needs a `tokenizer` to count with.")
-
-
-def choose_rows(dataset: Any, name: str, row_filter: str | None, max_samples: int | None) -> Any:
-    """The first `max_samples` rows of those that `row_filter` leaves."""
-    if row_filter is not None:
-        dataset = _filter_rows(dataset, row_filter, name)
-    if max_samples is None:
-        return dataset
-    return dataset.take(min(max_samples, len(dataset)) if isinstance(dataset, datasets.Dataset) else max_samples)
+    return options.drop_long_prompts(dataset, name)
 
 
 def _filter_rows(dataset: Any, row_filter: str, name: str) -> Any:
@@ -92,9 +107,7 @@ def _filter_rows(dataset: Any, row_filter: str, name: str) -> Any:
     return dataset.select(kept)
 
 
-def drop_long_prompts(dataset: Any, tokenizer: Any, limit: int, template_kwargs: dict[str, Any], name: str) -> Any:
-    """A dataset without the prompts of more than `limit` tokens, chat template included."""
-
+def _drop_long_prompts(dataset: Any, tokenizer: Any, limit: int, template_kwargs: dict[str, Any], name: str) -> Any:
     def lengths_of(prompts: list) -> list[int]:
         if isinstance(prompts[0], str):
             return [len(ids) for ids in tokenizer(prompts).input_ids]

@@ -28,7 +28,6 @@ _CONSTANTS = frozenset((r"\pi", r"\infty", r"\circ", r"\mathbb", r"\emptyset"))
 _NEUTRAL = frozenset(("%", "'"))
 _ADDING = frozenset(("+", "-", r"\pm", r"\mp"))
 _DIVIDING = frozenset(("/", ":", r"\div"))
-_MULTIPLYING = frozenset((r"\cdot", r"\times"))
 _OPENERS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
 _IMAGINARY = re.compile(r"(?<![\\A-Za-z])i(?![A-Za-z])")
 _CONSTANT = re.compile(r"\\pi(?![A-Za-z])|(?<![\\A-Za-z])[ei](?![A-Za-z])")

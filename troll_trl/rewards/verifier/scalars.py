@@ -14,7 +14,8 @@ _TIME = re.compile(r"(\d{1,2})(?::([0-5]\d))?\s?(?:([ap])\.?\s?(?:m\.?)?)?", re.
 _BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
 _FUNCTION_WORDS = frozenset(("sinh", "cosh", "tanh", "arcsin", "arccos", "arctan", "sqrt", "frac", "matrix", "pmatrix"))
 _SKIPPED = re.compile(
-    r"\\(?:(?:measured)?angle|triangle|parallel|perp|overrightarrow|widehat|[lcv]?dots|to|sim|simeq|[Rr]ightarrow|iff|implies|mapsto)(?![A-Za-z])|\.\.\.|[^\x00-\x7f]"
+    r"\\(?:(?:measured)?angle|triangle|parallel|perp|overrightarrow|widehat|[lcv]?dots|to|sim|simeq|[Rr]ightarrow|iff"
+    r"|implies|mapsto)(?![A-Za-z])|\.\.\.|[^\x00-\x7f]"
 )
 _BASE = re.compile(r"(?<![\^\d])\d+_\{?\d")
 
