@@ -174,20 +174,21 @@ def deciding(records: Sequence[Record]) -> str:
 
 def equal_rate(records: Sequence[Record]) -> str:
     """Area and success of every method at one rate, and TROLL's lead."""
-    return _leads_of(records, "equal-rate", "troll")
+    return _leads_of(records, "equal-rate", "troll", "troll less this")
 
 
 def remedies(records: Sequence[Record]) -> str:
-    """Area and success of TROLL, clip and the remedies where nothing is rare, and clip's lead."""
-    return _leads_of(records, "remedies", "clip")
+    """Area and success of TROLL, clip and the remedies where nothing is rare, and their leads."""
+    return _leads_of(records, "remedies", "clip", "this less clip")
 
 
 def remedy(records: Sequence[Record]) -> str:
     """The same on the seeds that confirm the best of them."""
-    return _leads_of(records, "remedy", "clip")
+    return _leads_of(records, "remedy", "clip", "this less clip")
 
 
-def _leads_of(records: Sequence[Record], study: str, first: str) -> str:
+def _leads_of(records: Sequence[Record], study: str, fixed: str, lead: str) -> str:
+    """Every method of a study, and its `lead` over the `fixed` one, or that one's over it."""
     rows = []
     of_study = [record for record in records if study in record["studies"]]
     for task in dict.fromkeys(record["task"] for record in of_study):
@@ -197,12 +198,13 @@ def _leads_of(records: Sequence[Record], study: str, first: str) -> str:
         cells = {m: Cell([r for r in cell.records if r["seed"] in seeds]) for m, cell in every.items()}
         for method, cell in cells.items():
             leads = ["", ""]
-            if method != first and first in cells:
-                leads = [signed(*difference(cells[first], cell, key)) for key in ("area", "success")]
+            if method != fixed and fixed in cells:
+                pair = (cell, cells[fixed]) if lead.startswith("this") else (cells[fixed], cell)
+                leads = [signed(*difference(*pair, key)) for key in ("area", "success")]
             means = [percent(mean_of(cell, key)) for key in ("area", "success")]
             rows.append([task, method, str(len(cell.records)), *means, *leads])
     header = ["task", "method", "seeds", "area %", "success %"]
-    return markdown([*header, f"{first} less this, area", "success"], rows)
+    return markdown([*header, f"{lead}, area", "success"], rows)
 
 
 def updates_to(curve: Sequence[tuple[float, float]], success: float) -> float:

@@ -62,25 +62,6 @@ class MeasuredClipTrainer(TrollGRPOTrainer):
         self.epsilon_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
 
 
-class PessimisticTrainer(TrollGRPOTrainer):
-    """
-    TROLL with the smaller of two surrogates, that of the projection and that of the policy, as a clip has the smaller
-    of the clipped and the free: a token that has left the ball against its advantage keeps all of its gradient.
-    """
-
-    def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
-        self._advantages = inputs["advantages"].reshape(len(inputs["completion_ids"]), -1)  # (B, 1) or (B, C)
-        return super()._compute_loss(model, inputs)
-
-    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        log_probs, *others = super()._get_per_token_logps_and_entropies(*args, **kwargs)  # (B, C), projected
-        if self._loss_pass is not None:
-            policy = self._loss_pass.policy_log_probs
-            lower, higher = torch.minimum(log_probs, policy), torch.maximum(log_probs, policy)
-            log_probs = torch.where(self._advantages > 0, lower, higher)
-        return log_probs, *others
-
-
 class SignalTrainer(TrollGRPOTrainer):
     """TROLL without the regression of tokens whose advantage is 0: a clip leaves them alone."""
 
@@ -182,7 +163,6 @@ class RecordingClipTrainer(Recording, MeasuredClipTrainer):
 
 VARIANTS: dict[str, Callable[..., TrollGRPOTrainer]] = {
     "fill": FillTrainer,
-    "pessimistic": PessimisticTrainer,
     "signal": SignalTrainer,
     "multiplier": MultiplierTrainer,
     "measured": MeasuredClipTrainer,

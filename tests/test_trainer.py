@@ -107,14 +107,18 @@ def take_off_policy(trainer):
     return micro_batch(trainer)
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo", "luspo"])
-def test_loss_is_the_papers(loss_type, tmp_path):
+@pytest.mark.parametrize(
+    ("loss_type", "pessimistic"),
+    [("dapo", False), ("grpo", False), ("bnpo", False), ("dr_grpo", False), ("luspo", False), ("dapo", True)],
+)
+def test_loss_is_the_papers(loss_type, pessimistic, tmp_path):
     """−π(a)/q(a)·A + α·KL(p ‖ π) from full logits, a dense support and an independent root-finder."""
     trainer = make_trainer(
         TrollGRPOTrainer,
         TrollGRPOConfig,
         tmp_path,
         loss_type=loss_type,
+        pessimistic=pessimistic,
         kl_bound=0.01,
         regression_coef=0.5,
         support_size=12,
@@ -123,16 +127,19 @@ def test_loss_is_the_papers(loss_type, tmp_path):
         max_steps=3,
     )
     inputs = take_off_policy(trainer)
+    inputs["advantages"][::2] *= -1  # so that of the projected tokens some have moved against their advantage
     trainer.model.train()
     loss = trainer._compute_loss(trainer.model, inputs)
 
-    mask, projected = inputs["completion_mask"].double(), 0
+    mask, projected, of_policy = inputs["completion_mask"].double(), 0, 0
     per_token = torch.zeros(mask.shape, dtype=torch.float64)
     for b, t, p, q, pi, is_projected in reference_tokens(trainer, inputs):
         projected += is_projected
-        ratio = (pi[0] - q[0]).exp()
+        surrogate, free = ((x[0] - q[0]).exp() * inputs["advantages"][b] for x in (pi, p))
+        if pessimistic and free < surrogate:
+            surrogate, of_policy = free, of_policy + 1
         regression = (p.exp() * (p - pi)).sum()
-        per_token[b, t] = -ratio * inputs["advantages"][b] + 0.5 * regression
+        per_token[b, t] = -surrogate + 0.5 * regression
     expected = {
         "dapo": per_token.sum() / (inputs["num_items_in_batch"] / 4),
         "grpo": ((per_token * mask).sum(1) / mask.sum(1)).mean(),
@@ -141,6 +148,8 @@ def test_loss_is_the_papers(loss_type, tmp_path):
         "luspo": per_token.sum(1).mean(),
     }[loss_type]
     assert projected >= 5, "the test needs projected tokens"
+    if pessimistic:
+        assert 0 < of_policy < projected, "the test needs tokens of either surrogate"
     torch.testing.assert_close(loss.double(), expected, rtol=1e-3, atol=1e-5)
     metrics = trainer.counters["train"]["projection"].pop()
     assert metrics["troll/projected_fraction"] == pytest.approx(projected / mask.sum().item())

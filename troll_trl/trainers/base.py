@@ -261,7 +261,8 @@ class TrustRegionMixin(_Trainer):
             return super()._compute_loss(model, inputs)
 
         old = SparseDistribution(inputs[TOKEN_IDS], inputs[LOG_PROBS])
-        self._loss_pass = this = LossPass(old, self.args.kl_bound, live)
+        advantages = inputs["advantages"].reshape(len(live), -1) if self.args.pessimistic else None  # (B, 1) or (B, C)
+        self._loss_pass = this = LossPass(old, self.args.kl_bound, live, advantages)
         # A reference KL in TRL's loss would be that of the projection; `_terms_of_policy` adds that of the policy
         beta, self.beta = self.beta, 0.0
         try:

@@ -69,6 +69,13 @@ class TrollOptions(_TrlConfig):
         default=1e-5,
         metadata={"help": "Tokens are kept by descending old probability until at most this mass is left to the rest."},
     )
+    pessimistic: bool = field(
+        default=False,
+        metadata={
+            "help": "Take the smaller of the projection's and the policy's surrogate, as PPO takes the smaller of the "
+            "clipped and the free: a token that has moved against its advantage keeps its gradient. Not in the paper."
+        },
+    )
     max_skipped_updates: int = field(
         default=20,
         metadata={"help": "Stop after this many updates in a row were skipped for a NaN or an infinity."},
@@ -161,8 +168,8 @@ class TrollOptions(_TrlConfig):
 @dataclass
 class TrollGRPOConfig(TrollOptions, GRPOConfig):
     """
-    Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and six more, whose defaults are the
-    paper's (TROLL, arXiv 2510.03817).
+    Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and seven more, whose defaults are
+    the paper's (TROLL, arXiv 2510.03817).
 
     `epsilon` and `epsilon_high`, the clip range of an existing recipe, are accepted and unused: the projection
     replaces the clip.
@@ -178,6 +185,10 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             rest bucket with their exact mass.
         tail_mass (`float`, *optional*, defaults to `1e-5`):
             Tokens are kept by descending old probability until at most this mass δ in `[0, 1)` is left to the rest.
+        pessimistic (`bool`, *optional*, defaults to `False`):
+            Whether the smaller of the projection's and the policy's surrogate counts of each token, as PPO's clip has
+            the smaller of two: a token that has moved against its advantage then keeps its gradient. Not in the paper;
+            see `docs/design.md`.
         max_skipped_updates (`int`, *optional*, defaults to `20`):
             An update that meets a NaN or an infinity is skipped; after this many in a row the run stops. At least 1.
         save_rollouts (`bool`, *optional*, defaults to `True`):
@@ -212,8 +223,8 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
 @dataclass
 class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
-    Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and six more, whose defaults are the
-    paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` are accepted and unused.
+    Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and seven more, whose defaults are
+    the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` are accepted and unused.
 
     Parameters:
         kl_bound (`float`, *optional*, defaults to `0.05`):
@@ -226,6 +237,10 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
             rest bucket with their exact mass.
         tail_mass (`float`, *optional*, defaults to `1e-5`):
             Tokens are kept by descending old probability until at most this mass δ in `[0, 1)` is left to the rest.
+        pessimistic (`bool`, *optional*, defaults to `False`):
+            Whether the smaller of the projection's and the policy's surrogate counts of each token, as PPO's clip has
+            the smaller of two: a token that has moved against its advantage then keeps its gradient. Not in the paper;
+            see `docs/design.md`.
         max_skipped_updates (`int`, *optional*, defaults to `20`):
             An update that meets a NaN or an infinity is skipped; after this many in a row the run stops. At least 1.
         save_rollouts (`bool`, *optional*, defaults to `True`):

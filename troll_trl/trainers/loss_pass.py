@@ -23,12 +23,27 @@ def equal_to_rounding(log_probs: torch.Tensor, others: torch.Tensor) -> torch.Te
     return torch.where(same, others, log_probs)
 
 
+def smaller_surrogate(projected: torch.Tensor, policy: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    """
+    Of `log π(a)` and `log p(a)` `(B, C)` the one with the smaller surrogate, `ratio · advantage`, as PPO takes the
+    smaller of the clipped and the free (arXiv 1707.06347, equation 7). `advantages` is `(B, 1)` or `(B, C)`.
+
+    They differ outside of the bound alone, where π(a) lies, but for the normaliser, between q(a) and p(a): a token that
+    has moved with its advantage is projected, and one that has moved against it keeps its whole gradient, which leads
+    back. Token by token, also where the ratio is a completion's.
+    """
+    return torch.where(advantages > 0, torch.minimum(projected, policy), torch.maximum(projected, policy))
+
+
 class LossPass:
     """One micro-batch's way through TRL's loss: evaluates the policy on the old policy's support, projects it, and
     keeps what the terms around TRL's surrogate need."""
 
-    def __init__(self, old: SparseDistribution, kl_bound: float, mask: torch.Tensor):
-        self.old, self.kl_bound = old, kl_bound  # (B, C, K)
+    def __init__(
+        self, old: SparseDistribution, kl_bound: float, mask: torch.Tensor, advantages: torch.Tensor | None = None
+    ):
+        """With `advantages` `(B, 1)` or `(B, C)` the surrogate is the smaller of two; see [`smaller_surrogate`]."""
+        self.old, self.kl_bound, self.advantages = old, kl_bound, advantages  # (B, C, K)
         self.dead = ~mask.bool()  # (B, C)
 
     def wrap(self, model, completion_length: int):
@@ -50,6 +65,8 @@ class LossPass:
             self.regression = regression.masked_fill(self.projection.eta == 0, 0.0)  # (B, C)
             # Dead positions have all their mass in the rest, and −∞ for a sampled token
             sampled = self.projection.log_probs[..., 0].masked_fill(dead, 0.0)
+            if self.advantages is not None:
+                sampled = smaller_surrogate(sampled, self.policy_log_probs, self.advantages)
             log_probs = torch.cat([output.log_probs[:, :-completion_length], sampled], 1)
             return what_trl_reads(output, log_probs)
 
