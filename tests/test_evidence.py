@@ -82,7 +82,7 @@ def test_evaluations_are_read_strictly(grid):
 def test_methods_differ_in_nothing_but_themselves(grid):
     for run in all_runs(grid):
         others = grid.settings(run).keys() - grid.tasks[run.task].settings.keys() - dict(run.varied).keys() - {"seed"}
-        assert others <= {"method", "epsilon", "epsilon_high", "loss_type"}
+        assert others <= {"method", "epsilon", "epsilon_high", "loss_type", "pessimistic"}
 
 
 def test_tuning_has_seeds_of_its_own(grid):
