@@ -129,7 +129,9 @@ MODEL = {
     "moe_without_auxiliary_loss": {"make_model": moe, "router_aux_loss_coef": 0.0},
 }
 ALL = {**BATCHES, **REWARDS, **GENERATION, **MODEL}
-CASES = [("grpo", name) for name in {**ALL, **GRPO_ONLY}] + [("rloo", name) for name in ALL]
+CASES = [("grpo", name) for name in {**ALL, **GRPO_ONLY}] + [("rloo", name) for name in {**BATCHES, **MODEL}]
+# Before the loss, where GRPO and RLOO are one to us
+CASES += [pytest.param("rloo", name, marks=pytest.mark.slow) for name in {**REWARDS, **GENERATION}]
 
 
 def both(algorithm, tmp_path, case):
@@ -157,7 +159,7 @@ def test_reward_model(algorithm, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", EQUIVALENT)
-@pytest.mark.parametrize("iterable", [False, True], ids=["", "iterable"])
+@pytest.mark.parametrize("iterable", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "iterable"])
 def test_evaluation_is_trls(algorithm, iterable, tmp_path):
     """What is sampled and rewarded in evaluation, before training and during it, with its own number of generations."""
     dataset = tiny_prompts(8)

@@ -58,7 +58,7 @@ CORRECTIONS = {
 }
 
 
-@pytest.mark.parametrize("steps_per_generation", [1, 2])
+@pytest.mark.parametrize("steps_per_generation", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("mode", CORRECTIONS)
 def test_missing_log_probs(mode, steps_per_generation, vllm, tmp_path):
     options = {"use_vllm": True, "vllm_importance_sampling_mode": mode, **CORRECTIONS[mode]}
@@ -199,7 +199,7 @@ def speak_tool_calls(trainer, call):
     return calls
 
 
-@pytest.mark.parametrize("kind", ["tool", "asynchronous_tool", "environment"])
+@pytest.mark.parametrize("kind", ["tool", pytest.param("asynchronous_tool", marks=pytest.mark.slow), "environment"])
 def test_tools(kind, tmp_path):
     environment = kind == "environment"
     tool = {"tool": multiply, "asynchronous_tool": multiply_later}.get(kind)

@@ -131,6 +131,7 @@ def test_ddp(one_process, tmp_path):
     assert_equal_to_one_process(one_process, tmp_path, CASES, "DistributedType.MULTI_CPU", said)
 
 
+@pytest.mark.slow
 def test_fsdp2(one_process, tmp_path):
     (tmp_path / "fsdp2.yaml").write_text(yaml.safe_dump(FSDP2))
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp2.yaml")]
@@ -158,6 +159,7 @@ def test_zero3(one_process, tmp_path):
     assert_equal_to_one_process(one_process, tmp_path, CASES, "DistributedType.DEEPSPEED", said)
 
 
+@pytest.mark.slow
 def test_two_machines(one_process, tmp_path):
     """Two `accelerate` nodes of one process each, over loopback."""
     with socket.socket() as free:

@@ -452,13 +452,14 @@ def test_peak_memory_is_no_more_than_trls():
 
 @pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not installed (it exists for Linux only)")
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
-def test_kernels_in_the_interpreter():
-    """This file and the head's own tests, with the kernels interpreted. (What counts tensors is left out: the
+@pytest.mark.parametrize("name", ["test_kernels.py", pytest.param("test_lm_head.py", marks=pytest.mark.slow)])
+def test_kernels_in_the_interpreter(name):
+    """This file, and the head's own tests, with the kernels interpreted. (What counts tensors is left out: the
     interpreter makes its own.)"""
     tests = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", "-k", "not fsdp2 and not exceeds"]
     result = subprocess.run(
-        [*command, tests / "test_kernels.py", tests / "test_lm_head.py"],
+        [*command, tests / name],
         cwd=tests.parent,
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,

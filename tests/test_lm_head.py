@@ -422,6 +422,7 @@ def test_tokenizer_fits_the_model():
     assert len(tiny_tokenizer()) == tiny_model().config.vocab_size
 
 
+@pytest.mark.slow
 def test_sharded_by_fsdp2(tmp_path):
     """Two processes, head and layers sharded: the same log-probabilities and gradients as the whole model."""
     script = tmp_path / "fsdp2.py"

@@ -51,6 +51,7 @@ def test_with_weights_in_bfloat16(tmp_path):
     assert moved(tmp_path, model=tiny_model().to(torch.bfloat16), bf16=True) == []
 
 
+@pytest.mark.slow
 def test_on_two_ranks(tmp_path):
     flags = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     said = launch([[*flags, str(TESTS / "no_signal.py"), str(tmp_path)]], HANG)

@@ -90,7 +90,9 @@ def check_rows(log_p, log_q, bound, dtype, generator):
     return result, inside
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=["float32", "float64"]
+)
 def test_a_million_rows(dtype):
     generator = torch.Generator().manual_seed(0)
     rows = outside = 0
@@ -238,7 +240,7 @@ SPLITS = {
 }
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", [pytest.param(s, marks=[pytest.mark.slow] * (s == "accumulation_8")) for s in SPLITS])
 def test_fifty_updates_do_not_depend_on_the_split(split, whole, tmp_path, monkeypatch):
     losses, completions = whole
     if split == "small_tiles":

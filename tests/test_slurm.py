@@ -58,6 +58,7 @@ def submit(tmp_path):
     return submit
 
 
+@pytest.mark.slow
 def test_last_node_serves_and_the_others_train(submit):
     done, started = submit("a b c", "configs/qwen3-8b/gsm8k.yaml", "--learning_rate", "2e-6")
     assert done.returncode == 0, done.stderr

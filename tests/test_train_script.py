@@ -228,6 +228,7 @@ reward_funcs:
     assert [entry["data_files"] for entry in settings["datasets"]] == ["one.jsonl", "two.jsonl"]
 
 
+@pytest.mark.slow
 def test_resume_starts_continues_and_finishes(workplace):
     """The same command, however often a cluster gives it; a checkpoint that was cut off is named and passed over."""
     out = workplace / "out"

@@ -110,6 +110,7 @@ def test_a_worker_answers_again_after_a_timeout():
         pool.close()
 
 
+@pytest.mark.slow
 def test_memory_is_capped():
     pool = WorkerPool(size=1, memory_bytes=400 << 20)
     try:
@@ -130,6 +131,7 @@ def test_a_worker_that_was_killed_while_idle_is_replaced(pool):
     assert pool.ask([question(*NEEDS_ALGEBRA)] * 4, seconds=20) == [{"result": True}] * 4
 
 
+@pytest.mark.slow
 def test_a_worker_whose_child_was_killed_is_replaced(pool):
     assert pool.ask([question(*NEEDS_ALGEBRA)], seconds=20) == [{"result": True}]
     for worker in pool._workers:
@@ -141,6 +143,7 @@ def test_a_worker_whose_child_was_killed_is_replaced(pool):
     assert replies == [{"result": True}, {"result": False}] * 3  # and not the reply to the question before
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_hostile_throughout_takes_the_limit_for_each_question():
     pool, limit, count = WorkerPool(size=2), 0.2, 12
     try:
