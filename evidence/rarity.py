@@ -1,6 +1,7 @@
 """The tables of rarity.yaml, and what its rule says of the runs that are there. rarity.md holds what these return."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
@@ -172,23 +173,8 @@ def deciding(records: Sequence[Record]) -> str:
     return markdown([*header, "TROLL's lead in area", "in success"], rows)
 
 
-def equal_rate(records: Sequence[Record]) -> str:
-    """Area and success of every method at one rate, and TROLL's lead."""
-    return _leads_of(records, "equal-rate", "troll", "troll less this")
-
-
-def remedies(records: Sequence[Record]) -> str:
-    """Area and success of TROLL, clip and the remedies where nothing is rare, and their leads."""
-    return _leads_of(records, "remedies", "clip", "this less clip")
-
-
-def remedy(records: Sequence[Record]) -> str:
-    """The same on the seeds that confirm the best of them."""
-    return _leads_of(records, "remedy", "clip", "this less clip")
-
-
 def _leads_of(records: Sequence[Record], study: str, fixed: str, lead: str) -> str:
-    """Every method of a study, and its `lead` over the `fixed` one, or that one's over it."""
+    """Area and success of every method of a study, and its `lead` over the `fixed` one, or that one's over it."""
     rows = []
     of_study = [record for record in records if study in record["studies"]]
     for task in dict.fromkeys(record["task"] for record in of_study):
@@ -252,8 +238,10 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "rule": rule,
     "tuning": tuning,
     "deciding": deciding,
-    "equal-rate": equal_rate,
-    "remedies": remedies,
-    "remedy": remedy,
+    "equal-rate": partial(_leads_of, study="equal-rate", fixed="troll", lead="troll less this"),
+    "remedies": partial(_leads_of, study="remedies", fixed="clip", lead="this less clip"),
+    "remedy": partial(_leads_of, study="remedy", fixed="clip", lead="this less clip"),
+    "remedy-wider": partial(_leads_of, study="remedy-wider", fixed="clip-wider", lead="this less clip-wider"),
+    "remedy-others": partial(_leads_of, study="remedy-others", fixed="clip-wider", lead="this less clip-wider"),
 }
 MOVES_TABLES: dict[str, Callable[[Sequence[Record]], str]] = {"price": price}

@@ -23,6 +23,7 @@ from troll_trl.cli import evaluate
 from troll_trl.cli.small_models import encode, make_model, make_tokenizer, warm_up, write_problems
 
 CHANCE = "chance.json"
+ATTEMPTS = 3  # at a start: of some 300 warm-ups one did not get where it should
 ARCHITECTURES = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 
 
@@ -60,13 +61,20 @@ def warm_up_model(folder: Path, task: Task, seed: int) -> None:
     """
     train, test = make_problems(task.family, seed, task.train, task.test)
     write_problems(folder / "data", train, test)
-    torch.manual_seed(seed)
     tokenizer = make_tokenizer(PHRASES if task.share is None else PHRASES + RARE_PHRASES)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = make_model(tokenizer, ARCHITECTURES[task.architecture], **task.sizes).to(device)
     worked, same_form = make_worked(task.family, train, task.share, seed)
-    input_ids, labels = encode(tokenizer, worked)
-    warm_up(model, input_ids.to(device), labels.to(device), task.start_success * same_form, task.warm_up_rate)
+    input_ids, labels = (ids.to(device) for ids in encode(tokenizer, worked))
+    for attempt in range(ATTEMPTS):
+        torch.manual_seed(seed + 1000 * attempt)
+        model = make_model(tokenizer, ARCHITECTURES[task.architecture], **task.sizes).to(device)
+        try:
+            warm_up(model, input_ids, labels, task.start_success * same_form, task.warm_up_rate)
+            break
+        except RuntimeError as error:  # these weights did not get there
+            if attempt == ATTEMPTS - 1:
+                raise
+            print(f"{error} Once more, with other weights.")
     chance = rewarded_chance(model, *(ids.to(device) for ids in encode(tokenizer, test)))
     (folder / CHANCE).write_text(json.dumps({"start_chance": chance}))
     model.save_pretrained(folder / "model")

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +17,11 @@ import scipy.stats
 import torch
 import yaml
 from limits import HANG
+from safetensors.torch import load_file
 from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, weights
 
-from evidence import figures, moves, rarity, report, tables
+from evidence import figures, moves, rarity, report, starts, tables
 from evidence.grid import GivenTask, Run, Task, read_grid, tuned_rates
 from evidence.problems import FAMILIES, RARE, make_problems, make_worked
 from evidence.results import DEFAULTS, read_records, run_of
@@ -746,6 +747,30 @@ def test_a_study_goes_on_elsewhere_from_its_results(tmp_path, run_study):
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
     Runner(read_grid(tmp_path / "grid.yaml"), tmp_path / "out", workers=1, results=results).run([], retry=False)
     assert sorted(read_records(results), key=json.dumps) == sorted(records, key=json.dumps)
+
+
+@pytest.mark.parametrize("stuck", [0, 1, 3])
+def test_a_start_that_gets_stuck_is_made_once_more_with_other_weights(tmp_path, monkeypatch, stuck):
+    tried = []
+
+    def warm_up(model, *args):
+        tried.append(model.lm_head.weight.detach().clone())
+        if len(tried) <= stuck:
+            raise RuntimeError("The warm-up reached a success rate of 18%.")
+
+    monkeypatch.setattr(starts, "warm_up", warm_up)
+    task = Task(**TASK | {"train": 8, "test": 8}, settings={})
+    if stuck == 3:
+        with pytest.raises(RuntimeError, match="18%"):
+            make_start(tmp_path, task, 7, EVIDENCE / "eval-cpu.yaml")
+        assert not (tmp_path / "model").exists()
+    else:
+        make_start(tmp_path, task, 7, EVIDENCE / "eval-cpu.yaml")
+        torch.testing.assert_close(
+            load_file(tmp_path / "model" / "model.safetensors")["model.embed_tokens.weight"], tried[-1]
+        )
+    assert len(tried) == min(stuck + 1, 3)
+    assert all(not torch.equal(one, other) for one, other in pairwise(tried))
 
 
 @pytest.mark.slow
