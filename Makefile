@@ -69,11 +69,12 @@ test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-t
 	$(BIN)/python -m pip install --quiet --no-deps --target .venv/trl-$(TRL) $(if $(filter main,$(TRL)),git+https://github.com/huggingface/trl,trl==$(TRL))
 	PYTHONPATH=.venv/trl-$(TRL) $(PYTEST) -n auto --maxprocesses 8 $(TRAINER_TESTS)
 
-# The lower bounds of pyproject.toml; its torch alone stays that of .venv, as an older one is gigabytes
+# The lower bounds of pyproject.toml; its torch alone stays that of .venv, as an older one is gigabytes. That datasets
+# still needs httpx.
 OLDEST := $(shell sed -nE 's/^    "(transformers|trl|datasets|accelerate|peft)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
 test-oldest: $(INSTALLED)  ## Run the trainers' tests with the oldest versions that pyproject.toml allows, but for torch
 	rm -rf .venv/oldest
-	$(BIN)/python -m pip install --quiet --no-deps --target .venv/oldest $(OLDEST)
+	$(BIN)/python -m pip install --quiet --no-deps --target .venv/oldest $(OLDEST) httpx httpcore h11
 	PYTHONPATH=.venv/oldest $(PYTEST) -n auto --maxprocesses 8 $(TRAINER_TESTS)
 
 lint: $(INSTALLED)  ## Check style, types and which way imports point
