@@ -19,9 +19,9 @@ class TrollScriptArguments:
         dataset_config (`str`, *optional*):
             Configuration name of a hub dataset.
         dataset_train_split (`str`, *optional*, defaults to `"train"`):
-            Split to train on.
+            Split to train on, or a part of it, such as `train[:90%]`.
         dataset_test_split (`str`, *optional*):
-            Split to evaluate on. Without it there is no evaluation set.
+            Split, or part of one, to evaluate on. Without it there is no evaluation set.
         dataset_streaming (`bool`, *optional*, defaults to `False`):
             Read rows as they are needed, in place of all before the training. Not for gold answers.
         eval_dataset_name (`str`, *optional*):
