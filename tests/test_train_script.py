@@ -130,6 +130,13 @@ def test_clip_trains_on_the_same_file(workplace):
         (("--model_name_or_path", "./nomodel"), "there is no folder ./nomodel"),
         (("--model_name_or_path", "outputs/no/model"), "there is no folder outputs/no/model (working folder: "),
         (("--use_vllm", "true"), "`use_vllm` is true, but vLLM is not installed: pip install"),
+        # These failed after the model was loaded, with a traceback
+        (("--use_liger_kernel", "true"), "`use_liger_kernel` is true, but liger-kernel is not installed"),
+        (("--report_to", "azure_ml"), "`report_to`: AzureMLCallback requires azureml to be installed"),
+        (("--report_to", "wanbd"), "wanbd is not supported, only azure_ml"),
+        (("--optim", "galore_adamw"), "galore_torch"),
+        (("--lr_scheduler_type", "cosine_with_min_lr"), "`lr_scheduler_type: cosine_with_min_lr` does not go with"),
+        (("--lr_scheduler_kwargs", '{"x": 1}'), "unexpected keyword argument 'x'"),
         (("--reward_funcs", "nomod.fun"), "No module named 'nomod'"),
         (("--lerning_rate", "1"), "The nearest valid name is --learning_rate."),
         (("--dataset_name", "nowhere.jsonl"), "nowhere.jsonl"),

@@ -2,12 +2,16 @@
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
-from transformers import AutoConfig, ProgressCallback
+from transformers import AutoConfig, ProgressCallback, Trainer, get_scheduler
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import is_liger_kernel_available
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
 from trl.import_utils import is_vllm_available
 
@@ -52,6 +56,29 @@ def check_checkpoint(resume: str | bool | None, output_dir: str):
     folder = output_dir if resume is True else resume
     if folder and not (Path(folder).is_dir() and (resume is not True or get_last_checkpoint(folder))):
         raise ValueError(f"`resume_from_checkpoint` is {resume!r}, but there is no checkpoint in {folder}.")
+
+
+def check_trainer_settings(args: GRPOConfig | RLOOConfig):
+    """Before anything is loaded: what the Trainer fails on after that, of packages and of the schedule."""
+    if args.use_vllm and not is_vllm_available():
+        raise ImportError("`use_vllm` is true, but vLLM is not installed: pip install 'troll-trl[vllm]', or set false.")
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        raise ImportError("`use_liger_kernel` is true, but liger-kernel is not installed: pip install it, or set false.")
+    try:
+        for callback in get_reporting_integration_callbacks(args.report_to):
+            callback()
+    except RuntimeError as error:
+        raise ImportError(f"`report_to`: {error} Or leave it out.") from None
+    with suppress(ValueError):  # of an optimizer that asks for the model
+        Trainer.get_optimizer_cls_and_kwargs(args)
+    try:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
+        get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, args.lr_scheduler_kwargs)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`lr_scheduler_type: {args.lr_scheduler_type.value}` does not go with `lr_scheduler_kwargs: "
+            f"{args.lr_scheduler_kwargs}`: {error}."
+        ) from None
 
 
 def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | None:
@@ -113,12 +140,8 @@ def run(command: Command) -> None:
     """Train as the command says, and save the model."""
     silence_known_warnings()
     script_args, training_args, model_args = parse_training_command(command)
-    if training_args.use_vllm and not is_vllm_available():
-        stop(
-            command.program,
-            "`use_vllm` is true, but vLLM is not installed: pip install 'troll-trl[vllm]', or `use_vllm: false`.",
-        )
     try:
+        check_trainer_settings(training_args)
         trainer = make_trainer(script_args, training_args, model_args)
         checkpoint = find_checkpoint(trainer, script_args.resume)
     except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback
