@@ -273,7 +273,7 @@ def test_a_missing_file_is_named(capsys):
         ("reward_funcs: [a, [b]]", "`reward_funcs` must be a list, got ['a', ['b']]"),
         ("reward_weights: [1, a]", "`reward_weights` must be a number, got 'a'"),
         ("chat_template_kwargs: [1]", "`chat_template_kwargs` must be a mapping or text or null, got [1]"),
-        ("chat_template_kwargs: enable_thinking=true", "must be a mapping, such as {\"name\": 1}, got 'enable_thinking"),
+        ("chat_template_kwargs: enable_thinking=true", 'must be a mapping, such as {"name": 1}, got \'enable_thinking'),
         ("lr_scheduler_kwargs: min_lr_rate=0.1", "`lr_scheduler_kwargs`: must be a mapping, such as"),
         ("eval_strategy: off", "`eval_strategy` must be one of no, steps, epoch, got 'off'"),
         ("lr_scheduler_type: constnat", "got 'constnat'. The nearest valid name is constant."),

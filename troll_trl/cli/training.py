@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import yaml
+from datasets import Dataset
 from transformers import AutoConfig, ProgressCallback, Trainer, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import get_last_checkpoint
@@ -18,7 +19,7 @@ from trl.import_utils import is_vllm_available
 from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.cli.memory import PeakMemory
 from troll_trl.cli.progress import ProgressLine
-from troll_trl.cli.reward_functions import check_columns, load_reward_function
+from troll_trl.cli.reward_functions import check_columns, load_reward_functions
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.settings.command import Command, stop
 from troll_trl.cli.settings.parser import parse_training_command
@@ -63,7 +64,7 @@ def check_trainer_settings(args: GRPOConfig | RLOOConfig):
     if args.use_vllm and not is_vllm_available():
         raise ImportError("`use_vllm` is true, but vLLM is not installed: pip install 'troll-trl[vllm]', or set false.")
     if args.use_liger_kernel and not is_liger_kernel_available():
-        raise ImportError("`use_liger_kernel` is true, but liger-kernel is not installed: pip install it, or set false.")
+        raise ImportError("`use_liger_kernel` is true, but liger-kernel is not installed: do so, or set false.")
     try:
         for callback in get_reporting_integration_callbacks(args.report_to):
             callback()
@@ -106,7 +107,7 @@ def make_trainer(
 ) -> GRPOTrainer | RLOOTrainer:
     check_model(model_args.model_name_or_path, model_args.model_revision, training_args.trust_remote_code)
     check_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
-    reward_funcs: list[Any] = [load_reward_function(function) for function in script_args.reward_funcs]
+    reward_funcs: list[Any] = [*load_reward_functions(script_args.reward_funcs)]
     if script_args.reward_model_name_or_path is not None:
         check_model(
             script_args.reward_model_name_or_path, None, training_args.trust_remote_code, "reward_model_name_or_path"
@@ -117,6 +118,13 @@ def make_trainer(
         for function in reward_funcs:
             if callable(function) and dataset is not None and dataset.column_names:
                 check_columns(function, dataset.column_names, data)
+    prompts = training_args.generation_batch_size // training_args.num_generations
+    if isinstance(train_dataset, Dataset) and len(train_dataset) < prompts:
+        raise ValueError(
+            f"The training data have {len(train_dataset)} prompts, and a rollout batch takes {prompts} "
+            f"(`generation_batch_size` {training_args.generation_batch_size} over `num_generations` "
+            f"{training_args.num_generations}): nothing would be trained. Give more data, or make the batch smaller."
+        )
     # As in TRL's scripts/grpo.py
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,

@@ -29,10 +29,10 @@ class TrollScriptArguments:
         eval_dataset_config (`str`, *optional*):
             Configuration name of the evaluation dataset; that of the training data if they are the same dataset.
         problem_column (`str`, *optional*):
-            Column of the problems, for `math_accuracy` and other rewards with gold answers, if the dataset is of none
-            of the known schemas. An `eval_dataset_name` must be of a known one.
+            Column of the problems, if the dataset is of none of the known schemas and has no column `prompt`. An
+            `eval_dataset_name` must be of a known one.
         answer_column (`str`, *optional*):
-            Column of the gold answers, likewise.
+            Column of the gold answers, for `math_accuracy` and other rewards that read `solution`, likewise.
         instruction (`str`, *optional*):
             Text added to every problem or prompt, such as how to mark the final answer.
         system_prompt (`str`, *optional*):
@@ -99,11 +99,13 @@ class TrollScriptArguments:
     problem_column: str | None = field(
         default=None,
         metadata={
-            "help": "Column of the problems, for rewards with gold answers, if the dataset is of none of the known "
-            "schemas. An `eval_dataset_name` must be of a known one."
+            "help": "Column of the problems, if the dataset is of none of the known schemas and has no column "
+            "`prompt`. An `eval_dataset_name` must be of a known one."
         },
     )
-    answer_column: str | None = field(default=None, metadata={"help": "Column of the gold answers, likewise."})
+    answer_column: str | None = field(
+        default=None, metadata={"help": "Column of the gold answers, for rewards that read `solution`, likewise."}
+    )
     instruction: str | None = field(
         default=None, metadata={"help": "Text added to every problem or prompt, such as how to mark the final answer."}
     )
