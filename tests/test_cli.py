@@ -167,6 +167,20 @@ def test_the_launchers_settings_may_stand_in_the_file_and_flags_replace_them(sta
     )
 
 
+def test_that_accelerate_starts_one_process_in_place_of_several_is_said(started, capsys, monkeypatch):
+    """On a machine with fewer than two devices `--num_processes 2` trained in one, with half of the batch."""
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 0)
+    monkeypatch.setattr("accelerate.commands.config.config_args.default_config_file", "none.yaml")
+    for flags, said in (
+        (("--num_processes", "2"), True),
+        (("--num_processes", "2", "--multi_gpu"), False),
+        (("--num_processes", "2", "--accelerate_config", "ddp"), False),
+        (("--num_processes", "1"), False),
+    ):
+        started("--config", "run.yaml", *flags)
+        assert ("`num_processes` is 2, but with fewer than two devices" in capsys.readouterr().err) == said
+
+
 @pytest.mark.parametrize(
     ("text", "flags", "expected"),
     [
