@@ -16,9 +16,9 @@ from trl.scripts.rloo import RLOOScriptArguments
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig
 from troll_trl.cli.settings.arguments import TrollScriptArguments
-from troll_trl.cli.settings.names import declared_names, launcher_names
+from troll_trl.cli.settings.names import declared_names, describe_unknown, launcher_names
 from troll_trl.cli.settings.parser import CONFIGS, DOCUMENTED_CHOICES, parse_training_args
-from troll_trl.cli.settings.renamed import RENAMED
+from troll_trl.cli.settings.renamed import EVALUATION, RENAMED
 from troll_trl.evaluation import EvaluationArguments
 from troll_trl.trainers.config import troll_fields
 
@@ -439,6 +439,15 @@ def test_renamed_keys_are_unknown_and_the_advice_names_valid_ones():
     assert RENAMED.keys() & valid == set()
     named = {name for advice in RENAMED.values() for name in re.findall(r"`(\w+)[`:]", advice)} - {"env"}
     assert named - valid == set() and len(named) > 20
+
+
+def test_names_of_training_are_told_their_names_in_an_evaluation():
+    """`max_completion_length` had no valid name near it, and `output_dir` was told that of nothing else."""
+    valid = declared_names("eval")
+    assert EVALUATION.keys() <= (declared_names("grpo") | declared_names("rloo")) - valid
+    named = {name for advice in EVALUATION.values() for name in re.findall(r"`(\w+)[`:]", advice)}
+    assert named <= valid and len(named) > 6
+    assert describe_unknown("max_completion_length", valid) == "Write `max_new_tokens`."
 
 
 def test_a_mistyped_name_is_told_before_torch_is_imported(tmp_path):

@@ -82,3 +82,17 @@ REWARDS = {
     **dict.fromkeys(("reasoning_steps", "length", "tag_count"), _OWN_REWARD),
     **dict.fromkeys(("code", "binary_code", "code_format", "ioi_code", "cf_code"), _OWN_REWARD),
 }
+
+# For `troll eval`: the names of training
+EVALUATION = {
+    "model_name_or_path": "Write `model`.",
+    "model_revision": "Write `revision`.",
+    "output_dir": "Write `output`.",
+    "max_completion_length": "Write `max_new_tokens`.",
+    "num_generations": "Write `n`.",
+    "per_device_eval_batch_size": "Write `batch_size`.",
+    "max_eval_samples": "Write `max_problems`.",
+    "use_vllm": "Write `backend: vllm`.",
+    "use_cpu": "Remove it: an evaluation takes the CPU where there is no GPU.",
+    **dict.fromkeys(("dataset_name", "eval_dataset_name"), "Write `benchmarks: [name=path]`."),
+}
