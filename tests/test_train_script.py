@@ -131,7 +131,7 @@ def test_clip_trains_on_the_same_file(workplace):
         (("--model_name_or_path", "outputs/no/model"), "there is no folder outputs/no/model (working folder: "),
         (("--use_vllm", "true"), "`use_vllm` is true, but vLLM is not installed: pip install"),
         # These failed after the model was loaded, with a traceback
-        (("--use_liger_kernel", "true"), "`use_liger_kernel` is true, but liger-kernel is not installed"),
+        (("--use_liger_kernel", "true"), "`use_liger_kernel` is true, but liger-kernel is missing: pip install it"),
         (("--report_to", "azure_ml"), "`report_to`: AzureMLCallback requires azureml to be installed"),
         (("--report_to", "wanbd"), "wanbd is not supported, only azure_ml"),
         (("--optim", "galore_adamw"), "galore_torch"),
@@ -141,7 +141,7 @@ def test_clip_trains_on_the_same_file(workplace):
         (("--lerning_rate", "1"), "The nearest valid name is --learning_rate."),
         (("--dataset_name", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--reward_funcs", "math_acuracy"), "`reward_funcs` names 'math_acuracy', which is none of math_accuracy"),
-        (("--reward_funcs", "format", "accuracy"), "names 'accuracy', which is none of"),
+        (("--reward_funcs", "format", "accuracy"), "names 'accuracy', which open-r1 has. Write accuracy_reward."),
         (("--max_train_samples", "3"), "have 3 prompts, and a rollout batch takes 4 (`generation_batch_size` 16 over"),
         (("--resume_from_checkpoint", "true"), "there is no checkpoint in out"),
         (("--resume_from_checkpoint", "model/checkpoint-4"), "there is no checkpoint in model/checkpoint-4"),

@@ -217,7 +217,7 @@ def test_all_reward_functions_that_are_none_are_told_at_once_and_those_of_open_r
     assert "of your own" in lines[2] and lines[3].endswith("'no_module.x': No module named 'no_module'.")
     for name, advice in REWARDS.items():
         assert name not in REWARD_FUNCTIONS
-        if advice.startswith("Write "):
+        if not advice.startswith("Write it "):
             path = re.split(r"[ (,]", advice.removeprefix("Write "))[0].rstrip(".")
             module, _, function = REWARD_FUNCTIONS.get(path, path).partition("(")[0].rpartition(".")
             assert hasattr(import_module(module), function)

@@ -60,10 +60,12 @@ def load_reward_function(name: str) -> Callable:
     """
     path, arguments = _read_call(REWARD_FUNCTIONS.get(name, name))
     path = REWARD_FUNCTIONS.get(path, path).partition("(")[0]
+    if path in REWARDS:
+        raise ValueError(f"`reward_funcs` names {name!r}, which open-r1 has. {REWARDS[path]}")
     if "." not in path:
         raise ValueError(
             f"`reward_funcs` names {name!r}, which is none of {', '.join(REWARD_FUNCTIONS)} and no dotted import path "
-            f"such as my_lib.rewards.custom_reward.{' ' + REWARDS[path] if path in REWARDS else ''}"
+            "such as my_lib.rewards.custom_reward."
         )
     module, _, attribute = path.rpartition(".")
     sys.path.insert(0, os.getcwd())

@@ -64,7 +64,7 @@ def check_trainer_settings(args: GRPOConfig | RLOOConfig):
     if args.use_vllm and not is_vllm_available():
         raise ImportError("`use_vllm` is true, but vLLM is not installed: pip install 'troll-trl[vllm]', or set false.")
     if args.use_liger_kernel and not is_liger_kernel_available():
-        raise ImportError("`use_liger_kernel` is true, but liger-kernel is not installed: do so, or set false.")
+        raise ImportError("`use_liger_kernel` is true, but liger-kernel is missing: pip install it, or set false.")
     try:
         for callback in get_reporting_integration_callbacks(args.report_to):
             callback()

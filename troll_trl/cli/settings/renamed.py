@@ -70,7 +70,7 @@ RENAMED = {
     ),
 }
 
-_OWN_REWARD = "It is open-r1's: write it as a function of your own, and give its import path."
+_OWN_REWARD = "Write it as a function of your own, and give its import path."
 
 # Reward functions of open-r1
 REWARDS = {
