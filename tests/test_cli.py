@@ -1,6 +1,8 @@
 """The command `troll`: its parts, what goes to the launcher and what to the run, and configs by name."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +46,17 @@ def test_help_names_every_setting_and_imports_nothing_heavy(command):
     if command != "eval":
         assert "  --max_steps int = -1\n      Overrides `num_train_epochs`." in done.stdout
         assert "  --kl_bound float = 0.05\n" in done.stdout
+
+
+@pytest.mark.parametrize("command", [["grpo", "--help"], ["eval", "--help"], ["configs"], []])
+def test_a_reader_that_has_seen_enough_ends_the_command_without_a_traceback(command):
+    """`troll grpo --help | head` ended with a BrokenPipeError."""
+    read, write = os.pipe()
+    os.close(read)
+    module = [sys.executable, "-m", "troll_trl.cli.main"]
+    done = subprocess.run([*module, *command], stdout=write, stderr=subprocess.PIPE, text=True, timeout=HANG)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_env_has_trls_lines_and_ours(capsys):
@@ -152,6 +165,20 @@ def test_the_launchers_settings_may_stand_in_the_file_and_flags_replace_them(sta
     assert started("--config", "run.yaml", "--accelerate_config", "zero2").config_file.endswith(
         "trl/accelerate_configs/zero2.yaml"
     )
+
+
+def test_that_accelerate_starts_one_process_in_place_of_several_is_said(started, capsys, monkeypatch):
+    """On a machine with fewer than two devices `--num_processes 2` trained in one, with half of the batch."""
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 0)
+    monkeypatch.setattr("accelerate.commands.config.config_args.default_config_file", "none.yaml")
+    for flags, said in (
+        (("--num_processes", "2"), True),
+        (("--num_processes", "2", "--multi_gpu"), False),
+        (("--num_processes", "2", "--accelerate_config", "ddp"), False),
+        (("--num_processes", "1"), False),
+    ):
+        started("--config", "run.yaml", *flags)
+        assert ("`num_processes` is 2, but with fewer than two devices" in capsys.readouterr().err) == said
 
 
 @pytest.mark.parametrize(

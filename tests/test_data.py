@@ -14,6 +14,7 @@ from real_problems import DATA, SIZES
 from tiny import tiny_tokenizer
 
 from troll_trl.data import load_math_dataset
+from troll_trl.data.files import load_rows as load_rows_of
 from troll_trl.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, report_overlap
 from troll_trl.rewards import math_accuracy_reward
 
@@ -188,6 +189,22 @@ def test_folder_of_shards_and_subfolder(tmp_path):
         load_math_dataset(tmp_path, config_name="socratic")
 
 
+def test_a_part_of_a_split_is_taken_from_files_as_from_the_hub(tmp_path):
+    """`train[:10]` of a single file was the whole file, and `train[:90%]` with `train[90%:]` twice the same rows."""
+    rows = [{"problem": f"{n}", "answer": f"{n}"} for n in range(10)]
+    file = write(tmp_path / "train.jsonl", rows)
+    for name in (file, tmp_path):
+        held_out = load_math_dataset(name, "train[80%:]")
+        assert [prompt[0]["content"] for prompt in held_out["prompt"]] == ["8", "9"]
+        assert len(load_math_dataset(name, "train[:3]")) == 3
+        with pytest.raises(ValueError, match=r"'train\+test' .* joins splits of hub datasets alone\. Give .* train\."):
+            load_math_dataset(name, "train+test")
+        with pytest.raises(ValueError, match=r"Cannot read .* format: train\[a:\]"):
+            load_math_dataset(name, "train[a:]")
+    with pytest.raises(ValueError, match=r"a stream cannot be cut"):
+        load_rows_of(str(file), "train[:3]", None, streaming=True)
+
+
 def test_missing_or_doubtful_split_lists_the_files(tmp_path):
     write(tmp_path / "train.jsonl", GSM8K)
     with pytest.raises(FileNotFoundError, match=r"No split 'test' .* found train\.jsonl"):
@@ -231,7 +248,7 @@ def test_max_samples_takes_the_first_rows(tmp_path):
 
 
 def test_config_name_is_refused_for_a_file(tmp_path):
-    with pytest.raises(ValueError, match="`config_name='main'` does not apply"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl has no configuration 'main'"):
         load_rows(tmp_path, GSM8K, config_name="main")
 
 
@@ -446,6 +463,7 @@ MEASURE = """
 import sys, threading, time, datasets
 from pathlib import Path
 from troll_trl.data import load_math_dataset
+from troll_trl.data.files import load_rows as load_rows_of
 datasets.disable_progress_bars()
 anonymous = lambda: next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon")) / 1024
 peak, before, done = 0, anonymous(), threading.Event()

@@ -24,7 +24,7 @@ from troll_trl.evaluation.statistics import (
     paired_difference,
     pass_at_k,
 )
-from troll_trl.evaluation.tables import comparison_table, show
+from troll_trl.evaluation.tables import comparison_table, notes, show
 
 
 @pytest.fixture(autouse=True)
@@ -329,7 +329,7 @@ def test_hub_benchmarks(name, monkeypatch):
     [
         ("aime2024", "nearest names are aime24"),
         ("gsm8", "nearest names are gsm8k"),
-        ("zzz", "all of them: gsm8k, math"),
+        ("zzz", "no benchmark 'zzz'. All of them: gsm8k, math"),
         ("b=nowhere.jsonl", "no file or folder nowhere.jsonl"),
         ("=x", "must be `name=path`"),
         ("empty=empty.jsonl", "empty.jsonl is empty"),
@@ -343,3 +343,10 @@ def test_bad_benchmarks(tmp_path, monkeypatch, spec, message):
     write(tmp_path / "bad.jsonl", [{"a": 1}])
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         load_benchmark(spec)
+
+
+@pytest.mark.parametrize(("problems", "points"), [(1, "100.0"), (16, "18.8")])
+def test_the_rule_of_three_stays_within_all_points(problems, points):
+    """Of one problem it said 300 points."""
+    result = {"problems": problems, "metrics": {"mean@n": {"low": 0.0, "high": 0.0}}}
+    assert f"may still be {points} points away" in notes({"results": [result]})[0]

@@ -701,7 +701,6 @@ def test_a_study_is_run_resumed_and_repeated_with_other_seeds(tmp_path, run_stud
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_a_study_goes_on_elsewhere_from_its_results(tmp_path, run_study):
     content = {
         "training": str(EVIDENCE / "train-cpu.yaml"),

@@ -16,9 +16,9 @@ from trl.scripts.rloo import RLOOScriptArguments
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig
 from troll_trl.cli.settings.arguments import TrollScriptArguments
-from troll_trl.cli.settings.names import declared_names, launcher_names
+from troll_trl.cli.settings.names import declared_names, describe_unknown, launcher_names
 from troll_trl.cli.settings.parser import CONFIGS, DOCUMENTED_CHOICES, parse_training_args
-from troll_trl.cli.settings.renamed import RENAMED
+from troll_trl.cli.settings.renamed import EVALUATION, RENAMED
 from troll_trl.evaluation import EvaluationArguments
 from troll_trl.trainers.config import troll_fields
 
@@ -273,6 +273,8 @@ def test_a_missing_file_is_named(capsys):
         ("reward_funcs: [a, [b]]", "`reward_funcs` must be a list, got ['a', ['b']]"),
         ("reward_weights: [1, a]", "`reward_weights` must be a number, got 'a'"),
         ("chat_template_kwargs: [1]", "`chat_template_kwargs` must be a mapping or text or null, got [1]"),
+        ("chat_template_kwargs: enable_thinking=true", 'must be a mapping, such as {"name": 1}, got \'enable_thinking'),
+        ("lr_scheduler_kwargs: min_lr_rate=0.1", "`lr_scheduler_kwargs`: must be a mapping, such as"),
         ("eval_strategy: off", "`eval_strategy` must be one of no, steps, epoch, got 'off'"),
         ("lr_scheduler_type: constnat", "got 'constnat'. The nearest valid name is constant."),
         ("dtype: bf16", "`dtype` must be one of auto, bfloat16, float16, float32, got 'bf16'"),
@@ -309,6 +311,10 @@ def test_values_in_a_file_are_refused_with_file_name_and_value(refusal, text, ex
         (("--scale_rewards", "groups"), "got 'groups'. The nearest valid name is group."),
         (("--method", "trol"), "got 'trol'. The nearest valid name is troll."),
         (("--use_vllm", "perhaps"), "perhaps"),
+        (("--generation_kwargs", '{"top_k": 1'), "`generation_kwargs`: must be a mapping"),
+        (("--fsdp_config", '{"x": 1'), "`fsdp_config`: must be a mapping"),
+        (("--fsdp", "full_shard", "--fsdp_config", "nofile.json"), "No such file or directory: 'nofile.json'"),
+        (("--max_train_samples", "0"), "`max_train_samples` must be a whole number of at least 1, got 0"),
     ],
 )
 def test_flags_are_refused_with_name_and_value(refusal, flags, expected):
@@ -433,6 +439,15 @@ def test_renamed_keys_are_unknown_and_the_advice_names_valid_ones():
     assert RENAMED.keys() & valid == set()
     named = {name for advice in RENAMED.values() for name in re.findall(r"`(\w+)[`:]", advice)} - {"env"}
     assert named - valid == set() and len(named) > 20
+
+
+def test_names_of_training_are_told_their_names_in_an_evaluation():
+    """`max_completion_length` had no valid name near it, and `output_dir` was told that of nothing else."""
+    valid = declared_names("eval")
+    assert EVALUATION.keys() <= (declared_names("grpo") | declared_names("rloo")) - valid
+    named = {name for advice in EVALUATION.values() for name in re.findall(r"`(\w+)[`:]", advice)}
+    assert named <= valid and len(named) > 6
+    assert describe_unknown("max_completion_length", valid) == "Write `max_new_tokens`."
 
 
 def test_a_mistyped_name_is_told_before_torch_is_imported(tmp_path):

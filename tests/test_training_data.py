@@ -1,6 +1,8 @@
 """What `troll grpo` trains on: problems with answers, rows as they are, streams and mixtures; and rewards by name."""
 
 import json
+import re
+from importlib import import_module
 from types import SimpleNamespace
 
 import datasets
@@ -9,8 +11,9 @@ from tiny import tiny_tokenizer
 from trl import DatasetMixtureConfig
 from trl.rewards import get_soft_overlong_punishment
 
-from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, check_columns, load_reward_function
+from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, check_columns, load_reward_function, load_reward_functions
 from troll_trl.cli.settings.arguments import TrollScriptArguments
+from troll_trl.cli.settings.renamed import REWARDS
 from troll_trl.cli.training_data import load_datasets
 from troll_trl.rewards import math_accuracy_reward
 
@@ -102,6 +105,20 @@ def test_gold_answers_are_read_where_they_are_wanted(load, name, settings):
     assert math_accuracy_reward([rf"\boxed{{{'x > 2' if name == 'chats' else 2}}}"], [gold]) == [1.0]
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_prompts_of_a_named_column_need_no_gold_answer(load, streaming, tmp_path):
+    """As of open-r1's `dataset_prompt_column`, with a reward of its own: an answer was looked for, and not found."""
+    rows = [{"task": {"text": f"w{n} w5"}, "tests": [n]} for n in range(3)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"dataset_streaming": streaming, **OTHER_REWARD}
+    train, _ = load("tasks", problem_column="task.text", **options)
+    assert list(train) == [{**row, "prompt": [{"role": "user", "content": row["task"]["text"]}]} for row in rows]
+    with pytest.raises(ValueError, match=r"`problem_column`: tasks.jsonl has no 'text', it has task, tests\."):
+        load("tasks", problem_column="text", **options)
+    with pytest.raises(ValueError, match=r"a problem and its answer were looked for"):
+        load("tasks", problem_column="task.text")  # math_accuracy
+
+
 def test_gold_answers_are_not_read_from_a_stream(load):
     with pytest.raises(ValueError, match=r"problems.jsonl is streamed, but gold answers are read before"):
         load("problems", dataset_streaming=True)
@@ -140,6 +157,12 @@ def test_a_mixture_of_problems_and_a_streamed_one(load):
     entry = {"path": "json", "data_files": "texts.jsonl"}
     streamed, _ = load(mixture={"datasets": [entry], "streaming": True}, **OTHER_REWARD)
     assert isinstance(streamed, datasets.IterableDataset) and list(streamed) == TEXTS
+
+
+def test_a_local_file_as_the_path_of_an_entry_is_told_how_to_be_one(load):
+    """It was looked for on the hub."""
+    with pytest.raises(ValueError, match=r"write `path: json` and `data_files: texts\.jsonl`"):
+        load(mixture={"datasets": [{"path": "texts.jsonl"}]}, **OTHER_REWARD)
 
 
 def test_a_split_that_the_mixture_lacks_is_named(load):
@@ -184,6 +207,20 @@ def test_short_name_of_trl_has_the_arguments_of_trls_command():
 def test_what_is_no_reward_function_is_refused_by_name(name, expected):
     with pytest.raises(ValueError, match=expected):
         load_reward_function(name)
+
+
+def test_all_reward_functions_that_are_none_are_told_at_once_and_those_of_open_r1_with_what_to_write():
+    with pytest.raises(ValueError) as error:
+        load_reward_functions(["accuracy", "math_accuracy", "tag_count", "no_module.x"])
+    lines = str(error.value).splitlines()
+    assert len(lines) == 4 and lines[1].endswith("Write accuracy_reward.")
+    assert "of your own" in lines[2] and lines[3].endswith("'no_module.x': No module named 'no_module'.")
+    for name, advice in REWARDS.items():
+        assert name not in REWARD_FUNCTIONS
+        if not advice.startswith("Write it "):
+            path = re.split(r"[ (,]", advice.removeprefix("Write "))[0].rstrip(".")
+            module, _, function = REWARD_FUNCTIONS.get(path, path).partition("(")[0].rpartition(".")
+            assert hasattr(import_module(module), function)
 
 
 def test_a_column_that_a_reward_needs_and_the_data_lack_is_named():

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from limits import HANG
 from torch.distributed import TCPStore
 from trl.scripts.vllm_serve import ScriptArguments, build_command
 
@@ -55,7 +56,7 @@ class Server:
                 start_new_session=True,  # so that one signal reaches its engine too
             )
 
-    def wait(self, seconds: float = 800):
+    def wait(self, seconds: float = HANG):
         limit = time.monotonic() + seconds
         while True:
             with contextlib.suppress(URLError, ConnectionError), urlopen(f"{self.url}/health", timeout=5):

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from troll_trl.cli.listing import show
 from troll_trl.cli.settings.command import stop
 from troll_trl.cli.settings.layers import read_layers
 from troll_trl.cli.settings.shipped import config_names, configs_folder
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> N
     parser.add_argument("--to", type=Path, default=Path("configs"), help="folder to copy to (default: configs)")
     options = parser.parse_args(argv)
     if options.action is None:
-        print("\n".join(config_names()))
+        show("\n".join(config_names()))
         return
     if not options.names:
         stop(program, "which config shall be copied? `troll configs` lists them: troll configs copy qwen3-0.6b/gsm8k")

@@ -9,6 +9,8 @@ stand beside the run's settings.
 """
 
 import os
+import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,6 +104,7 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
 
     os.environ["TROLL_LAUNCHED"] = "1"  # the launcher's settings in the files have been read
     options = launch_command_parser().parse_args([*launcher_flags, "-m", MODULE, *run_flags])
+    _say_that_one_process_starts(options, program)
     try:
         launch_command(options)
     except CalledProcessError as error:  # the run has said what was wrong; the launcher's own traceback says nothing
@@ -110,3 +113,19 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
         raise SystemExit(error.get_first_failure()[1].exitcode) from None
     except ValueError as error:  # of flags that do not go together
         stop(program, error)
+
+
+def _say_that_one_process_starts(options: Namespace, program: str) -> None:
+    """Without a config file accelerate starts one process where it finds fewer than two devices, and says nothing."""
+    import torch
+    from accelerate.commands.config.config_args import default_config_file
+
+    told_how = ("config_file", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "mpirun_hostfile")
+    if any(getattr(options, name, None) for name in told_how) or Path(default_config_file).is_file():
+        return
+    if (options.num_processes or 1) > 1 and torch.accelerator.device_count() < 2:
+        print(
+            f"{program}: warning: `num_processes` is {options.num_processes}, but with fewer than two devices "
+            "accelerate starts one process. `--multi_gpu` starts as many as are asked for, on CPUs too.",
+            file=sys.stderr,
+        )

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from troll_trl import __version__
+from troll_trl.cli.listing import show
 
 
 def _train(argv: Sequence[str], program: str) -> None:
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--version", action="version", version=f"troll_trl {__version__}")
     parser.add_argument("command", choices=COMMANDS, help=argparse.SUPPRESS)
     if not argv:
-        parser.print_help()
+        show(parser.format_help().rstrip())
         return
     command = parser.parse_args(argv[:1]).command
     run, _ = COMMANDS[command]

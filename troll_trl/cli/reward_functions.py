@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from troll_trl.cli.settings.renamed import REWARDS
+
 REWARD_FUNCTIONS = {
     "math_accuracy": "troll_trl.rewards.math_accuracy_reward",
     # The names that `trl grpo` knows, and its arguments
@@ -21,6 +23,26 @@ REWARD_FUNCTIONS = {
 # To every reward function, by name; these it must take, and TRL gives the others too
 _HANDED_ON = {"prompts", "completions", "completion_ids"}
 _ALSO_GIVEN = {"trainer_state", "log_extra", "log_metric", "environments"}
+
+
+def load_reward_functions(names: Iterable[str]) -> list[Callable]:
+    """
+    The reward functions of `reward_funcs`.
+
+    Raises:
+        ValueError: of names of which [`load_reward_function`] makes nothing, all of them.
+    """
+    functions, refused = [], []
+    for name in names:
+        try:
+            functions.append(load_reward_function(name))
+        except ValueError as error:
+            refused.append(str(error))
+        except ImportError as error:
+            refused.append(f"`reward_funcs` names {name!r}: {error}.")
+    if refused:
+        raise ValueError("\n  ".join(refused if len(refused) == 1 else ["several reward functions:", *refused]))
+    return functions
 
 
 def load_reward_function(name: str) -> Callable:
@@ -38,6 +60,8 @@ def load_reward_function(name: str) -> Callable:
     """
     path, arguments = _read_call(REWARD_FUNCTIONS.get(name, name))
     path = REWARD_FUNCTIONS.get(path, path).partition("(")[0]
+    if path in REWARDS:
+        raise ValueError(f"`reward_funcs` names {name!r}, which open-r1 has. {REWARDS[path]}")
     if "." not in path:
         raise ValueError(
             f"`reward_funcs` names {name!r}, which is none of {', '.join(REWARD_FUNCTIONS)} and no dotted import path "

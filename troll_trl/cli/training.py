@@ -2,19 +2,24 @@
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
-from transformers import AutoConfig, ProgressCallback
+from datasets import Dataset
+from transformers import AutoConfig, ProgressCallback, Trainer, get_scheduler
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import is_liger_kernel_available
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
 from trl.import_utils import is_vllm_available
 
 from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.cli.memory import PeakMemory
 from troll_trl.cli.progress import ProgressLine
-from troll_trl.cli.reward_functions import check_columns, load_reward_function
+from troll_trl.cli.reward_functions import check_columns, load_reward_functions
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.settings.command import Command, stop
 from troll_trl.cli.settings.parser import parse_training_command
@@ -54,6 +59,29 @@ def check_checkpoint(resume: str | bool | None, output_dir: str):
         raise ValueError(f"`resume_from_checkpoint` is {resume!r}, but there is no checkpoint in {folder}.")
 
 
+def check_trainer_settings(args: GRPOConfig | RLOOConfig):
+    """Before anything is loaded: what the Trainer fails on after that, of packages and of the schedule."""
+    if args.use_vllm and not is_vllm_available():
+        raise ImportError("`use_vllm` is true, but vLLM is not installed: pip install 'troll-trl[vllm]', or set false.")
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        raise ImportError("`use_liger_kernel` is true, but liger-kernel is missing: pip install it, or set false.")
+    try:
+        for callback in get_reporting_integration_callbacks(args.report_to):
+            callback()
+    except RuntimeError as error:
+        raise ImportError(f"`report_to`: {error} Or leave it out.") from None
+    with suppress(ValueError):  # of an optimizer that asks for the model
+        Trainer.get_optimizer_cls_and_kwargs(args)
+    try:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
+        get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, args.lr_scheduler_kwargs)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`lr_scheduler_type: {args.lr_scheduler_type.value}` does not go with `lr_scheduler_kwargs: "
+            f"{args.lr_scheduler_kwargs}`: {error}."
+        ) from None
+
+
 def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | None:
     """The checkpoint to go on from. With `resume`, the newest complete one, if any."""
     args = trainer.args
@@ -79,7 +107,7 @@ def make_trainer(
 ) -> GRPOTrainer | RLOOTrainer:
     check_model(model_args.model_name_or_path, model_args.model_revision, training_args.trust_remote_code)
     check_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
-    reward_funcs: list[Any] = [load_reward_function(function) for function in script_args.reward_funcs]
+    reward_funcs: list[Any] = [*load_reward_functions(script_args.reward_funcs)]
     if script_args.reward_model_name_or_path is not None:
         check_model(
             script_args.reward_model_name_or_path, None, training_args.trust_remote_code, "reward_model_name_or_path"
@@ -90,6 +118,13 @@ def make_trainer(
         for function in reward_funcs:
             if callable(function) and dataset is not None and dataset.column_names:
                 check_columns(function, dataset.column_names, data)
+    prompts = training_args.generation_batch_size // training_args.num_generations
+    if isinstance(train_dataset, Dataset) and len(train_dataset) < prompts:
+        raise ValueError(
+            f"The training data have {len(train_dataset)} prompts, and a rollout batch takes {prompts} "
+            f"(`generation_batch_size` {training_args.generation_batch_size} over `num_generations` "
+            f"{training_args.num_generations}): nothing would be trained. Give more data, or make the batch smaller."
+        )
     # As in TRL's scripts/grpo.py
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
@@ -113,12 +148,8 @@ def run(command: Command) -> None:
     """Train as the command says, and save the model."""
     silence_known_warnings()
     script_args, training_args, model_args = parse_training_command(command)
-    if training_args.use_vllm and not is_vllm_available():
-        stop(
-            command.program,
-            "`use_vllm` is true, but vLLM is not installed: pip install 'troll-trl[vllm]', or `use_vllm: false`.",
-        )
     try:
+        check_trainer_settings(training_args)
         trainer = make_trainer(script_args, training_args, model_args)
         checkpoint = find_checkpoint(trainer, script_args.resume)
     except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback

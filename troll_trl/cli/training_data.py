@@ -1,6 +1,8 @@
 """The training and evaluation data of a run: problems with gold answers, or whatever else a TRL trainer takes."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -9,7 +11,8 @@ from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig, get_d
 
 from troll_trl.cli.reward_functions import REWARD_FUNCTIONS
 from troll_trl.cli.settings.arguments import TrollScriptArguments
-from troll_trl.data.files import load_rows, naming_bad_lines
+from troll_trl.data.columns import column_value
+from troll_trl.data.files import FILE_BUILDERS, load_rows, naming_bad_lines
 from troll_trl.data.loading import as_math_problems
 from troll_trl.data.problems import report_overlap
 from troll_trl.data.prompts import MESSAGES, PromptOptions, prepare_prompts
@@ -21,15 +24,16 @@ def load_datasets(
     """
     The training set, and the evaluation set or `None`.
 
-    Rows become problems with gold answers where `math_accuracy` is a reward, where a column of problems or answers is
-    named, or where there is no column `prompt` to train on as it is.
+    Rows become problems with gold answers where `math_accuracy` is a reward, where a column of answers is named, or
+    where there is no column of prompts, `prompt` or the one named as that of the problems.
 
     Raises:
         FileNotFoundError: there is no such file, folder or hub dataset.
         ValueError: the data cannot be trained on, or the settings do not go together.
     """
     columns = {"problem_column": script_args.problem_column, "answer_column": script_args.answer_column}
-    math = {"math_accuracy", REWARD_FUNCTIONS["math_accuracy"]} & {*script_args.reward_funcs} or any(columns.values())
+    verified = {"math_accuracy", REWARD_FUNCTIONS["math_accuracy"]} & {*script_args.reward_funcs}
+    math = bool(verified or script_args.answer_column)
     mixture: Any = _load_mixture(script_args.mixture, training_args.seed) if script_args.mixture.datasets else None
 
     def load(name: str | None, split: str, config: str | None, columns: dict[str, Any], options: PromptOptions) -> Any:
@@ -40,9 +44,13 @@ def load_datasets(
         else:
             raise ValueError(f"The mixture of `datasets` has no split {split!r}, it has {', '.join(mixture)}.")
         with naming_bad_lines(name, files):
-            if math or "prompt" not in (rows.column_names or next(iter(rows), {})):
+            prompt_column = columns.get("problem_column") or "prompt"
+            found: Mapping[str, Any] = rows.features or next(iter(rows), {})
+            if math or (prompt_column == "prompt" and "prompt" not in found):
                 return as_math_problems(rows, name, options, **columns)
-            return prepare_prompts(rows, name, options)
+            if column_value(found, prompt_column) is None:
+                raise ValueError(f"`problem_column`: {name} has no {prompt_column!r}, it has {', '.join(found)}.")
+            return prepare_prompts(rows, name, options, prompt_column)
 
     name = None if mixture is not None else str(script_args.dataset_name)  # which was seen to be set
     split, config = script_args.dataset_train_split, script_args.dataset_config
@@ -89,6 +97,13 @@ def _prompt_options(
 
 
 def _load_mixture(config: DatasetMixtureConfig, seed: int) -> Any:
+    for entry in config.datasets:
+        builder = FILE_BUILDERS.get(Path(entry.path).suffix)
+        if builder is not None:
+            raise ValueError(
+                f"an entry of `datasets` has the path {entry.path}. For a local file write `path: {builder}` and "
+                f"`data_files: {entry.path}`."
+            )
     # TRL draws the test split from numpy's state, which must be the same in all processes, and in a resumed run
     set_seed(seed)
     try:

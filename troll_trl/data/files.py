@@ -19,13 +19,15 @@ def load_rows(
 ) -> tuple[datasets.Dataset, list[Path]]:
     """A dataset, an iterable one with `streaming`, and the local files that it was read from."""
     path = Path(name).expanduser()
-    if path.is_file():
-        if config_name is not None:
-            raise ValueError(f"`config_name={config_name!r}` does not apply to the single file {path}. Leave it out.")
-        return _load_files([path], streaming), [path]
-    if path.is_dir():
-        files = _files_of_split(path, split, config_name)
-        return _load_files(files, streaming), files
+    if path.exists():
+        split_name, part = _split_and_part(split, name, streaming)
+        if path.is_dir():
+            files = _files_of_split(path, split_name, config_name)
+        elif config_name is not None:
+            raise ValueError(f"The single file {path} has no configuration {config_name!r}. Leave that out.")
+        else:
+            files = [path]
+        return _load_files(files, part, streaming), files
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.suffix in FILE_BUILDERS:
         raise FileNotFoundError(f"No such file or folder: {path} (working folder: {Path.cwd()}).")
     config_names = [None] if config_name is None else [part.strip() for part in config_name.split(",")]
@@ -38,13 +40,25 @@ def load_rows(
     return (datasets.concatenate_datasets(parts) if len(parts) > 1 else parts[0]), []
 
 
+def _split_and_part(split: str, name: str, streaming: bool) -> tuple[str, str]:
+    """Of `train[:10%]` the split and the part of it, which may be empty. Local files know no sums of splits."""
+    split_name, bracket, rest = split.partition("[")
+    if "+" in split or (bracket and streaming):
+        raise ValueError(
+            f"The split {split!r} of {name}: "
+            + ("a stream cannot be cut" if bracket and streaming else "`+` joins splits of hub datasets alone")
+            + f". Give one split, such as {split_name.partition('+')[0]}."
+        )
+    return split_name, bracket + rest
+
+
 def _files_of_split(folder: Path, split: str, config_name: str | None) -> list[Path]:
     if config_name is not None:
         folder = folder / config_name
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"`config_name={config_name!r}` names a subfolder of a local folder, and {folder} does not exist; "
-                f"{folder.parent} holds {_names(folder.parent)}. Leave `config_name` out if the files are there."
+                f"The configuration {config_name!r} of a local folder is a subfolder, and {folder} does not exist; "
+                f"{folder.parent} holds {_names(folder.parent)}. Leave the configuration out if the files are there."
             )
     found = [path for suffix in FILE_BUILDERS if (path := folder / f"{split}{suffix}").is_file()]
     shards = sorted(folder.glob(f"{glob.escape(split)}-*.parquet"))
@@ -69,7 +83,7 @@ def _streamed(streaming: bool) -> dict[str, bool]:
     return {"streaming": True} if streaming else {}
 
 
-def _load_files(files: list[Path], streaming: bool) -> datasets.Dataset:
+def _load_files(files: list[Path], part: str, streaming: bool) -> datasets.Dataset:
     builder = FILE_BUILDERS.get(files[0].suffix)
     if builder is None:
         raise ValueError(f"Cannot read {files[0]}: its name must end in one of {', '.join(FILE_BUILDERS)}.")
@@ -79,7 +93,7 @@ def _load_files(files: list[Path], streaming: bool) -> datasets.Dataset:
     # A builder takes patterns, not paths, and its own name for the split of its files is "train".
     patterns = [glob.escape(str(file)) for file in files]
     try:
-        return datasets.load_dataset(builder, data_files=patterns, split="train", **_streamed(streaming))
+        return datasets.load_dataset(builder, data_files=patterns, split=f"train{part}", **_streamed(streaming))
     except (DatasetGenerationError, ValueError) as error:
         reason = find_bad_line(files) or error.__cause__ or error
         raise ValueError(f"Cannot read {', '.join(map(str, files))}: {reason}") from error

@@ -88,7 +88,8 @@ def load_math_dataset(
             A `.jsonl`, `.json` or `.parquet` file; a folder that holds `{split}` as one of these, or as
             `{split}-*.parquet`; or the name of a dataset on the hub.
         split (`str`, *optional*, defaults to `"train"`):
-            Split of the folder or the hub dataset. A single file is one split, whatever its name.
+            Split of the folder or the hub dataset, or a part of it, such as `train[:1000]` or `train[90%:]`. A single
+            file is one split, whatever its name.
         config_name (`str`, *optional*):
             Configuration of the hub dataset (`main` for `openai/gsm8k`). Several, joined by commas, are concatenated:
             `EleutherAI/hendrycks_math` has one for each of its seven subjects. For a folder, the subfolder.

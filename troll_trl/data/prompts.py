@@ -58,10 +58,13 @@ class PromptOptions:
 
 
 def prepare_prompts(
-    dataset: datasets.Dataset | datasets.IterableDataset, name: str, options: PromptOptions
+    dataset: datasets.Dataset | datasets.IterableDataset,
+    name: str,
+    options: PromptOptions,
+    prompt_column: str = "prompt",
 ) -> datasets.Dataset | datasets.IterableDataset:
     """
-    Rows with a column `prompt` for a TRL trainer, with all their columns.
+    Rows with a column `prompt` for a TRL trainer, with all their other columns.
 
     Args:
         dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]):
@@ -71,17 +74,21 @@ def prepare_prompts(
         options ([`PromptOptions`]):
             An instruction or a system prompt makes a chat message of a prompt that is plain text; without them a prompt
             is not touched.
+        prompt_column (`str`, *optional*, defaults to `"prompt"`):
+            Column of the prompts. What is plain text in another one than `prompt` becomes a chat message.
 
     Raises:
         ValueError: a prompt of the wrong kind, or no row left. The message lists what was found.
     """
     dataset = options.choose_rows(dataset, name)
-    if options.instruction is not None or options.system_prompt is not None:
+    if options.instruction is not None or options.system_prompt is not None or prompt_column != "prompt":
         features = dataset.features and datasets.Features(dataset.features | {"prompt": MESSAGES})
-        dataset = dataset.map(
-            lambda row: {"prompt": prompt_messages(row["prompt"], options.instruction, options.system_prompt)},
-            features=features,
-        )
+
+        def to_messages(row: dict[str, Any]) -> dict[str, list]:
+            problem = column_value(row, prompt_column)
+            return {"prompt": prompt_messages(problem, options.instruction, options.system_prompt)}
+
+        dataset = dataset.map(to_messages, features=features)
     return options.drop_long_prompts(dataset, name)
 
 

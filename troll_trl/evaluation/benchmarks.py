@@ -98,12 +98,12 @@ def load_benchmark(
 
 
 def unknown_benchmark(name: str) -> str:
-    nearest = difflib.get_close_matches(name.lower(), HUB, n=3, cutoff=0.4) or list(HUB)
-    hint = f" For a file or folder, give it a name: {Path(name).stem or 'name'}={name}." if Path(name).exists() else ""
-    return (
-        f"`benchmarks`: there is no benchmark {name!r}. The nearest names are {', '.join(nearest)}; all of them: "
-        f"{', '.join(HUB)}.{hint or ' A local file or folder is given as name=path.'}"
-    )
+    nearest = difflib.get_close_matches(name.lower(), HUB, n=3, cutoff=0.4)
+    said = f" The nearest names are {', '.join(nearest)}." if nearest else ""
+    hint = " A local file or folder is given as name=path."
+    if Path(name).exists():
+        hint = f" For a file or folder, give it a name: {Path(name).stem or 'name'}={name}."
+    return f"`benchmarks`: there is no benchmark {name!r}.{said} All of them: {', '.join(HUB)}.{hint}"
 
 
 def _local_split(path: Path) -> str:

@@ -53,7 +53,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
     if alike:
         found.append(
             "An interval without width: all problems scored alike, and the bootstrap cannot say more. By the rule of "
-            f"three, with {min(alike)} problems the truth may still be {300 / min(alike):.1f} points away."
+            f"three, with {min(alike)} problems the truth may still be {min(300 / min(alike), 100):.1f} points away."
         )
     if any(not result.get("complete", True) for result in summary["results"]):
         found.append("Incomplete: not all samples are there yet.")

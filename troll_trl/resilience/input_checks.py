@@ -38,6 +38,7 @@ _RANGES = {
             *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
             *("steps_per_generation", "generation_batch_size", "num_iterations", "max_completion_length"),
             *("num_generations_eval", "ref_model_sync_steps", "max_skipped_updates"),
+            *("max_prompt_tokens", "max_train_samples", "max_eval_samples"),
         ),
     ),
     "a whole number of at least 2": (lambda x: x >= 2 and x == int(x), ("num_generations",)),  # a group is compared
@@ -53,7 +54,7 @@ def check_ranges(config: Any) -> None:
     Check the numbers of a configuration, those included that TRL takes as they come and fails on late, or never.
 
     Args:
-        config ([`~trl.GRPOConfig`] or [`~trl.RLOOConfig`]):
+        config ([`~trl.GRPOConfig`], [`~trl.RLOOConfig`] or the arguments of a run):
             The configuration. Options that it does not have, or that are `None`, are not looked at.
 
     Raises:
@@ -64,7 +65,7 @@ def check_ranges(config: Any) -> None:
             value = getattr(config, name, None)
             if value is not None and not (is_number(value) and inside(value)):
                 raise ValueError(f"`{name}` must be {allowed}, got {value!r}.")
-    for number, weight in enumerate(config.reward_weights or ()):
+    for number, weight in enumerate(getattr(config, "reward_weights", None) or ()):
         if not (is_number(weight) and math.isfinite(weight)):
             raise ValueError(f"`reward_weights` must be finite numbers, got {weight!r} for reward function {number}.")
 

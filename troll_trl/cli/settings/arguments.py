@@ -19,9 +19,9 @@ class TrollScriptArguments:
         dataset_config (`str`, *optional*):
             Configuration name of a hub dataset.
         dataset_train_split (`str`, *optional*, defaults to `"train"`):
-            Split to train on.
+            Split to train on, or a part of it, such as `train[:90%]`.
         dataset_test_split (`str`, *optional*):
-            Split to evaluate on. Without it there is no evaluation set.
+            Split, or part of one, to evaluate on. Without it there is no evaluation set.
         dataset_streaming (`bool`, *optional*, defaults to `False`):
             Read rows as they are needed, in place of all before the training. Not for gold answers.
         eval_dataset_name (`str`, *optional*):
@@ -29,10 +29,10 @@ class TrollScriptArguments:
         eval_dataset_config (`str`, *optional*):
             Configuration name of the evaluation dataset; that of the training data if they are the same dataset.
         problem_column (`str`, *optional*):
-            Column of the problems, for `math_accuracy` and other rewards with gold answers, if the dataset is of none
-            of the known schemas. An `eval_dataset_name` must be of a known one.
+            Column of the problems, if the dataset is of none of the known schemas and has no column `prompt`. An
+            `eval_dataset_name` must be of a known one.
         answer_column (`str`, *optional*):
-            Column of the gold answers, likewise.
+            Column of the gold answers, for `math_accuracy` and other rewards that read `solution`, likewise.
         instruction (`str`, *optional*):
             Text added to every problem or prompt, such as how to mark the final answer.
         system_prompt (`str`, *optional*):
@@ -99,11 +99,13 @@ class TrollScriptArguments:
     problem_column: str | None = field(
         default=None,
         metadata={
-            "help": "Column of the problems, for rewards with gold answers, if the dataset is of none of the known "
-            "schemas. An `eval_dataset_name` must be of a known one."
+            "help": "Column of the problems, if the dataset is of none of the known schemas and has no column "
+            "`prompt`. An `eval_dataset_name` must be of a known one."
         },
     )
-    answer_column: str | None = field(default=None, metadata={"help": "Column of the gold answers, likewise."})
+    answer_column: str | None = field(
+        default=None, metadata={"help": "Column of the gold answers, for rewards that read `solution`, likewise."}
+    )
     instruction: str | None = field(
         default=None, metadata={"help": "Text added to every problem or prompt, such as how to mark the final answer."}
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from troll_trl.cli.listing import show
 from troll_trl.cli.settings.help import help_text
 from troll_trl.cli.settings.layers import Layer, Value, read_layers
 from troll_trl.cli.settings.names import declared_names, describe_unknown, is_flag, launcher_names, name_of
@@ -113,7 +114,7 @@ def read_training_command(
 def show_help(command: Command, of: str, example: str) -> None:
     """Print the help and end, if it is asked for and can be told without an import; else the parser tells it."""
     if {"-h", "--help"} & {*command.flags} and (text := help_text(command.program, of, example)):
-        print(text)
+        show(text)
         raise SystemExit(0)
 
 

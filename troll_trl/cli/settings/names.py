@@ -11,7 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from troll_trl.cli.settings.renamed import RENAMED
+from troll_trl.cli.settings.renamed import EVALUATION, RENAMED
 
 # Package, file and class
 _TRAINER = (
@@ -94,8 +94,8 @@ def describe_unknown(name: str, valid: Iterable[str], prefix: str = "", of: str 
             return f"It is an option of {algorithm}: set `algorithm: {algorithm}`, or remove it."
     if of and (name in launcher_names() or name == "accelerate_config"):
         return "It belongs to the launcher: give it to `troll grpo`, `troll rloo` or `accelerate launch`."
-    if of and name in RENAMED:
-        return RENAMED[name]
+    if name in (table := RENAMED if of else EVALUATION):
+        return table[name]
     near = nearest(name, valid)
     return f"The nearest valid name is {prefix}{near}." if near else "No valid name is near it."
 

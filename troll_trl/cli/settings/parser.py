@@ -7,6 +7,7 @@ replace earlier ones as a later flag replaces an earlier one.
 """
 
 import argparse
+import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,6 +54,8 @@ DOCUMENTED_CHOICES: dict[str, tuple[Any, ...]] = {
 }
 # Fields of text to which TRL and transformers give `True` and `False` a meaning as well
 _TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint")
+# Mappings whose text may also be the path of a file
+_MAPPING_OR_PATH = ("accelerator_config", "fsdp_config", "deepspeed")
 
 
 def parse_training_args(
@@ -92,9 +95,10 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
         script_args.mixture = _fill_mixture(settings)
         if script_args.reward_model_name_or_path is not None and "reward_funcs" not in settings:
             script_args.reward_funcs = []
+        check_ranges(script_args)
         check_ranges(training_args)
         _check_evaluation(script_args, training_args)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:  # the last two of files and packages that are named
         stop(command.program, error)
     if script_args.resume and training_args.resume_from_checkpoint:
         stop(command.program, "`resume` and `resume_from_checkpoint` are both set. Give one of them.")
@@ -210,6 +214,8 @@ class StrictTrlParser(TrlParser):
             if action.dest in _TEXT_OR_BOOLEAN:
                 action.type = _text_or_boolean
                 action.choices = action.choices and (*action.choices, True, False)
+            if {dict, str} <= _types_in(self._hints.get(action.dest)):
+                action.type = _mapping_or_path if action.dest in _MAPPING_OR_PATH else _mapping
         self._actions_of = {action.dest: action for action in reversed(self._actions)}  # `--x` comes before `--no_x`
         self.names = self._actions_of.keys() - {"help"}
         self._file = ""
@@ -303,6 +309,22 @@ def _types_in(hint: Any) -> set[Any]:
     alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     types = {get_origin(alternative) or alternative for alternative in alternatives}
     return {str if (isinstance(kind, type) and issubclass(kind, Enum)) or kind is Literal else kind for kind in types}
+
+
+def _mapping(text: str) -> str:
+    """As it is, for TRL to read: which names no key where it cannot, or takes the text for a mapping."""
+    try:
+        read = json.loads(text)
+    except ValueError as error:
+        read = error
+    if isinstance(read, dict):
+        return text
+    reason = f" ({read})" if isinstance(read, ValueError) else ""
+    raise argparse.ArgumentTypeError(f'must be a mapping, such as {{"name": 1}}, got {text!r}{reason}.')
+
+
+def _mapping_or_path(text: str) -> str:
+    return _mapping(text) if text.lstrip().startswith("{") else text
 
 
 def _text_or_boolean(text: str) -> str | bool:

@@ -1,4 +1,4 @@
-"""What to write in place of a key that TRL, transformers or open-r1 know, or knew, and that is none of ours."""
+"""What to write in place of a name that TRL, transformers or open-r1 know, or knew, and that is none of ours."""
 
 _GONE = "It no longer does anything: remove it."
 _OPEN_R1 = "It belongs to open-r1's own script: remove it."
@@ -68,4 +68,31 @@ RENAMED = {
         ),
         _OPEN_R1_REWARD,
     ),
+}
+
+_OWN_REWARD = "Write it as a function of your own, and give its import path."
+
+# Reward functions of open-r1
+REWARDS = {
+    "accuracy": "Write accuracy_reward.",
+    "format": "Write think_format_reward, which asks for no <answer>.",
+    "cosine": "Write trl.rewards.get_cosine_scaled_reward(max_len=...).",
+    "repetition_penalty": "Write trl.rewards.get_repetition_penalty_reward(ngram_size=..., max_penalty=...).",
+    "soft_overlong_punishment": "Write get_soft_overlong_punishment(max_completion_len=..., soft_punish_cache=...).",
+    **dict.fromkeys(("reasoning_steps", "length", "tag_count"), _OWN_REWARD),
+    **dict.fromkeys(("code", "binary_code", "code_format", "ioi_code", "cf_code"), _OWN_REWARD),
+}
+
+# For `troll eval`: the names of training
+EVALUATION = {
+    "model_name_or_path": "Write `model`.",
+    "model_revision": "Write `revision`.",
+    "output_dir": "Write `output`.",
+    "max_completion_length": "Write `max_new_tokens`.",
+    "num_generations": "Write `n`.",
+    "per_device_eval_batch_size": "Write `batch_size`.",
+    "max_eval_samples": "Write `max_problems`.",
+    "use_vllm": "Write `backend: vllm`.",
+    "use_cpu": "Remove it: an evaluation takes the CPU where there is no GPU.",
+    **dict.fromkeys(("dataset_name", "eval_dataset_name"), "Write `benchmarks: [name=path]`."),
 }
