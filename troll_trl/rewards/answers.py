@@ -18,13 +18,15 @@ _ANSWER_MARKER = re.compile(
 )
 # The end of a sentence, or what only explains the answer
 _ANSWER_END = re.compile(
-    r"[.;!](?=\s|$)|\b(?:because|since)\b|,\s*+(?:which|so|as|where|that is|i\.e|hence|thus|therefore)\b",
+    r"(?<!\\)(?:[.!](?=\s|$)|;(?=\s*+(?:[A-Za-z]{2}|$)))|\b(?:because|since)\b"
+    r"|,\s*+(?:which|so|as|where|that is|i\.e|hence|thus|therefore)\b",
     re.IGNORECASE,
 )
 # What may stand between boxes that state one answer together: \boxed{1} and \boxed{2}
 _CONNECTOR = re.compile(
-    r"(?:[\s$,;:.&*\\()\[\]|/=-]|\\text|[{}]|\b(?:and|or|also|either|maybe|perhaps|possibly|to|the|final|answers?|is|it|could"
-    r"|may|might|be|are|alternatively|solutions?|[a-z]|\d{1,3})\b)*+",
+    r"(?:\\text|[\s$,;:.&*\\(){}\[\]|/=-]|\b(?:or|alternatively)\b[^.\n\d\\]*+"
+    r"|\b(?:and|also|either|maybe|perhaps|possibly|to|the|final|answers?|is|it|could|may|might|be|are|solutions?|[a-z]"
+    r"|\d{1,3})\b)*+",
     re.IGNORECASE,
 )
 MAX_CONNECTOR_CHARACTERS = 60
