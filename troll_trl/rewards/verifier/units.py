@@ -30,7 +30,7 @@ _CONTINUING = """
     and or plus minus over half halves thirds quarters fourths fifths sixths sevenths eighths ninths squared cubed pi
     i e sqrt factorial mod modulo not but if when where unless except excluding without ignoring
     hundreds thousands dozens tens zero zeros nil naught nought
-    least most bound upwards ish
+    less least most bound upwards ish
     between below above through until versus vs than rather instead xor nor nand etc counting infinity infinite
     maybe perhaps possibly probably likely surely wrong incorrect false never unknown undefined
     double doubled twice triple tripled thrice halved divided multiplied choose power powers itself
@@ -49,9 +49,7 @@ _FRACTION_WORD = re.compile(
 )
 _MULTIPLE_WORD = re.compile(r"[a-z]*(?:fold|[dtncxr]uple[ds]?)", re.IGNORECASE)
 # These are, unless they end it: "third graders", "grand pianos", "more apples", but not "2 thirds" nor "5 grand"
-_ADJECTIVE_WORDS = (
-    "first second third fourth fifth sixth seventh eighth ninth tenth quarter prime grand more less fewer"
-)
+_ADJECTIVE_WORDS = "first second third fourth fifth sixth seventh eighth ninth tenth quarter prime grand more fewer"
 _ADJECTIVES = frozenset(_ADJECTIVE_WORDS.split())
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,8}")
 _CJK_NUMERALS = frozenset(

@@ -16,8 +16,10 @@ _SUBJECT = (
     r"(?:there|it|[xn]|the (?:total |required |maximum |minimum |largest |smallest )?"
     r"(?:answer|value|result|total|number|probability|area|length|sum|cost|distance|price|amount))"
 )
+_KIND = r"(?:the )?(?:point|(?:ordered )?(?:pair|triple)|interval|set|vector|matrix)"
 _INTRODUCTION = re.compile(
-    rf"\A(?:\\text\{{)?\s?{_SUBJECT}(?: |\s?\\text\{{\s?)(?:is|are|equals)(?:\s?\}}| )\s?(?=[-+.$(\d\\])|"
+    rf"\A(?:\\text\{{)?\s?{_SUBJECT}(?: |\s?\\text\{{\s?)(?:is|are|equals)(?:\s?\}}| )\s?(?=[-+.$(\d\\])"
+    rf"|\A(?:\\text\{{)?\s?{_KIND}\s?\}}?\s?(?=[(\[\\])|"
     r"\A(?:=|(?:\\text\{)?\s?(?:the )?(?:final |correct )?answer(?: is)?\s?(?::\s?\}?|(?<=is)\s?\}|(?<=is)\s)"
     r"|\\(?:approx|therefore|Rightarrow|implies)(?![A-Za-z]))\s*(?=\S)",
     re.IGNORECASE,
