@@ -191,9 +191,12 @@ def test_numbers_that_could_be_added_or_multiplied_are_left_to_do(a, b, radicand
         rf"{a}+{b}\sqrt{{{radicand}}}+0",
         rf"({a}+{b}\sqrt{{{radicand}}})\cdot 1",
         rf"\frac{{1}}{{\frac{{1}}{{{a}+{b}\sqrt{{{radicand}}}}}}}",
-        rf"\frac{{{a**2 - b**2 * radicand}}}{{{a}-{b}\sqrt{{{radicand}}}}}",
+        rf"({a}-{b}\sqrt{{{radicand}}})+{2 * b}\sqrt{{{radicand}}}",
     ]
     all_of(0.0, gold, split)
+    conjugate = rf"{a}-{b}\sqrt{{{radicand}}}"
+    all_of(1.0, gold, [rf"\frac{{{a**2 - b**2 * radicand}}}{{{conjugate}}}"])
+    all_of(0.0, gold, [rf"\frac{{{a**2 - b**2 * radicand + 1}}}{{{conjugate}}}"])
     all_of(1.0, gold, [rf"{b}\sqrt{{{radicand}}}+{a}", rf"{a}+\sqrt{{{b * b * radicand}}}"])
     all_of(
         0.0, rf"{a * b}\pi", [rf"{a}\cdot {b}\pi", rf"{a}\pi\cdot {b}", rf"{a * b}\pi\cdot 1", rf"\pi\cdot {a * b}^1"]
@@ -226,13 +229,51 @@ CHANGING = [
     "elevenths",
     "nths",
 ]
-CHANGING += ["negative", "inverse", "probably", "etc"]
+CHANGING += ["negative", "inverse", "probably", "etc", "never", "opposite", "recurring", "itself", "ppm", "googol"]
+# Whatever number they are made of
+NUMBERS = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "hundred"]
+STEMS = ["quad", "quint", "sext", "sept", "oct", "non", "dec", "z", "gaz"]
+CHANGING += [f"{number}fold" for number in NUMBERS] + [f"{stem}illion" for stem in STEMS]
+CHANGING += [f"{stem}uple{end}" for stem in ("quadr", "quint", "sext", "cent") for end in ("", "d")]
+CHANGING += [f"{ten}ties" for ten in ("twen", "thir", "six", "nine")]
 
 
 @PROPERTY
 @given(st.integers(2, 9999), st.sampled_from(CHANGING), st.sampled_from(["{} {}", r"{}\text{{ {}}}", "{} ({})"]))
 def test_words_that_change_a_number_are_no_unit(value, word, form):
     all_of(0.0, str(value), [form.format(value, word), f"{value} blue {word}"])
+
+
+@PROPERTY
+@given(st.integers(2, 9999), st.sampled_from(["twice", "half", "not", "minus", "the negative of", "the inverse of"]))
+def test_a_name_or_a_sentence_that_changes_the_value_gives_another(value, word):
+    forms = [r"\text{{{0}}}={1}", r"\text{{{0} is }}{1}", "{0} is {1}"]
+    all_of(0.0, str(value), [form.format(f"{word} the answer", value) for form in forms])
+    all_of(1.0, str(value), [form.format("the answer", value) for form in forms])
+
+
+BASES = {2: "two", 5: "five", 8: "eight", 16: "sixteen"}
+
+
+@PROPERTY
+@given(st.integers(2, 9999), st.sampled_from(list(BASES)), st.sampled_from(list(BASES)))
+def test_a_base_in_words_is_the_base_and_a_sign_stays(value, base, other):
+    forms = ["{0}_{{{1}}}", "{0}_{{\\text{{{2}}}}}", "{0} in base {1}", "{0}\\text{{ (base {2})}}", "({0})_{{{1}}}"]
+    gold = f"{value}_{{{base}}}"
+    all_of(1.0, gold, [form.format(value, base, BASES[base]) for form in forms])
+    all_of(0.0, gold, [form.format(-value, base, BASES[base]) for form in forms[:-1]])
+    all_of(float(base == other), gold, [form.format(value, other, BASES[other]) for form in forms])
+
+
+@PROPERTY
+@given(st.integers(-20, 20), st.integers(1, 20))
+def test_alternatives_are_no_point_and_two_inequalities_are_an_interval(low, width):
+    high = low + width
+    all_of(0.0, f"({low}, {high})", [f"{low} or {high}", rf"x={low}\text{{ or }}y={high}"])
+    all_of(1.0, f"{low}, {high}", [f"{high} or {low}", rf"x={low}\text{{ or }}x={high}"])
+    both = rf"x\ge {low}\text{{ and }}x<{high}"
+    all_of(1.0, f"[{low}, {high})", [both, rf"x<{high}\text{{ and }}x\ge {low}"])
+    all_of(0.0, f"[{low}, {high})", [both.replace("and", "or"), both.replace("<", r"\le "), both.replace("<", ">")])
 
 
 SYMBOLS = (

@@ -11,6 +11,7 @@ _BOX_OR_BRACE = re.compile(
     r"|\\.|(?P<open>\{)|(?P<close>\})",
     re.DOTALL,
 )
+_INNER_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?=\s*[\[{\d])")
 # Possessive quantifiers (`*+`): a run of blanks is read once, however the match ends.
 _ANSWER_MARKER = re.compile(
     r"(?:####|\banswer[\s*_]*+:|\bthe\s++(?:final\s++|correct\s++)?answer\s++is\b[\s*_]*+:?+)(?:[\s*_$]|\\[(\[$])*+",
@@ -18,13 +19,15 @@ _ANSWER_MARKER = re.compile(
 )
 # The end of a sentence, or what only explains the answer
 _ANSWER_END = re.compile(
-    r"[.;!](?=\s|$)|\b(?:because|since)\b|,\s*+(?:which|so|as|where|that is|i\.e|hence|thus|therefore)\b",
+    r"(?<!\\)(?:[.!](?=\s|$)|;(?=\s*+(?:[A-Za-z]{2}|$)))|\b(?:because|since)\b"
+    r"|,\s*+(?:which|so|as|where|that is|i\.e|hence|thus|therefore)\b",
     re.IGNORECASE,
 )
 # What may stand between boxes that state one answer together: \boxed{1} and \boxed{2}
 _CONNECTOR = re.compile(
-    r"(?:[\s$,;:.&*\\()\[\]|/=-]|\\text|[{}]|\b(?:and|or|also|either|maybe|perhaps|possibly|to|the|final|answers?|is|it|could"
-    r"|may|might|be|are|alternatively|solutions?|[a-z]|\d{1,3})\b)*+",
+    r"(?:\\text|[\s$,;:.&*\\(){}\[\]|/=-]|\b(?:or|alternatively)\b[^.\n\d\\]*+"
+    r"|\b(?:and|also|either|maybe|perhaps|possibly|to|the|final|answers?|is|it|could|may|might|be|are|solutions?|[a-z]"
+    r"|\d{1,3})\b)*+",
     re.IGNORECASE,
 )
 MAX_CONNECTOR_CHARACTERS = 60
@@ -89,28 +92,36 @@ def last_boxed(text: str) -> str | None:
 
     Returns:
         `str` or `None`:
-            The content, of the inner one where boxes are nested; `None` without a balanced box.
+            The content, of the outer one where boxes are nested; `None` without a balanced box.
     """
     boxes = _boxes(text)
     return boxes[-1][0] if boxes else None
 
 
 def _boxes(text: str) -> list[tuple[str, int, int]]:
-    """Content, start and end of every innermost balanced box, in the order of the text."""
+    """Content, start and end of every outermost balanced box, in the order of the text."""
     open_braces: list[tuple[int, int] | None] = []  # start of the box and of its content; None for another brace
-    boxes: list[tuple[str, int, int]] = []
+    boxes: list[tuple[int, int, int, int]] = []  # start and end, of the box and of its content
     for token in _BOX_OR_BRACE.finditer(text):
         if token["box"]:
             open_braces.append((token.start(), token.end()))
         elif token["bare"]:
-            boxes.append((token["bare"].rstrip(".,;:"), token.start(), token.end()))
+            bare = token["bare"].rstrip(".,;:")
+            boxes.append((token.start(), token.end(), token.start("bare"), token.start("bare") + len(bare)))
         elif token["open"]:
             open_braces.append(None)
         elif token["close"] and open_braces:
             box = open_braces.pop()
-            if box is not None and not (boxes and boxes[-1][1] > box[0]):
-                boxes.append((text[box[1] : token.start()], box[0], token.end()))
-    return boxes
+            if box is not None:
+                span, inner = (box[1], token.start()), []
+                while boxes and boxes[-1][0] > box[0]:
+                    inner.append(boxes.pop())
+                if len(inner) == 1:  # perhaps \boxed{\boxed{5}}
+                    start, end, content, stop = inner[0]
+                    around = text[span[0] : start] + text[end : span[1]]
+                    span = span if around.strip(" $") else (content, stop)
+                boxes.append((box[0], token.end(), *span))
+    return [(_INNER_BOX.sub("", text[content:stop]), start, end) for start, end, content, stop in boxes]
 
 
 def _answer_of_boxes(text: str, boxes: list[tuple[str, int, int]]) -> str | None:

@@ -36,6 +36,7 @@ _CONDITION = re.compile(
 )
 _GROUPED = re.compile(r",0\d\d(?!\d)")  # 1,000 is no list
 _FUNCTION = re.compile(r"y|[fgh](?:\(x\))?")
+_BARE = {"list", "or"}  # kinds of members that no bracket holds
 
 
 class Undecided(Exception):
@@ -204,7 +205,7 @@ def _same_members(gold: str, left: Members | None, answer: str, right: Members |
         # One answer in several spellings, such as "1/2 or 0.5"
         assert right is not None
         # Of none, as in "and", all members would be equal to anything
-        several = (right.kind == "list" and 0 < len(right.parts) <= MAX_MEMBERS) or len(right.parts) == 1
+        several = (right.kind in _BARE and 0 < len(right.parts) <= MAX_MEMBERS) or len(right.parts) == 1
         return several and all(equal(gold, part, leaf, depth + 1) for part in right.parts)
     if right is None:
         sides = split(answer, ("=",))  # a = b = c = 1
@@ -217,9 +218,11 @@ def _same_members(gold: str, left: Members | None, answer: str, right: Members |
         return _same_matrix(left, right, leaf, depth)
     if len(left.parts) != len(right.parts) or len(left.parts) > MAX_MEMBERS:
         return False
-    plain = {"list", "set", "union"}
-    judged = left.kind == right.kind == "list" and any(map(is_judgement, left.parts))  # True, False
+    plain = {*_BARE, "set", "union"}
+    judged = {left.kind, right.kind} <= _BARE and any(map(is_judgement, left.parts))  # True, False
     named = len({part.partition("=")[0] for part in left.parts if "=" in part}) > 1  # x=1, y=2
+    if named and (left.kind == "or") != (right.kind == "or"):
+        return False
     ordered = (left.kind == right.kind and left.kind not in plain) or {left.kind, right.kind} == {"()", "list"}
     if ordered or judged or (named and not any("=" in part for part in right.parts)):
         return all(equal(g, a, leaf, depth + 1) for g, a in zip(left.parts, right.parts, strict=True))

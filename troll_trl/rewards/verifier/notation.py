@@ -20,7 +20,7 @@ _SIGNS = {
     **dict.fromkeys("·⋅∙•", r"\cdot "),
     **dict.fromkeys("“”„‟\"", ""),
     **dict.fromkeys("′’", "'"),
-    "×": r"\times ", "÷": "/", "∕": "/", "⁄": "/", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ",
+    "×": r"\times ", "÷": r"\div ", "∕": "/", "⁄": "/", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ",
     "⩾": r"\ge ", "≠": r"\neq ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ",
     "∓": r"\mp ", "°": r"^\circ ", "º": r"^\circ ", "∅": r"\emptyset ", "⟨": r"\langle ", "⟩": r"\rangle ", "、": ", ",
     "，": ", ", "。": ".", "ℝ": r"\mathbb{R}", "∠": r"\angle ", "√": r"\sqrt ", "ƒ": "f",
@@ -48,7 +48,7 @@ _RULES = tuple(
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?", ""),
         (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|boldsymbol|rm|bf|it)(?![A-Za-z])", ""),
         (r"\\(?:color|textcolor|large|Large|tiny|small)(?:\{[a-z]*\})?(?![A-Za-z])", ""),
-        (r"\\underline\s*(?=\{)", ""),
+        (r"\\(?:underline|ensuremath)\s*(?=\{)", ""),
         (r"\\(?:hspace|vspace|phantom|hphantom)\*?\{[^{}]*\}", " "),
         (r"\{,\}(?=\d{3}(?!\d))", ","),
         (r"(?<=\d)\{,\}(?=\d)", "."),
@@ -60,6 +60,9 @@ _RULES = tuple(
         # Names
         (r"\\(?:[dtc]frac)(?![A-Za-z])", r"\\frac"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\\big(cup|cap)(?![A-Za-z])", r"\\\1"),
+        (r"\{([^{}]*)\\over(?![A-Za-z])\s*([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"\{([^{}]*)\\choose(?![A-Za-z])\s*([^{}]*)\}", r"\\binom{\1}{\2}"),
         (r"\\(?:leqslant|leqq|leq)(?![A-Za-z])|<=", r"\\le "),
         (r"\\(?:geqslant|geqq|geq)(?![A-Za-z])|>=", r"\\ge "),
         (r"\\lt(?![A-Za-z])|&lt;", "<"),
@@ -76,12 +79,15 @@ _RULES = tuple(
         (r"\\%", "%"),
         (r"\\(?:mathbb|Bbb)\s*(?:\{R\}|R(?![A-Za-z]))|\\R(?:eals)?(?![A-Za-z])", r"\\mathbb{R}"),
         (r"\\(?:mathrm|operatorname|rm)\s*\{\s*([eid])\s*\}|\\(?:mathrm|rm)\s+([eid])(?![A-Za-z])", r"\1\2"),
+        (r"\A\\operatorname\{([A-Za-z]{3,})\}\Z", r"\\text{\1}"),
         (r"\\operatorname\*?\{([A-Za-z]+)\}", r"\\\1 "),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
         (r"(?<=\d)(\.\d*)\\dot\s?\{?(\d)\}?(?:(\d*)\\dot\s?\{?(\d)\}?)?", r"\1\\overline{\2\3\4}"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])", r"^\\circ "),
         (r"\\(?:textbf|textit|textrm|textsf|texttt|textnormal|emph|mbox|hbox|mathrm|mathbf|mathsf|mathit|bm|text)\s*\{",
          r"\\text{"),
+        (r"(?<![\d.,^_])\\text\{\s*([+-]?[\d.,/]+)\s*\}(?![\d.])", r"\1"),
+        (r"\A\((\d+)\)(?=_)", r"\1"),
         (r"\A\s*(?:\\text\{)?\s*(?i:all real(?: number)?s)\s*\}?\s*\Z", r"\\mathbb{R}"),
         # A quantifier that says nothing. What excepts something stays
         (r"(?<=\S),?\s*(?:\\text\{)?\s*\bfor (?:all|any|every|each)\b(?:[\s{}$,]|\\text\{|\\in(?![A-Za-z])"
@@ -97,8 +103,8 @@ _RULES = tuple(
         (r"(?<![\\A-Za-z])sqrt(?![A-Za-z])", r"\\sqrt "),
         # Arguments without braces
         (rf"\\sqrt\s*({_BARE})", r"\\sqrt{\1}"),
-        (rf"\\frac\s*({_BARE})", r"\\frac{\1}"),
-        (rf"\\frac\s*({_GROUP})\s*({_BARE})", r"\\frac\1{\2}"),
+        (rf"\\(frac|binom)\s*({_BARE})", r"\\\1{\2}"),
+        (rf"\\(frac|binom)\s*({_GROUP})\s*({_BARE})", r"\\\1\2{\3}"),
         (r"\\frac\s+\{", r"\\frac{"),
         # Thousands in front of something
         (r"(?<![\d,.])(\d{1,3}),(\d{3})(?:,(\d{3}))?(?=\\(?:pi|sqrt|frac|cdot|times)|[a-z](?![A-Za-z]))", r"\1\2\3"),
@@ -109,6 +115,12 @@ _RULES = tuple(
         (r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])(?!\\text)", ""),
     )
 )  # fmt: skip
+_BASE_WORDS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_BASES = {word: str(base) for base, word in enumerate(_BASE_WORDS.split())}
+_BASE = re.compile(
+    r"(?<=[0-9A-Z)])(?:_\s?\{?\\text\{\s?\(?(\w+)\)?\s?\}\}?"
+    r"|\s?(?:\\text\{)?\s?\(?(?:in )?base(?:[ -]|\s?\}\s?|\{)\s?(\w+)[)}\s]*)\Z"
+)
 _NUMERAL = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 _MARKDOWN = re.compile(r"\A[\s*_`:]+|[\s*_`]+\Z")
 
@@ -133,8 +145,15 @@ def normalise(text: str) -> str:
     text = _MARKDOWN.sub("", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    text = text.strip()
+    text = _BASE.sub(_index_of_base, text.strip())
     return text if text.endswith("...") else text.rstrip(".,;: ").strip()
+
+
+def _index_of_base(match: re.Match) -> str:
+    """`_8`, for "base eight" behind a numeral."""
+    base = (match[1] or match[2]).lower()
+    base = _BASES.get(base, base)
+    return f"_{{{base}}}" if base.isdigit() else match[0]
 
 
 def _to_ascii(text: str) -> str:

@@ -6,10 +6,10 @@ answer to a gold answer without variables may only contain the kinds of operatio
 leave no arithmetic to do: no two numbers to add or to multiply, no fraction in a fraction.
 """
 
-import itertools
 import math
 import re
 from collections import Counter
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from troll_trl.rewards.verifier.quantities import read_quantity
@@ -41,27 +41,39 @@ class Malformed(ValueError):
     """Numbers side by side, `40 2`, which are neither a product nor a number; or brackets nested too deep."""
 
 
-def _left_to_do(items: list[str]) -> int:
-    """How many sums, products and fractions of plain numbers stand among the items of an expression."""
-    undone = items.count("^1")
-    for sum_ in _split(items, ";"):
-        terms = [term for term in _split(sum_, "+") if term]
-        undone += sum(map(_is_number, terms)) > 1
-        for term in terms:
-            undone += "0" in term and len(terms) + len(term) > 2
-            divided = [slash == "/" for slash in ["", *term]]
-            factors = [item for item, is_divisor in zip(term, divided, strict=False) if not is_divisor and item != "/"]
-            undone += sum(_is_number([item]) for item in factors) > 1 or term.count("/") > 1
-            undone += "1" in factors and "g" in factors
-    return undone
+@dataclass
+class _Term:
+    """A product: what it multiplies and what it divides by, a plain number by its text, anything else by its kind."""
+
+    factors: list[str] = field(default_factory=list)
+    divisors: list[str] = field(default_factory=list)
+
+    @property
+    def parts(self) -> list[str]:
+        return self.factors + self.divisors
+
+    def is_number(self) -> bool:
+        return all(map(_is_number, self.parts))
+
+    def left_to_do(self) -> int:
+        """Whether plain numbers are multiplied, or more than one divides; whether a root, say, has the factor 1."""
+        products = sum(map(_is_number, self.factors)) > 1 or len(self.divisors) > 1
+        return products + ("1" in self.factors and "other" in self.factors)
 
 
-def _is_number(term: list[str]) -> bool:
-    return all(item in ("r", "/") or item[0] in ".0123456789" for item in term)
+def _left_to_do(terms: list[_Term]) -> int:
+    """How many sums, products and fractions of plain numbers, and terms 0, stand in a sum."""
+    terms = [term for term in terms if term.parts]
+    alone = len(terms) == 1 and len(terms[0].parts) == 1
+    return (
+        (sum(term.is_number() for term in terms) > 1)
+        + sum(term.left_to_do() for term in terms)
+        + (0 if alone else sum("0" in term.parts for term in terms))
+    )
 
 
-def _split(items: list[str], separator: str) -> list[list[str]]:
-    return [list(group) for is_separator, group in itertools.groupby(items, separator.__eq__) if not is_separator]
+def _is_number(part: str) -> bool:
+    return part == "fraction" or part[0] in ".0123456789"
 
 
 class _Walk:
@@ -72,14 +84,15 @@ class _Walk:
         self.kinds: Counter[str] = Counter()
         self.tokens = [(match[0], match.start()) for match in _TOKEN.finditer(text)]
         self.next = 0
-        self.item = "g"
+        self.part = "other"  # of a term, what was read last: as _Term keeps it
         self.written: list[str] = []  # the text, with a sign for every product with a number or a bracket
 
     def expression(self, closer: str | None = None) -> str:
-        """Read up to a bracket. Returns the number that stands there, `"r"` for a fraction of numbers, else `"g"`."""
+        """Read up to a bracket. Returns what stands there as one part of a term."""
         operand = ""  # what stands directly before: "" (nothing, or an operator), "letter", "number" or "group"
-        apart = bars = False
-        items: list[str] = []  # of the terms: numbers, "r", letters ("l"), functions ("f"), others ("g"), operators
+        apart = bars = divides = False
+        sums = [[_Term()]]
+        latest: list[str] = []  # where the last part stands
         while self.next < len(self.tokens):
             token, position = self.tokens[self.next]
             if token == closer:
@@ -90,8 +103,9 @@ class _Walk:
                 continue
             if token in ("^", "_"):
                 script = self._script(operand)
-                if items and token == "^":
-                    items[-1] = "g" if script not in ("0", "1") else "^1"
+                if latest and token == "^":
+                    latest[-1] = "other"
+                    self.kinds["arithmetic"] += script in ("0", "1")
             elif token == "!":
                 self._operator(token)
             elif token == "|":
@@ -100,20 +114,25 @@ class _Walk:
                 self._take()
             elif token in _BINARY:
                 self._operator(token, unary=not operand)
-                items += ["+"] if token in _ADDING else ["/"] if token in _DIVIDING else []
-                items += [";"] if token not in _KINDS else []
-                operand = ""
+                operand, latest, divides = "", [], token in _DIVIDING
+                if token in _ADDING:
+                    sums[-1].append(_Term())
+                elif token not in _KINDS:
+                    sums.append([_Term()])
             else:
-                self.item = "g"
+                self.part, start = "other", len(self.written)
                 operand = self._operand(token, position, operand, apart)
-                if items[-1:] == ["f"]:
-                    items[-1] = "g"
+                self.kinds["division"] += divides and _IMAGINARY.search("".join(self.written[start:])) is not None
+                if latest[-1:] == ["function"] or self.part == "mixed":
+                    latest[-1] = "other"
                 else:
-                    items.append(self.item)
+                    latest = sums[-1][-1].divisors if divides else sums[-1][-1].factors
+                    latest.append(self.part)
+                    divides = False
             apart = False
-        self.kinds["arithmetic"] += _left_to_do(items)
-        values = [item for item in items if item != "+"]
-        return values[0] if len(values) == 1 and (values[0] == "r" or values[0][0] in ".0123456789") else "g"
+        self.kinds["arithmetic"] += sum(map(_left_to_do, sums))
+        parts = [part for terms in sums for term in terms for part in term.parts]
+        return parts[0] if len(parts) == 1 and _is_number(parts[0]) else "other"
 
     def _operand(self, token: str, position: int, before: str, apart: bool) -> str:
         number = _NUMBER.fullmatch(token) is not None
@@ -128,27 +147,27 @@ class _Walk:
                 self.written.append(r"\cdot ")
         if token in _OPENERS:
             signed = self.written[-1:] in (["+"], ["-"])
-            self.item = self._group(_OPENERS[token], signed)
+            self.part = self._group(_OPENERS[token], signed)
             return "group"
         self._take()
         if number:
-            self.item = token
+            self.part = token
             return "number"
         if len(token) == 1 or token in _CONSTANTS:
             if token == r"\mathbb":
                 self._argument()
-            self.item = "l"
+            self.part = "letter"
             return "letter"
         kind = _KINDS.get(token)
         if kind is None and not token.startswith((r"\text", r"\overline", r"\begin", r"\end")) and token[1:].isalpha():
             kind = "variable" if LETTER.match(token) and token[1:] not in _FUNCTIONS else "function"
         if kind == "variable":
-            self.item = "l"
+            self.part = "letter"
             return "letter"
         if kind:
             self.kinds[kind] += 1
         if token == r"\frac":
-            self.item = self._fraction()
+            self.part = self._fraction()
             return "group"
         square_root = token == r"\sqrt" and self._peek() != "["
         if token == r"\sqrt" and not square_root:
@@ -158,7 +177,7 @@ class _Walk:
             argument = self._argument()
             if square_root and argument.isdigit() and math.isqrt(int(argument)) ** 2 == int(argument):
                 self.kinds["arithmetic"] += 1
-        self.item = "g" if arguments else "f"
+        self.part = "other" if arguments else "function"
         return "group" if arguments else ""  # a function takes what follows
 
     def _fraction(self) -> str:
@@ -168,11 +187,13 @@ class _Walk:
             parts.append(self._argument())
             inside, self.kinds = self.kinds, outside
             text = "".join(self.written[start:])
-            if inside["quotient"] or "." in text or (divides and (inside["sum"] or _IMAGINARY.search(text))):
+            # Over a sum only with a root: \frac{1}{1+\sqrt{2}} is as good a spelling as \sqrt{2}-1
+            over_sum = divides and inside["sum"] and not inside["root"]
+            if inside["quotient"] or "." in text or over_sum or (divides and _IMAGINARY.search(text)):
                 inside["division"] += 1
             self.kinds += inside
         self.kinds["division"] += _CANCELS.fullmatch("".join(self.written[whole:])) is not None
-        return "g" if "g" in parts else "r"
+        return "other" if "other" in parts else "fraction"
 
     def _is_mixed(self, fraction: re.Match) -> bool:
         whole = self._before(fraction.start())
@@ -185,7 +206,7 @@ class _Walk:
         return match[1] if match else None
 
     def _mixed(self, fraction: re.Match) -> str:
-        self.item = ";"  # one number with the one before
+        self.part = "mixed"  # one number with the one before
         while not self.written[-1][-1:].isdigit():
             self.written.pop()
         self.written[-1] = f"({self.written[-1]}+{fraction[0]})"
@@ -226,17 +247,17 @@ class _Walk:
             self._take()
         token = self._peek()
         if token is None:
-            return "g"
+            return "other"
         if token == "{":
             return self._group("}")
         if token in _ARGUMENTS:
             self._operand(token, self.tokens[self.next][1], "", False)
-            return "g"
+            return "other"
         sign = token in "+-"
         self._take()
         if sign and self._peek() is not None:
             self._take()
-        return self.written[-1] if _NUMBER.fullmatch(self.written[-1]) else "g"
+        return self.written[-1] if _NUMBER.fullmatch(self.written[-1]) else "other"
 
     def _group(self, closer: str, signed: bool = False) -> str:
         self._take()

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 
 import sympy
+from mpmath.libmp import NoConvergence
 
 # Small, about one, large
 _MAGNITUDES = ((1, 20), (20, 60), (60, 600), (2_000, 90_000))  # in 41sts
@@ -17,6 +18,9 @@ MAX_TRIES = 60
 MAX_DEGREE = 6
 
 _SWITCHING = (sympy.Abs, sympy.sign)
+_FAILURES = (
+    ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError, sympy.PolynomialError, NoConvergence,
+)  # fmt: skip
 
 
 def is_rational(*expressions: sympy.Basic) -> bool:
@@ -111,13 +115,13 @@ def real_roots(expression, symbol, others: dict) -> list | None:
     """
     try:
         top, bottom = sympy.fraction(sympy.together(expression.xreplace(others)))
-        polynomial = sympy.Poly(top, symbol)
+        polynomial = sympy.Poly(top, symbol).sqf_part()  # numerical methods fail on zeros of a high order
         if polynomial.degree() < 1:
             return []
         if polynomial.degree() > MAX_DEGREE or bottom.has(sympy.Function):
             return None
         roots = [root for root in polynomial.nroots(n=30, maxsteps=200) if abs(sympy.im(root)) < 1e-9]
-    except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError, sympy.PolynomialError):
+    except _FAILURES:
         return None
     values = sorted({sympy.Rational(str(sympy.re(root))) for root in roots})
     return [value for value in values if abs(sympy.N(bottom.subs(symbol, value))) > 1e-9]

@@ -84,11 +84,12 @@ def read_quantity(text: str) -> Quantity | None:
     if unit is None:
         return None
     name, factor, percent = unit
+    negative = "-" in (match["sign"], match["sign2"])
     if match["base"] or match["base2"]:
-        return Quantity(value, base=match["base"] or match["base2"]) if not match["unit"] else None
+        base = match["base"] or match["base2"]
+        return None if match["unit"] else Quantity(-value if negative else value, base=base)
     number = (match["number"] or "").replace(",", "").replace(" ", "")
     is_decimal = "." in number and match["exponent"] is None
-    negative = "-" in (match["sign"], match["sign2"])
     is_plain = bool(number) and factor == 1 and not percent and match["exponent"] is None
     return Quantity(
         (-value if negative else value) * factor,
@@ -113,7 +114,8 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
     Whether two numbers are the same answer.
 
     A unit may be left out, and so may a percent sign (`50` or `0.5` for 50 %); units that are both known must be the
-    same. A base must not be added (`4210_5` is not 4210), but may be left out: the problem asks for it.
+    same. A base must not be added (`4210_5` is not 4210), unless it is ten, but may be left out: the problem asks for
+    it.
 
     Args:
         gold (`Quantity`):
@@ -124,7 +126,7 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
     Returns:
         `bool`: whether they are.
     """
-    if answer.base is not None and answer.base != gold.base:
+    if answer.base is not None and answer.base != (gold.base or "10"):
         return False
     if gold.unit is not None and answer.unit is not None and gold.unit != answer.unit:
         return False

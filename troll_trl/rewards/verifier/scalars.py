@@ -17,7 +17,7 @@ _SKIPPED = re.compile(
     r"\\(?:(?:measured)?angle|triangle|parallel|perp|overrightarrow|widehat|[lcv]?dots|to|sim|simeq|[Rr]ightarrow|iff"
     r"|implies|mapsto)(?![A-Za-z])|\.\.\.|[^\x00-\x7f]"
 )
-_BASE = re.compile(r"(?<![\^\d])\d+_\{?\d")
+_BASE = re.compile(r"(?<![\^\d])\d+_\{?\d|(?:(?<![A-Za-z\d])\d+|\))\^(?:\{[^{}]*\}|\w)_")
 
 
 def is_plain_mathematics(text: str) -> bool:

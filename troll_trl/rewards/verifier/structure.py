@@ -36,6 +36,11 @@ _INDEX = r"_(?:\{(?:[^{}]|\{[^{}]*\}){1,30}\}|\\[A-Za-z]+|\w)"
 _SYMBOL = rf"(?:[A-Za-z]|{_GREEK})(?:{_INDEX})?"
 _ITEM = rf"\s?(?:-?(?:\d+(?:\.\d+)?|\\frac\{{\d+\}}\{{\d+\}}|{_SYMBOL}|\\pi)|[fgh]\(-?\w+\))\s?"
 _EVENT = r"(?:[A-Za-z0-9,|=<>_ ]|\\(?:cap|cup|mid|text|ge|le|bar|overline|ldots)(?![a-z])|\{|\}){1,40}"
+# Words that make "twice the answer" another value
+_CHANGING = (
+    r"(?i:\b(?:not|no|never|isn|wrong|incorrect|twice|thrice|double|triple|half(?!-)|minus|plus|than|negative|opposite|inverse"
+    r"|reciprocal|squared|cubed)\b)"
+)
 # What an equation may give a value to: a letter, perhaps with an index, f(x), P(A|B), |AB|, \angle ABC, (x,y), dy/dx,
 # or words
 NAME = re.compile(
@@ -46,7 +51,8 @@ NAME = re.compile(
     rf"|[PEnN]\({_EVENT}\)|E\[{_EVENT}\]|\\(?:text|Pr|Var)\{{?(?:Var|Cov|Pr|P)?\}}?\({_EVENT}\)"
     rf"|\|[A-Z]{{2}}\||\[[A-Z]{{3,6}}\]|\\\|{_SYMBOL}\\\||\|(?:z|\\vec\{{?\s?\w\}}?)\||\\frac\{{d{_SYMBOL}\}}\{{d{_SYMBOL}\}}"
     rf"|\((?:\s?{_SYMBOL},?)+\s?\)"
-    r"|(?:\\text\{[^{}0-9]*\}\s?)+(?:\\triangle\s?)?[A-Z]{0,4}|(?:[A-Za-z]{5,}|[Aa]rea)(?: [A-Za-z]+){0,5}"
+    rf"|(?!.*{_CHANGING})(?:\\text\{{[^{{}}0-9]*\}}\s?)+(?:\\triangle\s?)?[A-Z]{{0,4}}"
+    rf"|(?!.*{_CHANGING})(?:[A-Za-z]{{5,}}|[Aa]rea)(?: [A-Za-z]+){{0,5}}"
 )
 LETTER = re.compile(
     r"\\(?!pi\b|frac|sqrt|times|cdot|text|ln|log|sin|cos|tan|le|ge|infty|circ|binom|pm|cup)[A-Za-z]+|(?<![\\A-Za-z])(?![ei]\b)[A-Za-z]"
@@ -60,7 +66,8 @@ class Members:
 
     Args:
         kind (`str`):
-            `"list"` (bare), `"set"`, `"union"`, `"matrix"`, or the two brackets of a tuple or an interval: `"(]"`.
+            `"list"` (bare), `"or"` (a list of alternatives), `"set"`, `"union"`, `"matrix"`, or the two brackets of a
+            tuple or an interval: `"(]"`.
         parts (`list[str]`):
             The parts; rows of a matrix, with `&` between the cells, included.
         name (`str`, *optional*):
@@ -85,10 +92,15 @@ def read_members(text: str) -> Members | None:
     if builder and closing(text) == len(text) - len(r"\}"):
         members = read_members(builder["condition"])
         return members and replace(members, name=None)
-    parts = split(_TEXT_SEPARATOR.sub(r" \1 ", text), _LIST_SEPARATORS)
+    plain = _TEXT_SEPARATOR.sub(r" \1 ", text)
+    parts = split(plain, _LIST_SEPARATORS)
     if len(parts) > 1:
         parts = [part for part in parts if part]
-        return Members("list", [choice for part in parts for choice in _signs(part)])
+        kind = "or" if len(split(plain, ("or",))) > 1 else "list"
+        both = _both(parts) if kind == "list" and len(split(plain, ("and",))) == 2 else None
+        if both:
+            return both
+        return Members(kind, [choice for part in parts for choice in _signs(part)])
     member = _MEMBER_OF.fullmatch(text)
     if member and NAME.fullmatch(member["name"]):
         members = read_members(member["set"]) or Members("list", [member["set"]])
@@ -163,12 +175,25 @@ def _interval(text: str) -> Members | None:
     return None
 
 
+def _both(parts: list[str]) -> Members | None:
+    r"""The interval that `x > 2` and `x \le 5` say together."""
+    sides = [side for side in map(_interval, parts) if side is not None]
+    if not len(sides) == len(parts) == 2 or sides[0].name != sides[1].name:
+        return None
+    low, high = sorted(sides, key=lambda side: side.parts[0] == r"-\infty")
+    if low.parts[1] != r"\infty" or high.parts[0] != r"-\infty":
+        return None
+    return Members(low.kind[0] + high.kind[1], [low.parts[0], high.parts[1]], low.name)
+
+
 def _signs(text: str) -> list[str]:
     r"""The two values of an expression with `\pm`."""
-    if len(_PLUS_MINUS.findall(text)) != 1 or text.startswith((r"\{", "[")):
+    if len(_PLUS_MINUS.findall(text)) != 1:
         return [text]
     sides = split(text, ("=",))
     value = sides[-1] if all(map(NAME.fullmatch, sides[:-1])) else text
+    if value.startswith((r"\{", "[")):
+        return [text]
     both = (value.replace(r"\pm", "+").replace(r"\mp", "-"), value.replace(r"\pm", "-").replace(r"\mp", "+"))
     return [re.sub(r"(?<=[+-])\s|(?:^|(?<=[{(,=]))\+", "", choice.strip()) for choice in both]
 

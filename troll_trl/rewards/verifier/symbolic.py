@@ -20,6 +20,7 @@ from troll_trl.rewards.verifier.reading import read
 # So many that the -1 of 2^{1009}\sqrt{3}-1 is seen. Fewer for functions: the gamma function would take seconds
 DIGITS, DIGITS_OF_FUNCTIONS = 1000, 40
 SLACK = 15  # digits that may be lost
+ROOT_SLACK = sympy.Rational(1, 10**20)  # of zeros of thirty digits
 # Decimals that round an irrational or periodic value count as equal to it from this many significant digits on
 APPROXIMATION_DIGITS = 6
 # Of points; quotients of polynomials need fewer
@@ -220,7 +221,9 @@ def _same_solutions(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
         if left is None or right is None:
             continue
         looked = True
-        if len(left) != len(right) or any(abs(a - b) > 1e-9 * (1 + abs(a)) for a, b in zip(left, right, strict=True)):
+        if len(left) != len(right) or any(
+            abs(a - b) > ROOT_SLACK * (1 + abs(a)) for a, b in zip(left, right, strict=True)
+        ):
             return False
         found = found or bool(left)
     if found:

@@ -28,27 +28,36 @@ _UNIT_TOKEN = re.compile(r"[A-Za-zΩμ]+|\$|\^\{?(-?\d)\}?|/|\\cdot|\\circ|[()^{
 # What changes the value, continues it or takes it back is no unit
 _CONTINUING = """
     and or plus minus over half halves thirds quarters fourths fifths sixths sevenths eighths ninths squared cubed pi
-    i e sqrt factorial mod modulo not but if when where unless except hundreds thousands millions billions trillions
-    dozens tens
-    one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
-    nineteen twenty thirty forty fifty sixty seventy eighty ninety zero nines more less least most
-    between below above through until versus vs than rather instead xor nor etc counting infinity
-    maybe perhaps possibly probably likely surely wrong incorrect false
-    double doubled twice triple tripled thrice quadruple quadrupled halved divided multiplied choose power
-    root log negative inverse reciprocal conjugate transpose remainder percent percents
-    gross score scores couple myriad lakh lakhs crore crores kilo mega giga milli micro nano mil bn
-    binary octal hex hexadecimal base
+    i e sqrt factorial mod modulo not but if when where unless except excluding without ignoring
+    hundreds thousands dozens tens zero zeros nil naught nought
+    less least most bound upwards ish
+    between below above through until versus vs than rather instead xor nor nand etc counting infinity infinite
+    maybe perhaps possibly probably likely surely wrong incorrect false never unknown undefined
+    double doubled twice triple tripled thrice halved divided multiplied choose power powers itself
+    root radical log exp negative negated opposite inverse reciprocal complement conjugate transpose transposed
+    remainder percent percents permille mille ppm ppb basis recurring repeating imaginary
+    gross score scores couple myriad myriads lakh lakhs crore crores kilo mega giga milli micro nano mil bn trn
+    googol googols binary octal hex hexadecimal base
 """
+_NUMBER_WORD = re.compile(
+    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)t(?:y|ies)|[a-z]*illion)s?",
+    re.IGNORECASE,
+)
 _FRACTION_WORD = re.compile(
     r"(?:ten|eleven|twelf|\w*teen|\w*tie|hundred|thousand|\w*illion|dozen|n|k)ths?", re.IGNORECASE
 )
-# These are, unless they end it: "third graders", "times", but not "2 thirds" nor "5 times 3"
-_ORDINAL_WORDS = "first second third fourth fifth sixth seventh eighth ninth tenth quarter prime"
-_ORDINALS = frozenset(_ORDINAL_WORDS.split())
+_MULTIPLE_WORD = re.compile(r"[a-z]*(?:fold|[dtncxr]uple[ds]?)", re.IGNORECASE)
+# These are, unless they end it: "third graders", "grand pianos", "more apples", but not "2 thirds" nor "5 grand"
+_ADJECTIVE_WORDS = "first second third fourth fifth sixth seventh eighth ninth tenth quarter prime grand more fewer"
+_ADJECTIVES = frozenset(_ADJECTIVE_WORDS.split())
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,8}")
-_CJK_NUMERALS = frozenset("一二三四五六七八九十百千万亿半分之倍个百分点零两双打约或和与至到不多少加减乘除以平方立次根")
+_CJK_NUMERALS = frozenset(
+    "一二三四五六七八九十百千万亿半分之倍个百分点零两双打约或和与至到不多少余加减乘除以平方立次根"
+)
 _CJK_MAGNITUDES = {"万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8, "千": 10**3, "百": 10**2}
 _NOT_UNITS = frozenset(_CONTINUING.split()) | frozenset(_MAGNITUDES)
+_IN_BRACKETS = re.compile(r"\s?\(((?:[A-Za-z]{2,}[ /.]?){1,5}(?:\^\{?\d\}?)?)\)\s?")
 _PLAIN_UNIT = re.compile(r"\b(?:(?:sq|square|cu|cubic)\.? )?units?\b(?:\s?\^\{?\d\}?)?")
 _TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
 
@@ -68,7 +77,7 @@ def read_unit(text: str) -> tuple[str | None, int, bool] | None:
     if not text:
         return None, 1, False
     apart = text.startswith((" ", "\\text"))  # 12 m, not the product 12m
-    named = re.fullmatch(r"\s?\(((?:[A-Za-z]{2,}[ /.]?){1,5}(?:\^\{?\d\}?)?)\)", text)  # 9 (apples)
+    named = _IN_BRACKETS.fullmatch(_TEXT.sub(r"\1", text))  # 9 (apples)
     if named:
         apart, text = True, named[1]
     text = text.replace(r"\Omega", "Ω").replace(r"\mu", "μ")
@@ -92,16 +101,23 @@ def read_unit(text: str) -> tuple[str | None, int, bool] | None:
     if name is not None:
         return name, factor, False
     # "apples", "dollars per hour": unknown words, of which a few may follow
-    words = text.replace("-", " ").split()
+    words = re.sub(r"(?<=[a-z]) a (?=[a-z])", " ", text.replace("-", " ")).split()
     if not apart or not 0 < len(words) <= 5 or not all(re.fullmatch(r"[A-Za-z]{2,}[.]?", word) for word in words):
         return None
     if (
-        words[-1].lower() in _ORDINALS
-        or any(word.lower().rstrip(".") in _NOT_UNITS or _FRACTION_WORD.fullmatch(word) for word in words)
+        words[-1].lower() in _ADJECTIVES
+        or any(map(_changes_the_value, words))
         or not any(len(word) > 2 for word in words)
     ):
         return None
     return None, factor, False
+
+
+def _changes_the_value(word: str) -> bool:
+    word = word.rstrip(".")
+    return word.lower() in _NOT_UNITS or any(
+        kind.fullmatch(word) for kind in (_NUMBER_WORD, _FRACTION_WORD, _MULTIPLE_WORD)
+    )
 
 
 def _read_cjk(text: str, factor: int) -> tuple[str | None, int, bool] | None:

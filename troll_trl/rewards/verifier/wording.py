@@ -9,10 +9,17 @@ MAX_WRAPPINGS = 12
 # Chinese, Japanese and Korean letters stand in words too
 _LETTER = r"[A-Za-z\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 _WORDS = re.compile(rf"{_LETTER}(?:{_LETTER}|['-])*(?: (?:{_LETTER}|['-])+)*")
-_TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
-_MATHEMATICS = re.compile(r"[\d\\<>=^+]|\A\s?[A-Za-z]\s?\Z")
-# What may stand before the whole answer: an "= 5" without a left side, "Answer: 5", "therefore"
+_MATHEMATICS = re.compile(r"[\d\\<>=^+]|\A\s?[A-Za-z](?:\s?-\s?[A-Za-z])*\s?\Z")
+# What may stand before the whole answer: an "= 5" without a left side, "Answer: 5", "therefore", "there are"
+_SUBJECT = (
+    r"(?:(?:so|thus|hence|therefore),? )?"
+    r"(?:there|it|[xn]|the (?:total |required |maximum |minimum |largest |smallest )?"
+    r"(?:answer|value|result|total|number|probability|area|length|sum|cost|distance|price|amount))"
+)
+_KIND = r"(?:the )?(?:point|(?:ordered )?(?:pair|triple)|interval|set|vector|matrix)"
 _INTRODUCTION = re.compile(
+    rf"\A(?:\\text\{{)?\s?{_SUBJECT}(?: |\s?\\text\{{\s?)(?:is|are|equals)(?:\s?\}}| )\s?(?=[-+.$(\d\\])"
+    rf"|\A(?:\\text\{{)?\s?{_KIND}\s?\}}?\s?(?=[(\[\\])|"
     r"\A(?:=|(?:\\text\{)?\s?(?:the )?(?:final |correct )?answer(?: is)?\s?(?::\s?\}?|(?<=is)\s?\}|(?<=is)\s)"
     r"|\\(?:approx|therefore|Rightarrow|implies)(?![A-Za-z]))\s*(?=\S)",
     re.IGNORECASE,
@@ -42,7 +49,8 @@ def words(text: str) -> str | None:
     if text.strip() in (r"\emptyset", r"\varnothing"):
         return "no solution"
     wrapped = re.fullmatch(r"\\text\{([^{}]*)\}", text)
-    content = (wrapped[1] if wrapped else text).strip(" ().,;:'\"")
+    content = (wrapped[1] if wrapped else text).strip(' ().,;:"')
+    content = content[1:-1] if content[:1] == content[-1:] == "'" else content
     if not _WORDS.fullmatch(content):
         return None
     if not wrapped and content.isascii():
@@ -65,9 +73,10 @@ def unwrap(text: str) -> str:
         text = text.strip(" ")
         text = text if text.endswith("...") else text.rstrip(".,;:")
         text = _INTRODUCTION.sub("", text, count=1)
-        wrapped = _TEXT.fullmatch(text)
-        if wrapped and _MATHEMATICS.search(wrapped[1]):
-            text = wrapped[1]
+        argument = text.removeprefix(r"\text")
+        is_text = argument[:1] == "{" and argument != text and closing(argument) == len(argument) - 1
+        if is_text and _MATHEMATICS.search(argument[1:-1]):
+            text = argument[1:-1]
             continue
         if text[:1] in ("(", "{") and closing(text) == len(text) - 1:
             inner = text[1:-1]
