@@ -140,6 +140,8 @@ def both(algorithm, tmp_path, case):
 
 @pytest.mark.parametrize(("algorithm", "name"), CASES)
 def test_same_as_trl_without_a_clip(algorithm, name, tmp_path):
+    if name == "activation_checkpointing" and not hasattr(GRPOConfig, name):
+        pytest.skip("the option is newer than this transformers")
     start, trl, troll = both(algorithm, tmp_path, {**ALL, **GRPO_ONLY}[name])
     assert_same_movement(start, weights(trl), weights(troll))
     same = {"reward", "completions/mean_length", "aux_loss", "entropy", "first_token", "frac_reward_zero_std"}
