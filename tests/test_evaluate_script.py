@@ -336,7 +336,7 @@ def test_scored_files_and_generated_samples_do_not_mix(workplace, monkeypatch, c
     score = ("--samples", "theirs.jsonl", "--output", "out")
     code, out, err = run_script(*score, monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0, err
-    assert "the truth may still be 300.0 points away" in out.replace("\n", " ") + Path("out/table.md").read_text()
+    assert "the truth may still be 100.0 points away" in out.replace("\n", " ") + Path("out/table.md").read_text()
     with pytest.raises(ValueError, match=r"`samples` was '.*theirs.jsonl' and is None"):
         generate(*flags())
     generate(*flags(output="generated"))

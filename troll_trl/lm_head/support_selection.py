@@ -12,6 +12,7 @@ import torch
 
 from troll_trl.lm_head.kernels.blocks import BLOCK, blocks_of, reduce_chunk
 from troll_trl.lm_head.kernels.candidates import choose_candidates
+from troll_trl.lm_head.kernels.dispatch import use_triton
 from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into
 from troll_trl.trust_region.sparse import UNUSED, mass_rule
 
@@ -19,10 +20,10 @@ from troll_trl.trust_region.sparse import UNUSED, mass_rule
 _COLUMNS = {"cpu": 8192, "accelerator": 32768}
 _SUPPORT_ROWS = 8192  # positions whose support is settled at a time
 _FEWEST_COLUMNS = 8192  # on a GPU: in narrower chunks the matrix product of a tile has too few blocks to fill it
-# Logits in one tile, all of the vocabulary for a few tokens. On a CPU 48 MiB in float32, some 80 tokens for
-# V = 151,936: with blocks and candidates less than the 64 MiB that TRL takes for 128 tokens. On a GPU 224 MiB in bf16,
-# some 700 tokens, which with the blocks is less than TRL's tile of 256 MiB.
-_TILE_ELEMENTS = {"cpu": 3 * 2**22, "accelerator": 7 * 2**24}
+# Numbers that are held at a time. On a GPU the logits of a tile, all of the vocabulary for a few tokens: 224 MiB in
+# bf16, some 700 tokens for V = 151,936, which with the blocks is less than TRL's tile of 256 MiB. On a CPU, where
+# products of few tokens are slow, one chunk, and blocks and candidates beside it: 24 MiB in float32, some 320 tokens.
+_TILE_ELEMENTS = {"cpu": 6 * 2**20, "accelerator": 7 * 2**24}
 
 
 def select_support(
@@ -58,10 +59,14 @@ def select_support(
     dtype = compute_dtype(hidden)
     chunk = min(_columns(device, dtype, vocabulary), math.ceil(vocabulary / BLOCK) * BLOCK)
     padded = math.ceil(vocabulary / chunk) * chunk
-    most = max(1, _TILE_ELEMENTS[kind] // padded)
+    # Torch on a CPU keeps the best blocks of each chunk; elsewhere this would wait for the device in every chunk
+    keep = support_size - 1 if kind == "cpu" and not use_triton(device) else None
+    width = padded if keep is None else chunk
+    held = width if keep is None else width + 3 * padded // BLOCK + keep * BLOCK
+    most = max(1, _TILE_ELEMENTS[kind] // held)
     tiles = max(1, math.ceil(len(hidden) / most))
     tokens = max(1, math.ceil(len(hidden) / tiles))  # as many in each tile
-    tile = empty_tile(min(tokens, len(hidden)), padded, dtype, device)
+    tile = empty_tile(min(tokens, len(hidden)), width, dtype, device)
     bias = None if bias is None else bias.to(dtype)
     columns = [slice(first, min(first + chunk, vocabulary)) for first in range(0, vocabulary, chunk)]
     # A head in another dtype is cast once, in pieces of a chunk, and not again for each tile of tokens: V·H more bytes
@@ -77,9 +82,9 @@ def select_support(
     for start in range(0, len(hidden), tokens):
         rows = slice(start, min(start + tokens, len(hidden)))
         hidden_rows = hidden[rows].to(dtype)
-        blocks = blocks_of(tile[: len(hidden_rows)], sampled_ids[rows], vocabulary, chunk)
+        blocks = blocks_of(tile[: len(hidden_rows)], sampled_ids[rows], vocabulary, chunk, keep)
         for cols, weight_cols in zip(columns, weights, strict=True):
-            product_into(blocks.tile[:, cols], hidden_rows, weight_cols)
+            product_into(blocks.tile[:, cols if keep is None else slice(len(weight_cols))], hidden_rows, weight_cols)
             reduce_chunk(blocks, None if bias is None else bias[cols], transform, cols.start, cols.stop - cols.start)
         sampled[rows] = blocks.sampled
         logits[rows], token_ids[rows], left[rows], entropy[rows] = choose_candidates(

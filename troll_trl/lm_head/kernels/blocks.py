@@ -3,6 +3,7 @@
 # Annotations like `tl.constexpr` are not evaluated then: `tl` exists only with Triton
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,17 @@ BLOCKS_PER_PROGRAM = 64  # 4096 logits, as in fold.py
 NUM_WARPS = 8
 
 
+class BestBlocks(NamedTuple):
+    """
+    The `k` blocks with the largest maxima among those that are reduced, of `n` tokens: `max` `(n, k)` float32, `which`
+    `(n, k)` int64, and their `logits` `(n, k, 64)` float32.
+    """
+
+    max: torch.Tensor
+    which: torch.Tensor
+    logits: torch.Tensor
+
+
 class Blocks(NamedTuple):
     """
     The logits of `n` tokens over a padded vocabulary of `P` columns and the statistics of their blocks of 64, without
@@ -26,7 +38,8 @@ class Blocks(NamedTuple):
 
     Attributes:
         tile (`torch.Tensor` of shape `(n, P)`):
-            For torch the logits, with a floor at the sampled token and in the padding; for Triton the products.
+            For torch the logits, with a floor at the sampled token and in the padding; for Triton the products. With
+            `best` it is `(n, chunk)`, for one chunk after the other.
         max, sum_exp, sum_exp_u (`torch.Tensor` of shape `(n, P / 64)`, float32):
             Of every block: largest logit, `Σ exp(u)` and `Σ u·exp(u)` with `u = z − max`.
         sampled (`torch.Tensor` of shape `(n, 1)`, float32):
@@ -41,6 +54,8 @@ class Blocks(NamedTuple):
             Distance of the members of a block. Triton's blocks are 64 neighbours, which a program reads at once and
             finds again in two cache lines. Torch's run through a chunk at equal distances, so that a reduction over a
             block runs over the rows of a matrix and vectorises.
+        best ([`BestBlocks`], *optional*):
+            What is kept of the chunks before.
     """
 
     tile: torch.Tensor
@@ -52,16 +67,27 @@ class Blocks(NamedTuple):
     vocabulary: int
     chunk: int
     stride: int
+    best: BestBlocks | None
 
 
-def blocks_of(tile: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int, chunk: int) -> Blocks:
-    """Blocks of a tile `(n, P)` that is still to be filled, with sampled tokens `(n,)`, to be reduced in chunks."""
-    shape = (len(tile), tile.shape[1] // BLOCK)
+def blocks_of(
+    tile: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int, chunk: int, keep: int | None = None
+) -> Blocks:
+    """
+    Blocks of a tile `(n, P)` that is still to be filled, with sampled tokens `(n,)`, to be reduced in chunks. With `keep`,
+    for torch, a tile `(n, chunk)` does for all chunks in turn: so many blocks, or all, are kept with their logits.
+    """
+    shape = (len(tile), math.ceil(vocabulary / chunk) * chunk // BLOCK)
     block_max, sum_exp, sum_exp_u = (tile.new_empty(shape, dtype=torch.float32) for _ in range(3))
     sampled = tile.new_full((len(tile), 1), FLOOR, dtype=torch.float32)
     stride = 1 if use_triton(tile.device) else chunk // BLOCK
     ids = sampled_ids.unsqueeze(1)
-    return Blocks(tile, block_max, sum_exp, sum_exp_u, sampled, ids, vocabulary, chunk, stride)
+    best = None
+    if keep is not None:
+        kept = (len(tile), min(keep, shape[1]))
+        which = torch.zeros(kept, dtype=torch.int64, device=tile.device)
+        best = BestBlocks(tile.new_full(kept, -math.inf), which, tile.new_full((*kept, BLOCK), FLOOR))
+    return Blocks(tile, block_max, sum_exp, sum_exp_u, sampled, ids, vocabulary, chunk, stride, best)
 
 
 def reduce_chunk(
@@ -85,7 +111,7 @@ def reduce_chunk(
 
 
 def _reduce_torch(blocks, bias, transform, first, columns):
-    chunk = blocks.tile[:, first : first + blocks.chunk]
+    chunk = blocks.tile if blocks.best is not None else blocks.tile[:, first : first + blocks.chunk]
     logits = chunk[:, :columns]
     if bias is not None:
         logits.add_(bias)
@@ -101,10 +127,28 @@ def _reduce_torch(blocks, bias, transform, first, columns):
     which = slice(first // BLOCK, (first + blocks.chunk) // BLOCK)
     u = chunk.view(len(chunk), BLOCK, blocks.stride)
     block_max = u.amax(1)
-    u = u - block_max.unsqueeze(1)
+    if blocks.best is None:
+        u = u - block_max.unsqueeze(1)
+    else:
+        _keep_best(blocks.best, block_max, u, first // BLOCK)
+        u.sub_(block_max.unsqueeze(1))
     exp_u = u.exp()
     blocks.max[:, which], blocks.sum_exp[:, which] = block_max, exp_u.sum(1)
     blocks.sum_exp_u[:, which] = u.mul_(exp_u).sum(1)
+
+
+def _keep_best(best: BestBlocks, block_max: torch.Tensor, logits: torch.Tensor, first: int) -> None:
+    """Of `best` and the blocks of a chunk, with maxima `(n, m)` and logits `(n, 64, m)`, the best; only new ones are
+    copied, which become fewer with each chunk."""
+    k = best.max.shape[1]
+    every = torch.cat([best.max, block_max], 1)
+    chosen = torch.zeros_like(every, dtype=torch.bool).scatter_(1, every.topk(k, 1, sorted=False).indices, True)
+    # In the order of the rows, of which each loses as many as it gets
+    rows, slots = (~chosen[:, :k]).nonzero(as_tuple=True)
+    _, new = chosen[:, k:].nonzero(as_tuple=True)
+    best.max[rows, slots] = block_max[rows, new]
+    best.which[rows, slots] = first + new
+    best.logits[rows, slots] = logits[rows, :, new]
 
 
 def _reduce_triton(blocks, bias, transform, first, columns):

@@ -67,9 +67,14 @@ def choose_candidates(blocks: Blocks, bias: torch.Tensor | None, transform: Logi
 
 def _choose_torch(blocks, bias, transform, k):
     log_sum_exp = blocks.max + blocks.sum_exp.log()  # of every block, (n, blocks)
-    best_blocks = blocks.max.topk(min(k, blocks.max.shape[1]), 1).indices
-    columns = _columns_of(best_blocks, blocks)  # (n, candidates)
-    logits = blocks.tile.gather(1, columns)
+    if blocks.best is not None:
+        best_blocks, logits = blocks.best.which, blocks.best.logits.flatten(1)  # (n, candidates)
+    else:
+        best_blocks = blocks.max.topk(min(k, blocks.max.shape[1]), 1).indices
+        columns = _columns_of(best_blocks.unsqueeze(2), torch.arange(BLOCK, device=best_blocks.device), blocks).flatten(
+            1
+        )
+        logits = blocks.tile.gather(1, columns)
     if use_triton(blocks.tile.device):  # these are products still
         vocabulary = blocks.vocabulary
         logits = logits.float()
@@ -87,14 +92,14 @@ def _choose_torch(blocks, bias, transform, k):
     block_prob = (log_sum_exp - log_z).exp()
     entropy = (block_prob * (log_z - blocks.max - blocks.sum_exp_u / blocks.sum_exp)).sum(1, keepdim=True)
     entropy += (blocks.sampled - log_z).exp() * (log_z - blocks.sampled)
-    return Candidates(best.values, columns.gather(1, best.indices).int(), left, entropy.squeeze(1))
+    token_ids = _columns_of(best_blocks.gather(1, best.indices // BLOCK), best.indices % BLOCK, blocks)
+    return Candidates(best.values, token_ids.int(), left, entropy.squeeze(1))
 
 
-def _columns_of(which: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    """Columns of the members of some blocks; `(n, k)` to `(n, k·64)`."""
+def _columns_of(which: torch.Tensor, member: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Columns of members 0…63 of some blocks."""
     first = which // blocks.stride * (BLOCK * blocks.stride) + which % blocks.stride
-    members = torch.arange(BLOCK, device=which.device) * blocks.stride
-    return (first.unsqueeze(2) + members).flatten(1)
+    return first + member * blocks.stride
 
 
 def _choose_triton(blocks, bias, transform, k):
