@@ -63,7 +63,8 @@ def small_tiles(monkeypatch):
     """Several tiles in both directions, the last of each ragged."""
     monkeypatch.setattr(tiles, "TRAINING_TILE", {"cpu": (5, 128), "accelerator": (5, 128)})
     monkeypatch.setattr(support_selection, "_COLUMNS", {"cpu": 128, "accelerator": 128})
-    monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", {"cpu": 5 * 384, "accelerator": 5 * 384})
+    # On a CPU beside the 128 logits of a chunk the best blocks, up to 24 of 64
+    monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", {"cpu": 5 * 1664, "accelerator": 5 * 384})
 
 
 def make_model(name: str):
@@ -110,7 +111,11 @@ def assert_close_gradients(actual, expected):
 
 @pytest.mark.parametrize("name", MODELS)
 class TestAgainstFullLogits:
-    def test_selection(self, name):
+    @pytest.mark.parametrize("whole", [False, True], ids=["chunks", "whole_vocabulary"])
+    def test_selection(self, name, whole, monkeypatch):
+        if whole:  # as torch on a GPU
+            monkeypatch.setattr(support_selection, "_one_chunk_at_a_time", lambda device: False)
+            monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", {"cpu": 5 * 384})
         model, batch = make_model(name), make_batch()
         expected = full_distribution(model, batch).detach()
         add_sparse_lm_head(model, TEMPERATURE)

@@ -59,8 +59,7 @@ def select_support(
     dtype = compute_dtype(hidden)
     chunk = min(_columns(device, dtype, vocabulary), math.ceil(vocabulary / BLOCK) * BLOCK)
     padded = math.ceil(vocabulary / chunk) * chunk
-    # Torch on a CPU keeps the best blocks of each chunk; elsewhere this would wait for the device in every chunk
-    keep = support_size - 1 if kind == "cpu" and not use_triton(device) else None
+    keep = support_size - 1 if _one_chunk_at_a_time(device) else None
     width = padded if keep is None else chunk
     held = width if keep is None else width + 3 * padded // BLOCK + keep * BLOCK
     most = max(1, _TILE_ELEMENTS[kind] // held)
@@ -100,6 +99,11 @@ def select_support(
         supports.append(_support(*parts, tail_mass))
     ids, log_probs = supports[0] if len(supports) == 1 else (torch.cat(x) for x in zip(*supports, strict=True))
     return ids, log_probs, entropy
+
+
+def _one_chunk_at_a_time(device: torch.device) -> bool:
+    """Whether the tile holds one chunk, and the best blocks are kept beside it: of a GPU this would wait every time."""
+    return device.type == "cpu" and not use_triton(device)
 
 
 def _columns(device: torch.device, dtype: torch.dtype, vocabulary: int) -> int:

@@ -74,8 +74,9 @@ def blocks_of(
     tile: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int, chunk: int, keep: int | None = None
 ) -> Blocks:
     """
-    Blocks of a tile `(n, P)` that is still to be filled, with sampled tokens `(n,)`, to be reduced in chunks. With `keep`,
-    for torch, a tile `(n, chunk)` does for all chunks in turn: so many blocks, or all, are kept with their logits.
+    Blocks of a tile `(n, P)` that is still to be filled, with sampled tokens `(n,)`, to be reduced in chunks. With
+    `keep`, for torch, a tile `(n, chunk)` does for all chunks in turn: so many blocks, or all, are kept with their
+    logits.
     """
     shape = (len(tile), math.ceil(vocabulary / chunk) * chunk // BLOCK)
     block_max, sum_exp, sum_exp_u = (tile.new_empty(shape, dtype=torch.float32) for _ in range(3))
