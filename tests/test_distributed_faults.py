@@ -66,6 +66,7 @@ def check_resume(folder, done):
     assert results(folder, done, "resume") == [expected, expected]
 
 
+@pytest.mark.slow
 def test_ddp(tmp_path):
     """A NaN on one rank used to raise there while the other waited for it."""
     done = launch(tmp_path, "faults", "bad_reward", "resume", "sigterm", "missing_file")

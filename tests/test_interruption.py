@@ -109,7 +109,8 @@ def die_at_access(folder, point, stale):
     trainer.train(resume_from_checkpoint=str(Path(folder, "checkpoint-2")) if stale else None)
 
 
-@pytest.mark.parametrize("stale", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["new", "replacing"])
+@pytest.mark.slow
+@pytest.mark.parametrize("stale", [False, True], ids=["new", "replacing"])
 def test_killed_at_points_of_a_save(stale, start, uninterrupted, tmp_path):
     counting = start(count_accesses, str(tmp_path / "count"))
     counting.join(120)
