@@ -45,7 +45,12 @@ both = partial(train_both, "grpo", steps_per_generation=2, max_steps=4)
 
 # With checkpointing, prefix tuning fails in transformers, with TRL's trainer too
 @pytest.mark.parametrize(
-    ("name", "checkpointing"), [(name, False) for name in ADAPTERS] + [("lora", True), ("trained_head", True)]
+    ("name", "checkpointing"),
+    [("lora", False), ("trained_head", True)]
+    + [
+        pytest.param(name, checkpointing, marks=pytest.mark.slow)
+        for name, checkpointing in (("lora", True), *((name, False) for name in ADAPTERS if name != "lora"))
+    ],
 )
 def test_adapter_with_reference_kl(name, checkpointing, tmp_path):
     start, trl, troll = both(
@@ -298,7 +303,7 @@ def test_vision_language_families(name, tmp_path):
     )
 
 
-@pytest.mark.parametrize("adapter", [False, True], ids=["", "lora"])
+@pytest.mark.parametrize("adapter", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "lora"])
 def test_vision_language_model(adapter, tmp_path):
     start, trl, troll = both(
         tmp_path,

@@ -132,6 +132,7 @@ def test_a_difference_is_seen_whatever_it_is(value):
 
 @pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not installed (it exists for Linux only)")
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
+@pytest.mark.slow
 def test_checks_in_the_interpreter():
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", "-k", "Interpreter", __file__],

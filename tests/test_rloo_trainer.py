@@ -31,7 +31,13 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+# The others are of what GRPO has too
+OWN = ("default", "accumulation", "normalized", "clipped_rewards", "reference_kl")
+
+
+@pytest.mark.parametrize(
+    "name", [*OWN, *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS if name not in OWN)]
+)
 def test_open_bound_without_regression_is_trl_without_a_clip(name, tmp_path):
     options = OPTIONS[name]
     path = saved_model(tmp_path / "model", options.get("architecture", "qwen3"))

@@ -74,6 +74,7 @@ def test_one_node_is_not_enough(submit):
     assert done.returncode == 2 and "needs two or more" in done.stderr and not started
 
 
+@pytest.mark.slow
 def test_a_wrong_flag_stops_before_anything_starts(submit):
     done, started = submit("a b", "configs/qwen3-8b/gsm8k.yaml", "--learning_rat", "1")
     assert done.returncode != 0 and "nearest valid name is --learning_rate" in done.stderr and not started

@@ -124,6 +124,7 @@ def test_memory_is_capped():
         pool.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed_while_idle_is_replaced(pool):
     assert pool.ask([question(*NEEDS_ALGEBRA)], seconds=20) == [{"result": True}]
     for worker in pool._workers:
