@@ -14,7 +14,7 @@ from tiny import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from trl.trainer.utils import add_fused_lm_head
 
-from troll_trl.lm_head import add_sparse_lm_head
+from troll_trl.lm_head import add_sparse_lm_head, support_selection
 from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
 
 pytestmark = pytest.mark.skipif(not TRITON_AVAILABLE or INTERPRETED, reason="counts the launches of compiled kernels")
@@ -120,9 +120,10 @@ def waits_of(run) -> int:
     return mode.count
 
 
-def test_a_call_of_the_head_waits_three_times():
+def test_a_call_of_the_head_waits_three_times(monkeypatch):
     """For the number of live positions, for the checks of a support (not in scoring), and for that of the logits. The
     scatter of the outputs once waited as well, in the forward and in the backward."""
+    monkeypatch.setattr(support_selection, "_one_chunk_at_a_time", lambda device: False)  # as on a GPU
     model = tiny_model("qwen3", vocab_size=331)
     ids = torch.randint(3, 331, (2, 9))
     batch = {"input_ids": ids, "labels": ids.clone(), "fused_lm_head": True}
