@@ -173,8 +173,8 @@ def deciding(records: Sequence[Record]) -> str:
     return markdown([*header, "TROLL's lead in area", "in success"], rows)
 
 
-def _leads_of(records: Sequence[Record], study: str, fixed: str, lead: str) -> str:
-    """Area and success of every method of a study, and its `lead` over the `fixed` one, or that one's over it."""
+def _leads_of(records: Sequence[Record], study: str, fixed: str, of_fixed: bool = False) -> str:
+    """Area and success of every method of a study, and its lead over the `fixed` one, or that one's over it."""
     rows = []
     of_study = [record for record in records if study in record["studies"]]
     for task in dict.fromkeys(record["task"] for record in of_study):
@@ -185,11 +185,12 @@ def _leads_of(records: Sequence[Record], study: str, fixed: str, lead: str) -> s
         for method, cell in cells.items():
             leads = ["", ""]
             if method != fixed and fixed in cells:
-                pair = (cell, cells[fixed]) if lead.startswith("this") else (cells[fixed], cell)
+                pair = (cells[fixed], cell) if of_fixed else (cell, cells[fixed])
                 leads = [signed(*difference(*pair, key)) for key in ("area", "success")]
             means = [percent(mean_of(cell, key)) for key in ("area", "success")]
             rows.append([task, method, str(len(cell.records)), *means, *leads])
     header = ["task", "method", "seeds", "area %", "success %"]
+    lead = f"{fixed} less this" if of_fixed else f"this less {fixed}"
     return markdown([*header, f"{lead}, area", "success"], rows)
 
 
@@ -238,10 +239,10 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "rule": rule,
     "tuning": tuning,
     "deciding": deciding,
-    "equal-rate": partial(_leads_of, study="equal-rate", fixed="troll", lead="troll less this"),
-    "remedies": partial(_leads_of, study="remedies", fixed="clip", lead="this less clip"),
-    "remedy": partial(_leads_of, study="remedy", fixed="clip", lead="this less clip"),
-    "remedy-wider": partial(_leads_of, study="remedy-wider", fixed="clip-wider", lead="this less clip-wider"),
-    "remedy-others": partial(_leads_of, study="remedy-others", fixed="clip-wider", lead="this less clip-wider"),
+    "equal-rate": partial(_leads_of, study="equal-rate", fixed="troll", of_fixed=True),
+    "remedies": partial(_leads_of, study="remedies", fixed="clip"),
+    "remedy": partial(_leads_of, study="remedy", fixed="clip"),
+    "remedy-wider": partial(_leads_of, study="remedy-wider", fixed="clip-wider"),
+    "remedy-others": partial(_leads_of, study="remedy-others", fixed="clip-wider"),
 }
 MOVES_TABLES: dict[str, Callable[[Sequence[Record]], str]] = {"price": price}

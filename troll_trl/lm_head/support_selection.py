@@ -83,7 +83,7 @@ def select_support(
         hidden_rows = hidden[rows].to(dtype)
         blocks = blocks_of(tile[: len(hidden_rows)], sampled_ids[rows], vocabulary, chunk, keep)
         for cols, weight_cols in zip(columns, weights, strict=True):
-            product_into(blocks.tile[:, cols if keep is None else slice(len(weight_cols))], hidden_rows, weight_cols)
+            product_into(blocks.chunk_at(cols.start)[:, : len(weight_cols)], hidden_rows, weight_cols)
             reduce_chunk(blocks, None if bias is None else bias[cols], transform, cols.start, cols.stop - cols.start)
         sampled[rows] = blocks.sampled
         logits[rows], token_ids[rows], left[rows], entropy[rows] = choose_candidates(

@@ -69,6 +69,10 @@ class Blocks(NamedTuple):
     stride: int
     best: BestBlocks | None
 
+    def chunk_at(self, first: int) -> torch.Tensor:
+        """Where in the tile the chunk from column `first` of the vocabulary on is."""
+        return self.tile if self.best is not None else self.tile[:, first : first + self.chunk]
+
 
 def blocks_of(
     tile: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int, chunk: int, keep: int | None = None
@@ -112,7 +116,7 @@ def reduce_chunk(
 
 
 def _reduce_torch(blocks, bias, transform, first, columns):
-    chunk = blocks.tile if blocks.best is not None else blocks.tile[:, first : first + blocks.chunk]
+    chunk = blocks.chunk_at(first)
     logits = chunk[:, :columns]
     if bias is not None:
         logits.add_(bias)
