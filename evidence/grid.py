@@ -12,19 +12,22 @@ from troll_trl.cli.settings.layers import read_layers
 @dataclass(frozen=True)
 class Task:
     """
-    Generated problems, and a small model that is warmed up on them.
+    Generated problems, and a small model that is warmed up on them, or a model that is there already.
 
     Args:
         family (`str`):
             Problems, a key of `evidence.problems.FAMILIES`.
-        architecture (`str`):
-            `qwen3` or `llama`.
-        start_success (`float`):
-            Success rate at which the supervised warm-up ends.
         train, test (`int`):
             Problems to learn from, and held out.
         settings (`dict[str, Any]`):
             Of scripts/train.py; `max_completion_length` at least.
+        model (`str`, *optional*):
+            Folder or hub name of a model that is trained as it is. What follows, but for `rates_of`, is of the small
+            models.
+        architecture (`str`, *optional*):
+            `qwen3` or `llama`.
+        start_success (`float`, *optional*):
+            Success rate at which the supervised warm-up ends.
         sizes (`dict[str, int]`, *optional*):
             Of the model, in place of the quickstart's.
         warm_up_rate (`float`, *optional*, defaults to `4e-3`):
@@ -37,15 +40,20 @@ class Task:
     """
 
     family: str
-    architecture: str
-    start_success: float
     train: int
     test: int
     settings: dict[str, Any]
+    model: str | None = None
+    architecture: str | None = None
+    start_success: float | None = None
     sizes: dict[str, int] = field(default_factory=dict)
     warm_up_rate: float = 4e-3
     share: float | None = None
     rates_of: str | None = None
+
+    def __post_init__(self):
+        if (self.model is None) is (self.architecture is None or self.start_success is None):
+            raise TypeError("a task has either a `model`, or an `architecture` and a `start_success`")
 
 
 @dataclass(frozen=True)
@@ -252,7 +260,7 @@ def read_grid(file: Path) -> Grid:
 
 
 def _make_task(**entry: Any) -> Task | GivenTask:
-    return GivenTask(**entry) if "model" in entry else Task(**entry)
+    return GivenTask(**entry) if "dataset" in entry else Task(**entry)
 
 
 def _make(kind: Callable[..., Any], entry: Mapping[str, Any], where: str) -> Any:

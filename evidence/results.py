@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,17 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
         by scripts/evaluate.py; means over the last quarter of the updates (`entropy`, `length`) or all
         (`projected_fraction`, `clip_fraction`, `gradient_norm`), maxima over all (`policy_kl_max`, `kl_max`), `None`
         where TRL logs none; `seconds_per_update`, the mean, generation included, after the first rollout batch.
-        Newer records also have `start_chance`, the probability of the rewarded solutions at the start, and `machine`.
+        Newer records also have `start_chance`, the probability of the rewarded solutions at the start, and `machine`;
+        with several reward functions `others`, the curves of those that are not `math_accuracy`, by name.
     """
     log = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     curve = [(line["step"], line[_HELD_OUT]) for line in log if _HELD_OUT in line]
     updates = [line for line in log if "loss" in line]
+    others: dict[str, list[tuple[int, float]]] = {}
+    for line in log:
+        for key in line.keys() - {_HELD_OUT}:
+            if match := re.fullmatch(r"eval_rewards/(.+)/mean", key):
+                others.setdefault(match[1], []).append((line["step"], line[key]))
     late = updates[-math.ceil(len(updates) / 4) :]
     summary = json.loads((folder / "eval" / "summary.json").read_text())
     steps, heights = np.array(curve).T
@@ -48,6 +55,7 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
         "policy_kl_max": _max(updates, "troll/policy_kl_max"),
         "kl_max": _max(updates, "troll/kl_max"),
         "seconds_per_update": _mean(updates[(DEFAULTS | dict(run.varied))["steps_per_generation"] :], "step_time"),
+        **({"others": others} if others else {}),
     }
 
 

@@ -148,16 +148,16 @@ class Runner:
         return hashlib.sha256(repr((task, method, run, files, key)).encode()).hexdigest()
 
     def _start(self, run: Run) -> Path:
-        """Relative to the study's folder. A model that is given is the same for every seed."""
-        given = isinstance(self.grid.tasks[run.task], GivenTask)
-        return Path("starts", run.task, "" if given else f"seed{run.seed}")
+        """Relative to the study's folder. What is chosen from a dataset is the same for every seed."""
+        chosen = isinstance(self.grid.tasks[run.task], GivenTask)
+        return Path("starts", run.task, "" if chosen else f"seed{run.seed}")
 
     def _make_start(self, run: Run) -> None:
         make_start(self.folder / self._start(run), self.grid.tasks[run.task], run.seed, self.grid.evaluation)
 
     def _execute(self, run: Run) -> None:
         task, start, settings = self.grid.tasks[run.task], self.folder / self._start(run), self.grid.settings(run)
-        model = task.model if isinstance(task, GivenTask) else start / "model"
+        model = task.model or start / "model"
         folder = self.folder / "runs" / run.folder
         try:
             variant = self.grid.methods[run.method].variant
@@ -200,10 +200,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=workers, help=f"runs at a time (here: {workers})")
     parser.add_argument("--only", nargs="+", default=[""], metavar="PREFIX", help="runs whose folders begin with one")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds in place of those of the studies")
+    parser.add_argument("--model", help="folder or hub name in place of the model that tasks name")
     parser.add_argument("--resume", action="store_true", help="take what the results have, and write them as they come")
     parser.add_argument("--retry", action="store_true", help="run again what failed")
     options = parser.parse_args()
     grid = read_grid(options.grid.resolve())
+    if options.model is not None:
+        given = {name: replace(task, model=options.model) for name, task in grid.tasks.items() if task.model}
+        grid = replace(grid, tasks=grid.tasks | given)
     results = grid.file.parent / "results" / f"{grid.file.stem}.jsonl"
     folder = options.output or REPOSITORY / "outputs" / "evidence" / grid.file.stem
     if options.resume and options.seeds is not None:

@@ -1,6 +1,6 @@
 """
-Starts: small models, made on the spot and warmed up by supervised training until they solve some problems; or a model
-that is there, and the problems that it solves sometimes.
+Starts: problems, and small models made on the spot and warmed up by supervised training until they solve some of them;
+or a model that is there, on generated problems or on those of a dataset that it solves sometimes.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ def start_key(task: Task | GivenTask, seed: int, evaluation: Path) -> str:
 
 
 def make_start(folder: Path, task: Task | GivenTask, seed: int, evaluation: Path) -> None:
-    """Write `data/`, and for a [`Task`] `model/`, into `folder`, unless they are there already."""
+    """Write `data/`, and `model/` where none is given, into `folder`, unless they are there already."""
     key_file, key = folder / "key.txt", start_key(task, seed, evaluation)
     if key_file.exists() and key_file.read_text() == key:
         return
@@ -50,17 +50,18 @@ def make_start(folder: Path, task: Task | GivenTask, seed: int, evaluation: Path
     if isinstance(task, GivenTask):
         choose_solvable(folder, task, evaluation)
     else:
-        warm_up_model(folder, task, seed)
+        train, test = make_problems(task.family, seed, task.train, task.test)
+        write_problems(folder / "data", train, test)
+        if task.model is None:
+            warm_up_model(folder, task, seed, train, test)
     key_file.write_text(key)  # last: a start that was interrupted does not count
 
 
-def warm_up_model(folder: Path, task: Task, seed: int) -> None:
+def warm_up_model(folder: Path, task: Task, seed: int, train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
     """
     A new model, trained on a family's problems until it solves some of them; of solutions in several forms, until it
     solves as many of those whose form it has chosen.
     """
-    train, test = make_problems(task.family, seed, task.train, task.test)
-    write_problems(folder / "data", train, test)
     tokenizer = make_tokenizer(PHRASES if task.share is None else PHRASES + RARE_PHRASES)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     worked, same_form = make_worked(task.family, train, task.share, seed)

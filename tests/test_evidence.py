@@ -25,6 +25,7 @@ from evidence import figures, moves, rarity, report, starts, tables
 from evidence.grid import GivenTask, Run, Task, read_grid, tuned_rates
 from evidence.problems import FAMILIES, RARE, make_problems, make_worked
 from evidence.results import DEFAULTS, read_records, run_of
+from evidence.rewards import last_number_reward
 from evidence.run import Runner
 from evidence.starts import make_start, rewarded_chance
 from evidence.variants import MOVES, VARIANTS, FillTrainer, MeasuredClipTrainer, Recording, fill_rest, gradient_kept
@@ -41,7 +42,7 @@ RARITY = EVIDENCE / "rarity.yaml"
 # -- Grids ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[*GRIDS, "rarity"])
+@pytest.fixture(params=[*GRIDS, "rarity", "smollm2"])
 def grid(request):
     return read_grid(EVIDENCE / f"{request.param}.yaml")
 
@@ -118,7 +119,8 @@ def change(tmp_path, **changes):
         ({"tuning": "rates"}, "there is no 'rates'"),
         ({"studies": {"tuning": {"tasks": ["sums"], "methods": ["ppo"], "seeds": [1]}}}, "there is no 'ppo'"),
         ({"studies": {"tuning": {"tasks": ["sums"], "methods": ["clip"]}}}, "seeds"),
-        ({"tasks": {"sums": {"family": "sums"}}}, "tasks: sums: .*architecture"),
+        ({"tasks": {"sums": {"family": "sums"}}}, "tasks: sums: .*'train'"),
+        ({"tasks": {"sums": {"family": "sums", "train": 8, "test": 8, "settings": {}}}}, "sums: a task has either a"),
     ],
 )
 def test_a_grid_is_read_strictly(tmp_path, changes, message):
@@ -147,7 +149,11 @@ def test_the_tuned_rate_has_the_largest_mean_area_and_a_failure_counts_as_0():
 
 def independent_answer(problem: str) -> str:
     numbers = [int(text) for text in re.findall(r"\d+", problem)]
-    if problem.startswith(("What is", "Add")):
+    if "boxes" in problem:
+        return str(math.prod(numbers))
+    if "gives away" in problem:
+        return str(numbers[0] - numbers[1])
+    if problem.startswith(("What is", "Add")) or "gets" in problem:
         return str(sum(numbers))
     if problem.startswith("Solve"):
         factor, summand, result = numbers
@@ -174,7 +180,7 @@ def test_held_out_problems_are_no_training_problems_and_the_seed_chooses_them(fa
 
 
 def test_there_are_enough_problems_for_every_task():
-    for name in ("cpu", "rarity"):
+    for name in ("cpu", "rarity", "smollm2"):
         for task in read_grid(EVIDENCE / f"{name}.yaml").tasks.values():
             assert len(FAMILIES[task.family]()) >= task.train + task.test
 
@@ -800,6 +806,33 @@ def test_a_given_model_trains_on_what_it_solves_sometimes(tmp_path, run_study):
     assert (tmp_path / "out" / "starts" / "given" / "data" / "test.jsonl").read_text().splitlines() == test[:16]
 
 
+@pytest.mark.slow
+def test_a_given_model_trains_on_generated_problems(tmp_path, run_study):
+    start = tmp_path / "start"
+    make_start(start, Task(**TASK, settings={}), 0, EVIDENCE / "eval-cpu.yaml")
+    rewards = ["math_accuracy", "troll_trl.rewards.answer_format_reward", "evidence.rewards.last_number_reward"]
+    training = {"base": str(EVIDENCE / "train-cpu.yaml"), "reward_funcs": rewards, "reward_weights": [1.0, 0.0, 0.0]}
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(training))
+    generated = {"family": "sorting", "model": "on/a-hub", "train": 64, "test": 16}
+    study = {"tasks": ["generated"], "methods": ["troll"], "seeds": [0], "vary": [{"learning_rate": [1e-4]}]}
+    content = {
+        "training": str(tmp_path / "train.yaml"),
+        "evaluation": str(EVIDENCE / "eval-cpu.yaml"),
+        "tuning": [],
+        "tasks": {"generated": generated | {"settings": SMALL | {"eval_steps": 2}}},
+        "methods": {"troll": {}},
+        "studies": {"only": study},
+    }
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
+    assert run_study("--model", str(start / "model")).splitlines()[-2] == "1 runs, 0 of them failed."
+    (record,) = read_records(tmp_path / "results" / "grid.jsonl")
+    assert record["others"].keys() == {"answer_format_reward", "last_number_reward"}
+    steps, right = zip(*record["curve"], strict=True)
+    for curve in record["others"].values():  # whoever is right has stated a number
+        assert all(value >= both for (_, value), both in zip(curve, right, strict=True))
+        assert [step for step, _ in curve] == list(steps) == [0, 2, 4]
+
+
 @pytest.fixture
 def run_study(tmp_path):
     def run(*flags: str) -> str:
@@ -814,6 +847,18 @@ def run_study(tmp_path):
 def test_given_and_generated_tasks_are_told_apart():
     tasks = read_grid(EVIDENCE / "gpu.yaml").tasks
     assert isinstance(tasks["gsm8k"], GivenTask) and isinstance(tasks["sorting"], Task)
+
+
+@pytest.mark.parametrize("given", [{}, {"model": "m", "architecture": "llama", "start_success": 0.2}])
+def test_a_task_has_a_given_model_or_one_to_warm_up(given):
+    with pytest.raises(TypeError, match="either a `model`, or an `architecture` and a `start_success`"):
+        Task("sums", 8, 8, {}, **given)
+
+
+def test_the_last_number_counts_in_whatever_form():
+    texts = ["So 3 * 4 = 12", "12 apples, not 13", r"\boxed{12}", "twelve", "12."]
+    chats = [[{"role": "assistant", "content": text}] for text in texts]
+    assert last_number_reward(chats, [r"\boxed{12}"] * 5) == [1.0, 0.0, 1.0, 0.0, 1.0]
 
 
 def test_folders_of_seeds_differ_in_their_last_part_alone():
