@@ -1,5 +1,6 @@
 """The tables of rarity.yaml, and what its rule says of the runs that are there. rarity.md holds what these return."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise, product
@@ -173,9 +174,12 @@ def deciding(records: Sequence[Record]) -> str:
     return markdown([*header, "TROLL's lead in area", "in success"], rows)
 
 
-def _leads_of(records: Sequence[Record], study: str, fixed: str, of_fixed: bool = False) -> str:
-    """Area and success of every method of a study, and its lead over the `fixed` one, or that one's over it."""
-    rows = []
+def _leads_of(records: Sequence[Record], study: str, fixed: str, of_fixed: bool = False, pooled: bool = False) -> str:
+    """
+    Area and success of every method of a study, and its lead over the `fixed` one, or that one's over it; `pooled` over
+    the tasks too.
+    """
+    rows, pairs = [], defaultdict(list)
     of_study = [record for record in records if study in record["studies"]]
     for task in dict.fromkeys(record["task"] for record in of_study):
         methods = dict.fromkeys(record["method"] for record in of_study if record["task"] == task)
@@ -187,8 +191,12 @@ def _leads_of(records: Sequence[Record], study: str, fixed: str, of_fixed: bool 
             if method != fixed and fixed in cells:
                 pair = (cells[fixed], cell) if of_fixed else (cell, cells[fixed])
                 leads = [signed(*difference(*pair, key)) for key in ("area", "success")]
+                pairs[method].append(pair)
             means = [percent(mean_of(cell, key)) for key in ("area", "success")]
             rows.append([task, method, str(len(cell.records)), *means, *leads])
+    for method, of_method in pairs.items() if pooled else ():
+        leads = [signed(*pooled_difference(of_method, key)) for key in ("area", "success")]
+        rows.append([f"all {len(of_method)}", method, "", "", "", *leads])
     header = ["task", "method", "seeds", "area %", "success %"]
     lead = f"{fixed} less this" if of_fixed else f"this less {fixed}"
     return markdown([*header, f"{lead}, area", "success"], rows)
@@ -244,5 +252,6 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "remedy": partial(_leads_of, study="remedy", fixed="clip"),
     "remedy-wider": partial(_leads_of, study="remedy-wider", fixed="clip-wider"),
     "remedy-others": partial(_leads_of, study="remedy-others", fixed="clip-wider"),
+    "remedy-common": partial(_leads_of, study="remedy-common", fixed="clip", pooled=True),
 }
 MOVES_TABLES: dict[str, Callable[[Sequence[Record]], str]] = {"price": price}

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evidence import rarity, tables
+from evidence import rarity, smollm2, tables
 from evidence.results import read_records, run_of
 from evidence.tables import Record, tasks_of
 
@@ -23,6 +23,7 @@ TABLES = {
     "repaired": tables.REPAIRED_TABLES,
     "rarity": rarity.TABLES,
     "rarity-moves": rarity.MOVES_TABLES,  # by evidence.moves
+    "smollm2": smollm2.TABLES,
 }
 
 

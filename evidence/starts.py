@@ -62,6 +62,7 @@ def warm_up_model(folder: Path, task: Task, seed: int, train: list[dict[str, str
     A new model, trained on a family's problems until it solves some of them; of solutions in several forms, until it
     solves as many of those whose form it has chosen.
     """
+    assert task.architecture is not None and task.start_success is not None  # since no model is given
     tokenizer = make_tokenizer(PHRASES if task.share is None else PHRASES + RARE_PHRASES)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     worked, same_form = make_worked(task.family, train, task.share, seed)

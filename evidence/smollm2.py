@@ -1,0 +1,64 @@
+"""The tables of smollm2.yaml, of which rarity.md holds what these return."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from evidence.tables import Cell, Record, difference, markdown, signed
+
+FORM, NUMBER = "answer_format_reward", "last_number_reward"
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _mean_share(values: Sequence[float] | np.ndarray) -> str:
+    return _share(float(np.mean(values)))
+
+
+def every_run(records: Sequence[Record]) -> str:
+    """Held-out success along every run, and beside it how many answers are stated, and how many numbers are right."""
+    rows = []
+    for record in sorted(records, key=lambda record: (record["seed"], list(_methods(records)).index(record["method"]))):
+        if "error" in record:
+            rows.append([str(record["seed"]), record["method"], "failed", "", "", "", ""])
+            continue
+        curve = " ".join(_share(height) for _, height in record["curve"])
+        ends = [f"{_share(of[0][1])} → {_share(of[-1][1])}" for of in (record["others"][k] for k in (FORM, NUMBER))]
+        rows.append(
+            [str(record["seed"]), record["method"], curve, _share(record["area"]), _share(record["success"]), *ends]
+        )
+    steps = next((", ".join(str(step) for step, _ in r["curve"]) for r in records if "curve" in r), "")
+    header = ["seed", "method", f"right and stated % at {steps}", "area %", "success %"]
+    return markdown([*header, "states an answer %", "last number right %"], rows)
+
+
+def leads(records: Sequence[Record]) -> str:
+    """The means over seeds, and TROLL less every other method."""
+    cells = _methods(records)
+    rows = []
+    for method, cell in cells.items():
+        finished = [record["others"] for record in cell.records if "others" in record]
+        texts = ["", ""]
+        if method != "troll" and "troll" in cells:
+            texts = [signed(*difference(cells["troll"], cell, key)) for key in ("area", "success")]
+        rows.append(
+            [
+                method,
+                str(len(cell.records)),
+                *(_mean_share(cell.values(key)) for key in ("area", "success")),
+                *(_mean_share([others[key][-1][1] for others in finished]) for key in (FORM, NUMBER)),
+                *texts,
+            ]
+        )
+    header = ["method", "seeds", "area %", "success %", "states an answer %", "last number right %"]
+    return markdown([*header, "TROLL less this, area", "success"], rows)
+
+
+def _methods(records: Sequence[Record]) -> dict[str, Cell]:
+    names = dict.fromkeys(record["method"] for record in records)
+    return {name: Cell([record for record in records if record["method"] == name]) for name in names}
+
+
+TABLES: dict[str, Callable[[Sequence[Record]], str]] = {"runs": every_run, "leads": leads}
