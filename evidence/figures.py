@@ -18,6 +18,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "none": {"color": "0.35", "marker": "x", "linestyle": ":"},
     "cispo": {"color": "C2", "marker": "v", "linestyle": "-."},
     "sapo": {"color": "C4", "marker": "d", "linestyle": (0, (3, 1, 1, 1, 1, 1))},
+    "pessimistic": {"color": "C2", "marker": "D", "linestyle": "-", "linewidth": 2.2},
+    "clip-wider": {"color": "C1", "marker": "^", "linestyle": "--"},
 }
 
 
@@ -32,14 +34,40 @@ def draw_learning(records: Sequence[Record], study: str, file: Path) -> None:
     figure, panels = _panels(tasks_of(records, study))
     for task, axes in panels.items():
         for method in methods_of(records, study):
-            cell = select(records, study, task, method, **settings)
-            curves = [record["curve"] for record in cell.records if "curve" in record]
-            if curves:
-                steps, heights = np.array(curves).mean(0).T
-                axes.plot(steps, 100 * heights, label=method, markersize=5, **STYLES[method])
+            _plot_mean(axes, select(records, study, task, method, **settings).records, method)
         axes.set(title=task, xlabel="updates", ylabel="held-out success, %")
         axes.grid(alpha=0.3)
     figure.axes[0].legend(fontsize="small")
+    figure.savefig(file, dpi=110)
+
+
+def _plot_mean(axes: Axes, records: Sequence[Record], method: str) -> None:
+    curves = [record["curve"] for record in records if "curve" in record]
+    if curves:
+        steps, heights = np.array(curves).mean(0).T
+        axes.plot(steps, 100 * heights, label=method, markersize=5, **STYLES[method])
+
+
+def draw_rare(records: Sequence[Record], study: str, file: Path) -> None:
+    """Held-out success against updates, all methods at one learning rate, means over the same ten seeds in a panel."""
+    tasks = {"label-0.5": "0.3 % right at the start", "label-2": "1.2 % right", "label-30": "18 % right"}
+    figure, panels = _panels(list(tasks))
+    for task, axes in panels.items():
+        for method in ("troll", "pessimistic", "clip", "clip-wider"):
+            # `remedy`, `remedy-wider` and `remedy-others` have the same rate, and of a task the same seeds
+            _plot_mean(
+                axes,
+                [
+                    record
+                    for record in records
+                    if (record["task"], record["method"]) == (task, method)
+                    and any(name.startswith(study) for name in record["studies"])
+                ],
+                method,
+            )
+        axes.set(title=f"{task}: {tasks[task]}", xlabel="updates", ylabel="held-out success, %")
+        axes.grid(alpha=0.3)
+    panels["label-2"].legend(fontsize="small")
     figure.savefig(file, dpi=110)
 
 
@@ -81,10 +109,11 @@ def draw_staleness(records: Sequence[Record], study: str, file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-# What draws it, and the study whose runs it is of
-FIGURES: dict[str, tuple[Callable[[Sequence[Record], str, Path], None], str]] = {
+# Of each grid: what draws it, and the study whose runs it is of
+_OF_THE_FIRST: dict[str, tuple[Callable[[Sequence[Record], str, Path], None], str]] = {
     "learning": (draw_learning, "headline"),
     "long": (draw_learning, "long"),
     "rates": (draw_rates, "tuning"),
     "staleness": (draw_staleness, "staleness"),
 }
+FIGURES = {"cpu": _OF_THE_FIRST, "gpu": _OF_THE_FIRST, "rarity": {"learning": (draw_rare, "remedy")}}

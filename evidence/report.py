@@ -66,8 +66,8 @@ def main() -> None:
     records = read_records(HERE / "results" / f"{options.grid.stem}.jsonl")
     fill_pages(options.grid.stem, records)
     (HERE / "figures").mkdir(exist_ok=True)
-    for name, (draw, study) in FIGURES.items():
-        if options.grid.stem in ("cpu", "gpu") and tasks_of(records, study):
+    for name, (draw, study) in FIGURES.get(options.grid.stem, {}).items():
+        if tasks_of(records, study):
             draw(records, study, HERE / "figures" / f"{options.grid.stem}-{name}.png")
     write_pages(records, HERE.parent / "outputs" / "evidence" / options.grid.stem)
 

@@ -593,10 +593,25 @@ def test_tables_of_rarity_leave_out_what_is_not_there():
     assert first.startswith("| label-2 | clip | 10 |") and second.endswith("|  |  |")
 
 
-def test_every_figure_is_drawn_and_kept(records, tmp_path):
-    for name, (draw, study) in figures.FIGURES.items():
+@pytest.mark.parametrize("grid", ["cpu", "rarity"])
+def test_every_figure_is_drawn_and_kept(grid, tmp_path):
+    records = read_records(EVIDENCE / "results" / f"{grid}.jsonl")
+    for name, (draw, study) in figures.FIGURES[grid].items():
         draw(records, study, tmp_path / f"{name}.png")
-        assert (EVIDENCE / "figures" / f"cpu-{name}.png").exists()
+        assert (EVIDENCE / "figures" / f"{grid}-{name}.png").exists()
+
+
+def test_a_panel_of_rare_answers_has_the_same_seeds_at_the_same_rate():
+    drawn = {}
+    for record in read_records(EVIDENCE / "results" / "rarity.jsonl"):
+        if any(name.startswith("remedy") for name in record["studies"]) and record["task"].startswith("label-"):
+            drawn.setdefault(record["task"], {}).setdefault(record["method"], set()).add(record["seed"])
+            assert record["varied"] == {"learning_rate": 4e-4}
+    assert drawn.keys() == {"label-0.5", "label-2", "label-30"}
+    for of_method in drawn.values():
+        assert {len(seeds) for seeds in of_method.values()} == {10} and len(
+            set(map(frozenset, of_method.values()))
+        ) == 1
 
 
 # -- What was run -----------------------------------------------------------------------------------------------------
