@@ -110,10 +110,15 @@ def draw_staleness(records: Sequence[Record], study: str, file: Path) -> None:
 
 
 # Of each grid: what draws it, and the study whose runs it is of
-_OF_THE_FIRST: dict[str, tuple[Callable[[Sequence[Record], str, Path], None], str]] = {
+Figures = dict[str, tuple[Callable[[Sequence[Record], str, Path], None], str]]
+_OF_THE_FIRST: Figures = {
     "learning": (draw_learning, "headline"),
     "long": (draw_learning, "long"),
     "rates": (draw_rates, "tuning"),
     "staleness": (draw_staleness, "staleness"),
 }
-FIGURES = {"cpu": _OF_THE_FIRST, "gpu": _OF_THE_FIRST, "rarity": {"learning": (draw_rare, "remedy")}}
+FIGURES: dict[str, Figures] = {
+    "cpu": _OF_THE_FIRST,
+    "gpu": _OF_THE_FIRST,
+    "rarity": {"learning": (draw_rare, "remedy")},
+}
