@@ -195,6 +195,8 @@ def _leads_of(records: Sequence[Record], study: str, fixed: str, of_fixed: bool 
             means = [percent(mean_of(cell, key)) for key in ("area", "success")]
             rows.append([task, method, str(len(cell.records)), *means, *leads])
     for method, of_method in pairs.items() if pooled else ():
+        if len(of_method) == 1:
+            continue
         leads = [signed(*pooled_difference(of_method, key)) for key in ("area", "success")]
         rows.append([f"all {len(of_method)}", method, "", "", "", *leads])
     header = ["task", "method", "seeds", "area %", "success %"]
