@@ -194,11 +194,10 @@ def _leads_of(records: Sequence[Record], study: str, fixed: str, of_fixed: bool 
                 pairs[method].append(pair)
             means = [percent(mean_of(cell, key)) for key in ("area", "success")]
             rows.append([task, method, str(len(cell.records)), *means, *leads])
-    for method, of_method in pairs.items() if pooled else ():
-        if len(of_method) == 1:
-            continue
-        leads = [signed(*pooled_difference(of_method, key)) for key in ("area", "success")]
-        rows.append([f"all {len(of_method)}", method, "", "", "", *leads])
+    for method, of_method in pairs.items():
+        if pooled and len(of_method) > 1:
+            leads = [signed(*pooled_difference(of_method, key)) for key in ("area", "success")]
+            rows.append([f"all {len(of_method)}", method, "", "", "", *leads])
     header = ["task", "method", "seeds", "area %", "success %"]
     lead = f"{fixed} less this" if of_fixed else f"this less {fixed}"
     return markdown([*header, f"{lead}, area", "success"], rows)
