@@ -642,8 +642,9 @@ def test_the_pages_hold_the_tables_of_the_results():
         )
 
 
-def test_every_result_of_rarity_is_of_its_grid():
-    records, grid = read_records(EVIDENCE / "results" / "rarity.jsonl"), read_grid(RARITY)
+@pytest.mark.parametrize("name", ["rarity", "smollm2"])
+def test_every_result_is_of_its_grid(name):
+    records, grid = read_records(EVIDENCE / "results" / f"{name}.jsonl"), read_grid(EVIDENCE / f"{name}.yaml")
     every = grid.all_runs(tuned_rates(records, grid.tuning))
     assert {run_of(record) for record in records} <= set(every)
     assert len({run_of(record) for record in records}) == len(records)
