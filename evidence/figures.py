@@ -50,21 +50,13 @@ def _plot_mean(axes: Axes, records: Sequence[Record], method: str) -> None:
 
 def draw_rare(records: Sequence[Record], study: str, file: Path) -> None:
     """Held-out success against updates, all methods at one learning rate, means over the same ten seeds in a panel."""
+    # `remedy`, `remedy-wider` and `remedy-others` have the same rate, and of a task the same seeds
+    records = [record for record in records if any(name.startswith(study) for name in record["studies"])]
     tasks = {"label-0.5": "0.3 % right at the start", "label-2": "1.2 % right", "label-30": "18 % right"}
     figure, panels = _panels(list(tasks))
     for task, axes in panels.items():
         for method in ("troll", "pessimistic", "clip", "clip-wider"):
-            # `remedy`, `remedy-wider` and `remedy-others` have the same rate, and of a task the same seeds
-            _plot_mean(
-                axes,
-                [
-                    record
-                    for record in records
-                    if (record["task"], record["method"]) == (task, method)
-                    and any(name.startswith(study) for name in record["studies"])
-                ],
-                method,
-            )
+            _plot_mean(axes, [r for r in records if (r["task"], r["method"]) == (task, method)], method)
         axes.set(title=f"{task}: {tasks[task]}", xlabel="updates", ylabel="held-out success, %")
         axes.grid(alpha=0.3)
     panels["label-2"].legend(fontsize="small")

@@ -3,7 +3,6 @@
 import json
 import math
 import platform
-import re
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,11 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
     log = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     curve = [(line["step"], line[_HELD_OUT]) for line in log if _HELD_OUT in line]
     updates = [line for line in log if "loss" in line]
-    others: dict[str, list[tuple[int, float]]] = {}
-    for line in log:
-        for key in line.keys() - {_HELD_OUT}:
-            if match := re.fullmatch(r"eval_rewards/(.+)/mean", key):
-                others.setdefault(match[1], []).append((line["step"], line[key]))
+    held_out = {key for line in log for key in line if key.startswith("eval_rewards/") and key.endswith("/mean")}
+    others = {
+        key.split("/")[1]: [(line["step"], line[key]) for line in log if key in line]
+        for key in sorted(held_out - {_HELD_OUT})
+    }
     late = updates[-math.ceil(len(updates) / 4) :]
     summary = json.loads((folder / "eval" / "summary.json").read_text())
     steps, heights = np.array(curve).T

@@ -9,18 +9,14 @@ from evidence.tables import Cell, Record, difference, markdown, signed
 FORM, NUMBER = "answer_format_reward", "last_number_reward"
 
 
-def _share(value: float) -> str:
+def _share(value: float | np.floating) -> str:
     return f"{100 * value:.1f}"
-
-
-def _mean_share(values: Sequence[float] | np.ndarray) -> str:
-    return _share(float(np.mean(values)))
 
 
 def every_run(records: Sequence[Record]) -> str:
     """Held-out success along every run, and beside it how many answers are stated, and how many numbers are right."""
     rows = []
-    for record in sorted(records, key=lambda record: (record["seed"], list(_methods(records)).index(record["method"]))):
+    for record in sorted(records, key=lambda record: record["seed"]):  # methods stay in the order of the grid
         if "error" in record:
             rows.append([str(record["seed"]), record["method"], "failed", "", "", "", ""])
             continue
@@ -36,7 +32,8 @@ def every_run(records: Sequence[Record]) -> str:
 
 def leads(records: Sequence[Record]) -> str:
     """The means over seeds, and TROLL less every other method."""
-    cells = _methods(records)
+    names = dict.fromkeys(record["method"] for record in records)
+    cells = {name: Cell([record for record in records if record["method"] == name]) for name in names}
     rows = []
     for method, cell in cells.items():
         finished = [record["others"] for record in cell.records if "others" in record]
@@ -47,18 +44,13 @@ def leads(records: Sequence[Record]) -> str:
             [
                 method,
                 str(len(cell.records)),
-                *(_mean_share(cell.values(key)) for key in ("area", "success")),
-                *(_mean_share([others[key][-1][1] for others in finished]) for key in (FORM, NUMBER)),
+                *(_share(cell.values(key).mean()) for key in ("area", "success")),
+                *(_share(np.mean([others[key][-1][1] for others in finished])) for key in (FORM, NUMBER)),
                 *texts,
             ]
         )
     header = ["method", "seeds", "area %", "success %", "states an answer %", "last number right %"]
     return markdown([*header, "TROLL less this, area", "success"], rows)
-
-
-def _methods(records: Sequence[Record]) -> dict[str, Cell]:
-    names = dict.fromkeys(record["method"] for record in records)
-    return {name: Cell([record for record in records if record["method"] == name]) for name in names}
 
 
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {"runs": every_run, "leads": leads}
