@@ -158,6 +158,8 @@ class Runner:
     def _execute(self, run: Run) -> None:
         task, start, settings = self.grid.tasks[run.task], self.folder / self._start(run), self.grid.settings(run)
         model = task.model or start / "model"
+        if task.model:  # which is large enough for all cores of its worker
+            torch.set_num_threads(len(os.sched_getaffinity(0)))
         folder = self.folder / "runs" / run.folder
         try:
             variant = self.grid.methods[run.method].variant

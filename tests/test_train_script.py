@@ -143,6 +143,7 @@ def test_clip_trains_on_the_same_file(workplace):
         (("--reward_funcs", "math_acuracy"), "`reward_funcs` names 'math_acuracy', which is none of math_accuracy"),
         (("--reward_funcs", "format", "accuracy"), "names 'accuracy', which open-r1 has. Write accuracy_reward."),
         (("--max_train_samples", "3"), "have 3 prompts, and a rollout batch takes 4 (`generation_batch_size` 16 over"),
+        (("--output_dir", "run.yaml"), "`output_dir` is a file: run.yaml. Name a folder"),
         (("--resume_from_checkpoint", "true"), "there is no checkpoint in out"),
         (("--resume_from_checkpoint", "model/checkpoint-4"), "there is no checkpoint in model/checkpoint-4"),
         (("--reward_funcs", "my_rewards.share"), "the module my_rewards has no 'share'"),

@@ -60,7 +60,9 @@ def check_checkpoint(resume: str | bool | None, output_dir: str):
 
 
 def check_trainer_settings(args: GRPOConfig | RLOOConfig):
-    """Before anything is loaded: what the Trainer fails on after that, of packages and of the schedule."""
+    """Before anything is loaded: what the Trainer fails on after that, of folders, packages and of the schedule."""
+    if Path(args.output_dir).is_file():
+        raise FileExistsError(f"`output_dir` is a file: {args.output_dir}. Name a folder, which need not exist.")
     if args.use_vllm and not is_vllm_available():
         raise ImportError("`use_vllm` is true, but vLLM is not installed: pip install 'troll-trl[vllm]', or set false.")
     if args.use_liger_kernel and not is_liger_kernel_available():
