@@ -325,16 +325,17 @@ def test_noise_of_embeddings_is_said_to_look_like_drift(tmp_path, caplog):
     assert "neftune_noise_alpha=5.0" in caplog.text
 
 
-def test_dropout_is_said_to_look_like_drift(tmp_path, caplog):
-    lora = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.05)
+@pytest.mark.parametrize("dropout", ["by default", "asked for", "in a plain config"])
+def test_dropout_looks_like_drift_and_is_off_by_default(dropout, tmp_path, caplog):
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.3, init_lora_weights=False)
+    config = GRPOConfig if dropout == "in a plain config" else TrollGRPOConfig
+    options = {"disable_dropout": False} if dropout == "asked for" else {}
     with caplog.at_level("WARNING"):
-        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, peft_config=lora)
-    assert "dropout (up to 0.05)" in caplog.text and "disable_dropout=True" in caplog.text
-    caplog.clear()
-    with caplog.at_level("WARNING"):
-        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, peft_config=lora, disable_dropout=True)
-        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
-    assert "dropout" not in caplog.text
+        trainer = make_trainer(TrollGRPOTrainer, config, tmp_path, peft_config=lora, max_steps=1, **options)
+    is_on = dropout != "by default"
+    assert ("dropout (up to 0.3)" in caplog.text and "disable_dropout=True" in caplog.text) is is_on
+    trainer.train()  # with the weights that the rollout was scored with
+    assert (logged(trainer, "troll/policy_kl_max")[0] > 1e-4) is is_on
 
 
 @pytest.mark.parametrize(

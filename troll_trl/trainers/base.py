@@ -147,7 +147,7 @@ class TrustRegionMixin(_Trainer):
             logger.warning(
                 f"The model has dropout (up to {rate:g}): the pass that scores a rollout and the loss draw different "
                 "masks, so that the policy differs from the old policy even at equal weights, and the projection acts "
-                "on that noise. Set `disable_dropout=True` (it covers `lora_dropout`, which is 0.05 unless set)."
+                "on that noise. Set `disable_dropout=True`, the default of TROLL's configs (it covers `lora_dropout`)."
             )
 
     # -- What a trainer defines -------------------------------------------------------------------------------------
