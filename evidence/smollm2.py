@@ -6,6 +6,7 @@ import numpy as np
 
 from evidence.tables import Cell, Record, difference, markdown, signed
 
+TASK = "no-dropout"
 FORM, NUMBER = "answer_format_reward", "last_number_reward"
 
 
@@ -16,22 +17,22 @@ def _share(value: float | np.floating) -> str:
 def every_run(records: Sequence[Record]) -> str:
     """Held-out success along every run, and beside it how many answers are stated, and how many numbers are right."""
     rows = []
-    for record in sorted(records, key=lambda record: record["seed"]):  # methods stay in the order of the grid
+    for record in sorted(records, key=lambda r: (r["task"], r["seed"])):  # methods stay in the order of the grid
+        names = [record["task"], str(record["seed"]), record["method"]]
         if "error" in record:
-            rows.append([str(record["seed"]), record["method"], "failed", "", "", "", ""])
+            rows.append([*names, "failed", "", "", "", ""])
             continue
         curve = " ".join(_share(height) for _, height in record["curve"])
         ends = [f"{_share(of[0][1])} → {_share(of[-1][1])}" for of in (record["others"][k] for k in (FORM, NUMBER))]
-        rows.append(
-            [str(record["seed"]), record["method"], curve, _share(record["area"]), _share(record["success"]), *ends]
-        )
+        rows.append([*names, curve, _share(record["area"]), _share(record["success"]), *ends])
     steps = next((", ".join(str(step) for step, _ in r["curve"]) for r in records if "curve" in r), "")
-    header = ["seed", "method", f"right and stated % at {steps}", "area %", "success %"]
+    header = ["task", "seed", "method", f"right and stated % at {steps}", "area %", "success %"]
     return markdown([*header, "states an answer %", "last number right %"], rows)
 
 
 def leads(records: Sequence[Record]) -> str:
-    """The means over seeds, and TROLL less every other method."""
+    """The means over seeds, and TROLL less every other method, without dropout."""
+    records = [record for record in records if record["task"] == TASK]
     names = dict.fromkeys(record["method"] for record in records)
     cells = {name: Cell([record for record in records if record["method"] == name]) for name in names}
     rows = []
