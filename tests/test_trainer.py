@@ -325,6 +325,15 @@ def test_noise_of_embeddings_is_said_to_look_like_drift(tmp_path, caplog):
     assert "neftune_noise_alpha=5.0" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["attention_dropout", "router_jitter_noise"])
+def test_noise_that_no_option_disables_is_said_to_look_like_drift(name, tmp_path, caplog):
+    model = tiny_model()
+    setattr(model.config, name, 0.1)
+    with caplog.at_level("WARNING"):
+        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, model)
+    assert f"`{name}` 0.1" in caplog.text and f"Load the model with `{name}=0`" in caplog.text
+
+
 @pytest.mark.parametrize("dropout", ["by default", "asked for", "in a plain config"])
 def test_dropout_looks_like_drift_and_is_off_by_default(dropout, tmp_path, caplog):
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.3, init_lora_weights=False)

@@ -93,7 +93,8 @@ class TrustRegionMixin(_Trainer):
 
         self._kernels_failed = settle_kernels(self.accelerator)
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        vocabulary = base_model.config.get_text_config().vocab_size
+        config = base_model.config.get_text_config()
+        vocabulary = config.vocab_size
         self.support_size = min(args.support_size, vocabulary)
         if args.support_size > vocabulary:
             logger.warning(
@@ -114,7 +115,7 @@ class TrustRegionMixin(_Trainer):
         self._cache_size_printed = False
         self._loss_pass: LossPass | None = None  # set while TRL's loss runs
         self._print_batch_arithmetic()
-        self._warn_of_noise()
+        self._warn_of_noise(config)
 
     def _print_batch_arithmetic(self):
         args, completions = self.args, self.args.generation_batch_size
@@ -134,21 +135,26 @@ class TrustRegionMixin(_Trainer):
                 "`num_iterations`."
             )
 
-    def _warn_of_noise(self):
+    def _warn_of_noise(self, config: Any):
         # The projection would take the difference of two draws for a step of the policy, and regress on it
+        looks_like_drift = (
+            "the pass that scores a rollout and the loss draw it differently, so that the policy differs from the old "
+            "policy even at equal weights, and the projection acts on that noise."
+        )
         if self.args.neftune_noise_alpha is not None:
-            logger.warning(
-                f"`neftune_noise_alpha={self.args.neftune_noise_alpha}` adds other noise in the pass that scores a "
-                "rollout than in the loss, so that the policy differs from the old policy even at equal weights, and "
-                "the projection acts on that noise. Remove it."
-            )
+            logger.warning(f"`neftune_noise_alpha={self.args.neftune_noise_alpha}`: {looks_like_drift} Remove it.")
         rate = max((m.p for m in self.model.modules() if isinstance(m, torch.nn.Dropout)), default=0.0)
         if rate > 0:
             logger.warning(
-                f"The model has dropout (up to {rate:g}): the pass that scores a rollout and the loss draw different "
-                "masks, so that the policy differs from the old policy even at equal weights, and the projection acts "
-                "on that noise. Set `disable_dropout=True`, the default of TROLL's configs (it covers `lora_dropout`)."
+                f"The model has dropout (up to {rate:g}): {looks_like_drift} Set `disable_dropout=True`, as TROLL's "
+                "configs do by default (it covers `lora_dropout`)."
             )
+        for name in ("attention_dropout", "router_jitter_noise"):  # no modules of their own, so never disabled
+            if getattr(config, name, 0):
+                logger.warning(
+                    f"The model's configuration has `{name}` {getattr(config, name):g}: {looks_like_drift} Load the "
+                    f"model with `{name}=0`, or name it in `model_init_kwargs`."
+                )
 
     # -- What a trainer defines -------------------------------------------------------------------------------------
 
