@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evidence import rarity, smollm2, tables
+from evidence import lora, rarity, smollm2, tables
 from evidence.results import read_records, run_of
 from evidence.tables import Record, tasks_of
 
@@ -24,6 +24,7 @@ TABLES = {
     "rarity": rarity.TABLES,
     "rarity-moves": rarity.MOVES_TABLES,  # by evidence.moves
     "smollm2": smollm2.TABLES,
+    "lora": lora.TABLES,
 }
 
 

@@ -42,7 +42,7 @@ RARITY = EVIDENCE / "rarity.yaml"
 # -- Grids ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[*GRIDS, "rarity", "smollm2"])
+@pytest.fixture(params=[*GRIDS, "rarity", "smollm2", "lora"])
 def grid(request):
     return read_grid(EVIDENCE / f"{request.param}.yaml")
 
@@ -180,7 +180,7 @@ def test_held_out_problems_are_no_training_problems_and_the_seed_chooses_them(fa
 
 
 def test_there_are_enough_problems_for_every_task():
-    for name in ("cpu", "rarity", "smollm2"):
+    for name in ("cpu", "rarity", "smollm2", "lora"):
         for task in read_grid(EVIDENCE / f"{name}.yaml").tasks.values():
             assert len(FAMILIES[task.family]()) >= task.train + task.test
 
@@ -641,7 +641,7 @@ def test_the_pages_hold_the_tables_of_the_results():
         )
 
 
-@pytest.mark.parametrize("name", ["rarity", "smollm2"])
+@pytest.mark.parametrize("name", ["rarity", "smollm2", "lora"])
 def test_every_result_is_of_its_grid(name):
     records, grid = read_records(EVIDENCE / "results" / f"{name}.jsonl"), read_grid(EVIDENCE / f"{name}.yaml")
     every = grid.all_runs(tuned_rates(records, grid.tuning))
