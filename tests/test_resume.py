@@ -43,7 +43,7 @@ def rloo(folder, **options):
 
 def lora(folder, **options):
     config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1)  # dropout draws random numbers
-    return grpo(folder, peft_config=config, beta=0.1, disable_dropout=False, **options)
+    return grpo(folder, peft_config=config, beta=0.1, **options)
 
 
 def log_of(trainer) -> list[dict]:

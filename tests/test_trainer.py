@@ -334,17 +334,15 @@ def test_noise_that_no_option_disables_is_said_to_look_like_drift(name, tmp_path
     assert f"`{name}` 0.1" in caplog.text and f"Load the model with `{name}=0`" in caplog.text
 
 
-@pytest.mark.parametrize("dropout", ["by default", "asked for", "in a plain config"])
-def test_dropout_looks_like_drift_and_is_off_by_default(dropout, tmp_path, caplog):
+@pytest.mark.parametrize("disabled", [False, True])
+def test_dropout_looks_like_drift_and_is_said_to(disabled, tmp_path, caplog):
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.3, init_lora_weights=False)
-    config = GRPOConfig if dropout == "in a plain config" else TrollGRPOConfig
-    options = {"disable_dropout": False} if dropout == "asked for" else {}
+    options = {"peft_config": lora, "disable_dropout": disabled, "max_steps": 1}
     with caplog.at_level("WARNING"):
-        trainer = make_trainer(TrollGRPOTrainer, config, tmp_path, peft_config=lora, max_steps=1, **options)
-    is_on = dropout != "by default"
-    assert ("dropout (up to 0.3)" in caplog.text and "disable_dropout=True" in caplog.text) is is_on
+        trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
+    assert ("dropout (up to 0.3)" in caplog.text and "disable_dropout=True" in caplog.text) is not disabled
     trainer.train()  # with the weights that the rollout was scored with
-    assert (logged(trainer, "troll/policy_kl_max")[0] > 1e-4) is is_on
+    assert (logged(trainer, "troll/policy_kl_max")[0] > 1e-4) is not disabled
 
 
 @pytest.mark.parametrize(

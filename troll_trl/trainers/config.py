@@ -37,12 +37,6 @@ _UNUSED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
 )
 
 
-def _no_dropout() -> Any:
-    """TRL's option `disable_dropout` with another default. TRL's `ModelConfig` gives LoRA a dropout of 0.05."""
-    help = "Switch dropout off, LoRA's included: the projection would take the difference of two masks for drift."
-    return field(default=True, metadata={"help": help})
-
-
 @dataclass
 class TrollOptions(_TrlConfig):
     """
@@ -180,10 +174,6 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
     `epsilon` and `epsilon_high`, the clip range of an existing recipe, are accepted and unused: the projection
     replaces the clip.
 
-    One default differs from TRL's: `disable_dropout` is `True`. Two passes with other masks differ at equal weights,
-    which the projection would act on. A plain [`~trl.GRPOConfig`] keeps its own value, and the trainer warns of
-    dropout.
-
     Parameters:
         kl_bound (`float`, *optional*, defaults to `0.05`):
             KL bound ε of every token's trust region, in nats: `KL(π‖q) ≤ ε` for the projected policy `π` and the old
@@ -212,8 +202,6 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
 
     _trl_config = GRPOConfig
 
-    disable_dropout: bool = _no_dropout()
-
     def _check(self):
         self._refuse_options_of_other_surrogates()
         super()._check()
@@ -236,8 +224,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
 class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
     Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and seven more, whose defaults are
-    the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` are accepted and unused; `disable_dropout` is
-    `True` by default, as in [`TrollGRPOConfig`].
+    the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` are accepted and unused.
 
     Parameters:
         kl_bound (`float`, *optional*, defaults to `0.05`):
@@ -265,8 +252,6 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
 
     _trl_config = RLOOConfig
-
-    disable_dropout: bool = _no_dropout()
 
 
 def troll_fields():

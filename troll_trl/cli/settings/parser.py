@@ -90,9 +90,7 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
     try:
         _check_device(settings)
         script_args = _fill(TrollScriptArguments, settings)
-        # Both methods have TROLL's default of dropout
-        dropout_off = {"disable_dropout": troll_config.disable_dropout}
-        training_args = _fill(clip_config, dropout_off | settings) if clip else _fill(troll_config, settings)
+        training_args = _fill(clip_config if clip else troll_config, settings)
         model_args = _fill(ModelConfig, settings)
         script_args.mixture = _fill_mixture(settings)
         if script_args.reward_model_name_or_path is not None and "reward_funcs" not in settings:
