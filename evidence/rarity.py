@@ -253,6 +253,7 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "remedy": partial(_leads_of, study="remedy", fixed="clip"),
     "remedy-wider": partial(_leads_of, study="remedy-wider", fixed="clip-wider"),
     "remedy-others": partial(_leads_of, study="remedy-others", fixed="clip-wider"),
+    "remedy-sorting": partial(_leads_of, study="remedy-sorting", fixed="clip-wide", pooled=True),
     "remedy-common": partial(_leads_of, study="remedy-common", fixed="clip", pooled=True),
 }
 MOVES_TABLES: dict[str, Callable[[Sequence[Record]], str]] = {"price": price}
