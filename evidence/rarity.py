@@ -100,38 +100,35 @@ def verdict_of_none(lead: Estimate, p_value: float) -> str:
 
 
 def rule(records: Sequence[Record]) -> str:
-    """The four statements of rarity.yaml, and what the rule says where all of their runs are there."""
+    """The four statements of rarity.yaml: what their tasks say that are there, and the verdict where all are."""
     families = {f: [f"{f}-{n}" for n in RARE if not out_of_reach(records, f"{f}-{n}")] for f in FAMILIES}
     rare = [task for tasks in families.values() for task in tasks]
     best = {task: _pair(records, task, None, SEEDS) for task in (*rare, *(f"{f}-{COMMON}" for f in FAMILIES), "low")}
-    by_default = [_pair(records, task, "clip", FIRST_SEEDS) for task in rare]
 
-    def growth() -> list[tuple[Cell, Cell]] | None:
-        leads = []
-        for family in filter(families.get, FAMILIES):
-            some, others = (_whole(best[task] for task in t) for t in (families[family], [f"{family}-{COMMON}"]))
-            if some is None or others is None:
-                return None
-            leads.append((_leads(some), _leads(others)))
-        return leads
+    def growth(family: str) -> tuple[Cell, Cell] | None:
+        some, others = [best[task] for task in families[family]], best[f"{family}-{COMMON}"]
+        whole = [pair for pair in some if pair is not None]
+        return (_leads(whole), _leads([others])) if len(whole) == len(some) and others is not None else None
 
-    statements: list[tuple[str, list[tuple[Cell, Cell]] | None, Callable[[Estimate, float], str]]] = [
-        ("1. sooner than the best clip where it is rare", _whole(best[task] for task in rare), verdict),
-        ("2. sooner than a clip of 0.2 where it is rare", _whole(by_default), verdict),
-        ("3. the rarer, the larger the lead", growth(), verdict),
-        ("4. no lead without rare tokens", _whole([best["low"]]), verdict_of_none),
+    statements: list[tuple[str, list[tuple[Cell, Cell] | None], Callable[[Estimate, float], str]]] = [
+        ("1. sooner than the best clip where it is rare", [best[task] for task in rare], verdict),
+        (
+            "2. sooner than a clip of 0.2 where it is rare",
+            [_pair(records, t, "clip", FIRST_SEEDS) for t in rare],
+            verdict,
+        ),
+        ("3. the rarer, the larger the lead", [growth(family) for family in families if families[family]], verdict),
+        ("4. no lead without rare tokens", [best["low"]], verdict_of_none),
     ]
     rows = []
     for name, pairs, judge in statements:
-        result = pooled_difference(pairs, "area") if pairs else None
+        there = [pair for pair in pairs if pair is not None]
+        result = pooled_difference(there, "area") if there else None
         texts = ["not run yet", ""] if result is None else [signed(*result), judge(*result)]
-        rows.append([name, *texts])
-    return markdown(["statement", "lead in area, points", "verdict"], rows)
-
-
-def _whole(pairs: Iterable[tuple[Cell, Cell] | None]) -> list[tuple[Cell, Cell]] | None:
-    pairs = list(pairs)
-    return None if None in pairs else [pair for pair in pairs if pair is not None]
+        if there and len(there) < len(pairs):
+            texts[1] = "not yet"
+        rows.append([name, f"{len(there)} of {len(pairs)}", *texts])
+    return markdown(["statement", "tasks or families", "lead in area, points", "verdict"], rows)
 
 
 def tuning(records: Sequence[Record]) -> str:

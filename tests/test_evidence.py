@@ -523,7 +523,7 @@ def rarity_records(leads):
 def judged(leads, without=lambda record: False):
     records = [r for r in rarity_records(leads) if not without(r)]
     rows = [row.strip("| ").split(" | ") for row in rarity.rule(records).splitlines()[2:]]
-    return [(row[1].split(" ")[0], row[2]) if len(row) == 3 else row[1].strip(" |") for row in rows]
+    return [(row[2].split(" ")[0], row[3]) if len(row) == 4 else row[2].strip(" |") for row in rows]
 
 
 def test_the_rule_of_rarity_says_what_was_written_down():
@@ -551,16 +551,20 @@ def test_a_lead_over_clip_that_a_wider_clip_closes_is_said_to_be_none():
 
 def test_the_rule_waits_until_all_of_its_runs_are_there():
     one = lambda r: r["seed"] == 19 and r["task"] == "steps-2" and r["method"] == "troll"
-    verdicts = judged({}, one)
-    assert verdicts[0] == verdicts[2] == "not run yet" and verdicts[1][1] == "refuted" and verdicts[3][1] == "held"
+    assert [verdict for _, verdict in judged({}, one)] == ["not yet", "refuted", "not yet", "held"]
     untuned = lambda r: r["studies"] == ["tuning"] and r["method"] == "clip-wide" and r["seed"] == 1
     verdicts = judged({}, untuned)
     assert verdicts[0] == verdicts[2] == verdicts[3] == "not run yet" and verdicts[1][1] == "refuted"
     # A task that was not begun is not one that no method learns
-    verdicts = judged({}, lambda r: r["task"] == "label-0.5")
-    assert verdicts[:3] == ["not run yet"] * 3 and verdicts[3][1] == "held"
+    assert [verdict for _, verdict in judged({}, lambda r: r["task"] == "label-0.5")] == ["not yet"] * 3 + ["held"]
     verdicts = judged({}, lambda r: r["task"] == "low")
     assert verdicts[3] == "not run yet" and verdicts[2][1] == "refuted"
+
+
+def test_the_rule_tells_what_the_tasks_say_that_are_there():
+    leads = {"label-0.5": 0.09, "label-2": 0.03, "steps-2": -0.5}
+    row = rarity.rule([r for r in rarity_records(leads) if r["task"] in ("label-0.5", "label-2")]).splitlines()[2]
+    assert "| 2 of 6 | +6.0 [" in row and row.endswith("| not yet |")
 
 
 def test_the_rule_takes_rates_from_the_tasks_that_the_grid_names():
