@@ -6,7 +6,7 @@ import numpy as np
 
 from evidence.tables import Cell, Record, difference, markdown, signed
 
-TASK = "no-dropout"
+TASK, CELL = "no-dropout", {"learning_rate": 1e-3}
 FORM, NUMBER = "answer_format_reward", "last_number_reward"
 
 
@@ -18,7 +18,8 @@ def every_run(records: Sequence[Record]) -> str:
     """Held-out success along every run, and beside it how many answers are stated, and how many numbers are right."""
     rows = []
     for record in sorted(records, key=lambda r: (r["task"], r["seed"])):  # methods stay in the order of the grid
-        names = [record["task"], str(record["seed"]), record["method"]]
+        changed = [f"{key} {value:g}" for key, value in record["varied"].items() if CELL.get(key) != value]
+        names = [record["task"], str(record["seed"]), ", ".join([record["method"], *changed])]
         if "error" in record:
             rows.append([*names, "failed", "", "", "", ""])
             continue
@@ -31,8 +32,8 @@ def every_run(records: Sequence[Record]) -> str:
 
 
 def leads(records: Sequence[Record]) -> str:
-    """The means over seeds, and TROLL less every other method, without dropout."""
-    records = [record for record in records if record["task"] == TASK]
+    """The means over seeds, and TROLL less every other method, without dropout and at one rate."""
+    records = [record for record in records if (record["task"], record["varied"]) == (TASK, CELL)]
     names = dict.fromkeys(record["method"] for record in records)
     cells = {name: Cell([record for record in records if record["method"] == name]) for name in names}
     rows = []
