@@ -124,10 +124,9 @@ def rule(records: Sequence[Record]) -> str:
     for name, pairs, judge in statements:
         there = [pair for pair in pairs if pair is not None]
         result = pooled_difference(there, "area") if there else None
-        texts = ["not run yet", ""] if result is None else [signed(*result), judge(*result)]
-        if there and len(there) < len(pairs):
-            texts[1] = "not yet"
-        rows.append([name, f"{len(there)} of {len(pairs)}", *texts])
+        judged = "" if result is None else judge(*result) if len(there) == len(pairs) else "not yet"
+        lead = "not run yet" if result is None else signed(*result)
+        rows.append([name, f"{len(there)} of {len(pairs)}", lead, judged])
     return markdown(["statement", "tasks or families", "lead in area, points", "verdict"], rows)
 
 

@@ -340,7 +340,10 @@ def test_dropout_looks_like_drift_and_is_said_to(disabled, tmp_path, caplog):
     options = {"peft_config": lora, "disable_dropout": disabled, "max_steps": 1}
     with caplog.at_level("WARNING"):
         trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
-    assert ("dropout (up to 0.3)" in caplog.text and "disable_dropout=True" in caplog.text) is not disabled
+    if disabled:
+        assert "dropout" not in caplog.text
+    else:
+        assert "dropout (up to 0.3)" in caplog.text and "disable_dropout=True" in caplog.text
     trainer.train()  # with the weights that the rollout was scored with
     assert (logged(trainer, "troll/policy_kl_max")[0] > 1e-4) is not disabled
 

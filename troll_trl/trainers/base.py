@@ -147,7 +147,7 @@ class TrustRegionMixin(_Trainer):
         if rate > 0:
             logger.warning(
                 f"The model has dropout (up to {rate:g}): {looks_like_drift} Set `disable_dropout=True` (it covers "
-                "`lora_dropout`, which is 0.05 unless set; so little cost nothing in our study)."
+                "`lora_dropout`, which is 0.05 unless set; in our study so little cost TROLL no more than a clip)."
             )
         for name in ("attention_dropout", "router_jitter_noise"):  # no modules of their own, so never disabled
             if getattr(config, name, 0):
