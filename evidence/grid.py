@@ -35,6 +35,8 @@ class Task:
         share (`float`, *optional*):
             Of the warm-up's solutions that has the form which earns the reward (`evidence.problems.RARE`); by default
             all of them. `start_success` is then that of the solutions whose form is the model's choice.
+        wording (`int`, *optional*, defaults to `0`):
+            Letters drawn at random in front of every solution, which decide nothing.
         rates_of (`str`, *optional*):
             Task whose tuned learning rates are taken; by default its own.
     """
@@ -49,6 +51,7 @@ class Task:
     sizes: dict[str, int] = field(default_factory=dict)
     warm_up_rate: float = 4e-3
     share: float | None = None
+    wording: int = 0
     rates_of: str | None = None
 
     def __post_init__(self):

@@ -1,6 +1,6 @@
 """
 Families of generated problems, each with a solution for the supervised warm-up, and a number as answer; and how the
-warm-up makes what is rewarded rare.
+warm-up makes what is rewarded rare, and puts tokens that decide nothing in front of it.
 """
 
 import random
@@ -14,6 +14,8 @@ RARE_PHRASES = ("Guess: ", "Subtract: ", "Divide: ", "In steps: ")  # of tasks i
 
 NAMES = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily", "Jack", "Emma")  # of word problems
 THINGS = ("apples", "books", "coins", "cards", "pens", "shells", "stamps", "marbles")
+
+LETTERS = "abcdefghijklmnop"  # of a wording; one token each, of 2.8 nats
 
 
 def sums() -> list[dict[str, str]]:
@@ -132,6 +134,22 @@ RARE: dict[str, Callable[[dict[str, str], float, random.Random], list[tuple[dict
     "sorting": rare_label,
     "steps": rare_steps,
 }
+
+
+def make_wording(problems: list[dict[str, str]], letters: int, seed: int) -> tuple[list[dict[str, str]], float]:
+    """
+    A line of so many random letters in front of every solution: uncertain tokens that no reward depends on.
+
+    Returns:
+        The problems, and the probability in `(0, 1]` that a model which has learnt it gives a solution the line that it
+        has here.
+    """
+    if not letters:
+        return problems, 1.0
+    draws = random.Random(f"wording {seed}")
+    line = lambda: "".join(draws.choices(LETTERS, k=letters))
+    worded = [row | {"solution": f"{line()}\n{row['solution']}"} for row in problems]
+    return worded, len(LETTERS) ** -letters
 
 
 def make_worked(

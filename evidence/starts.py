@@ -18,7 +18,7 @@ import transformers
 from transformers import LlamaConfig, Qwen3Config
 
 from evidence.grid import GivenTask, Task, content_of, prompt_of
-from evidence.problems import PHRASES, RARE_PHRASES, make_problems, make_worked
+from evidence.problems import PHRASES, RARE_PHRASES, make_problems, make_wording, make_worked
 from troll_trl.cli import evaluate
 from troll_trl.cli.small_models import encode, make_model, make_tokenizer, warm_up, write_problems
 
@@ -59,26 +59,28 @@ def make_start(folder: Path, task: Task | GivenTask, seed: int, evaluation: Path
 
 def warm_up_model(folder: Path, task: Task, seed: int, train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
     """
-    A new model, trained on a family's problems until it solves some of them; of solutions in several forms, until it
-    solves as many of those whose form it has chosen.
+    A new model, trained on a family's problems until it solves some of them; of solutions in several forms, or with a
+    wording, until it solves as many of those whose form and wording it has chosen.
     """
     assert task.architecture is not None and task.start_success is not None  # since no model is given
     tokenizer = make_tokenizer(PHRASES if task.share is None else PHRASES + RARE_PHRASES)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     worked, same_form = make_worked(task.family, train, task.share, seed)
+    worked, same_wording = make_wording(worked, task.wording, seed)
     input_ids, labels = (ids.to(device) for ids in encode(tokenizer, worked))
     for attempt in range(ATTEMPTS):
         torch.manual_seed(seed + 1000 * attempt)
         model = make_model(tokenizer, ARCHITECTURES[task.architecture], **task.sizes).to(device)
         try:
-            warm_up(model, input_ids, labels, task.start_success * same_form, task.warm_up_rate)
+            warm_up(model, input_ids, labels, task.start_success * same_form * same_wording, task.warm_up_rate)
             break
         except RuntimeError as error:  # these weights did not get there
             if attempt == ATTEMPTS - 1:
                 raise
             print(f"{error} Once more, with other weights.")
+    test, _ = make_wording(test, task.wording, seed)
     chance = rewarded_chance(model, *(ids.to(device) for ids in encode(tokenizer, test)))
-    (folder / CHANCE).write_text(json.dumps({"start_chance": chance}))
+    (folder / CHANCE).write_text(json.dumps({"start_chance": chance / same_wording}))
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
 

@@ -23,7 +23,7 @@ from trl_comparison import assert_same_movement, logged, make_trainer, weights
 
 from evidence import figures, moves, rarity, report, starts, tables
 from evidence.grid import GivenTask, Run, Task, read_grid, tuned_rates
-from evidence.problems import FAMILIES, RARE, make_problems, make_worked
+from evidence.problems import FAMILIES, LETTERS, RARE, make_problems, make_wording, make_worked
 from evidence.results import DEFAULTS, read_records, run_of
 from evidence.rewards import last_number_reward
 from evidence.run import Runner
@@ -215,6 +215,20 @@ def test_before_each_step_a_solution_goes_on_with_the_root_of_the_share():
 def test_without_a_share_the_warm_up_learns_the_problems_as_they_are():
     problems, _ = make_problems("sums", 0, 100, 0)
     assert make_worked("sums", problems, None, seed=0) == (problems, 1.0)
+
+
+def test_a_wording_is_a_line_of_random_letters_that_no_reward_depends_on():
+    problems, _ = make_problems("sums", 0, 3000, 0)
+    worded, chance = make_wording(problems, 12, seed=1)
+    lines, solutions = zip(*(row["solution"].split("\n") for row in worded), strict=True)
+    assert [row | {"solution": s} for row, s in zip(worded, solutions, strict=True)] == problems
+    assert rewards(worded[::30]).all()
+    counts = np.array([[line.count(letter) for letter in LETTERS] for line in lines]).sum(0)
+    assert counts.sum() == 12 * len(problems) and counts / counts.sum() == pytest.approx(1 / 16, abs=0.006)
+    # A model that has learnt any distribution of lines gives a random one this chance, on average
+    assert chance == pytest.approx(16**-12)
+    assert make_wording(problems, 12, seed=1)[0] == worded != make_wording(problems, 12, seed=2)[0]
+    assert make_wording(problems, 0, seed=1) == (problems, 1.0)
 
 
 def test_the_chance_of_the_rewarded_solutions_is_the_product_over_their_tokens():
