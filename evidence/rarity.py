@@ -172,14 +172,15 @@ def deciding(records: Sequence[Record]) -> str:
 
 def _leads_of(records: Sequence[Record], study: str, fixed: str, of_fixed: bool = False, pooled: bool = False) -> str:
     """
-    Area and success of every method of a study, and its lead over the `fixed` one, or that one's over it; `pooled` over
-    the tasks too.
+    Area and success of every method of a study, and its lead over the `fixed` one, or that one's over it, of every task
+    and learning rate; `pooled` over these too.
     """
     rows, pairs = [], defaultdict(list)
     of_study = [record for record in records if study in record["studies"]]
-    for task in dict.fromkeys(record["task"] for record in of_study):
-        methods = dict.fromkeys(record["method"] for record in of_study if record["task"] == task)
-        every = {method: select(records, study, task, method) for method in methods}
+    for task, rate in product(dict.fromkeys(record["task"] for record in of_study), rates_of(records, study)):
+        at_rate = [r for r in of_study if (r["task"], r["varied"]["learning_rate"]) == (task, rate)]
+        methods = dict.fromkeys(record["method"] for record in at_rate)
+        every = {method: select(at_rate, study, task, method) for method in methods}
         seeds = set.intersection(*(set(cell.by_seed("area")) for cell in every.values()))
         cells = {m: Cell([r for r in cell.records if r["seed"] in seeds]) for m, cell in every.items()}
         for method, cell in cells.items():
@@ -189,12 +190,12 @@ def _leads_of(records: Sequence[Record], study: str, fixed: str, of_fixed: bool 
                 leads = [signed(*difference(*pair, key)) for key in ("area", "success")]
                 pairs[method].append(pair)
             means = [percent(mean_of(cell, key)) for key in ("area", "success")]
-            rows.append([task, method, str(len(cell.records)), *means, *leads])
+            rows.append([task, f"{rate:g}", method, str(len(cell.records)), *means, *leads])
     for method, of_method in pairs.items():
         if pooled and len(of_method) > 1:
             leads = [signed(*pooled_difference(of_method, key)) for key in ("area", "success")]
-            rows.append([f"all {len(of_method)}", method, "", "", "", *leads])
-    header = ["task", "method", "seeds", "area %", "success %"]
+            rows.append([f"all {len(of_method)}", "", method, "", "", "", *leads])
+    header = ["task", "learning rate", "method", "seeds", "area %", "success %"]
     lead = f"{fixed} less this" if of_fixed else f"this less {fixed}"
     return markdown([*header, f"{lead}, area", "success"], rows)
 
@@ -251,5 +252,6 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "remedy-others": partial(_leads_of, study="remedy-others", fixed="clip-wider"),
     "remedy-sorting": partial(_leads_of, study="remedy-sorting", fixed="clip-wide", pooled=True),
     "remedy-common": partial(_leads_of, study="remedy-common", fixed="clip", pooled=True),
+    "wording": partial(_leads_of, study="wording", fixed="troll", of_fixed=True),
 }
 MOVES_TABLES: dict[str, Callable[[Sequence[Record]], str]] = {"price": price}
