@@ -251,6 +251,7 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "remedy-wider": partial(_leads_of, study="remedy-wider", fixed="clip-wider"),
     "remedy-others": partial(_leads_of, study="remedy-others", fixed="clip-wider"),
     "remedy-sorting": partial(_leads_of, study="remedy-sorting", fixed="clip-wide", pooled=True),
+    "remedy-steps": partial(_leads_of, study="remedy-steps", fixed="troll", pooled=True),
     "remedy-common": partial(_leads_of, study="remedy-common", fixed="clip", pooled=True),
     "wording": partial(_leads_of, study="wording", fixed="troll", of_fixed=True),
 }
