@@ -24,6 +24,7 @@ from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollR
 
 GROUP, GLOBAL_BATCH = 4, 8
 FSDP2 = os.environ.get("FORCE_FSDP") == "1"
+BF16 = os.environ.get("ACCELERATE_MIXED_PRECISION") == "bf16"
 ZERO3 = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
 
 # The second update of each rollout batch is off-policy. Both consume all of it, whatever the split into micro-batches.
@@ -71,7 +72,7 @@ def make(case: str, out: Path):
     args = config_class(
         output_dir=str(out / case),
         use_cpu=not ZERO3,  # accelerate has no DeepSpeed for a CPU that is asked for
-        bf16=False,
+        bf16=BF16,
         gradient_checkpointing=False,
         report_to="none",
         save_strategy="no",

@@ -123,6 +123,8 @@ def started(tmp_path, monkeypatch):
     """What `troll grpo` starts: flags of a run in this process, or the launcher's parsed options."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TROLL_LAUNCHED", "")
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
     calls = []
     monkeypatch.setattr(train, "main", lambda argv, program: calls.append((argv, program)))
     monkeypatch.setattr("accelerate.commands.launch.launch_command", calls.append)
@@ -150,6 +152,7 @@ def test_flags_go_to_the_launcher_or_to_the_run(started):
     assert options.config_file == str(configs_folder() / "accelerate" / "fsdp2.yaml")
     assert (options.num_processes, options.main_process_port) == (4, 29501)
     assert options.module and options.training_script == "troll_trl.cli.train"
+    assert int(os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == 3600, "30 seconds are too few to save on SIGTERM"
     assert options.training_script_args == [
         *("--algorithm", "grpo", "--config", "run.yaml", "--max_steps=3", "--reward_funcs", "a.b", "c.d"),
         *("--debug", "underflow_overflow"),  # both know it: it is the run's

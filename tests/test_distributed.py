@@ -133,10 +133,24 @@ def test_ddp(one_process, tmp_path):
 
 @pytest.mark.slow
 def test_fsdp2(one_process, tmp_path):
-    (tmp_path / "fsdp2.yaml").write_text(yaml.safe_dump(FSDP2))
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp2.yaml")]
-    said = launch([[*launcher, SCRIPT, str(tmp_path)]], HANG, ACCELERATE_USE_CPU="true", FORCE_FSDP="1")
+    said = launch_fsdp2(tmp_path, "no")
     assert_equal_to_one_process(one_process, tmp_path, CASES, "DistributedType.FSDP", said)
+
+
+@pytest.mark.slow
+def test_fsdp2_in_bfloat16_projects_float32_log_probabilities(tmp_path):
+    """FSDP2 casts what a model returns to the dtype of its parameters, unless told not to; the loss refuses that."""
+    said = launch_fsdp2(tmp_path, "bf16", "dapo", "reference_kl")
+    for case in ("dapo", "reference_kl"):
+        first, *others = [line for line in result(tmp_path, case, 0, said)["log"] if "loss" in line]
+        assert first["troll/policy_kl_max"] < 1e-6, "at equal weights"
+        assert max(line["troll/projected_fraction"] for line in others) > 0.1
+
+
+def launch_fsdp2(folder, precision, *cases):
+    (folder / "fsdp2.yaml").write_text(yaml.safe_dump(FSDP2 | {"mixed_precision": precision}))
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(folder / "fsdp2.yaml")]
+    return launch([[*launcher, SCRIPT, str(folder), *cases]], HANG, ACCELERATE_USE_CPU="true", FORCE_FSDP="1")
 
 
 @pytest.mark.extras

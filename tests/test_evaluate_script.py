@@ -27,7 +27,7 @@ from troll_trl.evaluation import generate_samples
 from troll_trl.evaluation.arguments import DEFAULT_INSTRUCTION
 from troll_trl.evaluation.benchmarks import HUB
 from troll_trl.evaluation.generation import Sampling, SeededSampling, TransformersGenerator, sample_seed
-from troll_trl.evaluation.models import model_digest
+from troll_trl.evaluation.models import model_digest, vllm_lora_rank
 from troll_trl.evaluation.prompts import load_tokenizer, tokenize_prompt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +37,7 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}{{ 'w1' if enable_thinking else 'w0' }}{% endif %}"
 )
+THINKING = ["--enable_thinking", "false"]
 SETTINGS = ["--n", "3", "--temperature", "1.0", "--top_p", "0.9", "--max_new_tokens", "12", "--batch_size", "4"]
 
 
@@ -68,7 +69,7 @@ def workplace(tmp_path, monkeypatch):
 
 def flags(*others: str, output: str = "out", model: tuple[str, ...] = ("model",)) -> list[str]:
     benchmarks = ["--benchmarks", "one=one.jsonl", "two=two.jsonl"]
-    return ["--model", *model, *benchmarks, "--output", output, *SETTINGS, *others]
+    return ["--model", *model, *benchmarks, "--output", output, *THINKING, *SETTINGS, *others]
 
 
 def run_script(*arguments: str, monkeypatch, capsys) -> tuple[int, str, str]:
@@ -323,7 +324,7 @@ def test_a_record_that_is_no_object_is_refused(workplace):
 
 def test_a_further_model_and_benchmark_join_a_run(workplace):
     save_model(workplace / "second", seed=1)
-    generate("--model", "model", "--benchmarks", "one=one.jsonl", "--output", "out", *SETTINGS)
+    generate("--model", "model", "--benchmarks", "one=one.jsonl", "--output", "out", *THINKING, *SETTINGS)
     first = Path("out/samples.jsonl").read_bytes()
     generate(*flags(model=("model", "second")))
     data = Path("out/samples.jsonl").read_bytes()
@@ -423,14 +424,36 @@ def test_a_model_that_cannot_be_loaded_is_named(workplace, file, change, message
     assert code == 2 and f"evaluate.py: error: `model`: {message}" in err and "Traceback" not in err
 
 
-def test_thinking_mode_that_the_template_does_not_know_is_refused(workplace):
-    save_model(workplace / "model", template="{{ messages[0]['content'] }}")
+def test_a_thinking_mode_must_be_said_where_a_template_has_one_and_nowhere_else(workplace):
+    """Qwen3's thinks by default, which it was not trained to do by the shipped configs."""
+    unsaid = [flag for flag in flags() if flag not in THINKING]
+    with pytest.raises(ValueError, match="the chat template of model reads it"):
+        generate(*unsaid)
+    save_model(workplace / "plain", template="{{ messages[0]['content'] }}")
+    plain = ["--model", "plain"]
     with pytest.raises(ValueError, match="has a chat template that does not read it"):
-        generate(*flags("--enable_thinking", "true"))
-    (workplace / "model" / "chat_template.jinja").unlink()
+        generate(*flags("--enable_thinking", "true", *plain))
+    generate(*flags("--model", "plain", "model", output="both"))  # one of them reads it
+    (workplace / "plain" / "chat_template.jinja").unlink()
     with pytest.raises(ValueError, match="has no chat template"):
-        generate(*flags("--enable_thinking", "false"))
-    generate(*flags())  # a base model is asked with the plain text
+        generate(*flags(*plain))
+    generate(*unsaid, *plain)  # a base model is asked with the plain text
+
+
+def test_a_template_that_says_something_else_the_next_day_is_told(workplace, caplog):
+    save_model(workplace / "model", template="{% for digit in strftime_now('%f') %}w{{ digit }} {% endfor %}")
+    unsaid = [flag for flag in flags() if flag not in THINKING]
+    generate(*unsaid, "--benchmarks", "one=one.jsonl")
+    assert "no longer those" not in caplog.text
+    generate(*unsaid)
+    assert "one: the prompts of model are no longer those of its earlier samples" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("adapter", "room"), [({"r": 8}, 8), ({"r": 24, "rank_pattern": {"q": 40}}, 64), ({"r": 2}, 8)]
+)
+def test_vllms_room_for_an_adapter_is_one_that_it_has(adapter, room):
+    assert vllm_lora_rank(adapter) == room
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "eval").glob("*.yaml")), ids=lambda path: path.stem)

@@ -124,6 +124,36 @@ def test_prompts_that_surely_fit_are_not_tokenized(tmp_path, monkeypatch):
     assert seen[1:] == ["w1 w2", "w1 w2 w3 w4 w5 w6"], "17 bytes, and room for 16 tokens"
 
 
+def test_prompts_must_fit_vllms_length_where_it_is_shorter(tmp_path):
+    trainer = make(tmp_path, prompts(" ".join(["w1"] * 16)))
+    trainer.use_vllm, trainer.vllm_mode, trainer.args.vllm_max_model_length = True, "colocate", 20
+    with pytest.raises(ValueError, match=r"has 16 tokens; .* exceeds `vllm_max_model_length` 20\. Set .* at most 4"):
+        trainer._check_prompts("train", trainer.train_dataset)
+    trainer.args.vllm_max_model_length = 4096
+    with pytest.raises(ValueError, match=r"has 17 tokens; .* exceeds the model's context of 24"):
+        trainer._check_prompts("train", prompts(" ".join(["w1"] * 17)))
+    trainer.vllm_mode = "server"  # which has a length of its own
+    trainer.args.vllm_max_model_length = 20
+    trainer._check_prompts("train", trainer.train_dataset)
+
+
+def test_what_a_rollout_function_does_with_a_prompt_is_its_own(tmp_path):
+    """It may make prompts of task records, which are empty or longer than the context; TRL trains on its tokens."""
+
+    def rollout(records, trainer):
+        ids = [[5, 6]] * len(records)
+        return {"prompt_ids": ids, "completion_ids": [[7, 8 + n % 3] for n in range(len(ids))], "logprobs": None}
+
+    records = Dataset.from_dict({"prompt": ["", " ".join(["w1"] * 60)] * 4})
+    args = TrollGRPOConfig(output_dir=str(tmp_path), **CPU | BATCH | {"max_completion_length": 8, "max_steps": 1})
+    model = tiny_model(max_position_embeddings=24)
+    trainer = TrollGRPOTrainer(
+        model, token_reward, args, records, processing_class=tiny_tokenizer(), rollout_func=rollout
+    )
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
 def test_a_streamed_prompt_is_named_when_it_comes(tmp_path):
     rows = [{"prompt": prompt} for prompt in (*tiny_prompts(2)["prompt"], " ".join(["w1"] * 17), "w3")]
     trainer = make(tmp_path, IterableDataset.from_generator(lambda: iter(rows)), per_device_train_batch_size=16)

@@ -429,7 +429,10 @@ def test_tokenizer_fits_the_model():
 
 @pytest.mark.slow
 def test_sharded_by_fsdp2(tmp_path):
-    """Two processes, head and layers sharded: the same log-probabilities and gradients as the whole model."""
+    """
+    Two processes with other batches, wherever the head is sharded: the same log-probabilities as the whole model, and
+    the mean of the ranks' gradients.
+    """
     script = tmp_path / "fsdp2.py"
     script.write_text(
         textwrap.dedent("""
@@ -444,27 +447,45 @@ def test_sharded_by_fsdp2(tmp_path):
         mesh = init_device_mesh("cpu", (2,))
         assert dist.get_world_size() == 2
 
-        def run(shard):
-            model = tiny_model("qwen3", tie_word_embeddings=False)
+        # A unit is gathered by the forward of its modules, of which the head's is never called. Accelerate gives the
+        # head one with the final norm, or, where it finds none, one of its own.
+        UNITS = {
+            "of the model": lambda model: [],
+            "with the norm": lambda model: [[model.model.norm, model.lm_head]],
+            "alone": lambda model: [model.lm_head],
+            "tied": lambda model: [[model.model.embed_tokens, model.lm_head]],
+        }
+
+        def run(units, tied, passes):
+            model = tiny_model("qwen3", tie_word_embeddings=tied)
             add_sparse_lm_head(model)
-            if shard:
-                for layer in model.model.layers:
-                    fully_shard(layer, mesh=mesh)
+            if units is not None:
+                for unit in [*model.model.layers, *units(model)]:
+                    fully_shard(unit, mesh=mesh)
                 fully_shard(model, mesh=mesh)
                 assert all(isinstance(p, DTensor) for p in model.parameters())
-            ids = torch.arange(40).view(4, 10) + 5  # the same batch on both ranks, so that gradients average to it
-            with torch.no_grad():
-                scored = model(input_ids=ids, labels=ids, fused_lm_head=True, support_size=8)
-            output = model(input_ids=ids, labels=ids, fused_lm_head=True, token_ids=scored.token_ids)
-            (output.sparse_log_probs.exp() ** 2).sum().backward()
-            whole = lambda x: x.full_tensor() if isinstance(x, DTensor) else x
-            return scored.sparse_log_probs, {n: whole(p.grad) for n, p in model.named_parameters()}
+            for ids in (torch.arange(40) + 17 * dist.get_rank() + 5 * n + 5 for n in range(passes)):
+                ids = ids.view(4, 10)
+                with torch.no_grad():
+                    scored = model(input_ids=ids, labels=ids, fused_lm_head=True, support_size=8)
+                output = model(input_ids=ids, labels=ids, fused_lm_head=True, token_ids=scored.token_ids)
+                (output.sparse_log_probs.exp() ** 2).sum().backward()
+            grads = {name: p.grad for name, p in model.named_parameters()}
+            if units is not None:
+                return scored.sparse_log_probs, {name: grad.full_tensor() for name, grad in grads.items()}
+            for grad in grads.values():
+                dist.all_reduce(grad)
+            return scored.sparse_log_probs, {name: grad / 2 for name, grad in grads.items()}
 
-        log_probs, grads = run(shard=False)
-        sharded_log_probs, sharded_grads = run(shard=True)
-        torch.testing.assert_close(sharded_log_probs, log_probs)
-        for name in grads:
-            torch.testing.assert_close(sharded_grads[name], grads[name], rtol=1e-4, atol=1e-6)
+        for where, units in UNITS.items():
+            for passes in (1, 2):  # gradients of the second are added
+                log_probs, grads = run(None, where == "tied", passes)
+                sharded_log_probs, sharded_grads = run(units, where == "tied", passes)
+                torch.testing.assert_close(sharded_log_probs, log_probs)
+                for name in grads:
+                    torch.testing.assert_close(
+                        sharded_grads[name], grads[name], rtol=1e-4, atol=1e-6, msg=lambda m: f"{where}, {name}: {m}"
+                    )
         print("sharded head agrees", flush=True)
         dist.barrier()  # neither exits before both have said so
         dist.destroy_process_group()

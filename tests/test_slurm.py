@@ -42,6 +42,7 @@ def submit(tmp_path):
             "PYTHONPATH": str(REPOSITORY),
             "FAKE_NODES": nodes,
             "SLURM_JOB_NODELIST": "unused",
+            "SLURM_CPUS_PER_TASK": "64",
             "STARTED": str(tmp_path / "started"),
         }
         done = subprocess.run(

@@ -124,6 +124,48 @@ def test_clip_trains_on_the_same_file(workplace):
     AutoModelForCausalLM.from_pretrained(workplace / "out")
 
 
+def checkpoint(folder: Path, step: int, torn: bool = False) -> Path:
+    (path := folder / f"checkpoint-{step}").mkdir(parents=True)
+    for name in ("config.json",) if torn else ("config.json", "trainer_state.json"):
+        (path / name).write_text("{}")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "expected"),
+    [
+        ("troll", (), "`output_dir` out holds a run, up to checkpoint-10, which a new one would replace. Go on"),
+        ("troll", ("--method", "clip"), "`output_dir` out holds a run, up to checkpoint-10"),
+        ("troll", ("--method", "clip", "--resume"), "`method` is clip, but the run in out was made with troll."),
+        ("clip", ("--resume",), "`method` is troll, but the run in out was made with clip."),
+        ("clip", ("--resume_from_checkpoint", "out/checkpoint-2"), "`method` is troll, but the run in out"),
+        ("troll", ("--algorithm", "rloo", "--resume"), "`algorithm` is rloo, but the run in out was made with grpo."),
+    ],
+)
+def test_no_run_replaces_another_or_goes_on_with_what_it_did_not_train(
+    workplace, method, flags, expected, monkeypatch, capsys
+):
+    """A clip's run in the folder of TROLL's rotated its checkpoints away, or saved its weights as the clip's."""
+    monkeypatch.chdir(workplace)
+    for step in (2, 10):
+        checkpoint(Path("out"), step)
+    Path("out/config.yaml").write_text(f"algorithm: grpo\nmethod: {method}\n")
+    monkeypatch.setattr("sys.argv", ["train.py", "--config", "run.yaml", *flags])
+    monkeypatch.setattr("sys.path", [*sys.path])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert expected in capsys.readouterr().err.replace("\n", " ")
+    assert {path.name for path in Path("out").iterdir()} == {"checkpoint-2", "checkpoint-10", "config.yaml"}
+
+
+def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace):
+    """The Trainer writes `trainer_state.json` last; without it `resume` ended in a traceback."""
+    train(workplace, "--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3")
+    checkpoint(workplace / "out", 9, torn=True)
+    train(workplace, "--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3", "--resume", "--max_steps", "3")
+    assert [line["step"] for line in log_of(workplace / "out") if "loss" in line] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tiny import saved_model, tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import (
     assert_same_movement,
@@ -332,6 +332,16 @@ def test_noise_that_no_option_disables_is_said_to_look_like_drift(name, tmp_path
     with caplog.at_level("WARNING"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, model)
     assert f"`{name}` 0.1" in caplog.text and f"Load the model with `{name}=0`" in caplog.text
+
+
+def test_dropout_that_is_no_module_is_said_to_look_like_drift(tmp_path, caplog):
+    """OPT's, which `disable_dropout` does not reach."""
+    config = OPTConfig(
+        vocab_size=100, hidden_size=16, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2, word_embed_proj_dim=16
+    )
+    with caplog.at_level("WARNING"):
+        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, OPTForCausalLM(config), disable_dropout=True)
+    assert "`dropout` 0.1" in caplog.text and "Load the model with `dropout=0`" in caplog.text
 
 
 @pytest.mark.parametrize("disabled", [False, True])

@@ -103,6 +103,9 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ["TROLL_LAUNCHED"] = "1"  # the launcher's settings in the files have been read
+    # On SIGTERM the launcher of several processes tells them, and kills them after this time: by default 30 seconds, in
+    # which no large model has finished its update and saved
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
     options = launch_command_parser().parse_args([*launcher_flags, "-m", MODULE, *run_flags])
     _say_that_one_process_starts(options, program)
     try:

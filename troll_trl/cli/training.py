@@ -11,7 +11,8 @@ import yaml
 from datasets import Dataset
 from transformers import AutoConfig, ProgressCallback, Trainer, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from transformers.utils import is_liger_kernel_available
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
 from trl.import_utils import is_vllm_available
@@ -29,6 +30,7 @@ from troll_trl.trainers.trl_compat import silence_known_warnings
 
 logger = logging.getLogger(__name__)
 
+SETTINGS = "config.yaml"
 # Of each `algorithm` and `method`
 TRAINERS = {
     ("grpo", "troll"): TrollGRPOTrainer,
@@ -57,6 +59,33 @@ def check_checkpoint(resume: str | bool | None, output_dir: str):
     folder = output_dir if resume is True else resume
     if folder and not (Path(folder).is_dir() and (resume is not True or get_last_checkpoint(folder))):
         raise ValueError(f"`resume_from_checkpoint` is {resume!r}, but there is no checkpoint in {folder}.")
+
+
+def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOConfig):
+    """Before anything is loaded: no run replaces the checkpoints of another, nor goes on with what it did not train."""
+    resume = args.resume_from_checkpoint
+    if not (script_args.resume or resume):
+        if checkpoints := saved_checkpoints(args.output_dir):
+            raise ValueError(
+                f"`output_dir` {args.output_dir} holds a run, up to {checkpoints[-1].name}, which a new one would "
+                "replace. Go on with it by `--resume`, name another folder, or remove this one."
+            )
+        return
+    settings_file = (Path(resume).parent if isinstance(resume, str) else Path(args.output_dir)) / SETTINGS
+    before = yaml.safe_load(settings_file.read_text(encoding="utf-8")) if settings_file.is_file() else {}
+    for name in ("algorithm", "method"):
+        if (now := getattr(script_args, name)) != (then := before.get(name, now)):
+            raise ValueError(
+                f"`{name}` is {now}, but the run in {settings_file.parent} was made with {then}. Name another "
+                "`output_dir`, in which the run starts anew."
+            )
+
+
+def saved_checkpoints(output_dir: str) -> list[Path]:
+    """Those with the file that the Trainer writes last, the newest at the end; older ones of a kill have all files."""
+    states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")
+    folders = [state.parent for state in states if state.parent.name.rpartition("-")[2].isdigit()]
+    return sorted(folders, key=lambda folder: int(folder.name.rpartition("-")[2]))
 
 
 def check_trainer_settings(args: GRPOConfig | RLOOConfig):
@@ -89,8 +118,9 @@ def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | N
     args = trainer.args
     if isinstance(trainer, CheckpointMixin):
         return trainer.find_checkpoint("newest" if resume else args.resume_from_checkpoint)
-    if resume or args.resume_from_checkpoint is True:  # TRL's own trainer does not know which are complete
-        return get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+    if resume or args.resume_from_checkpoint is True:  # TRL's own trainer takes the newest, whole or not
+        checkpoints = saved_checkpoints(args.output_dir)
+        return str(checkpoints[-1]) if checkpoints else None
     return args.resume_from_checkpoint or None
 
 
@@ -101,7 +131,7 @@ def save_settings(settings: dict, output_dir: str):
     text = "# All settings of the files and flags of this run, but for `env` and `hub_token`.\n" + yaml.safe_dump(
         shown, sort_keys=False, allow_unicode=True
     )
-    Path(output_dir, "config.yaml").write_text(text, encoding="utf-8")
+    Path(output_dir, SETTINGS).write_text(text, encoding="utf-8")
 
 
 def make_trainer(
@@ -152,6 +182,7 @@ def run(command: Command) -> None:
     script_args, training_args, model_args = parse_training_command(command)
     try:
         check_trainer_settings(training_args)
+        check_output_dir(script_args, training_args)
         trainer = make_trainer(script_args, training_args, model_args)
         checkpoint = find_checkpoint(trainer, script_args.resume)
     except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback

@@ -60,7 +60,9 @@ def load_datasets(
         return train_dataset, None
     options = replace(options, max_samples=script_args.max_eval_samples)
     if script_args.eval_dataset_name is not None:  # of its own columns
-        name, config, columns = script_args.eval_dataset_name, script_args.eval_dataset_config, {}
+        same = script_args.eval_dataset_name == name
+        name, columns = script_args.eval_dataset_name, {}
+        config = script_args.eval_dataset_config or (config if same else None)
         options = replace(options, row_filter=None)
     eval_dataset = load(name, str(script_args.dataset_test_split), config, columns, options)
     if _are_problems(train_dataset) and _are_problems(eval_dataset):

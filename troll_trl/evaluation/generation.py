@@ -20,7 +20,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from troll_trl.evaluation.models import adapter_settings, end_ids
+from troll_trl.evaluation.models import adapter_settings, end_ids, vllm_lora_rank
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class VllmGenerator:
         self._sampling = sampling
         self._sampling_params = SamplingParams
         self._end_ids = end_ids(_generation_config(base, base_revision), self.tokenizer)
-        lora = {"enable_lora": True, "max_lora_rank": adapter["r"]} if adapter else {}
+        lora = {"enable_lora": True, "max_lora_rank": vllm_lora_rank(adapter)} if adapter else {}
         # generation_config="vllm": or the model's own repetition penalty and the like would be filled in
         self._llm = LLM(
             model=base,

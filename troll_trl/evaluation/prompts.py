@@ -1,6 +1,6 @@
 """From chat messages to the tokens a model is asked with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,28 @@ def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokeniz
         raise OSError(f"`model`: the tokenizer of {model} cannot be loaded.{where} {error}") from None
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase, model: str, enable_thinking: bool | None):
-    """Refuse a thinking mode that is set (not `None`), but that no chat template of the model would show."""
-    if enable_thinking is None:
-        return
+def check_thinking(tokenizers: Mapping[str, PreTrainedTokenizerBase], enable_thinking: bool | None):
+    """
+    Refuse a thinking mode that is set (not `None`) where no chat template of the models, by name, would show it, and
+    one that is not where a template has it: its default is mostly not what the model was trained with.
+    """
+    reading = [model for model, tokenizer in tokenizers.items() if _reads_thinking(tokenizer)]
+    if enable_thinking is None and reading:
+        raise ValueError(
+            f"`enable_thinking` is not set, and the chat template of {', '.join(reading)} reads it. Set it as in the "
+            "training (the shipped configs have false), or to true for a model of the hub that is to think."
+        )
+    if enable_thinking is not None and not reading:
+        (model, tokenizer), *_ = tokenizers.items()
+        without = tokenizer.chat_template is None
+        what = "has no chat template" if without else "has a chat template that does not read it"
+        raise ValueError(f"`enable_thinking` is set, but {model} {what}. Leave it out.")
+
+
+def _reads_thinking(tokenizer: PreTrainedTokenizerBase) -> bool:
     template = tokenizer.chat_template
     templates = template.values() if isinstance(template, dict) else [template or ""]
-    if not any("enable_thinking" in text for text in templates):
-        what = "has no chat template" if template is None else "has a chat template that does not read it"
-        raise ValueError(f"`enable_thinking` is set, but {model} {what}. Leave it out.")
+    return any("enable_thinking" in text for text in templates)
 
 
 def tokenize_prompt(

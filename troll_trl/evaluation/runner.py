@@ -21,7 +21,7 @@ from troll_trl.evaluation.generation import (
     sample_seed,
 )
 from troll_trl.evaluation.models import check_model, context_of, model_digest
-from troll_trl.evaluation.prompts import check_template, load_tokenizer, tokenize_prompt
+from troll_trl.evaluation.prompts import check_thinking, load_tokenizer, tokenize_prompt
 from troll_trl.evaluation.provenance import Provenance, describe_device, library_versions
 from troll_trl.evaluation.samples import SAMPLES, Sample, SampleWriter, read_lines
 from troll_trl.evaluation.scoring import score, strict_score
@@ -57,7 +57,7 @@ def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
         )
     for model in args.model:
         check_model(model)
-        check_template(load_tokenizer(model, args.revision), model, args.enable_thinking)
+    check_thinking({model: load_tokenizer(model, args.revision) for model in args.model}, args.enable_thinking)
     benchmarks = _load_benchmarks(args)
     wanted = {
         "settings": {name: getattr(args, name) for name in SAMPLING_SETTINGS} | {"backend": backend, "samples": None},
@@ -200,7 +200,12 @@ class ModelRun:
             )
         prompts = content["first_prompts"].setdefault(self.model, {})
         for benchmark in self.benchmarks:
-            prompts[benchmark.name] = self.tokenizer.decode(self._tokens(benchmark.problem(0)))
+            prompt = self.tokenizer.decode(self._tokens(benchmark.problem(0)))
+            if prompts.setdefault(benchmark.name, prompt) != prompt:  # Llama 3's templates hold today's date
+                logger.warning(
+                    f"{benchmark.name}: the prompts of {self.model} are no longer those of its earlier samples: its "
+                    "chat template says something else today, such as the date."
+                )
         entry["chat_template"] = self.tokenizer.chat_template is not None
         content["sessions"].append(
             {

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.utils import ModelOutput
@@ -105,6 +105,12 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
     model.forward = types.MethodType(forward, model)
 
 
+def _gathered(parameter: DTensor) -> torch.Tensor:
+    """The whole of a sharded parameter. Its gradient is the mean over the ranks, each of which has its batch's."""
+    mean_over_ranks = [Partial("avg")] * parameter.device_mesh.ndim  # without this a rank keeps its own
+    return parameter.full_tensor(grad_placements=mean_over_ranks)
+
+
 def _sparse_forward(
     model, args, kwargs, labels, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
 ) -> SparseCausalLMOutput:
@@ -131,10 +137,8 @@ def _sparse_forward(
     if cast_lm_head_to_fp32:
         hidden = hidden.float()
         precision = torch.autocast(hidden.device.type, enabled=False)
-    # FSDP2 shards the head as a DTensor, which a plain tensor cannot be multiplied with. The gather has a gradient.
-    if isinstance(weight, DTensor):
-        weight = weight.full_tensor()
-        bias = None if bias is None else bias.full_tensor()
+    if isinstance(weight, DTensor):  # sharded by FSDP2, in a unit that no module's forward has gathered
+        weight, bias = _gathered(weight), None if bias is None else _gathered(bias)
     with precision, maybe_gather_lm_head_ctx(weight, bias):
         if token_ids is None:
             tail_mass = 1e-5 if tail_mass is None else tail_mass

@@ -100,13 +100,13 @@ class InputChecksMixin(_Trainer):
 
     Datasets that can be indexed are checked at construction: prompts without text, and prompts that with
     `max_completion_length` exceed the model's context. Streamed ones are checked a rollout batch at a time, in
-    `_tokenize_prompts`, which is overridden. Prompts with images, or of an environment, have no fixed length and are
-    not checked.
+    `_tokenize_prompts`, which is overridden. Prompts with images, of an environment or of a `rollout_func` are not what
+    stands in the data, and not checked.
     """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        if self._is_vlm or getattr(self, "environment_factories", None) is not None:
+        if self._makes_prompts():
             return
         evaluation = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
         for name, dataset in {"train": self.train_dataset, **evaluation}.items():
@@ -142,23 +142,33 @@ class InputChecksMixin(_Trainer):
         return tokenized
 
     def _context_length(self) -> int | None:
-        if self._is_vlm or getattr(self, "environment_factories", None) is not None:
+        if self._makes_prompts():
             return None
-        return context_length(self.accelerator.unwrap_model(self.model).config)
+        context = context_length(self.accelerator.unwrap_model(self.model).config)
+        return min(filter(None, (context, self._length_of_vllm())), default=None)
+
+    def _length_of_vllm(self) -> int | None:
+        return self.args.vllm_max_model_length if self.use_vllm and self.vllm_mode == "colocate" else None
+
+    def _makes_prompts(self) -> bool:
+        """Whether what the model reads is not the text of the column `prompt`."""
+        made_by = (getattr(self, name, None) for name in ("environment_factories", "rollout_func"))
+        return self._is_vlm or any(maker is not None for maker in made_by)
 
     def _check_length(self, length: int, context: int, row: str):
         completion = self.max_completion_length
         if length + completion <= context:
             return
+        of_vllm = context == self._length_of_vllm()
+        limit = f"`vllm_max_model_length` {context:,}" if of_vllm else f"the model's context of {context:,}"
         if length >= context:
             raise ValueError(
-                f"The prompt of {row} has {length:,} tokens, which leaves no room for a completion in the model's "
-                f"context of {context:,}. Remove or shorten it."
+                f"The prompt of {row} has {length:,} tokens, which leaves no room for a completion in {limit}. Remove "
+                "or shorten it."
             )
         raise ValueError(
-            f"The prompt of {row} has {length:,} tokens; with `max_completion_length` {completion:,} that exceeds the "
-            f"model's context of {context:,}. Set `max_completion_length` to at most {context - length:,}, or remove "
-            "the row."
+            f"The prompt of {row} has {length:,} tokens; with `max_completion_length` {completion:,} that exceeds "
+            f"{limit}. Set `max_completion_length` to at most {context - length:,}, or remove the row."
         )
 
 

@@ -20,6 +20,7 @@ from troll_trl.trainers.kernel_check import settle_kernels
 from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding, what_trl_reads
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, TOKEN_IDS, CopiesAhead, join_rows, with_dense
+from troll_trl.trainers.sharding import keep_output_dtypes
 from troll_trl.trainers.trl_compat import check_trl, silence_known_warnings
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.ragged import RaggedDistribution
@@ -117,6 +118,10 @@ class TrustRegionMixin(_Trainer):
         self._print_batch_arithmetic()
         self._warn_of_noise(config)
 
+    def create_accelerator_and_postprocess(self):
+        super().create_accelerator_and_postprocess()
+        keep_output_dtypes(self.accelerator)
+
     def _print_batch_arithmetic(self):
         args, completions = self.args, self.args.generation_batch_size
         self.accelerator.print(
@@ -149,7 +154,11 @@ class TrustRegionMixin(_Trainer):
                 f"The model has dropout (up to {rate:g}): {looks_like_drift} Set `disable_dropout=True` (it covers "
                 "`lora_dropout`, which is 0.05 unless set; in our study so little cost TROLL no more than a clip)."
             )
-        for name in ("attention_dropout", "router_jitter_noise"):  # no modules of their own, so never disabled
+        names = ["attention_dropout", "router_jitter_noise"]  # no modules of their own, so never disabled
+        modules = [name for name, m in self.model.named_modules() if isinstance(m, torch.nn.Dropout)]
+        if all("lora_dropout" in name for name in modules):  # nor have these, as in OPT
+            names += ["dropout", "activation_dropout", "hidden_dropout"]
+        for name in names:
             if getattr(config, name, 0):
                 logger.warning(
                     f"The model's configuration has `{name}` {getattr(config, name):g}: {looks_like_drift} Load the "

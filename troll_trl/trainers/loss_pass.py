@@ -52,6 +52,11 @@ class LossPass:
         def projected_policy(**model_inputs):
             output = model(**model_inputs, token_ids=self.old.token_ids, check_finite=False)
             policy = output.sparse_log_probs[:, -completion_length:]  # (B, C, K + 1)
+            if policy.dtype != torch.float32:
+                raise TypeError(
+                    f"The model's log-probabilities are {policy.dtype}, not float32: what wraps the model casts its "
+                    "outputs, and TROLL would take their rounding for steps of the policy. Have it keep their dtype."
+                )
             # What takes no part in the loss enters no exp. Nor does NaN, which `project` would refuse, on one rank
             # while the others wait: `nonfinite` has counted it, and the update will be skipped.
             dead = self.dead | self.old.log_probs.isnan().any(-1) | policy.detach().isnan().any(-1)

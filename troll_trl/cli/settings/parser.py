@@ -162,10 +162,14 @@ def _check_evaluation(script_args: TrollScriptArguments, training_args: GRPOConf
             "`eval_on_start` is set, but `eval_strategy` is 'no': there is no evaluation to begin with. Set "
             "`eval_on_start: false` too, or an `eval_strategy`."
         )
-    if eval_strategy == "no" and script_args.dataset_test_split is not None and training_args.process_index == 0:
-        logger.warning(
-            "`dataset_test_split` is set, but nothing is evaluated: set `eval_strategy: steps` and `eval_steps`."
-        )
+    if eval_strategy == "no" and training_args.process_index == 0:
+        for name in ("dataset_test_split", "eval_dataset_name"):
+            if getattr(script_args, name) is not None:
+                logger.warning(
+                    f"`{name}` is set, but nothing is evaluated: set `eval_strategy: steps` and `eval_steps`."
+                )
+    if script_args.eval_dataset_config is not None and script_args.eval_dataset_name is None:
+        raise ValueError("`eval_dataset_config` is set, but no `eval_dataset_name` that it would be of.")
     if eval_strategy != "no" and script_args.dataset_test_split is None and _has_test_split(script_args):
         script_args.dataset_test_split = "test"  # TRL's default
     if eval_strategy != "no" and script_args.dataset_test_split is None:
