@@ -72,9 +72,12 @@ def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOC
             )
         return
     settings_file = (Path(resume).parent if isinstance(resume, str) else Path(args.output_dir)) / SETTINGS
-    before = yaml.safe_load(settings_file.read_text(encoding="utf-8")) if settings_file.is_file() else {}
+    if not settings_file.is_file():
+        return
+    before = yaml.safe_load(settings_file.read_text(encoding="utf-8")) or {}
     for name in ("algorithm", "method"):
-        if (now := getattr(script_args, name)) != (then := before.get(name, now)):
+        default = TrollScriptArguments.__dataclass_fields__[name].default
+        if (now := getattr(script_args, name)) != (then := before.get(name, default)):
             raise ValueError(
                 f"`{name}` is {now}, but the run in {settings_file.parent} was made with {then}. Name another "
                 "`output_dir`, in which the run starts anew."
@@ -82,7 +85,7 @@ def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOC
 
 
 def saved_checkpoints(output_dir: str) -> list[Path]:
-    """Those with the file that the Trainer writes last, the newest at the end; older ones of a kill have all files."""
+    """The checkpoints in a folder, the newest last, but for those without the file that the Trainer writes last."""
     states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")
     folders = [state.parent for state in states if state.parent.name.rpartition("-")[2].isdigit()]
     return sorted(folders, key=lambda folder: int(folder.name.rpartition("-")[2]))
