@@ -2,7 +2,7 @@
 Train a language model with TROLL, or with TRL's clip, on problems with known answers.
 
     troll grpo --config qwen3-0.6b/gsm8k --learning_rate 2e-6
-    accelerate launch --num_processes 8 -m troll_trl.cli.train --config qwen3-0.6b/gsm8k --method clip
+    accelerate launch --num_processes 8 -m troll_trl.cli.train --config qwen3-0.6b/gsm8k --method clip --output_dir out
 """
 
 from collections.abc import Sequence
