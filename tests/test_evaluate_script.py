@@ -26,8 +26,8 @@ from troll_trl.cli.evaluate import parse_evaluation_args
 from troll_trl.evaluation import generate_samples
 from troll_trl.evaluation.arguments import DEFAULT_INSTRUCTION
 from troll_trl.evaluation.benchmarks import HUB
-from troll_trl.evaluation.generation import Sampling, SeededSampling, TransformersGenerator, sample_seed
-from troll_trl.evaluation.models import model_digest, vllm_lora_rank
+from troll_trl.evaluation.generation import Sampling, SeededSampling, TransformersGenerator, lora_room, sample_seed
+from troll_trl.evaluation.models import model_digest
 from troll_trl.evaluation.prompts import load_tokenizer, tokenize_prompt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -453,7 +453,7 @@ def test_a_template_that_says_something_else_the_next_day_is_told(workplace, cap
     ("adapter", "room"), [({"r": 8}, 8), ({"r": 24, "rank_pattern": {"q": 40}}, 64), ({"r": 2}, 8)]
 )
 def test_vllms_room_for_an_adapter_is_one_that_it_has(adapter, room):
-    assert vllm_lora_rank(adapter) == room
+    assert lora_room(adapter) == room
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "eval").glob("*.yaml")), ids=lambda path: path.stem)

@@ -140,6 +140,13 @@ def _through(old, policy, mask):
     return loss_pass, projected
 
 
+def test_log_probabilities_that_were_rounded_are_refused():
+    """As FSDP2 does it: masked positions are float32, and would promote the others back."""
+    old, policy, mask = _distributions(rows=2)
+    with pytest.raises(TypeError, match=r"log-probabilities are torch\.bfloat16, not float32"):
+        _through(old, policy.bfloat16(), mask)
+
+
 def _loss_pass(old, policy, mask):
     leaf = policy.clone().requires_grad_()
     loss_pass, projected = _through(old, leaf.log_softmax(-1), mask)

@@ -416,6 +416,18 @@ def test_a_hub_name_is_evaluated_on_its_test_split_as_by_trl(parse):
     assert parse(f"{text}dataset_test_split: held_out")[0].dataset_test_split == "held_out"
 
 
+@pytest.mark.parametrize("name", ["dataset_test_split", "eval_dataset_name"])
+def test_evaluation_data_without_an_evaluation_are_warned_of(parse, caplog, name):
+    parse(f"dataset_name: d\n{name}: held_out\n")
+    assert f"`{name}` is set, but nothing is evaluated" in caplog.text
+
+
+def test_a_configuration_of_no_evaluation_data_is_refused(parse, capsys):
+    with pytest.raises(SystemExit):
+        parse("dataset_name: d\neval_dataset_config: hard\n")
+    assert "`eval_dataset_config` is set, but no `eval_dataset_name`" in capsys.readouterr().err
+
+
 def test_a_reward_model_takes_the_place_of_the_default_reward(parse):
     assert parse()[0].reward_funcs == ["math_accuracy"]
     assert parse("reward_model_name_or_path: m")[0].reward_funcs == []

@@ -124,11 +124,10 @@ def test_clip_trains_on_the_same_file(workplace):
     AutoModelForCausalLM.from_pretrained(workplace / "out")
 
 
-def checkpoint(folder: Path, step: int, torn: bool = False) -> Path:
+def checkpoint(folder: Path, step: int, torn: bool = False):
     (path := folder / f"checkpoint-{step}").mkdir(parents=True)
     for name in ("config.json",) if torn else ("config.json", "trainer_state.json"):
         (path / name).write_text("{}")
-    return path
 
 
 @pytest.mark.parametrize(
@@ -162,8 +161,10 @@ def test_no_run_replaces_another_or_goes_on_with_what_it_did_not_train(
 
 def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace):
     """The Trainer writes `trainer_state.json` last; without it `resume` ended in a traceback."""
-    train(workplace, "--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3")
     checkpoint(workplace / "out", 9, torn=True)
+    with pytest.raises(AssertionError, match="there is no checkpoint in out"):  # nor is it started over
+        train(workplace, "--method", "clip", "--resume_from_checkpoint", "true")
+    train(workplace, "--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3")
     train(workplace, "--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3", "--resume", "--max_steps", "3")
     assert [line["step"] for line in log_of(workplace / "out") if "loss" in line] == [1, 2, 3]
 

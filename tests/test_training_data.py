@@ -11,6 +11,7 @@ from tiny import tiny_tokenizer
 from trl import DatasetMixtureConfig
 from trl.rewards import get_soft_overlong_punishment
 
+from troll_trl.cli import training_data
 from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, check_columns, load_reward_function, load_reward_functions
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.settings.renamed import REWARDS
@@ -60,6 +61,27 @@ def test_problems_to_evaluate_on_that_are_trained_on_are_said_whatever_the_rewar
     evaluation = {"eval_strategy": "steps", "eval_dataset_name": "problems.jsonl", "dataset_test_split": "test"}
     with pytest.warns(UserWarning, match="6 of the 6 evaluation problems are in the training data"):
         load("problems", **evaluation, **settings)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "asked"),
+    [
+        ({}, ("d.jsonl", "test", "main")),
+        ({"eval_dataset_name": "d.jsonl"}, ("d.jsonl", "test", "main")),
+        ({"eval_dataset_name": "d.jsonl", "eval_dataset_config": "hard"}, ("d.jsonl", "test", "hard")),
+        ({"eval_dataset_name": "e.jsonl"}, ("e.jsonl", "test", None)),
+    ],
+)
+def test_evaluation_data_of_the_same_dataset_are_of_its_configuration(load, evaluation, asked, monkeypatch):
+    seen = []
+
+    def load_rows(name, split, config, streaming):
+        seen.append((name, split, config))
+        return datasets.Dataset.from_list(TEXTS), []
+
+    monkeypatch.setattr(training_data, "load_rows", load_rows)
+    load("d", dataset_config="main", eval_strategy="steps", dataset_test_split="test", **evaluation, **OTHER_REWARD)
+    assert seen == [("d.jsonl", "train", "main"), asked]
 
 
 @pytest.mark.parametrize("name", ["chats", "texts"])

@@ -12,7 +12,6 @@ from datasets import Dataset
 from transformers import AutoConfig, ProgressCallback, Trainer, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from transformers.utils import is_liger_kernel_available
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
 from trl.import_utils import is_vllm_available
@@ -26,6 +25,7 @@ from troll_trl.cli.settings.command import Command, stop
 from troll_trl.cli.settings.parser import parse_training_command
 from troll_trl.cli.training_data import load_datasets
 from troll_trl.resilience.checkpoint import CheckpointMixin
+from troll_trl.resilience.checkpoint_folder import checkpoints
 from troll_trl.trainers.trl_compat import silence_known_warnings
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def check_model(name: str, revision: str | None, trust_remote_code: bool, key: s
 def check_checkpoint(resume: str | bool | None, output_dir: str):
     """Before the model is loaded: whether there is anything to resume from."""
     folder = output_dir if resume is True else resume
-    if folder and not (Path(folder).is_dir() and (resume is not True or get_last_checkpoint(folder))):
+    if folder and not (Path(folder).is_dir() and (resume is not True or saved_checkpoints(folder))):
         raise ValueError(f"`resume_from_checkpoint` is {resume!r}, but there is no checkpoint in {folder}.")
 
 
@@ -65,9 +65,9 @@ def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOC
     """Before anything is loaded: no run replaces the checkpoints of another, nor goes on with what it did not train."""
     resume = args.resume_from_checkpoint
     if not (script_args.resume or resume):
-        if checkpoints := saved_checkpoints(args.output_dir):
+        if saved := saved_checkpoints(args.output_dir):
             raise ValueError(
-                f"`output_dir` {args.output_dir} holds a run, up to {checkpoints[-1].name}, which a new one would "
+                f"`output_dir` {args.output_dir} holds a run, up to {saved[-1].name}, which a new one would "
                 "replace. Go on with it by `--resume`, name another folder, or remove this one."
             )
         return
@@ -76,8 +76,8 @@ def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOC
         return
     before = yaml.safe_load(settings_file.read_text(encoding="utf-8")) or {}
     for name in ("algorithm", "method"):
-        default = TrollScriptArguments.__dataclass_fields__[name].default
-        if (now := getattr(script_args, name)) != (then := before.get(name, default)):
+        then = before.get(name, getattr(TrollScriptArguments, name))  # a default is in no file
+        if (now := getattr(script_args, name)) != then:
             raise ValueError(
                 f"`{name}` is {now}, but the run in {settings_file.parent} was made with {then}. Name another "
                 "`output_dir`, in which the run starts anew."
@@ -86,9 +86,7 @@ def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOC
 
 def saved_checkpoints(output_dir: str) -> list[Path]:
     """The checkpoints in a folder, the newest last, but for those without the file that the Trainer writes last."""
-    states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")
-    folders = [state.parent for state in states if state.parent.name.rpartition("-")[2].isdigit()]
-    return sorted(folders, key=lambda folder: int(folder.name.rpartition("-")[2]))
+    return [folder for folder in checkpoints(Path(output_dir)) if (folder / TRAINER_STATE_NAME).is_file()]
 
 
 def check_trainer_settings(args: GRPOConfig | RLOOConfig):
@@ -122,8 +120,8 @@ def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | N
     if isinstance(trainer, CheckpointMixin):
         return trainer.find_checkpoint("newest" if resume else args.resume_from_checkpoint)
     if resume or args.resume_from_checkpoint is True:  # TRL's own trainer takes the newest, whole or not
-        checkpoints = saved_checkpoints(args.output_dir)
-        return str(checkpoints[-1]) if checkpoints else None
+        saved = saved_checkpoints(args.output_dir)
+        return str(saved[-1]) if saved else None
     return args.resume_from_checkpoint or None
 
 

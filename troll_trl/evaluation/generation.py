@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,10 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from troll_trl.evaluation.models import adapter_settings, end_ids, vllm_lora_rank
+from troll_trl.evaluation.models import adapter_settings, end_ids
+
+# What vLLM takes for `max_lora_rank`
+_VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,12 @@ class TransformersGenerator:
             torch.cuda.empty_cache()
 
 
+def lora_room(adapter: dict[str, Any]) -> int:
+    """vLLM's room for a LoRA adapter of these settings: the next size that it has, for the largest rank of a layer."""
+    largest = max([adapter["r"], *(adapter.get("rank_pattern") or {}).values()])
+    return next((rank for rank in _VLLM_LORA_RANKS if rank >= largest), largest)
+
+
 class VllmGenerator:
     """
     Batches through vLLM, which schedules the rows by itself. Each request carries its own seed. `max_length` is that of
@@ -195,7 +204,7 @@ class VllmGenerator:
         self._sampling = sampling
         self._sampling_params = SamplingParams
         self._end_ids = end_ids(_generation_config(base, base_revision), self.tokenizer)
-        lora = {"enable_lora": True, "max_lora_rank": vllm_lora_rank(adapter)} if adapter else {}
+        lora = {"enable_lora": True, "max_lora_rank": lora_room(adapter)} if adapter else {}
         # generation_config="vllm": or the model's own repetition penalty and the like would be filled in
         self._llm = LLM(
             model=base,

@@ -54,16 +54,6 @@ def adapter_settings(model: str) -> dict[str, Any] | None:
         raise ValueError(f"{file} cannot be read: {error}.") from None
 
 
-# What vLLM takes for `max_lora_rank`
-_VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-
-
-def vllm_lora_rank(adapter: dict[str, Any]) -> int:
-    """vLLM's room for a LoRA adapter of these settings: the next size that it has, for the largest rank of a layer."""
-    largest = max([adapter["r"], *(adapter.get("rank_pattern") or {}).values()])
-    return next((rank for rank in _VLLM_LORA_RANKS if rank >= largest), largest)
-
-
 def model_digest(model: str, revision: str | None = None) -> str:
     """
     Tells two states of a model apart: a folder's weights may be trained on between two calls. For a folder a digest of

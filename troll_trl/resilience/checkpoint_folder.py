@@ -81,13 +81,13 @@ def newest_complete(output_dir: Path) -> Found:
         [`Found`]: the folder with the highest step, or `None`; and a line for every newer folder that was skipped.
     """
     skipped = []
-    for folder in _checkpoints(output_dir / SAVING):
+    for folder in checkpoints(output_dir / SAVING):
         reason = why_incomplete(folder)
         if reason is None:
             _move(folder, output_dir / folder.name)
         else:
             skipped.append(f"{SAVING}/{folder.name} ({reason})")
-    for folder in sorted(_checkpoints(output_dir), key=_step, reverse=True):
+    for folder in reversed(checkpoints(output_dir)):
         reason = why_incomplete(folder)
         if reason is None:
             newer = [line for line in skipped if _step(Path(line.split(" ")[0])) >= _step(folder)]
@@ -96,9 +96,11 @@ def newest_complete(output_dir: Path) -> Found:
     return Found(None, skipped)
 
 
-def _checkpoints(folder: Path) -> list[Path]:
+def checkpoints(folder: Path) -> list[Path]:
+    """What is called a checkpoint in a folder, complete or not, in the order of their steps."""
     found = folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if folder.is_dir() else ()
-    return [path for path in found if path.is_dir() and path.name.split("-")[-1].isdecimal()]
+    named = [path for path in found if path.is_dir() and path.name.split("-")[-1].isdecimal()]
+    return sorted(named, key=_step)
 
 
 def _step(checkpoint: Path) -> int:

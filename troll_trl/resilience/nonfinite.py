@@ -70,8 +70,8 @@ class NonFiniteMixin(_Trainer):
     is not trained on at all. `troll/skipped_updates` counts; after `max_skipped_updates` in a row the run stops.
 
     With a float16 gradient scaler, a gradient that overflows stays the scaler's to skip, uncounted, for as long as it
-    can lower its scale. DeepSpeed takes its step inside the backward: there the run stops before it, but
-    for an update without a live token, in which its momentum moves the weights.
+    can lower its scale. DeepSpeed takes its step inside the backward: there the run stops before it,
+    but for an update without a live token, in which its momentum moves the weights.
 
     Overridden are `train`, `_calculate_rewards`, `_generate_and_score_completions`, `compute_loss`,
     `_compute_loss`, `_get_per_token_logps_and_entropies` and `_get_grad_norm`.
