@@ -133,12 +133,14 @@ def checkpoint(folder: Path, step: int, torn: bool = False):
 @pytest.mark.parametrize(
     ("method", "flags", "expected"),
     [
-        ("troll", (), "`output_dir` out holds a run, up to checkpoint-10, which a new one would replace. Go on"),
+        ("troll", (), "`output_dir` out holds a run, up to checkpoint-10, which this one would replace. Go on"),
         ("troll", ("--method", "clip"), "`output_dir` out holds a run, up to checkpoint-10"),
         ("troll", ("--method", "clip", "--resume"), "`method` is clip, but the run in out was made with troll."),
         (None, ("--method", "clip", "--resume"), "`method` is clip, but the run in out was made with troll."),
+        ("troll", ("--resume_from_checkpoint", "b/checkpoint-1"), "`output_dir` out holds a run, up to checkpoint-10"),
         ("clip", ("--resume",), "`method` is troll, but the run in out was made with clip."),
         ("clip", ("--resume_from_checkpoint", "out/checkpoint-2"), "`method` is troll, but the run in out"),
+        ("clip", ("--resume_from_checkpoint", "out/_saving/checkpoint-12"), "`method` is troll, but the run in out"),
         ("troll", ("--algorithm", "rloo", "--resume"), "`algorithm` is rloo, but the run in out was made with grpo."),
     ],
 )
@@ -149,6 +151,7 @@ def test_no_run_replaces_another_or_goes_on_with_what_it_did_not_train(
     monkeypatch.chdir(workplace)
     for step in (2, 10):
         checkpoint(Path("out"), step)
+    checkpoint(Path("b"), 1)
     named = "" if method is None else f"method: {method}\n"  # the default is in no file
     Path("out/config.yaml").write_text(f"learning_rate: 1.0e-6\n{named}")
     monkeypatch.setattr("sys.argv", ["train.py", "--config", "run.yaml", *flags])

@@ -80,8 +80,11 @@ def parse_evaluation_args(argv: Sequence[str] | None = None) -> EvaluationArgume
 def evaluate(args: EvaluationArguments, console: Console):
     from troll_trl.evaluation import generate_samples, score_file, summarize
     from troll_trl.evaluation.samples import write_text
+    from troll_trl.evaluation.summary import check_compared
     from troll_trl.evaluation.tables import markdown, notes, results_table, show, show_disagreements
 
+    if args.model:
+        check_compared(args)
     provenance = score_file(args) if args.samples is not None else generate_samples(args)
     summary = summarize(args, provenance)
     header, rows = results_table(summary)

@@ -63,16 +63,16 @@ def check_checkpoint(resume: str | bool | None, output_dir: str):
 
 def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOConfig):
     """Before anything is loaded: no run replaces the checkpoints of another, nor goes on with what it did not train."""
-    resume = args.resume_from_checkpoint
-    if not (script_args.resume or resume):
-        if saved := saved_checkpoints(args.output_dir):
-            raise ValueError(
-                f"`output_dir` {args.output_dir} holds a run, up to {saved[-1].name}, which a new one would "
-                "replace. Go on with it by `--resume`, name another folder, or remove this one."
-            )
-        return
-    settings_file = (Path(resume).parent if isinstance(resume, str) else Path(args.output_dir)) / SETTINGS
-    if not settings_file.is_file():
+    own, checkpoint = Path(args.output_dir), args.resume_from_checkpoint
+    resumed = own if script_args.resume or checkpoint is True else None
+    if isinstance(checkpoint, str):  # one that was not yet moved out of `_saving` is this folder's too
+        resumed = own if own.resolve() in Path(checkpoint).resolve().parents else Path(checkpoint).parent
+    if resumed != own and (saved := saved_checkpoints(args.output_dir)):
+        raise ValueError(
+            f"`output_dir` {args.output_dir} holds a run, up to {saved[-1].name}, which this one would "
+            "replace. Go on with it by `--resume`, name another folder, or remove this one."
+        )
+    if resumed is None or not (settings_file := resumed / SETTINGS).is_file():
         return
     before = yaml.safe_load(settings_file.read_text(encoding="utf-8")) or {}
     for name in ("algorithm", "method"):

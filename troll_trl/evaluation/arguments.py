@@ -1,11 +1,17 @@
 """What an evaluation can be told, by a YAML file or flags: `troll_trl.cli.evaluate` parses them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 # As in the training configs: the verifier and the strict comparison both read the box
 DEFAULT_INSTRUCTION = "Let's think step by step and put the final answer in \\boxed{}."
+
+# What a sample depends on, beside its model and its problem
+SAMPLING_SETTINGS = (
+    *("n", "temperature", "top_p", "top_k", "max_new_tokens", "seed"),
+    *("instruction", "system_prompt", "enable_thinking", "dtype", "revision"),
+)
 
 
 @dataclass
@@ -183,6 +189,8 @@ def _check_task(args: EvaluationArguments):
     if generates and not (args.model and args.benchmarks):
         missing = "benchmarks" if args.model else "model"
         raise ValueError(f"`{missing}` is not set. An evaluation needs `model` and `benchmarks`.")
+    if not generates:
+        _check_nothing_is_ignored(args)
     if not generates and args.samples is None and args.compare is None:
         raise ValueError("Nothing to do: set `model` and `benchmarks`, or `samples`, or `compare`.")
     if (generates or args.samples) and args.output is None:
@@ -192,3 +200,14 @@ def _check_task(args: EvaluationArguments):
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise ValueError(f"`{name}` has {twice!r} twice. Remove one.")
+
+
+def _check_nothing_is_ignored(args: EvaluationArguments):
+    """Where nothing is generated. The seed is the bootstrap's too."""
+    of_generation = {*SAMPLING_SETTINGS, "max_problems", "backend", "batch_size"} - {"seed"}
+    for setting in fields(args):
+        if setting.name in of_generation and (value := getattr(args, setting.name)) != setting.default:
+            raise ValueError(
+                f"`{setting.name}` is {value!r}, but nothing is generated: without `model` and `benchmarks`, samples "
+                "that are there are read as they are. Leave it out."
+            )

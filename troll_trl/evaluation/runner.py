@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from troll_trl.evaluation.arguments import EvaluationArguments
+from troll_trl.evaluation.arguments import SAMPLING_SETTINGS, EvaluationArguments
 from troll_trl.evaluation.benchmarks import Benchmark, Problem, load_benchmark
 from troll_trl.evaluation.generation import (
     Completion,
@@ -27,12 +27,6 @@ from troll_trl.evaluation.samples import SAMPLES, Sample, SampleWriter, read_lin
 from troll_trl.evaluation.scoring import score, strict_score
 
 logger = logging.getLogger(__name__)
-
-# What a sample depends on, beside its model and its problem
-SAMPLING_SETTINGS = (
-    *("n", "temperature", "top_p", "top_k", "max_new_tokens", "seed"),
-    *("instruction", "system_prompt", "enable_thinking", "dtype", "revision"),
-)
 
 
 def generate_samples(args: EvaluationArguments) -> dict[str, Any]:

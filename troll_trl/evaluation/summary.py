@@ -222,6 +222,14 @@ def _differences(
     }
 
 
+def check_compared(args: EvaluationArguments):
+    """Before anything is generated: that A and B are there, or to be made by this evaluation. Raises as [`compare`]."""
+    own = Path(args.output or ".").resolve()
+    for name in args.compare or []:
+        if name.rstrip("/") not in args.model and Path(name).expanduser().resolve() not in (own, own / SAMPLES):
+            _scores_of(name, args)
+
+
 def _scores_of(name: str, args: EvaluationArguments) -> dict[str, ProblemScores]:
     """The scores of one side by benchmark: of a folder or a file, or of a model in `output`."""
     path = Path(name).expanduser()
