@@ -17,11 +17,12 @@ from evidence.tables import (
     rates_of,
     select,
     signed,
+    tasks_of,
 )
 from evidence.tables import mean as mean_of
 from troll_trl.evaluation.statistics import Estimate
 
-CLIPS = ("clip", "clip-higher", "clip-wide", "clip-wider")
+CLIPS = {"clip": "0.2", "clip-higher": "0.2/0.28", "clip-wide": "0.2/0.5", "clip-wider": "0.2/1.0"}  # their ranges
 METHODS = ("troll", *CLIPS, "none", "cispo", "sapo")
 FAMILIES = ("label", "sorting-label", "steps")
 LEVELS = ("0.5", "2", "8", "30")
@@ -52,11 +53,11 @@ def whole_tuning(records: Sequence[Record], task: str, methods: Sequence[str]) -
 
 def best_clip(records: Sequence[Record], task: str) -> str | None:
     """The clip with the largest mean area at its best rate; `None` until the tuning of all four is there."""
-    cells = whole_tuning(records, TUNED[task], CLIPS)
+    cells = whole_tuning(records, TUNED[task], list(CLIPS))
     if cells is None:
         return None
     areas = [max(cell.values("area").mean() for cell in of) for of in cells]
-    return CLIPS[int(np.argmax(areas))]
+    return list(CLIPS)[int(np.argmax(areas))]
 
 
 def out_of_reach(records: Sequence[Record], task: str) -> bool:
@@ -170,6 +171,39 @@ def deciding(records: Sequence[Record]) -> str:
     return markdown([*header, "TROLL's lead in area", "in success"], rows)
 
 
+def answer(records: Sequence[Record]) -> str:
+    """TROLL's leads on the tasks of the rule, each method at its own rate: those whose runs are all there."""
+    rows = []
+    for task in (*(f"{family}-{level}" for family, level in product(FAMILIES, (*RARE, COMMON))), "low"):
+        best, default = _pair(records, task, None, SEEDS), _pair(records, task, "clip", FIRST_SEEDS)
+        if best is not None:
+            leads = [signed(*difference(*best, key)) for key in ("area", "success")]
+            over_default = signed(*difference(*default, "area")) if default is not None else ""
+            start = f"{100 * best[0].values('start_chance').mean():.1f}"
+            rows.append([task, start, CLIPS[best_clip(records, task) or ""], *leads, over_default])
+    header = ["task", "right at the start %", "best clip", "lead in area, ten seeds", "in success"]
+    return markdown([*header, "lead in area over a clip of 0.2, five seeds"], rows)
+
+
+def at_one_rate(records: Sequence[Record]) -> str:
+    """What TROLL and `pessimistic` are ahead of a clip at the same learning rate, in the studies of the remedy."""
+    studies = {"remedy-others": "clip-wider", "remedy-wider": "clip-wider", "remedy-sorting": "clip-wide"}
+    rows = []
+    for study, other in (studies | {"remedy": "clip", "remedy-common": "clip"}).items():
+        for task, rate in product(tasks_of(records, study), rates_of(records, study)):
+            clip, *cells = (
+                select(records, study, task, m, learning_rate=rate) for m in (other, "troll", "pessimistic")
+            )
+            texts = [
+                signed(*difference(cell, clip, key)) if cell.records else ""
+                for cell, key in product(cells, ("area", "success"))
+            ]
+            rows.append([task, f"{rate:g}", CLIPS[other], str(len(clip.records)), *texts])
+    rows.sort(key=lambda row: (row[0] not in TASKS, TASKS.index(row[0]) if row[0] in TASKS else 0))
+    header = ["task", "learning rate", "clip", "seeds", "TROLL's lead in area", "in success"]
+    return markdown([*header, "that of `pessimistic` in area", "in success"], rows)
+
+
 def _leads_of(records: Sequence[Record], study: str, fixed: str, of_fixed: bool = False, pooled: bool = False) -> str:
     """
     Area and success of every method of a study, and its lead over the `fixed` one, or that one's over it, of every task
@@ -243,6 +277,8 @@ def price(records: Sequence[Record]) -> str:
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "progress": progress,
     "rule": rule,
+    "answer": answer,
+    "at-one-rate": at_one_rate,
     "tuning": tuning,
     "deciding": deciding,
     "equal-rate": partial(_leads_of, study="equal-rate", fixed="troll", of_fixed=True),

@@ -41,7 +41,9 @@ def leads(records: Sequence[Record]) -> str:
         finished = [record["others"] for record in cell.records if "others" in record]
         texts = ["", ""]
         if method != "troll" and "troll" in cells:
-            texts = [signed(*difference(cells["troll"], cell, key)) for key in ("area", "success")]
+            both = [difference(cells["troll"], cell, key) for key in ("area", "success")]
+            one = len(cells["troll"].by_seed("area").keys() & cell.by_seed("area").keys()) == 1  # has no interval
+            texts = [f"{100 * lead.value:+.1f}" if one else signed(lead, p_value) for lead, p_value in both]
         rows.append(
             [
                 method,

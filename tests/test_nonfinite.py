@@ -331,16 +331,20 @@ def test_what_is_not_masked_is_left_as_it_is():
     assert inputs["advantages"].isnan().any(), "the rollout batch itself is used again"
 
 
+def masked(inputs):
+    inputs["completion_mask"].zero_()
+    inputs["troll_old_token_ids"].fill_(-1)
+
+
+def of_no_number(inputs):
+    inputs["advantages"].fill_(math.nan)
+
+
 @pytest.mark.parametrize("make", [grpo, rloo])
 def test_an_update_without_a_live_token_moves_nothing(make, tmp_path, caplog):
     """Momentum and weight decay would move the weights, with a gradient of zero."""
-
-    def mask(inputs):
-        inputs["completion_mask"].zero_()
-        inputs["troll_old_token_ids"].fill_(-1)
-
     trainer = make(tmp_path, max_skipped_updates=1)
-    before_update(trainer, 3, mask)
+    before_update(trainer, 3, masked)
     assert_only_update_3_is_skipped(trainer, caplog)
     assert "Update 3 skipped: every completion in it is masked" in caplog.text
 
@@ -351,9 +355,7 @@ def test_an_update_without_a_live_token_moves_nothing(make, tmp_path, caplog):
 def test_the_scaler_of_float16_keeps_skipping_what_overflows(tmp_path):
     """It starts with a scale that overflows, by design: uncounted, and the scale halves. A bad loss is counted."""
     trainer = grpo(tmp_path, max_skipped_updates=1)
-    trainer.accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    # accelerate has a scaler on a GPU only, and so unscales there only
-    trainer.accelerator.unscale_gradients = lambda: scaler.unscale_(trainer.optimizer.optimizer)
+    scaler = with_scaler(trainer)
     trainer.model.get_output_embeddings().weight.register_hook(
         lambda gradient: gradient * (math.inf if trainer.state.global_step < 2 else 1.0)
     )
@@ -369,11 +371,50 @@ def test_the_scaler_of_float16_keeps_skipping_what_overflows(tmp_path):
     assert all(p.isfinite().all() for p in trainer.model.parameters())
 
 
-def test_deepspeed_stops_before_its_step(tmp_path, monkeypatch):
-    """DeepSpeed steps inside the backward, where nothing can be skipped any more."""
+def with_scaler(trainer) -> torch.amp.GradScaler:
+    trainer.accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    # accelerate has a scaler on a GPU only, and so unscales there only
+    trainer.accelerator.unscale_gradients = lambda: scaler.unscale_(trainer.optimizer.optimizer)
+    return scaler
+
+
+@pytest.mark.parametrize("bad", [masked, of_no_number])
+def test_a_skipped_update_is_none_of_the_scalers(bad, tmp_path, caplog):
+    """A bad reward halved the scale, and for an update without a live token the learning rate fell."""
+    trainer = grpo(tmp_path, lr_scheduler_type="linear")
+    scaler = with_scaler(trainer)
+    before_update(trainer, 3, bad)
+    assert_only_update_3_is_skipped(trainer, caplog)
+    assert scaler.get_scale() == 2.0**16
+    assert trainer.lr_scheduler.last_epoch == 5
+
+
+def test_a_skipped_update_leaves_the_adaptive_entropy_bonus(tmp_path):
+    """Entropies that are not finite are counted as none, which would raise the bonus."""
+    adaptive = {"entropy_target": 0.5, "entropy_coef_delta": 0.01, "entropy_coef_min": 0.0, "entropy_coef_max": 0.1}
+    trainer = grpo(tmp_path, use_adaptive_entropy=True, **adaptive)
+
+    def poison(module, args, output):
+        if trainer.state.global_step + 1 == 3:
+            output.last_hidden_state.fill_(math.nan)
+        return output
+
+    trainer.model.model.register_forward_hook(poison)
+    seen = []
+    before_update(trainer, 4, lambda inputs: seen.append((trainer.entropy_coef, trainer._last_world_entropy)))
+    trainer.train()
+    assert logged(trainer, "troll/skipped_updates") == [0, 0, 1, 0, 0, 0]
+    assert seen == [(0.0, pytest.approx(4.4, abs=0.2))], "and not (0.01, 0.0)"
+
+
+@pytest.mark.parametrize("optim", [None, "lomo", "galore_adamw_8bit_layerwise"])
+def test_what_steps_in_the_backward_is_stopped_before(optim, tmp_path):
+    """There nothing can be skipped any more."""
     trainer = grpo(tmp_path)
-    trainer.is_deepspeed_enabled = True
+    trainer.is_deepspeed_enabled = optim is None
+    trainer.args.optim = optim or trainer.args.optim
     trainer._compute_loss = lambda model, inputs: torch.tensor(math.nan)
     trainer.model.train()
-    with pytest.raises(FloatingPointError, match=r"Stopped before update 1, which DeepSpeed cannot skip.*loss"):
+    who = f"`optim` {optim}" if optim else "DeepSpeed"
+    with pytest.raises(FloatingPointError, match=rf"Stopped before update 1, which {who} cannot skip.*loss"):
         trainer.compute_loss(trainer.model, {})

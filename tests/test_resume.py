@@ -156,7 +156,7 @@ def rollouts_of(trainer) -> list[tuple[int, list[str]]]:
     return seen
 
 
-@pytest.mark.parametrize("reason", ["file", "option", "ranks", "layout"])
+@pytest.mark.parametrize("reason", ["file", "option", "ranks", "layout", "temperature"])
 def test_without_its_rollout_batch_a_run_generates_a_fresh_one(reason, tmp_path, caplog):
     """In step with the data: the fresh batch is for the prompts of the lost one, later ones come when they would."""
     first = grpo(tmp_path, steps_per_generation=8, max_steps=17, save_rollouts=reason != "option")
@@ -174,12 +174,16 @@ def test_without_its_rollout_batch_a_run_generates_a_fresh_one(reason, tmp_path,
         file.rename(folder / rollout_state.file_name(0, 2))
     elif reason == "layout":
         options = {"steps_per_generation": 4, "gradient_accumulation_steps": 1}
+    elif reason == "temperature":  # by which the saved old policy was computed
+        options |= {"temperature": 0.5}
 
     resumed = grpo(tmp_path / "resumed", max_steps=17, save_strategy="no", **options)
     fresh = rollouts_of(resumed)
     with caplog.at_level("WARNING"):
         resumed.train(str(folder))
     assert "a fresh one is generated" in caplog.text
+    if reason in options:
+        assert f"The checkpoint was made with another {reason}." in caplog.text
     assert resumed.state.global_step == 17
     if reason == "layout":
         assert [step for step, _ in fresh] == [11, 12, 16]

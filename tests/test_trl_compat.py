@@ -35,6 +35,7 @@ PHRASES = {
             "self.get_off_policy_mask(",
             'inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes',
             "self.current_gradient_accumulation_steps / self.args.steps_per_generation",
+            "self._last_world_entropy = world_entropy",
         ),
     },
     RLOOTrainer: {

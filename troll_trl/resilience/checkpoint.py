@@ -24,10 +24,13 @@ else:
 
 logger = get_logger(__name__)
 
-# What the saved rollout batch must agree with
+# What the saved rollout batch must agree with: its cut into updates, and what its log-probabilities were computed by.
+# RLOO has not all of them.
 _LAYOUT = (
     *("steps_per_generation", "num_iterations", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    "num_generations",
+    *("num_generations", "temperature", "cast_lm_head_to_fp32", "bf16", "fp16", "use_vllm"),
+    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
+    *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"),
 )
 
 
@@ -244,8 +247,9 @@ class CheckpointMixin(_Trainer):
         self._globalstep_last_logged = info["last_logged"]
         for name, counter in self.counters["train"].items():
             counter.load_state_dict(info["counters"][name])
-        if info["layout"] != self._layout():
-            self._warn_of_a_fresh_batch(f"The checkpoint has {info['layout']}, the run {self._layout()}.")
+        changed = [name for name, value in self._layout().items() if info["layout"].get(name) != value]
+        if changed:
+            self._warn_of_a_fresh_batch(f"The checkpoint was made with another {', '.join(changed)}.")
         elif info["unfinished"] and batches is None:
             self._warn_of_a_fresh_batch("The checkpoint was made with `save_rollouts=False`.")
         else:
@@ -259,8 +263,9 @@ class CheckpointMixin(_Trainer):
             )
         logger.warning(reason)
 
-    def _layout(self) -> dict[str, int]:
-        return {name: getattr(self.args, name) for name in _LAYOUT}
+    def _layout(self) -> dict[str, Any]:
+        layout = {name: getattr(self.args, name) for name in _LAYOUT if hasattr(self.args, name)}
+        return layout | {"beta": self.beta != 0}  # without it there is no reference log-probability
 
     def _state_file(self, checkpoint) -> Path:
         return Path(checkpoint, rollout_state.file_name(self.args.process_index, self.args.world_size))

@@ -129,7 +129,7 @@ class InputChecksMixin(_Trainer):
         # none, can be too long, and only those are tokenized.
         length_of = lambda row: len(tokenize([dataset[row]["prompt"]])[0][0])
         template = length_of(0)
-        room = context - self.max_completion_length
+        room = context - (self.max_completion_length or 1)
         for row in [row for row, size in enumerate(sizes) if size + template > room]:
             self._check_length(length_of(row), context, f"row {row} of {name}")
 
@@ -156,7 +156,7 @@ class InputChecksMixin(_Trainer):
         return self._is_vlm or any(maker is not None for maker in made_by)
 
     def _check_length(self, length: int, context: int, row: str):
-        completion = self.max_completion_length
+        completion = self.max_completion_length or 1  # without a limit, at least one token
         if length + completion <= context:
             return
         of_vllm = context == self._length_of_vllm()

@@ -34,6 +34,8 @@ _COLUMNS = {
 # What is counted, one slot each. TRL means something by NaN in `sampling_per_token_logps`: vLLM gave no value.
 _COUNTED = (*(name for name in _COLUMNS if name != "sampling_per_token_logps"), "logits", "loss", "gradient")
 _TOKENS = len(_COUNTED)  # the last slot: live tokens
+# What the loss moves of TRL's adaptive entropy bonus
+_ENTROPY_CONTROL = ("entropy_coef", "_last_world_entropy")
 
 
 @dataclass
@@ -70,8 +72,9 @@ class NonFiniteMixin(_Trainer):
     is not trained on at all. `troll/skipped_updates` counts; after `max_skipped_updates` in a row the run stops.
 
     With a float16 gradient scaler, a gradient that overflows stays the scaler's to skip, uncounted, for as long as it
-    can lower its scale. DeepSpeed takes its step inside the backward: there the run stops before it,
-    but for an update without a live token, in which its momentum moves the weights.
+    can lower its scale; of what is skipped here it learns nothing. DeepSpeed, and layer-wise and LOMO optimizers, take
+    their step inside the backward: there the run stops before it, but for an update without a live token, in which
+    momentum moves the weights, and for a gradient that alone is not finite.
 
     Overridden are `train`, `_calculate_rewards`, `_generate_and_score_completions`, `compute_loss`,
     `_compute_loss`, `_get_per_token_logps_and_entropies` and `_get_grad_norm`.
@@ -88,6 +91,7 @@ class NonFiniteMixin(_Trainer):
         self._bad_counts = torch.zeros(_TOKENS + 1, dtype=dtype, device=device)
         self._live: Any = None  # (B, C) bool while a loss is computed: the tokens that it is over
         self._skips = self.counters["train"]["skipped_updates"] = SkippedUpdates()
+        self._entropy_control: dict[str, float] = {}  # TRL's, as it was before the last loss
 
     def train(self, *args, **kwargs):
         self._bad_counts.zero_()  # an earlier call may have ended in the middle of an update
@@ -141,6 +145,7 @@ class NonFiniteMixin(_Trainer):
             for name, count in counts.items():
                 self._count(name, count)
             self._bad_counts[_TOKENS] += self._live.sum()
+            self._entropy_control = {name: getattr(self, name) for name in _ENTROPY_CONTROL if hasattr(self, name)}
         try:
             return super()._compute_loss(model, inputs)
         finally:
@@ -150,8 +155,8 @@ class NonFiniteMixin(_Trainer):
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         if self.model.training:
             self._count("loss", ~loss.detach().isfinite())
-            if self.is_deepspeed_enabled:
-                self._stop_before_deepspeed_steps()
+            if stepper := self._steps_in_backward():
+                self._stop_before_its_step(stepper)
         return loss
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
@@ -163,7 +168,7 @@ class NonFiniteMixin(_Trainer):
             finite = entropies.detach().isfinite()
             if self.model.training:
                 self._count("logits", (self._live & ~finite).sum())
-            entropies = entropies.masked_fill(~(self._live & finite), 0.0)  # the entropy controller keeps its state
+            entropies = entropies.masked_fill(~(self._live & finite), 0.0)
         return log_probs, entropies, aux_loss
 
     def _count(self, name: str, count: torch.Tensor):
@@ -175,7 +180,7 @@ class NonFiniteMixin(_Trainer):
         # The last call before the optimizer's step that knows the norm, with `max_grad_norm` 0 too
         grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         self._skips.updates += 1
-        if self.is_deepspeed_enabled:
+        if self._steps_in_backward():
             return grad_norm
         norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else torch.as_tensor(grad_norm)
         if not norm.isfinite() and not self._scaler_handles_overflow():
@@ -185,11 +190,28 @@ class NonFiniteMixin(_Trainer):
         self._skips.skipped += skip
         if skip:
             model.zero_grad()  # without gradients the optimizer does nothing, weight decay included
-        if self.accelerator.scaler is None:
-            # As after an overflow in float16, the Trainer then leaves the learning rate schedule where it is
-            self.optimizer._is_overflow = skip
+            vars(self).update(self._entropy_control)  # the loss has moved it by an entropy that says nothing
+        self._pass_by_the_scaler(skip)
         self._report(bad, tokens)
         return grad_norm
+
+    def _pass_by_the_scaler(self, skip: bool):
+        scaler = self.accelerator.scaler
+        if scaler is None or skip:
+            # As after an overflow in float16, the Trainer then leaves the learning rate schedule where it is
+            self.optimizer._is_overflow = skip
+        if scaler is not None:
+            # It would lower its scale for a bad reward, and take an update without gradients for a good one
+            self.optimizer.scaler = None if skip else scaler
+            if skip:
+                scaler.update(scaler.get_scale())  # forgets the gradient, and keeps its scale
+
+    def _steps_in_backward(self) -> str | None:
+        """Who takes the step of the optimizer before all gradients are there, if anyone does."""
+        optimizer = str(getattr(self.args.optim, "value", self.args.optim))
+        if optimizer.endswith("_layerwise") or optimizer in ("lomo", "adalomo"):
+            return f"`optim` {optimizer}"
+        return "DeepSpeed" if self.is_deepspeed_enabled else None
 
     def _scaler_handles_overflow(self) -> bool:
         return self.accelerator.scaler is not None and self.accelerator.scaler.get_scale() > 1
@@ -232,11 +254,11 @@ class NonFiniteMixin(_Trainer):
                 f"(`max_skipped_updates`). Not finite: {bad}. The weights are those of the last good update. {_ADVICE}"
             )
 
-    def _stop_before_deepspeed_steps(self):
+    def _stop_before_its_step(self, stepper: str):
         bad, _ = self._gather_counts()
         if bad:
             raise FloatingPointError(
-                f"Stopped before update {self.state.global_step + 1}, which DeepSpeed cannot skip. Not finite: {bad}. "
+                f"Stopped before update {self.state.global_step + 1}, which {stepper} cannot skip. Not finite: {bad}. "
                 f"{_ADVICE}"
             )
 

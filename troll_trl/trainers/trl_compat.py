@@ -21,7 +21,8 @@ _compute_loss                        reads `beta`, `inputs["old_per_token_logps"
 get_off_policy_mask                  overridden; called with keyword arguments
 _metrics                             `kl` added
 attributes                           read: `loss_type`, `importance_sampling_level`, `use_vllm`,
-                                     `vllm_importance_sampling_correction`, `current_gradient_accumulation_steps`
+                                     `vllm_importance_sampling_correction`, `current_gradient_accumulation_steps`;
+                                     put back where an update is skipped: `entropy_coef`, `_last_world_entropy`
 the rollout batch                    read: `tool_mask`, `num_items_in_batch`, `old_per_token_logps`,
                                      `ref_per_token_logps`
 
@@ -32,7 +33,8 @@ _save_checkpoint, _get_output_dir, _push_from_checkpoint, _save_rng_state, _load
                                      overridden; how a checkpoint is written, and what is read before the next update
 _issue_warnings_after_load           overridden; takes what `load_state_dict` returns
 _tr_loss, _globalstep_last_logged    saved and restored
-AcceleratedOptimizer._is_overflow    set where an update is skipped: the schedule then stays where it is
+AcceleratedOptimizer                 where an update is skipped, `_is_overflow` is set: the schedule then stays where
+                                     it is; and `scaler` is None for that step
 
 trl.trainer.utils.is_async_callable              used for reward functions
 trl.trainer.utils.maybe_gather_lm_head_ctx       used by `troll_trl.lm_head` under ZeRO-3
