@@ -108,6 +108,13 @@ def test_prompts_that_leave_no_room_are_named_with_their_row(trainer, tmp_path):
         make(tmp_path, prompts(), *trainer, eval_dataset={"easy": prompts(), "hard": prompts(" ".join(["w1"] * 17))})
 
 
+def test_without_a_longest_completion_one_token_must_fit(tmp_path):
+    """To TRL, `None` leaves the length to `generation_kwargs`."""
+    make(tmp_path, prompts(" ".join(["w1"] * 23)), max_completion_length=None, loss_type="grpo")
+    with pytest.raises(ValueError, match=r"row 2 of train has 24 tokens, which leaves no room .* context of 24"):
+        make(tmp_path, prompts(" ".join(["w1"] * 24)), max_completion_length=None, loss_type="grpo")
+
+
 def test_prompts_that_surely_fit_are_not_tokenized(tmp_path, monkeypatch):
     """A data set of 100,000 prompts is looked through in a second."""
     seen = []

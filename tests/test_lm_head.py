@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,12 @@ from transformers import (
     Gemma2ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    MptConfig,
     PhiConfig,
     PhiForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    RecurrentGemmaConfig,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -425,6 +428,19 @@ def test_non_positive_temperature_is_refused():
 
 def test_tokenizer_fits_the_model():
     assert len(tiny_tokenizer()) == tiny_model().config.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("config", "how"),
+    [
+        (RecurrentGemmaConfig(logits_soft_cap=30.0), "by `logits_soft_cap` = 30.0"),
+        (MptConfig(), "which the LM head"),
+    ],
+)
+def test_a_model_whose_logits_the_head_would_get_wrong_is_refused(config, how):
+    model = types.SimpleNamespace(forward=None, config=config)
+    with pytest.raises(ValueError, match=f"A {config.model_type} model changes its logits.*{how}"):
+        add_sparse_lm_head(model)
 
 
 @pytest.mark.slow

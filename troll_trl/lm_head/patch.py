@@ -19,6 +19,14 @@ from troll_trl.trust_region.sparse import UNUSED, check_support_options, nothing
 
 IGNORED_LABEL = -100
 
+# By which a model changes its logits, or leaves some out, as neither this head nor TRL's does: RecurrentGemma, xLSTM,
+# Inkling
+_UNREAD = (
+    *("logits_soft_cap", "output_logit_soft_cap", "logit_softcap"),
+    *("logits_mup_width_multiplier", "unpadded_vocab_size"),
+)
+_UNREAD_TYPES = ("mpt", "chameleon")  # no scale though the config has one; no image tokens
+
 
 @dataclass
 class SparseCausalLMOutput(ModelOutput):
@@ -75,8 +83,9 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
     must take the same way, they decide together.
 
     Raises:
-        ValueError: `temperature` not positive. In a call: `support_size` or `tail_mass` out of range, a support whose
-            slot 0 is not the label, both or no labels and supports, logits that are not finite.
+        ValueError: `temperature` not positive, or a model whose logits this head would get wrong. In a call:
+            `support_size` or `tail_mass` out of range, a support whose slot 0 is not the label, both or no labels and
+            supports, logits that are not finite.
     """
     if not temperature > 0:
         raise ValueError(f"`temperature` must be positive, got {temperature}.")
@@ -220,6 +229,13 @@ def _scatter(values: torch.Tensor, positions: torch.Tensor, dead: torch.Tensor) 
 
 def _logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
     """What this architecture does between the head's product and the softmax, read from its text config."""
+    unread = [f"`{name}` = {value}" for name in _UNREAD if (value := getattr(config, name, None)) is not None]
+    if unread or config.model_type in _UNREAD_TYPES:
+        how = f" by {', '.join(unread)}" if unread else ""
+        raise ValueError(
+            f"A {config.model_type} model changes its logits{how}, which the LM head that keeps a sparse distribution "
+            "does not do, nor does TRL's: all log-probabilities would be wrong. Train another model."
+        )
     # Cohere; Muse Glimmer; Falcon-H1
     names = ("logit_scale", "output_multiplier", "lm_head_multiplier")
     scale = next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)

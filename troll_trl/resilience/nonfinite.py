@@ -190,7 +190,8 @@ class NonFiniteMixin(_Trainer):
         self._skips.skipped += skip
         if skip:
             model.zero_grad()  # without gradients the optimizer does nothing, weight decay included
-            vars(self).update(self._entropy_control)  # the loss has moved it by an entropy that says nothing
+            for name, value in self._entropy_control.items():
+                setattr(self, name, value)  # the loss has moved it by an entropy that says nothing
         self._pass_by_the_scaler(skip)
         self._report(bad, tokens)
         return grad_norm
