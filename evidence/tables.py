@@ -16,7 +16,7 @@ from troll_trl.evaluation.statistics import Estimate, estimate, smallest_p_value
 
 Record = dict[str, Any]
 RESAMPLES = 10_000
-FLIPS = 1 << 20  # of signs: all of them for up to 20 pairs, of more pairs so many are drawn
+FLIPS = 1 << 18  # of signs: all of them for up to 18 pairs, of more pairs so many are drawn
 STALENESS = (1, 2, 4, 8, 16, 32)  # updates per rollout batch
 ESTIMATORS = {
     "GRPO": "architectures",
@@ -95,7 +95,7 @@ def at_staleness(records: Sequence[Record], task: str, method: str, updates: int
 def difference(cell: Cell, other: Cell, key: str = "success") -> tuple[Estimate, float]:
     """
     The difference `cell − other` paired by seed: its mean with a 95 % bootstrap interval over seeds, and the two-sided
-    p-value of the test that flips signs, which with n pairs is at least 2/2ⁿ; of more than 20 pairs it is estimated,
+    p-value of the test that flips signs, which with n pairs is at least 2/2ⁿ; of more than 18 pairs it is estimated,
     and at least that of [`smallest_p_value`].
     """
     return pooled_difference([(cell, other)], key)
@@ -146,7 +146,7 @@ def success(cell: Cell) -> str:
 
 
 def signed(value: Estimate, p_value: float) -> str:
-    sign = "<" if p_value <= smallest_p_value(FLIPS) else "="  # no exact test of 20 pairs or less is as low
+    sign = "<" if p_value <= smallest_p_value(FLIPS) else "="  # no exact test of 18 pairs or less is as low
     return f"{100 * value.value:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}], p {sign} {p_value:.2g}"
 
 
