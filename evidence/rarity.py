@@ -199,7 +199,7 @@ def at_one_rate(records: Sequence[Record]) -> str:
                 for cell, key in product(cells, ("area", "success"))
             ]
             rows.append([task, f"{rate:g}", CLIPS[other], str(len(clip.records)), *texts])
-    rows.sort(key=lambda row: (row[0] not in TASKS, TASKS.index(row[0]) if row[0] in TASKS else 0))
+    rows.sort(key=lambda row: TASKS.index(row[0]) if row[0] in TASKS else len(TASKS))  # those of the rule first
     header = ["task", "learning rate", "clip", "seeds", "TROLL's lead in area", "in success"]
     return markdown([*header, "that of `pessimistic` in area", "in success"], rows)
 

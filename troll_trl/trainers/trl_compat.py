@@ -13,7 +13,7 @@ _prepare_inputs                      overridden; generates when `_step` says so 
                                      saved and restored; shuffles and splits lists with the tensors of the rollout batch
 _metrics                             `clip_ratio/*` removed; saved and restored
 attributes                           read: `temperature`, `max_completion_length`, `accelerator`, `num_iterations`,
-                                     `_is_vlm`, `reward_func_names`
+                                     `_is_vlm`, `reward_func_names`, `beta`
 the rollout batch                    read: `completion_ids`, `completion_mask`
 
 Of GRPOTrainer alone:
