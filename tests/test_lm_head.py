@@ -264,6 +264,20 @@ def test_rest_mass_does_not_cancel():
     torch.testing.assert_close(output.sparse_log_probs[0, -1, -1].double(), rest, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("size", [1, 30, 1000, 30_000])  # of the logits
+def test_probabilities_sum_to_one_however_large_the_logits(size):
+    """The difference of a logit and a log-sum-exp of some thousands would be off by 4e-4."""
+    model, batch = make_model("llama_untied"), make_batch()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(size / model(**batch).logits.abs().max())
+    add_sparse_lm_head(model)
+    selected = model(**batch, fused_lm_head=True, support_size=8)
+    evaluated = model(**batch, fused_lm_head=True, token_ids=selected.token_ids)
+    for output in (selected, evaluated):
+        total = output.sparse_log_probs.double().exp().sum(-1)
+        torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_errs_no_more_than_full_logits(dtype):
     batch = make_batch()

@@ -237,8 +237,9 @@ def test_one_scoring_pass_and_its_cache(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trainer.model, "forward", counting)
     trainer.train()
-    # One scoring pass over the 32 completions, in TRL's chunks of the batch size, then one pass per update
-    assert calls == [(False, True, 8)] * 4 + [(True, False, 8)] * 4
+    # One row to check the head, once; one scoring pass over the 32 completions, in TRL's chunks of the batch size; then
+    # one pass per update
+    assert calls == [(False, True, 1)] + [(False, True, 8)] * 4 + [(True, False, 8)] * 4
 
     batches = [micro_batch(trainer, i) for i in range(4)]
     batch = batches[0]

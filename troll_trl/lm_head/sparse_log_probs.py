@@ -123,7 +123,7 @@ def _finish(state: FoldState, token_ids: torch.Tensor) -> tuple[torch.Tensor, to
     rest = torch.where(state.max < FLOOR / 2, -math.inf, state.max + state.sum_exp.log())
     outcomes = torch.cat([kept, rest], 1)
     log_z = outcomes.logsumexp(1, keepdim=True)
-    log_probs = outcomes - log_z
+    log_probs = torch.log_softmax(outcomes, 1)  # `outcomes − log_z` would sum to 1 ± 4e-4 at logits of some thousands
     # H = −Σ_kept p log p − p_rest·E_rest[log p]
     mean_log_prob = torch.where(rest == -math.inf, 0.0, state.sum_exp_u / state.sum_exp + state.max - log_z)
     surprise = torch.cat([log_probs[:, :-1].masked_fill(kept == -math.inf, 0.0), mean_log_prob], 1)

@@ -16,6 +16,7 @@ from troll_trl.resilience.checkpoint import CheckpointMixin
 from troll_trl.resilience.input_checks import InputChecksMixin
 from troll_trl.resilience.nonfinite import NonFiniteMixin
 from troll_trl.trainers.config import TrollOptions, trust_region_fields
+from troll_trl.trainers.head_check import check_head
 from troll_trl.trainers.kernel_check import settle_kernels
 from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding, what_trl_reads
 from troll_trl.trainers.metrics import TrollMetrics
@@ -113,7 +114,7 @@ class TrustRegionMixin(_Trainer):
         self._recorded: RaggedDistribution | None = None
         self._recorded_log_probs: torch.Tensor | None = None
         self._old_policies = CopiesAhead(self.accelerator.device)
-        self._cache_size_printed = False
+        self._cache_size_printed = self._head_checked = False
         self._loss_pass: LossPass | None = None  # set while TRL's loss runs
         self._print_batch_arithmetic()
         self._warn_of_noise(config)
@@ -234,6 +235,9 @@ class TrustRegionMixin(_Trainer):
         parts = []
 
         def old_policy(**model_inputs):
+            if not self._head_checked:
+                check_head(model, model_inputs, logits_to_keep, self.support_size, self.temperature)
+                self._head_checked = True
             output = model(
                 **model_inputs,
                 support_size=self.support_size,

@@ -1,0 +1,82 @@
+"""The check of the sparse LM head against the model's own logits, which a run makes at its first rollout."""
+
+from types import MethodType
+
+import pytest
+import torch
+from tiny import tiny_model
+from trl_comparison import make_trainer
+
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.lm_head import add_sparse_lm_head
+from troll_trl.trainers.head_check import check_head
+
+CHANGES = {
+    "scaled": lambda logits: 0.9 * logits,
+    "capped": torch.tanh,
+    "biased": lambda logits: logits + torch.linspace(-1, 1, logits.shape[-1], dtype=logits.dtype),
+    "negated": lambda logits: -logits,
+}
+
+
+def changed_model(change: str, **options):
+    """A model that changes its logits by what no config names."""
+    model = tiny_model(**options)
+    own = model.forward
+
+    def forward(self, *args, **kwargs):
+        output = own(*args, **kwargs)
+        output.logits = CHANGES[change](output.logits)
+        return output
+
+    model.forward = MethodType(forward, model)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("trainer", "config"), [(TrollGRPOTrainer, TrollGRPOConfig), (TrollRLOOTrainer, TrollRLOOConfig)]
+)
+def test_a_model_that_changes_its_logits_is_refused(trainer, config, change, dtype, tmp_path):
+    model, bf16 = changed_model(change).to(dtype), dtype == torch.bfloat16
+    trainer = make_trainer(trainer, config, tmp_path, model, bf16=bf16, beta=0.0)
+    with pytest.raises(ValueError, match=r"wrong for this model: .* differ .* by [0-9.e+]+ nats"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def model_inputs(length: int = 12, prompt: int = 5) -> dict[str, torch.Tensor]:
+    """Two rows with padding on the left of a prompt and on the right of a completion, as TRL makes them."""
+    input_ids = torch.randint(3, 100, (2, length), generator=torch.Generator().manual_seed(0))
+    attention_mask = torch.ones_like(input_ids)
+    attention_mask[0, : prompt - 1] = attention_mask[0, prompt + 1 :] = 0  # one token of a prompt, one of a completion
+    labels = input_ids.masked_fill(attention_mask == 0, -100)
+    labels[:, :prompt] = -100
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("support_size", [1, 8, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spread", [1.0, 6.0, 300.0])  # logits of up to some 1, 6 and 300
+def test_rounding_is_no_difference(dtype, spread, support_size, temperature):
+    model = tiny_model(spread=spread, attention_dropout=0.5).to(dtype).train()  # both draw the same dropout
+    add_sparse_lm_head(model, temperature)
+    check_head(model, model_inputs(), 7, support_size, temperature)
+
+
+def test_one_token_is_enough_to_tell():
+    model = changed_model("scaled")
+    add_sparse_lm_head(model)
+    with pytest.raises(ValueError, match="over 7 positions"):
+        check_head(model, model_inputs(), 7, 8, 1.0)
+
+
+def test_nothing_random_is_drawn():
+    model = tiny_model(attention_dropout=0.5).train()
+    add_sparse_lm_head(model)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    check_head(model, model_inputs(), 7, 8, 1.0)
+    assert torch.equal(torch.get_rng_state(), before)

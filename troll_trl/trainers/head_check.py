@@ -1,0 +1,71 @@
+"""At a run's first rollout the sparse LM head is checked against the model's own logits, on a few tokens."""
+
+from typing import Any
+
+import torch
+
+from troll_trl.trust_region.sparse import UNUSED
+
+_TOKENS = 16  # of one completion; with a vocabulary of 150,000 their logits take 10 MB
+# Mean difference, for each unit of the largest logit, of log-probabilities that are the same but for the rounding of
+# logits to bfloat16, by up to 2⁻⁹ each: some 0.001 is seen. A model that caps or scales its logits is off by far more.
+_TOLERANCE = 0.01
+
+
+@torch.no_grad()
+def check_head(
+    model: torch.nn.Module,
+    model_inputs: dict[str, Any],
+    completion_length: int,
+    support_size: int,
+    temperature: float,
+) -> None:
+    """
+    Compare the log-probabilities of the sparse head with those of the model's own logits.
+
+    The head multiplies the last hidden states by the matrix of the model's LM head, and does to the logits what the
+    configs of known families ask for. A family that does something else to them would be trained on wrong
+    log-probabilities, without any other sign. Every rank must call this.
+
+    Args:
+        model (`torch.nn.Module`):
+            With a sparse LM head, wrapped as it is trained.
+        model_inputs (`dict`):
+            What TRL scores a rollout with: `input_ids`, `attention_mask` and `labels` `(B, T)`, and others. Those of
+            another shape, such as images, are left out.
+        completion_length (`int`):
+            Columns C of the completions, the last.
+        support_size (`int`):
+            Number K of the most likely tokens that are compared at every position.
+        temperature (`float`):
+            What the head divides the logits by.
+
+    Raises:
+        ValueError: the two differ by more than rounding.
+    """
+    shape = model_inputs["input_ids"].shape
+    start = shape[1] - completion_length - 1  # one token of the prompt, as the shortest completion has one
+    inputs = {
+        name: value[:1, start : start + _TOKENS + 1]
+        for name, value in model_inputs.items()
+        if isinstance(value, torch.Tensor) and value.shape == shape
+    }
+    device = inputs["input_ids"].device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)  # if there is dropout, both draw it alike
+        sparse = model(**inputs, fused_lm_head=True, support_size=support_size, tail_mass=0.0, check_finite=False)
+        del inputs["labels"]
+        torch.manual_seed(0)
+        logits = model(**inputs, use_cache=False).logits
+    positions = inputs["input_ids"].shape[1] - 1
+    logits = logits[:, -positions - 1 : -1].float() / temperature  # (1, n, V)
+    token_ids = sparse.token_ids[:, -positions:].long()  # (1, n, K)
+    own = logits.log_softmax(-1).gather(-1, token_ids.clamp(min=0))
+    difference = (sparse.sparse_log_probs[:, -positions:, :-1] - own).abs()[token_ids != UNUSED].mean().item()
+    if difference > _TOLERANCE * max(1.0, logits.abs().max().item()):  # a NaN is not: it is for `nonfinite`
+        raise ValueError(
+            f"The LM head that keeps a sparse distribution is wrong for this model: its log-probabilities differ from "
+            f"those of the model's own logits by {difference:.2g} nats in the mean over {positions} positions. The "
+            "model changes its logits in a way that the head does not know, nor does TRL's. Train another model, and "
+            "please report this one."
+        )
