@@ -383,6 +383,9 @@ def test_prompts(workplace):
         (flags("--compare", "model", "b"), "b is no folder with a samples.jsonl"),
         (["--samples", "one.jsonl", "--output", "out", "--n", "4"], "`n` is 4, but nothing is generated"),
         (["--compare", "a", "b", "--temperature", "1"], "`temperature` is 1.0, but nothing is generated"),
+        (["--compare", "a", "b", "--overwrite", "true"], "`overwrite` is True, but nothing is generated"),
+        (["--compare", "a", "b", "--answer_column", "x"], "`answer_column` is 'x', but nothing is generated"),
+        (flags("--benchmarks", "gsm8k", "--problem_column", "x"), "`problem_column` names a column of a local file"),
         (["--samples", "one.jsonl", "--output", "out"], "its completion was looked for in"),
         (["--config", "bad.yaml"], "unknown key `temprature`. The nearest valid name is temperature."),
     ],
@@ -441,6 +444,19 @@ def test_a_thinking_mode_must_be_said_where_a_template_has_one_and_nowhere_else(
     with pytest.raises(ValueError, match="has no chat template"):
         generate(*flags(*plain))
     generate(*unsaid, *plain)  # a base model is asked with the plain text
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_thought_that_the_template_opens_and_nothing_closes_is_no_answer(workplace, monkeypatch, opened):
+    """As of DeepSeek-R1-Distill: a box in a thought that is cut off was taken for the answer."""
+    save_model(workplace / "model", template="{{ messages[0]['content'] }} w1" + " <think>\n" * opened)
+    monkeypatch.setattr("troll_trl.evaluation.runner.score", lambda golds, texts, options: seen.extend(texts) or [])
+    seen: list[str] = []
+    file = workplace / "model" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"w5"', '"<think>"'))
+    with pytest.raises(ValueError, match="zip"):
+        generate(*[flag for flag in flags() if flag not in THINKING])
+    assert seen and all(text.startswith("<think>\n") == opened for text in seen)
 
 
 def test_a_template_that_says_something_else_the_next_day_is_told(workplace, caplog):

@@ -246,6 +246,27 @@ def test_names_of_models_and_benchmarks_are_kept(tmp_path):
     assert summary["results"][0]["mean_tokens"] is None
 
 
+def test_two_sample_files_of_lm_eval_are_one_benchmark(tmp_path):
+    for name, hour in (("a", 10), ("b", 11)):
+        rows = [
+            {"doc_id": i, "target": "5", "resps": [[f"#### {5 + i * (name == 'a')}"]], "filter": "x"} for i in (0, 1)
+        ]
+        path = write(tmp_path / f"samples_gsm8k_cot_2026-01-01T{hour}-00-00.000001.jsonl", rows)
+        evaluate_file(path, tmp_path / name)
+    args = EvaluationArguments(compare=[str(tmp_path / "a"), str(tmp_path / "b")])
+    [result] = compare(args)["results"]
+    assert (result["benchmark"], result["metrics"]["mean"]["value"]) == ("gsm8k_cot", 0.5)
+
+
+def test_options_of_a_file_are_those_of_a_multiple_choice(tmp_path):
+    texts = (r"\boxed{12}", r"\boxed{10}", r"\boxed{B}")
+    rows = [{"completion": text, "gold": "B", "options": ["10", "12"], "id": i} for i, text in enumerate(texts)]
+    rows.append({"completion": r"\boxed{12}", "gold": "B", "options": [{"no": "texts"}], "id": 3})
+    summary, _ = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    assert [row["reward"] for row in read_lines(tmp_path / "out" / "samples.jsonl")] == [1, 0, 1, 0]
+    assert results(summary)["x", "x"]["mean@1"] == 0.5
+
+
 def test_given_columns_are_taken(tmp_path):
     rows = [{"a": {"b": "#### 1"}, "c": "1", "d": 5, "text": "#### 2"}, {"a": {"b": "#### 2"}, "c": "1", "d": 5}]
     columns = {"completion_column": "a.b", "answer_column": "c", "problem_column": "d"}
@@ -406,7 +427,7 @@ def test_compare_on_common_problems(tmp_path):
     mean = result["metrics"]["mean"]
     assert (result["benchmark"], result["problems"], mean["a"], mean["b"], mean["value"]) == ("b", 4, 0.5, 0.75, 0.25)
     assert (mean["low"], mean["high"]) == (0, 0.75)
-    assert mean["p_value"] == pytest.approx(2 * 0.75**4, abs=0.02)
+    assert mean["p_value"] == 1, "one problem differs"
     assert any("compared on the 4 problems" in text for text in messages)
     assert sum("only in one of the two" in text for text in messages) == 2
 
@@ -432,6 +453,19 @@ def test_compare_with_other_numbers_of_samples_leaves_maj_out(tmp_path):
         [result] = compare(args)["results"]
     assert list(result["metrics"]) == ["mean", "pass@1", "pass@2", "strict"]
     assert "maj" in messages[0]
+
+
+def test_compare_says_what_is_not_finished(tmp_path):
+    for name, samples in (("a", 5), ("b", 6)):
+        write(tmp_path / name / "samples.jsonl", [line(f"p{i // 2}", i % 2, model=name) for i in range(samples)])
+        settings = {"settings": {"n": 2}, "benchmarks": {"b": {"problems": 3}}}
+        (tmp_path / name / "run.json").write_text(json.dumps(settings))
+    args = EvaluationArguments(compare=[str(tmp_path / "a"), str(tmp_path / "b" / "samples.jsonl")])
+    with logged() as messages:
+        [result] = compare(args)["results"]
+    assert any(f"{tmp_path / 'a'} has 5 of 6 samples of b, those of the longest" in text for text in messages)
+    assert any("`compare`: " in text and "from 1 to 2 samples" in text for text in messages)
+    assert "maj" not in result["metrics"] and not any(f"{tmp_path / 'b'}" in text for text in messages)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,23 @@ def test_troll_trains_saves_and_resumes(workplace):
     assert (out / "checkpoint-3").is_dir()
 
 
+def test_resuming_with_other_settings_is_said(workplace):
+    """They were taken without a word, and the file of those that had trained the model was written over."""
+    out = workplace / "out"
+    train(workplace, "--warmup_steps", "1")
+    before = (out / "config.yaml").read_text()
+    done = train(workplace, "--warmup_steps", "1", "--resume")
+    assert "goes on with other settings" not in done.stderr and not [*out.glob("config-until*")]
+    done = train(workplace, "--resume", "--max_steps", "3", "--kl_bound", "0.002")
+    said = " ".join(done.stderr.split())
+    assert "The run in out goes on with other settings: " in said
+    for change in ("`max_steps` 2 → 3", "`kl_bound` 0.001 → 0.002", "`warmup_steps` 1.0 → None"):
+        assert change in said
+    earlier = yaml.safe_load((out / "config-until-checkpoint-2.yaml").read_text())
+    assert earlier == yaml.safe_load(before) | {"resume": True}
+    assert yaml.safe_load((out / "config.yaml").read_text())["kl_bound"] == 0.002
+
+
 def test_clip_trains_on_the_same_file(workplace):
     done = train(workplace, "--method", "clip")
     lines = [line for line in log_of(workplace / "out") if "loss" in line]

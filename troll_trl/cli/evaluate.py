@@ -136,6 +136,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     datasets.disable_progress_bars()  # the samples have one
     show_messages()
     warnings.showwarning = lambda message, *_: print_error(f"warning: {message}")
+    again = "The same command" + (" without `overwrite`" if args.overwrite else "")  # which would discard what is there
     try:
         if args.model or args.samples is not None:
             evaluate(args, console)
@@ -144,9 +145,9 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback
         stop(command.program, error)
     except torch.OutOfMemoryError as error:
-        stop(command.program, f"out of memory with these batches; lower `batch_size` and run again. {error}")
+        stop(command.program, f"out of memory. {again} and a lower `batch_size` continues. {error}")
     except KeyboardInterrupt:
-        print_error("Stopped. The same command continues where it was.")
+        print_error(f"Stopped. {again} continues where it was.")
         raise SystemExit(130) from None
 
 

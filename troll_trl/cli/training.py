@@ -31,6 +31,8 @@ from troll_trl.trainers.trl_compat import silence_known_warnings
 logger = logging.getLogger(__name__)
 
 SETTINGS = "config.yaml"
+# Which say where a run is and how it is gone on with; the last two are saved nowhere
+_NOT_OF_A_RUN = ("resume", "resume_from_checkpoint", "output_dir", "env", "hub_token")
 # Of each `algorithm` and `method`
 TRAINERS = {
     ("grpo", "troll"): TrollGRPOTrainer,
@@ -74,7 +76,7 @@ def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOC
         )
     if resumed is None or not (settings_file := resumed / SETTINGS).is_file():
         return
-    before = yaml.safe_load(settings_file.read_text(encoding="utf-8")) or {}
+    before = read_settings(settings_file)
     for name in ("algorithm", "method"):
         then = before.get(name, getattr(TrollScriptArguments, name))  # a default is in no file
         if (now := getattr(script_args, name)) != then:
@@ -82,6 +84,22 @@ def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOC
                 f"`{name}` is {now}, but the run in {settings_file.parent} was made with {then}. Name another "
                 "`output_dir`, in which the run starts anew."
             )
+    if (changed := changed_settings(before, script_args.settings)) and args.process_index == 0:
+        said = "; ".join(f"`{name}` {then!r} → {now!r}" for name, (then, now) in changed.items())
+        logger.warning(
+            f"The run in {settings_file.parent} goes on with other settings: {said}. Where the data have changed, its "
+            "place in them is that of the old."
+        )
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    return yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+
+
+def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What two runs were trained with that differs, by name: its value before and now, `None` where it is not set."""
+    both = {name: (before.get(name), now.get(name)) for name in {**before, **now} if name not in _NOT_OF_A_RUN}
+    return {name: values for name, values in both.items() if values[0] != values[1]}
 
 
 def saved_checkpoints(output_dir: str) -> list[Path]:
@@ -125,14 +143,20 @@ def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | N
     return args.resume_from_checkpoint or None
 
 
-def save_settings(settings: dict, output_dir: str):
+def save_settings(settings: dict, output_dir: str, checkpoint: str | None = None):
+    """With the `checkpoint` that a run goes on from, other settings that it had until there are kept beside."""
     # The folder may be uploaded, and these may hold secrets
     shown = {name: value for name, value in settings.items() if name not in ("env", "hub_token")}
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     text = "# All settings of the files and flags of this run, but for `env` and `hub_token`.\n" + yaml.safe_dump(
         shown, sort_keys=False, allow_unicode=True
     )
-    Path(output_dir, SETTINGS).write_text(text, encoding="utf-8")
+    file = Path(output_dir, SETTINGS)
+    if checkpoint is not None and file.is_file() and changed_settings(read_settings(file), settings):
+        earlier = file.with_stem(f"{file.stem}-until-{Path(checkpoint).name}")
+        if not earlier.exists():
+            file.rename(earlier)
+    file.write_text(text, encoding="utf-8")
 
 
 def make_trainer(
@@ -192,7 +216,7 @@ def run(command: Command) -> None:
         said = ", ".join(f"`{name}`" for name in command.launcher)
         logger.warning("%s unused: only the commands `troll grpo` and `troll rloo` start processes.", said)
     if training_args.process_index == 0:
-        save_settings(script_args.settings, training_args.output_dir)
+        save_settings(script_args.settings, training_args.output_dir, checkpoint)
     trainer.add_callback(PeakMemory)
     if not training_args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)

@@ -191,6 +191,10 @@ def _check_task(args: EvaluationArguments):
         raise ValueError(f"`{missing}` is not set. An evaluation needs `model` and `benchmarks`.")
     if not generates:
         _check_nothing_is_ignored(args)
+    elif not any("=" in benchmark for benchmark in args.benchmarks):
+        for name in ("problem_column", "answer_column"):
+            if getattr(args, name) is not None:
+                raise ValueError(f"`{name}` names a column of a local file, but no benchmark is one (`name=path`).")
     if not generates and args.samples is None and args.compare is None:
         raise ValueError("Nothing to do: set `model` and `benchmarks`, or `samples`, or `compare`.")
     if (generates or args.samples) and args.output is None:
@@ -205,6 +209,8 @@ def _check_task(args: EvaluationArguments):
 def _check_nothing_is_ignored(args: EvaluationArguments):
     """Where nothing is generated. The seed is the bootstrap's too."""
     of_generation = {*SAMPLING_SETTINGS, "max_problems", "backend", "batch_size"} - {"seed"}
+    if args.samples is None:  # nor scored
+        of_generation |= {"problem_column", "answer_column", "overwrite"}
     for setting in fields(args):
         if setting.name in of_generation and (value := getattr(args, setting.name)) != setting.default:
             raise ValueError(

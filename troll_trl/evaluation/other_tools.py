@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -20,6 +21,7 @@ from troll_trl.evaluation.arguments import EvaluationArguments
 from troll_trl.evaluation.provenance import Provenance, library_versions
 from troll_trl.evaluation.samples import SAMPLES, Sample, SampleWriter, read_lines
 from troll_trl.evaluation.scoring import score, strict_score
+from troll_trl.rewards.verifier.choices import Options
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,8 @@ PROBLEM_COLUMNS = (
     *("problem_id", "doc_id", "unique_id", "question_id", "task_id", "prompt_id", "problem", "question", "prompt"),
     *("idx", "index", "id"),
 )
+# How lm-evaluation-harness names a file of samples: of one task at two times it is one benchmark
+_LM_EVAL_NAME = re.compile(r"\Asamples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+\Z")
 BATCH = 64
 
 
@@ -158,10 +162,11 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise ValueError(f"`samples`: {path} must end in .jsonl, .json (JSON lines) or .parquet.")
 
 
-def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[Sample]:
+def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[tuple[Sample, Options]]:
     """
-    The samples of a file in its order, not scored yet. lm-evaluation-harness repeats the same responses for each of its
-    answer filters: with `filters` only those of the first are taken.
+    The samples of a file in its order, not scored yet, each with the options of a multiple choice.
+    lm-evaluation-harness repeats the same responses for each of its answer filters: with `filters` only those of the
+    first are taken.
     """
     counts: dict[tuple[str, str, str], int] = {}
     gold_digests: dict[tuple[str, str, str], bytes] = {}
@@ -186,7 +191,8 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[Sample]:
             if value is None:
                 raise ValueError(f"{path}: row {number} has no `{columns.problem}`, which tells the problems apart.")
             problem = _problem_id(value)
-        key = (str(row.get("model") or path.stem), str(row.get("benchmark") or row.get("task") or path.stem), problem)
+        benchmark = row.get("benchmark") or row.get("task") or _LM_EVAL_NAME.sub(r"\1", path.stem)
+        key = (str(row.get("model") or path.stem), str(benchmark), problem)
         gold_digest = hashlib.sha256(_gold_text(gold).encode("utf-8", "replace")).digest()[:8]
         if gold_digests.setdefault(key, gold_digest) != gold_digest:
             raise ValueError(
@@ -199,7 +205,7 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[Sample]:
             counts[key] = counts.get(key, -1) + 1
             tokens, truncated = _tokens(row), _truncated(row)
             single = len(texts) == 1
-            yield Sample(
+            sample = Sample(
                 model=key[0],
                 benchmark=key[1],
                 problem=problem,
@@ -214,6 +220,7 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[Sample]:
                 path="",
                 strict=0.0,
             )
+            yield sample, _options(row)
     if nulls:
         logger.warning(f"{path}: completions that are null: {nulls}. They count as empty, and so as wrong.")
     if empty:
@@ -224,12 +231,14 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[Sample]:
         )
 
 
-def _scored(samples: Sequence[Sample]) -> list[Sample]:
-    verdicts = score([sample["gold"] for sample in samples], [sample["completion"] for sample in samples])
+def _scored(rows: Sequence[tuple[Sample, Options]]) -> list[Sample]:
+    samples = [sample for sample, _ in rows]
+    golds, texts = [sample["gold"] for sample in samples], [sample["completion"] for sample in samples]
+    verdicts = score(golds, texts, [options for _, options in rows])
     for sample, verdict in zip(samples, verdicts, strict=True):
         sample["reward"], sample["answer"], sample["path"] = verdict.reward, verdict.answer, verdict.path
         sample["strict"] = strict_score(sample["gold"], sample["completion"])
-    return list(samples)
+    return samples
 
 
 def _texts(value: Any) -> list[str | None] | None:
@@ -269,6 +278,12 @@ def _gold_text(gold: Any) -> str:
 def _problem_id(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 64 else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
+
+
+def _options(row: Mapping[str, Any]) -> Options:
+    options = row.get("options")
+    texts = options.values() if isinstance(options, Mapping) else options if isinstance(options, list) else ()
+    return options if texts and all(isinstance(text, str) for text in texts) else None
 
 
 def _tokens(row: Mapping[str, Any]) -> int | None:

@@ -80,6 +80,8 @@ def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
         # All are looked at before the first is loaded: a mistake with the last would otherwise show hours later, or
         # after `overwrite` has discarded what was there
         if args.overwrite:
+            if discarded := sum(1 for _ in read_lines(folder / SAMPLES)):
+                logger.warning(f"`overwrite`: the {discarded} samples in {folder} are discarded.")
             writer.clear()
         provenance.add(wanted)
         for run in runs:
@@ -138,6 +140,9 @@ class ModelRun:
     def __init__(self, model: str, args: EvaluationArguments, backend: str, benchmarks: list[Benchmark]):
         self.model, self.args, self.backend, self.benchmarks = model, args, backend, benchmarks
         self.tokenizer = load_tokenizer(model, args.revision)
+        # Such a template leaves the tag to the prompt: without it a thought that is cut off would pass for an answer
+        first_prompt = self.tokenizer.decode(self._tokens(benchmarks[0].problem(0)))
+        self.opened_by_prompt = "<think>\n" if first_prompt.rstrip().endswith("<think>") else ""
         self.lengths = {benchmark.name: self._prompt_lengths(benchmark) for benchmark in benchmarks}
         longest_prompt = max(int(lengths.max()) for lengths in self.lengths.values())
         self.longest = longest_prompt + args.max_new_tokens
@@ -241,7 +246,8 @@ class ModelRun:
         self, benchmark: str, jobs: np.ndarray, problems: list[Problem], completions: list[Completion]
     ) -> list[Sample]:
         golds, options = [problem.gold for problem in problems], [problem.options for problem in problems]
-        verdicts = score(golds, [completion.text for completion in completions], options)
+        texts = [self.opened_by_prompt + completion.text for completion in completions]
+        verdicts = score(golds, texts, options)
         return [
             Sample(
                 model=self.model,
@@ -250,13 +256,15 @@ class ModelRun:
                 index=int(row),
                 sample=int(sample),
                 gold=problem.gold,
-                completion=completion.text,
+                completion=text,
                 tokens=completion.tokens,
                 truncated=completion.truncated,
                 reward=verdict.reward,
                 answer=verdict.answer,
                 path=verdict.path,
-                strict=strict_score(problem.gold, completion.text),
+                strict=strict_score(problem.gold, text),
             )
-            for (row, sample), problem, completion, verdict in zip(jobs, problems, completions, verdicts, strict=True)
+            for (row, sample), problem, completion, text, verdict in zip(
+                jobs, problems, completions, texts, verdicts, strict=True
+            )
         ]

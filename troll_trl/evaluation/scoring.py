@@ -6,20 +6,21 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from troll_trl.rewards.functions import plain_number
 from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, Verdict, are_readable, verify
+from troll_trl.rewards.verifier.choices import Options, read_choice
 from troll_trl.rewards.verifier.notation import normalise
+from troll_trl.rewards.verifier.quantities import read_quantity
+from troll_trl.rewards.verifier.wording import unwrap, words
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MARKED_ANSWER = re.compile(r"(?:####|\banswer[*_]*:)[*_ \t]*(?P<answer>[^\n]+)", re.IGNORECASE)
 _STRICT_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?", re.ASCII)
 _STRICT_FRACTION = re.compile(r"(?P<sign>-?)(?:\\frac\{(?P<a>\d+)\}\{(?P<b>\d+)\}|(?P<c>\d+)/(?P<d>\d+))", re.ASCII)
+_NAMED = re.compile(r"[A-Za-z](?:\([a-z]\))?\s?=\s?(?P<value>[^=,]+)")  # x = 3
 _DROPPED = re.compile(r"\\left|\\right|\\[!,;:]|\\?\$|\\[()\[\]]|\s+")
 
 
-def score(
-    golds: Sequence[str], texts: Sequence[str], options: Sequence[list[str] | None] | None = None
-) -> list[Verdict]:
+def score(golds: Sequence[str], texts: Sequence[str], options: Sequence[Options] | None = None) -> list[Verdict]:
     r"""
     The verdicts of the training's verifier; a wrong answer that is no mathematics has a path of its own. With the
     `options` of a multiple choice, the text of the right one is right too.
@@ -102,10 +103,20 @@ def strict_form(answer: str) -> Fraction | str:
 
 def vote(answer: str | None) -> Hashable | None:
     """
-    What an answer that the verifier read votes for in maj@n, `None` for no vote: answers that are equal as numbers
-    (units in words aside) or as [`strict_form`] vote alike.
+    What an answer that the verifier read votes for in maj@n, `None` for no vote. Alike vote equal numbers (units aside;
+    what is left to compute, such as `10^2`, by its text), one option of a multiple choice, the same words, and what is
+    equal as [`strict_form`]; of `x = 3` the value counts.
     """
-    if answer is None:
-        return None
-    number = plain_number(answer) if len(answer) <= MAX_ANSWER_CHARACTERS else None
-    return strict_form(answer) if number is None else Fraction(number)
+    if answer is None or len(answer) > MAX_ANSWER_CHARACTERS:
+        return None if answer is None else strict_form(answer)
+    text = unwrap(normalise(answer))
+    if named := _NAMED.fullmatch(text):
+        text = named["value"]
+    quantity = read_quantity(text)
+    if quantity is not None and quantity.worked_out:
+        marked = quantity.percent or quantity.base is not None
+        return (quantity.value, quantity.percent, quantity.base) if marked else quantity.value
+    choice = read_choice(text)
+    if choice is not None and choice.letter in text:
+        return choice.letter
+    return words(text) or strict_form(text)

@@ -11,6 +11,7 @@ import numpy as np
 
 from troll_trl.evaluation.arguments import EvaluationArguments
 from troll_trl.evaluation.problem_scores import ProblemScores, read_scores
+from troll_trl.evaluation.provenance import PROVENANCE
 from troll_trl.evaluation.samples import SAMPLES, write_parquet, write_text
 from troll_trl.evaluation.statistics import CONFIDENCE, default_ks, estimate, paired_difference
 
@@ -179,10 +180,12 @@ def compare(args: EvaluationArguments) -> dict[str, Any]:
     for benchmark in sorted({*first, *second} - set(common)):
         logger.warning(f"{benchmark} is only in one of the two, and left out.")
     problems = {benchmark: _common_problems(benchmark, first[benchmark], second[benchmark]) for benchmark in common}
-    all_scores = [side[benchmark] for side in (first, second) for benchmark in common]
-    for scores in all_scores:
-        _check_k(args.k, scores, "`compare`")
-    counts = {scores.samples_per_problem for scores in all_scores}
+    sides = [(name, side[benchmark]) for name, side in zip(names, (first, second), strict=True) for benchmark in common]
+    for name, scores in sides:
+        _check_samples(f"`compare`: {name}", scores, args.k)
+    for name, side in zip(names, (first, second), strict=True):
+        _check_finished(name, side, args)
+    counts = {len(samples) for _, scores in sides for samples in scores.rewards.values()}
     ks = args.k or default_ks(min(counts))
     groups_a, groups_b = (
         [side[benchmark].metrics(ks, problems[benchmark]) for benchmark in common] for side in (first, second)
@@ -253,6 +256,21 @@ def _scores_of(name: str, args: EvaluationArguments) -> dict[str, ProblemScores]
             f"`compare`: {name} is no folder with a {SAMPLES}, no such file ending in .jsonl, {known}."
         )
     return of_model
+
+
+def _check_finished(name: str, side: dict[str, ProblemScores], args: EvaluationArguments):
+    """Say which samples one side still lacks: the problems that it has are then no sample of all, but the longest."""
+    path = Path(name).expanduser()
+    file = (path if path.is_dir() else path.parent if path.is_file() else Path(args.output or ".")) / PROVENANCE
+    made_with = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    n = made_with.get("settings", {}).get("n", 0)
+    for benchmark, scores in side.items():
+        wanted = made_with.get("benchmarks", {}).get(benchmark, {}).get("problems", 0) * n
+        if scores.counts["samples"] < wanted:
+            logger.warning(
+                f"`compare`: {name} has {scores.counts['samples']} of {wanted} samples of {benchmark}, those of the "
+                "longest problems. Finish it by the command that began it before you trust a difference."
+            )
 
 
 def _common_problems(benchmark: str, first: ProblemScores, second: ProblemScores) -> list[str]:
