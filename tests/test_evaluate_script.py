@@ -26,7 +26,14 @@ from troll_trl.cli.evaluate import parse_evaluation_args
 from troll_trl.evaluation import generate_samples
 from troll_trl.evaluation.arguments import DEFAULT_INSTRUCTION
 from troll_trl.evaluation.benchmarks import HUB
-from troll_trl.evaluation.generation import Sampling, SeededSampling, TransformersGenerator, lora_room, sample_seed
+from troll_trl.evaluation.generation import (
+    Completion,
+    Sampling,
+    SeededSampling,
+    TransformersGenerator,
+    lora_room,
+    sample_seed,
+)
 from troll_trl.evaluation.models import model_digest
 from troll_trl.evaluation.prompts import load_tokenizer, tokenize_prompt
 
@@ -450,13 +457,14 @@ def test_a_thinking_mode_must_be_said_where_a_template_has_one_and_nowhere_else(
 def test_a_thought_that_the_template_opens_and_nothing_closes_is_no_answer(workplace, monkeypatch, opened):
     """As of DeepSeek-R1-Distill: a box in a thought that is cut off was taken for the answer."""
     save_model(workplace / "model", template="{{ messages[0]['content'] }} w1" + " <think>\n" * opened)
-    monkeypatch.setattr("troll_trl.evaluation.runner.score", lambda golds, texts, options: seen.extend(texts) or [])
-    seen: list[str] = []
     file = workplace / "model" / "tokenizer.json"
     file.write_text(file.read_text().replace('"w5"', '"<think>"'))
-    with pytest.raises(ValueError, match="zip"):
-        generate(*[flag for flag in flags() if flag not in THINKING])
-    assert seen and all(text.startswith("<think>\n") == opened for text in seen)
+    cut = Completion(r"is it \boxed{0}? Or", 12, truncated=True)
+    monkeypatch.setattr(TransformersGenerator, "generate", lambda self, prompts, seeds: [cut] * len(prompts))
+    generate(*[flag for flag in flags() if flag not in THINKING])
+    rows = [row for row in lines("out/samples.jsonl") if row["gold"].endswith("{0}") or row["gold"] == "0"]
+    assert rows and {(row["reward"], row["strict"]) for row in rows} == ({(0, 0)} if opened else {(1, 1)})
+    assert all(row["completion"] == "<think>\n" * opened + cut.text for row in rows)
 
 
 def test_a_template_that_says_something_else_the_next_day_is_told(workplace, caplog):

@@ -243,17 +243,6 @@ def test_the_chance_of_the_rewarded_solutions_is_the_product_over_their_tokens()
 # -- Variants ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cpu", "rarity", "lora", "smollm2", "repaired"])
-def test_runs_of_a_seed_have_one_start_but_for_those_that_the_pages_name(name):
-    """Pairs are of one start, which depends on the machine."""
-    starts_of: dict[tuple[str, int], set[float]] = {}
-    for record in read_records(EVIDENCE / "results" / f"{name}.jsonl"):
-        starts_of.setdefault((record["task"], record["seed"]), set()).add(record["start"])
-    several = {key for key, values in starts_of.items() if len(values) > 1}
-    named = {(task, seed) for task in ("common-equations", "common-sorting") for seed in range(215, 225)}
-    assert several == (named if name == "rarity" else set())
-
-
 def test_fill_gives_1e_12_to_the_rest_and_renormalises():
     kept = np.log([0.5, 0.2, 0.1])
     filled = fill_rest(torch.tensor([*kept, math.log(0.2)], dtype=torch.float64))
@@ -643,6 +632,17 @@ def test_a_panel_of_rare_answers_has_the_same_seeds_at_the_same_rate():
 
 
 # -- What was run -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cpu", "rarity", "lora", "smollm2", "repaired"])
+def test_runs_of_a_seed_have_one_start_but_for_those_that_the_pages_name(name):
+    """Pairs are of one start, which depends on the machine."""
+    starts_of: dict[tuple[str, int], set[float]] = {}
+    for record in read_records(EVIDENCE / "results" / f"{name}.jsonl"):
+        starts_of.setdefault((record["task"], record["seed"]), set()).add(record["start"])
+    several = {key for key, values in starts_of.items() if len(values) > 1}
+    named = {(task, seed) for task in ("common-equations", "common-sorting") for seed in range(215, 225)}
+    assert several == (named if name == "rarity" else set())
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ CHANGES = {
 }
 
 
-def changed_model(change: str, **options):
+def changed_model(change: str):
     """A model that changes its logits by what no config names."""
-    model = tiny_model(**options)
+    model = tiny_model()
     own = model.forward
 
     def forward(self, *args, **kwargs):
@@ -46,9 +46,10 @@ def test_a_model_that_changes_its_logits_is_refused(trainer, config, change, dty
     assert trainer.state.global_step == 0
 
 
-def model_inputs(length: int = 12, prompt: int = 5) -> dict[str, torch.Tensor]:
+def model_inputs() -> dict[str, torch.Tensor]:
     """Two rows with padding on the left of a prompt and on the right of a completion, as TRL makes them."""
-    input_ids = torch.randint(3, 100, (2, length), generator=torch.Generator().manual_seed(0))
+    prompt = 5
+    input_ids = torch.randint(3, 100, (2, 12), generator=torch.Generator().manual_seed(0))
     attention_mask = torch.ones_like(input_ids)
     attention_mask[0, : prompt - 1] = attention_mask[0, prompt + 1 :] = 0  # one token of a prompt, one of a completion
     labels = input_ids.masked_fill(attention_mask == 0, -100)
@@ -69,7 +70,7 @@ def test_rounding_is_no_difference(dtype, spread, support_size, temperature):
 def test_one_token_is_enough_to_tell():
     model = changed_model("scaled")
     add_sparse_lm_head(model)
-    with pytest.raises(ValueError, match="over 7 positions"):
+    with pytest.raises(ValueError, match="in the mean over 1 tokens"):
         check_head(model, model_inputs(), 7, 8, 1.0)
 
 

@@ -31,8 +31,8 @@ from troll_trl.trainers.trl_compat import silence_known_warnings
 logger = logging.getLogger(__name__)
 
 SETTINGS = "config.yaml"
-# Which say where a run is and how it is gone on with; the last two are saved nowhere
-_NOT_OF_A_RUN = ("resume", "resume_from_checkpoint", "output_dir", "env", "hub_token")
+_SECRET = ("env", "hub_token")  # may hold secrets, and the folder may be uploaded
+_NOT_OF_A_RUN = ("resume", "resume_from_checkpoint", "output_dir", *_SECRET)  # where it is, and how it is gone on with
 # Of each `algorithm` and `method`
 TRAINERS = {
     ("grpo", "troll"): TrollGRPOTrainer,
@@ -145,8 +145,7 @@ def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | N
 
 def save_settings(settings: dict, output_dir: str, checkpoint: str | None = None):
     """With the `checkpoint` that a run goes on from, other settings that it had until there are kept beside."""
-    # The folder may be uploaded, and these may hold secrets
-    shown = {name: value for name, value in settings.items() if name not in ("env", "hub_token")}
+    shown = {name: value for name, value in settings.items() if name not in _SECRET}
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     text = "# All settings of the files and flags of this run, but for `env` and `hub_token`.\n" + yaml.safe_dump(
         shown, sort_keys=False, allow_unicode=True

@@ -199,6 +199,7 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[tuple[Samp
                 f"{path}: row {number} has another gold answer than an earlier row with the same `{columns.problem}` "
                 f"({problem}). Name a column that tells problems apart with `problem_column`."
             )
+        options = _options(row)
         empty += not texts
         nulls += texts.count(None)
         for text in texts:
@@ -220,7 +221,7 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[tuple[Samp
                 path="",
                 strict=0.0,
             )
-            yield sample, _options(row)
+            yield sample, options
     if nulls:
         logger.warning(f"{path}: completions that are null: {nulls}. They count as empty, and so as wrong.")
     if empty:

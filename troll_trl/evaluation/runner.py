@@ -141,8 +141,8 @@ class ModelRun:
         self.model, self.args, self.backend, self.benchmarks = model, args, backend, benchmarks
         self.tokenizer = load_tokenizer(model, args.revision)
         # Such a template leaves the tag to the prompt: without it a thought that is cut off would pass for an answer
-        first_prompt = self.tokenizer.decode(self._tokens(benchmarks[0].problem(0)))
-        self.opened_by_prompt = "<think>\n" if first_prompt.rstrip().endswith("<think>") else ""
+        opens = self._first_prompt(benchmarks[0]).rstrip().endswith("<think>")
+        self.opened_by_prompt = "<think>\n" if opens else ""
         self.lengths = {benchmark.name: self._prompt_lengths(benchmark) for benchmark in benchmarks}
         longest_prompt = max(int(lengths.max()) for lengths in self.lengths.values())
         self.longest = longest_prompt + args.max_new_tokens
@@ -181,6 +181,9 @@ class ModelRun:
     def _tokens(self, problem: Problem) -> list[int]:
         return tokenize_prompt(self.tokenizer, problem.messages, self.args.enable_thinking)
 
+    def _first_prompt(self, benchmark: Benchmark) -> str:
+        return self.tokenizer.decode(self._tokens(benchmark.problem(0)))
+
     def _load(self) -> Generator:
         args = self.args
         sampling = Sampling(args.temperature, args.top_p, args.top_k, args.max_new_tokens)
@@ -199,7 +202,7 @@ class ModelRun:
             )
         prompts = content["first_prompts"].setdefault(self.model, {})
         for benchmark in self.benchmarks:
-            prompt = self.tokenizer.decode(self._tokens(benchmark.problem(0)))
+            prompt = self._first_prompt(benchmark)
             if prompts.setdefault(benchmark.name, prompt) != prompt:  # Llama 3's templates hold today's date
                 logger.warning(
                     f"{benchmark.name}: the prompts of {self.model} are no longer those of its earlier samples: its "

@@ -10,13 +10,13 @@ from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, Verdict, are_reada
 from troll_trl.rewards.verifier.choices import Options, read_choice
 from troll_trl.rewards.verifier.notation import normalise
 from troll_trl.rewards.verifier.quantities import read_quantity
+from troll_trl.rewards.verifier.structure import NAME, split
 from troll_trl.rewards.verifier.wording import unwrap, words
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MARKED_ANSWER = re.compile(r"(?:####|\banswer[*_]*:)[*_ \t]*(?P<answer>[^\n]+)", re.IGNORECASE)
 _STRICT_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?", re.ASCII)
 _STRICT_FRACTION = re.compile(r"(?P<sign>-?)(?:\\frac\{(?P<a>\d+)\}\{(?P<b>\d+)\}|(?P<c>\d+)/(?P<d>\d+))", re.ASCII)
-_NAMED = re.compile(r"[A-Za-z](?:\([a-z]\))?\s?=\s?(?P<value>[^=,]+)")  # x = 3
 _DROPPED = re.compile(r"\\left|\\right|\\[!,;:]|\\?\$|\\[()\[\]]|\s+")
 
 
@@ -107,11 +107,14 @@ def vote(answer: str | None) -> Hashable | None:
     what is left to compute, such as `10^2`, by its text), one option of a multiple choice, the same words, and what is
     equal as [`strict_form`]; of `x = 3` the value counts.
     """
-    if answer is None or len(answer) > MAX_ANSWER_CHARACTERS:
-        return None if answer is None else strict_form(answer)
+    if answer is None:
+        return None
+    if len(answer) > MAX_ANSWER_CHARACTERS:
+        return strict_form(answer)
     text = unwrap(normalise(answer))
-    if named := _NAMED.fullmatch(text):
-        text = named["value"]
+    sides = split(text, "=")
+    if len(sides) == 2 and NAME.fullmatch(sides[0].strip()):
+        text = sides[1].strip()
     quantity = read_quantity(text)
     if quantity is not None and quantity.worked_out:
         marked = quantity.percent or quantity.base is not None

@@ -92,14 +92,13 @@ def _result(
     columns = scores.metrics(args.k)
     values = estimate([np.stack(list(columns.values()), axis=1)], args.bootstrap_samples, args.seed)
     n, counts = scores.samples_per_problem, scores.counts
-    wanted = provenance["benchmarks"].get(benchmark, {}).get("problems", 0) * provenance["settings"].get("n", 0)
     return {
         "model": model,
         "benchmark": benchmark,
         "problems": len(scores.rewards),
         "n": n,
         "samples": counts["samples"],
-        "complete": counts["samples"] >= wanted,
+        "complete": counts["samples"] >= _wanted(benchmark, provenance),
         "metrics": {_label(name, n): asdict(value) for name, value in zip(columns, values, strict=True)},
         **_shares(scores),
         "verifier_paths": scores.paths,
@@ -110,6 +109,11 @@ def _result(
             "examples": scores.examples,
         },
     }
+
+
+def _wanted(benchmark: str, provenance: dict[str, Any]) -> int:
+    """Samples of a benchmark that an evaluation is to end with; 0 where that is not known."""
+    return provenance["benchmarks"].get(benchmark, {}).get("problems", 0) * provenance["settings"].get("n", 0)
 
 
 def _shares(scores: ProblemScores) -> dict[str, float | None]:
@@ -171,7 +175,7 @@ def compare(args: EvaluationArguments) -> dict[str, Any]:
         ValueError: there are several models to choose from, no common benchmark or problem, or other gold answers.
     """
     names = list(args.compare or [])
-    first, second = (_scores_of(name, args) for name in names)
+    (first, folder_a), (second, folder_b) = (_scores_of(name, args) for name in names)
     common = [benchmark for benchmark in first if benchmark in second]
     if not common:
         raise ValueError(
@@ -180,12 +184,13 @@ def compare(args: EvaluationArguments) -> dict[str, Any]:
     for benchmark in sorted({*first, *second} - set(common)):
         logger.warning(f"{benchmark} is only in one of the two, and left out.")
     problems = {benchmark: _common_problems(benchmark, first[benchmark], second[benchmark]) for benchmark in common}
-    sides = [(name, side[benchmark]) for name, side in zip(names, (first, second), strict=True) for benchmark in common]
-    for name, scores in sides:
-        _check_samples(f"`compare`: {name}", scores, args.k)
-    for name, side in zip(names, (first, second), strict=True):
-        _check_finished(name, side, args)
-    counts = {len(samples) for _, scores in sides for samples in scores.rewards.values()}
+    for name, side, folder in zip(names, (first, second), (folder_a, folder_b), strict=True):
+        of_common = {benchmark: side[benchmark] for benchmark in common}
+        for benchmark, scores in of_common.items():
+            _check_samples(f"`compare`: {name}, {benchmark}", scores, args.k)
+        _check_finished(name, of_common, folder)
+    all_scores = [side[benchmark] for side in (first, second) for benchmark in common]
+    counts = {len(samples) for scores in all_scores for samples in scores.rewards.values()}
     ks = args.k or default_ks(min(counts))
     groups_a, groups_b = (
         [side[benchmark].metrics(ks, problems[benchmark]) for benchmark in common] for side in (first, second)
@@ -233,8 +238,8 @@ def check_compared(args: EvaluationArguments):
             _scores_of(name, args)
 
 
-def _scores_of(name: str, args: EvaluationArguments) -> dict[str, ProblemScores]:
-    """The scores of one side by benchmark: of a folder or a file, or of a model in `output`."""
+def _scores_of(name: str, args: EvaluationArguments) -> tuple[dict[str, ProblemScores], Path]:
+    """The scores of one side by benchmark, and their folder: of a folder or a file, or of a model in `output`."""
     path = Path(name).expanduser()
     file = path / SAMPLES if path.is_dir() else path
     if file.is_file() and file.suffix == ".jsonl":
@@ -245,9 +250,10 @@ def _scores_of(name: str, args: EvaluationArguments) -> dict[str, ProblemScores]
                 f"`compare`: {file} holds samples of {len(models)} models ({', '.join(models) or 'none'}). Compare two "
                 "of them by their names, with their folder as `output`."
             )
-        return {benchmark: scores for (_, benchmark), scores in by_key.items()}
-    own = Path(args.output) / SAMPLES if args.output is not None else None
-    by_key = read_scores(own) if own is not None and own.is_file() else {}
+        return {benchmark: scores for (_, benchmark), scores in by_key.items()}, file.parent
+    folder = Path(args.output or ".")
+    own = folder / SAMPLES
+    by_key = read_scores(own) if args.output is not None and own.is_file() else {}
     of_model = {benchmark: scores for (model, benchmark), scores in by_key.items() if model == name.rstrip("/")}
     if not of_model:
         known_models = ", ".join(dict.fromkeys(model for model, _ in by_key))
@@ -255,18 +261,17 @@ def _scores_of(name: str, args: EvaluationArguments) -> dict[str, ProblemScores]
         raise FileNotFoundError(
             f"`compare`: {name} is no folder with a {SAMPLES}, no such file ending in .jsonl, {known}."
         )
-    return of_model
+    return of_model, folder
 
 
-def _check_finished(name: str, side: dict[str, ProblemScores], args: EvaluationArguments):
+def _check_finished(name: str, side: dict[str, ProblemScores], folder: Path):
     """Say which samples one side still lacks: the problems that it has are then no sample of all, but the longest."""
-    path = Path(name).expanduser()
-    file = (path if path.is_dir() else path.parent if path.is_file() else Path(args.output or ".")) / PROVENANCE
-    made_with = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    n = made_with.get("settings", {}).get("n", 0)
+    file = folder / PROVENANCE
+    if not file.is_file():
+        return
+    provenance = json.loads(file.read_text(encoding="utf-8"))
     for benchmark, scores in side.items():
-        wanted = made_with.get("benchmarks", {}).get(benchmark, {}).get("problems", 0) * n
-        if scores.counts["samples"] < wanted:
+        if scores.counts["samples"] < (wanted := _wanted(benchmark, provenance)):
             logger.warning(
                 f"`compare`: {name} has {scores.counts['samples']} of {wanted} samples of {benchmark}, those of the "
                 "longest problems. Finish it by the command that began it before you trust a difference."

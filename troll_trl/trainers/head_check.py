@@ -1,5 +1,6 @@
 """At a run's first rollout the sparse LM head is checked against the model's own logits, on a few tokens."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,28 +45,32 @@ def check_head(
         ValueError: the two differ by more than rounding.
     """
     shape = model_inputs["input_ids"].shape
-    start = shape[1] - completion_length - 1  # one token of the prompt, as the shortest completion has one
+    # Of the prompt its last token alone: of all of it the model's own logits could take gigabytes
+    start = shape[1] - completion_length - 1
     inputs = {
         name: value[:1, start : start + _TOKENS + 1]
         for name, value in model_inputs.items()
         if isinstance(value, torch.Tensor) and value.shape == shape
     }
     device = inputs["input_ids"].device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(0)  # if there is dropout, both draw it alike
+    # From one state of the generators, which stays: if there is dropout, both draw it alike
+    same_draws = partial(torch.random.fork_rng, [device] if device.type == "cuda" else [])
+    with same_draws():
         sparse = model(**inputs, fused_lm_head=True, support_size=support_size, tail_mass=0.0, check_finite=False)
-        del inputs["labels"]
-        torch.manual_seed(0)
+    del inputs["labels"]
+    with same_draws():
         logits = model(**inputs, use_cache=False).logits
-    positions = inputs["input_ids"].shape[1] - 1
-    logits = logits[:, -positions - 1 : -1].float() / temperature  # (1, n, V)
-    token_ids = sparse.token_ids[:, -positions:].long()  # (1, n, K)
+    n = inputs["input_ids"].shape[1] - 1  # prompt tuning puts more in front
+    logits = logits[:, -n - 1 : -1].float() / temperature  # (1, n, V)
+    token_ids = sparse.token_ids[:, -n:].long()  # (1, n, K)
+    kept = token_ids != UNUSED
     own = logits.log_softmax(-1).gather(-1, token_ids.clamp(min=0))
-    difference = (sparse.sparse_log_probs[:, -positions:, :-1] - own).abs()[token_ids != UNUSED].mean().item()
+    difference = (sparse.sparse_log_probs[:, -n:, :-1] - own).abs()[kept].mean().item()
     if difference > _TOLERANCE * max(1.0, logits.abs().max().item()):  # a NaN is not: it is for `nonfinite`
+        tokens = kept.any(-1).sum().item()
         raise ValueError(
-            f"The LM head that keeps a sparse distribution is wrong for this model: its log-probabilities differ from "
-            f"those of the model's own logits by {difference:.2g} nats in the mean over {positions} positions. The "
-            "model changes its logits in a way that the head does not know, nor does TRL's. Train another model, and "
-            "please report this one."
+            "The LM head that keeps a sparse distribution is wrong for this model: its log-probabilities differ from "
+            f"those of the model's own logits by {difference:.2g} nats in the mean over {tokens} tokens. The model "
+            "changes its logits in a way that the head does not know, nor does TRL's. Train another model, and please "
+            "report this one."
         )
