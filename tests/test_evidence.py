@@ -84,7 +84,7 @@ def test_evaluations_are_read_strictly(grid):
 def test_methods_differ_in_nothing_but_themselves(grid):
     for run in all_runs(grid):
         others = grid.settings(run).keys() - grid.tasks[run.task].settings.keys() - dict(run.varied).keys() - {"seed"}
-        assert others <= {"method", "epsilon", "epsilon_high", "loss_type", "pessimistic"}
+        assert others <= {"method", "epsilon", "epsilon_high", "loss_type", "pessimistic", "kl_bound"}
 
 
 def test_tuning_has_seeds_of_its_own(grid):
