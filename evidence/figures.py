@@ -13,6 +13,7 @@ from evidence.tables import STALENESS, Record, at_staleness, mean, methods_of, r
 # Told apart without colours as well
 STYLES: dict[str, dict[str, Any]] = {
     "troll": {"color": "C0", "marker": "o", "linestyle": "-", "linewidth": 2.2},
+    "troll-wide": {"color": "C0", "marker": "D", "linestyle": "--", "linewidth": 2.2},
     "clip": {"color": "C3", "marker": "s", "linestyle": "-"},
     "clip-higher": {"color": "C1", "marker": "^", "linestyle": "--"},
     "none": {"color": "0.35", "marker": "x", "linestyle": ":"},
@@ -41,11 +42,11 @@ def draw_learning(records: Sequence[Record], study: str, file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def _plot_mean(axes: Axes, records: Sequence[Record], method: str) -> None:
+def _plot_mean(axes: Axes, records: Sequence[Record], method: str, label: str | None = None) -> None:
     curves = [record["curve"] for record in records if "curve" in record]
     if curves:
         steps, heights = np.array(curves).mean(0).T
-        axes.plot(steps, 100 * heights, label=method, markersize=5, **STYLES[method])
+        axes.plot(steps, 100 * heights, label=label or method, markersize=5, **STYLES[method])
 
 
 def draw_rare(records: Sequence[Record], study: str, file: Path) -> None:
@@ -60,6 +61,33 @@ def draw_rare(records: Sequence[Record], study: str, file: Path) -> None:
         axes.set(title=f"{task}: {tasks[task]}", xlabel="updates", ylabel="held-out success, %")
         axes.grid(alpha=0.3)
     panels["label-2"].legend(fontsize="small")
+    figure.savefig(file, dpi=110)
+
+
+def draw_real(records: Sequence[Record], study: str, file: Path) -> None:
+    """Success of the real model against updates, TROLL at two bounds too: every seed, thin, and the means."""
+    figure, panels = _panels([study])
+    axes = panels[study]
+    shown = {
+        ("troll", 0.5): ("troll-wide", "troll, ε = 0.5"),
+        ("clip-higher", None): ("clip-higher", "clip, 0.2/0.28"),
+        ("clip", None): ("clip", "clip, 0.2"),
+        ("troll", None): ("troll", "troll, ε = 0.05"),
+        ("none", None): ("none", "no limits"),
+    }
+    of_cell: dict[tuple[str, float | None], list[Record]] = {cell: [] for cell in shown}
+    for record in records:
+        cell = record["method"], record["varied"].get("kl_bound")
+        if cell in of_cell and (record["task"], record["varied"]["learning_rate"]) == ("no-dropout", 1e-3):
+            of_cell[cell].append(record)
+    for cell, (style, label) in shown.items():
+        _plot_mean(axes, of_cell[cell], style, label)
+        for record in of_cell[cell]:
+            steps, heights = np.array(record["curve"]).T
+            axes.plot(steps, 100 * heights, color=STYLES[style]["color"], linewidth=0.6, alpha=0.5)
+    axes.set(xlabel="updates", ylabel="right and stated, held out, %")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
     figure.savefig(file, dpi=110)
 
 
@@ -113,4 +141,5 @@ FIGURES: dict[str, Figures] = {
     "cpu": _OF_THE_FIRST,
     "gpu": _OF_THE_FIRST,
     "rarity": {"learning": (draw_rare, "remedy")},
+    "smollm2": {"learning": (draw_real, "smollm2")},
 }

@@ -7,6 +7,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
+from evidence.results import DEFAULTS
 from evidence.tables import (
     Cell,
     Record,
@@ -204,19 +205,22 @@ def at_one_rate(records: Sequence[Record]) -> str:
     return markdown([*header, "that of `pessimistic` in area", "in success"], rows)
 
 
-def _leads_of(records: Sequence[Record], study: str, fixed: str, of_fixed: bool = False, pooled: bool = False) -> str:
+def _leads_of(
+    records: Sequence[Record],
+    study: str,
+    fixed: str,
+    of_fixed: bool = False,
+    pooled: bool = False,
+    own_rates: bool = False,
+) -> str:
     """
     Area and success of every method of a study, and its lead over the `fixed` one, or that one's over it, of every task
-    and learning rate; `pooled` over these too.
+    and cell; `pooled` over these too. With `own_rates` methods of different learning rates are set side by side.
     """
     rows, pairs = [], defaultdict(list)
-    of_study = [record for record in records if study in record["studies"]]
-    for task, rate in product(dict.fromkeys(record["task"] for record in of_study), rates_of(records, study)):
-        at_rate = [r for r in of_study if (r["task"], r["varied"]["learning_rate"]) == (task, rate)]
-        methods = dict.fromkeys(record["method"] for record in at_rate)
-        every = {method: select(at_rate, study, task, method) for method in methods}
-        seeds = set.intersection(*(set(cell.by_seed("area")) for cell in every.values()))
-        cells = {m: Cell([r for r in cell.records if r["seed"] in seeds]) for m, cell in every.items()}
+    for name, at in _at_once([record for record in records if study in record["studies"]], own_rates):
+        seeds = set.intersection(*(set(cell.by_seed("area")) for cell in at.values()))
+        cells = {m: Cell([r for r in cell.records if r["seed"] in seeds]) for m, cell in at.items()}
         for method, cell in cells.items():
             leads = ["", ""]
             if method != fixed and fixed in cells:
@@ -224,7 +228,8 @@ def _leads_of(records: Sequence[Record], study: str, fixed: str, of_fixed: bool 
                 leads = [signed(*difference(*pair, key)) for key in ("area", "success")]
                 pairs[method].append(pair)
             means = [percent(mean_of(cell, key)) for key in ("area", "success")]
-            rows.append([task, f"{rate:g}", method, str(len(cell.records)), *means, *leads])
+            rate = f"{cell.records[0]['varied']['learning_rate']:g}"
+            rows.append([name, rate, method, str(len(cell.records)), *means, *leads])
     for method, of_method in pairs.items():
         if pooled and len(of_method) > 1:
             leads = [signed(*pooled_difference(of_method, key)) for key in ("area", "success")]
@@ -232,6 +237,23 @@ def _leads_of(records: Sequence[Record], study: str, fixed: str, of_fixed: bool 
     header = ["task", "learning rate", "method", "seeds", "area %", "success %"]
     lead = f"{fixed} less this" if of_fixed else f"this less {fixed}"
     return markdown([*header, f"{lead}, area", "success"], rows)
+
+
+def _at_once(records: Sequence[Record], own_rates: bool) -> list[tuple[str, dict[str, Cell]]]:
+    """
+    The methods that are set side by side, with the name of their task: of one learning rate, but for `own_rates`, and
+    of one number of updates per rollout batch.
+    """
+    updates_of = lambda record: (DEFAULTS | record["varied"])["steps_per_generation"]
+    tasks = list(dict.fromkeys(record["task"] for record in records))
+    rate_of = lambda record: 0.0 if own_rates else record["varied"]["learning_rate"]
+    place = lambda record: (tasks.index(record["task"]), rate_of(record), updates_of(record))
+    cells: dict[tuple[int, float, int], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in sorted(records, key=place):
+        cells[place(record)][record["method"]].append(record)
+    several = len({updates for _, _, updates in cells}) > 1
+    names = {at: tasks[at[0]] + (f", {at[2]} updates" if several else "") for at in cells}
+    return [(names[at], {method: Cell(of) for method, of in by.items()}) for at, by in cells.items()]
 
 
 def updates_to(curve: Sequence[tuple[float, float]], success: float) -> float:
@@ -290,5 +312,9 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "remedy-steps": partial(_leads_of, study="remedy-steps", fixed="troll", pooled=True),
     "remedy-common": partial(_leads_of, study="remedy-common", fixed="clip", pooled=True),
     "wording": partial(_leads_of, study="wording", fixed="troll", of_fixed=True),
+    "others": partial(_leads_of, study="others", fixed="troll", of_fixed=True, own_rates=True),
+    "staleness": partial(_leads_of, study="staleness", fixed="troll", of_fixed=True),
+    "bound": partial(_leads_of, study="bound", fixed="troll", pooled=True),
+    "bound-rare": partial(_leads_of, study="bound-rare", fixed="troll"),
 }
 MOVES_TABLES: dict[str, Callable[[Sequence[Record]], str]] = {"price": price}

@@ -7,6 +7,7 @@ import numpy as np
 from evidence.tables import Cell, Record, difference, markdown, signed
 
 TASK, CELL = "no-dropout", {"learning_rate": 1e-3}
+LEADS = ("area", "success")
 FORM, NUMBER = "answer_format_reward", "last_number_reward"
 
 
@@ -32,29 +33,38 @@ def every_run(records: Sequence[Record]) -> str:
 
 
 def leads(records: Sequence[Record]) -> str:
-    """The means over seeds, and TROLL less every other method, without dropout and at one rate."""
-    records = [record for record in records if (record["task"], record["varied"]) == (TASK, CELL)]
-    names = dict.fromkeys(record["method"] for record in records)
-    cells = {name: Cell([record for record in records if record["method"] == name]) for name in names}
+    """The means over seeds, without dropout and at one rate; TROLL less every other method, at either bound."""
+    cells: dict[str, Cell] = {}
+    for record in records:
+        bound = record["varied"].get("kl_bound")
+        if record["task"] == TASK and record["varied"] == CELL | ({} if bound is None else {"kl_bound": bound}):
+            name = record["method"] if bound is None else f"{record['method']}, kl_bound {bound:g}"
+            cells[name] = Cell([*(cells[name].records if name in cells else []), record])
+    troll = [name for name in cells if name.startswith("troll")]
     rows = []
     for method, cell in cells.items():
         finished = [record["others"] for record in cell.records if "others" in record]
-        texts = ["", ""]
-        if method != "troll" and "troll" in cells:
-            both = [difference(cells["troll"], cell, key) for key in ("area", "success")]
-            one = len(cells["troll"].by_seed("area").keys() & cell.by_seed("area").keys()) == 1  # has no interval
-            texts = [f"{100 * lead.value:+.1f}" if one else signed(lead, p_value) for lead, p_value in both]
+        texts = ["" if method in troll else _lead(cells[name], cell, key) for name in troll for key in LEADS]
         rows.append(
             [
                 method,
                 str(len(cell.records)),
-                *(_share(cell.values(key).mean()) for key in ("area", "success")),
+                *(_share(cell.values(key).mean()) for key in LEADS),
                 *(_share(np.mean([others[key][-1][1] for others in finished])) for key in (FORM, NUMBER)),
                 *texts,
             ]
         )
     header = ["method", "seeds", "area %", "success %", "states an answer %", "last number right %"]
-    return markdown([*header, "TROLL less this, area", "success"], rows)
+    return markdown([*header, *(f"{name} less this, {key}" for name in troll for key in LEADS)], rows)
+
+
+def _lead(cell: Cell, other: Cell, key: str) -> str:
+    """`cell` less `other`; of one pair there is no interval, and of none nothing."""
+    pairs = len(cell.by_seed(key).keys() & other.by_seed(key).keys())
+    if pairs == 0:
+        return ""
+    lead, p_value = difference(cell, other, key)
+    return f"{100 * lead.value:+.1f}" if pairs == 1 else signed(lead, p_value)
 
 
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {"runs": every_run, "leads": leads}

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, weights
 
-from evidence import figures, moves, rarity, report, starts, tables
+from evidence import figures, moves, rarity, report, smollm2, starts, tables
 from evidence.grid import GivenTask, Run, Task, read_grid, tuned_rates
 from evidence.problems import FAMILIES, LETTERS, RARE, make_problems, make_wording, make_worked
 from evidence.results import DEFAULTS, read_records, run_of
@@ -598,6 +598,50 @@ def test_a_task_that_no_method_learns_leaves_the_rule():
     assert "+5.0" in rarity.rule(records).splitlines()[2]
 
 
+def test_methods_stand_beside_those_of_their_updates_or_at_rates_of_their_own():
+    records = [
+        record("s", "sums", method, seed, success, learning_rate=rate, **varied) | {"area": success}
+        for method, success, rate in (("troll", 0.5, 2e-4), ("clip", 0.4, 1e-4))
+        for varied in ({}, {"steps_per_generation": 4})
+        for seed in range(5)
+    ]
+    rows_of = lambda rs, **how: [
+        row.strip("| ").split(" | ")
+        for row in rarity._leads_of(rs, "s", "troll", of_fixed=True, **how).splitlines()[2:]
+    ]
+    rows = rows_of(records, own_rates=True)
+    assert [row[0] for row in rows] == ["sums, 4 updates"] * 2 + ["sums, 8 updates"] * 2
+    assert [row[1:3] for row in rows[:2]] == [["0.0002", "troll"], ["0.0001", "clip"]]
+    assert all(row[6].startswith("+10.0 [+10.0, +10.0]") for row in rows[1::2])
+    apart = rows_of(records)  # of different rates, and nothing to compare
+    assert [row[1:3] for row in apart] == [["0.0001", "clip"]] * 2 + [["0.0002", "troll"]] * 2
+    assert all(len(row) == 6 for row in apart)
+
+
+def test_smollm2s_leads_are_of_either_bound():
+    def run(method, seed, area, **varied):
+        others = {name: [(0, 0.1), (64, 0.5)] for name in (smollm2.FORM, smollm2.NUMBER)}
+        return record("s", "no-dropout", method, seed, area, learning_rate=1e-3, **varied) | {
+            "area": area,
+            "others": others,
+        }
+
+    records = [run("troll", seed, 0.1) for seed in (10, 11)] + [run("clip", seed, 0.3) for seed in (10, 11)]
+    records += [run("troll", 10, 0.4, kl_bound=0.5), run("pessimistic", 11, 0.2)]
+    rows = {
+        row.split(" | ")[0].strip("| "): row.strip("| ").split(" | ") for row in smollm2.leads(records).splitlines()
+    }
+    assert rows["method"][6:] == [
+        "troll less this, area",
+        "troll less this, success",
+        "troll, kl_bound 0.5 less this, area",
+        "troll, kl_bound 0.5 less this, success",
+    ]
+    assert rows["clip"][6].startswith("-20.0 [") and rows["clip"][8] == "+10.0"
+    assert rows["pessimistic"][6] == "-10.0" and len(rows["pessimistic"]) == 8, "no seed of the wider bound"
+    assert rows["troll, kl_bound 0.5"][1:3] == ["1", "40.0"] and len(rows["troll, kl_bound 0.5"]) == 6
+
+
 def test_updates_to_a_height_are_told_along_the_curve():
     curve = [[0, 0.1], [16, 0.1], [32, 0.3], [48, 0.2]]
     assert [rarity.updates_to(curve, height) for height in (0.1, 0.2, 0.3, 0.4)] == pytest.approx([0, 24, 32, 48])
@@ -611,7 +655,7 @@ def test_tables_of_rarity_leave_out_what_is_not_there():
     assert first.startswith("| label-2 | clip | 10 |") and second.endswith("|  |  |")
 
 
-@pytest.mark.parametrize("grid", ["cpu", "rarity"])
+@pytest.mark.parametrize("grid", ["cpu", "rarity", "smollm2"])
 def test_every_figure_is_drawn_and_kept(grid, tmp_path):
     records = read_records(EVIDENCE / "results" / f"{grid}.jsonl")
     for name, (draw, study) in figures.FIGURES[grid].items():
