@@ -15,6 +15,7 @@ from transformers import TrainerState
 
 from troll_trl.cli.memory import PeakMemory
 from troll_trl.report import figures, metrics
+from troll_trl.report.page import warnings_of
 from troll_trl.report.runs import PEAK_MEMORY, TOKENS_PER_SECOND, Group, ReportError, load_groups, load_run
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "report.py"
@@ -185,6 +186,29 @@ def test_folder_of_runs_names_them(tmp_path):
 def test_settings_that_cannot_be_read_are_noted(tmp_path):
     run = load_run(write_troll(tmp_path, settings="a: [1"))
     assert run.settings == {} and "cannot be read as settings" in run.notes[0]
+
+
+def test_a_run_that_went_on_with_other_settings_says_so_and_is_held_to_no_bound(tmp_path):
+    folder = write_troll(
+        tmp_path, settings="kl_bound: 0.05\nlearning_rate: 3.0e-06\nresume: true", **{"troll/kl_max": 0.1}
+    )
+    (folder / "config-until-checkpoint-10.yaml").write_text("kl_bound: 0.05\nlearning_rate: 1.0e-06")
+    (folder / "config-until-checkpoint-4.yaml").write_text("kl_bound: 0.1\nlearning_rate: 1.0e-06\noutput_dir: old")
+    run = load_run(folder)
+    assert [note.partition(". ")[0] for note in run.notes] == [
+        "It went on from checkpoint-4 with other settings: `kl_bound` 0.1 → 0.05",
+        "It went on from checkpoint-10 with other settings: `learning_rate` 1e-06 → 3e-06",
+    ]
+    assert run.changed == {"kl_bound", "learning_rate"}
+    groups = [Group("x", [run])]
+    assert groups[0].kl_bound is None and not warnings_of(groups)
+
+
+def test_earlier_settings_that_cannot_be_read_are_noted_and_no_change(tmp_path):
+    folder = write_troll(tmp_path, settings="kl_bound: 0.05")
+    (folder / "config-until-checkpoint-4.yaml").write_text("a: [1")
+    run = load_run(folder)
+    assert not run.changed and "checkpoint-4.yaml cannot be read as settings" in run.notes[0] and len(run.notes) == 1
 
 
 def test_memory_of_the_trainers_own_summary(tmp_path):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ TOKENS_PER_SECOND = "derived/tokens_per_second"
 PEAK_MEMORY = "derived/peak_memory_gib"
 # Settings in which the seeds of one configuration may differ
 RUN_SETTINGS = {"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume_from_checkpoint", "hub_model_id"}
+_LAST = re.compile(r"(\d+)$")
+_OF_A_RESUME = {"resume", "resume_from_checkpoint", "output_dir"}  # no change of the run
 _SEED = re.compile(r"(^|[-_.])seed[-_.=]?\d+$", re.IGNORECASE)
 
 
@@ -36,6 +39,7 @@ class Run:
     updates: dict[int, dict[str, float]]
     settings: dict[str, Any]  # what `scripts/train.py` saved as `config.yaml`; empty for other runs
     notes: list[str] = field(default_factory=list)  # what a reader of its curves should know
+    changed: set[str] = field(default_factory=set)  # names of settings that were others before it was resumed
 
     def points(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Updates `(n,)` and values `(n,)` of the metric `key`; empty if it was never logged."""
@@ -95,10 +99,14 @@ class Group:
 
     @cached_property
     def kl_bound(self) -> tuple[float, bool] | None:
-        """The KL bound in nats and whether it was inferred, from the largest KL after a projection; `None` if unknown.
+        """
+        The KL bound in nats and whether it was inferred, from the largest KL after a projection; `None` if unknown, or
+        not the same from update to update.
 
         `training_args.bin`, which holds it too, is a pickle: loading it would run whatever code it names.
         """
+        if any("kl_bound" in run.changed for run in self.runs):
+            return None  # it had several, one after the other
         saved = {bound for run in self.runs if (bound := _saved_bound(run)) is not None}
         if saved:
             return (saved.pop(), False) if len(saved) == 1 else None
@@ -161,7 +169,8 @@ def load_run(path: Path) -> Run:
     if not updates:
         raise ReportError(f"{state_file}: no line of its `log_history` holds a `step` and a finite number.")
     _derive_memory(updates)
-    run = Run(path, state_file, updates, _read_settings(folder, notes), notes)
+    settings, changed = _read_settings(folder, notes)
+    run = Run(path, state_file, updates, settings, notes, changed)
     _derive_throughput(run)
     return run
 
@@ -295,11 +304,27 @@ def _derive_throughput(run: Run) -> None:
             run.updates[int(step)][TOKENS_PER_SECOND] = count / duration
 
 
-def _read_settings(folder: Path, notes: list[str]) -> dict[str, Any]:
+def _read_settings(folder: Path, notes: list[str]) -> tuple[dict[str, Any], set[str]]:
+    """What a run was trained with, of a resumed one at its end, and what of it was changed on the way."""
     roots = (folder, folder.parent) if folder.name.startswith("checkpoint-") else (folder,)
     file = next((root / "config.yaml" for root in roots if (root / "config.yaml").is_file()), None)
     if file is None:
-        return {}
+        return {}, set()
+    settings = _read_yaml(file, notes)
+    names: set[str] = set()
+    # `scripts/train.py` keeps what it had until the checkpoint from which it went on with other settings
+    files = file.parent.glob("config-until-checkpoint-*.yaml")
+    earlier = {int(digits[1]): path for path in files if (digits := _LAST.search(path.stem))}
+    parts = [(step, _read_yaml(earlier[step], notes)) for step in sorted(earlier)] + [(0, settings)]
+    for (step, before), (_, after) in pairwise([part for part in parts if part[1]]):
+        changed = [n for n in sorted({**before, **after}.keys() - _OF_A_RESUME) if before.get(n) != after.get(n)]
+        said = "; ".join(f"`{name}` {before.get(name)!r} → {after.get(name)!r}" for name in changed)
+        notes.append(f"It went on from checkpoint-{step} with other settings: {said}. The page names the last ones.")
+        names.update(changed)
+    return settings, names
+
+
+def _read_yaml(file: Path, notes: list[str]) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
