@@ -84,7 +84,8 @@ def draw_real(records: Sequence[Record], study: str, file: Path) -> None:
         _plot_mean(axes, of_cell[cell], style, label)
         for record in of_cell[cell]:
             steps, heights = np.array(record["curve"]).T
-            axes.plot(steps, 100 * heights, color=STYLES[style]["color"], linewidth=0.6, alpha=0.5)
+            thin = {key: STYLES[style][key] for key in ("color", "linestyle")}
+            axes.plot(steps, 100 * heights, linewidth=0.6, alpha=0.5, **thin)
     axes.set(xlabel="updates", ylabel="right and stated, held out, %")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
