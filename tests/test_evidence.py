@@ -685,7 +685,7 @@ def test_runs_of_a_seed_have_one_start_but_for_those_that_the_pages_name(name):
     for record in read_records(EVIDENCE / "results" / f"{name}.jsonl"):
         starts_of.setdefault((record["task"], record["seed"]), set()).add(record["start"])
     several = {key for key, values in starts_of.items() if len(values) > 1}
-    named = {(task, seed) for task in ("common-equations", "common-sorting") for seed in range(215, 225)}
+    named = {("label-2", 100)}  # cispo and sapo were tuned on another machine
     assert several == (named if name == "rarity" else set())
 
 
