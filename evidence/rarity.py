@@ -314,6 +314,7 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "wording": partial(_leads_of, study="wording", fixed="troll", of_fixed=True),
     "others": partial(_leads_of, study="others", fixed="troll", of_fixed=True, own_rates=True),
     "staleness": partial(_leads_of, study="staleness", fixed="troll", of_fixed=True),
+    "staleness-more": partial(_leads_of, study="staleness-more", fixed="troll", of_fixed=True),
     "bound": partial(_leads_of, study="bound", fixed="troll", pooled=True),
     "bound-rare": partial(_leads_of, study="bound-rare", fixed="troll"),
 }
