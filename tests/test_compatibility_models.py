@@ -113,13 +113,6 @@ def test_quantized_base(tmp_path):
     assert_same_movement(trained, weights(trl), weights(troll))
 
 
-@pytest.mark.slow
-def test_compiled_model(tmp_path):
-    compiled = {"torch_compile": True, "torch_compile_backend": "eager", "torch_compile_mode": "default"}
-    start, trl, troll = both(tmp_path, **compiled, max_steps=2)
-    assert_same_movement(start, weights(trl), weights(troll))
-
-
 def test_reference_model_that_follows(tmp_path):
     path = saved_model(tmp_path / "model")
     options = {"beta": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5}

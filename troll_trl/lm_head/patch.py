@@ -130,17 +130,36 @@ def _sparse_forward(
     # Backbone and head are looked up on each call, since FSDP and PEFT replace them after patching
     kwargs["use_cache"] = False
     backbone_outputs = model.base_model(*args, **kwargs)
+    hidden = backbone_outputs.last_hidden_state  # (B, T, H)
+    output = _head(model, hidden, labels, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32)
+    if kwargs.get("output_router_logits"):
+        output["aux_loss"] = load_balancing_loss_func(
+            backbone_outputs.router_logits,
+            text_config.num_experts,
+            text_config.num_experts_per_tok,
+            kwargs.get("attention_mask"),
+        )
+    return output
+
+
+# `torch.compile` takes the backbone in one graph. It would break this function into many, and gain nothing: the work is
+# in kernels and matrix products.
+@torch.compiler.disable
+def _head(
+    model, hidden, labels, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
+) -> SparseCausalLMOutput:
+    """The output for the hidden states `(B, T, H)` and labels `(B, T)`, with supports `(B, T' ≤ T − 1, K)` or none."""
     lm_head = model.get_output_embeddings()
     weight, bias = lm_head.weight, lm_head.bias
     # The live positions as numbers of the flattened batch, asked for once: each boolean index would wait for the device
-    hidden = backbone_outputs.last_hidden_state.to(weight.device)  # (B, T, H)
-    labels = labels.to(weight.device)
+    hidden, labels = hidden.to(weight.device), labels.to(weight.device)
     live = labels[:, 1:] != IGNORED_LABEL  # (B, T − 1)
     positions = torch.nn.functional.pad(live, (0, 1)).flatten().nonzero().squeeze(1)  # (N,), in B·T
     hidden = hidden.flatten(0, 1).index_select(0, positions)  # (N, H)
     sampled_ids = labels.flatten().index_select(0, positions + 1)  # (N,)
     if token_ids is not None:
-        token_ids = _live_supports(token_ids.to(weight.device), live, positions, sampled_ids, text_config.vocab_size)
+        vocabulary = model.config.get_text_config().vocab_size
+        token_ids = _live_supports(token_ids.to(weight.device), live, positions, sampled_ids, vocabulary)
 
     precision: AbstractContextManager = nullcontext()
     if cast_lm_head_to_fp32:
@@ -160,14 +179,6 @@ def _sparse_forward(
             log_probs, entropy = SparseLogProbs.apply(
                 hidden, weight, bias, token_ids, transform, maybe_gather_lm_head_ctx
             )
-    aux_loss = None
-    if kwargs.get("output_router_logits"):
-        aux_loss = load_balancing_loss_func(
-            backbone_outputs.router_logits,
-            text_config.num_experts,
-            text_config.num_experts_per_tok,
-            kwargs.get("attention_mask"),
-        )
     # The outputs have one position less per row than the hidden states
     outputs = positions - positions // labels.shape[1]  # (N,), in B·(T − 1)
     shape = live.shape
@@ -179,7 +190,6 @@ def _sparse_forward(
             token_ids.int(), outputs, token_ids.new_full((*shape, token_ids.shape[1]), UNUSED, dtype=torch.int32)
         ),
         sparse_log_probs=_scatter(log_probs, outputs, dead),
-        aux_loss=aux_loss,
     )
 
 
@@ -224,7 +234,8 @@ def _scatter(values: torch.Tensor, positions: torch.Tensor, dead: torch.Tensor) 
     """`dead` `(B, T − 1, …)` with the values `(N, …)` at the `positions` `(N,)` of the flattened batch. Connected to
     the model even when no position is live, so that an all-masked batch contributes a differentiable zero. By
     positions and not by a mask, whose gradient would wait for the device."""
-    return dead.flatten(0, 1).index_copy(0, positions, values).unflatten(0, dead.shape[:2])
+    # Contiguous: inductor before torch 2.14 writes into the one row of an expanded tensor
+    return dead.flatten(0, 1).contiguous().index_copy(0, positions, values).unflatten(0, dead.shape[:2])
 
 
 def _logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:

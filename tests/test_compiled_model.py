@@ -1,0 +1,56 @@
+"""`torch_compile: true`: the backbone in one graph, the head as it is, and the log-probabilities right."""
+
+import shutil
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
+
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl.lm_head.patch import _scatter
+
+inductor = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler for the CPU: g++")
+
+
+@pytest.fixture(autouse=True)
+def fresh_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    torch._dynamo.reset()
+    counters.clear()
+
+
+@inductor
+def test_scatter_into_an_expanded_row():
+    """Inductor let `index_copy` write into the memory of the one row: all positions had the last one's numbers."""
+    values, positions = torch.rand(5, 4), torch.tensor([0, 2, 3, 6, 7])
+    expected = torch.zeros(8, 4)
+    expected[positions] = values
+    scatter = torch.compile(lambda v, p: _scatter(v, p, torch.zeros(4).expand(2, 4, -1)), fullgraph=True)
+    assert torch.equal(scatter(values, positions), expected.view(2, 4, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=inductor)])
+def test_compiled_model_is_trls(backend, tmp_path):
+    compiled = {"torch_compile": True, "torch_compile_backend": backend, "torch_compile_mode": "default"}
+    start, trl, troll = train_both("grpo", tmp_path, **compiled, steps_per_generation=2, max_steps=2)
+    assert_same_movement(start, weights(trl), weights(troll))
+
+
+@pytest.mark.slow
+@inductor
+def test_inductor_trains_as_eager(tmp_path):
+    """At the weights of the rollout the policy was 0.1 nats from the old policy: training was wrong in silence."""
+    runs = []
+    for options in ({}, {"torch_compile": True}):
+        trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options, max_steps=2)
+        trainer.train()
+        runs.append(trainer)
+    eager, compiled = runs
+    assert logged(compiled, "troll/policy_kl_max")[0] < 1e-5, "the weights of the rollout"
+    assert max(logged(eager, "troll/projected_fraction")) > 0, "nothing is projected"
+    for key in ("loss", "grad_norm", "troll/projected_fraction", "troll/policy_kl_max"):
+        assert logged(compiled, key) == pytest.approx(logged(eager, key), rel=1e-3, abs=1e-6), key
+    breaks = sum(counters["graph_break"].values())
+    assert counters["graph_break"] and all("_head" in reason for reason in counters["graph_break"]), breaks
