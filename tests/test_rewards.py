@@ -15,7 +15,7 @@ from trl.rewards import get_soft_overlong_punishment
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.rewards import MAX_ANSWER_CHARACTERS, extract_answer, last_boxed, math_accuracy_reward, verifier
-from troll_trl.rewards.verifier import PATHS
+from troll_trl.rewards.verifier import PATHS, choices
 
 
 def reward(gold, answer):
@@ -210,6 +210,56 @@ def test_the_text_of_the_option():
         math_accuracy_reward(texts, ["B"] * 4, options=options[:1])
 
 
+OPTIONS = {"A": "50 m", "B": "75 m", "C": "90 m"}
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        r"\boxed{75 m}. The answer is (A).",
+        r"\boxed{(A) 75 m}",
+        r"\boxed{\text{(C) } 75\text{ m}}",
+        r"\boxed{75 m (A)}",
+        r"\boxed{75 m, A}",
+        r"\boxed{75 m or A}",
+        r"\boxed{A} and \boxed{75 m}",
+        r"\boxed{A: 75 m}",
+        r"\boxed{75\text{ m, option A}}",
+        r"\boxed{(A)(B) 75 m}",
+        "Answer: A. 75 m",
+        "Answer: 75 m (C)",
+    ],
+)
+def test_the_text_of_one_option_and_the_letter_of_another_are_two_guesses(completion):
+    assert math_accuracy_reward([completion], ["B"], options=[OPTIONS]) == [0.0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        OPTIONS,
+        {letter.lower(): text for letter, text in OPTIONS.items()},
+        list(OPTIONS.values()),
+        [f"{letter}) {text}" for letter, text in OPTIONS.items()],
+        {"label": list(OPTIONS), "text": list(OPTIONS.values())},
+        {"text": list(OPTIONS.values())},
+        [{"label": letter, "text": text} for letter, text in OPTIONS.items()],
+        [{"Key": letter.lower(), "Value": text} for letter, text in OPTIONS.items()],
+        [{letter: text} for letter, text in OPTIONS.items()],
+    ],
+)
+def test_forms_of_an_options_column(options):
+    texts = [r"\boxed{75 m}", r"\boxed{(B) 75 m}", r"\boxed{B}", r"\boxed{50 m}", r"\boxed{A}"]
+    assert math_accuracy_reward(texts, ["B"] * 5, options=[options] * 5) == [1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("options", [5, "A) 50 m B) 75 m", {"first": "50 m"}, [["50 m"], ["75 m"]]])
+def test_options_that_cannot_be_read_are_warned_of(options, caplog):
+    choices._warn_of_options.cache_clear()
+    assert math_accuracy_reward([r"\boxed{75 m}", "Answer: B"], ["B"] * 2, options=[options] * 2) == [0.0, 1.0]
+    assert len(caplog.messages) == 1 and repr(options) in caplog.messages[0]
+
+
 def test_expressions_of_the_problem_pay_only_on_demand():
     golds, texts = ["9025", r"\frac{\sqrt{3}}{2}"], [r"\boxed{95^2}", r"\boxed{\sin 60^\circ}"]
     assert math_accuracy_reward(texts, golds) == [0.0, 0.0]
@@ -257,7 +307,8 @@ def test_endless_answers_are_not_remembered_nor_logged():
 
 def test_parts_of_a_message():
     parts = [{"type": "text", "text": r"\boxed{"}, {"type": "image"}, {"type": "text", "text": "4}"}]
-    assert math_accuracy_reward([[{"role": "assistant", "content": parts}]], ["4"]) == [1.0]
+    for content in (parts, [r"\boxed{", "4}"]):  # a list of texts raised AttributeError
+        assert math_accuracy_reward([[{"role": "assistant", "content": content}]], ["4"]) == [1.0]
 
 
 def test_reward_function_can_be_pickled():

@@ -144,6 +144,33 @@ def test_a_worker_whose_child_was_killed_is_replaced(pool):
     assert replies == [{"result": True}, {"result": False}] * 3  # and not the reply to the question before
 
 
+class CrashingWorker:
+    """Ends at certain questions, or at all of them."""
+
+    def __init__(self, deadly):
+        self.deadly = deadly
+
+    def ask(self, question, seconds):
+        if self.deadly is None or self.deadly in question.get("answer", ""):
+            raise WorkerError("it did not reply")
+        return {"result": True}
+
+    def kill(self):
+        pass
+
+
+def test_only_a_crash_of_a_trivial_question_too_gives_none(monkeypatch):
+    """A policy that finds an answer which kills the worker must not get out of a 0 by it."""
+    completions = [rf"\boxed{{{answer}}}" for answer in (r"\sqrt{27}", r"\sqrt{13}")]
+    for deadly, rewards in ((r"\sqrt{13}", [1.0, 0.0]), (None, [None, None])):
+        crashing = WorkerPool(size=1)
+        monkeypatch.setattr(crashing, "_take", lambda deadly=deadly: CrashingWorker(deadly))
+        monkeypatch.setattr(verifier, "_pool", lambda crashing=crashing: crashing)
+        verdicts = verify([r"3\sqrt{3}"] * 2, completions)
+        assert [verdict.reward for verdict in verdicts] == rewards and verdicts[1].path == "crash"
+        crashing.close()
+
+
 @pytest.mark.slow
 def test_a_batch_that_is_hostile_throughout_takes_the_limit_for_each_question():
     pool, limit, count = WorkerPool(size=2), 0.2, 12

@@ -17,6 +17,7 @@ from troll_trl.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, repo
 from troll_trl.data.prompts import MESSAGES, PromptOptions, prompt_messages
 from troll_trl.rewards.answers import extract_answer
 from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, are_readable, normalised_gold
+from troll_trl.rewards.verifier.choices import LETTERS, options_by_letter
 from troll_trl.rewards.verifier.notation import normalise
 from troll_trl.rewards.verifier.quantities import read_quantity
 
@@ -177,7 +178,11 @@ def _convert(
             "solution": _solutions([column_value(row, schema.answer) for row in rows], schema.worked),
         }
         if has_options:
-            converted["options"] = [_options(row["options"]) for row in rows]
+            read = [options_by_letter(row["options"]) for row in rows]
+            converted["options"] = [
+                [texts.get(letter) for letter in LETTERS[: max(map(LETTERS.index, texts)) + 1]] if texts else None
+                for texts in read
+            ]
         return converted
 
     text = datasets.Value("string")
@@ -246,13 +251,6 @@ def _solution(answer: Any, worked: bool) -> str:
     solution = f"\\boxed{{{gold}}}"
     # An unbalanced brace in the gold answer would end the box early, or never.
     return solution if extract_answer(solution) == gold else ""
-
-
-def _options(options: list | dict | None) -> list[str] | None:
-    """The texts of a multiple choice in order; `None` for what is no such list."""
-    if isinstance(options, dict):
-        options = [options.get(letter) for letter in "ABCDEFGHIJ"[: len(options)]]
-    return options if options and all(isinstance(option, str) for option in options) else None
 
 
 def _why_unusable(row: Mapping, schema: Schema) -> str:

@@ -199,7 +199,7 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[tuple[Samp
                 f"{path}: row {number} has another gold answer than an earlier row with the same `{columns.problem}` "
                 f"({problem}). Name a column that tells problems apart with `problem_column`."
             )
-        options = _options(row)
+        options = row.get("options")
         empty += not texts
         nulls += texts.count(None)
         for text in texts:
@@ -279,12 +279,6 @@ def _gold_text(gold: Any) -> str:
 def _problem_id(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 64 else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
-
-
-def _options(row: Mapping[str, Any]) -> Options:
-    options = row.get("options")
-    texts = options.values() if isinstance(options, Mapping) else options if isinstance(options, list) else ()
-    return options if texts and all(isinstance(text, str) for text in texts) else None
 
 
 def _tokens(row: Mapping[str, Any]) -> int | None:

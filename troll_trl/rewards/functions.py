@@ -15,6 +15,7 @@ from troll_trl.rewards.verifier import (
     start,
     verify,
 )
+from troll_trl.rewards.verifier.choices import Options
 from troll_trl.rewards.verifier.notation import normalise
 from troll_trl.rewards.verifier.quantities import read_quantity
 
@@ -24,7 +25,7 @@ def math_accuracy_reward(
     solution: list[str | int | float | None],
     log_metric: Callable[[str, float], None] | None = None,
     log_extra: Callable[[str, list], None] | None = None,
-    options: list[list[str] | dict[str, str] | None] | None = None,
+    options: list[Options] | None = None,
     allow_unevaluated: bool = False,
     **kwargs,
 ) -> list[float | None]:
@@ -55,9 +56,10 @@ def math_accuracy_reward(
         log_extra (`Callable`, *optional*):
             Given by the trainer: adds the columns `solution`, `answer` and `answer_path` to the table of logged
             completions.
-        options (`list[list[str] | dict[str, str] | None]`, *optional*):
-            The options of multiple choice, in order or by letter, if the dataset has such a column: for the gold answer
-            `B` the text of option B is then right too.
+        options (`list[list | dict | None]`, *optional*):
+            The options of multiple choice, if the dataset has such a column
+            ([`~troll_trl.rewards.verifier.choices.options_by_letter`]): for the gold answer `B` the text of option B is
+            then right too, unless the answer names a letter as well.
         allow_unevaluated (`bool`, *optional*, defaults to `False`):
             Whether `95^2` is an answer to 9025. By default an answer must be worked out as far as the gold answer is,
             or boxing an expression of the problem would pay.
@@ -66,8 +68,8 @@ def math_accuracy_reward(
 
     Returns:
         `list[float | None]`:
-            1.0 for a right answer, 0.0 for a wrong or missing one, `None` (the trainer skips it) where there is
-            no gold answer or it cannot be read.
+            1.0 for a right answer, 0.0 for a wrong or missing one, `None` (the trainer skips it) where there is no gold
+            answer, it cannot be read, or the workers crash whatever they are asked.
 
     Raises:
         ValueError: `completions` and `solution` differ in length.
@@ -174,5 +176,6 @@ def _text_of(completion: list[dict[str, str]] | str) -> str:
             content = message.get("content") or ""
             if isinstance(content, str):
                 return content
-            return "".join(part.get("text") or "" for part in content)  # {"type": "text", "text": ...} and images
+            # Texts, or {"type": "text", "text": ...} and images
+            return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
     return ""

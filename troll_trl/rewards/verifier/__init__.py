@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from troll_trl.rewards.answers import extract_answer
-from troll_trl.rewards.verifier.choices import Options, gold_choice, names_option, option_text
+from troll_trl.rewards.verifier.choices import Options, gold_choice, is_option_text, names_option, options_by_letter
 from troll_trl.rewards.verifier.compare import Leaf, Undecided, equal, is_readable, undecided
 from troll_trl.rewards.verifier.notation import normalise
 from troll_trl.rewards.verifier.pool import WorkerError, WorkerPool
@@ -66,7 +66,8 @@ class Verdict:
 
     Args:
         reward (`float`, *optional*):
-            1.0 for the right answer, 0.0 for a wrong one or none, `None` where the gold answer cannot be read.
+            1.0 for the right answer, 0.0 for a wrong one or none, `None` where the gold answer cannot be read, or where
+            the workers crash whatever they are asked.
         answer (`str`, *optional*):
             The answer that the text states; `None` without one.
         path (`str`):
@@ -100,9 +101,9 @@ def verify(
             Processor time of each pair, in seconds: what other pairs or other processes do changes no verdict.
         strict (`bool`, *optional*, defaults to `True`):
             Whether an answer must be worked out as far as the gold answer is: `95^2` is then no answer to 9025.
-        options (`Sequence[list[str] | dict[str, str] | None]`, *optional*):
-            The options of each multiple choice, in order or by letter: for the gold answer `B` the text of option B is
-            then right too.
+        options (`Sequence[list | dict | None]`, *optional*):
+            The options of each multiple choice ([`~troll_trl.rewards.verifier.choices.options_by_letter`]): for the
+            gold answer `B` the text of option B is then right too, unless the answer names a letter as well.
 
     Returns:
         `list[Verdict]`: a verdict for each text.
@@ -120,16 +121,34 @@ def verify(
     """
     if len(golds) != len(texts):
         raise ValueError(f"Got {len(golds)} gold answers but {len(texts)} texts; they must pair up.")
+    if options is not None and len(options) != len(golds):
+        raise ValueError(f"Got {len(golds)} gold answers but {len(options)} `options`; they must pair up.")
     gold_answers = {gold: None if gold is None else normalised_gold(gold) for gold in dict.fromkeys(golds)}
-    known = [answer for answer in gold_answers.values() if answer is not None]
-    readable = are_readable(known, timeout)
-    choices = {gold for gold, answer in gold_answers.items() if answer and gold_choice(answer) is not None}
+    choices = {gold: choice for gold, answer in gold_answers.items() if answer and (choice := gold_choice(answer))}
     answers = [
         extract_answer(text, names_option if gold in choices else None) for gold, text in zip(golds, texts, strict=True)
     ]
     pairs = [(gold_answers[gold], answer) for gold, answer in zip(golds, answers, strict=True)]
-    decided: dict[tuple, tuple[bool, str] | None] = {
-        pair: _decide(*pair, strict) if pair[0] is None or readable[pair[0]] else (False, "unparsed")
+    verdicts = _verdicts(pairs, timeout, strict)
+    # The text of the right option, where the answer names no letter: one of each would be two guesses
+    again = {}
+    for row, (gold, of_row) in enumerate(zip(golds, options or (), strict=False)):
+        choice, answer = choices.get(gold), answers[row]
+        if choice is None or choice.text or answer is None or len(answer) > MAX_ANSWER_CHARACTERS:
+            continue
+        text = normalised_gold(options_by_letter(of_row).get(choice.letter, ""))
+        if text and is_option_text(normalise(answer), text):
+            again[row] = (text, answer)
+    for row, verdict in zip(again, _verdicts(list(again.values()), timeout, strict), strict=True):
+        verdicts[row] = verdict if verdict.reward == 1.0 else verdicts[row]
+    return verdicts
+
+
+def _verdicts(pairs: list[tuple[str | None, str | None]], timeout: float, strict: bool) -> list[Verdict]:
+    """The verdicts of pairs of a normalised gold answer and an answer."""
+    readable = are_readable([gold for gold, _ in pairs if gold is not None], timeout)
+    decided: dict[tuple, tuple[bool | None, str] | None] = {
+        pair: _decide(*pair, strict) if pair[0] is None or readable[pair[0]] else (None, "unparsed")
         for pair in dict.fromkeys(pairs)
     }
     open_pairs = [pair for pair, decision in decided.items() if decision is None]
@@ -138,18 +157,7 @@ def verify(
     verdicts = []
     for pair in pairs:
         right, path = decided[pair] or (False, "crash")
-        verdicts.append(Verdict(None if path in ("unparsed", "no_gold") else float(right), pair[1], path))
-    if options is not None:
-        if len(options) != len(golds):
-            raise ValueError(f"Got {len(golds)} gold answers but {len(options)} `options`; they must pair up.")
-        meant = [
-            option_text(gold, of_row) if gold and verdict.reward == 0.0 and verdict.answer is not None else None
-            for (gold, _), of_row, verdict in zip(pairs, options, verdicts, strict=True)
-        ]
-        rows = [row for row, text in enumerate(meant) if text is not None]
-        again = verify([meant[row] for row in rows], [texts[row] for row in rows], timeout, strict)
-        for row, verdict in zip(rows, again, strict=True):
-            verdicts[row] = verdict if verdict.reward == 1.0 else verdicts[row]
+        verdicts.append(Verdict(None if right is None else float(right), pair[1], path))
     return verdicts
 
 
@@ -177,7 +185,7 @@ def are_readable(golds, timeout: float = TIMEOUT_SECONDS) -> dict[str, bool]:
     for gold, (known, path) in zip(open_golds, _ask([{"gold": gold} for gold in open_golds], timeout), strict=True):
         result[gold] = known
         if path == "math_verify":  # a limit says nothing about the next time
-            _KNOWN_GOLDS[gold] = known
+            _KNOWN_GOLDS[gold] = bool(known)
     return {gold: bool(known) for gold, known in result.items()}
 
 
@@ -205,13 +213,13 @@ def is_correct(gold: str, answer: str) -> bool:
     """Whether a bare answer equals a bare gold answer that can be read."""
     normalised = normalise(gold) if len(gold) <= MAX_ANSWER_CHARACTERS else ""
     decision = _decide(normalised, answer, strict=True)
-    return (decision or _ask([{"gold": normalised, "answer": normalise(answer)}], TIMEOUT_SECONDS)[0])[0]
+    return bool((decision or _ask([{"gold": normalised, "answer": normalise(answer)}], TIMEOUT_SECONDS)[0])[0])
 
 
-def _decide(gold: str | None, answer: str | None, strict: bool) -> tuple[bool, str] | None:
+def _decide(gold: str | None, answer: str | None, strict: bool) -> tuple[bool | None, str] | None:
     """The fast path: whether an answer is right, and how that was found; `None` if only computer algebra can tell."""
     if gold is None:
-        return False, "no_gold"
+        return None, "no_gold"
     if answer is None:
         return False, "no_answer"
     if len(answer) > MAX_ANSWER_CHARACTERS:  # and must not get into the cache
@@ -238,7 +246,7 @@ def _decide_by_rules(gold: str, answer: str, strict: bool) -> tuple[bool, str] |
     return right, "text" if words(gold) is not None else "structure"
 
 
-def _ask(questions: list[dict], timeout: float) -> list[tuple[bool, str]]:
+def _ask(questions: list[dict], timeout: float) -> list[tuple[bool | None, str]]:
     if not questions:
         return []
     global _retry_at
@@ -253,13 +261,15 @@ def _ask(questions: list[dict], timeout: float) -> list[tuple[bool, str]]:
     return [_answer_in_process(question) for question in questions]
 
 
-def _decision(reply: dict) -> tuple[bool, str]:
+def _decision(reply: dict) -> tuple[bool | None, str]:
     if "result" in reply:
         return reply["result"], "math_verify"
+    if reply.get("died") == "broken":  # whatever was asked: that says nothing of the answer
+        return None, "crash"
     return False, "timeout" if reply.get("died") == "timeout" else "crash"
 
 
-def _answer_in_process(question: dict) -> tuple[bool, str]:
+def _answer_in_process(question: dict) -> tuple[bool | None, str]:
     """Without a limit of time, so only for what is short and harmless."""
     from troll_trl.rewards.verifier.symbolic import answer_question
 

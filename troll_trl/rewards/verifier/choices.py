@@ -1,10 +1,19 @@
 """Multiple choice: which option an answer names, if it names exactly one."""
 
+import logging
 import re
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
-# Of a multiple choice, in order or by letter
-Options = list[str] | dict[str, str] | None
+logger = logging.getLogger(__name__)
+
+# Of a multiple choice: see [`options_by_letter`]
+Options = list[Any] | dict[str, Any] | None
+
+LETTERS = "ABCDEFGHIJ"
+_COLUMNS = (("label", "labels", "key", "letter"), ("text", "texts", "value", "content"))
+_OWN_LABEL = re.compile(r"\A\s*(?:\([A-J]\)|[A-J][.):])\s*")
 
 _MARKUP = re.compile(r"\\(?:text|ldotp|quad)(?![A-Za-z])|[{}$\"~]|\\ ")
 _QUOTED = re.compile(r"(?<![A-Za-z)])'([^']*)'")
@@ -85,28 +94,52 @@ def _without_markup(text: str) -> str:
     return " ".join(_QUOTED.sub(r" \1 ", _MARKUP.sub(" ", text)).split())
 
 
-def option_text(gold: str, options: Options) -> str | None:
+def options_by_letter(options: Options) -> dict[str, str]:
     """
-    The text of the option that a gold answer names.
+    The texts of a multiple choice by capital letter, without their own labels ("B. 12").
 
     Args:
-        gold (`str`):
-            Normalised gold answer.
-        options (`list[str]`, `dict[str, str]` or `None`):
-            Options in order, or by letter. Their own labels ("B. 12") are taken off.
+        options (`list`, `dict` or `None`):
+            Texts in order or by letter, `{"label": [...], "text": [...]}`, or a list of dictionaries of these. Any
+            other form is warned of.
 
     Returns:
-        `str` or `None`: `None` if the gold answer is no letter, or there is no such option.
+        `dict[str, str]`: empty for `None` and for what cannot be read.
     """
-    choice = gold_choice(gold)
-    if choice is None or choice.text or not options:
-        return None
-    if isinstance(options, dict):
-        text = options.get(choice.letter)
-    elif isinstance(options, (list, tuple)) and ord(choice.letter) - ord("A") < len(options):
-        text = options[ord(choice.letter) - ord("A")]
-    else:
-        text = None
-    if not isinstance(text, str) or not text.strip():
-        return None
-    return re.sub(r"\A\s*(?:\([A-J]\)|[A-J][.):])\s*", "", text).strip() or None
+    texts: list[tuple[Any, Any]] = []
+    given = options if isinstance(options, (list, tuple)) else [options] if isinstance(options, dict) else []
+    for place, option in enumerate(given):
+        if not isinstance(option, dict):
+            texts.append((LETTERS[place : place + 1], option))
+            continue
+        columns = {str(name).casefold(): value for name, value in option.items()}
+        label, text = (next((columns[name] for name in names if name in columns), None) for names in _COLUMNS)
+        if text is None:
+            texts += option.items()
+        elif isinstance(text, (list, tuple)):
+            texts += zip(label or LETTERS, text, strict=False)
+        else:
+            texts.append((label or LETTERS[place : place + 1], text))
+    by_letter = {
+        str(label).strip(" ().:").upper(): _OWN_LABEL.sub("", str(text)).strip()
+        for label, text in texts
+        if isinstance(text, (str, int, float)) and str(text).strip()
+    }
+    read = {letter: text for letter, text in by_letter.items() if text and letter and letter in LETTERS}
+    if options and not read and (not texts or any(text is not None for _, text in texts)):
+        _warn_of_options(repr(options)[:200])
+    return read
+
+
+@lru_cache(maxsize=1)
+def _warn_of_options(options: str) -> None:
+    logger.warning(
+        f"Options of a multiple choice that cannot be read, so only the letter is right: {options}. Give a list of "
+        'texts, {"A": text, ...}, {"label": [...], "text": [...]}, or a list of {"label": ..., "text": ...}.'
+    )
+
+
+def is_option_text(answer: str, text: str) -> bool:
+    """Whether an answer may be compared with the text of an option: it names no letter that the text does not have."""
+    named, own = ({letter.upper() for letter in _ANY.findall(_without_markup(side))} for side in (answer, text))
+    return named <= own and read_choice(answer) is None

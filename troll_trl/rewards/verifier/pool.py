@@ -20,6 +20,8 @@ START_SECONDS = 120
 GRACE_SECONDS = 5
 # A worker that shares its processor with so many others still gets its time. Against what waits and does not compute
 WALL_FACTOR = 30
+# What any worker can answer
+TRIVIAL = {"gold": "2x", "answer": "x+x"}
 
 # A main module of its own, with the import path of this process: neither the user's script nor what it would need is
 # looked at, and this package is found wherever it was imported from.
@@ -83,7 +85,8 @@ class Worker:
                 Limit of the processor time. By the clock it is [`WALL_FACTOR`] times as long.
 
         Returns:
-            `dict`: the reply, or `{"died": "timeout"}`, `"memory"` or `"crash"`.
+            `dict`: the reply, or `{"died": "timeout"}`, `"memory"` or `"crash"`; of [`WorkerPool.ask`] also
+            `"broken"`, if a fresh worker dies of a trivial question too.
 
         Raises:
             WorkerError: the process is gone.
@@ -173,17 +176,24 @@ class WorkerPool:
         # A worker may have been killed from outside while it was idle, or have had its memory filled by the questions
         # before: once more, on a new one
         for _ in range(2):
-            worker = self._take()
-            try:
-                reply = worker.ask(question, seconds)
-            except WorkerError:
-                reply = {"died": "crash"}
-            if reply.get("died") == "crash":
-                self._discard(worker)
-                continue
+            reply = self._ask_worker(question, seconds)
+            if reply.get("died") not in ("crash", "memory"):
+                return reply
+        # Either the answer kills its worker, or workers die here whatever they are asked
+        if reply["died"] == "crash" and "result" not in self._ask_worker(TRIVIAL, max(seconds, 1.0)):
+            return {"died": "broken"}
+        return reply
+
+    def _ask_worker(self, question: dict, seconds: float) -> dict:
+        worker = self._take()
+        try:
+            reply = worker.ask(question, seconds)
+        except WorkerError:
+            reply = {"died": "crash"}
+        if reply.get("died") == "crash":
+            self._discard(worker)
+        else:
             self._idle.put(worker)
-            if reply.get("died") != "memory":
-                break
         return reply
 
     def _take(self) -> Worker:
