@@ -54,14 +54,16 @@ class RaggedDistribution:
         counts = used.sum(-1, dtype=torch.int32)  # (B, T)
         steps = torch.arange(1, counts.shape[1] + 1, device=counts.device, dtype=torch.int32)
         lengths = pad(torch.where(counts > 0, steps, 0), (1, 0)).amax(1)
-        inside = steps <= lengths.unsqueeze(1)
         rest = dense.log_probs[..., -1].masked_fill(counts == 0, 0.0)
+        # Indices, asked for once: every boolean index would wait for the device
+        inside = (steps <= lengths.unsqueeze(1)).nonzero(as_tuple=True)
+        slots = used.nonzero(as_tuple=True)
         return RaggedDistribution(
             lengths,
             counts[inside],
             rest[inside],
-            dense.token_ids[used],
-            dense.log_probs[..., :-1][used],
+            dense.token_ids[slots],
+            dense.log_probs[..., :-1][slots],
             width=max(int(counts.max()), 1) if counts.numel() > 0 else 1,
         )
 

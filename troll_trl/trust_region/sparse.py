@@ -165,7 +165,7 @@ def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tai
 def nothing_kept(slots: int, device: torch.device) -> torch.Tensor:
     """Log-probabilities `(slots,)` float32 of a distribution that keeps no token: all mass is in the rest, the last."""
     log_probs = torch.full((slots,), -math.inf, device=device)
-    log_probs[-1] = 0.0
+    log_probs[-1:] = 0.0  # a slice is filled; for an element PyTorch copies a number from the host, and waits
     return log_probs
 
 
