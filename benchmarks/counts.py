@@ -28,11 +28,11 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
+from troll_trl.kernels import blocks, candidates, dispatch, fold, gradient, projection, tiles
+from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head import add_sparse_lm_head, sparse_log_probs, support_selection
-from troll_trl.lm_head.kernels import blocks, candidates, fold, gradient, tiles
-from troll_trl.lm_head.kernels.tiles import LogitTransform
+from troll_trl.projection import project
 from troll_trl.trainers.loss_pass import LossPass
-from troll_trl.trust_region import dispatch, projection, projection_kernel
 from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.sparse import SparseDistribution
 
@@ -186,7 +186,7 @@ def recorded(inputs: list[torch.Tensor]) -> Iterator[Recorder]:
 
     product_into = sparse_log_probs.product_into
     with contextlib.ExitStack() as stack:
-        for module in (fold, gradient, blocks, candidates, projection_kernel, chunked_logprob):
+        for module in (fold, gradient, blocks, candidates, projection, chunked_logprob):
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 stack.enter_context(mock.patch.object(module, name, _Kernel(name, recorder)))
         for module in (sparse_log_probs, support_selection):
@@ -238,7 +238,7 @@ def count_passes(hidden_size: int, vocabulary: int, tokens: int, support: int = 
         "trl/scoring": theirs,
         "trl/training": lambda: train(theirs()[0]),
         "projection": lambda: torch.autograd.grad(
-            projection.project(policy, old.detach(), 0.05).log_probs, policy, torch.empty_like(policy)
+            project(policy, old.detach(), 0.05).log_probs, policy, torch.empty_like(policy)
         ),
     }
     result = {}

@@ -24,7 +24,7 @@ from common import Floor, Report, paired_seconds, parser, ratio
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from troll_trl.lm_head import add_sparse_lm_head
-from troll_trl.trust_region.projection import kl_divergence, project, solve
+from troll_trl.projection import kl_divergence, project, solve
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from references import reference_kl

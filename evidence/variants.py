@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from troll_trl import TrollGRPOTrainer
-from troll_trl.trust_region.projection import kl_divergence, project
+from troll_trl.projection import kl_divergence, project
 
 _FILL = math.log(1e-12)
 MOVES = "moves.npz"

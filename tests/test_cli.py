@@ -16,8 +16,8 @@ from troll_trl.cli import configs, environment, launch, main, train
 from troll_trl.cli.settings.layers import read_layers
 from troll_trl.cli.settings.names import declared_names
 from troll_trl.cli.settings.shipped import config_names, configs_folder, find_config
-from troll_trl.lm_head.kernels import KernelCheck
-from troll_trl.trust_region import dispatch
+from troll_trl.kernels import dispatch
+from troll_trl.kernels.agreement import KernelCheck
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -73,7 +73,7 @@ def test_env_shows_the_kernels_of_a_device_that_runs_them(capsys, monkeypatch):
         KernelCheck("tiles", False, float("nan"), "8 tokens", "CompilationError: no such instruction"),
     )
     monkeypatch.setattr(dispatch, "use_triton", lambda device: True)
-    monkeypatch.setattr("troll_trl.lm_head.kernels.self_check", lambda device: rows)
+    monkeypatch.setattr("troll_trl.kernels.agreement.self_check", lambda device: rows)
     environment.main([])
     shown = capsys.readouterr().out
     assert "- kernel fold (8 tokens): agrees with torch to 2.0e-07" in shown

@@ -16,16 +16,15 @@ import torch
 from limits import HANG
 from references import reference_support
 
+from troll_trl.kernels import blocks, candidates, dispatch, fold, gradient, projection, tiles
+from troll_trl.kernels.blocks import blocks_of, reduce_chunk
+from troll_trl.kernels.candidates import _choose_torch, choose_candidates
+from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
+from troll_trl.kernels.fold import FoldState, fold_tile
+from troll_trl.kernels.tiles import FLOOR, LogitTransform
 from troll_trl.lm_head import sparse_log_probs, support_selection
-from troll_trl.lm_head.kernels import blocks, candidates, fold, gradient, tiles
-from troll_trl.lm_head.kernels.blocks import blocks_of, reduce_chunk
-from troll_trl.lm_head.kernels.candidates import _choose_torch, choose_candidates
-from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
-from troll_trl.lm_head.kernels.fold import FoldState, fold_tile
-from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
-from troll_trl.trust_region import dispatch, projection, projection_kernel
 from troll_trl.trust_region.projection import project
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -380,9 +379,7 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
         def __getitem__(self, grid):
             return lambda *arguments, **options: launched.append((self.name, *guarded))
 
-    kernels = {
-        name: module for module in (blocks, candidates, fold, gradient, projection_kernel) for name in vars(module)
-    }
+    kernels = {name: module for module in (blocks, candidates, fold, gradient, projection) for name in vars(module)}
     kernels = {name: module for name, module in kernels.items() if name.endswith("_kernel")}
     for name, module in kernels.items():
         monkeypatch.setattr(module, name, Kernel(name))
@@ -395,8 +392,8 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
     blocks._reduce_triton(of, None, PLAIN, 0, 128)
     candidates._choose_triton(of, None, PLAIN, 2)
     rows = torch.empty(3, 65, device=device)
-    _, t, *_ = projection_kernel.project_rows(rows, rows, 0.05, 1e-5, projection._KERNEL_CONSTANTS)
-    projection_kernel.project_rows_backward(rows, rows, rows, rows, t, projection._KERNEL_CONSTANTS)
+    _, t, *_ = projection._project_triton(rows, rows, 0.05)
+    projection._backward_triton(rows, rows, rows, rows, t)
     assert sorted(launched) == sorted((name, device) for name in kernels)
 
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from limits import HANG
 
-from troll_trl.lm_head.kernels import KernelCheck, checks, self_check
-from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
+from troll_trl.kernels import agreement as checks
+from troll_trl.kernels import dispatch
+from troll_trl.kernels.agreement import KernelCheck, self_check
+from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
 from troll_trl.trainers import kernel_check
 from troll_trl.trainers.kernel_check import settle_kernels
-from troll_trl.trust_region import dispatch
 
 GOOD = KernelCheck("fold", True, 1e-7, "3 tokens", "")
 WRONG = KernelCheck("gradient", False, 0.25, "3 tokens", "")

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from troll_trl.lm_head.kernels import blocks, candidates, fold, gradient
-from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
-from troll_trl.lm_head.kernels.tiles import FLOOR
-from troll_trl.trust_region import projection, projection_kernel
+from troll_trl.kernels import blocks, candidates, fold, gradient, projection
+from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
+from troll_trl.kernels.tiles import FLOOR
 
 if not TRITON_AVAILABLE:
     pytest.skip("Triton is not installed (it exists for Linux only)", allow_module_level=True)
@@ -125,16 +124,18 @@ def project_source(dtype, softcap, bias, slots=K + 1):
     """Always of float32: the head's log-probabilities are, whatever the dtype of its products."""
     padded = triton.next_power_of_2(slots)
     return make(
-        projection_kernel._project_kernel, dtype, softcap, bias, projection_kernel.warps_for(padded),
-        projection_types(torch.float32), BOUND=0.05, TOLERANCE=1e-5, **projection._KERNEL_CONSTANTS, SLOTS=padded,
+        projection._project_kernel, dtype, softcap, bias, projection.warps_for(padded),
+        projection_types(torch.float32), BOUND=0.05, TOLERANCE=1e-5, EXP_UNDERFLOW=projection.EXP_UNDERFLOW,
+        MAX_EVALUATIONS=projection.MAX_EVALUATIONS, ZERO_POLICY_LOG_RATIO=projection.ZERO_POLICY_LOG_RATIO,
+        SLOTS=padded,
     )  # fmt: skip
 
 
 def project_backward_source(dtype, softcap, bias, slots=K + 1):
     padded = triton.next_power_of_2(slots)
     return make(
-        projection_kernel._project_backward_kernel, dtype, softcap, bias, projection_kernel.warps_for(padded),
-        projection_types(torch.float32), **projection._KERNEL_CONSTANTS, SLOTS=padded,
+        projection._project_backward_kernel, dtype, softcap, bias, projection.warps_for(padded),
+        projection_types(torch.float32), ZERO_POLICY_LOG_RATIO=projection.ZERO_POLICY_LOG_RATIO, SLOTS=padded,
     )  # fmt: skip
 
 
@@ -247,7 +248,7 @@ def test_largest_support_fits_in_registers(k, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["project", "project_backward"])
-@pytest.mark.parametrize("slots", [2, 129, projection._MOST_IN_REGISTERS])
+@pytest.mark.parametrize("slots", [2, 129, projection.MOST_IN_REGISTERS])
 def test_largest_projection_fits_in_registers(slots, name, tmp_path):
     source = SOURCES[name](torch.float32, softcap=False, bias=False, slots=slots)
     assert usage(compile_for(90, *source), tmp_path)["STACK"] == 0

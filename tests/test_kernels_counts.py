@@ -14,8 +14,8 @@ from tiny import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from trl.trainer.utils import add_fused_lm_head
 
+from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
 from troll_trl.lm_head import add_sparse_lm_head, support_selection
-from troll_trl.lm_head.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
 from troll_trl.trust_region.sparse import keep_nothing
 
 pytestmark = pytest.mark.skipif(not TRITON_AVAILABLE or INTERPRETED, reason="counts the launches of compiled kernels")

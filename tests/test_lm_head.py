@@ -33,8 +33,8 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
+from troll_trl.kernels import tiles
 from troll_trl.lm_head import add_sparse_lm_head, support_selection
-from troll_trl.lm_head.kernels import tiles
 
 SMALL = {
     "vocab_size": 331,  # a multiple of neither block nor tile

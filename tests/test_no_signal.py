@@ -11,7 +11,7 @@ from peft import LoraConfig
 from test_distributed import TESTS, launch
 from tiny import saved_model, tiny_model, token_reward
 
-from troll_trl.lm_head.kernels.tiles import LogitTransform
+from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head.patch import SparseCausalLMOutput
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from limits import HANG
 from tiny import tiny_model
 
+from troll_trl.kernels import tiles
 from troll_trl.lm_head import add_sparse_lm_head, support_selection
-from troll_trl.lm_head.kernels import tiles
 from troll_trl.trust_region.projection import project
 
 INF = math.inf

@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None, program: str = "troll env") -> None:
     import torch
     from trl.scripts.env import print_env
 
-    from troll_trl.trust_region.dispatch import use_triton
+    from troll_trl.kernels.dispatch import use_triton
 
     print_env()
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None, program: str = "troll env") -> None:
     }
     print("\n".join(f"- {name}: {said}" for name, said in lines.items()))
     if use_triton(device):
-        from troll_trl.lm_head.kernels import self_check
+        from troll_trl.kernels.agreement import self_check
 
         for row in self_check(device):
             said = f"agrees with torch to {row.difference:.1e}" if row.ok else f"FAILS: {row.error or row.difference}"

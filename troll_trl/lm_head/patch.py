@@ -12,7 +12,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from transformers.utils import ModelOutput
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
-from troll_trl.lm_head.kernels.tiles import LogitTransform
+from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
 from troll_trl.trust_region.sparse import UNUSED, check_support_options, nothing_kept

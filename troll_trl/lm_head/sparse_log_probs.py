@@ -14,10 +14,10 @@ import math
 import torch
 from torch.autograd.function import once_differentiable
 
-from troll_trl.lm_head.kernels.dispatch import use_triton
-from troll_trl.lm_head.kernels.fold import FoldState, fold_tile
-from troll_trl.lm_head.kernels.gradient import coefficients, gradient_tile
-from troll_trl.lm_head.kernels.tiles import (
+from troll_trl.kernels.dispatch import use_triton
+from troll_trl.kernels.fold import FoldState, fold_tile
+from troll_trl.kernels.gradient import gradient_coefficients, gradient_tile
+from troll_trl.kernels.tiles import (
     FLOOR,
     LogitTransform,
     accumulate_product,
@@ -86,7 +86,7 @@ class SparseLogProbs(torch.autograd.Function):
             grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else weight.new_empty(0)
             tile = _tile(hidden, weight, tokens, columns, dtype)
             for rows in _slices(len(hidden), tokens):
-                of = coefficients(
+                coefficients = gradient_coefficients(
                     log_probs[rows],
                     log_z[rows],
                     entropy[rows],
@@ -99,7 +99,8 @@ class SparseLogProbs(torch.autograd.Function):
                     weight_cols = weight[cols].to(dtype)
                     products = _products(tile, hidden_rows, weight_cols)
                     bias_cols = _slice(bias, cols, dtype)
-                    grad = gradient_tile(products, bias_cols, transform, token_ids[rows], cols.start, of).to(dtype)
+                    grad = gradient_tile(products, bias_cols, transform, token_ids[rows], cols.start, coefficients)
+                    grad = grad.to(dtype)
                     if needs_hidden:
                         accumulate_product(grad_hidden[rows], grad, weight_cols)
                     if needs_weight:

@@ -10,10 +10,10 @@ import math
 
 import torch
 
-from troll_trl.lm_head.kernels.blocks import BLOCK, blocks_of, reduce_chunk
-from troll_trl.lm_head.kernels.candidates import choose_candidates
-from troll_trl.lm_head.kernels.dispatch import use_triton
-from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into
+from troll_trl.kernels.blocks import BLOCK, blocks_of, reduce_chunk
+from troll_trl.kernels.candidates import choose_candidates
+from troll_trl.kernels.dispatch import use_triton
+from troll_trl.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into
 from troll_trl.trust_region.sparse import UNUSED, mass_rule
 
 # Vocabulary columns that are reduced while they are still in the cache, at most

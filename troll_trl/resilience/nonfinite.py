@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from trl.trainer.utils import is_async_callable
 
-from troll_trl.trust_region.dispatch import has_float64
+from troll_trl.kernels.dispatch import has_float64
 
 if TYPE_CHECKING:  # what stands behind the mixin
     from trl import GRPOTrainer as _Trainer

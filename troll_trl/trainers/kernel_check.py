@@ -4,8 +4,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 
-from troll_trl.lm_head.kernels import KernelCheck, self_check
-from troll_trl.trust_region.dispatch import INTERPRETED, kernels_mode, use_torch_alone, use_triton
+from troll_trl.kernels.agreement import KernelCheck, self_check
+from troll_trl.kernels.dispatch import INTERPRETED, kernels_mode, use_torch_alone, use_triton
 
 logger = get_logger(__name__)
 

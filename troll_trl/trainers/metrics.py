@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from accelerate import Accelerator
 
-from troll_trl.trust_region.dispatch import has_float64
+from troll_trl.kernels.dispatch import has_float64
 from troll_trl.trust_region.projection import Projection
 from troll_trl.trust_region.sparse import SparseDistribution
 

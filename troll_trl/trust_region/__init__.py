@@ -1,2 +1,2 @@
 """The method: the projection onto the KL trust region, and the sparse distribution that it works on.
-Imports neither TRL nor transformers, and no other room."""
+May import `kernels`, and neither TRL nor transformers."""

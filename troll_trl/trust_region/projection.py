@@ -12,32 +12,15 @@ With `d = log p − log q` and `t = 1/(η + 1)` the solutions are the one-parame
 so the root of `f(t) = ε` in (0, 1] is unique, and `t = 1` when the policy is inside the bound.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from troll_trl.trust_region.dispatch import has_float64, use_triton
-from troll_trl.trust_region.projection_kernel import project_rows, project_rows_backward
+from troll_trl.kernels.dispatch import has_float64
+from troll_trl.kernels.projection import RELATIVE_TOLERANCE, kl_divergence, project_rows, project_rows_backward
 
-# Relative accuracy |KL − ε|/ε at which the solver stops: near the rounding of a float32 caller's log-probabilities, and
-# what float64 arithmetic can resolve for the others.
-_RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
-_MAX_EVALUATIONS = 100
-# Stands for log p − log q = −∞ where only the policy is zero. Large enough for exp(t·d) to vanish at every t that
-# meets the bound without this token; where none does (−log q(support of p) > ε), the solution is the limit of p → 0.
-_ZERO_POLICY_LOG_RATIO = -1e8
-_EXP_UNDERFLOW = -746.0  # exp() is 0 in float64 below this
-_KERNEL_CONSTANTS: dict[str, float] = {
-    "ZERO_POLICY_LOG_RATIO": _ZERO_POLICY_LOG_RATIO,
-    "EXP_UNDERFLOW": _EXP_UNDERFLOW,
-    "MAX_EVALUATIONS": _MAX_EVALUATIONS,
-}
-# Rows that torch takes to float64 at a time: 2 MiB a tensor at K = 64, of which it holds about ten
-_FLOAT64_ROWS = 4096
-# Most outcomes of a row that the kernel holds in registers
-_MOST_IN_REGISTERS = 512
+__all__ = ["Projection", "kl_divergence", "project"]
 
 
 class Projection(NamedTuple):
@@ -96,7 +79,7 @@ def project(policy_log_probs: torch.Tensor, old_log_probs: torch.Tensor, kl_boun
             f"{tuple(shape)} and {tuple(old_log_probs.shape)}."
         )
     dtypes = (policy_log_probs.dtype, old_log_probs.dtype)
-    if dtypes[0] != dtypes[1] or dtypes[0] not in _RELATIVE_TOLERANCE:
+    if dtypes[0] != dtypes[1] or dtypes[0] not in RELATIVE_TOLERANCE:
         raise ValueError(f"Both log-probabilities must be float32 or both float64, got {dtypes[0]} and {dtypes[1]}.")
     device = policy_log_probs.device
     if has_float64(device):
@@ -105,31 +88,12 @@ def project(policy_log_probs: torch.Tensor, old_log_probs: torch.Tensor, kl_boun
     return Projection(*(x.to(device) for x in results))
 
 
-def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """
-    KL(p‖q) of categorical distributions in nats, differentiable in both, with `0·log 0 = 0`.
-
-    Args:
-        log_p, log_q (`torch.Tensor` of shape `(..., S)`):
-            Normalised log-probabilities; `-inf` is allowed.
-
-    Returns:
-        `torch.Tensor` of shape `(...)`: `inf` where `q = 0 < p`.
-    """
-    empty = log_p == -math.inf
-    log_p = log_p.masked_fill(empty, 0.0)  # before the difference: −∞ − −∞ is NaN, and so would its gradient be
-    log_ratio = log_p - log_q.masked_fill(empty, 0.0)
-    return (log_p.exp() * log_ratio).masked_fill(empty, 0.0).sum(-1)
-
-
 class _Project(torch.autograd.Function):
     @staticmethod
     def forward(ctx, log_p, log_q, kl_bound):
         shape, dtype = log_p.shape, log_p.dtype
         flat_p, flat_q = log_p.reshape(-1, shape[-1]), log_q.reshape(-1, shape[-1])  # (N, S)
-        ctx.in_kernel = use_triton(log_p.device) and shape[-1] <= _MOST_IN_REGISTERS
-        solved = _solve_triton if ctx.in_kernel else _solve_torch
-        projected, t, policy_kl, kl = solved(flat_p, flat_q, kl_bound)
+        projected, t, policy_kl, kl = project_rows(flat_p, flat_q, kl_bound)
         ctx.save_for_backward(flat_p, flat_q, projected, t)
         # Rounded log-probabilities sum to 1 only nearly, and can make the KL of near-equal policies a little negative
         outputs = [x.clamp(min=0).to(dtype).reshape(shape[:-1]) for x in (1 / t - 1, policy_kl, kl)]
@@ -148,141 +112,4 @@ class _Project(torch.autograd.Function):
     def backward(ctx, grad_log_pi, *_):
         log_p, log_q, log_pi, t = ctx.saved_tensors
         grad = grad_log_pi.reshape(log_pi.shape)
-        backward = _backward_triton if ctx.in_kernel else _backward_torch
-        return backward(grad, log_p, log_q, log_pi, t).reshape(grad_log_pi.shape), None, None
-
-
-def _solve_triton(flat_p, flat_q, kl_bound):
-    tolerance = _RELATIVE_TOLERANCE[flat_p.dtype]
-    return project_rows(flat_p.contiguous(), flat_q.contiguous(), kl_bound, tolerance, _KERNEL_CONSTANTS)
-
-
-def _backward_triton(grad, log_p, log_q, log_pi, t):
-    return project_rows_backward(
-        grad.contiguous(), log_p.contiguous(), log_q.contiguous(), log_pi, t, _KERNEL_CONSTANTS
-    )
-
-
-def _solve_torch(flat_p, flat_q, kl_bound):
-    """`log π` `(N, S)`, `t`, KL(p‖q) and KL(π‖q) `(N,)`, the last three in float64."""
-    pairs = zip(flat_p.split(_FLOAT64_ROWS), flat_q.split(_FLOAT64_ROWS), strict=True)
-    parts = [_solve_torch_rows(p, q, kl_bound) for p, q in pairs]
-    return parts[0] if len(parts) == 1 else [torch.cat(part) for part in zip(*parts, strict=True)]
-
-
-def _solve_torch_rows(flat_p, flat_q, kl_bound):
-    policy_kl = kl_divergence(flat_p.double(), flat_q.double())  # (N,)
-    outside = (~(policy_kl <= kl_bound)).nonzero().squeeze(-1)  # (M,) rows; M is small against N in training
-
-    projected = flat_p.clone()
-    t = torch.ones_like(policy_kl)
-    kl = policy_kl.clone()
-    if len(outside) > 0:
-        if policy_kl[outside].isnan().any():
-            raise ValueError("`policy_log_probs` or `old_log_probs` hold NaN: the logits they came from do too.")
-        rows_p, rows_q = flat_p[outside].double(), flat_q[outside].double()  # (M, S)
-        t[outside], log_pi, kl[outside], _ = solve(rows_p, rows_q, kl_bound, _RELATIVE_TOLERANCE[flat_p.dtype])
-        projected[outside] = log_pi.to(flat_p.dtype)
-    return projected, t, policy_kl, kl
-
-
-def _backward_torch(grad, log_p, log_q, log_pi, t):
-    # No slot without policy or projected mass takes part, whatever arrives there
-    g = grad.masked_fill((log_pi == -math.inf) | (log_p == -math.inf), 0.0)
-    grad = g - g.sum(-1, keepdim=True) * log_pi.exp()
-
-    for active in (t < 1).nonzero().squeeze(-1).split(_FLOAT64_ROWS):
-        g_active, pi = g[active].double(), log_pi[active].double().exp()  # (M, S)
-        centred = _log_ratio(log_p[active].double(), log_q[active].double())
-        centred = centred - (pi * centred).sum(-1, keepdim=True)  # d − μ
-        variance = (pi * centred.square()).sum(-1, keepdim=True)  # σ², (M, 1)
-        through_t = (g_active * centred).sum(-1, keepdim=True) * pi * centred / variance
-        softmax_gradient = g_active - g_active.sum(-1, keepdim=True) * pi
-        grad[active] = (t[active].unsqueeze(-1) * (softmax_gradient - through_t)).to(grad.dtype)
-    return grad.masked_fill(log_p == -math.inf, 0.0)
-
-
-def compare_twins(
-    log_p: torch.Tensor, log_q: torch.Tensor, upstream: torch.Tensor, kl_bound: float
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Results of the Triton kernels beside those of torch, on rows `(N, S)`: projected probabilities, `t`, KL before
-    and after, and the gradient."""
-    results = []
-    for solved, backward in ((_solve_triton, _backward_triton), (_solve_torch, _backward_torch)):
-        log_pi, *rest = solved(log_p, log_q, kl_bound)
-        results.append([log_pi.exp(), *rest, backward(upstream, log_p, log_q, log_pi, rest[0])])
-    return list(zip(*results, strict=True))
-
-
-def solve(
-    log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float, relative_tolerance: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """
-    Solve `KL(π_t‖q) = ε` for `t` by a safeguarded Newton iteration on `sqrt(2 f(t))`.
-
-    `f` starts as a parabola, so `sqrt(2 f(t))` is close to linear and Newton's method on it needs a handful of
-    evaluations. A step that leaves the bracket is replaced by a bisection.
-
-    Args:
-        log_p, log_q (`torch.Tensor` of shape `(M, S)`, float64):
-            Policy and old policy of rows with KL(p‖q) > ε.
-        kl_bound (`float`):
-            ε, in nats, positive and finite.
-        relative_tolerance (`float`):
-            Stop a row once `|KL − ε| ≤ relative_tolerance·ε`, or when `t` can no longer change.
-
-    Returns:
-        `tuple[torch.Tensor, ...]`: `t` `(M,)` in (0, 1]; `log π_t` `(M, S)`; `KL(π_t‖q)` `(M,)`; and the number of
-        evaluations of `f` that each row took `(M,)`.
-    """
-    d = _log_ratio(log_p, log_q)
-    t = torch.ones_like(d[:, 0])
-    log_pi, kl, variance = _evaluate(t, d, log_q)
-    # A policy that only leaves the old policy's support has its mass there dropped; inside the bound it ends here.
-    done = ~(kl > kl_bound)
-    evaluations = torch.ones_like(t, dtype=torch.int64)
-
-    low, high = torch.zeros_like(t), torch.ones_like(t)
-    target = math.sqrt(2 * kl_bound)
-    t = torch.where(done, t, (kl_bound / kl).sqrt())
-    for _ in range(_MAX_EVALUATIONS):
-        if done.all():
-            break
-        new_log_pi, new_kl, new_variance = _evaluate(t, d, log_q)
-        log_pi = torch.where(done.unsqueeze(-1), log_pi, new_log_pi)
-        kl, variance = torch.where(done, kl, new_kl), torch.where(done, variance, new_variance)
-        evaluations += ~done
-
-        above = kl > kl_bound
-        high = torch.where(above & ~done, t, high)
-        low = torch.where(above | done, low, t)
-        root = (2 * kl).clamp(min=0).sqrt()  # sqrt(2 f); its derivative is f′/sqrt(2 f) = t·σ²/sqrt(2 f)
-        step = t + (target - root) * root / (t * variance)
-        # Towards 0 the bracket shrinks by factors, as the root's magnitude is what is unknown there
-        middle = torch.where(low > 0, (low + high) / 2, high / 16)
-        step = torch.where((step > low) & (step < high), step, middle)
-        converged = (kl - kl_bound).abs() <= relative_tolerance * kl_bound
-        done = done | converged | ((step - t).abs() <= 1e-15 * t)
-        t = torch.where(done, t, step)
-
-    # Where the policy is zero so is π, unless the bound is out of reach without that token
-    return t, log_pi.masked_fill((log_p == -math.inf) & (log_pi < _EXP_UNDERFLOW), -math.inf), kl, evaluations
-
-
-def _log_ratio(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """`d = log p − log q` `(M, S)`, and any finite number outside of the support of `q`, where `π` is zero anyway."""
-    ratio = log_p - log_q.masked_fill(log_q == -math.inf, 0.0)
-    return ratio.masked_fill(log_p == -math.inf, _ZERO_POLICY_LOG_RATIO)
-
-
-def _evaluate(t: torch.Tensor, d: torch.Tensor, log_q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`log π_t` `(M, S)`, `f(t) = KL(π_t‖q)` `(M,)` and `σ² = Var_π[d]` `(M,)` at `t` `(M,)`."""
-    log_weights = log_q + t.unsqueeze(-1) * d
-    psi = torch.logsumexp(log_weights, -1)
-    log_pi = log_weights - psi.unsqueeze(-1)
-    pi = log_pi.exp()
-    # KL = Σ π·(log π − log q), and not t·μ − ψ: that is a difference of numbers as large as the logits
-    kl = (pi * (t.unsqueeze(-1) * d - psi.unsqueeze(-1))).sum(-1)
-    mean = (pi * d).sum(-1)
-    variance = (pi * (d - mean.unsqueeze(-1)).square()).sum(-1)
-    return log_pi, kl, variance
+        return project_rows_backward(grad, log_p, log_q, log_pi, t).reshape(grad_log_pi.shape), None, None

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from troll_trl.trust_region.dispatch import has_float64
-from troll_trl.trust_region.projection import kl_divergence
+from troll_trl.kernels.dispatch import has_float64
 
 UNUSED = -1  # token id of an unused slot
 
@@ -71,20 +70,6 @@ class SparseDistribution:
         log_probs = torch.log_softmax(torch.cat([kept_logits, rest], -1), -1)
         # Whatever gradient arrives at an outcome without mass stays there
         return log_probs.masked_fill(log_probs == -math.inf, -math.inf)
-
-    def kl(self, other: "SparseDistribution") -> torch.Tensor:
-        """
-        KL(self‖other) in nats, `(...)`.
-
-        Raises:
-            ValueError: the two are not on one support.
-        """
-        if not torch.equal(self.token_ids, other.token_ids):
-            raise ValueError(
-                "The KL of two sparse distributions needs one support, but their `token_ids` differ: evaluate one "
-                "policy on the other's support with `SparseDistribution.of`."
-            )
-        return kl_divergence(self.log_probs, other.log_probs)
 
     @property
     def support_size(self) -> torch.Tensor:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.lm_head.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
-from troll_trl.lm_head.kernels.tiles import LogitTransform, softcap_derivative, to_logits, to_slots
+from troll_trl.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
+from troll_trl.kernels.tiles import LogitTransform, softcap_derivative, to_logits, to_slots
 
 if TRITON_AVAILABLE:
     import triton
@@ -23,7 +23,7 @@ KEPT_WARPS = 4
 
 class Coefficients(NamedTuple):
     """
-    What the gradient of `n` tokens needs beside the tile, see [`coefficients`].
+    What the gradient of `n` tokens needs beside the tile, see [`gradient_coefficients`].
 
     Attributes:
         kept (`torch.Tensor` of shape `(n, K)`, float32):
@@ -48,7 +48,7 @@ class Coefficients(NamedTuple):
 #     v ∉ K:     e_v·[g_rest − p_rest·(G + h·(log p_v + H))]      with e_v = p_v/p_rest = exp(z_v − R)
 # The second line takes one exp, of a difference with the rest's own log-sum-exp, and so stays right when p_rest is
 # tiny. Its bracket is linear in z_v; the kept entries are then overwritten by the first.
-def coefficients(
+def gradient_coefficients(
     log_probs: torch.Tensor,
     log_z: torch.Tensor,
     entropy: torch.Tensor,
@@ -101,7 +101,7 @@ def gradient_tile(
     transform: LogitTransform,
     token_ids: torch.Tensor,
     start: int,
-    of: Coefficients,
+    coefficients: Coefficients,
 ) -> torch.Tensor:
     """
     Overwrite one tile of products with their gradient.
@@ -109,35 +109,39 @@ def gradient_tile(
     Args:
         tile (`torch.Tensor` of shape `(n, v + 1)`), bias (`torch.Tensor` of shape `(v,)`, *optional*), transform, \
         token_ids (`torch.Tensor` of shape `(n, K)`), start:
-            As in [`~troll_trl.lm_head.kernels.fold.fold_tile`].
-        of ([`Coefficients`]):
-            Of the same tokens.
+            As in [`~troll_trl.kernels.fold.fold_tile`].
+        coefficients ([`Coefficients`]):
+            For the same tokens.
 
     Returns:
         `torch.Tensor` of shape `(n, v)`: a view of the tile.
     """
     if use_triton(tile.device):
-        _gradient_triton(tile, bias, transform, token_ids, start, of)
+        _gradient_triton(tile, bias, transform, token_ids, start, coefficients)
     else:
-        _gradient_torch(tile, bias, transform, token_ids, start, of)
+        _gradient_torch(tile, bias, transform, token_ids, start, coefficients)
     return tile[:, :-1]
 
 
-def _gradient_torch(tile, bias, transform, token_ids, start, of):
+def _gradient_torch(tile, bias, transform, token_ids, start, coefficients):
     body = tile[:, :-1]
     if bias is not None:
         body.add_(bias)
     transform.apply_(body)
     derivative = None if transform.softcap is None else transform.softcap_derivative(body)
-    factor = of.constant if of.linear is None else torch.addcmul(of.constant, of.linear, body)
-    body.sub_(of.rest_log_sum_exp).exp_().mul_(factor)
+    factor = (
+        coefficients.constant
+        if coefficients.linear is None
+        else torch.addcmul(coefficients.constant, coefficients.linear, body)
+    )
+    body.sub_(coefficients.rest_log_sum_exp).exp_().mul_(factor)
     if derivative is not None:
         body.mul_(derivative)
     # Kept entries may have overflowed in the exp, being no part of the rest
-    tile.scatter_(1, to_slots(token_ids, start, tile), of.kept)
+    tile.scatter_(1, to_slots(token_ids, start, tile), coefficients.kept)
 
 
-def _gradient_triton(tile, bias, transform, token_ids, start, of):
+def _gradient_triton(tile, bias, transform, token_ids, start, coefficients):
     columns = tile.shape[1] - 1
     launch(
         _gradient_kernel,
@@ -146,13 +150,13 @@ def _gradient_triton(tile, bias, transform, token_ids, start, of):
         tile,
         tile.stride(0),
         bias,
-        of.rest_log_sum_exp,
-        of.constant,
-        of.linear,
+        coefficients.rest_log_sum_exp,
+        coefficients.constant,
+        coefficients.linear,
         columns,
         **transform.kernel_arguments,
         HAS_BIAS=bias is not None,
-        HAS_LINEAR=of.linear is not None,
+        HAS_LINEAR=coefficients.linear is not None,
         BLOCK=min(BLOCK_SIZE, triton.next_power_of_2(columns)),
         num_warps=NUM_WARPS,
     )
@@ -163,7 +167,7 @@ def _gradient_triton(tile, bias, transform, token_ids, start, of):
         tile,
         tile.stride(0),
         token_ids,
-        of.kept,
+        coefficients.kept,
         token_ids.numel(),
         token_ids.shape[1],
         start,

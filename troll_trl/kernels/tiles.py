@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from troll_trl.lm_head.kernels.dispatch import TRITON_AVAILABLE, jit, use_triton
+from troll_trl.kernels.dispatch import TRITON_AVAILABLE, jit, use_triton
 
 if TRITON_AVAILABLE:
     import triton.language as tl

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.lm_head.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
-from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform, to_logits
+from troll_trl.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
+from troll_trl.kernels.tiles import FLOOR, LogitTransform, to_logits
 
 if TRITON_AVAILABLE:
     import triton

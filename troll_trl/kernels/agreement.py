@@ -1,5 +1,5 @@
-"""The check of every kernel against its torch twin on this device, as a trainer makes it at its start: about a second
-beside Triton's compilation, which is cached on disk.
+"""self_check() compares every kernel with its PyTorch fallback on this device. A trainer calls it at its start. It
+takes about a second after Triton's compilation, which is cached on disk.
 
 A case is small and ragged: some tokens, a vocabulary of several tiles of which the last is short, unused slots, a bias
 and soft-capping.
@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.lm_head.kernels import blocks, candidates, fold, gradient
-from troll_trl.lm_head.kernels.tiles import FLOOR, LogitTransform
-from troll_trl.trust_region import projection
+from troll_trl.kernels import blocks, candidates, fold, gradient, projection
+from troll_trl.kernels.tiles import FLOOR, LogitTransform
 
 _ROWS, _VOCABULARY, _CHUNK, _SLOTS = 37, 5003, 2048, 24
 _TRANSFORM = LogitTransform(scale=1.3, softcap=8.0, temperature=0.7)
@@ -23,38 +22,24 @@ _TOLERANCE, _TOLERANCE_OF_TILE = 2e-5, 1e-2
 
 
 class KernelCheck(NamedTuple):
-    """
-    One kernel against its torch twin.
-
-    Attributes:
-        kernel (`str`):
-            Its name.
-        ok (`bool`):
-            It ran, and agreed to the rounding of its dtype.
-        difference (`float`):
-            Largest difference of any output, relative to that output's largest entry; NaN where it did not run.
-        shapes (`str`):
-            Of the case.
-        error (`str`):
-            Why it did not run; else empty.
-    """
+    """The result of one kernel on one case."""
 
     kernel: str
-    ok: bool
-    difference: float
-    shapes: str
-    error: str
+    ok: bool  # it ran, and agreed with its fallback to the rounding of its dtype
+    difference: float  # the largest of any output, relative to that output's largest entry; NaN if it did not run
+    shapes: str  # of the case
+    error: str  # why it did not run; else empty
 
 
 @functools.cache
 def self_check(device: torch.device) -> tuple[KernelCheck, ...]:
     """
-    Run every kernel beside its torch twin on `device`. Once per process and device; the later calls return the first
-    one's result.
+    Run every kernel and its PyTorch fallback on `device`. Only a process's first call for a device runs them; later
+    calls return its result.
 
     Args:
         device (`torch.device`):
-            One that the kernels run on: [`~troll_trl.trust_region.dispatch.use_triton`].
+            A device that the kernels run on: [`~troll_trl.kernels.dispatch.use_triton`].
 
     Returns:
         `tuple[KernelCheck, ...]`: one for each operation.
@@ -104,9 +89,9 @@ def _check_fold(device):
     case = _case(device)
     states = [fold.FoldState.of(case.token_ids) for _ in range(2)]
     rest = (_TRANSFORM, case.token_ids, case.start)
-    twin = case.tile.float()
+    fallback = case.tile.float()
     fold._fold_triton(case.tile, case.bias, *rest, states[0], None)
-    fold._fold_torch(twin, case.bias, *rest, states[1], torch.empty_like(twin))
+    fold._fold_torch(fallback, case.bias, *rest, states[1], torch.empty_like(fallback))
     # Slots that no tile has filled hold the floor; beside it no difference would show
     outputs = [state._replace(kept=state.kept.masked_fill(state.kept < FLOOR / 2, 0.0)) for state in states]
     return list(zip(*outputs, strict=True))
@@ -117,11 +102,11 @@ def _check_gradient(device):
     generator = torch.Generator().manual_seed(1)
     kept = torch.randn(_ROWS, _SLOTS, generator=generator)
     columns = [torch.randn(_ROWS, 1, generator=generator) for _ in range(2)]
-    of = gradient.Coefficients(*(x.to(device) for x in (kept, torch.full((_ROWS, 1), 12.0), *columns)))
-    twin = case.tile.float()
-    gradient._gradient_triton(case.tile, case.bias, _TRANSFORM, case.token_ids, case.start, of)
-    gradient._gradient_torch(twin, case.bias, _TRANSFORM, case.token_ids, case.start, of)
-    return [(case.tile[:, :-1], twin[:, :-1])]
+    coefficients = gradient.Coefficients(*(x.to(device) for x in (kept, torch.full((_ROWS, 1), 12.0), *columns)))
+    fallback = case.tile.float()
+    gradient._gradient_triton(case.tile, case.bias, _TRANSFORM, case.token_ids, case.start, coefficients)
+    gradient._gradient_torch(fallback, case.bias, _TRANSFORM, case.token_ids, case.start, coefficients)
+    return [(case.tile[:, :-1], fallback[:, :-1])]
 
 
 def _reduced(device):
@@ -139,7 +124,7 @@ def _reduced(device):
 
 def _check_reduce(device):
     reduced, bias = _reduced(device)
-    # The torch twin's blocks have other members, so the truth here is made of whole logits
+    # The fallback's blocks have other members, so the truth here is made of whole logits
     logits = _TRANSFORM.apply_(reduced.tile[:, :_VOCABULARY].float() + bias)
     sampled = logits.gather(1, reduced.sampled_ids)
     logits = logits.scatter(1, reduced.sampled_ids, FLOOR)
@@ -169,7 +154,14 @@ def _check_projection(device):
     old[::3, 5:-1] = new[::3, 5:-1] = -math.inf
     upstream = torch.randn(old.shape, generator=generator).to(device)
     policy, old = (x.log_softmax(-1).to(device) for x in (new, old))
-    return projection.compare_twins(policy, old, upstream, 0.05)
+    results = []
+    for solve, backward in (
+        (projection._project_triton, projection._backward_triton),
+        (projection._project_torch, projection._backward_torch),
+    ):
+        log_pi, t, *kls = solve(policy, old, 0.05)
+        results.append([log_pi.exp(), t, *kls, backward(upstream, policy, old, log_pi, t)])
+    return list(zip(*results, strict=True))
 
 
 _CASES: dict[str, tuple[Callable, float]] = {

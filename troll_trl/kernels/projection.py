@@ -1,0 +1,355 @@
+"""One operation of the loss: projecting rows onto their trust regions, and its gradient. The mathematics is in
+`trust_region/projection.py`.
+
+The Triton kernels take one launch each and do not wait for the device. A program has one row, its outcomes in
+registers, all in float64: Newton's method on the KL of a float32 pair of policies meets the bound to 1e-5 there. A
+kernel that reads 520 bytes a row has the time for it, on GPUs with few float64 units too.
+"""
+
+# Annotations like `tl.constexpr` are not evaluated then: `tl` exists only with Triton
+from __future__ import annotations
+
+import math
+
+import torch
+
+from troll_trl.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
+
+if TRITON_AVAILABLE:
+    import triton
+    import triton.language as tl
+
+# Relative accuracy |KL − ε|/ε at which the solver stops: near the rounding of a float32 caller's log-probabilities, and
+# what float64 arithmetic can resolve for the others.
+RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
+MAX_EVALUATIONS = 100
+# Stands for log p − log q = −∞ where only the policy is zero. Large enough for exp(t·d) to vanish at every t that
+# meets the bound without this token; where none does (−log q(support of p) > ε), the solution is the limit of p → 0.
+ZERO_POLICY_LOG_RATIO = -1e8
+EXP_UNDERFLOW = -746.0  # exp() is 0 in float64 below this
+# Rows that torch takes to float64 at a time: 2 MiB a tensor at K = 64, of which it holds about ten
+_FLOAT64_ROWS = 4096
+# Most outcomes of a row that the kernel holds in registers
+MOST_IN_REGISTERS = 512
+
+
+def project_rows(
+    log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    Project rows of a policy.
+
+    Args:
+        log_p, log_q (`torch.Tensor` of shape `(N, S)`, float32 or float64):
+            Policy and old policy.
+        kl_bound (`float`):
+            ε, in nats.
+
+    Returns:
+        `tuple[torch.Tensor, ...]`: `log π` `(N, S)` in the dtype of the inputs; `t` `(N,)`, float64; KL(p‖q) and
+        KL(π‖q) `(N,)`, float64. In a row with NaN the kernel returns NaN.
+
+    Raises:
+        ValueError: NaN in the inputs, on the path of the PyTorch fallback.
+    """
+    return (_project_triton if _uses_triton(log_p) else _project_torch)(log_p, log_q, kl_bound)
+
+
+def project_rows_backward(
+    grad: torch.Tensor, log_p: torch.Tensor, log_q: torch.Tensor, log_pi: torch.Tensor, t: torch.Tensor
+) -> torch.Tensor:
+    """Gradient `(N, S)` with respect to `log_p`, from the gradient with respect to `log_pi` `(N, S)`; the others as in
+    [`project_rows`]."""
+    return (_backward_triton if _uses_triton(log_p) else _backward_torch)(grad, log_p, log_q, log_pi, t)
+
+
+def _uses_triton(log_p: torch.Tensor) -> bool:
+    return use_triton(log_p.device) and log_p.shape[1] <= MOST_IN_REGISTERS
+
+
+def warps_for(slots: int) -> int:
+    """Warps of a program whose row has this many outcomes: up to 4 for each thread."""
+    return min(max(slots // 128, 1), 8)
+
+
+def _project_triton(log_p, log_q, kl_bound):
+    log_p, log_q = log_p.contiguous(), log_q.contiguous()
+    rows, slots = log_p.shape
+    log_pi = torch.empty_like(log_p)
+    t, policy_kl, kl = (torch.empty(rows, dtype=torch.float64, device=log_p.device) for _ in range(3))
+    padded = triton.next_power_of_2(slots)
+    tensors = (log_p, log_q, log_pi, t, policy_kl, kl)
+    launch(
+        _project_kernel,
+        (rows,),
+        log_p.device,
+        *tensors,
+        slots,
+        BOUND=kl_bound,
+        TOLERANCE=RELATIVE_TOLERANCE[log_p.dtype],
+        ZERO_POLICY_LOG_RATIO=ZERO_POLICY_LOG_RATIO,
+        EXP_UNDERFLOW=EXP_UNDERFLOW,
+        MAX_EVALUATIONS=MAX_EVALUATIONS,
+        SLOTS=padded,
+        num_warps=warps_for(padded),
+    )
+    return log_pi, t, policy_kl, kl
+
+
+def _backward_triton(grad, log_p, log_q, log_pi, t):
+    grad, log_p, log_q = grad.contiguous(), log_p.contiguous(), log_q.contiguous()
+    rows, slots = log_p.shape
+    result = torch.empty_like(log_p)
+    padded = triton.next_power_of_2(slots)
+    tensors = (grad, log_p, log_q, log_pi, t, result)
+    constants = {"ZERO_POLICY_LOG_RATIO": ZERO_POLICY_LOG_RATIO, "SLOTS": padded, "num_warps": warps_for(padded)}
+    launch(_project_backward_kernel, (rows,), log_p.device, *tensors, slots, **constants)
+    return result
+
+
+def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """
+    KL(p‖q) of categorical distributions in nats, differentiable in both, with `0·log 0 = 0`.
+
+    Args:
+        log_p, log_q (`torch.Tensor` of shape `(..., S)`):
+            Normalised log-probabilities; `-inf` is allowed.
+
+    Returns:
+        `torch.Tensor` of shape `(...)`: `inf` where `q = 0 < p`.
+    """
+    empty = log_p == -math.inf
+    log_p = log_p.masked_fill(empty, 0.0)  # before the difference: −∞ − −∞ is NaN, and so would its gradient be
+    log_ratio = log_p - log_q.masked_fill(empty, 0.0)
+    return (log_p.exp() * log_ratio).masked_fill(empty, 0.0).sum(-1)
+
+
+def _project_torch(flat_p, flat_q, kl_bound):
+    """`log π` `(N, S)`, `t`, KL(p‖q) and KL(π‖q) `(N,)`, the last three in float64."""
+    pairs = zip(flat_p.split(_FLOAT64_ROWS), flat_q.split(_FLOAT64_ROWS), strict=True)
+    parts = [_project_torch_rows(p, q, kl_bound) for p, q in pairs]
+    return parts[0] if len(parts) == 1 else [torch.cat(part) for part in zip(*parts, strict=True)]
+
+
+def _project_torch_rows(flat_p, flat_q, kl_bound):
+    policy_kl = kl_divergence(flat_p.double(), flat_q.double())  # (N,)
+    outside = (~(policy_kl <= kl_bound)).nonzero().squeeze(-1)  # (M,) rows; M is small against N in training
+
+    projected = flat_p.clone()
+    t = torch.ones_like(policy_kl)
+    kl = policy_kl.clone()
+    if len(outside) > 0:
+        if policy_kl[outside].isnan().any():
+            raise ValueError("`policy_log_probs` or `old_log_probs` hold NaN: the logits they came from do too.")
+        rows_p, rows_q = flat_p[outside].double(), flat_q[outside].double()  # (M, S)
+        t[outside], log_pi, kl[outside], _ = solve(rows_p, rows_q, kl_bound, RELATIVE_TOLERANCE[flat_p.dtype])
+        projected[outside] = log_pi.to(flat_p.dtype)
+    return projected, t, policy_kl, kl
+
+
+def _backward_torch(grad, log_p, log_q, log_pi, t):
+    # No slot without policy or projected mass takes part, whatever arrives there
+    g = grad.masked_fill((log_pi == -math.inf) | (log_p == -math.inf), 0.0)
+    grad = g - g.sum(-1, keepdim=True) * log_pi.exp()
+
+    for active in (t < 1).nonzero().squeeze(-1).split(_FLOAT64_ROWS):
+        g_active, pi = g[active].double(), log_pi[active].double().exp()  # (M, S)
+        centred = _log_ratio(log_p[active].double(), log_q[active].double())
+        centred = centred - (pi * centred).sum(-1, keepdim=True)  # d − μ
+        variance = (pi * centred.square()).sum(-1, keepdim=True)  # σ², (M, 1)
+        through_t = (g_active * centred).sum(-1, keepdim=True) * pi * centred / variance
+        softmax_gradient = g_active - g_active.sum(-1, keepdim=True) * pi
+        grad[active] = (t[active].unsqueeze(-1) * (softmax_gradient - through_t)).to(grad.dtype)
+    return grad.masked_fill(log_p == -math.inf, 0.0)
+
+
+def solve(
+    log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float, relative_tolerance: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    Solve `KL(π_t‖q) = ε` for `t` by a safeguarded Newton iteration on `sqrt(2 f(t))`.
+
+    `f` starts as a parabola, so `sqrt(2 f(t))` is close to linear and Newton's method on it needs a handful of
+    evaluations. A step that leaves the bracket is replaced by a bisection.
+
+    Args:
+        log_p, log_q (`torch.Tensor` of shape `(M, S)`, float64):
+            Policy and old policy of rows with KL(p‖q) > ε.
+        kl_bound (`float`):
+            ε, in nats, positive and finite.
+        relative_tolerance (`float`):
+            Stop a row once `|KL − ε| ≤ relative_tolerance·ε`, or when `t` can no longer change.
+
+    Returns:
+        `tuple[torch.Tensor, ...]`: `t` `(M,)` in (0, 1]; `log π_t` `(M, S)`; `KL(π_t‖q)` `(M,)`; and the number of
+        evaluations of `f` that each row took `(M,)`.
+    """
+    d = _log_ratio(log_p, log_q)
+    t = torch.ones_like(d[:, 0])
+    log_pi, kl, variance = _evaluate(t, d, log_q)
+    # A policy that only leaves the old policy's support has its mass there dropped; inside the bound it ends here.
+    done = ~(kl > kl_bound)
+    evaluations = torch.ones_like(t, dtype=torch.int64)
+
+    low, high = torch.zeros_like(t), torch.ones_like(t)
+    target = math.sqrt(2 * kl_bound)
+    t = torch.where(done, t, (kl_bound / kl).sqrt())
+    for _ in range(MAX_EVALUATIONS):
+        if done.all():
+            break
+        new_log_pi, new_kl, new_variance = _evaluate(t, d, log_q)
+        log_pi = torch.where(done.unsqueeze(-1), log_pi, new_log_pi)
+        kl, variance = torch.where(done, kl, new_kl), torch.where(done, variance, new_variance)
+        evaluations += ~done
+
+        above = kl > kl_bound
+        high = torch.where(above & ~done, t, high)
+        low = torch.where(above | done, low, t)
+        root = (2 * kl).clamp(min=0).sqrt()  # sqrt(2 f); its derivative is f′/sqrt(2 f) = t·σ²/sqrt(2 f)
+        step = t + (target - root) * root / (t * variance)
+        # Towards 0 the bracket shrinks by factors, as the root's magnitude is what is unknown there
+        middle = torch.where(low > 0, (low + high) / 2, high / 16)
+        step = torch.where((step > low) & (step < high), step, middle)
+        converged = (kl - kl_bound).abs() <= relative_tolerance * kl_bound
+        done = done | converged | ((step - t).abs() <= 1e-15 * t)
+        t = torch.where(done, t, step)
+
+    # Where the policy is zero so is π, unless the bound is out of reach without that token
+    return t, log_pi.masked_fill((log_p == -math.inf) & (log_pi < EXP_UNDERFLOW), -math.inf), kl, evaluations
+
+
+def _log_ratio(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """`d = log p − log q` `(M, S)`, and any finite number outside of the support of `q`, where `π` is zero anyway."""
+    ratio = log_p - log_q.masked_fill(log_q == -math.inf, 0.0)
+    return ratio.masked_fill(log_p == -math.inf, ZERO_POLICY_LOG_RATIO)
+
+
+def _evaluate(t: torch.Tensor, d: torch.Tensor, log_q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`log π_t` `(M, S)`, `f(t) = KL(π_t‖q)` `(M,)` and `σ² = Var_π[d]` `(M,)` at `t` `(M,)`."""
+    log_weights = log_q + t.unsqueeze(-1) * d
+    psi = torch.logsumexp(log_weights, -1)
+    log_pi = log_weights - psi.unsqueeze(-1)
+    pi = log_pi.exp()
+    # KL = Σ π·(log π − log q), and not t·μ − ψ: that is a difference of numbers as large as the logits
+    kl = (pi * (t.unsqueeze(-1) * d - psi.unsqueeze(-1))).sum(-1)
+    mean = (pi * d).sum(-1)
+    variance = (pi * (d - mean.unsqueeze(-1)).square()).sum(-1)
+    return log_pi, kl, variance
+
+
+@jit()
+def _log_ratio_of_row(log_p, log_q, ZERO_POLICY_LOG_RATIO: tl.constexpr):
+    """`d = log p − log q`, float64; finite outside of the support of either."""
+    ratio = log_p - tl.where(log_q == float("-inf"), 0.0, log_q)
+    return tl.where(log_p == float("-inf"), ZERO_POLICY_LOG_RATIO, ratio)
+
+
+@jit()
+def _evaluate_row(t, d, log_q):
+    """`log π_t`, `KL(π_t‖q)` and `Var_π[d]` at `t`."""
+    log_weights = log_q + t * d
+    largest = tl.max(log_weights, axis=0)
+    psi = largest + tl.log(tl.sum(tl.exp(log_weights - largest), axis=0))
+    log_pi = log_weights - psi
+    pi = tl.exp(log_pi)
+    kl = tl.sum(pi * (t * d - psi), axis=0)
+    centred = d - tl.sum(pi * d, axis=0)
+    return log_pi, kl, tl.sum(pi * centred * centred, axis=0)
+
+
+@jit(do_not_specialize=["slots"])
+def _project_kernel(
+    log_p_ptr,
+    log_q_ptr,
+    log_pi_ptr,
+    t_ptr,
+    policy_kl_ptr,
+    kl_ptr,
+    slots,
+    BOUND: tl.constexpr,
+    TOLERANCE: tl.constexpr,
+    ZERO_POLICY_LOG_RATIO: tl.constexpr,
+    EXP_UNDERFLOW: tl.constexpr,
+    MAX_EVALUATIONS: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    # One program per row. In 64 bits: rows times slots may pass 2³¹
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.arange(0, SLOTS)
+    used = slot < slots
+    given = tl.load(log_p_ptr + row * slots + slot, mask=used, other=float("-inf"))
+    log_p = given.to(tl.float64)
+    log_q = tl.load(log_q_ptr + row * slots + slot, mask=used, other=float("-inf")).to(tl.float64)
+    # As constants of the program and not as arguments, which would be rounded to float32
+    bound = tl.full((), BOUND, tl.float64)
+    one = tl.full((), 1.0, tl.float64)
+
+    empty = log_p == float("-inf")
+    difference = tl.where(empty, 0.0, log_p) - tl.where(empty, 0.0, log_q)
+    policy_kl = tl.sum(tl.where(empty, 0.0, tl.exp(log_p) * difference), axis=0)
+    t, kl, log_pi = one, policy_kl, log_p + policy_kl  # NaN where the KL is NaN, which is neither inside nor outside
+    inside = policy_kl <= bound  # not for NaN
+    if policy_kl > bound:
+        d = _log_ratio_of_row(log_p, log_q, ZERO_POLICY_LOG_RATIO)
+        log_pi, kl, variance = _evaluate_row(t, d, log_q)
+        # A policy that only leaves the old policy's support has its mass there dropped; inside the bound it ends here
+        going = kl > bound
+        low, high = one - one, one
+        target = tl.sqrt(2 * bound)
+        t = tl.where(going, tl.sqrt(bound / kl), t)
+        left = MAX_EVALUATIONS
+        while going & (left > 0):
+            left -= 1
+            log_pi, kl, variance = _evaluate_row(t, d, log_q)
+            above = kl > bound
+            high = tl.where(above, t, high)
+            low = tl.where(above, low, t)
+            root = tl.sqrt(tl.where(kl > 0, kl, 0.0) * 2)
+            step = t + (target - root) * root / (t * variance)
+            # Towards 0 the bracket shrinks by factors, as the root's magnitude is what is unknown there
+            middle = tl.where(low > 0, (low + high) / 2, high / 16)
+            step = tl.where((step > low) & (step < high), step, middle)
+            going = (tl.abs(kl - bound) > TOLERANCE * bound) & (tl.abs(step - t) > 1e-15 * t)
+            t = tl.where(going, step, t)
+        # Where the policy is zero so is π, unless the bound is out of reach without that token
+        log_pi = tl.where(empty & (log_pi < EXP_UNDERFLOW), float("-inf"), log_pi)
+    # Inside the bound bit for bit
+    tl.store(log_pi_ptr + row * slots + slot, tl.where(inside, given, log_pi.to(given.dtype)), mask=used)
+    tl.store(t_ptr + row, t)
+    tl.store(policy_kl_ptr + row, policy_kl)
+    tl.store(kl_ptr + row, kl)
+
+
+@jit(do_not_specialize=["slots"])
+def _project_backward_kernel(
+    grad_ptr,
+    log_p_ptr,
+    log_q_ptr,
+    log_pi_ptr,
+    t_ptr,
+    result_ptr,
+    slots,
+    ZERO_POLICY_LOG_RATIO: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    # One program per row. In 64 bits: rows times slots may pass 2³¹
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.arange(0, SLOTS)
+    used = slot < slots
+    entry = row * slots + slot
+    log_p = tl.load(log_p_ptr + entry, mask=used, other=float("-inf")).to(tl.float64)
+    log_pi = tl.load(log_pi_ptr + entry, mask=used, other=float("-inf")).to(tl.float64)
+    given = tl.load(grad_ptr + entry, mask=used, other=0.0)
+    t = tl.load(t_ptr + row)
+    # No slot without policy or projected mass takes part, whatever arrives there
+    empty = log_p == float("-inf")
+    g = tl.where(empty | (log_pi == float("-inf")), 0.0, given.to(tl.float64))
+    pi = tl.exp(log_pi)
+    grad = g - tl.sum(g, axis=0) * pi
+    if t < 1:
+        log_q = tl.load(log_q_ptr + entry, mask=used, other=float("-inf")).to(tl.float64)
+        d = _log_ratio_of_row(log_p, log_q, ZERO_POLICY_LOG_RATIO)
+        centred = d - tl.sum(pi * d, axis=0)
+        variance = tl.sum(pi * centred * centred, axis=0)
+        grad = t * (grad - tl.sum(g * centred, axis=0) * pi * centred / variance)
+    tl.store(result_ptr + entry, tl.where(empty, 0.0, grad).to(given.dtype), mask=used)
