@@ -11,16 +11,22 @@ Every rank writes what it logged to OUT/<case>-rank<i>.json, and rank 0 the weig
 import json
 import os
 import sys
+from collections import Counter
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from torch.distributed.tensor import DTensor
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
+from trl import GRPOConfig, GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.trainers.sharding import ReshardInEvaluation, reshard
 
 GROUP, GLOBAL_BATCH = 4, 8
 FSDP2 = os.environ.get("FORCE_FSDP") == "1"
@@ -37,6 +43,17 @@ CASES = {
     "reference_kl": {"loss_type": "grpo", "beta": 0.3},
     "idle": {"loss_type": "dapo", "num_iterations": 1},
 }
+CLASSES = {"rloo": (TrollRLOOTrainer, TrollRLOOConfig), "shipped_clip": (GRPOTrainer, GRPOConfig)}
+# As the configs for FSDP2 train, with a head of its own; before every generation the weights are read as for vLLM
+SHIPPED = {
+    "loss_type": "dapo",
+    "gradient_checkpointing": True,
+    "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "num_generations_eval": 2,
+    "per_device_eval_batch_size": 4,
+}
 
 
 def completion(prompt_ids: list[int], sample: int) -> list[int]:
@@ -50,7 +67,16 @@ def stored(trainer, prompt_ids):
     return [completion(ids, (first + i) % GROUP) for i, ids in enumerate(prompt_ids)]
 
 
+def weights_for_vllm(trainer) -> dict:
+    """What TRL loads into a colocated engine in sleep mode before every generation."""
+    engine = SimpleNamespace(accelerator=trainer.accelerator, _fix_param_name_to_vllm=lambda name, **_: name)
+    return dict(VLLMGeneration._iter_fsdp2_params(engine, trainer.model))
+
+
 def rollout(prompts, trainer):
+    if FSDP2 and trainer.shipped:
+        assert weights_for_vllm(trainer).keys() == dict(trainer.model.named_parameters()).keys()
+        trainer.synced[trainer.model.training] += 1
     prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
     ids = stored(trainer, prompt_ids)
     mask = [[1] * len(row) for row in ids]
@@ -61,19 +87,24 @@ def rollout(prompts, trainer):
     return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": None, "env_mask": mask}
 
 
+def shipped_model():
+    return tiny_model(tie_word_embeddings=False, num_hidden_layers=3)
+
+
 def make(case: str, out: Path):
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    trainer_class, config_class = (
-        (TrollRLOOTrainer, TrollRLOOConfig) if case == "rloo" else (TrollGRPOTrainer, TrollGRPOConfig)
-    )
-    options = {"beta": 0.0, "num_iterations": 2, **CASES[case]}
+    trainer_class, config_class = CLASSES.get(case, (TrollGRPOTrainer, TrollGRPOConfig))
+    shipped = case.startswith("shipped")
+    options = {"beta": 0.0, "num_iterations": 2, "gradient_checkpointing": False}
+    if trainer_class is not GRPOTrainer:
+        options["kl_bound"] = 0.002
+    options |= deepcopy(SHIPPED) if shipped else CASES[case]  # transformers writes into it
     if ZERO3:  # of which accelerate knows without a GPU only once the state below is set
         TrainingArguments.world_size = property(lambda self: processes)
     args = config_class(
         output_dir=str(out / case),
         use_cpu=not ZERO3,  # accelerate has no DeepSpeed for a CPU that is asked for
         bf16=BF16,
-        gradient_checkpointing=False,
         report_to="none",
         save_strategy="no",
         disable_tqdm=True,
@@ -86,7 +117,6 @@ def make(case: str, out: Path):
         learning_rate=1e-2,
         lr_scheduler_type="constant",
         max_steps=6,
-        kl_bound=0.002,
         shuffle_dataset=False,
         ddp_find_unused_parameters=False,
         **options,
@@ -97,7 +127,10 @@ def make(case: str, out: Path):
     if ZERO3:
         ranks = {"process_index": int(os.environ["RANK"]), "local_process_index": int(os.environ["LOCAL_RANK"])}
         PartialState._shared_state.update(num_processes=processes, backend="gloo", **ranks)
-    model, extra = tiny_model(), {}
+    model, extra = shipped_model() if shipped else tiny_model(), {}
+    if shipped:
+        extra["eval_dataset"] = tiny_prompts(8)
+        extra["callbacks"] = [ReshardInEvaluation()]  # as `troll grpo` adds it, for a clip
     if options["beta"]:  # the reference model is loaded from where the model came from
         model = str(out / "model")
         if args.process_index == 0:
@@ -106,11 +139,19 @@ def make(case: str, out: Path):
     if case != "rloo":
         extra["rollout_func"] = rollout
     trainer = trainer_class(model, token_reward, args, tiny_prompts(), processing_class=tiny_tokenizer(), **extra)
-    trainer.masked_rank = case == "masked_rank"
+    trainer.masked_rank, trainer.shipped, trainer.synced = case == "masked_rank", shipped, Counter()
     if case == "rloo":
         trainer._generate_single_turn = lambda prompt_ids, *others: stored(trainer, prompt_ids)
     assert trainer.accelerator.num_processes == processes
     return trainer
+
+
+class OnlyShardedGradients(TrainerCallback):
+    """Between the micro-batches of an update a rank holds its part of the gradient, and not all of it."""
+
+    def on_substep_end(self, args, state, control, model=None, **kwargs):
+        for name, parameter in model.named_parameters():
+            assert isinstance(parameter.grad, DTensor), f"{name}: the gradient is not yet sharded"
 
 
 def whole(parameter):
@@ -129,7 +170,12 @@ def whole(parameter):
 def main(out: Path, cases: list[str]):
     for case in cases:
         trainer = make(case, out)
+        if FSDP2 and trainer.shipped:
+            trainer.add_callback(OnlyShardedGradients)
         trainer.train()
+        if FSDP2 and trainer.shipped:
+            assert trainer.synced[True] >= 2 and trainer.synced[False] >= 6, trainer.synced
+            reshard(trainer.model)
         parameters = list(trainer.model.named_parameters())
         kind = str(trainer.accelerator.distributed_type)
         weights = {name.removeprefix("module."): whole(parameter) for name, parameter in parameters}

@@ -26,6 +26,7 @@ from troll_trl.cli.settings.parser import parse_training_command
 from troll_trl.cli.training_data import load_datasets
 from troll_trl.resilience.checkpoint import CheckpointMixin
 from troll_trl.resilience.checkpoint_folder import checkpoints
+from troll_trl.trainers.sharding import ReshardInEvaluation
 from troll_trl.trainers.trl_compat import silence_known_warnings
 
 logger = logging.getLogger(__name__)
@@ -217,6 +218,7 @@ def run(command: Command) -> None:
     if training_args.process_index == 0:
         save_settings(script_args.settings, training_args.output_dir, checkpoint)
     trainer.add_callback(PeakMemory)
+    trainer.add_callback(ReshardInEvaluation)
     if not training_args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(ProgressLine)

@@ -21,7 +21,7 @@ from troll_trl.trainers.kernel_check import settle_kernels
 from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding, what_trl_reads
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, TOKEN_IDS, CopiesAhead, join_rows, with_dense
-from troll_trl.trainers.sharding import keep_output_dtypes
+from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.trl_compat import check_trl, silence_known_warnings
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.ragged import RaggedDistribution
@@ -189,6 +189,7 @@ class TrustRegionMixin(_Trainer):
         # in an idle GRPO run it is the only one: it must not be taken for the old policy.
         self._record_next_pass = records = self._records_old_policy()
         self._recorded = self._recorded_log_probs = None
+        reshard(self.model)
         try:
             with explain_lost_server(self.args):
                 output = super()._generate_and_score_completions(inputs)

@@ -1,9 +1,11 @@
-"""What FSDP2 would do to log-probabilities."""
+"""What FSDP2 would do to log-probabilities, and to the weights that vLLM is given."""
 
 from dataclasses import replace
 
+import torch
 from accelerate import Accelerator
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from transformers import TrainerCallback
 
 
 def keep_output_dtypes(accelerator: Accelerator) -> None:
@@ -17,3 +19,23 @@ def keep_output_dtypes(accelerator: Accelerator) -> None:
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin is not None and isinstance(plugin.mixed_precision_policy, MixedPrecisionPolicy):
         plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """
+    Shard again what a forward without gradient has left whole; before vLLM is given the weights.
+
+    Such a forward leaves the outermost group of FSDP2 as it was for computing, and only a backward shards it. TRL asks
+    every parameter for its `full_tensor()`, which a whole one does not have: with vLLM's sleep mode, which loads the
+    weights for each generation, an evaluation failed at its second batch.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+class ReshardInEvaluation(TrainerCallback):
+    """[`reshard`] after every batch of an evaluation, for TRL's own trainers."""
+
+    def on_prediction_step(self, args, state, control, model=None, **kwargs):
+        reshard(model)

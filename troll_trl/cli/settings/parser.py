@@ -11,6 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
@@ -112,7 +113,8 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
 
 def _fill(dataclass_type: type, settings: Mapping[str, Any]) -> Any:
     names = {option.name for option in fields(dataclass_type) if option.init}
-    return dataclass_type(**{name: value for name, value in settings.items() if name in names})
+    # Copies: transformers writes into `accelerator_config`, and the settings are saved
+    return dataclass_type(**{name: deepcopy(value) for name, value in settings.items() if name in names})
 
 
 def _fill_mixture(settings: Mapping[str, Any]) -> DatasetMixtureConfig:
@@ -123,7 +125,7 @@ def _fill_mixture(settings: Mapping[str, Any]) -> DatasetMixtureConfig:
         if not isinstance(entry, dict) or entry.keys() - names or not isinstance(entry.get("path"), str):
             others = ", ".join(sorted(names - {"path"}))
             raise ValueError(f"an entry of `datasets` must have a path, and may have {others}; got {entry!r}.")
-    mixture = _fill(DatasetMixtureConfig, {**settings, "datasets": [*entries]})
+    mixture = _fill(DatasetMixtureConfig, {**settings, "datasets": entries})
     if not entries and (unused := [name for name in ("streaming", "test_split_size") if settings.get(name)]):
         raise ValueError(
             f"`{unused[0]}` is for a mixture, under `datasets`. Of `dataset_name` there are `dataset_streaming` and "
