@@ -1,0 +1,20 @@
+"""Triton's interpreter rounds float32 to bfloat16 as a GPU does: to nearest, ties to even. It truncates on its own, and a
+tile of gradients is then too small by 0.28 % on average."""
+
+import numpy as np
+import torch
+
+
+def round_as_a_gpu() -> None:
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    truncating = InterpreterBuilder.cast_impl
+
+    def cast_impl(self, source, to):
+        if (source.dtype.scalar, to.scalar) != (tl.float32, tl.bfloat16):
+            return truncating(self, source, to)
+        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.uint16)
+        return TensorHandle(rounded.numpy().reshape(source.data.shape), to.scalar)
+
+    InterpreterBuilder.cast_impl = cast_impl
