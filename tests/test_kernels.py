@@ -30,8 +30,8 @@ from troll_trl.trust_region.projection import project
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PLAIN = LogitTransform(temperature=0.7)
 CAPPED = LogitTransform(scale=1.3, softcap=2.0, temperature=0.7)
-# Of the largest entry: two roundings of the dtype, that of the tile's gradient and that of the result. A bias, which all
-# entries share, is at most a quarter of it: the interpreter's truncation to bfloat16 made one of 0.3 %.
+# Of the largest entry: two roundings of the dtype, that of the tile's gradient and that of the result. A bias, which
+# all entries share, is at most a quarter of it: the interpreter's truncation to bfloat16 made one of 0.3 %.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}
 
 
