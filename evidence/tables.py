@@ -13,6 +13,7 @@ import scipy.stats
 from evidence.grid import tuned_rates
 from evidence.results import DEFAULTS, read_records
 from troll_trl.evaluation.statistics import Estimate, estimate, smallest_p_value
+from troll_trl.evaluation.tables import markdown
 
 Record = dict[str, Any]
 RESAMPLES = 10_000
@@ -148,11 +149,6 @@ def success(cell: Cell) -> str:
 def signed(value: Estimate, p_value: float) -> str:
     sign = "<" if p_value <= smallest_p_value(FLIPS) else "="  # no exact test of 18 pairs or less is as low
     return f"{100 * value.value:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}], p {sign} {p_value:.2g}"
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _number(cell: Cell, key: str, form: str, combine: Callable[[np.ndarray], float] = np.mean) -> str:

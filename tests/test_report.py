@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from transformers import TrainerState
@@ -196,8 +197,8 @@ def test_a_run_that_went_on_with_other_settings_says_so_and_is_held_to_no_bound(
     (folder / "config-until-checkpoint-4.yaml").write_text("kl_bound: 0.1\nlearning_rate: 1.0e-06\noutput_dir: old")
     run = load_run(folder)
     assert [note.partition(". ")[0] for note in run.notes] == [
-        "It went on from checkpoint-4 with other settings: `kl_bound` 0.1 → 0.05",
-        "It went on from checkpoint-10 with other settings: `learning_rate` 1e-06 → 3e-06",
+        "It resumed from checkpoint-4 with other settings: `kl_bound` 0.1 → 0.05",
+        "It resumed from checkpoint-10 with other settings: `learning_rate` 1e-06 → 3e-06",
     ]
     assert run.changed == {"kl_bound", "learning_rate"}
     groups = [Group("x", [run])]
@@ -305,22 +306,20 @@ def test_clip_runs_have_no_bound(tmp_path):
 
 
 def test_band_is_over_what_all_seeds_have():
-    seeds = [(np.array([1.0, 3.0, 5.0]), np.array([0.0, 2.0, 4.0])), (np.array([2.0, 4.0]), np.array([10.0, 30.0]))]
-    band = metrics.band(seeds)
-    assert band.x.tolist() == [2, 3, 4]
-    assert band.low.tolist() == [1, 2, 3]
-    assert band.high.tolist() == [10, 20, 30]
-    assert band.mean.tolist() == [5.5, 11, 16.5]
+    band = metrics.band([pd.Series([0.0, 2.0, 4.0], [1.0, 3.0, 5.0]), pd.Series([10.0, 30.0], [2.0, 4.0])])
+    assert band.index.tolist() == [2, 3, 4]
+    assert band["min"].tolist() == [1, 2, 3]
+    assert band["max"].tolist() == [10, 20, 30]
+    assert band["mean"].tolist() == [5.5, 11, 16.5]
 
 
 def test_thinning_out_keeps_maxima_and_means():
     x = np.arange(1.0, 1001.0)
-    y = np.where(x == 777, 5.0, 1.0)
-    thin_x, largest = metrics.thin_out(x, y, largest=True)
-    assert len(thin_x) <= metrics.MAX_POINTS and largest.max() == 5 and thin_x[0] == np.mean(x[:9])
-    _, means = metrics.thin_out(x, y, largest=False)
-    assert means.max() == pytest.approx(1 + 4 / 9)
-    assert metrics.thin_out(x[:100], y[:100], largest=False)[1].tolist() == y[:100].tolist()
+    y = pd.Series(np.where(x == 777, 5.0, 1.0), x)
+    largest = metrics.thin_out(y, largest=True)
+    assert len(largest) <= metrics.MAX_POINTS and largest.max() == 5 and largest.index[0] == np.mean(x[:9])
+    assert metrics.thin_out(y, largest=False).max() == pytest.approx(1 + 4 / 9)
+    assert metrics.thin_out(y[:100], largest=False).tolist() == y[:100].tolist()
 
 
 def test_thinning_out_takes_whole_rollout_batches(tmp_path):
@@ -330,9 +329,9 @@ def test_thinning_out_takes_whole_rollout_batches(tmp_path):
         if line["step"] % 8 != 1:
             del line["num_tokens"], line["reward"]
     run = load_run(write_state(tmp_path, lines))
-    x, entropy = metrics.curve(run, metrics.ENTROPY, against_time=False)
-    assert entropy.tolist() == [3.5] * 50 and x.tolist() == [4.5 + 8 * n for n in range(50)]
-    assert len(metrics.curve(run, metrics.Metric("reward", ""), against_time=False)[0]) == 50  # one per batch as it is
+    entropy = metrics.curve(run, metrics.ENTROPY, against_time=False)
+    assert entropy.tolist() == [3.5] * 50 and entropy.index.tolist() == [4.5 + 8 * n for n in range(50)]
+    assert len(metrics.curve(run, metrics.Metric("reward", ""), against_time=False)) == 50  # one per batch as it is
 
 
 def test_final_value_and_its_interval_over_seeds(tmp_path):
@@ -342,12 +341,14 @@ def test_final_value_and_its_interval_over_seeds(tmp_path):
         write_state(tmp_path / f"seed{seed}", lines)
         ends.append(np.mean([math.sin(step) + seed for step in range(1, last + 1) if step > 0.9 * last]))
     (group,) = load_groups([str(tmp_path / f"seed{seed}") for seed in range(3)])
-    estimate = metrics.final(group, metrics.Metric("entropy", "", lowest=-math.inf))
-    assert estimate.mean == pytest.approx(np.mean(ends)) and estimate.seeds == 3
+    estimate, seeds = metrics.final(group, metrics.Metric("entropy", "", lowest=-math.inf))
+    assert estimate.value == pytest.approx(np.mean(ends)) and seeds == 3
     half = 4.30265 * np.std(ends, ddof=1) / math.sqrt(3)  # of Student's table, 2 degrees of freedom
-    assert estimate.interval == pytest.approx((np.mean(ends) - half, np.mean(ends) + half), rel=1e-5)
-    assert metrics.final(group, metrics.ENTROPY).interval[0] == 0  # an entropy cannot be negative
-    assert metrics.final(group, metrics.KL_MAX_BEFORE).mean == pytest.approx((101 + 101 + 61) / 3)  # of the whole run
+    assert (estimate.low, estimate.high) == pytest.approx((np.mean(ends) - half, np.mean(ends) + half), rel=1e-5)
+    assert metrics.final(group, metrics.ENTROPY)[0].low == 0  # an entropy cannot be negative
+    assert metrics.final(group, metrics.KL_MAX_BEFORE)[0].value == pytest.approx(
+        (101 + 101 + 61) / 3
+    )  # of the whole run
     assert metrics.final(group, metrics.CLIPPED) is None
 
 
@@ -356,11 +357,11 @@ def test_one_seed_has_the_interval_of_its_last_lines(tmp_path):
     group = Group("", [load_run(write_state(tmp_path, [*lines, {"step": 100, "eval_entropy": 0.3}]))])
     values = [1 + step % 3 for step in range(91, 101)]
     half = 2.26216 * np.std(values, ddof=1) / math.sqrt(10)  # of Student's table, 9 degrees of freedom
-    estimate = metrics.final(group, metrics.ENTROPY)
-    assert estimate.seeds == 1 and estimate.interval == pytest.approx(
-        (np.mean(values) - half, np.mean(values) + half), rel=1e-5
-    )
-    assert metrics.final(group, metrics.ENTROPY, prefix="eval_") == metrics.Estimate(0.3, None, 1)
+    estimate, seeds = metrics.final(group, metrics.ENTROPY)
+    assert seeds == 1
+    assert (estimate.low, estimate.high) == pytest.approx((np.mean(values) - half, np.mean(values) + half), rel=1e-5)
+    estimate, seeds = metrics.final(group, metrics.ENTROPY, prefix="eval_")
+    assert (estimate.value, seeds) == (0.3, 1) and math.isnan(estimate.low) and math.isnan(estimate.high)
 
 
 def test_held_out_values_are_of_the_updates_that_all_seeds_evaluated(tmp_path):
@@ -370,8 +371,8 @@ def test_held_out_values_are_of_the_updates_that_all_seeds_evaluated(tmp_path):
         write_state(tmp_path / f"seed{seed}", training + evaluations)
     (group,) = load_groups([str(tmp_path / "seed0"), str(tmp_path / "seed1")])
     held_out = metrics.held_out(group, metrics.Metric("reward", ""), against_time=True)
-    assert held_out.x.tolist() == [0, 7.5] and held_out.mean.tolist() == [0.5, 5.5]
-    assert (held_out.low.tolist(), held_out.high.tolist()) == ([0, 5], [1, 6])
+    assert held_out.index.tolist() == [0, 7.5] and held_out["mean"].tolist() == [0.5, 5.5]
+    assert (held_out["min"].tolist(), held_out["max"].tolist()) == ([0, 5], [1, 6])
 
 
 def test_reward_functions(tmp_path):

@@ -93,7 +93,7 @@ def evaluate(args: EvaluationArguments, console: Console):
     for note in below:
         console.print(note, highlight=False, markup=False)
     show_disagreements(console, summary)
-    write_text(Path(str(args.output), "table.md"), "\n".join([markdown(header, rows), *below]).rstrip() + "\n")
+    write_text(Path(str(args.output), "table.md"), "\n".join([markdown(header, rows) + "\n", *below]).rstrip() + "\n")
     written = f"Written: {args.output}/summary.json, samples.jsonl, samples.parquet, table.md"
     console.print(written, highlight=False, markup=False)
 
@@ -109,7 +109,7 @@ def compare_two(args: EvaluationArguments, console: Console):
     if args.output is not None:
         Path(args.output).mkdir(parents=True, exist_ok=True)
         write_text(Path(args.output, "comparison.json"), json.dumps(comparison, indent=2, ensure_ascii=False) + "\n")
-        write_text(Path(args.output, "comparison.md"), markdown(header, rows))
+        write_text(Path(args.output, "comparison.md"), markdown(header, rows) + "\n")
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:

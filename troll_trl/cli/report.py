@@ -32,23 +32,24 @@ def parse_args(argv: Sequence[str] | None, program: str) -> argparse.Namespace:
 
 
 def write_report(options: argparse.Namespace) -> None:
+    from troll_trl.evaluation.tables import markdown
     from troll_trl.report.figures import draw_figures  # imports matplotlib
-    from troll_trl.report.page import make_table, to_markdown, warnings_of, write_page
+    from troll_trl.report.page import make_table, warnings_of, write_page
 
     groups = load_groups(options.runs)
     table = make_table(groups, options.success)
     options.output.mkdir(parents=True, exist_ok=True)
-    markdown = to_markdown(table)
-    (options.output / "table.md").write_text(markdown, encoding="utf-8")
-    drawn = draw_figures(groups, options.success, options.output)
-    write_page(groups, drawn, table, options.output / "report.html")
+    text = markdown(table[0], table[1:]) + "\n"
+    (options.output / "table.md").write_text(text, encoding="utf-8")
+    plots = draw_figures(groups, options.success, options.output)
+    write_page(groups, plots, table, options.output / "report.html")
 
-    print(markdown)
+    print(text)
     for note in warnings_of(groups) + [note for group in groups for run in group.runs for note in run.notes]:
         print(f"Note: {note}")
-    for figure in drawn:
-        for note in figure.notes:
-            print(f"Left out of “{figure.plan.title}”: {note}")
+    for plot in plots:
+        for note in plot.notes:
+            print(f"Left out of “{plot.title}”: {note}")
     print(f"Report: {options.output / 'report.html'}")
 
 

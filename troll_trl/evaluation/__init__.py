@@ -20,15 +20,21 @@ Evaluation of models on problems with known answers: samples, their scores, and 
 What a user should know is logged under `troll_trl.evaluation`, from INFO on.
 """
 
-from troll_trl.evaluation.arguments import EvaluationArguments
-from troll_trl.evaluation.other_tools import score_file
-from troll_trl.evaluation.runner import generate_samples
-from troll_trl.evaluation.summary import compare, summarize
+from importlib import import_module
 
-__all__ = [
-    "EvaluationArguments",
-    "compare",
-    "generate_samples",
-    "score_file",
-    "summarize",
-]
+__all__ = ["EvaluationArguments", "compare", "generate_samples", "score_file", "summarize"]
+
+# Loaded on first use: a report takes the statistics alone, and needs no torch for them
+_MODULES = {
+    "EvaluationArguments": "arguments",
+    "compare": "summary",
+    "generate_samples": "runner",
+    "score_file": "other_tools",
+    "summarize": "summary",
+}
+
+
+def __getattr__(name: str):
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ _BATCH_NUMBERS = 4_000_000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over problems, and the ends of its 95 % interval."""
+    """A mean, and the ends of its 95 % interval."""
 
     value: float
     low: float
@@ -90,6 +90,15 @@ def paired_difference(
     p_values = np.clip((tail + 1) * smallest_p_value(resamples), np.minimum(1.0, 2.0 ** (1 - differing)), 1.0)
     columns = zip(values, *bootstrap.confidence_interval, p_values, strict=True)
     return [Difference(*map(float, row)) for row in columns]
+
+
+def student_t(values: Sequence[float] | np.ndarray, lowest: float = -np.inf, highest: float = np.inf) -> Estimate:
+    """The mean of `values` and its 95 % Student-t interval, cut to `lowest` … `highest`; NaN ends for one value."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Estimate(mean, np.nan, np.nan)
+    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * float(scipy.stats.sem(values))
+    return Estimate(mean, max(mean - half, lowest), min(mean + half, highest))
 
 
 def smallest_p_value(resamples: int) -> float:

@@ -1,6 +1,6 @@
 """The tables of an evaluation and a comparison: for the terminal with rich, for a file in markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from rich.console import Console
@@ -82,10 +82,11 @@ def comparison_table(comparison: dict[str, Any]) -> tuple[list[str], list[list[s
     return header, rows
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The table in markdown."""
-    lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The table in markdown, a line for each row, whatever its cells hold."""
+    lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in (header, *rows)]
+    lines.insert(1, ["---"] * len(header))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def show(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]], keys: int = 2):

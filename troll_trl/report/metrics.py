@@ -1,12 +1,13 @@
-"""The metrics of a report: how they are called, thinned out, averaged over seeds, and what they end with."""
+"""The metrics of a report: their names, their curves over seeds, and the values that runs end with."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.stats
+import pandas as pd
 
+from troll_trl.evaluation.statistics import Estimate, student_t
 from troll_trl.report.runs import PEAK_MEMORY, TOKENS_PER_SECOND, Group, ReportError, Run
 
 MAX_POINTS = 120  # a longer curve is averaged over neighbouring lines: more points hide each other
@@ -28,10 +29,6 @@ class Metric:
     @property
     def is_share(self) -> bool:
         return self.unit.startswith("%")
-
-    @property
-    def highest(self) -> float:
-        return 1.0 if self.is_share else math.inf
 
 
 ENTROPY = Metric("entropy", "Entropy of the policy", "nats per token")
@@ -55,148 +52,107 @@ MEMORY = Metric(PEAK_MEMORY, "Peak memory of a process", "GiB")
 
 def reward_metrics(groups: Sequence[Group], success: str | None = None) -> list[Metric]:
     """
-    The total reward, and each reward function; success rates come first, in per cent. The mean of the function that
-    `success` names is one, by default those with `accuracy` in their name.
+    The total reward, and each reward function; success rates come first, in per cent. The function that `success` names
+    is a success rate; by default every function with `accuracy` in its name is one.
     """
-    keys = {key for group in groups for run in group.runs for line in run.updates.values() for key in line}
-    keys = {key.removeprefix(HELD_OUT) for key in keys}  # a run may have been evaluated only
-    names = sorted(key.split("/")[1] for key in keys if key.startswith("rewards/") and key.endswith("/mean"))
+    log = pd.concat([group.log for group in groups])
+    held_out = log[[key for key in log if key.startswith(HELD_OUT)]]
+    log = pd.concat([log, held_out.rename(columns=lambda key: key.removeprefix(HELD_OUT))])  # some are only evaluated
+    names = sorted({key.split("/")[1] for key in log if key.startswith("rewards/") and key.endswith("/mean")})
     if success is not None and success not in names:
         raise ReportError(f"No run logged a reward function {success!r}; there are: {', '.join(names) or 'none'}.")
     rates, others = [], []
     for name in names:
         key = f"rewards/{name}/mean"
-        if name == success or (success is None and "accuracy" in name and _within(groups, key, 0, 1)):
+        if name == success or (success is None and "accuracy" in name and log[key].dropna().between(0, 1).all()):
             rates.append(Metric(key, f"Success rate ({name})", "% of completions"))
         else:
             others.append(Metric(key, f"Reward: {name}", lowest=-math.inf))
     total = [Metric("reward", "Reward, weighted sum of all functions", lowest=-math.inf)]
-    if len(names) == 1 and _equal(groups, "reward", f"rewards/{names[0]}/mean"):
+    if len(names) == 1 and "reward" in log and np.array_equal(log["reward"], log[f"rewards/{names[0]}/mean"], True):
         total = []  # a single function of weight 1: the same curve again
     return rates + total + others
 
 
-def _within(groups: Sequence[Group], key: str, low: float, high: float) -> bool:
-    logged = [run.points(prefix + key)[1] for group in groups for run in group.runs for prefix in ("", HELD_OUT)]
-    return all(low <= y <= high for values in logged for y in values)
+# -- Curves: series by update, or by seconds of training --------------------------------------------------------------
 
 
-def _equal(groups: Sequence[Group], key: str, other: str) -> bool:
-    lines = [line for group in groups for run in group.runs for line in run.updates.values()]
-    return all(line.get(prefix + key) == line.get(prefix + other) for line in lines for prefix in ("", HELD_OUT))
-
-
-# -- Curves -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Band:
-    """Mean, smallest and largest over seeds, at common `x`; all `(n,)`."""
-
-    x: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-
-def curve(run: Run, metric: Metric, against_time: bool) -> tuple[np.ndarray, np.ndarray] | None:
+def curve(run: Run, metric: Metric, against_time: bool) -> pd.Series | None:
     """
-    One run's points on training problems, `x` (updates, or seconds of training) and `y`, both `(n,)` with `n` at most
-    `MAX_POINTS`; `None` where the run has not logged it. Zeros are no points of a logarithmic axis.
+    One run's values on training problems, at most `MAX_POINTS`, by update or by seconds of training; `None` if the run
+    did not log any. A logarithmic axis drops zeros.
     """
     x, y = run.points(metric.key)
     seconds = run.seconds(x) if against_time else x
     if len(x) == 0 or seconds is None:
         return None
     generations = len(run.points("num_tokens")[0])
-    x, y = thin_out(seconds, y, metric.largest, lines_per_batch=round(len(x) / generations) if generations else 1)
-    if metric.log:
-        x, y = x[y > 0], y[y > 0]
-    return (x, y) if len(x) else None
+    values = thin_out(pd.Series(y, seconds), metric.largest, round(len(x) / generations) if generations else 1)
+    values = values[values > 0] if metric.log else values
+    return values if len(values) else None
 
 
-def held_out(group: Group, metric: Metric, against_time: bool) -> Band | None:
-    """A metric on held-out problems, at the updates at which every run was evaluated; `None` if there are none."""
-    runs = [dict(zip(*run.points(HELD_OUT + metric.key), strict=True)) for run in group.runs]
-    steps = np.array(sorted(set.intersection(*(set(run) for run in runs))))
-    clocks = [clock for run in group.runs if (clock := run.seconds(steps)) is not None]
-    if len(steps) == 0 or (against_time and len(clocks) < len(runs)):
-        return None
-    x = np.mean(clocks, axis=0) if against_time else steps
-    values = np.array([[run[step] for step in steps] for run in runs])
-    return Band(x, values.mean(0), values.min(0), values.max(0))
-
-
-def thin_out(x: np.ndarray, y: np.ndarray, largest: bool, lines_per_batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def thin_out(values: pd.Series, largest: bool, lines_per_batch: int = 1) -> pd.Series:
     """
-    Combine neighbours until at most `MAX_POINTS` are left: `x` by their mean, `y` by their mean or maximum.
+    Combine neighbours until at most `MAX_POINTS` are left: places by their mean, values by their mean or maximum.
 
-    Whole rollout batches are combined, of `lines_per_batch` lines each: within one, the policy drifts from the old
-    policy, and groups of other sizes would show a beat of that.
+    A group is whole rollout batches, of `lines_per_batch` lines each. Within a batch the policy drifts from the old
+    policy, and groups of other sizes would show a beat of that drift.
     """
-    if len(x) <= MAX_POINTS:
-        return x, y
+    if len(values) <= MAX_POINTS:
+        return values
     batch = max(lines_per_batch, 1)
-    size = batch * math.ceil(len(x) / MAX_POINTS / batch)
-    starts = np.arange(0, len(x), size)
-    counts = np.diff(np.append(starts, len(x)))
-    means = np.add.reduceat(y, starts) / counts
-    return np.add.reduceat(x, starts) / counts, np.maximum.reduceat(y, starts) if largest else means
+    number = np.arange(len(values)) // (batch * math.ceil(len(values) / MAX_POINTS / batch))
+    x, y = values.index.to_series().groupby(number).mean(), values.groupby(number)
+    return (y.max() if largest else y.mean()).set_axis(x)
 
 
-def band(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band:
-    """Seeds combined where all of them have values, linearly interpolated to all their `x`; empty if they never do."""
-    first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    x = np.unique(np.concatenate([x for x, _ in curves]))
-    x = x[(first <= x) & (x <= last)]
-    values = np.stack([np.interp(x, *points) for points in curves])
-    return Band(x, values.mean(0), values.min(0), values.max(0))
+def band(curves: Sequence[pd.Series]) -> pd.DataFrame:
+    """
+    Columns `mean`, `min` and `max` over seeds, linearly interpolated to the places of all of them. The band ends where
+    the first seed ends; it is empty if the seeds share no place.
+    """
+    together = pd.concat(curves, axis=1, sort=True).interpolate("index", limit_area="inside")
+    return _over_seeds(together.dropna())
+
+
+def held_out(group: Group, metric: Metric, against_time: bool) -> pd.DataFrame | None:
+    """As [`band`], on held-out problems, at the updates at which every run was evaluated; `None` if there are none."""
+    points = [run.points(HELD_OUT + metric.key) for run in group.runs]
+    common = pd.concat([pd.Series(y, x) for x, y in points], axis=1, join="inner").sort_index()
+    steps = common.index.to_numpy()
+    clocks = [clock for run in group.runs if (clock := run.seconds(steps)) is not None]
+    if common.empty or (against_time and len(clocks) < len(points)):
+        return None
+    return _over_seeds(common).set_axis(np.mean(clocks, axis=0) if against_time else steps)
+
+
+def _over_seeds(values: pd.DataFrame) -> pd.DataFrame:
+    return values.agg(["mean", "min", "max"], axis=1) if len(values) else pd.DataFrame(columns=["mean", "min", "max"])
 
 
 # -- What a run ends with ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Estimate:
+def final(group: Group, metric: Metric, prefix: str = "", first: bool = False) -> tuple[Estimate, int] | None:
     """
-    The mean over seeds and its 95 % interval, by Student's t and cut to the values that are possible. For one seed the
-    interval is that of the mean over its last log lines, which says nothing about other seeds; `None` where there is
-    but one value.
+    A metric at the end of its runs, over the seeds that logged it, and their number. The value of a run is the mean
+    over the last tenth of its updates; for a maximum the largest of the run; for a held-out metric the last (or first).
+    For one seed the interval is over the last log lines, which says nothing about other seeds.
     """
-
-    mean: float
-    interval: tuple[float, float] | None
-    seeds: int
-
-
-def final(group: Group, metric: Metric, prefix: str = "", first: bool = False) -> Estimate | None:
-    """
-    A metric at the end of its runs, over the seeds that logged it: the mean over the last tenth of the updates, of a
-    maximum that of the whole run, of a held-out metric its last value (or its first).
-    """
-    values, late = [], np.array([])
+    lasts = []
     for run in group.runs:
         steps, y = run.points(prefix + metric.key)
         if len(y) == 0:
             continue
         if prefix:
-            late = y[:1] if first else y[-1:]
+            last = y[:1] if first else y[-1:]
         elif metric.largest:
-            late = y.max(keepdims=True)
+            last = y.max(keepdims=True)
         else:
-            late = y[steps > (1 - FINAL_SHARE) * run.last_update]
-            late = late if len(late) else y[-1:]
-        values.append(float(late.mean()))
-    if not values:
+            last = y[steps > (1 - FINAL_SHARE) * run.last_update]
+        lasts.append(last if len(last) else y[-1:])
+    if not lasts:
         return None
-    interval = t_interval(values if len(values) > 1 else late, metric.lowest, metric.highest)
-    return Estimate(float(np.mean(values)), interval, len(values))
-
-
-def t_interval(values: Sequence[float] | np.ndarray, lowest: float, highest: float) -> tuple[float, float] | None:
-    """95 % Student-t interval of the mean of `values`, cut to `lowest` … `highest`; `None` for fewer than two."""
-    if len(values) < 2:
-        return None
-    mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    half = scipy.stats.t.ppf(0.975, len(values) - 1) * error
-    return max(mean - half, lowest), min(mean + half, highest)
+    values = lasts[0] if len(lasts) == 1 else np.array([last.mean() for last in lasts])
+    return student_t(values, metric.lowest, 1.0 if metric.is_share else math.inf), len(lasts)

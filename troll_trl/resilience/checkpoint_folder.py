@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-
+CHECKPOINT = "checkpoint-"  # as transformers names the folders, before the step
 # A checkpoint is written into this folder of the output folder, where neither `get_last_checkpoint` nor an upload looks
 SAVING = "_saving"
 # Written last: every file of the checkpoint, and its size
@@ -98,7 +97,7 @@ def newest_complete(output_dir: Path) -> Found:
 
 def checkpoints(folder: Path) -> list[Path]:
     """What is called a checkpoint in a folder, complete or not, in the order of their steps."""
-    found = folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if folder.is_dir() else ()
+    found = folder.glob(f"{CHECKPOINT}*") if folder.is_dir() else ()
     named = [path for path in found if path.is_dir() and path.name.split("-")[-1].isdecimal()]
     return sorted(named, key=_step)
 
