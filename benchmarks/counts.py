@@ -34,6 +34,7 @@ from troll_trl.lm_head import add_sparse_lm_head, sparse_log_probs, support_sele
 from troll_trl.projection import project
 from troll_trl.trainers.loss_pass import LossPass
 from troll_trl.trust_region.ragged import RaggedDistribution
+from troll_trl.trust_region.regions import ProjectionTrustRegion
 from troll_trl.trust_region.sparse import SparseDistribution
 
 MIB = 2**20
@@ -316,9 +317,9 @@ def count_steps(shape: str, rows: int, length: int, layers: int | None = None) -
         (-limited * live).sum().backward()
 
     def troll():
-        this = LossPass(SparseDistribution(support, log_probs), 0.05, live)
+        this = LossPass(ProjectionTrustRegion(0.05), log_probs, support, live, advantages)
         ratio = (this.wrap(model, length)(**batch).log_probs - old).exp()
-        ((this.regression - ratio * advantages) * live).sum().backward()
+        ((this.bounded.regression - ratio * advantages) * live).sum().backward()
 
     def pack():
         output = model(**batch, support_size=SUPPORT, check_finite=False)

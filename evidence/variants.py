@@ -67,7 +67,7 @@ class SignalTrainer(TrollGRPOTrainer):
 
     def _terms_of_policy(self, loss_pass, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
         signal = inputs["advantages"].reshape(len(mask), -1) != 0
-        loss_pass.regression = loss_pass.regression * signal
+        loss_pass.bounded.regression = loss_pass.bounded.regression * signal
         return super()._terms_of_policy(loss_pass, mask, inputs, mode)
 
 
@@ -75,8 +75,8 @@ class MultiplierTrainer(TrollGRPOTrainer):
     """TROLL whose regression is weighted by η / (1 + η): little just outside of the ball, all of it far away."""
 
     def _terms_of_policy(self, loss_pass, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
-        eta = loss_pass.projection.eta.detach()  # (B, C)
-        loss_pass.regression = loss_pass.regression * (eta / (1 + eta))
+        eta = loss_pass.bounded.counted["eta"]  # (B, C)
+        loss_pass.bounded.regression = loss_pass.bounded.regression * (eta / (1 + eta))
         return super()._terms_of_policy(loss_pass, mask, inputs, mode)
 
 

@@ -146,3 +146,22 @@ def _log_sum_exp(values: list[float]) -> float:
         return -math.inf
     top = max(values)
     return top + math.log(math.fsum(math.exp(value - top) for value in values))
+
+
+def reference_divergence(name: str, log_p: np.ndarray, log_q: np.ndarray) -> float:
+    """
+    A divergence of DPPO's mask (arXiv 2602.04879), of a policy `p` from an old policy `q`, from its definition.
+
+    Args:
+        name (`str`):
+            `binary_tv`, `binary_kl`, `topk_tv` or `topk_kl`.
+        log_p, log_q (`np.ndarray` of shape `(S,)`):
+            Log-probabilities, the sampled token's first.
+    """
+    p, q = np.exp(np.asarray(log_p, dtype=np.float64)), np.exp(np.asarray(log_q, dtype=np.float64))
+    if name.startswith("binary_"):
+        p, q = (np.array([x[0], x[1:].sum()]) for x in (p, q))
+    if name.endswith("_tv"):
+        return 0.5 * np.abs(p - q).sum()
+    with np.errstate(divide="ignore"):
+        return float(reference_kl(np.log(q), np.log(p)))

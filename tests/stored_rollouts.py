@@ -42,6 +42,8 @@ CASES = {
     "masked_rank": {"loss_type": "dapo"},
     "reference_kl": {"loss_type": "grpo", "beta": 0.3},
     "idle": {"loss_type": "dapo", "num_iterations": 1},
+    "mask": {"trust_region": "mask", "divergence_type": "topk_tv", "divergence_bound": 0.01},
+    "binary_mask": {"trust_region": "mask", "divergence_bound": 0.001},
 }
 CLASSES = {"rloo": (TrollRLOOTrainer, TrollRLOOConfig), "shipped_clip": (GRPOTrainer, GRPOConfig)}
 # As the configs for FSDP2 train, with a head of its own; before every generation the weights are read as for vLLM

@@ -106,7 +106,7 @@ def assert_equal_to_one_process(one_process, out, cases, kind, said, model=None)
         assert lines[0] == lines[1], f"{case}: ranks report other metrics"
         for line, single in zip(lines[0], expected[case]["log"], strict=True):
             assert line.keys() == comparable(single).keys()
-            for key in line.keys() & {"loss", "grad_norm", "reward", "troll/projected_fraction", "num_tokens"}:
+            for key in line.keys() & {"loss", "grad_norm", "reward", "troll/projected_fraction", "troll/masked_fraction", "num_tokens"}:
                 assert line[key] == pytest.approx(single[key], rel=1e-3, abs=1e-6), (case, key)
         weights, single = torch.load(out / f"{case}.pt"), torch.load(one / f"{case}.pt")
         movement = max((single[name] - start[name]).abs().max().item() for name in start)
@@ -121,8 +121,9 @@ def comparable(line):
 def test_the_single_process_projects(one_process):
     results, _ = one_process
     for case in CASES:
-        projected = [line["troll/projected_fraction"] for line in results[case]["log"] if "loss" in line]
-        assert (max(projected) > 0.1) == (case != "idle"), case
+        name = "troll/masked_fraction" if "mask" in case.split("_")[-1] else "troll/projected_fraction"
+        outside = [line[name] for line in results[case]["log"] if "loss" in line]
+        assert (max(outside) > 0.1) == (case != "idle"), case
 
 
 def test_ddp(one_process, tmp_path):

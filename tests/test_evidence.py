@@ -307,9 +307,9 @@ def test_which_tokens_a_remedy_regresses_on(tmp_path, name):
             return super()._compute_loss(model, inputs)
 
         def _terms_of_policy(self, loss_pass, *args):
-            before, eta = loss_pass.regression.detach().clone(), loss_pass.projection.eta
+            before, eta = loss_pass.bounded.regression.detach().clone(), loss_pass.bounded.counted["eta"]
             result = super()._terms_of_policy(loss_pass, *args)
-            columns = (self.seen.expand(before.shape), eta, before, loss_pass.regression)
+            columns = (self.seen.expand(before.shape), eta, before, loss_pass.bounded.regression)
             regressed.extend(zip(*(x.flatten().tolist() for x in columns), strict=True))
             return result
 

@@ -15,7 +15,8 @@ from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head.patch import SparseCausalLMOutput
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
-from troll_trl.trainers.base import LossPass, equal_to_rounding
+from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding
+from troll_trl.trust_region.regions import ProjectionTrustRegion
 from troll_trl.trust_region.sparse import SparseDistribution
 
 RUNS = {
@@ -68,7 +69,7 @@ def test_tokens_of_advantage_0_have_no_gradient():
     old, policy, mask = _distributions(rows=4)
     with_signal = torch.tensor([[1.0], [0.0], [0.0], [0.0]])
     loss_pass, sampled, leaf = _loss_pass(old, policy, mask)
-    loss = (-with_signal * (sampled - old.log_probs[..., 0]).exp() + loss_pass.regression).sum()
+    loss = (-with_signal * (sampled - old.log_probs[..., 0]).exp() + loss_pass.bounded.regression).sum()
     (gradient,) = torch.autograd.grad(loss, leaf)
     assert (gradient[1:] == 0).all(), "tokens of advantage 0"
     assert (gradient[0].abs().amax(-1) > 0).all()
@@ -78,10 +79,10 @@ def test_inside_the_bound_the_regression_is_zero_and_outside_it_is_not():
     old, policy, mask = _distributions(rows=4)
     policy[2:] += 3 * torch.randn(policy[2:].shape, generator=torch.Generator().manual_seed(1))
     loss_pass, _, leaf = _loss_pass(old, policy.log_softmax(-1), mask)
-    inside = loss_pass.projection.eta == 0
+    inside = loss_pass.bounded.counted["eta"] == 0
     assert inside[:2].all() and not inside[2:].any()
-    assert (loss_pass.regression[inside] == 0).all() and (loss_pass.regression[~inside] > 0).all()
-    (gradient,) = torch.autograd.grad(loss_pass.regression.sum(), leaf)
+    assert (loss_pass.bounded.regression[inside] == 0).all() and (loss_pass.bounded.regression[~inside] > 0).all()
+    (gradient,) = torch.autograd.grad(loss_pass.bounded.regression.sum(), leaf)
     assert (gradient[inside] == 0).all() and (gradient[~inside].abs().amax(-1) > 0).all()
 
 
@@ -107,8 +108,8 @@ def test_gradient_of_a_token_inside_the_bound_is_that_of_the_ratio():
     policy, _ = SparseLogProbs.apply(leaf, weight, None, ids, transform, lambda *_: nullcontext())
     distribution = SparseDistribution(ids.unsqueeze(0), old.unsqueeze(0))
     loss_pass, projected = _through(distribution, policy.unsqueeze(0), torch.ones(1, tokens))
-    assert (loss_pass.projection.eta == 0).all()
-    loss = ((projected - distribution.log_probs[..., 0]).exp() + loss_pass.regression).sum()
+    assert (loss_pass.bounded.counted["eta"] == 0).all()
+    loss = ((projected - distribution.log_probs[..., 0]).exp() + loss_pass.bounded.regression).sum()
     (gradient,) = torch.autograd.grad(loss, leaf)
     error = (gradient.double() - expected).norm(dim=1) / expected.norm(dim=1)
     # What float32 can tell of a logit, and of 1 − p
@@ -134,7 +135,8 @@ def _distributions(rows: int):
 
 
 def _through(old, policy, mask):
-    loss_pass = LossPass(old, 0.05, mask)
+    region = ProjectionTrustRegion(0.05)
+    loss_pass = LossPass(region, old.log_probs, old.token_ids, mask.bool(), torch.ones(len(mask), 1))
     output = SparseCausalLMOutput(sparse_log_probs=policy, log_probs=policy[..., 0])
     projected = loss_pass.wrap(lambda **_: output, policy.shape[1])().log_probs
     return loss_pass, projected

@@ -89,7 +89,21 @@ def bfloat16(folder, **options):
     return grpo(folder, bf16=True, gradient_checkpointing=True, **options)
 
 
-@pytest.mark.parametrize(("make", "offset"), [(rloo, 2), (rloo, 4), (lora, 2), (lora, 4), (bfloat16, 3)])
+MASK = {"trust_region": "mask", "steps_per_generation": 8}
+
+
+def binary_mask(folder, **options):
+    return grpo(folder, **MASK | {"divergence_bound": 0.001} | options)
+
+
+def topk_mask(folder, **options):
+    return binary_mask(folder, divergence_type="topk_kl", **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "offset"),
+    [(rloo, 2), (rloo, 4), (lora, 2), (lora, 4), (bfloat16, 3), (binary_mask, 3), (topk_mask, 3)],
+)
 def test_other_runs_resume_exactly(make, offset, uninterrupted, tmp_path):
     expected = uninterrupted(make.__name__, make)
     resumed = make(tmp_path, save_strategy="no")
@@ -190,6 +204,30 @@ def test_without_its_rollout_batch_a_run_generates_a_fresh_one(reason, tmp_path,
         return
     assert fresh[0] == (11, rollouts[1][1])
     assert fresh[1] == rollouts[2]
+
+
+def test_another_trust_region_is_said(uninterrupted, tmp_path, caplog):
+    """From a script too; and a batch without the support that is needed now is generated anew."""
+    binary, projection = uninterrupted("binary_mask", binary_mask), uninterrupted("eight_updates")
+    for before, make, fresh in ((binary, topk_mask, True), (binary, grpo, True), (projection, binary_mask, False)):
+        caplog.clear()
+        resumed = make(tmp_path / make.__name__, steps_per_generation=8, save_strategy="no")
+        rollouts = rollouts_of(resumed)
+        with caplog.at_level("WARNING"):
+            resumed.train(f"{before.args.output_dir}/checkpoint-3")
+        assert "The checkpoint was made with another trust region: " in caplog.text
+        assert ("`trust_region` " in caplog.text) == (make is not topk_mask)
+        assert [step for step, _ in rollouts] == ([3, 8] if fresh else [8])
+        assert ("keeps no support, which this trust region needs" in caplog.text) == fresh
+        assert resumed.state.global_step == 9
+    assert "`kl_bound` 0.01 (now unused)" in caplog.text
+
+
+def test_the_same_trust_region_is_not_said_to_be_another(uninterrupted, tmp_path, caplog):
+    resumed = binary_mask(tmp_path, save_strategy="no")
+    with caplog.at_level("WARNING"):
+        resumed.train(f"{uninterrupted('binary_mask', binary_mask).args.output_dir}/checkpoint-3")
+    assert "trust region" not in caplog.text
 
 
 def test_at_the_end_of_a_rollout_batch_nothing_is_lost_without_it(tmp_path, caplog):

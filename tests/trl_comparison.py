@@ -17,6 +17,18 @@ EQUIVALENT = {
     "grpo": ((GRPOTrainer, GRPOConfig, WITHOUT_CLIP), (TrollGRPOTrainer, TrollGRPOConfig, OPEN_BOUND)),
     "rloo": ((RLOOTrainer, RLOOConfig, WITHOUT_CLIP), (TrollRLOOTrainer, TrollRLOOConfig, OPEN_BOUND)),
 }
+# The same of masks whose bound is never reached
+OPEN_MASKS = {
+    f"{kind}": (
+        EQUIVALENT["grpo"][0],
+        (
+            TrollGRPOTrainer,
+            TrollGRPOConfig,
+            {"trust_region": "mask", "divergence_type": kind, "divergence_bound": bound},
+        ),
+    )
+    for kind, bound in (("binary_tv", 1 - 1e-9), ("binary_kl", math.inf), ("topk_tv", 1 - 1e-9), ("topk_kl", math.inf))
+}
 
 
 def make_trainer(
@@ -74,9 +86,9 @@ def make_trainer(
 
 
 def train_both(algorithm, tmp_path, make_model=None, **options):
-    """The weights at the start, and both trainers of `EQUIVALENT` after the same run."""
+    """The weights at the start, and both trainers of `EQUIVALENT` or `OPEN_MASKS` after the same run."""
     runs = []
-    for trainer_class, config_class, extra in EQUIVALENT[algorithm]:
+    for trainer_class, config_class, extra in (EQUIVALENT | OPEN_MASKS)[algorithm]:
         model = make_model() if make_model else None
         trainer = make_trainer(trainer_class, config_class, tmp_path, model, **options, **extra)
         start = weights(trainer)

@@ -49,6 +49,8 @@ class CheckpointMixin(_Trainer):
     - `_get_train_sampler`: kept, to be brought to the resumed epoch.
     """
 
+    trust_region: Any  # TrustRegionMixin's
+
     def __init__(self, *args, **kwargs):
         # By mode and name, what is counted since the last log line: objects with `pop`, `state_dict` and
         # `load_state_dict`. The other mixins add theirs; those of the training are kept in checkpoints.
@@ -214,6 +216,8 @@ class CheckpointMixin(_Trainer):
             "step": self._step,
             "unfinished": unfinished,
             "layout": self._layout(),
+            "trust_region": self.args.trust_region_options(),
+            "support": self.trust_region.needs_support,
             "loss": self._tr_loss.item(),
             "metrics": dict(self._metrics["train"]),
             "last_logged": self._globalstep_last_logged,
@@ -247,13 +251,26 @@ class CheckpointMixin(_Trainer):
         self._globalstep_last_logged = info["last_logged"]
         for name, counter in self.counters["train"].items():
             counter.load_state_dict(info["counters"][name])
+        self._warn_of_another_trust_region(info["trust_region"])
         changed = [name for name, value in self._layout().items() if info["layout"].get(name) != value]
         if changed:
             self._warn_of_a_fresh_batch(f"The checkpoint was made with another {', '.join(changed)}.")
         elif info["unfinished"] and batches is None:
             self._warn_of_a_fresh_batch("The checkpoint was made with `save_rollouts=False`.")
+        elif info["unfinished"] and self.trust_region.needs_support and not info["support"]:
+            self._warn_of_a_fresh_batch("The checkpoint keeps no support, which this trust region needs.")
         else:
             self._step, self._buffered_inputs = info["step"], batches
+
+    def _warn_of_another_trust_region(self, saved: dict[str, Any]):
+        options = self.args.trust_region_options()
+        changed = [
+            f"`{name}` {saved.get(name, 'unused')} (now {options.get(name, 'unused')})"
+            for name in saved | options
+            if saved.get(name, "unused") != options.get(name, "unused")
+        ]
+        if changed:
+            logger.warning(f"The checkpoint was made with another trust region: {', '.join(changed)}.")
 
     def _warn_of_a_fresh_batch(self, reason: str):
         if self._step % (self.args.steps_per_generation * self.num_iterations) != 0:

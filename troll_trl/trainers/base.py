@@ -15,16 +15,25 @@ from troll_trl.lm_head import add_sparse_lm_head
 from troll_trl.resilience.checkpoint import CheckpointMixin
 from troll_trl.resilience.input_checks import InputChecksMixin
 from troll_trl.resilience.nonfinite import NonFiniteMixin
-from troll_trl.trainers.config import TrollOptions, trust_region_fields
+from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.head_check import check_head
 from troll_trl.trainers.kernel_check import settle_kernels
 from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding, what_trl_reads
 from troll_trl.trainers.metrics import TrollMetrics
-from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, TOKEN_IDS, CopiesAhead, join_rows, with_dense
+from troll_trl.trainers.old_policy import (
+    COLUMN,
+    LOG_PROBS,
+    OLD_LOG_PROBS,
+    TOKEN_IDS,
+    CopiesAhead,
+    join_rows,
+    with_dense,
+)
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.trl_compat import check_trl, silence_known_warnings
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.ragged import RaggedDistribution
+from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion
 from troll_trl.trust_region.sparse import SparseDistribution
 
 if TYPE_CHECKING:  # what stands behind the mixin
@@ -34,7 +43,7 @@ else:
 
 logger = get_logger(__name__)
 
-_CITATION = textwrap.dedent("""\
+_TROLL = textwrap.dedent("""\
     @article{becker2025troll,
         title        = {{TROLL: Trust Regions improve Reinforcement Learning for Large Language Models}},
         author       = {Becker, Philipp and Freymuth, Niklas and Thilges, Serge and Otto, Fabian and
@@ -44,13 +53,25 @@ _CITATION = textwrap.dedent("""\
     }""")
 
 
-def paper_of(trainer: type) -> dict[str, str]:
-    """What a model card says of the method: TROLL's paper, and the citation of TRL's trainer beside its own."""
-    return {
-        "title": "TROLL: Trust Regions improve Reinforcement Learning for Large Language Models",
-        "id": "2510.03817",
-        "citation": f"{_CITATION}\n\n{trainer._paper['citation']}",  # type: ignore[attr-defined]
-    }
+_DPPO = textwrap.dedent("""\
+    @article{qi2026rethinking,
+        title        = {{Rethinking the Trust Region in LLM Reinforcement Learning}},
+        author       = {Qi, Penghui and Zhou, Xiangxin and Liu, Zichen and Pang, Tianyu and Du, Chao and Lin, Min and
+                        Lee, Wee Sun},
+        year         = 2026,
+        eprint       = {arXiv:2602.04879},
+    }""")
+
+
+def paper_of(trainer: type, mask: bool = False) -> dict[str, str]:
+    """What a model card says of the method: the paper of its trust region, and its citation beside TRL's trainer's."""
+    title, number, citation = (
+        ("Rethinking the Trust Region in LLM Reinforcement Learning", "2602.04879", _DPPO)
+        if mask
+        else ("TROLL: Trust Regions improve Reinforcement Learning for Large Language Models", "2510.03817", _TROLL)
+    )
+    trl_citation = trainer._paper["citation"]  # type: ignore[attr-defined]
+    return {"title": title, "id": number, "citation": f"{citation}\n\n{trl_citation}"}
 
 
 class TrustRegionMixin(_Trainer):
@@ -59,7 +80,8 @@ class TrustRegionMixin(_Trainer):
 
     Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
     `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as the trainer's is. TRL's own `_compute_loss` computes it: it is
-    given `log π(a)` in place of `log p(a)` and a clip range without ends. Overridden are
+    given `log π(a)` in place of `log p(a)` and a clip range without ends. DPPO's mask takes the same way: it hands on
+    `log p(a)` with less gradient (see `trust_region/regions.py`). Overridden are
 
     - `_generate_and_score_completions`: the pass that scores the rollout also keeps a sparse old policy of every token,
       on the host;
@@ -89,26 +111,29 @@ class TrustRegionMixin(_Trainer):
         elif not isinstance(args, self._config_class):
             args = self._config_class.from_trl(args)
         check_vllm(args)
+        self.trust_region = self._make_trust_region(args)
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         for function in self.reward_funcs:  # in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()
 
-        self._kernels_failed = settle_kernels(self.accelerator)
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         config = base_model.config.get_text_config()
-        vocabulary = config.vocab_size
-        self.support_size = min(args.support_size, vocabulary)
-        if args.support_size > vocabulary:
-            logger.warning(
-                f"`support_size` ({args.support_size}) exceeds the vocabulary of {vocabulary} tokens: all are kept."
-            )
-        # RLOOConfig has no `cast_lm_head_to_fp32`
-        add_sparse_lm_head(base_model, self.temperature, getattr(args, "cast_lm_head_to_fp32", False))
-        # The projection takes the place of the clip: TRL's surrogate gets a range without ends
+        self._kernels_failed = False
+        if self.trust_region.needs_support:  # else TRL's own head serves
+            self._kernels_failed = settle_kernels(self.accelerator)
+            self.support_size = min(args.support_size, config.vocab_size)
+            if args.support_size > config.vocab_size:
+                logger.warning(
+                    f"`support_size` ({args.support_size}) exceeds the vocabulary of {config.vocab_size} tokens: all "
+                    "are kept."
+                )
+            # RLOOConfig has no `cast_lm_head_to_fp32`
+            add_sparse_lm_head(base_model, self.temperature, getattr(args, "cast_lm_head_to_fp32", False))
+        # The trust region takes the place of the clip: TRL's surrogate gets a range without ends
         self.epsilon_low = self.epsilon_high = math.inf
 
         for mode in ("train", "eval"):
-            self.counters[mode]["projection"] = TrollMetrics(self.accelerator)
+            self.counters[mode]["trust_region"] = TrollMetrics(self.accelerator, self.trust_region)
         self._record_next_pass = False  # the next pass without gradient scores the rollout with the current weights
         # What it has kept, and the log-probabilities (B, C) of the sampled tokens, while TRL scores the rollout
         self._recorded: RaggedDistribution | None = None
@@ -125,11 +150,15 @@ class TrustRegionMixin(_Trainer):
 
     def _print_batch_arithmetic(self):
         args, completions = self.args, self.args.generation_batch_size
+        kept = (
+            f"up to {_counted(self.support_size, 'token')} kept per position (tail mass {args.tail_mass:g}), "
+            if self.trust_region.needs_support
+            else ""
+        )
         self.accelerator.print(
             f"TROLL: {_counted(completions // args.num_generations, 'prompt')} x {args.num_generations} completions "
             f"per rollout batch, {_counted(args.updates_per_rollout_batch, 'update')} per rollout batch, "
-            f"up to {_counted(self.support_size, 'token')} kept per position (tail mass {args.tail_mass:g}), KL bound "
-            f"{args.kl_bound:g}."
+            f"{kept}{self.trust_region.describe()}."
         )
         if args.trust_region_idle:
             logger.warning(
@@ -145,7 +174,7 @@ class TrustRegionMixin(_Trainer):
         # The projection would take the difference of two draws for a step of the policy, and regress on it
         looks_like_drift = (
             "the pass that scores a rollout and the loss draw it differently, so that the policy differs from the old "
-            "policy even at equal weights, and the projection acts on that noise."
+            "policy even at equal weights, and the trust region acts on that noise."
         )
         if self.args.neftune_noise_alpha is not None:
             logger.warning(f"`neftune_noise_alpha={self.args.neftune_noise_alpha}`: {looks_like_drift} Remove it.")
@@ -168,8 +197,14 @@ class TrustRegionMixin(_Trainer):
 
     # -- What a trainer defines -------------------------------------------------------------------------------------
 
-    def _records_old_policy(self) -> bool:
-        """Whether the next rollout's scoring pass keeps the old policy. Where TRL makes no such pass neither do we."""
+    def _make_trust_region(self, args: Any) -> TrustRegion:
+        """What bounds the policy. A subclass may return a trust region of its own."""
+        if getattr(args, "trust_region", "projection") == "mask":  # RLOO has the projection alone
+            return MaskTrustRegion(args.divergence_type, args.divergence_bound, args.ratio_cap)
+        return ProjectionTrustRegion(args.kl_bound, args.pessimistic)
+
+    def _has_old_policy(self) -> bool:
+        """Whether TRL scores the next rollout with the current weights. Where it does not, neither do we."""
         return not self.args.trust_region_idle
 
     def _aggregate(self, values: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
@@ -179,15 +214,17 @@ class TrustRegionMixin(_Trainer):
     def _terms_of_policy(
         self, loss_pass: LossPass, mask: torch.Tensor, inputs: dict[str, Any], mode: str
     ) -> torch.Tensor:
-        """What is added to TRL's surrogate, a scalar: the regression KL(p ‖ stopgrad π)."""
-        return self.args.regression_coef * self._aggregate(loss_pass.regression, mask, inputs, mode)
+        """What is added to TRL's surrogate, a scalar: the regression of the trust region, if it has one."""
+        if loss_pass.bounded.regression is None:
+            return torch.zeros((), device=mask.device)
+        return self.args.regression_coef * self._aggregate(loss_pass.bounded.regression, mask, inputs, mode)
 
     # -- Rollout: keep the old policy -------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # The pass that scores the rollout comes first. The reference pass goes, with PEFT, through the same model, and
         # in an idle GRPO run it is the only one: it must not be taken for the old policy.
-        self._record_next_pass = records = self._records_old_policy()
+        self._record_next_pass = records = self.trust_region.needs_support and self._has_old_policy()
         self._recorded = self._recorded_log_probs = None
         reshard(self.model)
         try:
@@ -211,7 +248,7 @@ class TrustRegionMixin(_Trainer):
         inputs = super()._prepare_inputs(generation_batch)
         training = self.model.training
         join_rows(self._buffered_inputs if training else [inputs], self.accelerator.device)
-        if COLUMN not in inputs:
+        if COLUMN not in inputs or not self.trust_region.needs_support:  # a resumed batch may have more than is needed
             return inputs
         old = self._old_policies.take(inputs[COLUMN])
         step, steps = self._step + 1, self.args.steps_per_generation
@@ -271,29 +308,36 @@ class TrustRegionMixin(_Trainer):
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
         mode = "train" if self.model.training else "eval"
         live = self._live  # (B, C)
-        if TOKEN_IDS not in inputs:  # idle: π = p, with KL and regression 0
-            if self._records_old_policy():
+        if (old := self._old_policy_of(inputs)) is None:  # idle: π = p, with divergences and regression 0
+            if self._has_old_policy():
+                column = COLUMN if self.trust_region.needs_support else OLD_LOG_PROBS
                 logger.warning_once(
-                    f"A batch came without the column {COLUMN} of its old policy: TROLL projects nothing in it, and "
-                    "nothing clips its ratios. Whatever makes batches of its own must keep this column."
+                    f"A batch has no column `{column}`, its old policy: no trust region and no clip limits its ratios. "
+                    "Whatever makes batches of its own must keep this column."
                 )
-            self._projection_metrics(mode).add_idle(live)
+            self._trust_region_metrics(mode).add_idle(live)
             return super()._compute_loss(model, inputs)
 
-        old = SparseDistribution(inputs[TOKEN_IDS], inputs[LOG_PROBS])
-        advantages = inputs["advantages"].reshape(len(live), -1) if self.args.pessimistic else None  # (B, 1) or (B, C)
-        self._loss_pass = this = LossPass(old, self.args.kl_bound, live, advantages)
-        # A reference KL in TRL's loss would be that of the projection; `_terms_of_policy` adds that of the policy
+        advantages = inputs["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C)
+        self._loss_pass = this = LossPass(self.trust_region, *old, live, advantages)
+        # A reference KL in TRL's loss would be that of the bounded policy; `_terms_of_policy` adds that of the policy
         beta, self.beta = self.beta, 0.0
         try:
             loss = super()._compute_loss(model, inputs)
         finally:
             self.beta, self._loss_pass = beta, None
-        self._projection_metrics(mode).add(live, this.projection, this.regression, this.old)
+        self._trust_region_metrics(mode).add(live, this.bounded.counted)
         return loss + self._terms_of_policy(this, live, inputs, mode)
 
-    def _projection_metrics(self, mode: str) -> TrollMetrics:
-        return self.counters[mode]["projection"]
+    def _old_policy_of(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Old log-probabilities `(B, C, S)` of a micro-batch and their support; `None` where policies are equal."""
+        if self.trust_region.needs_support:
+            return (inputs[LOG_PROBS], inputs[TOKEN_IDS]) if TOKEN_IDS in inputs else None
+        old = inputs.get(OLD_LOG_PROBS)  # (B, C)
+        return None if old is None else (old.unsqueeze(-1), None)
+
+    def _trust_region_metrics(self, mode: str) -> TrollMetrics:
+        return self.counters[mode]["trust_region"]
 
     # -- Model card -------------------------------------------------------------------------------------------------
 
@@ -302,7 +346,7 @@ class TrustRegionMixin(_Trainer):
         super().create_model_card(*args, **kwargs)
         if not self.is_world_process_zero():
             return
-        options = ", ".join(f"`{option.name}` {getattr(self.args, option.name)}" for option in trust_region_fields())
+        options = ", ".join(f"`{name}` {value}" for name, value in self.args.trust_region_options().items())
         card = Path(self.args.output_dir, "README.md")
         heading, versions = f"### Trust region\n\n{options}.\n", f"- troll_trl: {troll_trl.__version__}\n"
         text = card.read_text(encoding="utf-8")

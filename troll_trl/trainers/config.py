@@ -4,13 +4,14 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import GRPOConfig, RLOOConfig
 
 from troll_trl.resilience.input_checks import check_ranges, is_number
 from troll_trl.trainers.trl_compat import silence_known_warnings
+from troll_trl.trust_region.mask import DIVERGENCES, needs_support
 from troll_trl.trust_region.sparse import check_support_options
 
 if TYPE_CHECKING:  # what stands behind the options
@@ -24,7 +25,7 @@ SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 # prefixes of their names, whether they have an effect, and why not. What else a config may set to no effect is TRL's
 # business.
 _UNUSED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (("epsilon",), lambda _: False, "TROLL does not clip the ratio; its trust region is `kl_bound`"),
+    (("epsilon",), lambda _: False, "TROLL does not clip the ratio; its trust region takes the place of the clip"),
     (("sapo_", "vespo_"), lambda _: False, "they belong to loss types that TROLL does not support"),
     (
         ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip", "vllm_importance_sampling_cap"),
@@ -34,6 +35,13 @@ _UNUSED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("ref_model_",), lambda args: args.sync_ref_model, "`sync_ref_model` is off"),
     (("use_bias_correction_kl",), lambda args: args.beta != 0.0, "`beta` is 0"),
     (("entropy_coef_", "entropy_target"), lambda args: args.use_adaptive_entropy, "`use_adaptive_entropy` is off"),
+    (("kl_bound", "regression_coef"), lambda args: not args.masks, "they belong to `trust_region` 'projection'"),
+    (("divergence_", "ratio_cap"), lambda args: args.masks, "they belong to `trust_region` 'mask'"),
+    (
+        ("support_size", "tail_mass"),
+        lambda args: not args.masks or needs_support(args.divergence_type),
+        "a binary divergence needs no support",
+    ),
 )
 
 
@@ -121,7 +129,7 @@ class TrollOptions(_TrlConfig):
             )
         config: Any = copy.copy(args)
         config.__class__ = cls
-        for option in fields(TrollOptions):
+        for option in troll_fields(cls):
             setattr(config, option.name, option.default)
         config._check()
         return config
@@ -138,6 +146,16 @@ class TrollOptions(_TrlConfig):
         neither a clip nor a projection ever acts. It is TRL's own test for whether an old policy must be scored.
         """
         return self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) == 0
+
+    @property
+    def masks(self) -> bool:
+        """Whether the trust region is a mask, and not the projection. RLOO has the projection alone."""
+        return False
+
+    def trust_region_options(self) -> dict[str, Any]:
+        """The options that define the trust region, by name: those that have an effect."""
+        names = ("kl_bound", "regression_coef", "support_size", "tail_mass", "pessimistic")
+        return {name: getattr(self, name) for name in names}
 
     def _check(self):
         check_ranges(self)
@@ -156,7 +174,7 @@ class TrollOptions(_TrlConfig):
     def _warn_of_unused_options(self):
         changed = {
             option.name: getattr(self, option.name)
-            for option in fields(self._trl_config)
+            for option in fields(self)
             if option.default is not MISSING and getattr(self, option.name) != option.default
         }
         for prefixes, is_used, reason in _UNUSED:
@@ -168,7 +186,7 @@ class TrollOptions(_TrlConfig):
 @dataclass
 class TrollGRPOConfig(TrollOptions, GRPOConfig):
     """
-    Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and seven more, whose defaults are
+    Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and those below. Their defaults are
     the paper's (TROLL, arXiv 2510.03817).
 
     `epsilon` and `epsilon_high`, the clip range of an existing recipe, are accepted and unused: the projection
@@ -194,6 +212,19 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
         save_rollouts (`bool`, *optional*, defaults to `True`):
             Whether a checkpoint taken between the updates of a rollout batch holds the batch, so that a resumed run
             is the uninterrupted one, bit for bit. See `docs/reliability.md` for its size.
+        trust_region (`str`, *optional*, defaults to `"projection"`):
+            `"projection"` for TROLL's, or `"mask"` for DPPO's (arXiv 2602.04879): a token whose divergence from the old
+            policy exceeds `divergence_bound`, and that has moved with its advantage, loses its gradient. There is no
+            regression then.
+        divergence_type (`str`, *optional*, defaults to `"binary_tv"`):
+            Divergence of the mask, of policy `p` from old policy `q` at the sampled token `a`: `"binary_tv"`,
+            `|p(a) − q(a)|`; `"binary_kl"`, KL(q‖p) of (a, not a); `"topk_tv"`, `½ Σ |p − q|`, and `"topk_kl"`, KL(q‖p),
+            over the kept tokens and the rest.
+        divergence_bound (`float`, *optional*, defaults to `0.15` for a total variation, `0.05` for a KL):
+            Largest divergence of a token that keeps its gradient, in (0, 1) for a total variation, in nats for a KL.
+            The defaults are that paper's.
+        ratio_cap (`float`, *optional*):
+            Largest ratio C ≥ 1 by which the mask scales a gradient: `min(p(a)/q(a), C)`. No limit by default.
 
     Raises:
         ValueError: an option outside of its range, TRL's own included, and what TROLL cannot honour (`loss_type` cispo,
@@ -202,9 +233,77 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
 
     _trl_config = GRPOConfig
 
+    trust_region: str = field(
+        default="projection",
+        metadata={
+            "help": "'projection' for TROLL's, 'mask' for DPPO's: a token that has moved too far with its advantage "
+            "loses its gradient."
+        },
+    )
+    divergence_type: str = field(
+        default="binary_tv",
+        metadata={"help": "Divergence of the mask: 'binary_tv', 'binary_kl', 'topk_tv' or 'topk_kl'."},
+    )
+    divergence_bound: float | None = field(
+        default=None,
+        metadata={
+            "help": "Largest divergence of a token that keeps its gradient: in (0, 1) for a total variation (default "
+            "0.15), positive and in nats for a KL (default 0.05)."
+        },
+    )
+    ratio_cap: float | None = field(
+        default=None,
+        metadata={"help": "Largest ratio by which the mask scales a gradient, at least 1. No limit by default."},
+    )
+
+    @property
+    def masks(self) -> bool:
+        return self.trust_region == "mask"
+
+    def trust_region_options(self) -> dict[str, Any]:
+        chosen = {"trust_region": self.trust_region}
+        if not self.masks:
+            return chosen | super().trust_region_options()
+        names = ["divergence_type", "divergence_bound", "ratio_cap"]
+        names += ["support_size", "tail_mass"] if needs_support(self.divergence_type) else []
+        return chosen | {name: getattr(self, name) for name in names}
+
     def _check(self):
         self._refuse_options_of_other_surrogates()
+        self._check_mask()
         super()._check()
+
+    def _check_mask(self):
+        if self.trust_region not in ("projection", "mask"):
+            raise ValueError(f"`trust_region` must be 'projection' or 'mask', got {self.trust_region!r}.")
+        if self.divergence_type not in DIVERGENCES:
+            raise ValueError(
+                f"`divergence_type` must be one of {', '.join(DIVERGENCES)}, got {self.divergence_type!r}."
+            )
+        is_tv = self.divergence_type.endswith("_tv")
+        if self.divergence_bound is None and self.masks:
+            self.divergence_bound = 0.15 if is_tv else 0.05
+        bound = self.divergence_bound
+        if bound is not None and not (is_number(bound) and bound > 0 and not (is_tv and bound >= 1)):
+            allowed = "in (0, 1), since a total variation is below 1" if is_tv else "positive"
+            raise ValueError(f"`divergence_bound` of {self.divergence_type} must be {allowed}, got {bound!r}.")
+        if self.ratio_cap is not None and not (is_number(self.ratio_cap) and 1 <= self.ratio_cap < math.inf):
+            raise ValueError(
+                f"`ratio_cap` must be at least 1 and finite, or none for no limit, got {self.ratio_cap!r}."
+            )
+        if not self.masks:
+            return
+        if self.importance_sampling_level != "token":
+            raise ValueError(
+                f"`importance_sampling_level={self.importance_sampling_level!r}` is not supported with `trust_region` "
+                "'mask': the mask decides token by token, and a completion's ratio is one number for all its tokens. "
+                "Set it to 'token', or `trust_region` to 'projection'."
+            )
+        if self.pessimistic:
+            raise ValueError(
+                "`pessimistic` is not supported with `trust_region` 'mask', which leaves a token that has moved "
+                "against its advantage its gradient anyway. Remove it."
+            )
 
     def _refuse_options_of_other_surrogates(self):
         if self.loss_type not in SUPPORTED_LOSS_TYPES:
@@ -254,11 +353,7 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
     _trl_config = RLOOConfig
 
 
-def troll_fields():
-    """The dataclass fields that TROLL adds to TRL's configs."""
-    return fields(TrollOptions)
-
-
-def trust_region_fields():
-    """Those of them that define the trust region."""
-    return [option for option in troll_fields() if option.name not in ("max_skipped_updates", "save_rollouts")]
+def troll_fields(config: type[TrollOptions]) -> list[Field]:
+    """The dataclass fields that a config of TROLL's adds to TRL's."""
+    trl_names = {option.name for option in fields(config._trl_config)}
+    return [option for option in fields(config) if option.name not in trl_names]

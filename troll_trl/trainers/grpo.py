@@ -128,11 +128,13 @@ class TrollGRPOTrainer(TrollMixin, GRPOTrainer):
             rollout_func=rollout_func,
             environment_factory=environment_factory,
         )
+        if self.args.trust_region == "mask":
+            self._name, self._paper = "DPPO", paper_of(GRPOTrainer, mask=True)
         self.get_off_policy_mask = self._off_policy_mask_of_policy  # on the instance: the class keeps TRL's
 
-    def _records_old_policy(self) -> bool:
+    def _has_old_policy(self) -> bool:
         # TRL's own condition for scoring the rollout with the current weights
-        return super()._records_old_policy() or (self.use_vllm and self.vllm_importance_sampling_correction)
+        return super()._has_old_policy() or (self.use_vllm and self.vllm_importance_sampling_correction)
 
     def _terms_of_policy(self, loss_pass: LossPass, mask: torch.Tensor, inputs: dict[str, Any], mode: str):
         terms = super()._terms_of_policy(loss_pass, mask, inputs, mode)

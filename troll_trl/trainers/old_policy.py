@@ -12,6 +12,8 @@ from troll_trl.trust_region.sparse import UNUSED
 COLUMN = "troll_old_policy"
 # What the loss reads in its place
 TOKEN_IDS, LOG_PROBS = "troll_old_token_ids", "troll_old_log_probs"
+# TRL's column of the sampled tokens' old log-probabilities, which is all that a trust region without a support reads
+OLD_LOG_PROBS = "old_per_token_logps"
 
 Inputs = dict[str, Any]
 

@@ -23,7 +23,11 @@ _TRAINER = (
     ("transformers", "training_args.py", "TrainingArguments"),
 )
 SOURCES = {
-    "grpo": (("trl", "trainer/grpo_config.py", "GRPOConfig"), *_TRAINER),
+    "grpo": (
+        ("trl", "trainer/grpo_config.py", "GRPOConfig"),
+        ("troll_trl", "trainers/config.py", "TrollGRPOConfig"),
+        *_TRAINER,
+    ),
     "rloo": (("trl", "trainer/rloo_config.py", "RLOOConfig"), *_TRAINER),
     "eval": (("troll_trl", "evaluation/arguments.py", "EvaluationArguments"),),
 }
@@ -89,6 +93,11 @@ def is_flag(word: str) -> bool:
 
 def describe_unknown(name: str, valid: Iterable[str], prefix: str = "", of: str = "") -> str:
     """What to write in place of a name that is not valid, if that can be said; `of` is the algorithm in force."""
+    if of == "rloo" and name in fields_of("troll_trl", "trainers/config.py", "TrollGRPOConfig"):
+        return (
+            "It is an option of grpo alone: a mask decides token by token, and RLOO's ratio is that of a whole "
+            "completion. Remove it: RLOO has TROLL's projection."
+        )
     for algorithm in ("grpo", "rloo"):
         if of and of != algorithm and name in declared_names(algorithm):
             return f"It is an option of {algorithm}: set `algorithm: {algorithm}`, or remove it."

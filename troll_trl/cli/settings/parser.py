@@ -103,7 +103,7 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
         stop(command.program, error)
     if script_args.resume and training_args.resume_from_checkpoint:
         stop(command.program, "`resume` and `resume_from_checkpoint` are both set. Give one of them.")
-    unused = [option.name for option in troll_fields() if option.name in settings]
+    unused = [option.name for option in troll_fields(troll_config) if option.name in settings]
     if clip and unused and training_args.process_index == 0:
         logger.warning("method clip: %s unused, being TROLL's own.", ", ".join(unused))
     _say_what_is_ignored(script_args, settings, training_args.process_index)

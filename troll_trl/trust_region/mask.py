@@ -1,0 +1,121 @@
+"""
+DPPO's mask: a token that has moved too far with its advantage loses its gradient (arXiv 2602.04879).
+
+With policy `p`, old policy `q`, sampled token `a`, ratio `r = p(a)/q(a)` and advantage `A`, the gradient of a token is
+
+    M·min(r, C)·A·∇log p(a)
+
+where `M = 0` if the divergence of `p` from `q` exceeds its bound and the token has moved with its advantage (`A > 0`
+and `r > 1`, or `A < 0` and `r < 1`), else 1. A surrogate with an open clip range has the gradient `r·A·∇log p(a)`. In
+place of `log p(a)` it is given `s + w·(log p(a) − s)`, with `s = stopgrad log p(a)` and a constant weight `w`: it keeps
+its value and has `w` times the gradient. Hence `w = M·min(1, C/r)`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from troll_trl.trust_region.projection import kl_divergence
+
+# Largest log-probability of a sampled token in a binary KL. Rounding gives 0 and above, where 1 − q has no logarithm.
+_LARGEST = -(2.0**-24)
+
+
+class MaskWeight(NamedTuple):
+    """
+    Result of [`mask_weight`].
+
+    Attributes:
+        weight (`torch.Tensor` of shape `(...)`):
+            Weight `w` of the gradient of `log p(a)`.
+        divergence (`torch.Tensor` of shape `(...)`):
+            Divergence of the policy from the old policy.
+        masked (`torch.Tensor` of shape `(...)`, bool):
+            Tokens without gradient, `M = 0`.
+    """
+
+    weight: torch.Tensor
+    divergence: torch.Tensor
+    masked: torch.Tensor
+
+
+def binary_tv(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """`|p(a) − q(a)|`: the total variation of (a, not a)."""
+    return (policy[..., 0].exp() - old[..., 0].exp()).abs()
+
+
+def binary_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """KL(q‖p) of (a, not a), in nats, from the sampled token alone."""
+    log_p, log_q = policy[..., 0].clamp(max=_LARGEST), old[..., 0].clamp(max=_LARGEST)
+    log_other_p, log_other_q = (-torch.expm1(log_p)).log(), (-torch.expm1(log_q)).log()
+    sampled = torch.where(log_q > -math.inf, log_q.exp() * (log_q - log_p), 0.0)
+    return sampled + log_other_q.exp() * (log_other_q - log_other_p)
+
+
+def topk_tv(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """`½ Σ |p − q|` over the kept tokens and the rest: below the full one by at most the smaller mass of the rest."""
+    return 0.5 * (policy.exp() - old.exp()).abs().sum(-1)
+
+
+def topk_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """KL(q‖p) over the kept tokens and the rest, in nats: at most the full one."""
+    return kl_divergence(old, policy)
+
+
+DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "binary_tv": binary_tv,
+    "binary_kl": binary_kl,
+    "topk_tv": topk_tv,
+    "topk_kl": topk_kl,
+}
+
+
+def needs_support(divergence_type: str) -> bool:
+    """Whether a divergence reads more than the sampled token."""
+    return divergence_type.startswith("topk_")
+
+
+@torch.no_grad()
+def mask_weight(
+    policy: torch.Tensor,
+    old: torch.Tensor,
+    advantages: torch.Tensor,
+    divergence_type: str,
+    divergence_bound: float,
+    ratio_cap: float | None = None,
+) -> MaskWeight:
+    """
+    Weight of each token's gradient under DPPO's mask (arXiv 2602.04879, section 4). See the module for the derivation.
+
+    Args:
+        policy, old (`torch.Tensor` of shape `(..., S)`):
+            Log-probabilities of the policy and of the old policy, the sampled token in slot 0: on the kept tokens and
+            the rest, or `S = 1` for a binary divergence.
+        advantages (`torch.Tensor`):
+            Of a shape that broadcasts to `(...)`.
+        divergence_type (`str`):
+            A key of `DIVERGENCES`.
+        divergence_bound (`float`):
+            Largest divergence of a token that keeps its gradient whichever way it has moved.
+        ratio_cap (`float`, *optional*):
+            Largest ratio C ≥ 1 by which a gradient is scaled; no limit by default. It sets no gradient to zero.
+
+    Returns:
+        [`MaskWeight`]
+    """
+    log_ratio = policy[..., 0] - old[..., 0]
+    divergence = DIVERGENCES[divergence_type](policy, old)
+    with_advantage = (log_ratio * advantages.sign()) > 0
+    masked = (divergence > divergence_bound) & with_advantage
+    weight = torch.ones_like(log_ratio)
+    if ratio_cap is not None:
+        weight = (math.log(ratio_cap) - log_ratio).exp().clamp(max=1.0)  # no overflow of the ratio makes it 0
+    return MaskWeight(weight.masked_fill(masked, 0.0), divergence, masked)
+
+
+def with_gradient_weight(log_probs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`log_probs` `(...)` as they are, with `weight` `(...)` times their gradient."""
+    constant = log_probs.detach()
+    return constant + weight * (log_probs - constant)

@@ -1,0 +1,168 @@
+"""
+The trust regions that a trainer can have: what the loss reads in place of the policy, and what a log line counts.
+
+Each is a function of policy, old policy and advantages. To try another one, write such a function and have the
+trainer's `_make_trust_region` return it; docs/design.md has an example.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from troll_trl.trust_region.mask import mask_weight, needs_support, with_gradient_weight
+from troll_trl.trust_region.projection import kl_divergence, project
+
+
+@dataclass
+class Bounded:
+    """
+    What a trust region makes of the policy of one micro-batch.
+
+    Attributes:
+        log_probs (`torch.Tensor` of shape `(B, C)`):
+            In place of `log p(a)` in TRL's surrogate, whose clip range is open.
+        regression (`torch.Tensor` of shape `(B, C)`, *optional*):
+            A term for each token that is added to the loss, aggregated as the surrogate is.
+        counted (`dict[str, torch.Tensor]`):
+            Numbers `(B, C)` of each token, for the metrics.
+    """
+
+    log_probs: torch.Tensor
+    regression: torch.Tensor | None = None
+    counted: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class TrustRegion:
+    """
+    A function of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)` that returns a [`Bounded`].
+
+    Slot 0 of the log-probabilities is the sampled token. With a support `S = K + 1`, the kept tokens of the old policy
+    and the rest; without one `S = 1`. At masked positions all mass is in the last slot.
+    """
+
+    needs_support = True
+    # Metric `troll/<name>`: the sum of one counted number over that of another. "tokens" counts 1 for every token.
+    ratios: Mapping[str, tuple[str, str]] = {}
+    # Counted numbers of which `troll/<name>_max` is the largest
+    maxima: tuple[str, ...] = ()
+
+    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """For the line that a run prints at its start."""
+        return type(self).__name__
+
+
+class ProjectionTrustRegion(TrustRegion):
+    """
+    TROLL: the projection of every token's distribution onto a KL ball around the old policy.
+
+    Args:
+        kl_bound (`float`):
+            Radius ε of the ball, in nats.
+        pessimistic (`bool`, *optional*, defaults to `False`):
+            Whether the surrogate is the smaller of two; see [`smaller_surrogate`].
+    """
+
+    ratios = {
+        "projected_fraction": ("projected", "tokens"),
+        "policy_kl_mean": ("policy_kl", "tokens"),
+        "kl_mean": ("kl", "tokens"),
+        "eta_mean": ("eta", "projected"),
+        "regression": ("regression", "tokens"),
+        "support_size_mean": ("support_size", "tokens"),
+        "rest_mass_mean": ("rest_mass", "tokens"),
+    }
+    maxima = ("policy_kl", "kl")
+
+    def __init__(self, kl_bound: float, pessimistic: bool = False):
+        self.kl_bound, self.pessimistic = kl_bound, pessimistic
+
+    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
+        projection = project(policy, old, self.kl_bound)
+        log_probs = projection.log_probs[..., 0]
+        if self.pessimistic:
+            log_probs = smaller_surrogate(log_probs, policy[..., 0], advantages)
+        # Inside the bound π is p, and the term is 0. Computed, its gradient p·(1 − Σp) is only the rounding of Σp,
+        # which Adam scales up to full steps where there is no other gradient.
+        regression = kl_divergence(policy, projection.log_probs.detach()).masked_fill(projection.eta == 0, 0.0)
+        counted = {
+            "projected": projection.eta > 0,
+            "policy_kl": projection.policy_kl,
+            "kl": projection.kl,
+            "eta": projection.eta,
+            "regression": regression.detach(),
+            **_of_support(old),
+        }
+        return Bounded(log_probs, regression, counted)
+
+    def describe(self) -> str:
+        return f"KL bound {self.kl_bound:g}"
+
+
+class MaskTrustRegion(TrustRegion):
+    """
+    DPPO (arXiv 2602.04879): a token that has moved too far with its advantage loses its gradient.
+
+    Args:
+        divergence_type (`str`), divergence_bound (`float`), ratio_cap (`float`, *optional*):
+            As in [`~troll_trl.trust_region.mask.mask_weight`].
+    """
+
+    maxima = ("divergence",)
+
+    def __init__(self, divergence_type: str, divergence_bound: float, ratio_cap: float | None = None):
+        self.divergence_type, self.divergence_bound, self.ratio_cap = divergence_type, divergence_bound, ratio_cap
+        self.needs_support = needs_support(divergence_type)
+        self.ratios = {
+            "masked_fraction": ("masked", "tokens"),
+            "masked_fraction_positive": ("masked_positive", "positive"),
+            "masked_fraction_negative": ("masked_negative", "negative"),
+            "divergence_mean": ("divergence", "tokens"),
+        }
+        if self.needs_support:
+            self.ratios |= {name: (name.removesuffix("_mean"), "tokens") for name in _SUPPORT_METRICS}
+
+    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
+        weight, divergence, masked = mask_weight(
+            policy, old, advantages, self.divergence_type, self.divergence_bound, self.ratio_cap
+        )
+        positive, negative = (sign.expand_as(masked) for sign in (advantages > 0, advantages < 0))
+        counted = {
+            "masked": masked,
+            "positive": positive,
+            "negative": negative,
+            "masked_positive": masked & positive,
+            "masked_negative": masked & negative,
+            "divergence": divergence,
+        }
+        if self.needs_support:
+            counted |= _of_support(old)
+        return Bounded(with_gradient_weight(policy[..., 0], weight), counted=counted)
+
+    def describe(self) -> str:
+        cap = "" if self.ratio_cap is None else f", ratios capped at {self.ratio_cap:g}"
+        return f"masked beyond a {self.divergence_type} of {self.divergence_bound:g}{cap}"
+
+
+_SUPPORT_METRICS = ("support_size_mean", "rest_mass_mean")
+
+
+def _of_support(old: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Tokens kept and mass of the rest, of old log-probabilities `(B, C, K + 1)`."""
+    return {"support_size": (old[..., :-1] > -math.inf).sum(-1), "rest_mass": old[..., -1].exp()}
+
+
+def smaller_surrogate(projected: torch.Tensor, policy: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    """
+    Of `log π(a)` and `log p(a)` `(B, C)` the one with the smaller surrogate, `ratio · advantage`, as PPO takes the
+    smaller of the clipped and the free (arXiv 1707.06347, equation 7). `advantages` is `(B, 1)` or `(B, C)`.
+
+    They differ outside of the bound alone, where π(a) lies, but for the normaliser, between q(a) and p(a): a token that
+    has moved with its advantage is projected, and one that has moved against it keeps its whole gradient, which leads
+    back. Token by token, also where the ratio is a completion's.
+    """
+    return torch.where(advantages > 0, torch.minimum(projected, policy), torch.maximum(projected, policy))
