@@ -106,7 +106,14 @@ def assert_equal_to_one_process(one_process, out, cases, kind, said, model=None)
         assert lines[0] == lines[1], f"{case}: ranks report other metrics"
         for line, single in zip(lines[0], expected[case]["log"], strict=True):
             assert line.keys() == comparable(single).keys()
-            for key in line.keys() & {"loss", "grad_norm", "reward", "troll/projected_fraction", "troll/masked_fraction", "num_tokens"}:
+            for key in line.keys() & {
+                "loss",
+                "grad_norm",
+                "reward",
+                "troll/projected_fraction",
+                "troll/masked_fraction",
+                "num_tokens",
+            }:
                 assert line[key] == pytest.approx(single[key], rel=1e-3, abs=1e-6), (case, key)
         weights, single = torch.load(out / f"{case}.pt"), torch.load(one / f"{case}.pt")
         movement = max((single[name] - start[name]).abs().max().item() for name in start)
