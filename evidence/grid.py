@@ -120,21 +120,35 @@ class Method:
 @dataclass(frozen=True)
 class Study:
     """
-    Some cells of the grid: every task with every method, every alternative of `vary` and every seed.
+    Some cells of the grid: every task with every method, every alternative of `vary` and every seed; or chosen cells.
 
     Args:
+        seeds (`list[int]`):
+            Of the problems, the warm-up and the training. All runs of a seed come before those of the next.
         tasks, methods (`list[str]`):
             Names.
-        seeds (`list[int]`):
-            Of the problems, the warm-up and the training.
         vary (`list[dict[str, Any]]`):
             Alternatives: settings of scripts/train.py, each value a list of which every combination is taken.
+        cells (`list[dict[str, Any]]`):
+            In place of the other three: each with a `task`, a `method`, and settings as in `vary`.
     """
 
-    tasks: list[str]
-    methods: list[str]
     seeds: list[int]
+    tasks: list[str] = field(default_factory=list)
+    methods: list[str] = field(default_factory=list)
     vary: list[dict[str, list[Any]]] = field(default_factory=lambda: [{}])
+    cells: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self):
+        if bool(self.cells) is bool(self.methods):
+            raise TypeError("a study has either `cells`, or `tasks` and `methods`")
+
+    def alternatives(self) -> list[tuple[list[str], list[str], dict[str, list[Any]]]]:
+        """Tasks, methods and settings of which every combination is taken."""
+        if not self.cells:
+            return [(self.tasks, self.methods, alternative) for alternative in self.vary]
+        settings = [{k: v for k, v in cell.items() if k not in ("task", "method")} for cell in self.cells]
+        return [([c["task"]], [c["method"]], varied) for c, varied in zip(self.cells, settings, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -202,10 +216,10 @@ class Grid:
                 Tuned learning rate of each task and method. A cell whose rate is neither varied nor tuned is left out.
         """
         asked, runs = self.studies[study], []
-        for seed, alternative in itertools.product(asked.seeds, asked.vary):
+        for seed, (tasks, methods, alternative) in itertools.product(asked.seeds, asked.alternatives()):
             for values in itertools.product(*alternative.values()):
                 varied = dict(zip(alternative, values, strict=True))
-                for task, method in itertools.product(asked.tasks, asked.methods):
+                for task, method in itertools.product(tasks, methods):
                     tuned = rates.get((self.tuned_task(task), self.methods[method].rate_of or method))
                     if (rate := varied.get("learning_rate", tuned)) is not None:
                         runs.append(Run(task, method, tuple(sorted((varied | {"learning_rate": rate}).items())), seed))
@@ -256,8 +270,9 @@ def read_grid(file: Path) -> Grid:
         content["tuning"] = [content["tuning"]]
     grid = _make(Grid, {"file": file, **parts, **content}, str(file))
     for name, study in grid.studies.items():
-        _check_names(study.tasks, grid.tasks, f"{file}: studies: {name}: tasks")
-        _check_names(study.methods, grid.methods, f"{file}: studies: {name}: methods")
+        for tasks, methods, _ in study.alternatives():
+            _check_names(tasks, grid.tasks, f"{file}: studies: {name}: tasks")
+            _check_names(methods, grid.methods, f"{file}: studies: {name}: methods")
     _check_names(grid.tuning, grid.studies, f"{file}: tuning")
     return grid
 

@@ -42,7 +42,7 @@ RARITY = EVIDENCE / "rarity.yaml"
 # -- Grids ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[*GRIDS, "rarity", "smollm2", "lora"])
+@pytest.fixture(params=[*GRIDS, "rarity", "smollm2", "lora", "age"])
 def grid(request):
     return read_grid(EVIDENCE / f"{request.param}.yaml")
 
@@ -84,7 +84,9 @@ def test_evaluations_are_read_strictly(grid):
 def test_methods_differ_in_nothing_but_themselves(grid):
     for run in all_runs(grid):
         others = grid.settings(run).keys() - grid.tasks[run.task].settings.keys() - dict(run.varied).keys() - {"seed"}
-        assert others <= {"method", "epsilon", "epsilon_high", "loss_type", "pessimistic", "kl_bound"}
+        assert others <= {"method", "epsilon", "epsilon_high", "loss_type", "pessimistic", "kl_bound"} | {
+            *("trust_region", "divergence_type", "divergence_bound")
+        }
 
 
 def test_tuning_has_seeds_of_its_own(grid):
