@@ -499,6 +499,8 @@ def test_an_evaluation_at_the_start_without_evaluations_is_refused(refusal):
 
 def test_option_of_the_other_algorithm_says_so(refusal):
     assert "`loss_type`. It is an option of grpo: set `algorithm: grpo`" in refusal("algorithm: rloo\nloss_type: dapo")
+    mask = refusal("algorithm: rloo", "--trust_region", "mask")
+    assert "--trust_region. It is an option of grpo alone: a mask decides token by token" in mask
     assert "--reward_clip_range. It is an option of rloo" in refusal("", "--reward_clip_range", "0", "1")
     assert "`algorithm` must be one of grpo, rloo, got 'ppo'" in refusal("algorithm: ppo")
 

@@ -25,7 +25,7 @@ class TrollMetrics:
 
     def __init__(self, accelerator: Accelerator, trust_region: TrustRegion):
         self.accelerator = accelerator
-        self._ratios, self._maxima_names = dict(trust_region.ratios), trust_region.maxima
+        self._ratios, self._largest = dict(trust_region.ratios), dict(trust_region.maxima)
         counted = dict.fromkeys(name for ratio in self._ratios.values() for name in ratio)
         counted.pop("tokens", None)
         self._names = ("micro_batches", "tokens", *counted)  # only the first two count in an idle run
@@ -47,8 +47,8 @@ class TrollMetrics:
         self.add_idle(mask)
         if others := self._names[2:]:
             self._sums[2:] += torch.stack([values[name].sum() for name in others])
-        if self._maxima_names:
-            largest = torch.stack([values[name].amax() for name in self._maxima_names])
+        if self._largest:
+            largest = torch.stack([values[name].amax() for name in self._largest.values()])
             self._maxima = self._maxima.maximum(largest)
 
     def add_idle(self, mask: torch.Tensor) -> None:
@@ -60,14 +60,14 @@ class TrollMetrics:
         """What this rank has counted since the last [`pop`]."""
         return {
             "sums": dict(zip(self._names, self._sums.tolist(), strict=True)),
-            "maxima": dict(zip(self._maxima_names, self._maxima.tolist(), strict=True)),
+            "maxima": dict(zip(self._largest, self._maxima.tolist(), strict=True)),
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Continue from what [`state_dict`] gave. What another trust region counted is left out."""
         sums, maxima = state["sums"], state["maxima"]
         self._sums = self._sums.new_tensor([sums.get(name, 0.0) for name in self._names])
-        self._maxima = self._maxima.new_tensor([maxima.get(name, 0.0) for name in self._maxima_names])
+        self._maxima = self._maxima.new_tensor([maxima.get(name, 0.0) for name in self._largest])
 
     def pop(self) -> Mapping[str, float]:
         """Metrics since the last call, the same on all ranks; empty when no micro-batch was counted on any of them."""
@@ -76,15 +76,12 @@ class TrollMetrics:
         self._sums, self._maxima = self._zeros()
         if sums["micro_batches"] == 0:
             return {}
-        metrics = {f"troll/{name}": sums[a] / max(sums[b], 1) for name, (a, b) in self._ratios.items()}
-        maxima = zip(self._maxima_names, largest.tolist(), strict=True)
-        return metrics | {f"troll/{name}_max": value for name, value in maxima}
+        metrics = {name: sums[a] / max(sums[b], 1) for name, (a, b) in self._ratios.items()}
+        return metrics | dict(zip(self._largest, largest.tolist(), strict=True))
 
     def _zeros(self) -> tuple[torch.Tensor, torch.Tensor]:
         # float64: a count of tokens outgrows float32 within one line of a large run
         device = self.accelerator.device
         dtype = torch.float64 if has_float64(device) else torch.float32
-        sums, maxima = (
-            torch.zeros(len(names), dtype=dtype, device=device) for names in (self._names, self._maxima_names)
-        )
+        sums, maxima = (torch.zeros(len(names), dtype=dtype, device=device) for names in (self._names, self._largest))
         return sums, maxima

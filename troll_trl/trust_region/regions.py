@@ -14,6 +14,11 @@ import torch
 from troll_trl.trust_region.mask import mask_weight, needs_support, with_gradient_weight
 from troll_trl.trust_region.projection import kl_divergence, project
 
+_OF_SUPPORT = {
+    "troll/support_size_mean": ("support_size", "tokens"),
+    "troll/rest_mass_mean": ("rest_mass", "tokens"),
+}
+
 
 @dataclass
 class Bounded:
@@ -43,10 +48,10 @@ class TrustRegion:
     """
 
     needs_support = True
-    # Metric `troll/<name>`: the sum of one counted number over that of another. "tokens" counts 1 for every token.
+    # Metrics that are the sum of one counted number over that of another; "tokens" counts 1 for every token
     ratios: Mapping[str, tuple[str, str]] = {}
-    # Counted numbers of which `troll/<name>_max` is the largest
-    maxima: tuple[str, ...] = ()
+    # Metrics that are the largest of a counted number
+    maxima: Mapping[str, str] = {}
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
         raise NotImplementedError
@@ -68,15 +73,14 @@ class ProjectionTrustRegion(TrustRegion):
     """
 
     ratios = {
-        "projected_fraction": ("projected", "tokens"),
-        "policy_kl_mean": ("policy_kl", "tokens"),
-        "kl_mean": ("kl", "tokens"),
-        "eta_mean": ("eta", "projected"),
-        "regression": ("regression", "tokens"),
-        "support_size_mean": ("support_size", "tokens"),
-        "rest_mass_mean": ("rest_mass", "tokens"),
+        "troll/projected_fraction": ("projected", "tokens"),
+        "troll/policy_kl_mean": ("policy_kl", "tokens"),
+        "troll/kl_mean": ("kl", "tokens"),
+        "troll/eta_mean": ("eta", "projected"),
+        "troll/regression": ("regression", "tokens"),
+        **_OF_SUPPORT,
     }
-    maxima = ("policy_kl", "kl")
+    maxima = {"troll/policy_kl_max": "policy_kl", "troll/kl_max": "kl"}
 
     def __init__(self, kl_bound: float, pessimistic: bool = False):
         self.kl_bound, self.pessimistic = kl_bound, pessimistic
@@ -112,19 +116,18 @@ class MaskTrustRegion(TrustRegion):
             As in [`~troll_trl.trust_region.mask.mask_weight`].
     """
 
-    maxima = ("divergence",)
+    maxima = {"troll/divergence_max": "divergence"}
 
     def __init__(self, divergence_type: str, divergence_bound: float, ratio_cap: float | None = None):
         self.divergence_type, self.divergence_bound, self.ratio_cap = divergence_type, divergence_bound, ratio_cap
         self.needs_support = needs_support(divergence_type)
         self.ratios = {
-            "masked_fraction": ("masked", "tokens"),
-            "masked_fraction_positive": ("masked_positive", "positive"),
-            "masked_fraction_negative": ("masked_negative", "negative"),
-            "divergence_mean": ("divergence", "tokens"),
+            "troll/masked_fraction": ("masked", "tokens"),
+            "troll/masked_fraction_positive": ("masked_positive", "positive"),
+            "troll/masked_fraction_negative": ("masked_negative", "negative"),
+            "troll/divergence_mean": ("divergence", "tokens"),
+            **(_OF_SUPPORT if self.needs_support else {}),
         }
-        if self.needs_support:
-            self.ratios |= {name: (name.removesuffix("_mean"), "tokens") for name in _SUPPORT_METRICS}
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
         weight, divergence, masked = mask_weight(
@@ -146,9 +149,6 @@ class MaskTrustRegion(TrustRegion):
     def describe(self) -> str:
         cap = "" if self.ratio_cap is None else f", ratios capped at {self.ratio_cap:g}"
         return f"masked beyond a {self.divergence_type} of {self.divergence_bound:g}{cap}"
-
-
-_SUPPORT_METRICS = ("support_size_mean", "rest_mass_mean")
 
 
 def _of_support(old: torch.Tensor) -> dict[str, torch.Tensor]:

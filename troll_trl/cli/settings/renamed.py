@@ -17,6 +17,8 @@ RENAMED = {
     "vllm_dtype": "Remove it: vLLM takes the dtype that the model's config.json names.",
     "vllm_enable_prefix_caching": "Remove it: vLLM's own default holds.",
     "epsilon_low": "Write `epsilon`, which only `method: clip` uses.",
+    "divergence_topk": "Write `support_size`, which counts the sampled token too.",
+    "clip_ratio_c": "Write `ratio_cap`.",
     "num_generation": "Write `num_generations`.",
     "dataset_mixture": "Write `datasets`, a list of mappings with path, name, split, columns and fraction.",
     # transformers
