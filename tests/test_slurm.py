@@ -65,7 +65,8 @@ def test_last_node_serves_and_the_others_train(submit):
     assert done.returncode == 0, done.stderr
     launcher = "on a,b: accelerate launch --config_file configs/accelerate/fsdp2.yaml --num_machines 2 "
     launcher += "--num_processes 16 --machine_rank {} --main_process_ip a --main_process_port 29500 scripts/train.py "
-    launcher += "--vllm_mode server --vllm_server_host c --config configs/qwen3-8b/gsm8k.yaml --learning_rate 2e-6"
+    launcher += "--vllm_mode server --vllm_server_host c --vllm_server_timeout 900 "
+    launcher += "--config configs/qwen3-8b/gsm8k.yaml --learning_rate 2e-6"
     server = "on c: trl vllm-serve --model Qwen/Qwen3-8B --tensor_parallel_size 8 --max_model_len 3072"
     assert started == [launcher.format(0), launcher.format(1), server]
 

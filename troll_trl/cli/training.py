@@ -113,7 +113,12 @@ def check_trainer_settings(args: GRPOConfig | RLOOConfig):
     if Path(args.output_dir).is_file():
         raise FileExistsError(f"`output_dir` is a file: {args.output_dir}. Name a folder, which need not exist.")
     if args.use_vllm and not is_vllm_available():
-        raise ImportError("`use_vllm` is true, but vLLM is not installed: pip install 'troll-trl[vllm]', or set false.")
+        completions = args.generation_batch_size // args.world_size
+        raise ImportError(
+            "`use_vllm` is true, but vLLM is not installed: pip install 'troll-trl[vllm]', without constraints.txt, since "
+            f"vLLM brings its own torch. With `use_vllm: false` each process generates {completions} completions at once, "
+            "and holds the keys and values of all: then also lower `generation_batch_size`."
+        )
     if args.use_liger_kernel and not is_liger_kernel_available():
         raise ImportError("`use_liger_kernel` is true, but liger-kernel is missing: pip install it, or set false.")
     try:
