@@ -34,7 +34,7 @@ from troll_trl.lm_head import add_sparse_lm_head, sparse_log_probs, support_sele
 from troll_trl.projection import project
 from troll_trl.trainers.loss_pass import LossPass
 from troll_trl.trust_region.ragged import RaggedDistribution
-from troll_trl.trust_region.regions import ProjectionTrustRegion
+from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion
 from troll_trl.trust_region.sparse import SparseDistribution
 
 MIB = 2**20
@@ -247,7 +247,7 @@ def count_passes(hidden_size: int, vocabulary: int, tokens: int, support: int = 
         with torch.set_grad_enabled(not name.endswith("scoring")), recorded(inputs) as recorder:
             run()
         result[name] = recorder.counts
-        if name.startswith("trl"):
+        if not name.startswith("ours"):
             _add_trls_products(result[name], vocabulary, tokens)
     return result
 
@@ -289,7 +289,8 @@ def count_steps(shape: str, rows: int, length: int, layers: int | None = None) -
             Layers of the model, where the shape's are not wanted.
 
     Returns:
-        `dict[str, Counts]`: `"ours/scoring"`, `"ours/training"`, `"trl/scoring"`, `"trl/training"`.
+        `dict[str, Counts]`: `"ours/scoring"`, `"ours/training"`, `"trl/scoring"`, `"trl/training"`, and
+        `"mask/training"`, of DPPO's mask with a binary divergence, whose scoring is TRL's.
     """
     hidden_size, vocabulary = SHAPES[shape]
     config = {**CONFIGS[shape], "head_dim": 128, "num_key_value_heads": 8, "tie_word_embeddings": True}
@@ -321,11 +322,18 @@ def count_steps(shape: str, rows: int, length: int, layers: int | None = None) -
         ratio = (this.wrap(model, length)(**batch).log_probs - old).exp()
         ((this.bounded.regression - ratio * advantages) * live).sum().backward()
 
+    def mask():
+        this = LossPass(MaskTrustRegion("binary_tv", 0.15), old.unsqueeze(-1), None, live, advantages)
+        ratio = (this.wrap(model, length)(**batch).log_probs - old).exp()
+        limited = torch.min(ratio * advantages, ratio.clamp(-math.inf, math.inf) * advantages)
+        (-limited * live).sum().backward()
+
     def pack():
         output = model(**batch, support_size=SUPPORT, check_finite=False)
         RaggedDistribution.pack(SparseDistribution(output.token_ids, output.sparse_log_probs))
 
     runs = {"ours/scoring": pack, "ours/training": troll, "trl/scoring": lambda: model(**batch), "trl/training": clip}
+    runs["mask/training"] = mask
     result = {}
     for name, run in runs.items():
         inputs = [*model.parameters(), ids, support, log_probs, old, advantages, live]
@@ -338,7 +346,7 @@ def count_steps(shape: str, rows: int, length: int, layers: int | None = None) -
             run()
         model.zero_grad(set_to_none=True)
         result[name] = recorder.counts
-        if name.startswith("trl"):
+        if not name.startswith("ours"):
             heads_products = 1 if name.endswith("scoring") else 2
             result[name].tile_bytes += heads_products * rows * length * vocabulary * 2
     return result

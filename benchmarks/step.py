@@ -2,6 +2,7 @@
 
     python benchmarks/step.py                          # the sizes of this device
     python benchmarks/step.py --shape qwen3-0.6b --completion 2048 --prompts 1
+    python benchmarks/step.py --trust_region mask     # DPPO's, of a binary divergence, in place of the projection
 
 One figure is one rollout batch: the pass that scores it with the current weights (TROLL also selects the supports in
 it), then 8 updates with AdamW. Runs of the two trainers alternate, and each starts from the same weights. Peak memory
@@ -101,8 +102,9 @@ class Trainers:
             "temperature": 0.05,
             "max_steps": UPDATES,
         }
+        ours = {"support_size": args.support} if args.trust_region == "projection" else {"trust_region": "mask"}
         self.make = {
-            "troll": partial(self._trainer, TrollGRPOTrainer, TrollGRPOConfig(**options, support_size=args.support)),
+            "troll": partial(self._trainer, TrollGRPOTrainer, TrollGRPOConfig(**options, **ours)),
             "clip": partial(self._trainer, GRPOTrainer, GRPOConfig(**options)),
         }
         self.rollout = partial(stored_rollout, vocabulary=vocabulary, completion=args.completion)
@@ -133,7 +135,7 @@ class Trainers:
             trainer.train()
             synchronize(self.device)
             seconds = time.perf_counter() - start
-        if name == "troll":
+        if name == "troll" and COLUMN in trainer._buffered_inputs[0]:
             batch = trainer._buffered_inputs[0]
             old = batch[COLUMN]
             self.projected = next(
@@ -180,6 +182,7 @@ def main() -> None:
     options.add_argument("--completion", type=int, help="tokens of a completion")
     options.add_argument("--prompts", type=int, default=1, help="prompts of an update, with two completions each")
     options.add_argument("--support", type=int, default=64)
+    options.add_argument("--trust_region", choices=("projection", "mask"), default="projection")
     args = options.parse_args()
     shapes = [args.shape] if args.shape else ["qwen3-0.6b", "qwen3-4b"] if args.device == "cuda" else ["small"]
     args.completion = args.completion or (2048 if args.device == "cuda" else 96)

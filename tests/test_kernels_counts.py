@@ -86,6 +86,15 @@ def test_what_a_step_moves_beside_its_products(steps):
     assert 0 < steps["ours/scoring"].other_bytes - steps["trl/scoring"].other_bytes <= 200 * kept
 
 
+def test_a_binary_mask_costs_what_a_clip_costs(steps):
+    """No support is selected or evaluated: the mask is some operations on one number a token."""
+    mask, clip = steps["mask/training"], steps["trl/training"]
+    assert mask.flops == clip.flops and mask.waits == clip.waits
+    assert mask.launched - clip.launched <= 60
+    assert mask.other_bytes - clip.other_bytes <= 100 * 4 * TOKENS
+    assert mask.peak_bytes <= 1.001 * clip.peak_bytes
+
+
 def test_launches_and_waits_of_a_step(steps):
     """A forward alone has thousands at 28 layers."""
     assert steps["ours/training"].launched - steps["trl/training"].launched <= 540
