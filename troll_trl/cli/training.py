@@ -116,8 +116,8 @@ def check_trainer_settings(args: GRPOConfig | RLOOConfig):
         completions = args.generation_batch_size // args.world_size
         raise ImportError(
             "`use_vllm` is true, but vLLM is not installed: pip install 'troll-trl[vllm]', without constraints.txt (it "
-            f"has its own torch). With `use_vllm: false` a process generates {completions} completions at once, and holds "
-            "keys and values of all: then lower `generation_batch_size` as well."
+            f"has its own torch). With `use_vllm: false` a process generates {completions} completions at once, "
+            "and holds keys and values of all: then lower `generation_batch_size` as well."
         )
     if args.use_liger_kernel and not is_liger_kernel_available():
         raise ImportError("`use_liger_kernel` is true, but liger-kernel is missing: pip install it, or set false.")
