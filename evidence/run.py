@@ -36,7 +36,7 @@ from evidence.grid import GivenTask, Grid, Run, content_of, prompt_of, read_grid
 from evidence.results import RESULT, describe, machine, make_record, read_records, run_of, write_records
 from evidence.starts import call_script, make_start, read_chance, start_key
 from evidence.variants import VARIANTS
-from troll_trl.cli import evaluate, train, training
+from troll_trl.cli import evaluate, make_trainer, train
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -164,7 +164,7 @@ class Runner:
         try:
             variant = self.grid.methods[run.method].variant
             if variant is not None:
-                training.TRAINERS["grpo", "troll"] = VARIANTS[variant]
+                make_trainer.TRAINERS["grpo", "troll"] = VARIANTS[variant]
             paths = {"model_name_or_path": model, "dataset_name": start / "data", "output_dir": folder}
             call_script(train.main, self.grid.training, settings | paths)
             # From inside of its folder: the seed of a sample depends on the model's name, which is then that of every

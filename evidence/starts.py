@@ -20,7 +20,7 @@ from transformers import LlamaConfig, Qwen3Config
 from evidence.grid import GivenTask, Task, content_of, prompt_of
 from evidence.problems import PHRASES, RARE_PHRASES, make_problems, make_wording, make_worked
 from troll_trl.cli import evaluate
-from troll_trl.cli.small_models import encode, make_model, make_tokenizer, warm_up, write_problems
+from troll_trl.small_models import encode, make_model, make_tokenizer, warm_up, write_problems
 
 CHANCE = "chance.json"
 ATTEMPTS = 3  # at a start: one of the first eleven of label-30 did not get where it should

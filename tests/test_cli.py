@@ -12,7 +12,7 @@ import trl
 from limits import HANG
 
 from troll_trl import __version__
-from troll_trl.cli import configs, environment, launch, main, train
+from troll_trl.cli import configs, environment, main, train
 from troll_trl.cli.settings.layers import read_layers
 from troll_trl.cli.settings.names import declared_names
 from troll_trl.cli.settings.shipped import config_names, configs_folder, find_config
@@ -128,11 +128,11 @@ def started(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(train, "main", lambda argv, program: calls.append((argv, program)))
     monkeypatch.setattr("accelerate.commands.launch.launch_command", calls.append)
-    monkeypatch.setattr(launch, "_one_process_is_enough", lambda: True)
+    monkeypatch.setattr(train, "_one_process_is_enough", lambda: True)
     Path("run.yaml").write_text("model_name_or_path: m\ndataset_name: d\n")
 
     def started(*flags: str, algorithm: str = "grpo"):
-        launch.main(flags, f"troll {algorithm}", algorithm)
+        train.launch(flags, f"troll {algorithm}")
         return calls.pop()
 
     return started

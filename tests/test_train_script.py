@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tiny import tiny_config, tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForSequenceClassification
 
-from troll_trl.cli import training
+from troll_trl.cli import make_trainer
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "train.py"
 SETTINGS = """
@@ -234,9 +234,9 @@ def test_a_model_that_is_neither_here_nor_on_the_hub_is_named_before_the_data_ar
     def refuse(name, **_):
         raise OSError("We could not reach the hub.\nMore of it.")
 
-    monkeypatch.setattr(training.AutoConfig, "from_pretrained", refuse)
+    monkeypatch.setattr(make_trainer.AutoConfig, "from_pretrained", refuse)
     with pytest.raises(OSError, match=r"no folder outputs/nope \(.*no model of this name: We could not reach") as error:
-        training.check_model("outputs/nope", None, trust_remote_code=False)
+        make_trainer.check_model_name("outputs/nope", None, trust_remote_code=False)
     assert "\n" not in str(error.value)
 
 

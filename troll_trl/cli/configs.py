@@ -5,8 +5,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from troll_trl.cli.listing import show
-from troll_trl.cli.settings.command import stop
+from troll_trl.cli.settings.command import show, stop
 from troll_trl.cli.settings.layers import read_layers
 from troll_trl.cli.settings.shipped import config_names, configs_folder
 

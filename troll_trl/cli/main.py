@@ -2,56 +2,24 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
 from troll_trl import __version__
-from troll_trl.cli.listing import show
+from troll_trl.cli.settings.command import show
 
-
-def _train(argv: Sequence[str], program: str) -> None:
-    from troll_trl.cli import launch
-
-    launch.main(argv, program, program.split()[-1])
-
-
-def _evaluate(argv: Sequence[str], program: str) -> None:
-    from troll_trl.cli import evaluate
-
-    evaluate.main(argv, program)
-
-
-def _report(argv: Sequence[str], program: str) -> None:
-    from troll_trl.cli import report
-
-    report.main(argv, program)
-
-
-def _quickstart(argv: Sequence[str], program: str) -> None:
-    from troll_trl.cli import quickstart
-
-    quickstart.main(argv, program)
-
-
-def _environment(argv: Sequence[str], program: str) -> None:
-    from troll_trl.cli import environment
-
-    environment.main(argv, program)
-
-
-def _configs(argv: Sequence[str], program: str) -> None:
-    from troll_trl.cli import configs
-
-    configs.main(argv, program)
-
-
-COMMANDS: dict[str, tuple[Callable[[Sequence[str], str], None], str]] = {
-    "grpo": (_train, "train with the advantages of GRPO: troll grpo --config qwen3-0.6b/gsm8k"),
-    "rloo": (_train, "train with those of RLOO: troll rloo --config qwen3-0.6b/gsm8k-rloo"),
-    "eval": (_evaluate, "evaluate models, score samples, compare: troll eval --config eval/paper --model M --output D"),
-    "report": (_report, "one page from the logs of several runs: troll report A B --output D"),
-    "quickstart": (_quickstart, "train a small model in minutes, on a CPU, without a hub"),
-    "configs": (_configs, "list the configs that come with the package, or copy one to edit it"),
-    "env": (_environment, "versions, devices and kernels, for a bug report"),
+# Command: the module and the function that run it, and what it does
+COMMANDS = {
+    "grpo": ("train", "launch", "train with the advantages of GRPO: troll grpo --config qwen3-0.6b/gsm8k"),
+    "rloo": ("train", "launch", "train with the advantages of RLOO: troll rloo --config qwen3-0.6b/gsm8k-rloo"),
+    "eval": (
+        *("evaluate", "main"),
+        "evaluate models, score samples, compare: troll eval --config eval/paper --model M --output D",
+    ),
+    "report": ("report", "main", "one page from the logs of several runs: troll report A B --output D"),
+    "quickstart": ("quickstart", "main", "train a small model in minutes, on a CPU, without a hub"),
+    "configs": ("configs", "main", "list the configs that come with the package, or copy one to edit it"),
+    "env": ("environment", "main", "versions, devices and kernels, for a bug report"),
 }
 
 
@@ -67,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         SystemExit: with the command's code.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    commands = "\n".join(f"  {name:<12}{said}" for name, (_, said) in COMMANDS.items())
+    commands = "\n".join(f"  {name:<12}{said}" for name, (*_, said) in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="troll",
         usage="troll COMMAND [FLAGS]",
@@ -82,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         show(parser.format_help().rstrip())
         return
     command = parser.parse_args(argv[:1]).command
-    run, _ = COMMANDS[command]
-    run(argv[1:], f"troll {command}")
+    module, function, _ = COMMANDS[command]
+    getattr(import_module(f"troll_trl.cli.{module}"), function)(argv[1:], f"troll {command}")
 
 
 if __name__ == "__main__":

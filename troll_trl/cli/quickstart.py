@@ -25,11 +25,11 @@ import torch
 import transformers
 from matplotlib.figure import Figure
 
-from troll_trl.cli import small_models
+from troll_trl import small_models
 from troll_trl.cli.settings.command import stop
 from troll_trl.cli.settings.layers import read_layers
 from troll_trl.cli.settings.shipped import configs_folder
-from troll_trl.cli.small_models import WARM_UP_SUCCESS, encode, make_model, make_tokenizer, warm_up, write_problems
+from troll_trl.small_models import WARM_UP_SUCCESS, encode, make_model, make_tokenizer, warm_up, write_problems
 
 CONFIG = configs_folder() / "quickstart.yaml"
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from troll_trl.fields import document, setting
+
 # As in the training configs: the verifier and the strict comparison both read the box
 DEFAULT_INSTRUCTION = "Let's think step by step and put the final answer in \\boxed{}."
 
@@ -14,135 +16,59 @@ SAMPLING_SETTINGS = (
 )
 
 
+@document
 @dataclass
 class EvaluationArguments:
-    r"""
-    Arguments of the evaluation script, in a YAML file or as flags.
+    """Arguments of an evaluation, in a YAML file or as flags. `settings` holds what files and flags set, merged."""
 
-    Args:
-        model (`list[str]`, *optional*):
-            Models: hub names or folders, of LoRA adapters too.
-        benchmarks (`list[str]`, *optional*):
-            Benchmarks by name, or `name=path` for a local file or folder.
-        output (`str`):
-            Folder for the samples and the summary.
-        n (`int`, *optional*, defaults to `1`):
-            Samples of each problem.
-        temperature (`float`, *optional*, defaults to `0.0`):
-            Sampling temperature; 0 is greedy.
-        top_p (`float`, *optional*, defaults to `1.0`):
-            Draw from the most likely tokens that hold this probability.
-        top_k (`int`, *optional*, defaults to `0`):
-            Draw from the most likely so many tokens; 0 for all.
-        max_new_tokens (`int`, *optional*, defaults to `4096`):
-            Longest completion, in tokens.
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the samples and of the bootstrap.
-        max_problems (`list[int]`, *optional*):
-            Take the first so many problems: one number for all benchmarks, or one for each.
-        instruction (`str`, *optional*):
-            Text behind every problem; the default asks for `\boxed{}`, an empty one adds nothing.
-        system_prompt (`str`, *optional*):
-            System message before every problem.
-        enable_thinking (`bool`, *optional*):
-            Thinking mode of the chat template; without it, the template's own default.
-        backend (`str`, *optional*, defaults to `"auto"`):
-            `"vllm"`, `"transformers"`, or `"auto"`: vLLM where it is installed and there is a GPU.
-        batch_size (`int`, *optional*):
-            Completions generated at a time.
-        dtype (`str`, *optional*, defaults to `"auto"`):
-            dtype of the weights; `"auto"` for that of the checkpoint.
-        revision (`str`, *optional*):
-            Revision of the models on the hub.
-        k (`list[int]`, *optional*):
-            k of pass@k; by default the powers of two up to n, and n.
-        bootstrap_samples (`int`, *optional*, defaults to `10000`):
-            Resamples of the intervals.
-        overwrite (`bool`, *optional*, defaults to `False`):
-            Discard the samples in `output` and begin anew.
-        samples (`str`, *optional*):
-            Score this samples file, from this or another tool, in place of generating.
-        completion_column (`str`, *optional*):
-            Column of the completions in `samples`, if it is not recognised.
-        problem_column (`str`, *optional*):
-            Column of the problem, or of its id in `samples`, if it is not recognised.
-        answer_column (`str`, *optional*):
-            Column of the gold answer, likewise.
-        compare (`list[str]`, *optional*):
-            Two evaluations, A and B: folders or samples files, or models of this one.
-
-    Attributes:
-        settings (`dict[str, Any]`):
-            What files and flags set, merged.
-    """
-
-    model: list[str] = field(
-        default_factory=list, metadata={"help": "Models: hub names or folders, of LoRA adapters too."}
-    )
-    benchmarks: list[str] = field(
+    model: list[str] = setting(
+        help="Models: hub names or folders, of LoRA adapters too.",
         default_factory=list,
-        metadata={"help": "Benchmarks by name, or name=path for a local file or folder."},
     )
-    output: str | None = field(default=None, metadata={"help": "Folder for the samples and the summary."})
-    n: int = field(default=1, metadata={"help": "Samples of each problem."})
-    temperature: float = field(default=0.0, metadata={"help": "Sampling temperature; 0 is greedy."})
-    top_p: float = field(default=1.0, metadata={"help": "Draw from the most likely tokens that hold this probability."})
-    top_k: int = field(default=0, metadata={"help": "Draw from the most likely so many tokens; 0 for all."})
-    max_new_tokens: int = field(default=4096, metadata={"help": "Longest completion, in tokens."})
-    seed: int = field(default=0, metadata={"help": "Seed of the samples and of the bootstrap."})
-    max_problems: list[int] | None = field(
-        default=None,
-        metadata={"help": "Take the first so many problems: one number for all benchmarks, or one for each."},
+    benchmarks: list[str] = setting(
+        help="Benchmarks by name, or name=path for a local file or folder.",
+        default_factory=list,
     )
-    instruction: str = field(
-        default=DEFAULT_INSTRUCTION,
-        metadata={"help": "Text behind every problem; the default asks for a box, an empty one adds nothing."},
+    output: str | None = setting(None, "Folder for the samples and the summary.")
+    n: int = setting(1, "Samples of each problem.")
+    temperature: float = setting(0.0, "Sampling temperature; 0 is greedy.")
+    top_p: float = setting(1.0, "Draw from the most likely tokens that hold this probability.")
+    top_k: int = setting(0, "Draw from this many tokens, the most likely; 0 for all.")
+    max_new_tokens: int = setting(4096, "Longest completion, in tokens.")
+    seed: int = setting(0, "Seed of the samples and of the bootstrap.")
+    max_problems: list[int] | None = setting(
+        None, "Take only this many problems, the first: one number for all benchmarks, or one for each."
     )
-    system_prompt: str | None = field(default=None, metadata={"help": "System message before every problem."})
-    enable_thinking: bool | None = field(
-        default=None,
-        metadata={"help": "Thinking mode of the chat template; without it, the template's own default."},
+    instruction: str = setting(
+        DEFAULT_INSTRUCTION, "Text after every problem; the default asks for a box, an empty one adds nothing."
     )
-    backend: str = field(
-        default="auto",
-        metadata={
-            "help": "'vllm', 'transformers', or 'auto': vLLM where it is installed and there is a GPU.",
-            "choices": ["auto", "vllm", "transformers"],
-        },
+    system_prompt: str | None = setting(None, "System message before every problem.")
+    enable_thinking: bool | None = setting(
+        None, "Thinking mode of the chat template; without it, the template's own default."
     )
-    batch_size: int | None = field(default=None, metadata={"help": "Completions generated at a time."})
-    dtype: str = field(
-        default="auto",
-        metadata={
-            "help": "dtype of the weights; 'auto' for that of the checkpoint.",
-            "choices": ["auto", "bfloat16", "float16", "float32"],
-        },
+    backend: str = setting(
+        "auto",
+        "'vllm', 'transformers', or 'auto': vLLM if it is installed and there is a GPU.",
+        choices=["auto", "vllm", "transformers"],
     )
-    revision: str | None = field(default=None, metadata={"help": "Revision of the models on the hub."})
-    k: list[int] | None = field(
-        default=None, metadata={"help": "k of pass@k; by default the powers of two up to n, and n."}
+    batch_size: int | None = setting(None, "Completions generated at a time.")
+    dtype: str = setting(
+        "auto",
+        "dtype of the weights; 'auto' keeps the checkpoint's dtype.",
+        choices=["auto", "bfloat16", "float16", "float32"],
     )
-    bootstrap_samples: int = field(default=10_000, metadata={"help": "Resamples of the intervals."})
-    overwrite: bool = field(
-        default=False, metadata={"help": "Discard the samples in the output folder and begin anew."}
+    revision: str | None = setting(None, "Revision of the models on the hub.")
+    k: list[int] | None = setting(None, "k of pass@k; by default the powers of two up to n, and n.")
+    bootstrap_samples: int = setting(10_000, "Resamples of the intervals.")
+    overwrite: bool = setting(False, "Discard the samples in the output folder and begin anew.")
+    samples: str | None = setting(None, "Score this samples file, from this or another tool, in place of generating.")
+    completion_column: str | None = setting(None, "Column of the completions in `samples`, if it has no known name.")
+    problem_column: str | None = setting(
+        None, "Column of the problem, or of its id in `samples`, if it has no known name."
     )
-    samples: str | None = field(
-        default=None,
-        metadata={"help": "Score this samples file, from this or another tool, in place of generating."},
-    )
-    completion_column: str | None = field(
-        default=None, metadata={"help": "Column of the completions in `samples`, if it is not recognised."}
-    )
-    problem_column: str | None = field(
-        default=None,
-        metadata={"help": "Column of the problem, or of its id in `samples`, if it is not recognised."},
-    )
-    answer_column: str | None = field(
-        default=None, metadata={"help": "Column of the gold answer, if it is not recognised."}
-    )
-    compare: list[str] | None = field(
-        default=None,
-        metadata={"help": "Two evaluations, A and B: folders or samples files, or models of this one."},
+    answer_column: str | None = setting(None, "Column of the gold answer, if it has no known name.")
+    compare: list[str] | None = setting(
+        None, "Two evaluations, A and B: folders or samples files, or models of this one."
     )
     settings: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
 
@@ -211,9 +137,9 @@ def _check_nothing_is_ignored(args: EvaluationArguments):
     of_generation = {*SAMPLING_SETTINGS, "max_problems", "backend", "batch_size"} - {"seed"}
     if args.samples is None:  # nor scored
         of_generation |= {"problem_column", "answer_column", "overwrite"}
-    for setting in fields(args):
-        if setting.name in of_generation and (value := getattr(args, setting.name)) != setting.default:
+    for option in fields(args):
+        if option.name in of_generation and (value := getattr(args, option.name)) != option.default:
             raise ValueError(
-                f"`{setting.name}` is {value!r}, but nothing is generated: without `model` and `benchmarks`, samples "
+                f"`{option.name}` is {value!r}, but nothing is generated: without `model` and `benchmarks`, samples "
                 "that are there are read as they are. Leave it out."
             )

@@ -23,14 +23,14 @@ _READ_BY_A_LOAD = (
 _UNREAD = "training_args.bin"
 
 
-def check_model(model: str):
-    """Check that a model can be where a folder or hub name says, before anything is loaded; of an adapter its base."""
+def check_model(model: str, key: str = "model"):
+    """Refuse a name that can be neither a folder with a model nor on the hub; of an adapter, its base model's name."""
     folder = Path(model)
     if folder.is_file():
-        raise ValueError(f"`model`: {model} is a file. Give the folder that holds the model.")
+        raise ValueError(f"`{key}`: {model} is a file. Give the folder that holds the model.")
     if not folder.is_dir():
         if model.startswith((".", "/", "~")) or model.count("/") > 1:
-            raise FileNotFoundError(f"`model`: there is no folder {model} (working folder: {os.getcwd()}).")
+            raise FileNotFoundError(f"`{key}`: there is no folder {model} (working folder: {os.getcwd()}).")
         return
     adapter = adapter_settings(model)
     if adapter is None and not (folder / "config.json").is_file():

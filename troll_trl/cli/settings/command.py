@@ -2,13 +2,13 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from troll_trl.cli.listing import show
 from troll_trl.cli.settings.help import help_text
 from troll_trl.cli.settings.layers import Layer, Value, read_layers
 from troll_trl.cli.settings.names import declared_names, describe_unknown, is_flag, launcher_names, name_of
@@ -173,6 +173,15 @@ def stop(program: str, message: object, code: int = 2) -> NoReturn:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"{program}: error: {message}", file=sys.stderr)
     raise SystemExit(code)
+
+
+def show(text: str) -> None:
+    """Print a text. If its reader, such as `head`, closes the pipe, end as SIGPIPE does: without a traceback."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's own flush at its end
+        raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 def set_environment(command: Command) -> None:

@@ -45,15 +45,16 @@ def help_text(program: str, command: str, example: str) -> str:
 def _describe(name: str, field: ast.AnnAssign) -> str:
     """`  --max_steps int = -1`, and under it what the source says of it."""
     default, said = field.value, ""
-    if isinstance(default, ast.Call):
-        given = {keyword.arg: keyword.value for keyword in default.keywords}
+    if isinstance(default, ast.Call):  # of dataclasses' `field`, or of our `setting`
+        given = {"default": default.args[0], "help": default.args[-1]} if default.args else {}
+        given |= {str(keyword.arg): keyword.value for keyword in default.keywords}
         default = given.get("default")
-        metadata = given.get("metadata")
-        if isinstance(metadata, ast.Dict):
-            for key, value in zip(metadata.keys, metadata.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == "help" and isinstance(value, ast.Constant):
-                    said = str(value.value).replace("%%", "%")  # as argparse has it
+        if isinstance(metadata := given.get("metadata"), ast.Dict):
+            given |= {
+                ast.literal_eval(key): value for key, value in zip(metadata.keys, metadata.values, strict=True) if key
+            }
+        if isinstance(text := given.get("help"), ast.Constant):
+            said = str(text.value).replace("%%", "%")  # as argparse has it
     head = f"  --{name} {ast.unparse(field.annotation)}" + (f" = {ast.unparse(default)}" if default else "")
-    return head + (
-        "\n" + textwrap.fill(said, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6) if said else ""
-    )
+    below = textwrap.fill(said, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return f"{head}\n{below}" if said else head

@@ -18,8 +18,6 @@ from transformers import (
     Qwen3Config,
 )
 
-from troll_trl.cli.progress import minutes
-
 WARM_UP_SUCCESS = 0.35  # solved often enough for every group of completions to hold right ones and wrong ones
 WARM_UP_BATCH = 256
 MAX_WARM_UP_STEPS = 1500
@@ -119,8 +117,8 @@ def warm_up(
         # What sampling at temperature 1 would solve: the probability of the right answer, averaged over some batches
         success = 0.8 * success + 0.2 * losses.detach().sum(1).neg().exp().mean().item()
         if step % 50 == 0 or success >= target:
-            taken = minutes(time.monotonic() - start)
-            progress = f"step {step} of at most {MAX_WARM_UP_STEPS}, {taken}"
+            taken = divmod(round(time.monotonic() - start), 60)
+            progress = f"step {step} of at most {MAX_WARM_UP_STEPS}, {taken[0]}:{taken[1]:02}"
             print(f"  {progress}: solves {success:.0%}, target {target:.0%}", flush=True)
         if success >= target:
             return
