@@ -140,9 +140,12 @@ def test_only_a_name_may_stand_before_a_value(value):
     all_of(
         1.0,
         str(value),
-        [f"{name}={value}" for name in ("x", "f(2)", "P(A)", "|AB|", r"\angle ABC", "a_1", r"\text{Area}")],
+        [
+            f"{name}={value}"
+            for name in ("x", "f(2)", "P(A)", "|AB|", r"\angle ABC", "a_1", r"\text{Area}", "m+n", "100a+b", "|S|")
+        ],
     )
-    sides = ("a-b", "x+y", "xy", "x^2", "x(x-1)", r"\sin x", "2x", r"\pi", r"\frac{a}{b}")
+    sides = ("a-b", "2x+y", "xy", "x^2", "x(x-1)", r"\sin x", "2x", r"\pi", r"\frac{a}{b}")
     all_of(0.0, str(value), [f"{side}={value}" for side in sides] + [f"{value + 1}={value}"])
 
 
@@ -258,7 +261,7 @@ BASES = {2: "two", 5: "five", 8: "eight", 16: "sixteen"}
 @PROPERTY
 @given(st.integers(2, 9999), st.sampled_from(list(BASES)), st.sampled_from(list(BASES)))
 def test_a_base_in_words_is_the_base_and_a_sign_stays(value, base, other):
-    forms = ["{0}_{{{1}}}", "{0}_{{\\text{{{2}}}}}", "{0} in base {1}", "{0}\\text{{ (base {2})}}", "({0})_{{{1}}}"]
+    forms = ["{0}_{{{1}}}", "{0}_{{\\text{{{2}}}}}", "{0} in base {1}", "{0}\\text{{ (base {2})}}", "{0}_{1}"]
     gold = f"{value}_{{{base}}}"
     all_of(1.0, gold, [form.format(value, base, BASES[base]) for form in forms])
     all_of(0.0, gold, [form.format(-value, base, BASES[base]) for form in forms[:-1]])

@@ -17,20 +17,41 @@ _ANSWER_MARKER = re.compile(
     r"(?:####|\banswer[\s*_]*+:|\bthe\s++(?:final\s++|correct\s++)?answer\s++is\b[\s*_]*+:?+)(?:[\s*_$]|\\[(\[$])*+",
     re.IGNORECASE,
 )
+_EMPHASIS = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])")
 # The end of a sentence, or what only explains the answer
 _ANSWER_END = re.compile(
     r"(?<!\\)(?:[.!](?=\s|$)|;(?=\s*+(?:[A-Za-z]{2}|$)))|\b(?:because|since)\b"
     r"|,\s*+(?:which|so|as|where|that is|i\.e|hence|thus|therefore)\b",
     re.IGNORECASE,
 )
-# What may stand between boxes that state one answer together: \boxed{1} and \boxed{2}
+# What may stand between boxes that state one answer together: \boxed{1} \quad\text{and}\quad \boxed{2}
 _CONNECTOR = re.compile(
-    r"(?:\\text|[\s$,;:.&*\\(){}\[\]|/=-]|\b(?:or|alternatively)\b[^.\n\d\\]*+"
-    r"|\b(?:and|also|either|maybe|perhaps|possibly|to|the|final|answers?|is|it|could|may|might|be|are|solutions?|[a-z]"
-    r"|\d{1,3})\b)*+",
+    r"(?:\\[A-Za-z]+\*?|\\.|[\s$,;:.&*+(){}\[\]|/=-]|\d+(?:pt|em|ex|cm|mm)\b|\b(?:or|alternatively)\b[^.\n\d\\]*+"
+    r"|\b(?:and|also|either|maybe|perhaps|possibly|to|the|final|answers?|is|it|could|may|might|be|are|solutions?|for|part|case"
+    r"|[a-z](?:_\{?\w\}?)?|\d{1,3})\b)*+",
     re.IGNORECASE,
 )
-MAX_CONNECTOR_CHARACTERS = 60
+# Thoughts, in the tags of many models: <think>, [THINK], <|begin_of_thought|>, <seed:think>, channels
+_THOUGHT = re.compile(
+    r"(?:<\|?|◁|\[(?=/?think))(?P<close>/|end_(?:of_)?)?(?:[a-z]{1,8}:|start_|begin_of_)?"
+    r"(?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|reflection|scratchpad)(?:\s?\|?>|▷|\])"
+    r"|<\|channel\|>(?P<final>\s*final\b)?[^<]{0,40}(?:<\|message\|>)?|\Aanalysis(?=[A-Z])|(?P<merged>assistantfinal)",
+    re.IGNORECASE,
+)
+# An operator next to a box: 2\cdot\boxed{5} says 10
+_OPERATOR_BEFORE = re.compile(
+    r"(?:[-+/^<>(|]|\\(?:cdot|times|div|pm|neq?|not|sqrt|log|ln|sin|cos|tan|gcd|[dt]?frac|binom)(?![A-Za-z])[^=]*)\Z"
+)
+_DENIED = re.compile(r"\bnot\s*\Z", re.IGNORECASE)
+_OPERATOR_AFTER = re.compile(
+    r"\s*(?:[-+/^<>]|\\(?:cdot|times|div|pm|sqrt|[dt]?frac|pi|binom)(?![A-Za-z])|!(?!=)|\d)|\s?\}+\s*(?:\^|\Z|[-+/}])"
+)
+# Where the expression around a box begins or ends
+_EDGE = re.compile(
+    r"(?<!\\)\$+|\\[()\[\]]|\n|(?<!\\)=|[,;:&]|\\\\|\.(?=\s|\Z)|\*\*"
+    r"|\\(?:approx|le|ge|leq|geq|implies|[Rr]ightarrow|to|iff|q?quad|therefore|equiv|pmod|cong|sim|text\w*|mathrm|begin|end)(?![A-Za-z])"
+)
+MAX_EXPRESSION_CHARACTERS = 200
 
 
 def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> str | None:
@@ -54,11 +75,10 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
             The answer, without the box or the words around it; `None` if the text states none, for example because its
             last box is empty or its thinking never ends.
     """
-    # What follows a <think> that never ends is a thought, not an answer.
-    text = text.rpartition("</think>")[2].partition("<think>")[0]
+    text = _without_thoughts(text)
     boxes = _boxes(text)
     if boxes:
-        boxed = _answer_of_boxes(text, boxes)
+        boxed = _answer_of_boxes(text, boxes, accept)
         if boxed is not None and accept is not None and not accept(boxed):
             later = _stated(text[boxes[-1][2] :])
             return later if later is not None and accept(later) else boxed
@@ -70,6 +90,17 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
     return _stated(text)
 
 
+def _without_thoughts(text: str) -> str:
+    """What follows the last thought. What follows one that never ends is a thought, not an answer."""
+    start, end = 0, len(text)
+    for tag in _THOUGHT.finditer(text):
+        if tag["close"] or tag["final"] or tag["merged"]:
+            start, end = tag.end(), len(text)
+        else:
+            end = min(end, tag.start())
+    return text[start:end]
+
+
 def _stated(text: str) -> str | None:
     """What follows the last "the answer is" or the like."""
     end = start = -1
@@ -77,7 +108,7 @@ def _stated(text: str) -> str | None:
         start, end = marker.span()
     if start < 0:
         return None
-    line = text[end:].partition("\n")[0]
+    line = _EMPHASIS.sub("", text[end:].partition("\n")[0])
     return _ANSWER_END.split(line, maxsplit=1)[0].strip(" \t\r,") or None
 
 
@@ -124,17 +155,41 @@ def _boxes(text: str) -> list[tuple[str, int, int]]:
     return [(_INNER_BOX.sub("", text[content:stop]), start, end) for start, end, content, stop in boxes]
 
 
-def _answer_of_boxes(text: str, boxes: list[tuple[str, int, int]]) -> str | None:
+def _answer_of_boxes(text: str, boxes: list[tuple[str, int, int]], accept: Callable[[str], bool] | None) -> str | None:
     answers = [content.strip() for content, _, _ in boxes]
     if not answers[-1]:
         return None
     first = len(boxes) - 1
     if len(set(answers)) > MAX_BOXES:
         first = 0
-    while first > 0:
-        between = text[boxes[first - 1][2] : boxes[first][1]]
-        if len(between) > MAX_CONNECTOR_CHARACTERS or not _CONNECTOR.fullmatch(between):
-            break
+    while first > 0 and _CONNECTOR.fullmatch(text, boxes[first - 1][2], boxes[first][1]):
         first -= 1
     together = list(dict.fromkeys(answer for answer in answers[first:] if answer))
-    return together[0] if len(together) == 1 else ", ".join(f"{{{answer}}}" for answer in together)
+    accepted = [answer for answer in together if accept is not None and accept(answer)]
+    if len(accepted) == 1:  # \boxed{800}. The answer is \boxed{C}
+        return accepted[0]
+    if len(together) == 1:
+        return _with_operators(text, *boxes[-1])
+    return ", ".join(f"{{{answer}}}" for answer in together)
+
+
+def _with_operators(text: str, content: str, start: int, end: int) -> str:
+    r"""The expression around a box that is only a part of it: `-\boxed{10}`, `\frac{1}{\boxed{10}}`."""
+    before, after = text[max(0, start - MAX_EXPRESSION_CHARACTERS) : start], text[end : end + MAX_EXPRESSION_CHARACTERS]
+    edges = list(_EDGE.finditer(before))
+    in_formula = bool(edges) and edges[-1][0] != "\n"
+    before = before[edges[-1].end() if edges else 0 :]
+    edge = _EDGE.search(after)
+    after = after[: edge.start()] if edge else after
+    in_formula = in_formula and edge is not None and edge[0] != "\n"
+    if in_formula or before.lstrip().startswith("\\"):
+        before = before.rstrip()
+    if _DENIED.search(before):
+        return rf"\neq {{{content}}}"
+    operated = _OPERATOR_BEFORE.search(before), _OPERATOR_AFTER.match(after)
+    if not any(operated) or not (in_formula or before.strip()[:1] in "\\-+" or after[:1] in "^\\"):
+        return content.strip()
+    if not in_formula:
+        before, after = before.split(" ")[-1], after.split(" ")[0]
+    around = f"{before}{{{content}}}{after}".strip()
+    return around if around.count("{") == around.count("}") else content.strip()

@@ -16,7 +16,6 @@ _COLUMNS = (("label", "labels", "key", "letter"), ("text", "texts", "value", "co
 _OWN_LABEL = re.compile(r"\A\s*(?:\([A-J]\)|[A-J][.):])\s*")
 
 _MARKUP = re.compile(r"\\(?:text|ldotp|quad)(?![A-Za-z])|[{}$\"~]|\\ ")
-_QUOTED = re.compile(r"(?<![A-Za-z)])'([^']*)'")
 _LABEL = re.compile(
     r"\s*(?:(?:the )?(?:correct |final |best )?(?:option|choice|answer|statement)(?: is)?:?\s*)?"
     r"(?:\(\s?(?P<round>[A-J])\s?[.:]?\)|\[(?P<square>[A-J])\]|(?P<bare>[A-J])(?=\s*(?:[.):]|\Z)))[.:)]*\s*",
@@ -34,6 +33,8 @@ _GOES_ON = re.compile(
     re.IGNORECASE,
 )
 _ANY = re.compile(r"(?<![A-Za-z\\])[A-Ja-j](?![A-Za-z])")
+_NAMED = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])|\([a-j]\)|\A[a-j]\Z")
+_SEVERAL = re.compile(r"(?:\([A-J]\)|[A-J])(?:(?:\s?(?:,|;|&|and)+\s?|\s)*(?:\([A-J]\)|[A-J]))+")
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,22 @@ def gold_choice(gold: str) -> Choice | None:
 
 def names_option(text: str) -> bool:
     """Whether a text names an option, or several."""
-    return _ANY.search(_without_markup(text)) is not None
+    return _NAMED.search(_without_markup(text).strip(" .")) is not None
+
+
+def several_options(text: str) -> str | None:
+    """`ABD` for `A, B, D` and `(A)(B)(D)`, the options of a question that has several; `None` for anything else."""
+    plain = _without_markup(text).strip(" .")
+    if not _SEVERAL.fullmatch(plain):
+        return None
+    letters = re.findall("[A-J]", plain)
+    if len(letters) == len(plain):  # BA is a word, or two points
+        return plain if letters == sorted(set(letters)) else None
+    return "".join(sorted(letters)) if len(set(letters)) == len(letters) else None
 
 
 def _without_markup(text: str) -> str:
-    return " ".join(_QUOTED.sub(r" \1 ", _MARKUP.sub(" ", text)).split())
+    return " ".join(_MARKUP.sub(" ", text).split())
 
 
 def options_by_letter(options: Options) -> dict[str, str]:

@@ -9,22 +9,35 @@ in a worker process it is computer algebra: so the rules stand once.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
 
-from troll_trl.rewards.verifier.choices import gold_choice, read_choice
+from troll_trl.rewards.verifier.choices import gold_choice, read_choice, several_options
 from troll_trl.rewards.verifier.operations import is_worked_out
 from troll_trl.rewards.verifier.quantities import Quantity, read_quantity, same_quantity
 from troll_trl.rewards.verifier.scalars import (
     RATIO,
+    is_formula,
     is_plain_mathematics,
     letters,
-    may_round_to,
+    read_parts,
     read_time,
+    rounds_to,
     same_ratio,
     same_time,
     without_unit,
 )
-from troll_trl.rewards.verifier.structure import LETTER, NAME, Members, is_balanced, read_members, split
-from troll_trl.rewards.verifier.wording import is_judgement, unwrap, words
+from troll_trl.rewards.verifier.structure import (
+    LETTER,
+    NAME,
+    Members,
+    is_balanced,
+    is_name,
+    is_ratio,
+    read_members,
+    split,
+)
+from troll_trl.rewards.verifier.wording import is_judgement, is_word, unwrap, words
 
 # Of a list or a set. Comparing sets takes the square of it
 MAX_MEMBERS = 64
@@ -36,11 +49,20 @@ _CONDITION = re.compile(
 )
 _GROUPED = re.compile(r",0\d\d(?!\d)")  # 1,000 is no list
 _FUNCTION = re.compile(r"y|[fgh](?:\(x\))?")
+_SEQUENCE = re.compile(r"\d+(?:\s?-\s?\d+)+")  # a range, an order
+_PRODUCT = re.compile(r"[a-z]{2,3}")
+_NUMERAL = re.compile(r"\d+")
+_DECIMAL_COMMA = re.compile(r"-?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))")
 _BARE = {"list", "or"}  # kinds of members that no bracket holds
 
 
 class Undecided(Exception):
     """Only computer algebra can tell."""
+
+
+def undecided(gold: str, answer: str = "") -> Any:
+    """The comparison of the fast path."""
+    raise Undecided
 
 
 @dataclass(frozen=True)
@@ -53,18 +75,16 @@ class Leaf:
             By computer algebra, or by raising [`Undecided`].
         strict (`bool`, *optional*, defaults to `True`):
             Whether the answer must be worked out as far as the gold answer is ([`is_worked_out`]).
+        value (`Callable[[str], Fraction | None]`, *optional*):
+            The number that an expression is.
     """
 
     compare: Callable[[str, str], bool]
     strict: bool = True
+    value: Callable[[str], Fraction | None] = undecided
 
     def __call__(self, gold: str, answer: str) -> bool:
         return (not self.strict or is_worked_out(gold, answer)) and self.compare(gold, answer)
-
-
-def undecided(gold: str, answer: str = "") -> bool:
-    """The comparison of the fast path."""
-    raise Undecided
 
 
 def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
@@ -99,14 +119,23 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
             return bodies is not None and equal(*bodies, leaf, depth + 1)
     if r"\approx" in gold or r"\approx" in answer:
         return _same_approximation(gold, answer, leaf, depth)
+    options = several_options(gold)
+    if options is not None and several_options(answer) is not None:
+        return options == several_options(answer)
     (gold_name, gold_number), (answer_name, answer_number) = _named_quantity(gold), _named_quantity(answer)
     if gold_number is not None and answer_number is not None and (answer_name in ("", gold_name) or not gold_name):
         return _same_number(gold_number, answer_number, leaf)
     if gold_choice(gold) is not None:
         return _is_chosen(gold, answer, leaf, depth)
-    gold_words, answer_words = words(gold), words(answer)
+    products = _PRODUCT.fullmatch(answer) and _PRODUCT.fullmatch(gold) and not is_word(gold)
+    gold_words, answer_words = (None, None) if products else (words(gold), words(answer))
+    parts = read_parts(gold) if gold_number is None else None
+    if parts is not None and read_parts(answer) is not None:
+        return parts == read_parts(answer)
     if gold_words is not None or answer_words is not None:
-        return gold_words == answer_words
+        return gold_words == answer_words or answer == rf"\text{{{gold}}}" or _is_in_empty_set(gold_words, answer)
+    if _SEQUENCE.fullmatch(gold):  # no arithmetic
+        return _SEQUENCE.fullmatch(answer) is not None and _NUMERAL.findall(gold) == _NUMERAL.findall(answer)
     label = _CHOICE_LABEL.match(answer)
     if label is not None and not _CHOICE_LABEL.match(gold):
         text = answer[label.end() :]
@@ -114,8 +143,11 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
     gold_time, answer_time = read_time(gold), read_time(answer)
     if gold_time is not None and answer_time is not None:
         return same_time(gold_time, answer_time)
-    if RATIO.fullmatch(gold):
-        return same_ratio(gold, answer)
+    ratio = gold.rpartition("=")[2].strip() if is_ratio(gold.partition("=")[0]) else gold
+    if RATIO.fullmatch(ratio):
+        return same_ratio(ratio, answer)
+    if _DECIMAL_COMMA.fullmatch(gold) and _named_quantity(answer)[1] is not None:
+        return equal(gold.replace(",", "."), answer, leaf, depth + 1)
     gold_members = None if gold_number is not None and _GROUPED.search(gold) else read_members(gold)
     answer_members = read_members(answer)
     if gold_members is None and answer_members is None:
@@ -128,13 +160,17 @@ def _same_number(gold: Quantity, answer: Quantity, leaf: Leaf) -> bool:
 
 
 def _same_approximation(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
-    r"""A value and its rounding, `\sqrt{2} \approx 1.41`. What the gold answer rounds, an answer may round alike."""
-    (exact, _, rounded), (answer_exact, _, answer_rounded) = (side.partition(r"\approx") for side in (gold, answer))
-    if not answer_rounded:
-        return any(equal(part, answer, leaf, depth + 1) for part in (exact, rounded) if part)
-    if rounded:
-        return equal(rounded, answer_rounded, leaf, depth + 1) and equal(exact, answer_exact, leaf, depth + 1)
-    return may_round_to(answer_exact, answer_rounded) and equal(gold, answer_exact, leaf, depth + 1)
+    r"""A value and its rounding, `x = \sqrt{2} \approx 1.41`: either may be the gold answer's, if they agree."""
+    golds, answers = (
+        [side for side in split(text, ("=", r"\approx")) if side and not is_name(side)] for text in (gold, answer)
+    )
+    if not golds or not answers or not all(rounds_to(side, answers[-1], leaf.value) for side in answers[:-1]):
+        return False
+    return any(equal(side, value, leaf, depth + 1) for side in golds for value in {answers[0], answers[-1]})
+
+
+def _is_in_empty_set(gold_words: str | None, answer: str) -> bool:
+    return gold_words == "no solution" and re.fullmatch(r"\w\\in\s?\\emptyset", answer) is not None
 
 
 def _is_chosen(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
@@ -184,19 +220,20 @@ def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
         return False
     if read_quantity(gold) is not None or words(gold) is not None or gold_choice(gold) is not None:
         return True
-    if RATIO.fullmatch(gold) or read_time(gold) is not None:
+    if RATIO.fullmatch(gold) or read_time(gold) is not None or read_parts(gold) is not None or is_formula(gold):
         return True
     condition = _CONDITION.fullmatch(gold)
     if condition is not None:
         return is_readable(condition["body"], leaf, depth + 1)
     members = read_members(gold)
     if members is not None:
-        rows = (split(part, ("&",)) for part in members.parts) if members.kind == "matrix" else [members.parts]
+        in_cells = members.kind in ("matrix", "cases")
+        rows = (split(part, ("&",)) for part in members.parts) if in_cells else [members.parts]
         parts = [part for row in rows for part in row]
         return bool(parts) and all(is_readable(part, leaf, depth + 1) for part in parts)
     sides = split(gold, ("=",))
     if len(sides) > 1:
-        return all(NAME.fullmatch(side) or is_readable(side, leaf, depth + 1) for side in sides)
+        return all(is_ratio(side) or is_readable(side, leaf, depth + 1) for side in sides)
     return leaf(without_unit(gold)[0])
 
 
@@ -208,9 +245,6 @@ def _same_members(gold: str, left: Members | None, answer: str, right: Members |
         several = (right.kind in _BARE and 0 < len(right.parts) <= MAX_MEMBERS) or len(right.parts) == 1
         return several and all(equal(gold, part, leaf, depth + 1) for part in right.parts)
     if right is None:
-        sides = split(answer, ("=",))  # a = b = c = 1
-        if len(sides) == len(left.parts) + 1 > 2 and all(map(NAME.fullmatch, sides[:-1])):
-            return all(equal(part, sides[-1], leaf, depth + 1) for part in left.parts)
         return len(left.parts) == 1 and equal(left.parts[0], answer, leaf, depth + 1)
     if left.name is not None and right.name is not None and left.name != right.name:
         return False
@@ -218,6 +252,8 @@ def _same_members(gold: str, left: Members | None, answer: str, right: Members |
         return _same_matrix(left, right, leaf, depth)
     if len(left.parts) != len(right.parts) or len(left.parts) > MAX_MEMBERS:
         return False
+    if left.kind == right.kind == "cases":
+        return _same_set(left.parts, right.parts, leaf, depth)
     plain = {*_BARE, "set", "union"}
     judged = {left.kind, right.kind} <= _BARE and any(map(is_judgement, left.parts))  # True, False
     named = len({part.partition("=")[0] for part in left.parts if "=" in part}) > 1  # x=1, y=2
@@ -272,7 +308,13 @@ def _same_scalar(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
     if len(gold_sides) == 2 and gold_sides == answer_sides[::-1] and all(map(NAME.fullmatch, gold_sides)):
         return True
     name, value = gold_sides[0], gold_sides[-1]
-    named = NAME.fullmatch(name) is not None
+    named = is_ratio(name)
+    if named and len(gold_sides) == len(answer_sides) == 2 and name != "y" and "(" not in name and LETTER.search(value):
+        # Solved for its name, not the equation of the problem
+        return any(
+            _same_name(name, answer_sides[side]) and equal(value, answer_sides[1 - side], leaf, depth + 1)
+            for side in (0, 1)
+        )
     if len(answer_sides) == 1:
         return named and equal(value, answer, leaf, depth + 1)
     if named and (any(_same_name(name, side) for side in answer_sides) or not LETTER.search(value)):
@@ -308,9 +350,9 @@ def _has_value(gold: str, sides: list[str], leaf: Leaf, depth: int) -> bool:
     if not equal(gold, sides[-1], leaf, depth + 1):
         return False
     on_the_way = replace(leaf, strict=False)
+    is_side = NAME.fullmatch if LETTER.search(gold) else is_name
     return all(
-        NAME.fullmatch(side)
-        or ((LETTER.search(gold) or not LETTER.search(side)) and equal(gold, side, on_the_way, depth + 1))
+        is_side(side) or ((LETTER.search(gold) or not LETTER.search(side)) and equal(gold, side, on_the_way, depth + 1))
         for side in sides[:-1]
     )
 
@@ -318,8 +360,14 @@ def _has_value(gold: str, sides: list[str], leaf: Leaf, depth: int) -> bool:
 def _same_expression(gold: str, answer: str, leaf: Leaf) -> bool:
     gold, gold_unit = without_unit(gold)
     answer, answer_unit = without_unit(answer)
-    if gold_unit is not None and answer_unit is not None and gold_unit != answer_unit:
+    if answer_unit.contradicts(gold_unit):
         return False
+    if "deg^1" in (gold_unit.name, answer_unit.name) and r"\pi" in gold + answer:  # and the other in radians
+        gold, answer = (
+            rf"\frac{{({side})\pi}}{{180}}" if unit.name == "deg^1" else side
+            for side, unit in ((gold, gold_unit), (answer, answer_unit))
+        )
+        return leaf.compare(gold, answer)
     if gold == answer:
         return True
     if not gold or not answer or not is_balanced(answer):

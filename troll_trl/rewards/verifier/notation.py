@@ -48,7 +48,6 @@ _RULES = tuple(
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?", ""),
         (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|boldsymbol|rm|bf|it)(?![A-Za-z])", ""),
         (r"\\(?:color|textcolor|large|Large|tiny|small)(?:\{[a-z]*\})?(?![A-Za-z])", ""),
-        (r"\\(?:underline|ensuremath)\s*(?=\{)", ""),
         (r"\\(?:hspace|vspace|phantom|hphantom)\*?\{[^{}]*\}", " "),
         (r"\{,\}(?=\d{3}(?!\d))", ","),
         (r"(?<=\d)\{,\}(?=\d)", "."),
@@ -56,38 +55,33 @@ _RULES = tuple(
         (r"(?<=\d), (?=0\d\d(?!\d))", ","),  # 35, 000
         (r",\s?" + _ESCAPED + r"!\s?", ","),
         (_ESCAPED + r"!", ""),
-        (_ESCAPED + r"[,;:> ]|~|\\(?:quad|qquad|enspace|thinspace|space)(?![A-Za-z])", " "),
+        (_ESCAPED + r"[,;:> ]|~|\\q?quad|\\(?:enspace|thinspace|space)(?![A-Za-z])", " "),
         # Names
         (r"\\(?:[dtc]frac)(?![A-Za-z])", r"\\frac"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\\big(cup|cap)(?![A-Za-z])", r"\\\1"),
-        (r"\{([^{}]*)\\over(?![A-Za-z])\s*([^{}]*)\}", r"\\frac{\1}{\2}"),
-        (r"\{([^{}]*)\\choose(?![A-Za-z])\s*([^{}]*)\}", r"\\binom{\1}{\2}"),
         (r"\\(?:leqslant|leqq|leq)(?![A-Za-z])|<=", r"\\le "),
         (r"\\(?:geqslant|geqq|geq)(?![A-Za-z])|>=", r"\\ge "),
         (r"\\lt(?![A-Za-z])|&lt;", "<"),
         (r"\\gt(?![A-Za-z])|&gt;", ">"),
-        (r"\\ne(?![A-Za-z])|!=", r"\\neq "),
+        (r"\\ne(?![A-Za-z])|(?<![\d)])\s?!=|\s!=", r"\\neq "),  # 5!=120
         (r"\\(?:varnothing|emptyset)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
-        (r"\\lbrace(?![A-Za-z])", r"\\{"),
-        (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\[lr]?vert(?![A-Za-z])", "|"),
         (r"\\(?:lor|vee)(?![A-Za-z])", " or "),
         (r"\\(?:land|wedge)(?![A-Za-z])", " and "),
-        (r"\\colon(?![A-Za-z])", ":"),
-        (r"\\(?:infin|infinity)(?![A-Za-z])", r"\\infty"),
         (r"\\%", "%"),
         (r"\\(?:mathbb|Bbb)\s*(?:\{R\}|R(?![A-Za-z]))|\\R(?:eals)?(?![A-Za-z])", r"\\mathbb{R}"),
         (r"\\(?:mathrm|operatorname|rm)\s*\{\s*([eid])\s*\}|\\(?:mathrm|rm)\s+([eid])(?![A-Za-z])", r"\1\2"),
         (r"\A\\operatorname\{([A-Za-z]{3,})\}\Z", r"\\text{\1}"),
-        (r"\\operatorname\*?\{([A-Za-z]+)\}", r"\\\1 "),
-        (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
+        (r"\\operatorname\*?\{([A-Za-z]+)\}|\\(?:text|mathrm)\{(gcd|lcm)\}", r"\\\1\2 "),
+        # Periods: 0.\dot{3}, 0.\bar{3}, 0.(3), 0.333...
         (r"(?<=\d)(\.\d*)\\dot\s?\{?(\d)\}?(?:(\d*)\\dot\s?\{?(\d)\}?)?", r"\1\\overline{\2\3\4}"),
-        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])", r"^\\circ "),
+        (r"(?<=\d)(\.\d*)(?:\\bar\s?\{?(\d+)\}?|\((\d+)\))", r"\1\\overline{\2\3}"),
+        (r"(?<=\d)(\.\d{0,9}?)(\d{1,9}?)\2{2,}(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))", r"\1\\overline{\2}"),
+        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])|(?<=\d)\^\{?o\}?(?!\w)", r"^\\circ "),
         (r"\\(?:textbf|textit|textrm|textsf|texttt|textnormal|emph|mbox|hbox|mathrm|mathbf|mathsf|mathit|bm|text)\s*\{",
          r"\\text{"),
         (r"(?<![\d.,^_])\\text\{\s*([+-]?[\d.,/]+)\s*\}(?![\d.])", r"\1"),
-        (r"\A\((\d+)\)(?=_)", r"\1"),
         (r"\A\s*(?:\\text\{)?\s*(?i:all real(?: number)?s)\s*\}?\s*\Z", r"\\mathbb{R}"),
         # A quantifier that says nothing. What excepts something stays
         (r"(?<=\S),?\s*(?:\\text\{)?\s*\bfor (?:all|any|every|each)\b(?:[\s{}$,]|\\text\{|\\in(?![A-Za-z])"
@@ -157,6 +151,8 @@ def _index_of_base(match: re.Match) -> str:
 
 
 def _to_ascii(text: str) -> str:
+    text = unicodedata.normalize("NFC", text)  # "=" with a stroke through it is one character
+    text = _OVERLINED.sub(lambda digits: f"\\overline{{{digits[0][::2]}}}", text)
     text = _ROOT.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
     for run, command, table in _SCRIPT_RUNS:
         parts = run.split(text)
@@ -166,12 +162,18 @@ def _to_ascii(text: str) -> str:
     return "".join(character if character.isascii() else _plain(character) for character in text)
 
 
+# Overlined digits. Any other mark above, below or through a character changes it
+_OVERLINED = re.compile("(?:[0-9][\u0304\u0305])+")
+
+
 def _plain(character: str) -> str:
     digit = unicodedata.decimal(character, None)
     if digit is not None:
         return str(digit)
-    if unicodedata.category(character) in ("Cf", "Mn"):  # invisible
+    if unicodedata.category(character) == "Cf":  # invisible
         return ""
+    if unicodedata.combining(character):
+        return "?"
     if character.isspace():
         return " "
     plain = unicodedata.normalize("NFKC", character)

@@ -321,6 +321,24 @@ def _walk(text: str) -> _Walk:
     return walk
 
 
+# Whatever its form, a value of logarithms, pi and e is worked out if no two of its terms can be added: `5\pi-3\pi`
+_TRANSCENDENTAL = re.compile(r"\\(?:pi|ln|log)(?![A-Za-z])|(?<![\\A-Za-z])e(?![A-Za-z])")
+_NUMBERS_LEFT = re.compile(r"[\d)}]\}?\^|(?<!\\ln)(?<!\\ln\()(?<!\\ln\{)\\sqrt|[()]|[a-z]\{?\(")
+_FRACTION = re.compile(r"-?\\frac\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
+_COEFFICIENT = re.compile(r"(?<![\^_\d])(?<!\^\{)(?<!\\ln)(?<!\\ln )\d+(?:\.\d+)?|\\frac|\\cdot|[{}/ ]")
+
+
+def _is_closed_form(gold: str, answer: str) -> bool:
+    if not _TRANSCENDENTAL.search(gold) or not _TRANSCENDENTAL.search(answer):
+        return False
+    if _NUMBERS_LEFT.search(answer) and not _NUMBERS_LEFT.search(gold):
+        return False
+    fraction = _FRACTION.fullmatch(answer)
+    top = fraction[1] if fraction else answer
+    terms = [_COEFFICIENT.sub("", term) for term in re.split(r"(?<![\^{])[+-]", top.lstrip("+-"))]
+    return len(set(terms)) == len(terms)
+
+
 def is_worked_out(gold: str, answer: str) -> bool:
     r"""
     Whether an answer leaves no more to work out than the gold answer does. A gold answer with variables allows
@@ -350,6 +368,8 @@ def is_worked_out(gold: str, answer: str) -> bool:
     extra = {kind for kind in found if found[kind] and not wanted[kind]}
     if any(wanted[kind] for kind in wanted if kind != "quotient") or (_CONSTANT.search(gold) and not is_number):
         extra -= {"product", "quotient"}
+        if _is_closed_form(gold, answer) and not found["arithmetic"] > wanted["arithmetic"]:
+            return not extra - {"sum", "power", "root"} and found["function"] <= wanted["function"] + 1
     elif found["quotient"] == 1:
         extra -= {"quotient"}
     if extra or (":" in answer and not wanted["quotient"]):  # 6:2 is a ratio, perhaps 3/1, but no 3

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import sympy
 from mpmath.libmp import NoConvergence
 
+from troll_trl.rewards.verifier.reading import Gcd, Lcm
+
 # Small, about one, large
 _MAGNITUDES = ((1, 20), (20, 60), (60, 600), (2_000, 90_000))  # in 41sts
 _INTEGERS = (17, -13, 4, -29, 8, 37, -6, 11)
 # A switching point has two sides, near and far
-_SIDES = (sympy.Rational(-1, 16), sympy.Rational(1, 16), -7, 9)
+_SIDES = (sympy.Rational(-1, 16), 0, sympy.Rational(1, 16), -7, 9)
 MAX_SWITCHES = 6
 MAX_TRIES = 60
 # A polynomial of a higher degree is left to the other points
@@ -21,6 +23,11 @@ _SWITCHING = (sympy.Abs, sympy.sign)
 _FAILURES = (
     ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError, sympy.PolynomialError, NoConvergence,
 )  # fmt: skip
+
+
+def is_whole(symbol: sympy.Symbol) -> bool:
+    """Whether a letter stands for a whole number where it is rounded: `n` does, `x` does not."""
+    return symbol.name[0] in "ijklmnpqrKMN"
 
 
 def is_rational(*expressions: sympy.Basic) -> bool:
@@ -50,7 +57,8 @@ def points(*expressions: sympy.Basic) -> Iterator[tuple[dict, bool]]:
         yield {}, True
         return
     # What counts something is not negative, and the bound of a sum is whole
-    bounds = _free_symbols_of((sympy.Sum, sympy.Product), expressions)
+    bounds = _free_symbols_of((sympy.Sum, sympy.Product, Gcd, Lcm), expressions)
+    bounds |= {symbol for symbol in _free_symbols_of((sympy.floor, sympy.ceiling), expressions) if is_whole(symbol)}
     counts = _free_symbols_of((sympy.factorial, sympy.binomial, sympy.gamma), expressions)
     ordinary = _ordinary(symbols, counts, bounds)
     first = list(itertools.islice(ordinary, 4))
@@ -73,8 +81,8 @@ def _ordinary(symbols: list, counts: set, bounds: set) -> Iterator[dict]:
             value = sympy.Rational(generator.randrange(low, high), 41 + 2 * index)
             if step % 6 == 4:
                 value *= sympy.sqrt(2)
-            if symbol in bounds:
-                value = sympy.Integer(1 + (step + index) % 9)
+            if symbol in bounds:  # every remainder, and common factors
+                value = sympy.Integer(2 + (step * (1 + 4 * index) + index) % 23)
             elif step % 8 == 7:
                 value = sympy.Integer(_INTEGERS[(step // 8 + 3 * index) % len(_INTEGERS)])
             elif (step >> index) & 1 if index < 3 else generator.random() < 0.5:
@@ -101,7 +109,10 @@ def _switches(expressions) -> list:
 
 def _around(switch, bases: list[dict]) -> Iterator[dict]:
     """Points on both sides of the real zeros of a polynomial, one symbol at a time."""
-    for symbol, base in itertools.product(sorted(switch.free_symbols, key=str)[:2], bases):
+    symbols = [
+        symbol for symbol in sorted(switch.free_symbols, key=str) if not all(base[symbol].is_Integer for base in bases)
+    ]
+    for symbol, base in itertools.product(symbols[:2], bases):
         others = {other: value for other, value in base.items() if other != symbol}
         for zero in (real_roots(switch, symbol, others) or [])[:3]:
             for side in _SIDES:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from troll_trl.rewards.verifier.units import canonical_unit, read_unit
+from troll_trl.rewards.verifier.units import Unit, canonical_unit, read_unit
 
 # Longer exponents and numerals are left to computer algebra, in a process that may be killed
 MAX_EXPONENT = 400
@@ -13,7 +13,7 @@ APPROXIMATION_DIGITS = 6
 # From this many significant digits on, two decimals that differ in length may be the same value
 LONG_DECIMAL_DIGITS = 8
 
-_NUMERAL = r"(?:\d{1,3}(?:[, ]\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
+_NUMERAL = r"(?:(?!0[,\d])\d{1,3}(?:[, ]\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _SIGNED = rf"[+-]?{_NUMERAL}"
 _POWER_OF_TEN = r"10\^(?:\{(?P<power>[+-]?\d{1,4})\}|(?P<power2>[+-]?\d{1,4}))"
 _QUANTITY = re.compile(
@@ -41,6 +41,8 @@ class Quantity:
             Whether a percent sign follows.
         unit (`str`, *optional*):
             Canonical unit; `None` without one and for one that is not known, such as "apples".
+        words (`frozenset[str]`):
+            Words that are no known unit.
         base (`str`, *optional*):
             Base that the digits are in, as written behind them.
         digits (`int`, *optional*):
@@ -56,6 +58,7 @@ class Quantity:
     value: Fraction
     percent: bool = False
     unit: str | None = None
+    words: frozenset[str] = frozenset()
     base: str | None = None
     digits: int | None = None
     places: int = 0
@@ -83,18 +86,18 @@ def read_quantity(text: str) -> Quantity | None:
     unit = read_unit(match["unit"])
     if unit is None:
         return None
-    name, factor, percent = unit
     negative = "-" in (match["sign"], match["sign2"])
     if match["base"] or match["base2"]:
         base = match["base"] or match["base2"]
         return None if match["unit"] else Quantity(-value if negative else value, base=base)
     number = (match["number"] or "").replace(",", "").replace(" ", "")
     is_decimal = "." in number and match["exponent"] is None
-    is_plain = bool(number) and factor == 1 and not percent and match["exponent"] is None
+    is_plain = bool(number) and unit.factor == 1 and not unit.percent and match["exponent"] is None
     return Quantity(
-        (-value if negative else value) * factor,
-        percent,
-        (canonical_unit(match["currency"]) if match["currency"] else None) or name,
+        (-value if negative else value) * unit.factor,
+        unit.percent,
+        (canonical_unit(match["currency"]) if match["currency"] else None) or unit.name,
+        unit.words,
         digits=len(number.replace(".", "").lstrip("0")) if is_decimal else None,
         places=len(number.partition(".")[2]) if is_decimal else 0,
         numeral=("-" if negative else "") + number if is_plain else None,
@@ -128,7 +131,9 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
     """
     if answer.base is not None and answer.base != (gold.base or "10"):
         return False
-    if gold.unit is not None and answer.unit is not None and gold.unit != answer.unit:
+    if Unit(answer.unit, words=answer.words).contradicts(Unit(gold.unit, words=gold.words)):
+        return False
+    if answer.percent and answer.words and not gold.words:  # 12% off
         return False
     if _same_value(gold, gold.value, answer, answer.value):
         return True

@@ -1,66 +1,93 @@
 """One value and what stands around it: a unit behind it, a rounding beside it, a ratio, a time of day."""
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 from troll_trl.rewards.verifier.quantities import read_quantity, same_quantity
-from troll_trl.rewards.verifier.units import canonical_unit, read_unit
+from troll_trl.rewards.verifier.structure import is_name
+from troll_trl.rewards.verifier.units import Unit, canonical_unit, read_unit
 
 RATIO = re.compile(r"\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+")
 # Of which degrees are a part, not a unit that may be left out
 OF_AN_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _UNIT_BEHIND = re.compile(r"(?:(?:\s|/|\\cdot|-){0,2}\\text\{(?:[^{}]|\{[^{}]*\})*\}(?:\^\{?-?\d\}?)?)+$")
 _TIME = re.compile(r"(\d{1,2})(?::([0-5]\d))?\s?(?:([ap])\.?\s?(?:m\.?)?)?", re.IGNORECASE)
+_MONTH = r"(?i:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)[a-z]*"
+_DATE = re.compile(
+    rf"(?:(?P<month>{_MONTH})\.? (?P<day>\d{{1,2}})(?:st|nd|rd|th)?"
+    rf"|(?P<day2>\d{{1,2}})(?:st|nd|rd|th)? (?:of )?(?P<month2>{_MONTH})\.?)(?: (?P<year>\d{{4}}))?"
+)
+_PART = re.compile(r"(\d+(?:\.\d+)?)(\s?(?:\^\\circ|'{1,2}|[A-Za-z]+)\s?)(?:and )?")
+_PARTS = {
+    "day^1": 86400, "h^1": 3600, "min^1": 60, "s^1": 1, "^\\circ": 3600, "'": 60, "''": 1,
+    "ft^1": 12, "in^1": 1, "lb^1": 16, "oz^1": 1, "$^1": 100, "cent^1": 1,
+}  # fmt: skip
 _BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
 _FUNCTION_WORDS = frozenset(("sinh", "cosh", "tanh", "arcsin", "arccos", "arctan", "sqrt", "frac", "matrix", "pmatrix"))
 _SKIPPED = re.compile(
     r"\\(?:(?:measured)?angle|triangle|parallel|perp|overrightarrow|widehat|[lcv]?dots|to|sim|simeq|[Rr]ightarrow|iff"
-    r"|implies|mapsto)(?![A-Za-z])|\.\.\.|[^\x00-\x7f]"
+    r"|implies|mapsto|cap|cup|equiv|mid)(?![A-Za-z])|\.\.\.|[^\x00-\x7f]|\?"
+)
+# Operators that neither commute nor multiply: A^T B, a\times b, AB^{-1}
+_OPERATORS = re.compile(
+    r"\\(?:oplus|otimes|ast|star|dagger|top|intercal|setminus|bmod|mod|nabla|vec)(?![A-Za-z])"
+    r"|[A-Z]\}?\^\{?(?:T|H|\\ast|\*)\}?(?![A-Za-z])|[A-Z]\s?[A-Z]\^\{?-1|[A-Z]\^\{?-1\}?\s?[A-Z]"
+    r"|(?<![\\A-Za-z])[A-Za-z]\}?\s?\\times\s?\{?[A-Za-z](?![A-Za-z])"
 )
 _BASE = re.compile(r"(?<![\^\d])\d+_\{?\d|(?:(?<![A-Za-z\d])\d+|\))\^(?:\{[^{}]*\}|\w)_")
 
 
 def is_plain_mathematics(text: str) -> bool:
     """Whether math-verify reads all of an expression; it would skip words, dots and arrows, and drop a base."""
-    words = r"\text" in text or any(word not in _FUNCTION_WORDS for word in _BARE_WORD.findall(text))
-    return not (words or _BASE.search(text) or _SKIPPED.search(text))
+    return not (_has_words(text) or _BASE.search(text) or _SKIPPED.search(text) or _OPERATORS.search(text))
+
+
+def is_formula(text: str) -> bool:
+    """Whether an expression is compared as text for its operators."""
+    return _OPERATORS.search(text) is not None and not _SKIPPED.search(text) and not _has_words(text)
+
+
+def _has_words(text: str) -> bool:
+    return r"\text" in text or any(word not in _FUNCTION_WORDS for word in _BARE_WORD.findall(text))
 
 
 def letters(text: str) -> str:
-    """An expression without spaces, case and text commands."""
-    return re.sub(r"\\text\{([^{}]*)\}", r"\1", text).casefold().replace(" ", "")
+    """An expression without spaces, case, text commands and the braces of one letter."""
+    return re.sub(r"\{(\w)\}", r"\1", re.sub(r"\\text\{([^{}]*)\}", r"\1", text).casefold().replace(" ", ""))
 
 
-def without_unit(text: str) -> tuple[str, str | None]:
-    """An expression without the unit behind it, and its canonical name if that is known."""
+def without_unit(text: str) -> tuple[str, Unit]:
+    """An expression without the unit behind it, and the unit."""
     if text.endswith(r"^\circ") and not OF_AN_ANGLE.search(text):
-        return text.removesuffix(r"^\circ"), "deg"
+        return text.removesuffix(r"^\circ"), Unit("deg^1")
     match = _UNIT_BEHIND.search(text)
     if match is not None and match.start():
         unit = read_unit(match[0].strip())
-        if unit is not None and unit[1:] == (1, False):
-            return text[: match.start()].strip(), unit[0]
+        if unit is not None and unit == Unit(unit.name, words=unit.words):
+            return text[: match.start()].strip(), unit
     head, space, tail = text.partition(" ")
     while space and not (tail and canonical_unit(tail, lone_letters=False)):
         more, space, tail = tail.partition(" ")
         head = f"{head} {more}"
-    if space:
-        return head, canonical_unit(tail)
-    return text, None
+    return (head, Unit(canonical_unit(tail))) if space else (text, Unit())
 
 
-def may_round_to(exact: str, rounded: str) -> bool:
-    r"""`\sqrt{2} \approx 1.41` says sqrt(2); `12 \approx 13` lists two answers."""
-    left, right = read_quantity(exact.strip()), read_quantity(rounded.strip())
+def rounds_to(exact: str, rounded: str, value: Callable[[str], Fraction | None]) -> bool:
+    r"""`\sqrt{2} \approx 1.41` is one answer; `12 \approx 13` lists two. `value` evaluates an expression."""
+    left, right = read_quantity(exact), read_quantity(rounded)
     if right is None:
         return False
-    slack = Fraction(1, 2 * 10**right.places)
-    return left is None or abs(left.value - right.value) <= max(slack, abs(left.value) / 100)
+    number = value(exact) if left is None else left.value
+    # A little more than half of the last place, for 8.335 may be rounded down
+    return number is not None and abs(number - right.value) <= Fraction(6, 10 ** (right.places + 1))
 
 
 def same_ratio(gold: str, answer: str) -> bool:
     """3:4 as such or as a fraction; not reduced, for 3:30 may be a time."""
     answer = re.sub(r"(?<=\d) ?(?:to|\\text\{ ?to ?\}) ?(?=\d)", ":", answer)
+    name, equals, value = answer.partition("=")  # V_1:V_2=3:4
+    answer = value.strip() if equals and is_name(name) else answer
     parts = [gold.split(":"), answer.split(":")]
     if len(parts[0]) == 2 and len(parts[1]) == 1:
         parts[0] = [f"{parts[0][0]}/{parts[0][1]}"]
@@ -79,5 +106,24 @@ def read_time(text: str) -> tuple[int, int, str] | None:
 
 
 def same_time(gold: tuple[int, int, str], answer: tuple[int, int, str]) -> bool:
-    """Whether two times are the same; the half of the day may be left out."""
-    return gold[:2] == answer[:2] and (gold[2] == answer[2] or not answer[2] or not gold[2])
+    """Whether two times are the same; the half of the day may be left out, or be counted on to 24."""
+    if gold[2] and answer[2]:
+        return gold == answer
+    half = gold[2] or answer[2]
+    return len({(hour + 12 * (half == "p" and hour < 12), minute) for hour, minute, _ in (gold, answer)}) == 1
+
+
+def read_parts(text: str) -> Fraction | tuple | None:
+    """`5 h 30 min` and `45^\\circ 30'` in the smallest unit, and `March 5, 2020`; `None` for anything else."""
+    plain = " ".join(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).replace(",", " ").split())
+    date = _DATE.fullmatch(plain)
+    if date:
+        name = (date["month"] or date["month2"])[:3].casefold()
+        return name, int(date["day"] or date["day2"]), date["year"] or ""
+    parts = _PART.findall(plain)
+    if len(parts) < 2 or "".join(map("".join, parts)).replace(" ", "") != plain.replace(" ", ""):
+        return None
+    units = [_PARTS.get(unit.strip()) or _PARTS.get(canonical_unit(unit.strip()) or "") for _, unit in parts]
+    if None in units or sorted(units, key=lambda unit: unit or 0, reverse=True) != units:
+        return None
+    return sum((Fraction(number) * unit for (number, _), unit in zip(parts, units, strict=True) if unit), Fraction(0))

@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 _TOKEN = re.compile(
     r"\\begin\{[a-z]+\*?\}|\\end\{[a-z]+\*?\}|\\text\{[^{}]*\}|\\[A-Za-z]+|\\.|\b(?:and|or)\b|.", re.DOTALL
@@ -16,9 +17,18 @@ _TEXT_SEPARATOR = re.compile(r"\\text\{[\s,]*(and|or)[\s,]*\}")
 _PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])")
 _RELATIONS = {"<": False, r"\le": True, ">": False, r"\ge": True}
 _MATRIX = re.compile(
-    r"\[?\\begin\{(?:[pbB]?matrix|smallmatrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{(?:[a-zB]+)\}\]?", re.DOTALL
+    r"(?P<factor>[^&=]*?)(?:\\cdot)?\s?[\[(]?\\begin\{(?:[pbB]?matrix|smallmatrix|array)\}(?:\{[lcr|]*\})?(?P<rows>"
+    r"(?:(?!\\(?:begin|end)\{).)*)\\end\{(?:[a-zB]+)\}[\])]?",
+    re.DOTALL,
 )
-_OUTWARD = re.compile(r"(?!\[.*\]\Z)([\[\]])([^\[\](),;]*[,;][^\[\](),;]*)([\[\]])")  # ]1,2[
+_SYSTEM = re.compile(
+    r"(?:\\\{)?\\begin\{(?:cases|aligned|align\*?|gathered|array)\}(?:\{[lcr|]*\})?(.*)\\end\{[a-z]+\*?\}", re.DOTALL
+)
+# Unit vectors, marked as such, or i and j of one expression
+_UNIT_VECTOR = re.compile(
+    r"\\(?:mathbf|text|hat|vec|widehat|boldsymbol)\s?\{?\s?(?:\\text\{)?\\?([ijk])(?:math)?\}{0,2}"
+)
+_COMPONENT = re.compile(r"(?P<factor>.*?)(?:\\cdot)?\s?(?P<unit>[ijk])", re.DOTALL)
 _MEMBER_OF = re.compile(r"(?P<name>[^=<>]{1,20}?)\\in\s?(?=[\[(\]\\])(?P<set>.*)", re.DOTALL)
 # x \ne 1, and the real numbers without 1
 _EXCLUDED = re.compile(
@@ -37,7 +47,7 @@ _SYMBOL = rf"(?:[A-Za-z]|{_GREEK})(?:{_INDEX})?"
 _ITEM = rf"\s?(?:-?(?:\d+(?:\.\d+)?|\\frac\{{\d+\}}\{{\d+\}}|{_SYMBOL}|\\pi)|[fgh]\(-?\w+\))\s?"
 _EVENT = r"(?:[A-Za-z0-9,|=<>_ ]|\\(?:cap|cup|mid|text|ge|le|bar|overline|ldots)(?![a-z])|\{|\}){1,40}"
 # Words that make "twice the answer" another value
-_CHANGING = (
+CHANGING = (
     r"(?i:\b(?:not|no|never|isn|wrong|incorrect|twice|thrice|double|triple|half(?!-)|minus|plus|than|negative|opposite|inverse"
     r"|reciprocal|squared|cubed)\b)"
 )
@@ -49,14 +59,33 @@ NAME = re.compile(
     rf"(?:\({_ITEM}(?:,{_ITEM}){{0,3}}\))?"
     rf"|\\(?:det|deg|dim|rank|tr|ord)\s?\(?{_SYMBOL}\)?"
     rf"|[PEnN]\({_EVENT}\)|E\[{_EVENT}\]|\\(?:text|Pr|Var)\{{?(?:Var|Cov|Pr|P)?\}}?\({_EVENT}\)"
-    rf"|\|[A-Z]{{2}}\||\[[A-Z]{{3,6}}\]|\\\|{_SYMBOL}\\\||\|(?:z|\\vec\{{?\s?\w\}}?)\||\\frac\{{d{_SYMBOL}\}}\{{d{_SYMBOL}\}}"
+    rf"|\|[A-Z](?:[A-Za-z_0-9]|\\c[au]p ?){{0,9}}\||\\\|{_SYMBOL}\\\||\|(?:z|\\vec\{{?\s?\w\}}?)\|"
+    rf"|\\frac\{{d{_SYMBOL}\}}\{{d{_SYMBOL}\}}"
     rf"|\((?:\s?{_SYMBOL},?)+\s?\)"
-    rf"|(?!.*{_CHANGING})(?:\\text\{{[^{{}}0-9]*\}}\s?)+(?:\\triangle\s?)?[A-Z]{{0,4}}"
-    rf"|(?!.*{_CHANGING})(?:[A-Za-z]{{5,}}|[Aa]rea)(?: [A-Za-z]+){{0,5}}"
+    rf"|(?!.*{CHANGING})(?:\\text\{{[^{{}}0-9]*\}}\s?)+(?:\\triangle\s?)?[A-Z]{{0,4}}"
+    rf"|(?!.*{CHANGING})(?:[A-Za-z]{{5,}}|[Aa]rea)(?: [A-Za-z]+){{0,5}}"
 )
 LETTER = re.compile(
     r"\\(?!pi\b|frac|sqrt|times|cdot|text|ln|log|sin|cos|tan|le|ge|infty|circ|binom|pm|cup)[A-Za-z]+|(?<![\\A-Za-z])(?![ei]\b)[A-Za-z]"
 )
+
+
+_FRACTION_OF_NAMES = re.compile(r"\\frac\{([^{}\d]+)\}\{([^{}\d]+)\}")
+# A sum of names, which competitions ask for: m+n, 100a+b
+_COEFFICIENT = re.compile(r"\A10+(?:\\cdot)?\s?(?=[A-Za-z\\])")
+
+
+def is_ratio(text: str) -> bool:
+    """Whether a gold answer may give a value to one side: a name, or a ratio of names."""
+    fraction = _FRACTION_OF_NAMES.fullmatch(text.strip())
+    return all(map(NAME.fullmatch, fraction.groups() if fraction else split(text, (":",))))
+
+
+def is_name(text: str) -> bool:
+    """Whether an equation may give a value to one side: a name, a sum or a ratio of names, a remainder of one."""
+    text = re.sub(r"\s?\\b?mod\s?\d+\Z", "", text.strip())
+    parts = split(text, ("+",)) if "+" in text else split(text, (":",))
+    return all(NAME.fullmatch(_COEFFICIENT.sub("", part) if len(parts) > 1 else part) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -66,8 +95,8 @@ class Members:
 
     Args:
         kind (`str`):
-            `"list"` (bare), `"or"` (a list of alternatives), `"set"`, `"union"`, `"matrix"`, or the two brackets of a
-            tuple or an interval: `"(]"`.
+            `"list"` (bare), `"or"` (a list of alternatives), `"set"`, `"union"`, `"matrix"`, `"cases"`, or the two
+            brackets of a tuple or an interval: `"(]"`.
         parts (`list[str]`):
             The parts; rows of a matrix, with `&` between the cells, included.
         name (`str`, *optional*):
@@ -84,23 +113,19 @@ def read_members(text: str) -> Members | None:
     Take an answer of several parts apart. `\pm` stands for two answers, `x \in S` for `S`, and an inequality of one
     variable for its interval.
     """
-    outward = _OUTWARD.fullmatch(text)
-    if outward:
-        kind = {"[": "[", "]": "("}[outward[1]] + {"]": "]", "[": ")"}[outward[3]]
-        return Members(kind, split(outward[2], (",", ";")))
     builder = _SET_BUILDER.fullmatch(text)
     if builder and closing(text) == len(text) - len(r"\}"):
         members = read_members(builder["condition"])
         return members and replace(members, name=None)
     plain = _TEXT_SEPARATOR.sub(r" \1 ", text)
-    parts = split(plain, _LIST_SEPARATORS)
+    groups = split(plain, (";",))  # p=5,q=2; p=7,q=2
+    parts = groups if len(groups) > 1 and all(len(split(group, (",",))) > 1 for group in groups) else []
+    parts = parts or split(plain, _LIST_SEPARATORS)
     if len(parts) > 1:
         parts = [part for part in parts if part]
         kind = "or" if len(split(plain, ("or",))) > 1 else "list"
         both = _both(parts) if kind == "list" and len(split(plain, ("and",))) == 2 else None
-        if both:
-            return both
-        return Members(kind, [choice for part in parts for choice in _signs(part)])
+        return both or Members(kind, [choice for part in parts for choice in _signs(part)])
     member = _MEMBER_OF.fullmatch(text)
     if member and NAME.fullmatch(member["name"]):
         members = read_members(member["set"]) or Members("list", [member["set"]])
@@ -119,9 +144,17 @@ def read_members(text: str) -> Members | None:
         sides = split(text, ("=",))
         named = len(sides) > 1 and all(map(NAME.fullmatch, sides[:-1]))
         return Members("list", choices, sides[0] if named else None)
-    matrix = _MATRIX.fullmatch(text)
+    system = None if r"\begin{array}" in text and not text.startswith(r"\{") else _SYSTEM.fullmatch(text)
+    if system:
+        return _system([row for row in split(system[1], (r"\\",)) if row])
+    matrix = _MATRIX.fullmatch(text) if r"\begin{" in text else None
     if matrix:
-        return Members("matrix", [row for row in split(matrix[1], (r"\\",)) if row])
+        rows = [row for row in split(matrix["rows"], (r"\\",)) if row]
+        factor = matrix["factor"].strip()
+        return Members("matrix", [_times(factor, row) for row in rows] if factor else rows)
+    vector = _vector(text)
+    if vector:
+        return vector
     sides = split(text, ("=",))
     if len(sides) == 2 and NAME.fullmatch(sides[0]):
         members = read_members(sides[1])
@@ -133,6 +166,50 @@ def _all_but(value: str, name: str | None) -> Members:
     """The real numbers without one, or without those of a list."""
     ends = [r"-\infty", *split(value, (",",)), r"\infty"]
     return Members("union", [f"({low},{high})" for low, high in itertools.pairwise(ends)], name)
+
+
+def _system(rows: list[str]) -> Members:
+    """Equations, one on each line, or the cases of a function: a value and a condition each."""
+    rows = [row.strip(" ,.;") for row in rows]
+    if any(re.search(r"[<>]|\\(?:le|ge|neq)(?![A-Za-z])|\\text", row.partition("&")[2]) for row in rows):
+        cells = [re.sub(r"\\text\{\s?(?:if|for|when)\s?\}|&?\s?\b(?:if|for|when)\b", "", row) for row in rows]
+        return Members("cases", [re.sub(r"[,\s]*&[&\s]*", "&", cell, count=1) for cell in cells])
+    return Members("list", [row.replace("&", "") for row in rows])
+
+
+def _vector(text: str) -> Members | None:
+    r"""The components of `2\mathbf{i}+3\mathbf{j}`."""
+    plain = _UNIT_VECTOR.sub(r"\1", text)
+    if plain == text and not re.search(r"(?<![A-Za-z\\])j\Z|(?<![A-Za-z\\])j\s?[+-].*k\Z", text):
+        return None
+    components: dict[str, str] = {}
+    for term in split(re.sub(r"(?<=[^+\s(\\{-])\s?([+-])", r";\1", plain), (";",)):
+        found = _COMPONENT.fullmatch(term.removeprefix("+").strip())
+        if found is None or found["unit"] in components:
+            return None
+        factor = found["factor"].strip()
+        components[found["unit"]] = factor + "1" if factor in ("", "-") else factor
+    return Members("()", [components.get(unit, "0") for unit in ("ijk" if "k" in components else "ij")])
+
+
+def _times(factor: str, row: str) -> str:
+    """A row of a matrix with a factor in front of the matrix."""
+    cells = []
+    for cell in split(row, ("&",)):
+        number = re.fullmatch(r"(-?)(?:(\d+)|\\frac\{(-?\d+)\}\{(\d+)\})", cell)
+        times = re.fullmatch(r"(-?)(?:(\d+)|\\frac\{(-?\d+)\}\{(\d+)\}|(\d+)/(\d+)|)", factor.strip("()"))
+        if number and times:
+            product = _fraction(number) * _fraction(times)
+            cells.append(f"\\frac{{{product.numerator}}}{{{product.denominator}}}")
+        else:
+            cells.append({"0": "0", "1": factor, "-1": f"-({factor})"}.get(cell, f"{factor}\\cdot({cell})"))
+    return "&".join(cells)
+
+
+def _fraction(match: re.Match) -> Fraction:
+    sign, *parts = match.groups()
+    numbers = [int(part) for part in parts if part] or [1]
+    return (-1 if sign else 1) * Fraction(numbers[0], numbers[1] if len(numbers) > 1 and numbers[1] else 1)
 
 
 def _bracketed(text: str) -> Members | None:
@@ -181,8 +258,6 @@ def _both(parts: list[str]) -> Members | None:
     if not len(sides) == len(parts) == 2 or sides[0].name != sides[1].name:
         return None
     low, high = sorted(sides, key=lambda side: side.parts[0] == r"-\infty")
-    if low.parts[1] != r"\infty" or high.parts[0] != r"-\infty":
-        return None
     return Members(low.kind[0] + high.kind[1], [low.parts[0], high.parts[1]], low.name)
 
 
@@ -194,7 +269,7 @@ def _signs(text: str) -> list[str]:
     value = sides[-1] if all(map(NAME.fullmatch, sides[:-1])) else text
     if value.startswith((r"\{", "[")):
         return [text]
-    both = (value.replace(r"\pm", "+").replace(r"\mp", "-"), value.replace(r"\pm", "-").replace(r"\mp", "+"))
+    both = value.replace(r"\pm", "+"), value.replace(r"\pm", "-")
     return [re.sub(r"(?<=[+-])\s|(?:^|(?<=[{(,=]))\+", "", choice.strip()) for choice in both]
 
 

@@ -8,6 +8,7 @@ differences below 1e-15 for zero, whatever the size of the numbers.
 
 import itertools
 import re
+from fractions import Fraction
 
 import sympy
 from math_verify.grader import verify
@@ -15,7 +16,7 @@ from sympy.core.relational import Relational
 
 from troll_trl.rewards.verifier.compare import Leaf, equal, is_readable
 from troll_trl.rewards.verifier.points import is_rational, points, real_roots
-from troll_trl.rewards.verifier.reading import read
+from troll_trl.rewards.verifier.reading import Gcd, Lcm, read
 
 # So many that the -1 of 2^{1009}\sqrt{3}-1 is seen. Fewer for functions: the gamma function would take seconds
 DIGITS, DIGITS_OF_FUNCTIONS = 1000, 40
@@ -24,11 +25,13 @@ ROOT_SLACK = sympy.Rational(1, 10**20)  # of zeros of thirty digits
 # Decimals that round an irrational or periodic value count as equal to it from this many significant digits on
 APPROXIMATION_DIGITS = 6
 # Of points; quotients of polynomials need fewer
-ENOUGH, ENOUGH_OF_RATIONAL = 10, 5
+ENOUGH, ENOUGH_OF_RATIONAL, ENOUGH_OF_WHOLE = 10, 5, 24
 
 # Read once before the first question: the grammar is ten times slower the first time that it meets a construct
 WARM_UP = (r"2\sqrt{3}", r"\frac{\pi}{2}-1", "x^2+3x-6", r"\sin(2x)", "e^{-x}", "y=2x+1", "6-5i", r"\log_{2}{3}", "5!")
 
+# Names of constants of integration, and what they may be replaced by
+_GOLD_CONSTANT, _CONSTANT = re.compile(r"C|[Cc]_?\{?\d\}?"), re.compile(r"[A-DKck](?:_?\{?\d\}?)?")
 _DECIMAL = re.compile(r"-?\d*\.(\d+)")
 
 
@@ -47,7 +50,7 @@ def answer_question(question: dict) -> dict:
     """
     try:
         if "answer" in question:
-            leaf = Leaf(expressions_equal, question.get("strict", True))
+            leaf = Leaf(expressions_equal, question.get("strict", True), number)
             return {"result": bool(equal(question["gold"], question["answer"], leaf))}
         return {"result": is_readable(question["gold"], expression_is_readable)}
     except MemoryError:
@@ -67,6 +70,15 @@ def expression_is_readable(text: str) -> bool:
     return read(text) is not None
 
 
+def number(text: str) -> Fraction | None:
+    """The number that an expression is; `None` if it is none."""
+    found = read(text)
+    value = _value(found, {}, DIGITS_OF_FUNCTIONS) if isinstance(found, sympy.Expr) else None
+    if value is None or not value.is_number or not value.is_real:
+        return None
+    return Fraction(str(sympy.Rational(value)))
+
+
 def expressions_equal(gold_text: str, answer_text: str) -> bool:
     """
     Whether two expressions, equations or inequalities are equal.
@@ -83,6 +95,27 @@ def expressions_equal(gold_text: str, answer_text: str) -> bool:
     gold, answer = read(gold_text), read(answer_text)
     if gold is None or answer is None:
         return False
+    renamed = _renamings(gold, answer)
+    if renamed:
+        return any(_same(gold, answer.xreplace(names), gold_text, answer_text) for names in renamed)
+    return _same(gold, answer, gold_text, answer_text)
+
+
+def _renamings(gold, answer) -> list[dict]:
+    """How the constants of an integral or a differential equation may be named: `+K` for `+C`."""
+    constants, others = (
+        sorted(here.free_symbols - there.free_symbols, key=str) for here, there in ((gold, answer), (answer, gold))
+    )
+    if not 0 < len(constants) == len(others) <= 3 or len(gold.free_symbols) == len(constants):
+        return []
+    if not all(map(_GOLD_CONSTANT.fullmatch, map(str, constants))) or not all(
+        map(_CONSTANT.fullmatch, map(str, others))
+    ):
+        return []
+    return [dict(zip(others, order, strict=True)) for order in itertools.permutations(constants)]
+
+
+def _same(gold, answer, gold_text: str, answer_text: str) -> bool:
     if isinstance(gold, Relational) or isinstance(answer, Relational):
         return _same_relation(gold, answer)
     same = None
@@ -94,7 +127,16 @@ def expressions_equal(gold_text: str, answer_text: str) -> bool:
 
 
 def _digits(*expressions: sympy.Expr) -> int:
-    return DIGITS_OF_FUNCTIONS if any(expression.has(sympy.Function) for expression in expressions) else DIGITS
+    """Few for functions, unless a large power or number in them may hide a tiny difference: `\\sin x+10^{-30}`."""
+    if any(expression.has(sympy.gamma, sympy.factorial, sympy.binomial) for expression in expressions):
+        return DIGITS_OF_FUNCTIONS
+    hidden = any(
+        max(abs(found.p), found.q) > 10**8 if found.is_Rational else found.exp.is_number and abs(found.exp) > 8
+        for expression in expressions
+        for found in expression.atoms(sympy.Rational, sympy.Pow, sympy.exp)
+    )
+    has_functions = any(expression.has(sympy.Function) for expression in expressions)
+    return DIGITS_OF_FUNCTIONS if has_functions and not hidden else DIGITS
 
 
 def _value(expression: sympy.Expr, point: dict, digits: int):
@@ -133,6 +175,8 @@ def _agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
     digits = _digits(gold, answer)
     has_symbols = bool(gold.free_symbols or answer.free_symbols)
     enough = ENOUGH_OF_RATIONAL if is_rational(gold, answer) else ENOUGH
+    if any(side.has(sympy.floor, sympy.ceiling, Gcd, Lcm) for side in (gold, answer)):
+        enough = ENOUGH_OF_WHOLE
     for everywhere in dict.fromkeys((gold.has(sympy.I) or not has_symbols, True)):
         compared = 0
         for point, needed in points(gold, answer):

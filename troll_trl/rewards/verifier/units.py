@@ -1,6 +1,7 @@
 """Units and words of magnitude behind a number."""
 
 import re
+from typing import NamedTuple
 
 _MAGNITUDES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
@@ -30,14 +31,13 @@ _CONTINUING = """
     and or plus minus over half halves thirds quarters fourths fifths sixths sevenths eighths ninths squared cubed pi
     i e sqrt factorial mod modulo not but if when where unless except excluding without ignoring
     hundreds thousands dozens tens zero zeros nil naught nought
-    less least most bound upwards ish
-    between below above through until versus vs than rather instead xor nor nand etc counting infinity infinite
-    maybe perhaps possibly probably likely surely wrong incorrect false never unknown undefined
+    less least most bound between below above through until versus vs than rather instead nor etc infinity infinite
+    maybe perhaps possibly probably wrong incorrect false never unknown undefined
     double doubled twice triple tripled thrice halved divided multiplied choose power powers itself
-    root radical log exp negative negated opposite inverse reciprocal complement conjugate transpose transposed
-    remainder percent percents permille mille ppm ppb basis recurring repeating imaginary
-    gross score scores couple myriad myriads lakh lakhs crore crores kilo mega giga milli micro nano mil bn trn
-    googol googols binary octal hex hexadecimal base
+    root log exp negative negated opposite inverse reciprocal complement conjugate transpose
+    remainder percent percents permille ppm ppb basis recurring repeating imaginary
+    gross score scores couple myriad lakh lakhs crore crores kilo mega milli micro nano googol binary octal hex
+    hexadecimal base mille
 """
 _NUMBER_WORD = re.compile(
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
@@ -52,17 +52,35 @@ _MULTIPLE_WORD = re.compile(r"[a-z]*(?:fold|[dtncxr]uple[ds]?)", re.IGNORECASE)
 _ADJECTIVE_WORDS = "first second third fourth fifth sixth seventh eighth ninth tenth quarter prime grand more fewer"
 _ADJECTIVES = frozenset(_ADJECTIVE_WORDS.split())
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,8}")
-_CJK_NUMERALS = frozenset(
-    "一二三四五六七八九十百千万亿半分之倍个百分点零两双打约或和与至到不多少余加减乘除以平方立次根"
+# Numerals, and what makes another value of one, as 的 does in 的倒数
+_CJK_CHANGING = frozenset(
+    "一二三四五六七八九十百千万亿半分之倍个点零两双打约或和与至到不多少余加减乘除以平方立次根的の反逆负無无非"
 )
 _CJK_MAGNITUDES = {"万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8, "千": 10**3, "百": 10**2}
 _NOT_UNITS = frozenset(_CONTINUING.split()) | frozenset(_MAGNITUDES)
+_SMALL = frozenset(["of", "per", "in", "on", "at", "to", "the", "each", "for", "by", "more", "total", "are", "is"])
+_PERCENT = re.compile(r"(?:% percent|%|(?:percents?|pct)(?![A-Za-z]))\s*")
 _IN_BRACKETS = re.compile(r"\s?\(((?:[A-Za-z]{2,}[ /.]?){1,5}(?:\^\{?\d\}?)?)\)\s?")
 _PLAIN_UNIT = re.compile(r"\b(?:(?:sq|square|cu|cubic)\.? )?units?\b(?:\s?\^\{?\d\}?)?")
 _TEXT = re.compile(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
-def read_unit(text: str) -> tuple[str | None, int, bool] | None:
+class Unit(NamedTuple):
+    """What follows a number: its canonical name, a factor in words, a percent sign, other words such as "apples"."""
+
+    name: str | None = None
+    factor: int = 1
+    percent: bool = False
+    words: frozenset[str] = frozenset()
+
+    def contradicts(self, gold: "Unit") -> bool:
+        """Whether both have units or words, and no one in common: `10% gain` and `10% loss`."""
+        if self.name is not None and gold.name is not None and self.name != gold.name:
+            return True
+        return bool(self.words and gold.words and not self.words & gold.words)
+
+
+def read_unit(text: str) -> Unit | None:
     """
     Read what stands behind a number.
 
@@ -71,11 +89,11 @@ def read_unit(text: str) -> tuple[str | None, int, bool] | None:
             Normalised, text commands included.
 
     Returns:
-        `tuple[str | None, int, bool]` or `None`: canonical unit if it is known, factor of a word of magnitude, and
-        whether it is percent; `None` for what is no unit.
+        `Unit` or `None`: `None` for what is no unit.
     """
     if not text:
-        return None, 1, False
+        return Unit()
+    text = text.replace(r"^\circ C", " celsius").replace(r"^\circ F", " fahrenheit")
     apart = text.startswith((" ", "\\text"))  # 12 m, not the product 12m
     named = _IN_BRACKETS.fullmatch(_TEXT.sub(r"\1", text))  # 9 (apples)
     if named:
@@ -84,33 +102,39 @@ def read_unit(text: str) -> tuple[str | None, int, bool] | None:
     text = re.sub(r"μ\s*\\text\{\s*", r"\\text{μ", text) if "μ" in text else text
     text = re.sub(r"μ\s+(?=[A-Za-z])", "μ", text)
     text = _PLAIN_UNIT.sub("", _TEXT.sub(r" \1 ", text)).strip()
-    if not text:
-        return None, 1, False
-    if text in ("%", "percent", "percents", "pct", "% percent"):
-        return None, 1, True
+    percent = _PERCENT.match(text)
+    if percent:
+        words = _words_of(text[percent.end() :])
+        return None if words is None else Unit(percent=True, words=words)
     factor = 1
     first, _, rest = text.partition(" ")
     magnitude = _MAGNITUDES.get(first.lower().removesuffix("s"))
     if magnitude is not None:
         factor, text = magnitude, rest.strip()
-        if not text:
-            return None, factor, False
+    if not text:
+        return Unit(factor=factor)
     if not text.isascii() and text[:1] not in "Ωμ€£¥₹Å":
         return _read_cjk(text, factor)
     name = canonical_unit(text, lone_letters=apart)
     if name is not None:
-        return name, factor, False
-    # "apples", "dollars per hour": unknown words, of which a few may follow
-    words = re.sub(r"(?<=[a-z]) a (?=[a-z])", " ", text.replace("-", " ")).split()
-    if not apart or not 0 < len(words) <= 5 or not all(re.fullmatch(r"[A-Za-z]{2,}[.]?", word) for word in words):
+        return Unit(name, factor)
+    # "km north", "apples", "dollars per hour": words that are not known, of which a few may follow
+    first, _, rest = text.partition(" ")
+    name = canonical_unit(first, lone_letters=apart) if rest and len(first) < 9 else None
+    words = _words_of(rest if name else text) if apart else None
+    return None if words is None else Unit(name, factor, words=words)
+
+
+def _words_of(text: str) -> frozenset[str] | None:
+    """Up to five words in the singular that may follow a number; `None` if one of them changes it."""
+    words = re.sub(r"(?:^|(?<=[a-z]) )a (?=[a-z])", " ", text.replace("-", " ")).lower().split()
+    if not words:
+        return frozenset()
+    if len(words) > 5 or not all(re.fullmatch(r"[a-z]{2,}[.]?", word) for word in words):
         return None
-    if (
-        words[-1].lower() in _ADJECTIVES
-        or any(map(_changes_the_value, words))
-        or not any(len(word) > 2 for word in words)
-    ):
+    if words[-1] in _ADJECTIVES or any(map(_changes_the_value, words)) or not any(len(word) > 2 for word in words):
         return None
-    return None, factor, False
+    return frozenset(re.sub(r"(?<=[a-z]{3})(?:e?s|e?d)?\.?\Z", "", word) for word in words if word not in _SMALL)
 
 
 def _changes_the_value(word: str) -> bool:
@@ -120,18 +144,15 @@ def _changes_the_value(word: str) -> bool:
     )
 
 
-def _read_cjk(text: str, factor: int) -> tuple[str | None, int, bool] | None:
+def _read_cjk(text: str, factor: int) -> Unit | None:
     """A counter or unit such as 个 or 米, which may follow 万 (ten thousand)."""
     magnitude = _CJK_MAGNITUDES.get(text[:1])
     if magnitude is not None:
         factor, text = factor * magnitude, text[1:]
-    if not text or text == "个":
-        return None, factor, False
-    if text == "百分":
-        return None
-    if _CJK.fullmatch(text) and not _CJK_NUMERALS & set(text.removeprefix("个")):
-        return None, factor, False
-    return None
+    text = text.removeprefix("个")
+    if not text:
+        return Unit(factor=factor)
+    return Unit(factor=factor) if _CJK.fullmatch(text) and not _CJK_CHANGING & set(text) else None
 
 
 def canonical_unit(text: str, lone_letters: bool = True) -> str | None:

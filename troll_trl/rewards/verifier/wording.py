@@ -2,7 +2,7 @@
 
 import re
 
-from troll_trl.rewards.verifier.structure import closing, split
+from troll_trl.rewards.verifier.structure import CHANGING, closing, split
 
 MAX_WRAPPINGS = 12
 
@@ -10,26 +10,31 @@ MAX_WRAPPINGS = 12
 _LETTER = r"[A-Za-z\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 _WORDS = re.compile(rf"{_LETTER}(?:{_LETTER}|['-])*(?: (?:{_LETTER}|['-])+)*")
 _MATHEMATICS = re.compile(r"[\d\\<>=^+]|\A\s?[A-Za-z](?:\s?-\s?[A-Za-z])*\s?\Z")
-# What may stand before the whole answer: an "= 5" without a left side, "Answer: 5", "therefore", "there are"
-_SUBJECT = (
-    r"(?:(?:so|thus|hence|therefore),? )?"
-    r"(?:there|it|[xn]|the (?:total |required |maximum |minimum |largest |smallest )?"
-    r"(?:answer|value|result|total|number|probability|area|length|sum|cost|distance|price|amount))"
-)
+# What may stand before the whole answer: an "= 5" without a left side, "Answer: 5", "therefore", "the point"
 _KIND = r"(?:the )?(?:point|(?:ordered )?(?:pair|triple)|interval|set|vector|matrix)"
 _INTRODUCTION = re.compile(
-    rf"\A(?:\\text\{{)?\s?{_SUBJECT}(?: |\s?\\text\{{\s?)(?:is|are|equals)(?:\s?\}}| )\s?(?=[-+.$(\d\\])"
-    rf"|\A(?:\\text\{{)?\s?{_KIND}\s?\}}?\s?(?=[(\[\\])|"
-    r"\A(?:=|(?:\\text\{)?\s?(?:the )?(?:final |correct )?answer(?: is)?\s?(?::\s?\}?|(?<=is)\s?\}|(?<=is)\s)"
+    rf"\A(?:\\text\{{)?\s?{_KIND}\s?\}}?\s?(?=[(\[\\])|"
+    r"\A(?:=|(?:\\text\{)?\s?(?:the )?(?:final |correct )?answer(?: is)?\s?(?::\s?\}?|(?<=is)\s?\}|(?<=is)\s|(?=[\\(-])"
+    r"|(?<=\s)(?=\d))"
     r"|\\(?:approx|therefore|Rightarrow|implies)(?![A-Za-z]))\s*(?=\S)",
     re.IGNORECASE,
 )
-_NO_SOLUTION = """
-    no solutions, no real solutions, no real solution, empty set, the empty set, none, no such number, no such numbers,
-    has no solution, there is no solution, there are no solutions, there is no real solution, 无解, 无实数解, 空集
-"""
-_SYNONYMS = dict.fromkeys((phrase.strip() for phrase in _NO_SOLUTION.split(",")), "no solution") | {
-    "dne": "does not exist", "undefined": "undefined", "not defined": "undefined", "is undefined": "undefined",
+# "The largest n is 34", "he has 12 left", unless a word says another value
+_SENTENCE = re.compile(
+    rf"\A(?!.*(?:{CHANGING}|\b(?i:if|unless|maybe|perhaps|probably|possibly|either|guess|one of|another)\b))"
+    r"\\?[A-Za-z][^=<>+*/^]{0,120}?(?:(?<=\w )|(?<=[)}]))"
+    r"(?:is|are|was|were|be|equals|has|have|had|costs?|takes?|needs?|gives?)(?: equal to| exactly)?(?: |(?=\\))"
+    r"(?=[-+.$(\d\\|])"
+)
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+# "The equation has no real solution"
+_NO_SOLUTION = re.compile(
+    r"(?:.* (?=has|have|is|are)|there )?(?:has |have |is |are |exists? )?no (?:such |real |possible |valid |integer )*"
+    r"(?:solutions?|roots?|numbers?|values?|answers?)(?: exists?)?|(?:the )?empty set|none|无解|无实数解|空集"
+)
+_SYNONYMS = {
+    "dne": "does not exist", "not defined": "undefined", "is undefined": "undefined",
+    "infinitely many solutions": "infinitely many", "infinite solutions": "infinitely many",
 }  # fmt: skip
 # Answers to several questions, one after the other: `True, False` is not `False, True`
 _JUDGEMENT_WORDS = """
@@ -46,20 +51,29 @@ def words(text: str) -> str | None:
     Words in lower case, such as a name or a direction; `None` for anything else, a short product of letters included.
     `\emptyset` stands for "no solution".
     """
-    if text.strip() in (r"\emptyset", r"\varnothing"):
+    if text.strip() == r"\emptyset":
         return "no solution"
     wrapped = re.fullmatch(r"\\text\{([^{}]*)\}", text)
     content = (wrapped[1] if wrapped else text).strip(' ().,;:"')
     content = content[1:-1] if content[:1] == content[-1:] == "'" else content
-    if not _WORDS.fullmatch(content):
+    if not _WORDS.fullmatch(content) or not (wrapped or is_word(content)):
         return None
-    if not wrapped and content.isascii():
-        if len(content) < 4 and content.casefold() not in ("yes", "no", "dne", "odd"):
-            return None
-        if "-" in content and all(len(part) < 3 for part in content.split("-")):  # ad-bc
-            return None
-    content = re.sub(r"\A(?:an?|the) (?=\w\w)", "", content.casefold())
-    return _SYNONYMS.get(content, content)
+    folded = content.casefold()
+    if len(content) < 4 and len(set(content)) > len(set(folded)):  # Aa and AA are two genotypes
+        return content
+    folded = re.sub(r"\A(?:an?|the) (?=\w\w)", "", folded)
+    return "no solution" if _NO_SOLUTION.fullmatch(folded) else _SYNONYMS.get(folded, folded)
+
+
+def is_word(text: str) -> bool:
+    """Whether bare letters are words rather than a product: `RSR`, `IV`, `Jim` and `red`, not `ab` or `mgh`."""
+    if "-" in text and all(len(part) < 3 for part in text.split("-")):  # ad-bc
+        return False
+    if len(text) > 3 or not text.isascii() or text.casefold() in ("no", "dne"):
+        return True
+    if text[:1].isupper():
+        return len(text) > 1
+    return not set(text).isdisjoint("aeiou") and list(text) != sorted(set(text))
 
 
 def is_judgement(text: str) -> bool:
@@ -73,6 +87,9 @@ def unwrap(text: str) -> str:
         text = text.strip(" ")
         text = text if text.endswith("...") else text.rstrip(".,;:")
         text = _INTRODUCTION.sub("", text, count=1)
+        if " " in text or r"\text" in text:
+            plain = " ".join(_TEXT.sub(r" \1 ", text).split())
+            text = plain[found.end() :] if (found := _SENTENCE.match(plain)) else text
         argument = text.removeprefix(r"\text")
         is_text = argument[:1] == "{" and argument != text and closing(argument) == len(argument) - 1
         if is_text and _MATHEMATICS.search(argument[1:-1]):
