@@ -1,6 +1,7 @@
 """The figures of the study, from the records of its runs."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evidence.tables import STALENESS, Record, at_staleness, mean, methods_of, rates_of, select, settings_of, tasks_of
+from evidence import age
+from evidence.tables import (
+    RESAMPLES,
+    STALENESS,
+    Record,
+    at_staleness,
+    mean,
+    methods_of,
+    rates_of,
+    select,
+    settings_of,
+    tasks_of,
+)
+from troll_trl.evaluation.statistics import estimate
 
 # Told apart without colours as well
 STYLES: dict[str, dict[str, Any]] = {
@@ -130,6 +144,30 @@ def draw_staleness(records: Sequence[Record], study: str, file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
+def draw_age(records: Sequence[Record], study: str, file: Path) -> None:
+    """Area and success against updates per rollout batch, means over the rare tasks: a line for each trust region."""
+    runs = age.Runs(records)
+    figure, panels = _panels(["success", "area"])
+    lines = {"rule": "TROLL, ε by the rule", "clip": "clip", "tv": "DPPO, total variation", "kl": "DPPO, KL"}
+    for (key, axes), (index, name) in product(panels.items(), enumerate(lines)):
+        found = {n: cells for n in age.AGES if (cells := runs.cells(age.RARE, n, name)) is not None}
+        groups = [[cell.values(key)[:, None] for cell in cells] for cells in found.values()]
+        values = [estimate(group, RESAMPLES, seed=0)[0] for group in groups]
+        if values:
+            heights = 100 * np.array([value.value for value in values])
+            ends = 100 * np.array([[value.low, value.high] for value in values]).T
+            x = np.array(list(found)) * 1.02 ** (index - 1.5)  # next to each other
+            style = STYLES[{"rule": "troll", "clip": "clip", "tv": "clip-higher", "kl": "cispo"}[name]]
+            axes.errorbar(x, heights, np.abs(ends - heights), markersize=5, capsize=2, **style)
+            axes.annotate(lines[name], (x[-1], heights[-1]), (6, 0), textcoords="offset points", color=style["color"])
+        title = "success after 128 updates, %" if key == "success" else "mean height of the learning curve, %"
+        axes.set(xlabel="updates per rollout batch", ylabel=title, xscale="log", xlim=(7, 60))
+        axes.set_xticks(age.AGES, [str(n) for n in age.AGES])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    figure.savefig(file, dpi=110)
+
+
 # Of each grid: what draws it, and the study whose runs it is of
 Figures = dict[str, tuple[Callable[[Sequence[Record], str, Path], None], str]]
 _OF_THE_FIRST: Figures = {
@@ -143,4 +181,5 @@ FIGURES: dict[str, Figures] = {
     "gpu": _OF_THE_FIRST,
     "rarity": {"learning": (draw_rare, "remedy")},
     "smollm2": {"learning": (draw_real, "smollm2")},
+    "age": {"updates": (draw_age, "deciding-rare-32")},
 }

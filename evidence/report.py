@@ -9,15 +9,15 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from evidence import lora, rarity, smollm2, tables
+from evidence import age, lora, rarity, smollm2, tables
 from evidence.results import read_records, run_of
 from evidence.tables import Record, tasks_of
 
 HERE = Path(__file__).resolve().parent
-TABLES = {
+TABLES: dict[str, dict[str, Callable[[Sequence[Record]], str]]] = {
     "cpu": tables.TABLES,
     "gpu": tables.TABLES,
     "repaired": tables.REPAIRED_TABLES,
@@ -25,6 +25,7 @@ TABLES = {
     "rarity-moves": rarity.MOVES_TABLES,  # by evidence.moves
     "smollm2": smollm2.TABLES,
     "lora": lora.TABLES,
+    "age": age.TABLES,
 }
 
 

@@ -1,5 +1,6 @@
 """The study in evidence/: grids, problems, variants, statistics and runner, and that its README is of its results."""
 
+import dataclasses
 import json
 import math
 import re
@@ -21,10 +22,10 @@ from safetensors.torch import load_file
 from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, weights
 
-from evidence import figures, moves, rarity, report, smollm2, starts, tables
-from evidence.grid import GivenTask, Run, Task, read_grid, tuned_rates
+from evidence import age, figures, moves, rarity, report, smollm2, starts, tables
+from evidence.grid import GivenTask, Run, Study, Task, read_grid, tuned_rates
 from evidence.problems import FAMILIES, LETTERS, RARE, make_problems, make_wording, make_worked
-from evidence.results import DEFAULTS, read_records, run_of
+from evidence.results import DEFAULTS, describe, read_records, run_of
 from evidence.rewards import last_number_reward
 from evidence.run import Runner
 from evidence.starts import make_start, rewarded_chance
@@ -716,7 +717,7 @@ def test_the_pages_hold_the_tables_of_the_results():
         )
 
 
-@pytest.mark.parametrize("name", ["rarity", "smollm2", "lora"])
+@pytest.mark.parametrize("name", ["rarity", "smollm2", "lora", "age"])
 def test_every_result_is_of_its_grid(name):
     records, grid = read_records(EVIDENCE / "results" / f"{name}.jsonl"), read_grid(EVIDENCE / f"{name}.yaml")
     every = grid.all_runs(tuned_rates(records, grid.tuning))
@@ -955,3 +956,89 @@ def test_the_last_number_counts_in_whatever_form():
 def test_folders_of_seeds_differ_in_their_last_part_alone():
     run = Run("sums", "troll", (("kl_bound", 0.25), ("learning_rate", 0.0004)), 3)
     assert run.folder == Path("sums/troll/kl_bound=0.25,learning_rate=0.0004/seed3")
+
+
+# -- The bound and the age of the data --------------------------------------------------------------------------------
+
+
+def age_records(areas):
+    """
+    All runs of age.yaml and of the studies that follow from it: the area is `areas(task, n, method, rate)`, of the
+    projection with a little noise. Round after round, since each stage's cells follow from the one before.
+    """
+    grid = read_grid(EVIDENCE / "age.yaml")
+    studies = {name: study for name, study in grid.studies.items() if name.startswith("bounds-")}
+    for _ in range(4):
+        records = []
+        for run in dataclasses.replace(grid, studies=studies).all_runs({}):
+            varied = dict(run.varied)
+            area = areas(run.task, varied["steps_per_generation"], run.method, varied["learning_rate"])
+            area += 0.001 * (run.seed % 3 - 1) * run.method.startswith("projection")
+            records.append(describe(run) | {"area": area, "success": area})
+        text = age.next_studies(age.Runs(records))
+        studies |= {name: Study(**study) for name, study in yaml.safe_load(f"studies:\n{text}")["studies"].items()}
+    return records
+
+
+def wide_is_best(task, n, method, rate):
+    """The projection at 0.8 or 0.5 is best at 32, at a rate of 2e-4 or beyond; others are 0.05 to 0.1 below."""
+    geometry, _, bound = method.partition("-")
+    if geometry == "projection":
+        ideal = 0.05 * (n / 8) ** 2
+        return 0.5 - 0.02 * abs(np.log(float(bound) / ideal)) - 0.01 * abs(np.log2(rate / 2e-4))
+    return {"clip": 0.45, "tv": 0.42, "kl": 0.4}.get(geometry, 0.1) - (0.2 if task in age.COMMON else 0.0)
+
+
+def test_the_rule_chooses_its_exponent_and_an_edge_gets_one_more_rate():
+    runs = age.Runs(age_records(wide_is_best))
+    assert runs.exponent() == 2
+    assert [age.rule(n, 2) for n in age.AGES] == ["projection-0.05", "projection-0.2", "projection-0.8"]
+    assert [age.rule(n, 1) for n in age.AGES] == ["projection-0.05", "projection-0.1", "projection-0.2"]
+    for n in age.AGES:
+        assert runs.choice("label-2", n, "rule") == (age.rule(n, 2), 2e-4)
+        assert runs.area("label-2", n, age.Choice(age.rule(n, 2), 1e-4)) is not None, "the edge was run"
+    narrow = age.Runs(age_records(lambda task, n, method, rate: 0.1 if method == "projection-0.8" else 0.2))
+    assert narrow.exponent() == 1
+
+
+def test_nothing_is_chosen_before_its_tuning_is_there():
+    records = age_records(wide_is_best)
+    lacking = [r for r in records if (r["method"], r["seed"], r["task"]) != ("projection-0.5", 103, "steps-2")]
+    runs = age.Runs(lacking)
+    assert runs.exponent() == 2 and runs.choice("steps-2", 32, "projection") is None
+    assert runs.choice("label-2", 32, "projection") is not None and runs.common_bound(32, "projection") is None
+    lacking = [r for r in records if not (r["method"] == "projection-0.2" and r["task"] == "label-2")]
+    assert age.Runs(lacking).exponent() is None
+    assert "deciding" not in age.next_studies(age.Runs([]))
+
+
+def test_the_verdicts_are_those_that_were_written_down(monkeypatch):
+    monkeypatch.setattr(tables, "FLIPS", 1 << 12)
+    rows = [row.strip("| ").split(" | ") for row in age.verdicts(age_records(wide_is_best)).splitlines()[2:]]
+    assert [row[-1] for row in rows[:6]] == ["holds"] * 6 and [row[-1] for row in rows[6:9]] == ["holds"] * 3
+    assert rows[0][1].startswith("+5.0 [")
+
+    def behind(task, n, method, rate):
+        return 0.6 if method.startswith("tv") and n == 32 else wide_is_best(task, n, method, rate)
+
+    rows = [row.strip("| ").split(" | ") for row in age.verdicts(age_records(behind)).splitlines()[2:]]
+    verdicts = {row[0]: row[-1] for row in rows}
+    assert verdicts["1. 32 updates, rare: TROLL less mask, total variation"] == "fails"
+    assert verdicts["1. 16 updates, rare: TROLL less mask, total variation"] == "holds"
+    assert verdicts["3. 32 updates, common: mask, total variation less TROLL"] == "fails"
+    assert verdicts["3. 8 updates, common: mask, total variation less TROLL"] == "holds"
+
+
+def test_the_plan_of_age_has_as_many_runs_as_was_written_down():
+    """Without edges: 294, at most 324, 144, 48 for no limits, 450 and 240 that decide."""
+    flat = lambda task, n, method, rate: 0.5 if rate == 4e-4 else 0.1
+    studies = age_records(flat)
+    tuning = [r for r in studies if r["seed"] in age.TUNING_SEEDS and r["method"] != "none"]
+    rare = [r for r in tuning if r["task"] in age.RARE]
+    assert len([r for r in rare if r["varied"]["learning_rate"] == 4e-4]) == 294
+    assert len([r for r in rare if r["varied"]["learning_rate"] != 4e-4]) <= 324
+    assert len(tuning) - len(rare) == 144
+    assert len([r for r in studies if r["method"] == "none"]) == 48
+    deciding = [r for r in studies if r["seed"] in age.SEEDS and r["method"] != "none"]
+    assert len([r for r in deciding if r["task"] in age.COMMON]) == 240
+    assert len([r for r in deciding if r["task"] in age.RARE]) <= 450
