@@ -583,24 +583,45 @@ def test_bounds_that_differ_are_told_apart(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("method", ["troll", "clip"])
+@pytest.mark.parametrize("method", ["troll", "mask", "clip"])
 def test_every_metric_is_one_that_the_trainers_log(method, tmp_path):
     from trl import GRPOConfig, GRPOTrainer
     from trl_comparison import make_trainer
 
     from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
-    kinds = {"troll": (TrollGRPOTrainer, TrollGRPOConfig), "clip": (GRPOTrainer, GRPOConfig)}
-    trainer = make_trainer(*kinds[method], tmp_path, steps_per_generation=2, max_steps=4)
+    ours = TrollGRPOTrainer, TrollGRPOConfig
+    kinds = {"troll": ours, "mask": ours, "clip": (GRPOTrainer, GRPOConfig)}
+    mask = {"trust_region": "mask", "divergence_type": "topk_kl"} if method == "mask" else {}
+    trainer = make_trainer(*kinds[method], tmp_path, steps_per_generation=2, max_steps=4, **mask)
     trainer.add_callback(PeakMemory)
     trainer.train()
     trainer.save_state()
     run = load_run(tmp_path)
-    assert run.method == method
+    assert run.method == ("clip" if method == "clip" else "troll")
     keys = {metric.key for metric in vars(metrics).values() if isinstance(metric, metrics.Metric)}
-    other = "clip_ratio/" if method == "troll" else "troll/"
-    for key in [key for key in keys if not key.startswith(other)]:
+    of_mask = {key for key in keys if re.search("mask|divergence", key)}
+    of_support = {metrics.SUPPORT.key}
+    others = {
+        "troll": {key for key in keys if key.startswith("clip_ratio/")} | of_mask,
+        "mask": {key for key in keys if key.startswith(("clip_ratio/", "troll/"))} - of_mask - of_support,
+        "clip": {key for key in keys if key.startswith("troll/")},
+    }
+    for key in keys - others[method]:
         assert len(run.points(key)[0]) > 0, key
     assert run.seconds(np.array([4.0]))[0] == pytest.approx(
         sum(line["step_time"] for line in trainer.state.log_history if "step_time" in line)
     )
+
+
+def test_a_mask_is_shown_and_held_to_no_kl_bound(tmp_path, monkeypatch):
+    mask = {f"troll/masked_fraction{sign}": 0.02 for sign in ("", "_positive", "_negative")}
+    mask |= {"troll/divergence_mean": 0.01, "troll/divergence_max": 0.4}
+    write_state(
+        tmp_path / "mask", [trl_line(step) | mask for step in range(1, 11)], "trust_region: mask\nmethod: troll\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    make_report(monkeypatch, "mask", "--output", "report")
+    page, table = Path("report/report.html").read_text(), Path("report/table.md").read_text()
+    assert "Masked, of negative advantage" in page and Path("report/mask.png").exists()
+    assert "| Masked tokens, at the end | 2.0 % |" in table and "KL bound" not in table

@@ -94,6 +94,8 @@ def _plans(groups: Sequence[Group], success: str | None) -> list[Plot]:
         *panels(metrics.PROJECTED, metrics.ETA, metrics.REGRESSION, metrics.SUPPORT),
     ]
     clip = panels(metrics.CLIPPED, metrics.CLIPPED_LOW, metrics.CLIPPED_HIGH)
+    mask = panels(metrics.MASKED, metrics.MASKED_NEGATIVE, metrics.MASKED_POSITIVE)
+    mask += panels(metrics.DIVERGENCE_MAX, metrics.DIVERGENCE_MEAN)
     completions = panels(metrics.LENGTH, metrics.TRUNCATED)
     of_reward = (
         "Left against updates (optimizer steps), right against training time: the sum of TRL's step_time, which is "
@@ -105,6 +107,7 @@ def _plans(groups: Sequence[Group], success: str | None) -> list[Plot]:
         "On a logarithmic axis zeros (updates with the weights of the rollout) are not drawn."
     )
     of_clip = "Share of tokens whose gradient the clip dropped, of runs that clip."
+    of_mask = "Share of tokens whose gradient the mask dropped, and the divergence that it compares with its bound."
     of_cost = (
         "Tokens of prompts and completions on all ranks per second of training time, each rollout batch over the time "
         "of all its updates; largest memory of one process since its start."
@@ -114,6 +117,7 @@ def _plans(groups: Sequence[Group], success: str | None) -> list[Plot]:
         Plot("optimization", "Entropy and gradient", "", 2, panels(metrics.ENTROPY, metrics.GRADIENT)),
         Plot("trust_region", "Trust region", of_kl, 2, kl),
         Plot("clip", "Clip", of_clip, 3, clip),
+        *([Plot("mask", "Mask", of_mask, 3, mask)] if any(metrics.MASKED.key in group.log for group in groups) else []),
         Plot("completions", "Completions", "On training problems.", 2, completions),
         Plot("cost", "Throughput and memory", of_cost, 2, panels(metrics.THROUGHPUT, metrics.MEMORY)),
     ]

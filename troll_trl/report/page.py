@@ -65,6 +65,7 @@ def make_table(groups: Sequence[Group], success: str | None) -> list[list[str]]:
         add(reward, when="held out, last", prefix=metrics.HELD_OUT)
         add(reward, when="training, at the end")
     add(metrics.ENTROPY, metrics.GRADIENT, metrics.LENGTH, metrics.TRUNCATED, metrics.CLIPPED, metrics.PROJECTED)
+    add(metrics.MASKED)
     inferred = {True: " (inferred)", False: ""}
     bounds = [f"{group.kl_bound[0]:.4g}{inferred[group.kl_bound[1]]}" if group.kl_bound else "–" for group in groups]
     rows.append(["KL bound (nats)", *bounds])

@@ -79,7 +79,7 @@ class Run:
     @property
     def kl_bound(self) -> float | None:
         """The bound of a saved config, in nats."""
-        if not self.settings or self.method != "troll":
+        if not self.settings or self.method != "troll" or self.settings.get("trust_region") == "mask":
             return None
         try:
             return float(self.settings.get("kl_bound", DEFAULT_KL_BOUND))
