@@ -14,10 +14,10 @@ _BOX_OR_BRACE = re.compile(
 _INNER_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?=\s*[\[{\d])")
 # Possessive quantifiers (`*+`): a run of blanks is read once, however the match ends.
 _ANSWER_MARKER = re.compile(
-    r"(?:####|\banswer[\s*_]*+:|\bthe\s++(?:final\s++|correct\s++)?answer\s++is\b[\s*_]*+:?+)(?:[\s*_$]|\\[(\[$])*+",
+    r"(?:####|\banswer[\s*_]*+:|\bthe\s++(?:final\s++|correct\s++)?answer\s++is\b[\s*_]*+:?+)(?:[\s*_$}]|\\[(\[$])*+",
     re.IGNORECASE,
 )
-_EMPHASIS = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])")
+_EMPHASIS = re.compile(r"(?<![\w)])(?:\*\*|__)|(?:\*\*|__)(?![\w(])")
 # The end of a sentence, or what only explains the answer
 _ANSWER_END = re.compile(
     r"(?<!\\)(?:[.!](?=\s|$)|;(?=\s*+(?:[A-Za-z]{2}|$)))|\b(?:because|since)\b"
@@ -33,18 +33,19 @@ _CONNECTOR = re.compile(
 )
 # Thoughts, in the tags of many models: <think>, [THINK], <|begin_of_thought|>, <seed:think>, channels
 _THOUGHT = re.compile(
-    r"(?:<\|?|◁|\[(?=/?think))(?P<close>/|end_(?:of_)?)?(?:[a-z]{1,8}:|start_|begin_of_)?"
-    r"(?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|reflection|scratchpad)(?:\s?\|?>|▷|\])"
+    r"(?:<\|?|◁|\[(?=/?think))(?P<close>/|end_)?(?:\w{0,16}[:_])?"
+    r"(?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|reflection|scratchpad|monologue|cot)(?:\s?\|?>|▷|\])"
     r"|<\|channel\|>(?P<final>\s*final\b)?[^<]{0,40}(?:<\|message\|>)?|\Aanalysis(?=[A-Z])|(?P<merged>assistantfinal)",
     re.IGNORECASE,
 )
 # An operator next to a box: 2\cdot\boxed{5} says 10
 _OPERATOR_BEFORE = re.compile(
-    r"(?:[-+/^<>(|]|\\(?:cdot|times|div|pm|neq?|not|sqrt|log|ln|sin|cos|tan|gcd|[dt]?frac|binom)(?![A-Za-z])[^=]*)\Z"
+    r"(?:[-+/^<>(|]|\\(?:cdot|times|div|pm|neq?|not|sqrt|log|ln|sin|cos|tan|gcd|neg|[dt]?frac|binom)(?![A-Za-z])[^=]*|\d)\Z"
 )
-_DENIED = re.compile(r"\bnot\s*\Z", re.IGNORECASE)
+_DENIED = re.compile(r"(?:\bnot|n't)\s*\Z", re.IGNORECASE)
+_MAGNITUDE = re.compile(r"\$?\s?(?:\\text\{\s?)?((?:hundred|thousand|million|billion|trillion)s?\b)", re.IGNORECASE)
 _OPERATOR_AFTER = re.compile(
-    r"\s*(?:[-+/^<>]|\\(?:cdot|times|div|pm|sqrt|[dt]?frac|pi|binom)(?![A-Za-z])|!(?!=)|\d)|\s?\}+\s*(?:\^|\Z|[-+/}])"
+    r"\s*(?:[-+/^<>_]|\\(?:cdot|times|div|pm|sqrt|[dt]?frac|pi|binom)(?![A-Za-z])|!(?!=)|\d)|\s?\}+\s*(?:\^|\Z|[-+/}])"
 )
 # Where the expression around a box begins or ends
 _EDGE = re.compile(
@@ -67,13 +68,12 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
         text (`str`):
             A completion or a worked solution. It is read in time linear in its length.
         accept (`Callable[[str], bool]`, *optional*):
-            Whether an answer can be one. A box that cannot gives way to a later "the answer is" that can: the option of
-            a multiple choice behind its boxed text.
+            Whether an answer can be one. A box that cannot gives way to another, or to a later "the answer is", that
+            can: the option of a multiple choice after its boxed text.
 
     Returns:
         `str` or `None`:
-            The answer, without the box or the words around it; `None` if the text states none, for example because its
-            last box is empty or its thinking never ends.
+            The answer, without the box or the words around it; `None` if the text states none.
     """
     text = _without_thoughts(text)
     boxes = _boxes(text)
@@ -113,18 +113,7 @@ def _stated(text: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""
-    The content of the last `\boxed{...}`, `\fbox{...}` or `\framebox{...}` whose braces balance, or of a bare
-    `\boxed 5`.
-
-    Args:
-        text (`str`):
-            Any text. It is read once, so that many unclosed boxes cost no more than a text without them.
-
-    Returns:
-        `str` or `None`:
-            The content, of the outer one where boxes are nested; `None` without a balanced box.
-    """
+    r"""The content of the last balanced `\boxed{...}` or bare `\boxed 5`, the outer one if boxes are nested."""
     boxes = _boxes(text)
     return boxes[-1][0] if boxes else None
 
@@ -186,6 +175,9 @@ def _with_operators(text: str, content: str, start: int, end: int) -> str:
         before = before.rstrip()
     if _DENIED.search(before):
         return rf"\neq {{{content}}}"
+    magnitude = _MAGNITUDE.match(text, end)
+    if magnitude:
+        return f"{content.strip()} {magnitude[1]}"
     operated = _OPERATOR_BEFORE.search(before), _OPERATOR_AFTER.match(after)
     if not any(operated) or not (in_formula or before.strip()[:1] in "\\-+" or after[:1] in "^\\"):
         return content.strip()

@@ -11,7 +11,6 @@ from troll_trl.rewards.verifier import (
     MAX_ANSWER_CHARACTERS,
     PATHS,
     TIMEOUT_SECONDS,
-    is_readable_gold,
     start,
     verify,
 )
@@ -32,27 +31,22 @@ def math_accuracy_reward(
     r"""
     Reward function that checks the final answer of each completion against the gold answer.
 
-    The answer of a completion is read after its last `</think>`: the last balanced `\boxed{...}`; without one, the last
-    `<answer>...</answer>`; without either, what follows the last `Answer:`, `####` or "the (final) answer is". A
-    completion without any of these has no answer and gets 0: the last number of a text is no answer. So does one whose
-    thinking (`<think>`) never ends, and one that lists several boxed answers. What counts as equal stands in
-    docs/rewards.md.
+    The answer follows the last thought: the last balanced `\boxed{...}`; without one, the last `<answer>...</answer>`;
+    without either, what follows the last `Answer:`, `####` or "the (final) answer is". Without any of these a
+    completion gets 0, as do a thought that never ends and a list of candidates. docs/rewards.md says what is equal.
 
-    It cannot hang: what is not decided by rules goes to worker processes, each pair with a limit of processor time and
-    memory (see [`~troll_trl.rewards.verifier.verify`]). What runs into a limit gets 0 and is counted. Any thread may
-    call it.
+    It cannot hang: what is not decided by rules goes to worker processes with limits of time and memory
+    ([`~troll_trl.rewards.verifier.verify`]). What runs into a limit gets 0 and is counted. Any thread may call it.
 
     Args:
         completions (`list[list[dict[str, str]]]` or `list[str]`):
             Completions, chat messages (the last message of the assistant counts) or plain text.
         solution (`list[str | int | float | None]`):
-            Gold answers as [`~troll_trl.data.load_math_dataset`] writes them (`\boxed{...}`). A bare answer, `$...$` or
-            a worked solution that ends in one of the forms above is read too, and so is a number. `None`, for a row of
-            another task in a mixed dataset, gives `None`.
+            Gold answers: `\boxed{...}`, bare, `$...$`, a worked solution that ends in one of the forms above, or a
+            number. `None`, for a row of another task in a mixed dataset, gives `None`.
         log_metric (`Callable`, *optional*):
             Given by the trainer: logs `math_accuracy/{path}`, the share of the completions decided by each of
-            `troll_trl.rewards.verifier.PATHS`: timeouts, crashes, completions without an answer, gold answers that
-            cannot be read, and so on.
+            `troll_trl.rewards.verifier.PATHS`.
         log_extra (`Callable`, *optional*):
             Given by the trainer: adds the columns `solution`, `answer` and `answer_path` to the table of logged
             completions.
@@ -117,54 +111,19 @@ def _text_of_gold(gold: str | int | float | None, row: int) -> str | None:
 
 
 def answer_format_reward(completions: list[list[dict[str, str]]] | list[str], **kwargs) -> list[float]:
-    r"""
-    Reward function that checks only that a completion states a final answer and that it is a plain number: for models
-    that still have to learn the form, beside [`math_accuracy_reward`] and with a smaller weight.
+    """
+    Reward function that pays 1.0 for a final answer that is a plain number, in a form that [`math_accuracy_reward`]
+    reads. For models that still have to learn the form; give it a smaller weight.
 
     Args:
         completions (`list[list[dict[str, str]]]` or `list[str]`):
             Completions, chat messages or plain text.
         **kwargs:
             The other columns and arguments that TRL hands to every reward function; not used.
-
-    Returns:
-        `list[float]`:
-            1.0 for an answer in a form that [`math_accuracy_reward`] reads and that is a number, else 0.0.
     """
-    answers = [extract_answer(_text_of(completion)) for completion in completions]
-    return [float(answer is not None and plain_number(answer) is not None) for answer in answers]
-
-
-def is_parsable(gold: str) -> bool:
-    """
-    Whether answers can be compared with this gold answer: a number, words, or what math-verify parses.
-
-    Args:
-        gold (`str`):
-            Bare gold answer, as [`extract_answer`] returns it.
-
-    Returns:
-        `bool`:
-            `False` for an empty or overlong gold answer and for one that is no mathematics.
-    """
-    return is_readable_gold(gold)
-
-
-def plain_number(text: str) -> str | None:
-    """
-    The digits of an integer or decimal, without thousands separators, currency and a unit.
-
-    Args:
-        text (`str`):
-            Bare answer.
-
-    Returns:
-        `str` or `None`:
-            For example `-1234.50`; `None` for anything that is not a plain number, percentages, fractions and powers of
-            ten included.
-    """
-    quantity = read_quantity(normalise(text)) if len(text) <= MAX_ANSWER_CHARACTERS else None
-    return None if quantity is None else quantity.numeral
+    answers = [extract_answer(_text_of(completion)) or "" for completion in completions]
+    quantities = [read_quantity(normalise(answer[: MAX_ANSWER_CHARACTERS + 1])) for answer in answers]
+    return [float(quantity is not None and quantity.numeral is not None) for quantity in quantities]
 
 
 def _text_of(completion: list[dict[str, str]] | str) -> str:

@@ -20,7 +20,7 @@ from troll_trl.rewards.verifier.quantities import read_quantity
 from troll_trl.rewards.verifier.structure import is_balanced
 from troll_trl.rewards.verifier.wording import words
 
-__all__ = ["PATHS", "TIMEOUT_SECONDS", "Verdict", "close", "is_correct", "is_readable_gold", "start", "verify"]
+__all__ = ["PATHS", "TIMEOUT_SECONDS", "Verdict", "close", "start", "verify"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,16 +62,8 @@ _TEXT_COMMAND = re.compile(r"\\(?:text|mbox|mathrm)\{[^{}]*\}")
 @dataclass(frozen=True)
 class Verdict:
     """
-    What became of one text.
-
-    Args:
-        reward (`float`, *optional*):
-            1.0 for the right answer, 0.0 for a wrong one or none, `None` where the gold answer cannot be read, or where
-            the workers crash whatever they are asked.
-        answer (`str`, *optional*):
-            The answer that the text states; `None` without one.
-        path (`str`):
-            How it was decided, one of `PATHS`.
+    What became of one text: 1.0 for the right answer, 0.0 for a wrong one or none, `None` if the gold answer cannot be
+    read or workers crash whatever they are asked; the answer that it states; how it was decided, one of `PATHS`.
     """
 
     reward: float | None
@@ -89,12 +81,12 @@ def verify(
     r"""
     Check the final answers of texts against gold answers, in parallel.
 
-    Most pairs are decided at once, in this process, by rules for numbers, words and structures. The others go to worker
-    processes, which run math-verify and are killed at a time limit and at a memory limit. Any thread may call this.
+    Rules in this process decide most pairs. The others go to worker processes, which are killed at limits of time and
+    memory. Any thread may call this.
 
     Args:
         golds (`Sequence[str | None]`):
-            Gold answers: bare, boxed, or at the end of a worked solution. `None` gives a verdict of `None`.
+            Bare, boxed, or at the end of a worked solution. `None` gives a verdict of `None`.
         texts (`Sequence[str]`):
             Completions, one for each gold answer.
         timeout (`float`, *optional*, defaults to 2.0):
@@ -102,8 +94,8 @@ def verify(
         strict (`bool`, *optional*, defaults to `True`):
             Whether an answer must be worked out as far as the gold answer is: `95^2` is then no answer to 9025.
         options (`Sequence[list | dict | None]`, *optional*):
-            The options of each multiple choice ([`~troll_trl.rewards.verifier.choices.options_by_letter`]): for the
-            gold answer `B` the text of option B is then right too, unless the answer names a letter as well.
+            Of each multiple choice ([`~troll_trl.rewards.verifier.choices.options_by_letter`]): for the gold answer
+            `B` the text of option B is right too, unless the answer names a letter as well.
 
     Returns:
         `list[Verdict]`: a verdict for each text.
@@ -168,18 +160,7 @@ def normalised_gold(gold: str) -> str:
 
 
 def are_readable(golds, timeout: float = TIMEOUT_SECONDS) -> dict[str, bool]:
-    """
-    Whether answers can be compared with these gold answers: numbers, words, or what math-verify parses.
-
-    Args:
-        golds (`Iterable[str]`):
-            Normalised gold answers.
-        timeout (`float`, *optional*, defaults to 2.0):
-            Processor time of each, in seconds.
-
-    Returns:
-        `dict[str, bool]`: by gold answer.
-    """
+    """Whether answers can be compared with each of these normalised gold answers, in `timeout` seconds each."""
     result = {gold: _is_readable_fast(gold) for gold in dict.fromkeys(golds)}
     open_golds = [gold for gold, known in result.items() if known is None]
     for gold, (known, path) in zip(open_golds, _ask([{"gold": gold} for gold in open_golds], timeout), strict=True):
@@ -201,19 +182,6 @@ def _is_readable_fast(gold: str) -> bool | None:
         if len(_KNOWN_GOLDS) > MAX_KNOWN_GOLDS:
             _KNOWN_GOLDS.clear()
         return _KNOWN_GOLDS.get(gold)
-
-
-def is_readable_gold(gold: str) -> bool:
-    """Whether answers can be compared with a bare gold answer."""
-    normalised = normalise(gold) if len(gold) <= MAX_ANSWER_CHARACTERS else ""
-    return are_readable([normalised])[normalised]
-
-
-def is_correct(gold: str, answer: str) -> bool:
-    """Whether a bare answer equals a bare gold answer that can be read."""
-    normalised = normalise(gold) if len(gold) <= MAX_ANSWER_CHARACTERS else ""
-    decision = _decide(normalised, answer, strict=True)
-    return bool((decision or _ask([{"gold": normalised, "answer": normalise(answer)}], TIMEOUT_SECONDS)[0])[0])
 
 
 def _decide(gold: str | None, answer: str | None, strict: bool) -> tuple[bool | None, str] | None:

@@ -34,36 +34,20 @@ _GOES_ON = re.compile(
 )
 _ANY = re.compile(r"(?<![A-Za-z\\])[A-Ja-j](?![A-Za-z])")
 _NAMED = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])|\([a-j]\)|\A[a-j]\Z")
-_SEVERAL = re.compile(r"(?:\([A-J]\)|[A-J])(?:(?:\s?(?:,|;|&|and)+\s?|\s)*(?:\([A-J]\)|[A-J]))+")
+_ASIDE = re.compile(r"\\|\A\s*(?i:the )?(?i:options|choices|answers)\b")
+_SEVERAL = re.compile(r"(?:\([A-J]\)|[A-J])(?:(?:\s?(?:,|;|&|and|和)+\s?|\s)*(?:\([A-J]\)|[A-J]))+")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """
-    An option that a text names.
-
-    Args:
-        letter (`str`):
-            A capital, `A` to `J`.
-        text (`str`):
-            What stands behind the letter: the option itself, or nothing.
-    """
+    """An option that a text names: its capital, and the text that follows the letter."""
 
     letter: str
     text: str
 
 
 def read_choice(text: str) -> Choice | None:
-    r"""
-    Read a normalised answer as the choice of one option: `(C)`, `C.`, `\text{(C)}`, `(C) 12`, "option C".
-
-    Args:
-        text (`str`):
-            Normalised answer.
-
-    Returns:
-        `Choice` or `None`: `None` for what names no option, or several.
-    """
+    r"""The one option that a normalised answer names: `(C)`, `\text{(C)}`, `(C) 12`, "option C"; `None` for several."""
     plain = _without_markup(text)
     label = _LABEL.match(plain)
     if label is None:
@@ -93,7 +77,7 @@ def names_option(text: str) -> bool:
 
 def several_options(text: str) -> str | None:
     """`ABD` for `A, B, D` and `(A)(B)(D)`, the options of a question that has several; `None` for anything else."""
-    plain = _without_markup(text).strip(" .")
+    plain = _ASIDE.sub(" ", _without_markup(text)).strip(" .")
     if not _SEVERAL.fullmatch(plain):
         return None
     letters = re.findall("[A-J]", plain)
@@ -108,15 +92,8 @@ def _without_markup(text: str) -> str:
 
 def options_by_letter(options: Options) -> dict[str, str]:
     """
-    The texts of a multiple choice by capital letter, without their own labels ("B. 12").
-
-    Args:
-        options (`list`, `dict` or `None`):
-            Texts in order or by letter, `{"label": [...], "text": [...]}`, or a list of dictionaries of these. Any
-            other form is warned of.
-
-    Returns:
-        `dict[str, str]`: empty for `None` and for what cannot be read.
+    The texts of a multiple choice by capital letter, without their own labels ("B. 12"): of texts in order or by
+    letter, of `{"label": [...], "text": [...]}`, or of a list of dictionaries of these. Other forms are warned of.
     """
     texts: list[tuple[Any, Any]] = []
     given = options if isinstance(options, (list, tuple)) else [options] if isinstance(options, dict) else []

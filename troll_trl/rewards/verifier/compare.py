@@ -20,9 +20,9 @@ from troll_trl.rewards.verifier.scalars import (
     is_formula,
     is_plain_mathematics,
     letters,
-    read_parts,
     read_time,
     rounds_to,
+    same_parts,
     same_ratio,
     same_time,
     without_unit,
@@ -52,7 +52,7 @@ _FUNCTION = re.compile(r"y|[fgh](?:\(x\))?")
 _SEQUENCE = re.compile(r"\d+(?:\s?-\s?\d+)+")  # a range, an order
 _PRODUCT = re.compile(r"[a-z]{2,3}")
 _NUMERAL = re.compile(r"\d+")
-_DECIMAL_COMMA = re.compile(r"-?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))")
+_DECIMAL_COMMA = re.compile(r"\A(-?(?:0(?=,)|\d+(?=,(?:\d{1,2}|\d{4,})(?!\d)))),(\d+)(?!,)")
 _BARE = {"list", "or"}  # kinds of members that no bracket holds
 
 
@@ -68,15 +68,8 @@ def undecided(gold: str, answer: str = "") -> Any:
 @dataclass(frozen=True)
 class Leaf:
     """
-    Compares two expressions.
-
-    Args:
-        compare (`Callable[[str, str], bool]`):
-            By computer algebra, or by raising [`Undecided`].
-        strict (`bool`, *optional*, defaults to `True`):
-            Whether the answer must be worked out as far as the gold answer is ([`is_worked_out`]).
-        value (`Callable[[str], Fraction | None]`, *optional*):
-            The number that an expression is.
+    Compares two expressions, and gives the number that one is, by computer algebra or by raising [`Undecided`]. If
+    `strict`, an answer must be worked out as far as the gold answer is ([`is_worked_out`]).
     """
 
     compare: Callable[[str, str], bool]
@@ -89,24 +82,9 @@ class Leaf:
 
 def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
     """
-    Whether an answer is the gold answer. The order matters: an answer may leave out what the gold answer says around
-    its value ("x =", a unit), and not the other way round.
-
-    Args:
-        gold (`str`):
-            Normalised gold answer, which can be read ([`is_readable`]).
-        answer (`str`):
-            Normalised answer.
-        leaf (`Leaf`):
-            Compares two expressions.
-        depth (`int`, *optional*, defaults to 0):
-            Of the structure around them.
-
-    Returns:
-        `bool`: whether it is.
-
-    Raises:
-        Undecided: `leaf` compares by [`undecided`], and would be needed.
+    Whether a normalised answer is the normalised gold answer, which can be read. The order of the arguments matters: an
+    answer may leave out what the gold answer says around its value ("x =", a unit), not the other way round. Raises
+    [`Undecided`] if `leaf` would be needed and raises it.
     """
     gold, answer = unwrap(gold), unwrap(answer)
     if not gold or not answer or depth > MAX_DEPTH:
@@ -119,6 +97,8 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
             return bodies is not None and equal(*bodies, leaf, depth + 1)
     if r"\approx" in gold or r"\approx" in answer:
         return _same_approximation(gold, answer, leaf, depth)
+    if "mod" not in gold and r"\pmod" in answer:  # N \equiv 34 \pmod{1000}
+        answer = re.sub(r"\\pmod\s?\{?\d+\}?", "", answer).replace(r"\equiv", "=").strip()
     options = several_options(gold)
     if options is not None and several_options(answer) is not None:
         return options == several_options(answer)
@@ -129,11 +109,11 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
         return _is_chosen(gold, answer, leaf, depth)
     products = _PRODUCT.fullmatch(answer) and _PRODUCT.fullmatch(gold) and not is_word(gold)
     gold_words, answer_words = (None, None) if products else (words(gold), words(answer))
-    parts = read_parts(gold) if gold_number is None else None
-    if parts is not None and read_parts(answer) is not None:
-        return parts == read_parts(answer)
+    parts = same_parts(gold, answer)
+    if parts is not None:
+        return parts
     if gold_words is not None or answer_words is not None:
-        return gold_words == answer_words or answer == rf"\text{{{gold}}}" or _is_in_empty_set(gold_words, answer)
+        return gold_words == answer_words or answer == rf"\text{{{gold}}}"
     if _SEQUENCE.fullmatch(gold):  # no arithmetic
         return _SEQUENCE.fullmatch(answer) is not None and _NUMERAL.findall(gold) == _NUMERAL.findall(answer)
     label = _CHOICE_LABEL.match(answer)
@@ -146,8 +126,9 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
     ratio = gold.rpartition("=")[2].strip() if is_ratio(gold.partition("=")[0]) else gold
     if RATIO.fullmatch(ratio):
         return same_ratio(ratio, answer)
-    if _DECIMAL_COMMA.fullmatch(gold) and _named_quantity(answer)[1] is not None:
-        return equal(gold.replace(",", "."), answer, leaf, depth + 1)
+    dotted = _DECIMAL_COMMA.sub(r"\1.\2", gold)
+    if dotted != gold and read_quantity(dotted) is not None and answer_number is not None:
+        return equal(dotted, answer, leaf, depth + 1)
     gold_members = None if gold_number is not None and _GROUPED.search(gold) else read_members(gold)
     answer_members = read_members(answer)
     if gold_members is None and answer_members is None:
@@ -167,10 +148,6 @@ def _same_approximation(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
     if not golds or not answers or not all(rounds_to(side, answers[-1], leaf.value) for side in answers[:-1]):
         return False
     return any(equal(side, value, leaf, depth + 1) for side in golds for value in {answers[0], answers[-1]})
-
-
-def _is_in_empty_set(gold_words: str | None, answer: str) -> bool:
-    return gold_words == "no solution" and re.fullmatch(r"\w\\in\s?\\emptyset", answer) is not None
 
 
 def _is_chosen(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
@@ -201,26 +178,13 @@ def _named_quantity(text: str):
 
 
 def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
-    """
-    Whether answers can be compared with this gold answer.
-
-    Args:
-        gold (`str`):
-            Normalised gold answer.
-        leaf (`Callable[[str], bool]`):
-            Whether an expression can be read.
-        depth (`int`, *optional*, defaults to 0):
-            Of the structure around it.
-
-    Returns:
-        `bool`: `False` for what is no number, no words and no mathematics.
-    """
+    """Whether answers can be compared with this normalised gold answer. `leaf` reads expressions."""
     gold = unwrap(gold)
     if not gold or depth > MAX_DEPTH or not is_balanced(gold):
         return False
     if read_quantity(gold) is not None or words(gold) is not None or gold_choice(gold) is not None:
         return True
-    if RATIO.fullmatch(gold) or read_time(gold) is not None or read_parts(gold) is not None or is_formula(gold):
+    if RATIO.fullmatch(gold) or read_time(gold) is not None or same_parts(gold, gold) or is_formula(gold):
         return True
     condition = _CONDITION.fullmatch(gold)
     if condition is not None:
@@ -273,8 +237,10 @@ def _same_set(gold: list[str], answer: list[str], leaf, depth: int) -> bool:
     """Whether the members can be paired. Equality being transitive, any partner will do."""
     left = list(answer)
     for member in gold:
+        cells = split(member, ("&",))  # a value and its condition, in a function of several cases
         for candidate in left:
-            if equal(member, candidate, leaf, depth + 1):
+            others = split(candidate, ("&",))
+            if len(cells) == len(others) and all(map(lambda g, a: equal(g, a, leaf, depth + 1), cells, others)):
                 left.remove(candidate)
                 break
         else:
@@ -360,9 +326,10 @@ def _has_value(gold: str, sides: list[str], leaf: Leaf, depth: int) -> bool:
 def _same_expression(gold: str, answer: str, leaf: Leaf) -> bool:
     gold, gold_unit = without_unit(gold)
     answer, answer_unit = without_unit(answer)
-    if answer_unit.contradicts(gold_unit):
+    names = {gold_unit.name, answer_unit.name}
+    if answer_unit.contradicts(gold_unit) and names != {"deg^1", "rad^1"}:
         return False
-    if "deg^1" in (gold_unit.name, answer_unit.name) and r"\pi" in gold + answer:  # and the other in radians
+    if "deg^1" in names and r"\pi" in gold + answer:  # and the other in radians
         gold, answer = (
             rf"\frac{{({side})\pi}}{{180}}" if unit.name == "deg^1" else side
             for side, unit in ((gold, gold_unit), (answer, answer_unit))

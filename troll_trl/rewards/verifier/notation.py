@@ -39,6 +39,7 @@ _ESCAPED = r"(?<!\\)\\"  # a command, not the end of a matrix row
 _RULES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        (r"~~", "?"),  # struck out
         # Delimiters. \$ is a currency, $ is not
         (r"(?<!\\)\$", ""),
         (_ESCAPED + r"\$", "$"),
@@ -47,7 +48,6 @@ _RULES = tuple(
         # Sizes, styles and space
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?", ""),
         (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|boldsymbol|rm|bf|it)(?![A-Za-z])", ""),
-        (r"\\(?:color|textcolor|large|Large|tiny|small)(?:\{[a-z]*\})?(?![A-Za-z])", ""),
         (r"\\(?:hspace|vspace|phantom|hphantom)\*?\{[^{}]*\}", " "),
         (r"\{,\}(?=\d{3}(?!\d))", ","),
         (r"(?<=\d)\{,\}(?=\d)", "."),
@@ -69,6 +69,7 @@ _RULES = tuple(
         (r"\\[lr]?vert(?![A-Za-z])", "|"),
         (r"\\(?:lor|vee)(?![A-Za-z])", " or "),
         (r"\\(?:land|wedge)(?![A-Za-z])", " and "),
+        (r"\\infin(?![A-Za-z])", r"\\infty"),
         (r"\\%", "%"),
         (r"\\(?:mathbb|Bbb)\s*(?:\{R\}|R(?![A-Za-z]))|\\R(?:eals)?(?![A-Za-z])", r"\\mathbb{R}"),
         (r"\\(?:mathrm|operatorname|rm)\s*\{\s*([eid])\s*\}|\\(?:mathrm|rm)\s+([eid])(?![A-Za-z])", r"\1\2"),
@@ -77,7 +78,8 @@ _RULES = tuple(
         # Periods: 0.\dot{3}, 0.\bar{3}, 0.(3), 0.333...
         (r"(?<=\d)(\.\d*)\\dot\s?\{?(\d)\}?(?:(\d*)\\dot\s?\{?(\d)\}?)?", r"\1\\overline{\2\3\4}"),
         (r"(?<=\d)(\.\d*)(?:\\bar\s?\{?(\d+)\}?|\((\d+)\))", r"\1\\overline{\2\3}"),
-        (r"(?<=\d)(\.\d{0,9}?)(\d{1,9}?)\2{2,}(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))", r"\1\\overline{\2}"),
+        (r"(?<=\d)(\.\d{0,9}?)((?P<one>\d)(?=(?P=one){2,}[.\\])|(?P<more>\d{2,9}?)(?=(?P=more)+[.\\]))\d+"
+         r"(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))", r"\1\\overline{\2}"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])|(?<=\d)\^\{?o\}?(?!\w)", r"^\\circ "),
         (r"\\(?:textbf|textit|textrm|textsf|texttt|textnormal|emph|mbox|hbox|mathrm|mathbf|mathsf|mathit|bm|text)\s*\{",
          r"\\text{"),
@@ -121,16 +123,8 @@ _MARKDOWN = re.compile(r"\A[\s*_`:]+|[\s*_`]+\Z")
 
 def normalise(text: str) -> str:
     r"""
-    Rewrite a bare answer in one spelling: ASCII, LaTeX commands without variants, no math delimiters, no sizes, and
-    spaces only where they say something.
-
-    Args:
-        text (`str`):
-            Bare answer.
-
-    Returns:
-        `str`: for example `\frac{1}{2}` for `$\dfrac12$`, and `-5` for `−5`. Text commands all become `\text{...}`; a
-        `\$` becomes `$`.
+    Rewrite a bare answer in one spelling, `\frac{1}{2}` for `$\dfrac12$`: ASCII, LaTeX commands without variants (all
+    text commands are `\text`, `\$` is `$`), no delimiters or sizes, and spaces only where they say something.
     """
     if _NUMERAL.fullmatch(text):  # most answers
         return text

@@ -287,27 +287,14 @@ _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 
 def explicit_products(text: str) -> str:
     r"""
-    An expression in which products with a number or a bracket have a sign, and mixed numbers a bracket: `(2)(5)` as
-    `(2)\cdot (5)`, `3\frac{1}{2}` as `(3+\frac{1}{2})`.
-
-    Args:
-        text (`str`):
-            Normalised expression.
-
-    Returns:
-        `str`: the expression; what is no mathematics comes back as it is.
-
-    Raises:
-        Malformed: two numbers side by side, or hundreds of brackets in each other.
+    A normalised expression in which products with a number or a bracket have a sign, and mixed numbers a bracket:
+    `(2)(5)` as `(2)\cdot (5)`. Raises [`Malformed`] at two numbers side by side, or hundreds of brackets.
     """
     return "".join(_walk(text).written)
 
 
 def operations(text: str) -> Counter[str]:
-    """
-    How often each kind of operation stands in a normalised expression: `sum`, `product`, `quotient`, `power`, `root`,
-    `function`, `factorial`. A sign is no sum, a numeral such as `2.5` or `10^3` no operation.
-    """
+    """How often each kind of operation is in a normalised expression; a sign or a numeral such as `10^3` is none."""
     return _walk(text).kinds
 
 
@@ -341,19 +328,9 @@ def _is_closed_form(gold: str, answer: str) -> bool:
 
 def is_worked_out(gold: str, answer: str) -> bool:
     r"""
-    Whether an answer leaves no more to work out than the gold answer does. A gold answer with variables allows
-    anything. Otherwise the answer may contain the kinds of operation of the gold answer, not more of them, one
-    fraction, and, beside a root, a power, a function or a constant, products and fractions (`3\sqrt{2}` for
-    `\sqrt{18}`).
-
-    Args:
-        gold (`str`):
-            Normalised gold answer, one expression.
-        answer (`str`):
-            Normalised answer.
-
-    Returns:
-        `bool`: whether it does.
+    Whether an answer leaves no more to work out than the gold answer. One with variables allows anything. Otherwise the
+    answer may contain the kinds of operation of the gold answer, not more of them, one fraction, and, next to a root, a
+    power, a function or a constant, products and fractions (`3\sqrt{2}` for `\sqrt{18}`).
     """
     is_number = read_quantity(gold) is not None
     if (LETTER.search(gold) and not is_number) or read_quantity(answer) is not None:

@@ -41,16 +41,9 @@ def is_rational(*expressions: sympy.Basic) -> bool:
 
 def points(*expressions: sympy.Basic) -> Iterator[tuple[dict, bool]]:
     """
-    Values for the symbols of expressions: every combination of signs of the first three, several magnitudes, both sides
-    of every switching point of absolute values, maxima and roots, irrational ones, integers. The same at every call.
-
-    Args:
-        *expressions (`sympy.Basic`):
-            Expressions of real symbols.
-
-    Yields:
-        `tuple[dict, bool]`: a value for each symbol, and whether this point is needed; the others are for where too
-        few of these could be used. One empty point if there are no symbols.
+    Values for the symbols of expressions, the same at every call: every combination of signs of the first three,
+    several magnitudes, both sides of each switching point, irrational and whole ones. Also whether a point is needed;
+    the others follow where too few of these could be used. One empty point if there are no symbols.
     """
     symbols = sorted(set().union(*(expression.free_symbols for expression in expressions)), key=str)
     if not symbols:

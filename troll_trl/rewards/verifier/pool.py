@@ -38,16 +38,7 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """
-    One worker process and the pipes to it.
-
-    Args:
-        memory_bytes (`int`):
-            Address space that it may use.
-
-    Raises:
-        WorkerError: the process cannot be started.
-    """
+    """One worker process with so much address space, and the pipes to it; [`WorkerError`] if it cannot start."""
 
     def __init__(self, memory_bytes: int):
         if not sys.executable:
@@ -76,20 +67,9 @@ class Worker:
 
     def ask(self, question: dict, seconds: float) -> dict:
         """
-        Ask one question. Only one thread may ask at a time.
-
-        Args:
-            question (`dict`):
-                For [`~troll_trl.rewards.verifier.symbolic.answer_question`].
-            seconds (`float`):
-                Limit of the processor time. By the clock it is [`WALL_FACTOR`] times as long.
-
-        Returns:
-            `dict`: the reply, or `{"died": "timeout"}`, `"memory"` or `"crash"`; of [`WorkerPool.ask`] also
-            `"broken"`, if a fresh worker dies of a trivial question too.
-
-        Raises:
-            WorkerError: the process is gone.
+        The reply to one question, or `{"died": "timeout"}`, `"memory"` or `"crash"`; of [`WorkerPool.ask`] also
+        `"broken"`, if a fresh worker dies of a trivial question too. `seconds` is processor time; by the clock it is
+        [`WALL_FACTOR`] times as long. Only one thread may ask. Raises [`WorkerError`] if the process is gone.
         """
         try:
             write_message(self._questions, question | {"seconds": seconds, "wall_seconds": WALL_FACTOR * seconds})
@@ -120,14 +100,8 @@ class Worker:
 
 class WorkerPool:
     """
-    Worker processes, started as they are needed and replaced when they die.
-
-    Args:
-        size (`int`, *optional*):
-            Most processes at a time. By default one for each CPU that this process may use, shared among the local
-            ranks, and at most 8.
-        memory_bytes (`int`, *optional*, defaults to 1 GiB):
-            Address space that each may use.
+    Worker processes with `memory_bytes` of address space each, started as they are needed and replaced when they die;
+    at most `size`, by default one for each CPU of this process, shared among the local ranks, and at most 8.
     """
 
     def __init__(self, size: int | None = None, memory_bytes: int = 1 << 30):
@@ -141,19 +115,8 @@ class WorkerPool:
 
     def ask(self, questions: Sequence[dict], seconds: float) -> list[dict]:
         """
-        Ask questions in parallel. Any thread may call this; a slow question delays only the worker that has it.
-
-        Args:
-            questions (`Sequence[dict]`):
-                For [`~troll_trl.rewards.verifier.symbolic.answer_question`].
-            seconds (`float`):
-                Processor time of each. A call takes at most this for each question and worker, whatever is asked.
-
-        Returns:
-            `list[dict]`: a reply for each, see [`Worker.ask`].
-
-        Raises:
-            WorkerError: no worker can be started.
+        A reply to each question, in parallel; see [`Worker.ask`]. Any thread may call this; a slow question delays only
+        its worker. Raises [`WorkerError`] if no worker can be started.
         """
         futures: list[Future] = []
         try:

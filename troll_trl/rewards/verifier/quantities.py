@@ -31,52 +31,21 @@ _QUANTITY = re.compile(
 
 @dataclass(frozen=True)
 class Quantity:
-    """
-    A number with what stands around it.
-
-    Args:
-        value (`Fraction`):
-            Exact value; that of the digits where there is a percent sign or a base.
-        percent (`bool`):
-            Whether a percent sign follows.
-        unit (`str`, *optional*):
-            Canonical unit; `None` without one and for one that is not known, such as "apples".
-        words (`frozenset[str]`):
-            Words that are no known unit.
-        base (`str`, *optional*):
-            Base that the digits are in, as written behind them.
-        digits (`int`, *optional*):
-            Significant digits of a decimal; `None` for a value that is exact, such as a fraction.
-        places (`int`):
-            Decimal places of a decimal.
-        numeral (`str`, *optional*):
-            The sign and the digits of an integer or a decimal, `None` for anything else.
-        worked_out (`bool`):
-            `False` for what is left to be computed: a fraction of decimals, `10^2`.
-    """
+    """A number with what is around it. Its value is exact; that of the digits if it has a percent sign or a base."""
 
     value: Fraction
     percent: bool = False
-    unit: str | None = None
+    unit: str | None = None  # canonical, if it is known
     words: frozenset[str] = frozenset()
     base: str | None = None
-    digits: int | None = None
-    places: int = 0
-    numeral: str | None = None
-    worked_out: bool = True
+    digits: int | None = None  # significant ones of a decimal
+    places: int = 0  # decimal places
+    numeral: str | None = None  # sign and digits of an integer or a decimal
+    worked_out: bool = True  # not so: a fraction of decimals, 10^2
 
 
 def read_quantity(text: str) -> Quantity | None:
-    """
-    Read a normalised answer as a number.
-
-    Args:
-        text (`str`):
-            As [`~troll_trl.rewards.verifier.notation.normalise`] returns it.
-
-    Returns:
-        `Quantity` or `None`: `None` for anything that is not one number.
-    """
+    """A normalised answer as a number; `None` for anything that is not one number."""
     match = _QUANTITY.fullmatch(text)
     if match is None or (match["sign"] and match["sign2"]):
         return None
@@ -114,20 +83,8 @@ def _is_worked_out(match: re.Match) -> bool:
 
 def same_quantity(gold: Quantity, answer: Quantity) -> bool:
     """
-    Whether two numbers are the same answer.
-
-    A unit may be left out, and so may a percent sign (`50` or `0.5` for 50 %); units that are both known must be the
-    same. A base must not be added (`4210_5` is not 4210), unless it is ten, but may be left out: the problem asks for
-    it.
-
-    Args:
-        gold (`Quantity`):
-            Gold answer.
-        answer (`Quantity`):
-            Answer of a completion.
-
-    Returns:
-        `bool`: whether they are.
+    Whether two numbers are the same answer. A unit or a percent sign may be left out (`50` or `0.5` for 50 %); units or
+    words of both must agree. A base must not be added, unless it is ten, but may be left out.
     """
     if answer.base is not None and answer.base != (gold.base or "10"):
         return False

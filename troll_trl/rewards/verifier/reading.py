@@ -73,16 +73,7 @@ def _parse(latex: str):
 
 @lru_cache(maxsize=1024)
 def read(text: str):
-    """
-    The sympy object of a LaTeX expression.
-
-    Args:
-        text (`str`):
-            Normalised LaTeX.
-
-    Returns:
-        A sympy object with real symbols and exact numbers; `None` for what cannot be read.
-    """
+    """A normalised expression as a sympy object with real symbols and exact numbers; `None` if it cannot be read."""
     try:
         latex = explicit_products(text)
     except Malformed:

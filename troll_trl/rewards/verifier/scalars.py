@@ -18,10 +18,10 @@ _DATE = re.compile(
     rf"(?:(?P<month>{_MONTH})\.? (?P<day>\d{{1,2}})(?:st|nd|rd|th)?"
     rf"|(?P<day2>\d{{1,2}})(?:st|nd|rd|th)? (?:of )?(?P<month2>{_MONTH})\.?)(?: (?P<year>\d{{4}}))?"
 )
-_PART = re.compile(r"(\d+(?:\.\d+)?)(\s?(?:\^\\circ|'{1,2}|[A-Za-z]+)\s?)(?:and )?")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(\s?(?:\^\\circ|'{1,2}|[A-Za-z]+)\s?)")
 _PARTS = {
-    "day^1": 86400, "h^1": 3600, "min^1": 60, "s^1": 1, "^\\circ": 3600, "'": 60, "''": 1,
-    "ft^1": 12, "in^1": 1, "lb^1": 16, "oz^1": 1, "$^1": 100, "cent^1": 1,
+    "day^1": 86400, "h^1": 3600, "min^1": 60, "s^1": 1, "^\\circ": 3600, "deg^1": 3600, "'": 60, "''": 1,
+    "ft^1": 12, "in^1": 1,
 }  # fmt: skip
 _BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
 _FUNCTION_WORDS = frozenset(("sinh", "cosh", "tanh", "arcsin", "arccos", "arctan", "sqrt", "frac", "matrix", "pmatrix"))
@@ -31,7 +31,7 @@ _SKIPPED = re.compile(
 )
 # Operators that neither commute nor multiply: A^T B, a\times b, AB^{-1}
 _OPERATORS = re.compile(
-    r"\\(?:oplus|otimes|ast|star|dagger|top|intercal|setminus|bmod|mod|nabla|vec)(?![A-Za-z])"
+    r"\\begin\{|\\(?:oplus|otimes|ast|star|dagger|top|intercal|setminus|bmod|mod|nabla|vec)(?![A-Za-z])"
     r"|[A-Z]\}?\^\{?(?:T|H|\\ast|\*)\}?(?![A-Za-z])|[A-Z]\s?[A-Z]\^\{?-1|[A-Z]\^\{?-1\}?\s?[A-Z]"
     r"|(?<![\\A-Za-z])[A-Za-z]\}?\s?\\times\s?\{?[A-Za-z](?![A-Za-z])"
 )
@@ -49,6 +49,7 @@ def is_formula(text: str) -> bool:
 
 
 def _has_words(text: str) -> bool:
+    text = re.sub(r"\\(?:begin|end)\{[a-z]+\}(?:\{[lcr|]*\})?", "", text)
     return r"\text" in text or any(word not in _FUNCTION_WORDS for word in _BARE_WORD.findall(text))
 
 
@@ -113,17 +114,23 @@ def same_time(gold: tuple[int, int, str], answer: tuple[int, int, str]) -> bool:
     return len({(hour + 12 * (half == "p" and hour < 12), minute) for hour, minute, _ in (gold, answer)}) == 1
 
 
-def read_parts(text: str) -> Fraction | tuple | None:
-    """`5 h 30 min` and `45^\\circ 30'` in the smallest unit, and `March 5, 2020`; `None` for anything else."""
-    plain = " ".join(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).replace(",", " ").split())
+def same_parts(gold: str, answer: str) -> bool | None:
+    """Whether `2 h 30 min` is 150 min, or `May 3` the 3rd of May; `None` if both are something else."""
+    left, right = _read_parts(gold), _read_parts(answer)
+    return None if left is None or right is None or left[0] == right[0] == 1 else left[1:] == right[1:]
+
+
+def _read_parts(text: str) -> tuple | None:
+    """How many parts a date, a time or an angle has, and what it is in the smallest unit."""
+    plain = " ".join(re.sub(r"\\text\{([^{}]*)\}|,|\band\b", r" \1 ", text).split())
     date = _DATE.fullmatch(plain)
     if date:
         name = (date["month"] or date["month2"])[:3].casefold()
-        return name, int(date["day"] or date["day2"]), date["year"] or ""
+        return 2, name, int(date["day"] or date["day2"]), date["year"] or ""
     parts = _PART.findall(plain)
-    if len(parts) < 2 or "".join(map("".join, parts)).replace(" ", "") != plain.replace(" ", ""):
+    if not parts or "".join(map("".join, parts)).replace(" ", "") != plain.replace(" ", ""):
         return None
     units = [_PARTS.get(unit.strip()) or _PARTS.get(canonical_unit(unit.strip()) or "") for _, unit in parts]
     if None in units or sorted(units, key=lambda unit: unit or 0, reverse=True) != units:
         return None
-    return sum((Fraction(number) * unit for (number, _), unit in zip(parts, units, strict=True) if unit), Fraction(0))
+    return len(parts), sum(Fraction(number) * (unit or 0) for (number, _), unit in zip(parts, units, strict=True))

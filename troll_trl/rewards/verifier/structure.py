@@ -4,7 +4,8 @@ import itertools
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
+
+from troll_trl.rewards.verifier.quantities import read_quantity
 
 _TOKEN = re.compile(
     r"\\begin\{[a-z]+\*?\}|\\end\{[a-z]+\*?\}|\\text\{[^{}]*\}|\\[A-Za-z]+|\\.|\b(?:and|or)\b|.", re.DOTALL
@@ -12,7 +13,7 @@ _TOKEN = re.compile(
 _BRACKETS = {r"\{": r"\}", "(": ")", "[": "]", r"\langle": r"\rangle"}
 _CLOSERS = frozenset((")", "]", "}", r"\}", r"\rangle"))
 _OPENERS = frozenset(("(", "[", "{", r"\{", r"\langle"))
-_LIST_SEPARATORS = frozenset((",", ";", "and", "or"))
+_LIST_SEPARATORS = frozenset((",", ";", "and", "or", r"\\"))
 _TEXT_SEPARATOR = re.compile(r"\\text\{[\s,]*(and|or)[\s,]*\}")
 _PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])")
 _RELATIONS = {"<": False, r"\le": True, ">": False, r"\ge": True}
@@ -49,7 +50,7 @@ _EVENT = r"(?:[A-Za-z0-9,|=<>_ ]|\\(?:cap|cup|mid|text|ge|le|bar|overline|ldots)
 # Words that make "twice the answer" another value
 CHANGING = (
     r"(?i:\b(?:not|no|never|isn|wrong|incorrect|twice|thrice|double|triple|half(?!-)|minus|plus|than|negative|opposite|inverse"
-    r"|reciprocal|squared|cubed)\b)"
+    r"|reciprocal|squared|cubed|(?:square|cube) (?:of|root))\b)"
 )
 # What an equation may give a value to: a letter, perhaps with an index, f(x), P(A|B), |AB|, \angle ABC, (x,y), dy/dx,
 # or words
@@ -70,7 +71,7 @@ LETTER = re.compile(
 )
 
 
-_FRACTION_OF_NAMES = re.compile(r"\\frac\{([^{}\d]+)\}\{([^{}\d]+)\}")
+_FRACTION_OF_NAMES = re.compile(r"\\frac\{([A-Z][^{}^]*)\}\{([A-Z][^{}^]*)\}")
 # A sum of names, which competitions ask for: m+n, 100a+b
 _COEFFICIENT = re.compile(r"\A10+(?:\\cdot)?\s?(?=[A-Za-z\\])")
 
@@ -83,7 +84,9 @@ def is_ratio(text: str) -> bool:
 
 def is_name(text: str) -> bool:
     """Whether an equation may give a value to one side: a name, a sum or a ratio of names, a remainder of one."""
-    text = re.sub(r"\s?\\b?mod\s?\d+\Z", "", text.strip())
+    text = re.sub(r"\s?\\b?mod\s?\d+\Z|\A\\(?:max|min)(?![A-Za-z])\s?(?=.)", "", text.strip())
+    if text in (r"\max", r"\min") or (r"\frac" in text and is_ratio(text)):
+        return True
     parts = split(text, ("+",)) if "+" in text else split(text, (":",))
     return all(NAME.fullmatch(_COEFFICIENT.sub("", part) if len(parts) > 1 else part) for part in parts)
 
@@ -91,16 +94,9 @@ def is_name(text: str) -> bool:
 @dataclass(frozen=True)
 class Members:
     """
-    An answer of several parts.
-
-    Args:
-        kind (`str`):
-            `"list"` (bare), `"or"` (a list of alternatives), `"set"`, `"union"`, `"matrix"`, `"cases"`, or the two
-            brackets of a tuple or an interval: `"(]"`.
-        parts (`list[str]`):
-            The parts; rows of a matrix, with `&` between the cells, included.
-        name (`str`, *optional*):
-            The variable of an inequality, or the left side of an equation such as `(x,y)=(3,5)`.
+    An answer of several parts. Its kind is `"list"` (bare), `"or"` (alternatives), `"set"`, `"union"`, `"matrix"` or
+    `"cases"` (rows with `&` between the cells), or the two brackets of a tuple or an interval: `"(]"`. Its name is the
+    variable of an inequality, or the left side of an equation such as `(x,y)=(3,5)`.
     """
 
     kind: str
@@ -194,22 +190,15 @@ def _vector(text: str) -> Members | None:
 
 def _times(factor: str, row: str) -> str:
     """A row of a matrix with a factor in front of the matrix."""
-    cells = []
+    times, cells = read_quantity("1" if factor in ("", "-") else factor.strip("()")), []
     for cell in split(row, ("&",)):
-        number = re.fullmatch(r"(-?)(?:(\d+)|\\frac\{(-?\d+)\}\{(\d+)\})", cell)
-        times = re.fullmatch(r"(-?)(?:(\d+)|\\frac\{(-?\d+)\}\{(\d+)\}|(\d+)/(\d+)|)", factor.strip("()"))
-        if number and times:
-            product = _fraction(number) * _fraction(times)
+        number = read_quantity(cell)
+        if number is not None and times is not None:
+            product = number.value * times.value * (-1 if factor == "-" else 1)
             cells.append(f"\\frac{{{product.numerator}}}{{{product.denominator}}}")
         else:
             cells.append({"0": "0", "1": factor, "-1": f"-({factor})"}.get(cell, f"{factor}\\cdot({cell})"))
     return "&".join(cells)
-
-
-def _fraction(match: re.Match) -> Fraction:
-    sign, *parts = match.groups()
-    numbers = [int(part) for part in parts if part] or [1]
-    return (-1 if sign else 1) * Fraction(numbers[0], numbers[1] if len(numbers) > 1 and numbers[1] else 1)
 
 
 def _bracketed(text: str) -> Members | None:

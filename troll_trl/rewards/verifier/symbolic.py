@@ -37,16 +37,8 @@ _DECIMAL = re.compile(r"-?\d*\.(\d+)")
 
 def answer_question(question: dict) -> dict:
     """
-    Decide what the fast path left open.
-
-    Args:
-        question (`dict`):
-            `gold`, and `answer` if it is to be compared, both normalised; `strict`, whether the answer must be worked
-            out as far as the gold answer.
-
-    Returns:
-        `dict`: `result`, whether the answer is equal, or, without one, whether the gold answer can be read; `error` if
-        sympy failed on them.
+    Decide what the fast path left open: a `gold` answer and an `answer`, both normalised, and whether to be `strict`.
+    The `result` is whether they are equal, without an answer whether the gold answer can be read; or an `error`.
     """
     try:
         if "answer" in question:
@@ -80,18 +72,7 @@ def number(text: str) -> Fraction | None:
 
 
 def expressions_equal(gold_text: str, answer_text: str) -> bool:
-    """
-    Whether two expressions, equations or inequalities are equal.
-
-    Args:
-        gold_text (`str`):
-            LaTeX of the gold answer.
-        answer_text (`str`):
-            LaTeX of the answer.
-
-    Returns:
-        `bool`: `False` too if one of them cannot be read.
-    """
+    """Whether two expressions, equations or inequalities are equal; `False` too if one of them cannot be read."""
     gold, answer = read(gold_text), read(answer_text)
     if gold is None or answer is None:
         return False

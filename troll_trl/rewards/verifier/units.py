@@ -31,7 +31,7 @@ _CONTINUING = """
     and or plus minus over half halves thirds quarters fourths fifths sixths sevenths eighths ninths squared cubed pi
     i e sqrt factorial mod modulo not but if when where unless except excluding without ignoring
     hundreds thousands dozens tens zero zeros nil naught nought
-    less least most bound between below above through until versus vs than rather instead nor etc infinity infinite
+    less least most bound between through until versus vs than rather instead nor etc infinity infinite
     maybe perhaps possibly probably wrong incorrect false never unknown undefined
     double doubled twice triple tripled thrice halved divided multiplied choose power powers itself
     root log exp negative negated opposite inverse reciprocal complement conjugate transpose
@@ -54,10 +54,11 @@ _ADJECTIVES = frozenset(_ADJECTIVE_WORDS.split())
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,8}")
 # Numerals, and what makes another value of one, as 的 does in 的倒数
 _CJK_CHANGING = frozenset(
-    "一二三四五六七八九十百千万亿半分之倍个点零两双打约或和与至到不多少余加减乘除以平方立次根的の反逆负無无非"
+    "一二三四五六七八九十百千万亿半分之倍个点零两双打约或和与至到不多少余加减乘除以平方立次根的の반역제反逆负無无非"
 )
 _CJK_MAGNITUDES = {"万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8, "千": 10**3, "百": 10**2}
 _NOT_UNITS = frozenset(_CONTINUING.split()) | frozenset(_MAGNITUDES)
+_TEMPERATURE = re.compile(r"\s?\^\\circ\s?(?:\\text\{\s?)?([CF])(?![A-Za-z])\s?\}?")
 _SMALL = frozenset(["of", "per", "in", "on", "at", "to", "the", "each", "for", "by", "more", "total", "are", "is"])
 _PERCENT = re.compile(r"(?:% percent|%|(?:percents?|pct)(?![A-Za-z]))\s*")
 _IN_BRACKETS = re.compile(r"\s?\(((?:[A-Za-z]{2,}[ /.]?){1,5}(?:\^\{?\d\}?)?)\)\s?")
@@ -74,26 +75,17 @@ class Unit(NamedTuple):
     words: frozenset[str] = frozenset()
 
     def contradicts(self, gold: "Unit") -> bool:
-        """Whether both have units or words, and no one in common: `10% gain` and `10% loss`."""
+        """Whether each has a unit or words that the other lacks: `10% gain` and `10% loss`."""
         if self.name is not None and gold.name is not None and self.name != gold.name:
             return True
-        return bool(self.words and gold.words and not self.words & gold.words)
+        return bool(self.words - gold.words and gold.words - self.words)
 
 
 def read_unit(text: str) -> Unit | None:
-    """
-    Read what stands behind a number.
-
-    Args:
-        text (`str`):
-            Normalised, text commands included.
-
-    Returns:
-        `Unit` or `None`: `None` for what is no unit.
-    """
+    """What follows a number, normalised, text commands included; `None` for what is no unit."""
     if not text:
         return Unit()
-    text = text.replace(r"^\circ C", " celsius").replace(r"^\circ F", " fahrenheit")
+    text = _TEMPERATURE.sub(lambda sign: " celsius" if sign[1] == "C" else " fahrenheit", text)
     apart = text.startswith((" ", "\\text"))  # 12 m, not the product 12m
     named = _IN_BRACKETS.fullmatch(_TEXT.sub(r"\1", text))  # 9 (apples)
     if named:
@@ -149,7 +141,7 @@ def _read_cjk(text: str, factor: int) -> Unit | None:
     magnitude = _CJK_MAGNITUDES.get(text[:1])
     if magnitude is not None:
         factor, text = factor * magnitude, text[1:]
-    text = text.removeprefix("个")
+    text = re.sub(r"\A(?:个|[平立]方(?=[厘分毫千公]?[米里]))", "", text)
     if not text:
         return Unit(factor=factor)
     return Unit(factor=factor) if _CJK.fullmatch(text) and not _CJK_CHANGING & set(text) else None
@@ -157,16 +149,8 @@ def _read_cjk(text: str, factor: int) -> Unit | None:
 
 def canonical_unit(text: str, lone_letters: bool = True) -> str | None:
     """
-    One name for a unit, such as `cm^2` for `square centimeters` and `m^1 s^-1` for `m/s`.
-
-    Args:
-        text (`str`):
-            Unit without the number and without text commands.
-        lone_letters (`bool`, *optional*, defaults to `True`):
-            Whether `m` is a metre rather than a variable.
-
-    Returns:
-        `str` or `None`: `None` if a part of it is not known.
+    One name for a unit without text commands, such as `m^1 s^-1` for `m/s`; `None` if a part of it is not known.
+    `lone_letters` says whether `m` is a metre rather than a variable.
     """
     powers: dict[str, int] = {}
     last, sign, next_power = "", 1, 1

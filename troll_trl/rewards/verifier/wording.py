@@ -22,15 +22,16 @@ _INTRODUCTION = re.compile(
 # "The largest n is 34", "he has 12 left", unless a word says another value
 _SENTENCE = re.compile(
     rf"\A(?!.*(?:{CHANGING}|\b(?i:if|unless|maybe|perhaps|probably|possibly|either|guess|one of|another)\b))"
-    r"\\?[A-Za-z][^=<>+*/^]{0,120}?(?:(?<=\w )|(?<=[)}]))"
-    r"(?:is|are|was|were|be|equals|has|have|had|costs?|takes?|needs?|gives?)(?: equal to| exactly)?(?: |(?=\\))"
-    r"(?=[-+.$(\d\\|])"
+    r"\\?[A-Za-z][^=<>+*/^]{0,120}?(?:(?<=\w )|(?<=[)}])|(?=:))"
+    r"(?:(?:is|are|was|were|be|equals|has|have|had|costs?|takes?|needs?|gives?)(?: equal to| exactly)?(?: |(?=\\))"
+    r"|(?<=[A-Za-z]{3}):\s?)(?=[-+.$(\d\\|])"
 )
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 # "The equation has no real solution"
 _NO_SOLUTION = re.compile(
     r"(?:.* (?=has|have|is|are)|there )?(?:has |have |is |are |exists? )?no (?:such |real |possible |valid |integer )*"
-    r"(?:solutions?|roots?|numbers?|values?|answers?)(?: exists?)?|(?:the )?empty set|none|无解|无实数解|空集"
+    r"(?:solution|root|number|value|answer|integer|pair|triple)s?(?: of \w)?(?: exists?)?|(?:the )?empty set|none"
+    r"|无解|无实数解|空集"
 )
 _SYNONYMS = {
     "dne": "does not exist", "not defined": "undefined", "is undefined": "undefined",
@@ -51,7 +52,7 @@ def words(text: str) -> str | None:
     Words in lower case, such as a name or a direction; `None` for anything else, a short product of letters included.
     `\emptyset` stands for "no solution".
     """
-    if text.strip() == r"\emptyset":
+    if re.fullmatch(r"\s?(?:\w\\in\s?)?\\emptyset\s?", text):
         return "no solution"
     wrapped = re.fullmatch(r"\\text\{([^{}]*)\}", text)
     content = (wrapped[1] if wrapped else text).strip(' ().,;:"')
@@ -61,7 +62,7 @@ def words(text: str) -> str | None:
     folded = content.casefold()
     if len(content) < 4 and len(set(content)) > len(set(folded)):  # Aa and AA are two genotypes
         return content
-    folded = re.sub(r"\A(?:an?|the) (?=\w\w)", "", folded)
+    folded = re.sub(r"\A.* (?=does not exist\Z)|\A(?:an?|the) (?=\w\w)", "", folded)
     return "no solution" if _NO_SOLUTION.fullmatch(folded) else _SYNONYMS.get(folded, folded)
 
 
