@@ -32,7 +32,7 @@ from troll_trl.kernels import blocks, candidates, dispatch, fold, gradient, proj
 from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head import add_sparse_lm_head, sparse_log_probs, support_selection
 from troll_trl.projection import project
-from troll_trl.trainers.loss_pass import LossPass
+from troll_trl.trainers.bounded_policy import BoundedPolicy
 from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion
 from troll_trl.trust_region.sparse import SparseDistribution
@@ -318,12 +318,12 @@ def count_steps(shape: str, rows: int, length: int, layers: int | None = None) -
         (-limited * live).sum().backward()
 
     def troll():
-        this = LossPass(ProjectionTrustRegion(0.05), log_probs, support, live, advantages)
+        this = BoundedPolicy(ProjectionTrustRegion(0.05), log_probs, support, live, advantages)
         ratio = (this.wrap(model, length)(**batch).log_probs - old).exp()
         ((this.bounded.regression - ratio * advantages) * live).sum().backward()
 
     def mask():
-        this = LossPass(MaskTrustRegion("binary_tv", 0.15), old.unsqueeze(-1), None, live, advantages)
+        this = BoundedPolicy(MaskTrustRegion("binary_tv", 0.15), old.unsqueeze(-1), None, live, advantages)
         ratio = (this.wrap(model, length)(**batch).log_probs - old).exp()
         limited = torch.min(ratio * advantages, ratio.clamp(-math.inf, math.inf) * advantages)
         (-limited * live).sum().backward()

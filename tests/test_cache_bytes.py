@@ -96,7 +96,7 @@ def test_on_the_device_are_a_micro_batch_and_the_next_one(tmp_path, monkeypatch)
         max_steps=17,
         per_device_train_batch_size=4,
     )
-    monkeypatch.setattr(trainer._old_policies, "_device", "another than the host")
+    monkeypatch.setattr(trainer.prefetcher, "_device", "another than the host")
     to = RaggedDistribution.to
 
     def copying(self, device, non_blocking=False):

@@ -10,7 +10,7 @@ import pytest
 from logged import logged
 
 from troll_trl.evaluation import EvaluationArguments, compare, score_file, summarize
-from troll_trl.evaluation.other_tools import read_rows
+from troll_trl.evaluation.import_samples import read_rows
 from troll_trl.evaluation.problem_scores import read_scores
 from troll_trl.evaluation.samples import SampleWriter, read_lines, write_parquet
 
@@ -289,7 +289,7 @@ def test_scoring_goes_on_where_it_was_killed(tmp_path, monkeypatch):
     rows = [{"id": i // 2, "text": f"#### {i}", "answer": "3"} for i in range(10)]
     path = write(tmp_path / "x.jsonl", rows)
     evaluate_file(path, tmp_path / "whole")
-    monkeypatch.setattr("troll_trl.evaluation.other_tools.BATCH", 4)
+    monkeypatch.setattr("troll_trl.evaluation.import_samples.BATCH", 4)
     whole = (tmp_path / "whole" / "samples.jsonl").read_bytes()
     evaluate_file(path, tmp_path / "out")
     target = tmp_path / "out" / "samples.jsonl"

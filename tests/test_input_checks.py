@@ -135,13 +135,15 @@ def test_prompts_must_fit_vllms_length_where_it_is_shorter(tmp_path):
     trainer = make(tmp_path, prompts(" ".join(["w1"] * 16)))
     trainer.use_vllm, trainer.vllm_mode, trainer.args.vllm_max_model_length = True, "colocate", 20
     with pytest.raises(ValueError, match=r"has 16 tokens; .* exceeds `vllm_max_model_length` 20\. Set .* at most 4"):
-        trainer._check_prompts("train", trainer.train_dataset)
+        trainer._check_prompts()
     trainer.args.vllm_max_model_length = 4096
+    trainer.train_dataset = prompts(" ".join(["w1"] * 17))
     with pytest.raises(ValueError, match=r"has 17 tokens; .* exceeds the model's context of 24"):
-        trainer._check_prompts("train", prompts(" ".join(["w1"] * 17)))
+        trainer._check_prompts()
+    trainer.train_dataset = prompts(" ".join(["w1"] * 16))
     trainer.vllm_mode = "server"  # which has a length of its own
     trainer.args.vllm_max_model_length = 20
-    trainer._check_prompts("train", trainer.train_dataset)
+    trainer._check_prompts()
 
 
 def test_what_a_rollout_function_does_with_a_prompt_is_its_own(tmp_path):

@@ -14,8 +14,8 @@ from troll_trl.kernels import agreement as checks
 from troll_trl.kernels import dispatch
 from troll_trl.kernels.agreement import KernelCheck, self_check
 from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
-from troll_trl.trainers import kernel_check
-from troll_trl.trainers.kernel_check import settle_kernels
+from troll_trl.trainers import kernel_choice
+from troll_trl.trainers.kernel_choice import settle_kernels
 
 GOOD = KernelCheck("fold", True, 1e-7, "3 tokens", "")
 WRONG = KernelCheck("gradient", False, 0.25, "3 tokens", "")
@@ -36,14 +36,14 @@ class TwoRanks:
 def accelerator(monkeypatch):
     """As on an accelerator that the kernels run on."""
     monkeypatch.delenv("TROLL_KERNELS", raising=False)
-    monkeypatch.setattr(kernel_check, "use_triton", lambda device: True)
-    monkeypatch.setattr(kernel_check, "INTERPRETED", False)
+    monkeypatch.setattr(kernel_choice, "use_triton", lambda device: True)
+    monkeypatch.setattr(kernel_choice, "INTERPRETED", False)
     yield
     dispatch.use_torch_alone(False)
 
 
 def found(monkeypatch, *checks):
-    monkeypatch.setattr(kernel_check, "self_check", lambda device: checks)
+    monkeypatch.setattr(kernel_choice, "self_check", lambda device: checks)
 
 
 def test_good_kernels_run(monkeypatch):
@@ -55,7 +55,7 @@ def test_good_kernels_run(monkeypatch):
 def test_a_failure_is_named_and_torch_takes_over(monkeypatch):
     found(monkeypatch, GOOD, WRONG, BROKEN)
     said = []
-    monkeypatch.setattr(kernel_check.logger, "warning", lambda message, **options: said.append(message))
+    monkeypatch.setattr(kernel_choice.logger, "warning", lambda message, **options: said.append(message))
     assert settle_kernels(TwoRanks()) is True
     assert dispatch._torch_alone and not use_triton(torch.device("cuda"))
     (message,) = said
@@ -66,7 +66,7 @@ def test_a_failure_is_named_and_torch_takes_over(monkeypatch):
 
 def test_a_failure_on_another_rank_counts_here(monkeypatch):
     found(monkeypatch, GOOD)
-    monkeypatch.setattr(kernel_check.logger, "warning", lambda message, **options: None)
+    monkeypatch.setattr(kernel_choice.logger, "warning", lambda message, **options: None)
     assert settle_kernels(TwoRanks(elsewhere=1)) is True
     assert dispatch._torch_alone
 

@@ -231,11 +231,11 @@ def test_metrics_and_loss_of_a_micro_batch(loss_type, tmp_path):
     inputs = take_off_policy(trainer)
     inputs["advantages"][::2] *= -1
     model = trainer.model.train()
-    trainer.counters["train"]["trust_region"].pop()
+    trainer.troll_metrics["train"].pop()
     model.zero_grad()
     trainer._compute_loss(model, inputs).backward()
     gradient = model.model.embed_tokens.weight.grad.clone()
-    metrics = trainer.counters["train"]["trust_region"].pop()
+    metrics = trainer.troll_metrics["train"].pop()
 
     mask, old = inputs["completion_mask"], inputs["old_per_token_logps"].double()
     log_probs = FullLogitsMask._full(trainer, inputs).gather(-1, inputs["completion_ids"].unsqueeze(-1)).squeeze(-1)

@@ -15,7 +15,7 @@ from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head.patch import SparseCausalLMOutput
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
-from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding
+from troll_trl.trainers.bounded_policy import BoundedPolicy, equal_to_rounding
 from troll_trl.trust_region.regions import ProjectionTrustRegion
 from troll_trl.trust_region.sparse import SparseDistribution
 
@@ -136,7 +136,7 @@ def _distributions(rows: int):
 
 def _through(old, policy, mask):
     region = ProjectionTrustRegion(0.05)
-    loss_pass = LossPass(region, old.log_probs, old.token_ids, mask.bool(), torch.ones(len(mask), 1))
+    loss_pass = BoundedPolicy(region, old.log_probs, old.token_ids, mask.bool(), torch.ones(len(mask), 1))
     output = SparseCausalLMOutput(sparse_log_probs=policy, log_probs=policy[..., 0])
     projected = loss_pass.wrap(lambda **_: output, policy.shape[1])().log_probs
     return loss_pass, projected

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from trl_comparison import logged, make_trainer, micro_batch, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.resilience.nonfinite import without_masked
+from troll_trl.resilience.finite_guard import without_masked
 
 BAD = [math.nan, math.inf, -math.inf]
 # Momentum and weight decay would move weights without a gradient; the schedule would move the learning rate
@@ -317,7 +317,7 @@ def test_masked_positions_never_enter_an_exp(garbage, level, steps_per_generatio
     loss, gradient = gradient_of_loss(trainer, inputs | spoiled)
     assert torch.equal(loss, expected_loss)
     assert all(torch.equal(gradient[name], expected[name]) for name in expected)
-    assert not trainer._bad_counts[:-1].any(), "masked values are not counted"
+    assert not trainer.finite_guard._counts[:-1].any(), "masked values are not counted"
 
 
 def test_what_is_not_masked_is_left_as_it_is():

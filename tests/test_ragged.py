@@ -8,7 +8,7 @@ import torch
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from troll_trl.trainers import old_policy
-from troll_trl.trainers.old_policy import CopiesAhead
+from troll_trl.trainers.old_policy import Prefetcher
 from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.sparse import SparseDistribution, sparsify
 
@@ -176,7 +176,7 @@ def streams(monkeypatch):
 
 
 def test_a_copy_that_was_begun_is_taken(streams):
-    copies = CopiesAhead(torch.device("cuda"))
+    copies = Prefetcher(torch.device("cuda"))
     first, second = (RaggedDistribution.pack(example(seed=seed)[0]) for seed in (1, 2))
     copies.take(first)
     taken = ["main waits for side", *["main uses"] * 5]
@@ -190,7 +190,7 @@ def test_a_copy_that_was_begun_is_taken(streams):
 
 def test_another_than_the_one_begun_is_copied(streams):
     """After an evaluation between two updates, for one."""
-    copies = CopiesAhead(torch.device("cuda"))
+    copies = Prefetcher(torch.device("cuda"))
     first, second = (RaggedDistribution.pack(example(seed=seed)[0]) for seed in (1, 2))
     copies.start(first)
     assert torch.equal(copies.take(second).token_ids, second.token_ids)
@@ -202,7 +202,7 @@ def test_another_than_the_one_begun_is_copied(streams):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_copies_on_a_gpu_while_it_computes():
     device = torch.device("cuda")
-    copies, busy = CopiesAhead(device), torch.randn(4096, 4096, device=device)
+    copies, busy = Prefetcher(device), torch.randn(4096, 4096, device=device)
     hosts = [
         RaggedDistribution.pack(example(rows=64, length=128, seed=seed)[0]).to_host_of(device) for seed in range(6)
     ]

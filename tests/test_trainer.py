@@ -151,7 +151,7 @@ def test_loss_is_the_papers(loss_type, pessimistic, tmp_path):
     if pessimistic:
         assert 0 < of_policy < projected, "the test needs tokens of either surrogate"
     torch.testing.assert_close(loss.double(), expected, rtol=1e-3, atol=1e-5)
-    metrics = trainer.counters["train"]["trust_region"].pop()
+    metrics = trainer.troll_metrics["train"].pop()
     assert metrics["troll/projected_fraction"] == pytest.approx(projected / mask.sum().item())
 
 
@@ -172,7 +172,7 @@ def test_gradient_is_that_of_the_loss(tmp_path):
         for step in (1e-2, -2e-2):
             parameter.add_(step * direction)
             losses.append(trainer._compute_loss(model, inputs).item())
-    assert trainer.counters["train"]["trust_region"].pop()["troll/projected_fraction"] > 0.02
+    assert trainer.troll_metrics["train"].pop()["troll/projected_fraction"] > 0.02
     assert (losses[0] - losses[1]) / 2e-2 == pytest.approx(gradient.norm().item(), rel=0.05)
 
 
@@ -206,7 +206,7 @@ def test_metrics_are_exact_over_micro_batches(tmp_path):
     """Means over tokens, not means of means: two micro-batches of different lengths in one line."""
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=1)
     trainer.train()
-    trainer.counters["train"]["trust_region"].pop()
+    trainer.troll_metrics["train"].pop()
     masks = []
     for i in range(2):
         batch = micro_batch(trainer, i)
@@ -219,9 +219,7 @@ def test_metrics_are_exact_over_micro_batches(tmp_path):
         trainer._compute_loss(trainer.model, batch)
         masks.append((batch, live))
     rest = torch.cat([batch["troll_old_log_probs"][live][:, -1].exp() for batch, live in masks])
-    assert trainer.counters["train"]["trust_region"].pop()["troll/rest_mass_mean"] == pytest.approx(
-        rest.mean().item(), rel=1e-5
-    )
+    assert trainer.troll_metrics["train"].pop()["troll/rest_mass_mean"] == pytest.approx(rest.mean().item(), rel=1e-5)
 
 
 def test_one_scoring_pass_and_its_cache(tmp_path, monkeypatch):
@@ -444,10 +442,10 @@ def test_a_prompt_masked_by_tools(tmp_path):
     inputs["tool_mask"] = torch.ones_like(inputs["completion_mask"])
     inputs["tool_mask"][:, 2:] = 0
     trainer.model.train()
-    trainer.counters["train"]["trust_region"].pop()
+    trainer.troll_metrics["train"].pop()
     trainer._compute_loss(trainer.model, inputs)
     mask = inputs["tool_mask"] * inputs["completion_mask"]
-    assert trainer.counters["train"]["trust_region"]._sums[1].item() == mask.sum().item()
+    assert trainer.troll_metrics["train"]._sums[1].item() == mask.sum().item()
 
 
 def test_off_policy_mask_sees_the_policy(tmp_path, monkeypatch):
@@ -504,7 +502,7 @@ def test_a_batch_that_lost_its_old_policy_is_said(tmp_path, caplog):
     trainer = make_trainer(OwnBatches, TrollGRPOConfig, tmp_path, max_steps=2)
     with caplog.at_level("WARNING"):
         trainer.train()
-    assert caplog.text.count("no column `troll_old_policy`, its old policy") == 1
+    assert caplog.text.count("lacks `troll_old_policy`, its old policy") == 1
     caplog.clear()
     idle = make_trainer(OwnBatches, TrollGRPOConfig, tmp_path, steps_per_generation=1, max_steps=1)
     with caplog.at_level("WARNING"):

@@ -1,5 +1,6 @@
 """Fields of dataclasses that files and flags set: one text documents a field, for `--help` and for the docstring."""
 
+import inspect
 import textwrap
 from dataclasses import MISSING, field, fields
 from typing import Any
@@ -16,14 +17,16 @@ def setting(
 
 
 def document(cls: type) -> type:
-    """Class decorator: writes the fields that `cls` itself declares, with their help, into its docstring's `Args:`."""
+    """Class decorator: writes the settings of `cls` and of this package's bases into its docstring's `Args:`."""
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("troll_trl.")]
     lines = []
     for option in fields(cls):
-        if option.name not in cls.__annotations__ or not option.init:
+        if not option.init or not any(option.name in base.__annotations__ for base in ours):
             continue
         kind = option.type if isinstance(option.type, str) else getattr(option.type, "__name__", str(option.type))
         default = "" if option.default in (None, MISSING) else f", defaults to `{option.default!r}`"
         lines.append(f"    {option.name} (`{kind}`, *optional*{default}):")
         lines.append(textwrap.indent(textwrap.fill(option.metadata["help"].replace("%%", "%"), 112), " " * 8))
-    cls.__doc__ = f"{textwrap.dedent(cls.__doc__ or '').strip()}\n\nArgs:\n" + "\n".join(lines) + "\n"
+    before, raises, after = inspect.cleandoc(cls.__doc__ or "").partition("\n\nRaises:")
+    cls.__doc__ = "\n".join([before, "", "Args:", *lines]) + raises + after + "\n"
     return cls

@@ -9,8 +9,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from troll_trl.cli.settings.arguments import TrollScriptArguments
-from troll_trl.resilience.checkpoint import CheckpointMixin
 from troll_trl.resilience.checkpoint_folder import checkpoints
+from troll_trl.trainers.troll_trainer import TrollTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def saved_checkpoints(output_dir: str) -> list[Path]:
 def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | None:
     """The checkpoint to go on from. With `resume`, the newest complete one, if any."""
     args = trainer.args
-    if isinstance(trainer, CheckpointMixin):
+    if isinstance(trainer, TrollTrainer):
         return trainer.find_checkpoint("newest" if resume else args.resume_from_checkpoint)
     if resume or args.resume_from_checkpoint is True:  # TRL's own trainer takes the newest, whole or not
         saved = saved_checkpoints(args.output_dir)

@@ -10,7 +10,7 @@ Evaluation of models on problems with known answers: samples, their scores, and 
     runner.py          generate_samples(): what is missing is generated, what is there is kept
     provenance.py      run.json: what the samples were made with
     samples.py         samples.jsonl and its Parquet copy
-    other_tools.py     score_file(): samples of other tools
+    import_samples.py  score_file(): samples of other tools
     scoring.py         the training verifier, and a strict second opinion
     problem_scores.py  what the metrics need of a samples file
     statistics.py      pass@k, majority vote, bootstrap
@@ -29,7 +29,7 @@ _MODULES = {
     "EvaluationArguments": "arguments",
     "compare": "summary",
     "generate_samples": "runner",
-    "score_file": "other_tools",
+    "score_file": "import_samples",
     "summarize": "summary",
 }
 

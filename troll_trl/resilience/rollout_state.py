@@ -19,6 +19,15 @@ from troll_trl.trust_region.ragged import RaggedDistribution
 
 Batches = list[dict[str, Any]]
 
+# What the saved rollout batch must agree with: its cut into updates, and what its log-probabilities were computed by.
+# RLOO has not all of them.
+_LAYOUT = (
+    *("steps_per_generation", "num_iterations", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("num_generations", "temperature", "cast_lm_head_to_fp32", "bf16", "fp16", "use_vllm"),
+    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
+    *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"),
+)
+
 
 def file_name(rank: int, ranks: int) -> str:
     """Name of a rank's file in a checkpoint folder."""
@@ -85,6 +94,31 @@ def load(path: Path, device: torch.device) -> tuple[dict[str, Any], Batches | No
         ragged = {name: RaggedDistribution(**value) for name, value in batch.items() if isinstance(value, dict)}
         batch |= {name: value.to_host_of(device) for name, value in ragged.items()}
     return info, batches
+
+
+def layout_of(args: Any, beta: float) -> dict[str, Any]:
+    """What a saved rollout batch must agree with, of a run's `args`."""
+    layout = {name: getattr(args, name) for name in _LAYOUT if hasattr(args, name)}
+    return layout | {"beta": beta != 0}  # without it there is no reference log-probability
+
+
+def why_a_fresh_batch(
+    info: dict[str, Any], batches: Batches | None, layout: dict[str, Any], needs_support: bool
+) -> str:
+    """Why a run of this `layout` cannot continue the batch of a checkpoint; empty if it can."""
+    if changed := [name for name, value in layout.items() if info["layout"].get(name) != value]:
+        return f"The checkpoint was made with another {', '.join(changed)}."
+    if info["unfinished"] and batches is None:
+        return "The checkpoint was made with `save_rollouts=False`."
+    if info["unfinished"] and needs_support and not info["support"]:
+        return "The checkpoint keeps no support, which this trust region needs."
+    return ""
+
+
+def changed_options(saved: dict[str, Any], options: dict[str, Any]) -> str:
+    """Which options of the trust region were others in a checkpoint, in words."""
+    pairs = {name: (saved.get(name, "unused"), options.get(name, "unused")) for name in saved | options}
+    return ", ".join(f"`{name}` {then} (now {now})" for name, (then, now) in pairs.items() if then != now)
 
 
 def _generator_states() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

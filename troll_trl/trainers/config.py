@@ -4,12 +4,13 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import GRPOConfig, RLOOConfig
 
-from troll_trl.resilience.input_checks import check_ranges, is_number
+from troll_trl.fields import document, setting
+from troll_trl.resilience.option_ranges import check_ranges, is_number
 from troll_trl.trainers.trl_compat import silence_known_warnings
 from troll_trl.trust_region.mask import DIVERGENCES, needs_support
 from troll_trl.trust_region.sparse import check_support_options
@@ -56,41 +57,38 @@ class TrollOptions(_TrlConfig):
 
     _trl_config: ClassVar[type]  # the config of TRL's that is extended
 
-    kl_bound: float = field(
-        default=0.05,
-        metadata={"help": "KL bound of every token's trust region around the old policy, in nats. Positive."},
+    kl_bound: float = setting(
+        0.05,  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
+        "KL bound ε of every token's trust region around the old policy q, in nats: KL(π‖q) ≤ ε for the projected "
+        "policy π. Positive; inf switches the projection off.",
     )
-    regression_coef: float = field(
-        default=1.0,
-        metadata={
-            "help": "Weight of the regression term KL(p || stopgrad pi) that pulls the policy to its projection."
-        },
+    regression_coef: float = setting(
+        1.0,
+        "Weight α ≥ 0 of the regression term KL(p ‖ stopgrad π) that pulls the policy p to its projection π.",
     )
-    support_size: int = field(
-        default=64,
-        metadata={
-            "help": "Largest number of tokens kept per position, the sampled token included; the others share "
-            "one rest bucket with their exact mass."
-        },
+    support_size: int = setting(
+        64,
+        "Largest number K ≥ 1 of tokens kept per position, the sampled token included. All other tokens share one rest "
+        "bucket with their exact mass.",
     )
-    tail_mass: float = field(
-        default=1e-5,
-        metadata={"help": "Tokens are kept by descending old probability until at most this mass is left to the rest."},
+    tail_mass: float = setting(
+        1e-5,
+        "Tokens are kept by descending old probability until at most this mass δ in [0, 1) is left to the rest.",
     )
-    pessimistic: bool = field(
-        default=False,
-        metadata={
-            "help": "Take the smaller of the projection's and the policy's surrogate, as PPO takes the smaller of the "
-            "clipped and the free: a token that has moved against its advantage keeps its gradient. Not in the paper."
-        },
+    pessimistic: bool = setting(
+        False,
+        "Take the smaller of the projection's and the policy's surrogate, as PPO takes the smaller of the clipped and "
+        "the free: a token that has moved against its advantage keeps its gradient. Not in the paper: docs/design.md.",
     )
-    max_skipped_updates: int = field(
-        default=20,
-        metadata={"help": "Stop after this many updates in a row were skipped for a NaN or an infinity."},
+    max_skipped_updates: int = setting(
+        20,
+        "Stop the run after this many skipped updates in a row. The trainer skips an update that meets a NaN or an "
+        "infinity.",
     )
-    save_rollouts: bool = field(
-        default=True,
-        metadata={"help": "Save an unfinished rollout batch with the checkpoint, to resume exactly where it was."},
+    save_rollouts: bool = setting(
+        True,
+        "Save an unfinished rollout batch with a checkpoint, so that a resumed run is the uninterrupted one, bit for "
+        "bit. docs/reliability.md has its size.",
     )
 
     def __post_init__(self):
@@ -183,48 +181,15 @@ class TrollOptions(_TrlConfig):
                 warnings.warn(f"{', '.join(unused)} unused: {reason}.", stacklevel=5)
 
 
+@document
 @dataclass
 class TrollGRPOConfig(TrollOptions, GRPOConfig):
     """
     Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and those below. Their defaults are
-    the paper's (TROLL, arXiv 2510.03817).
+    those of the papers (TROLL, arXiv 2510.03817; DPPO, arXiv 2602.04879).
 
-    `epsilon` and `epsilon_high`, the clip range of an existing recipe, are accepted and unused: the projection
+    `epsilon` and `epsilon_high`, the clip range of an existing recipe, are accepted and unused: the trust region
     replaces the clip.
-
-    Parameters:
-        kl_bound (`float`, *optional*, defaults to `0.05`):
-            KL bound ε of every token's trust region, in nats: `KL(π‖q) ≤ ε` for the projected policy `π` and the old
-            policy `q`. Positive; `inf` switches the projection off.
-        regression_coef (`float`, *optional*, defaults to `1.0`):
-            Weight α ≥ 0 of the regression term `KL(p ‖ stopgrad π)` that pulls the policy `p` to its projection.
-        support_size (`int`, *optional*, defaults to `64`):
-            Largest number K ≥ 1 of tokens kept per position, the sampled token included. All other tokens share one
-            rest bucket with their exact mass.
-        tail_mass (`float`, *optional*, defaults to `1e-5`):
-            Tokens are kept by descending old probability until at most this mass δ in `[0, 1)` is left to the rest.
-        pessimistic (`bool`, *optional*, defaults to `False`):
-            Whether the smaller of the projection's and the policy's surrogate counts of each token, as PPO's clip has
-            the smaller of two: a token that has moved against its advantage then keeps its gradient. Not in the paper;
-            see `docs/design.md`.
-        max_skipped_updates (`int`, *optional*, defaults to `20`):
-            An update that meets a NaN or an infinity is skipped; after this many in a row the run stops. At least 1.
-        save_rollouts (`bool`, *optional*, defaults to `True`):
-            Whether a checkpoint taken between the updates of a rollout batch holds the batch, so that a resumed run
-            is the uninterrupted one, bit for bit. See `docs/reliability.md` for its size.
-        trust_region (`str`, *optional*, defaults to `"projection"`):
-            `"projection"` for TROLL's, or `"mask"` for DPPO's (arXiv 2602.04879): a token whose divergence from the old
-            policy exceeds `divergence_bound`, and that has moved with its advantage, loses its gradient. There is no
-            regression then.
-        divergence_type (`str`, *optional*, defaults to `"binary_tv"`):
-            Divergence of the mask, of policy `p` from old policy `q` at the sampled token `a`: `"binary_tv"`,
-            `|p(a) − q(a)|`; `"binary_kl"`, KL(q‖p) of (a, not a); `"topk_tv"`, `½ Σ |p − q|`, and `"topk_kl"`, KL(q‖p),
-            over the kept tokens and the rest.
-        divergence_bound (`float`, *optional*, defaults to `0.15` for a total variation, `0.05` for a KL):
-            Largest divergence of a token that keeps its gradient, in (0, 1) for a total variation, in nats for a KL.
-            The defaults are that paper's.
-        ratio_cap (`float`, *optional*):
-            Largest ratio C ≥ 1 by which the mask scales a gradient: `min(p(a)/q(a), C)`. No limit by default.
 
     Raises:
         ValueError: an option outside of its range, TRL's own included, and what TROLL cannot honour (`loss_type` cispo,
@@ -233,27 +198,24 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
 
     _trl_config = GRPOConfig
 
-    trust_region: str = field(
-        default="projection",
-        metadata={
-            "help": "'projection' for TROLL's, 'mask' for DPPO's: a token that has moved too far with its advantage "
-            "loses its gradient."
-        },
+    trust_region: str = setting(
+        "projection",
+        "'projection' for TROLL's, 'mask' for DPPO's: a token whose divergence from the old policy exceeds "
+        "`divergence_bound`, and that has moved with its advantage, loses its gradient. The mask has no regression.",
     )
-    divergence_type: str = field(
-        default="binary_tv",
-        metadata={"help": "Divergence of the mask: 'binary_tv', 'binary_kl', 'topk_tv' or 'topk_kl'."},
+    divergence_type: str = setting(
+        "binary_tv",
+        "Divergence of the mask, of policy p from old policy q at the sampled token a: 'binary_tv', |p(a) − q(a)|; "
+        "'binary_kl', KL(q‖p) of (a, not a); 'topk_tv', ½ Σ |p − q|, and 'topk_kl', KL(q‖p), over the kept tokens and "
+        "the rest.",
     )
-    divergence_bound: float | None = field(
-        default=None,
-        metadata={
-            "help": "Largest divergence of a token that keeps its gradient: in (0, 1) for a total variation (default "
-            "0.15), positive and in nats for a KL (default 0.05)."
-        },
+    divergence_bound: float | None = setting(
+        None,
+        "Largest divergence of a token that keeps its gradient: in (0, 1) for a total variation (default 0.15), "
+        "positive and in nats for a KL (default 0.05).",
     )
-    ratio_cap: float | None = field(
-        default=None,
-        metadata={"help": "Largest ratio by which the mask scales a gradient, at least 1. No limit by default."},
+    ratio_cap: float | None = setting(
+        None, "Largest ratio C ≥ 1 by which the mask scales a gradient: min(p(a)/q(a), C). No limit by default."
     )
 
     @property
@@ -319,32 +281,12 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             )
 
 
+@document
 @dataclass
 class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
-    Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and seven more, whose defaults are
+    Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and those below. Their defaults are
     the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` are accepted and unused.
-
-    Parameters:
-        kl_bound (`float`, *optional*, defaults to `0.05`):
-            KL bound ε of every token's trust region, in nats: `KL(π‖q) ≤ ε` for the projected policy `π` and the old
-            policy `q`. Positive; `inf` switches the projection off.
-        regression_coef (`float`, *optional*, defaults to `1.0`):
-            Weight α ≥ 0 of the regression term `KL(p ‖ stopgrad π)` that pulls the policy `p` to its projection.
-        support_size (`int`, *optional*, defaults to `64`):
-            Largest number K ≥ 1 of tokens kept per position, the sampled token included. All other tokens share one
-            rest bucket with their exact mass.
-        tail_mass (`float`, *optional*, defaults to `1e-5`):
-            Tokens are kept by descending old probability until at most this mass δ in `[0, 1)` is left to the rest.
-        pessimistic (`bool`, *optional*, defaults to `False`):
-            Whether the smaller of the projection's and the policy's surrogate counts of each token, as PPO's clip has
-            the smaller of two: a token that has moved against its advantage then keeps its gradient. Not in the paper;
-            see `docs/design.md`.
-        max_skipped_updates (`int`, *optional*, defaults to `20`):
-            An update that meets a NaN or an infinity is skipped; after this many in a row the run stops. At least 1.
-        save_rollouts (`bool`, *optional*, defaults to `True`):
-            Whether a checkpoint taken between the updates of a rollout batch holds the batch, so that a resumed run
-            is the uninterrupted one, bit for bit. See `docs/reliability.md` for its size.
 
     Raises:
         ValueError: an option outside of its range, TRL's own included, with the value.

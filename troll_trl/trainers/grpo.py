@@ -10,16 +10,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.grpo_trainer import EnvironmentFactory, RewardFunc, RolloutFunc
 
-from troll_trl.trainers.base import TrollMixin, paper_of
+from troll_trl.trainers.bounded_policy import BoundedPolicy, equal_to_rounding
 from troll_trl.trainers.config import TrollGRPOConfig
-from troll_trl.trainers.loss_pass import LossPass, equal_to_rounding
+from troll_trl.trainers.model_card import paper_of
+from troll_trl.trainers.troll_trainer import TrollTrainer
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig
 
 
-class TrollGRPOTrainer(TrollMixin, GRPOTrainer):
+class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
     """
     GRPO with TROLL (Trust Region Optimization for Large Language Models, https://huggingface.co/papers/2510.03817): the
     clip of the probability ratio is replaced by a differentiable projection of every token's distribution onto a KL
@@ -30,40 +31,15 @@ class TrollGRPOTrainer(TrollMixin, GRPOTrainer):
     given `log π(a)` in place of `log p(a)` and a clip range without ends, so that loss types, sequence-level ratios,
     masks, entropy bonus, vLLM correction and MoE loss are TRL's.
 
-    What is overridden for any trainer stands in `TrustRegionMixin` and in the mixins of `troll_trl.resilience`; of
-    GRPO's own, `get_off_policy_mask` is given the unprojected policy, and so is the reference KL.
+    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] overrides what any trainer needs. Of GRPO's own,
+    `get_off_policy_mask` gets the unprojected policy, and so does the reference KL. TRL's metric `policy_loss` is the
+    surrogate alone: the regression and the reference KL are added after it.
 
-    TRL's metric `policy_loss` is the surrogate alone: the regression and the reference KL are added after it.
+    The arguments are those of [`~trl.GRPOTrainer`], except
 
     Args:
-        model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            Causal language model to train: a hub name or a folder, or the model itself.
-        reward_funcs (`RewardFunc | list[RewardFunc]`, *optional*):
-            Reward functions, or reward models or their names. May be left out where an environment gives the reward.
         args ([`TrollGRPOConfig`] or [`~trl.GRPOConfig`], *optional*):
-            Configuration. A plain `GRPOConfig` is taken with TROLL's defaults.
-        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
-            Training data, with a column `prompt`; its other columns go to the reward functions.
-        eval_dataset ([`~datasets.Dataset`], [`~datasets.IterableDataset`], or several by name, *optional*):
-            Evaluation data, likewise.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
-            Tokenizer or processor, padding on the left; by default that of the model.
-        reward_processing_classes ([`~transformers.PreTrainedTokenizerBase`] or a list, *optional*):
-            Tokenizers of the reward models in `reward_funcs`.
-        callbacks (`list[TrainerCallback]`, *optional*):
-            Callbacks beside the default ones.
-        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
-            Optimizer and learning rate schedule, in place of those that `args` describes.
-        quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
-            Quantization of a model that is loaded by its name; with `peft_config`, QLoRA.
-        peft_config ([`~peft.PeftConfig`], *optional*):
-            Adapter to train in place of the model's weights.
-        tools (`list[Callable]`, *optional*):
-            Functions that the model may call during generation.
-        rollout_func (`RolloutFunc`, *optional*):
-            Makes the completions, in place of TRL's generation.
-        environment_factory (`EnvironmentFactory` or `dict[str, EnvironmentFactory]`, *optional*):
-            Makes the environments whose methods are tools, and which may give the reward.
+            Configuration. A plain `GRPOConfig` gets TROLL's defaults.
 
     Example:
 
@@ -136,11 +112,11 @@ class TrollGRPOTrainer(TrollMixin, GRPOTrainer):
         # TRL's own condition for scoring the rollout with the current weights
         return super()._has_old_policy() or (self.use_vllm and self.vllm_importance_sampling_correction)
 
-    def _terms_of_policy(self, loss_pass: LossPass, mask: torch.Tensor, inputs: dict[str, Any], mode: str):
-        terms = super()._terms_of_policy(loss_pass, mask, inputs, mode)
+    def _terms_of_policy(self, bounded_policy: BoundedPolicy, mask: torch.Tensor, inputs: dict[str, Any], mode: str):
+        terms = super()._terms_of_policy(bounded_policy, mask, inputs, mode)
         if self.beta == 0.0:
             return terms
-        reference_kl = self._reference_kl(loss_pass.policy_log_probs, mask, inputs)
+        reference_kl = self._reference_kl(bounded_policy.policy_log_probs, mask, inputs)
         totals = torch.stack([(reference_kl.detach() * mask).sum(), mask.sum()])
         totals = self.accelerator.reduce(totals, reduction="sum")
         self._metrics[mode]["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
@@ -183,8 +159,8 @@ class TrollGRPOTrainer(TrollMixin, GRPOTrainer):
 
     def _off_policy_mask_of_policy(self, *args, **kwargs) -> torch.Tensor:
         # The projection stays near the old policy by construction; the drift to be masked is the policy's own
-        if self._loss_pass is not None:
-            kwargs["per_token_logps"] = self._loss_pass.policy_log_probs
+        if self._bounded_policy is not None:
+            kwargs["per_token_logps"] = self._bounded_policy.policy_log_probs
         # The class's, which this shadows: looked up at each call, since it may be a subclass's or have been patched
         get_mask = inspect.getattr_static(type(self), "get_off_policy_mask")
         get_mask = get_mask.__get__(self) if hasattr(get_mask, "__get__") else get_mask

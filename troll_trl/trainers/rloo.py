@@ -8,15 +8,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from trl import RLOOConfig, RLOOTrainer
 from trl.trainer.rloo_trainer import RewardFunc
 
-from troll_trl.trainers.base import TrollMixin, paper_of
 from troll_trl.trainers.config import TrollRLOOConfig
+from troll_trl.trainers.model_card import paper_of
+from troll_trl.trainers.troll_trainer import TrollTrainer
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig
 
 
-class TrollRLOOTrainer(TrollMixin, RLOOTrainer):
+class TrollRLOOTrainer(TrollTrainer, RLOOTrainer):
     """
     RLOO with TROLL (Trust Region Optimization for Large Language Models, https://huggingface.co/papers/2510.03817):
     REINFORCE with a leave-one-out baseline, whose clip is replaced by a differentiable projection of every token's
@@ -25,33 +26,14 @@ class TrollRLOOTrainer(TrollMixin, RLOOTrainer):
     RLOO's ratio is that of a whole completion. With policy `p`, old policy `q`, projection `π` and advantage `A`, the
     loss of a completion is `−exp(Σ_t log π_t(a_t) − log q_t(a_t))·A + α·Σ_t KL(p_t ‖ stopgrad π_t)`, averaged over the
     micro-batch. The trust region is each token's: it does not bound the ratio of a completion, which is a product over
-    its tokens, as RLOO's clip does. The reference KL is part of the reward in RLOO, so that it needs nothing of TROLL.
-    What is
-    overridden stands in `TrustRegionMixin` and in the mixins of `troll_trl.resilience`.
+    its tokens, as RLOO's clip does. The reference KL is part of the reward in RLOO, so it needs nothing of TROLL.
+
+    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] has the overrides. The arguments are those of
+    [`~trl.RLOOTrainer`], except
 
     Args:
-        model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            Causal language model to train: a hub name or a folder, or the model itself.
-        reward_funcs (`RewardFunc | list[RewardFunc]`):
-            Reward functions, or reward models or their names.
         args ([`TrollRLOOConfig`] or [`~trl.RLOOConfig`], *optional*):
-            Configuration. A plain `RLOOConfig` is taken with TROLL's defaults.
-        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
-            Training data, with a column `prompt`; its other columns go to the reward functions.
-        eval_dataset ([`~datasets.Dataset`], [`~datasets.IterableDataset`], or several by name, *optional*):
-            Evaluation data, likewise.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
-            Tokenizer or processor, padding on the left; by default that of the model.
-        reward_processing_classes ([`~transformers.PreTrainedTokenizerBase`] or a list, *optional*):
-            Tokenizers of the reward models in `reward_funcs`.
-        callbacks (`list[TrainerCallback]`, *optional*):
-            Callbacks beside the default ones.
-        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
-            Optimizer and learning rate schedule, in place of those that `args` describes.
-        quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
-            Quantization of a model that is loaded by its name; with `peft_config`, QLoRA.
-        peft_config ([`~peft.PeftConfig`], *optional*):
-            Adapter to train in place of the model's weights.
+            Configuration. A plain `RLOOConfig` gets TROLL's defaults.
     """
 
     _tag_names = ["trl", "rloo", "troll"]

@@ -35,7 +35,7 @@ from troll_trl.cli.settings.command import (
 from troll_trl.cli.settings.layers import Layer, Value
 from troll_trl.cli.settings.names import nearest
 from troll_trl.data.files import FILE_BUILDERS
-from troll_trl.resilience.input_checks import check_ranges
+from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.config import TrollGRPOConfig, TrollRLOOConfig, troll_fields
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""LossPass: one micro-batch's way through TRL's loss, with the bounded policy in place of the policy."""
+"""BoundedPolicy: in TRL's loss, takes the place of the policy."""
 
 from collections.abc import Callable
 
@@ -25,10 +25,11 @@ def equal_to_rounding(log_probs: torch.Tensor, others: torch.Tensor) -> torch.Te
     return torch.where(same, others, log_probs)
 
 
-class LossPass:
+class BoundedPolicy:
     """
-    One micro-batch's way through TRL's loss: evaluates the policy on the old policy's support, bounds it, and keeps
-    what the terms around TRL's surrogate need: `bounded`, and `policy_log_probs` `(B, C)`, `log p(a)`.
+    Takes the place of the policy in TRL's loss of one micro-batch: evaluates the policy on the old policy's support,
+    bounds it, and keeps what the terms around TRL's surrogate need: `bounded`, and `policy_log_probs` `(B, C)`,
+    `log p(a)`.
 
     Args:
         trust_region ([`TrustRegion`]):
@@ -72,7 +73,7 @@ class LossPass:
                     "their dtype."
                 )
             # What takes no part in the loss enters no exp. Nor does NaN, which `project` would refuse, on one rank
-            # while the others wait: `nonfinite` has counted it, and the update will be skipped.
+            # while the others wait: the guard has counted it, and the update will be skipped.
             dead = self.dead | self.old.isnan().any(-1) | policy.detach().isnan().any(-1)
             self.policy_log_probs = output.log_probs[:, -completion_length:].masked_fill(dead, 0.0)  # (B, C)
             policy, old = keep_nothing(policy, dead), keep_nothing(self.old, dead)
@@ -80,11 +81,11 @@ class LossPass:
             # Dead positions have all their mass in the rest, and −∞ for a sampled token
             sampled = self.bounded.log_probs.masked_fill(dead, 0.0)
             log_probs = torch.cat([output.log_probs[:, :-completion_length], sampled], 1)
-            return what_trl_reads(output, log_probs)
+            return without_supports(output, log_probs)
 
         return bounded_policy
 
 
-def what_trl_reads(output, log_probs: torch.Tensor) -> SparseCausalLMOutput:
-    """Without supports and sparse log-probabilities, which TRL would hold through its loss."""
+def without_supports(output, log_probs: torch.Tensor) -> SparseCausalLMOutput:
+    """An output for TRL, without supports and sparse log-probabilities, which TRL would hold through its loss."""
     return SparseCausalLMOutput(log_probs=log_probs, entropy=output.entropy, aux_loss=output.aux_loss)

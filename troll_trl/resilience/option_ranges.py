@@ -1,0 +1,67 @@
+"""The ranges of numeric options, TRL's own included, checked before anything is loaded."""
+
+import math
+from numbers import Real
+from typing import Any
+
+_RANGES = {
+    "positive and finite": (
+        lambda x: 0 < x < math.inf,
+        ("temperature", "repetition_penalty", "num_train_epochs", "adam_epsilon"),
+    ),
+    "positive": (lambda x: x > 0, ("vllm_importance_sampling_clip_max",)),  # inf means no clip
+    "at least 0 and finite": (
+        lambda x: 0 <= x < math.inf,
+        (
+            *("learning_rate", "weight_decay", "warmup_steps", "beta", "entropy_coef_delta"),
+            *("vllm_importance_sampling_clip_min", "logging_steps", "save_steps"),
+        ),
+    ),
+    # inf means no clip
+    "at least 0": (lambda x: x >= 0, ("epsilon", "epsilon_high", "max_grad_norm", "off_policy_mask_threshold")),
+    "-1, to vLLM all tokens, or a whole number of at least 0": (lambda x: x >= -1 and x == int(x), ("top_k",)),
+    "in [0, 1)": (lambda x: 0 <= x < 1, ("adam_beta1", "adam_beta2")),
+    "in (0, 1]": (lambda x: 0 < x <= 1, ("top_p",)),
+    "in [0, 1]": (lambda x: 0 <= x <= 1, ("min_p", "top_entropy_quantile", "ref_model_mixup_alpha")),
+    "finite": (math.isfinite, ("entropy_coef", "entropy_coef_min", "entropy_coef_max", "entropy_target")),
+    "a whole number of at least 1": (
+        lambda x: x >= 1 and x == int(x),
+        (
+            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+            *("steps_per_generation", "generation_batch_size", "num_iterations", "max_completion_length"),
+            *("num_generations_eval", "ref_model_sync_steps", "max_skipped_updates"),
+            *("max_prompt_tokens", "max_train_samples", "max_eval_samples"),
+        ),
+    ),
+    "a whole number of at least 2": (lambda x: x >= 2 and x == int(x), ("num_generations",)),  # a group is compared
+    "-1 (train for `num_train_epochs`) or a whole number of at least 1": (
+        lambda x: x == -1 or (x >= 1 and x == int(x)),
+        ("max_steps",),
+    ),
+}
+
+
+def check_ranges(config: Any) -> None:
+    """
+    Check the numbers of a configuration, also those on which TRL fails late, or never.
+
+    Args:
+        config ([`~trl.GRPOConfig`], [`~trl.RLOOConfig`] or the arguments of a run):
+            The configuration. Options that it lacks, or that are `None`, pass.
+
+    Raises:
+        ValueError: an option outside of its range, with the value and the range.
+    """
+    for allowed, (inside, names) in _RANGES.items():
+        for name in names:
+            value = getattr(config, name, None)
+            if value is not None and not (is_number(value) and inside(value)):
+                raise ValueError(f"`{name}` must be {allowed}, got {value!r}.")
+    for number, weight in enumerate(getattr(config, "reward_weights", None) or ()):
+        if not (is_number(weight) and math.isfinite(weight)):
+            raise ValueError(f"`reward_weights` must be finite numbers, got {weight!r} for reward function {number}.")
+
+
+def is_number(value: Any) -> bool:
+    """Whether an option is a number, which NaN and booleans are not."""
+    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)

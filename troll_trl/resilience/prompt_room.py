@@ -1,0 +1,86 @@
+"""PromptRoom: names the first row of the data whose prompt is empty, or leaves no room for a completion."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from datasets import Dataset
+
+
+class PromptRoom:
+    """
+    Checks prompts: datasets that can be indexed at a trainer's construction, streamed ones a rollout batch at a time.
+
+    Args:
+        context (`int`, *optional*):
+            Tokens that the model was made for; `None` if it is not known.
+        vllm_length (`int`, *optional*):
+            Limit of a colocated vLLM engine, in tokens.
+        max_completion_length (`int`, *optional*):
+            Limit of a completion; without one, a prompt must leave room for one token.
+    """
+
+    def __init__(self, context: int | None, vllm_length: int | None, max_completion_length: int | None):
+        self.context = min(filter(None, (context, vllm_length)), default=None)
+        of_vllm = self.context is not None and self.context == vllm_length
+        self._limit = "`vllm_max_model_length` {:,}" if of_vllm else "the model's context of {:,}"
+        self._completion = max_completion_length or 1
+
+    def check_dataset(self, name: str, dataset: Any, length_of: Callable[[Any], int]) -> None:
+        """
+        Check the column `prompt` of a dataset; a dataset without one, or streamed, passes.
+
+        Args:
+            name (`str`):
+                Name in messages.
+            dataset (`Any`):
+                The data.
+            length_of (`Callable[[Any], int]`):
+                Tokens of a prompt.
+
+        Raises:
+            ValueError: an empty prompt, or one that is too long, with its row.
+        """
+        if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
+            return
+        sizes = []  # bytes
+        for row, prompt in enumerate(dataset["prompt"]):
+            sizes.append(sum(len(text.encode()) for text in _texts(prompt)))
+            if sizes[-1] == 0:
+                raise ValueError(
+                    f"Row {row} of the {name} dataset has an empty prompt: {prompt!r}. Remove the row, or look at how "
+                    "its prompt is built."
+                )
+        if self.context is None or not sizes:
+            return
+        # A token is at least one byte of text; what the chat template adds, the first row shows. So few rows, mostly
+        # none, can be too long, and only those are tokenized.
+        template = length_of(dataset[0]["prompt"])
+        room = self.context - self._completion
+        for row in [row for row, size in enumerate(sizes) if size + template > room]:
+            self.check_length(length_of(dataset[row]["prompt"]), f"row {row} of {name}")
+
+    def check_length(self, length: int, row: str) -> None:
+        """Raise a `ValueError` if a prompt of `length` tokens leaves too little room for its completion."""
+        if self.context is None or length + self._completion <= self.context:
+            return
+        limit = self._limit.format(self.context)
+        if length >= self.context:
+            raise ValueError(
+                f"The prompt of {row} has {length:,} tokens, which leaves no room for a completion in {limit}. Remove "
+                "or shorten it."
+            )
+        raise ValueError(
+            f"The prompt of {row} has {length:,} tokens; with `max_completion_length` {self._completion:,} that "
+            f"exceeds {limit}. Set `max_completion_length` to at most {self.context - length:,}, or remove the row."
+        )
+
+
+def _texts(prompt: Any) -> Iterable[str]:
+    """The texts of a prompt: text itself, or a list of messages whose content is text or a list of blocks."""
+    if isinstance(prompt, str):
+        yield prompt.strip()
+        return
+    for message in prompt or ():
+        content = message.get("content")
+        blocks = [{"text": content}] if isinstance(content, str) else content or ()
+        yield from (block["text"].strip() for block in blocks if block.get("text"))

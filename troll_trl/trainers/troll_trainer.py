@@ -1,0 +1,463 @@
+"""TrollTrainer: every method of TRL's trainers that TROLL overrides, in the order in which TRL calls them."""
+
+import math
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.logging import get_logger
+from accelerate.utils import is_peft_model
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
+from transformers.trainer_utils import SaveStrategy
+from trl.trainer.utils import get_config_model_id
+
+from troll_trl.context_length import context_length
+from troll_trl.lm_head import add_sparse_lm_head
+from troll_trl.resilience import rollout_state
+from troll_trl.resilience.checkpoint import Checkpoints
+from troll_trl.resilience.checkpoint_folder import CHECKPOINT
+from troll_trl.resilience.finite_guard import ENTROPY_CONTROL, FiniteGuard, nan_to_inf, some
+from troll_trl.resilience.prompt_room import PromptRoom
+from troll_trl.trainers.bounded_policy import BoundedPolicy
+from troll_trl.trainers.config import TrollOptions
+from troll_trl.trainers.kernel_choice import settle_kernels
+from troll_trl.trainers.metrics import TrollMetrics
+from troll_trl.trainers.model_card import add_trust_region
+from troll_trl.trainers.old_policy import (
+    COLUMN,
+    LOG_PROBS,
+    OLD_LOG_PROBS,
+    TOKEN_IDS,
+    Prefetcher,
+    Recorder,
+    join_rows,
+    with_dense,
+)
+from troll_trl.trainers.run_start import print_batches, warn_of_noise
+from troll_trl.trainers.sharding import keep_output_dtypes, reshard
+from troll_trl.trainers.trl_compat import check_trl, silence_known_warnings
+from troll_trl.trainers.vllm import check_vllm, explain_lost_server
+from troll_trl.trust_region.ragged import RaggedDistribution
+from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion
+
+if TYPE_CHECKING:  # the trainer of TRL's that follows in the list of bases
+    from trl import GRPOTrainer as _Trainer
+else:
+    _Trainer = object
+
+logger = get_logger(__name__)
+
+
+class TrollTrainer(_Trainer):
+    """
+    Mixin that turns a TRL trainer into its TROLL counterpart, for trainers that sample completions and clip a ratio.
+
+    Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
+    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as the trainer's is. TRL's own `_compute_loss` computes it: it is
+    given `log π(a)` in place of `log p(a)` and a clip range without ends. DPPO's mask takes the same way: it hands on
+    `log p(a)` with less gradient (see `trust_region/regions.py`).
+
+    The methods below override TRL's and the Trainer's. They are thin; each piece of state has one owner:
+
+    - `trust_region`: what bounds the policy;
+    - `finite_guard` ([`FiniteGuard`]): what was not finite, and which updates are skipped;
+    - `recorder` ([`Recorder`]) and `prefetcher` ([`Prefetcher`]): the old policy of a rollout, and of a micro-batch;
+    - `troll_metrics` (`dict[str, TrollMetrics]`): by mode, what the trust region did since the last log line;
+    - `checkpoints` ([`Checkpoints`]): saving, resuming, SIGTERM;
+    - `prompt_room` ([`PromptRoom`]): whether prompts leave room for a completion.
+
+    A trainer defines `_config_class`, `_name` and `_aggregate`.
+    """
+
+    _config_class: type[TrollOptions]
+    _name: str
+    # TRL's, declared for the type checker
+    beta: float
+    reward_funcs: list[Any]
+    _buffered_inputs: Any
+
+    # -- Construction -----------------------------------------------------------------------------------------------
+
+    def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
+        check_trl(type(self))
+        silence_known_warnings()
+        if args is None:
+            model_id = model if isinstance(model, str) else get_config_model_id(model.config)
+            args = self._config_class(f"{model_id.split('/')[-1]}-{self._name}")
+        elif not isinstance(args, self._config_class):
+            args = self._config_class.from_trl(args)
+        check_vllm(args)
+        self.trust_region = self._make_trust_region(args)
+        super().__init__(model, reward_funcs, args, *others, **kwargs)
+        for function in self.reward_funcs:  # in the background, while the model is prepared
+            getattr(function, "start_workers", lambda: None)()
+
+        base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        config = base_model.config.get_text_config()
+        self.support_size = min(args.support_size, config.vocab_size)
+        self._kernels_failed = False
+        if self.trust_region.needs_support:  # else TRL's own head serves
+            self._kernels_failed = settle_kernels(self.accelerator)
+            if args.support_size > config.vocab_size:
+                logger.warning(
+                    f"`support_size` ({args.support_size}) exceeds the vocabulary of {config.vocab_size} tokens: all "
+                    "are kept."
+                )
+            # RLOOConfig has no `cast_lm_head_to_fp32`
+            add_sparse_lm_head(base_model, self.temperature, getattr(args, "cast_lm_head_to_fp32", False))
+        # The trust region takes the place of the clip: TRL's surrogate gets a range without ends
+        self.epsilon_low = self.epsilon_high = math.inf
+
+        self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
+        self.recorder = Recorder(self.support_size, args.tail_mass, self.temperature)
+        self.prefetcher = Prefetcher(self.accelerator.device)
+        self.finite_guard = FiniteGuard(self.accelerator, args, lambda: self.is_deepspeed_enabled, [LOG_PROBS])
+        self._bounded_policy: BoundedPolicy | None = None  # while TRL's loss runs
+        self._entropy_control: dict[str, float] = {}  # TRL's, as it was before the last loss
+        self._train_sampler: Any = None
+        self._cache_size_printed = False
+        print_batches(self.accelerator, args, self.trust_region, self.support_size)
+        warn_of_noise(self.model, args, config)
+        self.prompt_room = self._check_prompts()
+        self.checkpoints = Checkpoints(self.accelerator, args)
+        if args.save_strategy != SaveStrategy.NO:
+            self.add_callback(self.checkpoints.stop_signal)
+        if (other := self.pop_callback(JITCheckpointCallback)) is not None:
+            other.on_train_end(args, self.state, self.control)  # takes its handler back
+
+    def create_accelerator_and_postprocess(self):
+        super().create_accelerator_and_postprocess()
+        keep_output_dtypes(self.accelerator)
+
+    def _check_prompts(self) -> PromptRoom | None:
+        """Check the datasets; `None` if what the model reads is not the text of their column `prompt`."""
+        makers = (getattr(self, name, None) for name in ("environment_factories", "rollout_func"))
+        if self._is_vlm or any(maker is not None for maker in makers):
+            return None
+        colocated = self.use_vllm and self.vllm_mode == "colocate"
+        context = context_length(self.accelerator.unwrap_model(self.model).config)
+        room = PromptRoom(context, self.args.vllm_max_model_length if colocated else None, self.max_completion_length)
+        length_of = lambda prompt: len(super(TrollTrainer, self)._tokenize_prompts([prompt])[0][0])
+        evaluation = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
+        for name, dataset in {"train": self.train_dataset, **evaluation}.items():
+            room.check_dataset(name, dataset, length_of)
+        return room
+
+    # -- What a trainer defines -------------------------------------------------------------------------------------
+
+    def _make_trust_region(self, args: Any) -> TrustRegion:
+        """What bounds the policy. A subclass may return a trust region of its own."""
+        if getattr(args, "trust_region", "projection") == "mask":  # RLOO has the projection alone
+            return MaskTrustRegion(args.divergence_type, args.divergence_bound, args.ratio_cap)
+        return ProjectionTrustRegion(args.kl_bound, args.pessimistic)
+
+    def _has_old_policy(self) -> bool:
+        """Whether TRL scores the next rollout with the current weights. If it does not, neither do we."""
+        return not self.args.trust_region_idle
+
+    def _aggregate(self, values: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
+        """The loss that TRL's `_compute_loss` makes of per-token losses `values` `(B, C)` under `mask` `(B, C)`."""
+        raise NotImplementedError
+
+    def _terms_of_policy(
+        self, bounded_policy: BoundedPolicy, mask: torch.Tensor, inputs: dict[str, Any], mode: str
+    ) -> torch.Tensor:
+        """What is added to TRL's surrogate, a scalar: the regression of the trust region, if it has one."""
+        regression = bounded_policy.bounded.regression
+        if regression is None:
+            return torch.zeros((), device=mask.device)
+        return self.args.regression_coef * self._aggregate(regression, mask, inputs, mode)
+
+    # -- Start of a training ----------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
+        """
+        As [`~transformers.Trainer.train`], except how it resumes and ends.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*):
+                A checkpoint; or `True` for the newest complete one in `output_dir`.
+
+        Raises:
+            ValueError: no complete checkpoint, or a given one that is known to be incomplete, with the reason.
+            SystemExit: with code 143, on all ranks, after SIGTERM: the run was saved and can be resumed.
+        """
+        self.finite_guard.start_training()
+        stop_signal = self.checkpoints.stop_signal
+        try:
+            output = super().train(self.find_checkpoint(resume_from_checkpoint), *args, **kwargs)
+        finally:
+            stop_signal.restore()
+        if stop_signal.stopped:
+            raise SystemExit(128 + signal.SIGTERM)
+        return output
+
+    def find_checkpoint(self, resume: str | bool | None) -> str | None:
+        """The checkpoint that `train(resume)` resumes from: as [`Checkpoints.find`]."""
+        return self.checkpoints.find(resume)
+
+    def _issue_warnings_after_load(self, load_result):
+        # A tied head is in no file: the Trainer would report it as a missing key, which looks like a damaged checkpoint
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    def _get_train_sampler(self, *args, **kwargs):
+        self._train_sampler = super()._get_train_sampler(*args, **kwargs)
+        return self._train_sampler
+
+    def _run_epoch(self, **arguments):
+        if self.state.global_step >= self.state.max_steps:  # the Trainer looks only after its next update
+            self.control.should_training_stop = True
+            return
+        first = arguments["epochs_trained"]
+        if arguments["resume_from_checkpoint"] is not None and arguments["epoch"] == first:
+            # TRL's sampler draws a new order whenever it is iterated, from a generator that the process starts over
+            for _ in range(first if self._train_sampler is not None else 0):
+                next(iter(self._train_sampler), None)
+            # Unless a saved state says otherwise: in step with the data, and with a fresh rollout batch at once
+            self._step = first * arguments["steps_in_epoch"] + arguments["steps_trained_in_current_epoch"]
+            self._buffered_inputs = None
+        super()._run_epoch(**arguments)
+
+    def _load_rng_state(self, checkpoint):
+        if checkpoint is None:
+            return
+        # A rank alone with its file would generate when others do not, or not when they do
+        path = self._state_file(checkpoint)
+        found = torch.tensor([path.is_file()], device=self.accelerator.device)
+        if not self.accelerator.gather(found).all():
+            super()._load_rng_state(checkpoint)
+            others = sorted(file.name for file in Path(checkpoint).glob("rollout-state-*"))
+            seen = f" It has {', '.join(others)}." if others else ""
+            self._warn_of_a_fresh_batch(f"{path.name} is not in {checkpoint} for every rank.{seen}")
+            return
+        if getattr(self.args, "sync_ref_model", False):
+            logger.warning(
+                "`sync_ref_model`: no checkpoint holds the reference model; it starts over as the initial model."
+            )
+        info, batches = rollout_state.load(path, self.accelerator.device)
+        self._tr_loss.fill_(info["loss"])
+        self._metrics["train"].update(info["metrics"])
+        self._globalstep_last_logged = info["last_logged"]
+        for name, counter in self._counters().items():
+            counter.load_state_dict(info["counters"][name])
+        if changed := rollout_state.changed_options(info["trust_region"], self.args.trust_region_options()):
+            logger.warning(f"The checkpoint was made with another trust region: {changed}.")
+        layout = rollout_state.layout_of(self.args, self.beta)
+        support = self.trust_region.needs_support
+        if reason := rollout_state.why_a_fresh_batch(info, batches, layout, support):
+            self._warn_of_a_fresh_batch(reason)
+        else:
+            self._step, self._buffered_inputs = info["step"], batches
+
+    def _warn_of_a_fresh_batch(self, reason: str):
+        if self._step % (self.args.steps_per_generation * self.num_iterations) != 0:
+            reason += (
+                " The unfinished rollout batch cannot be continued: a fresh one is generated for its prompts, and "
+                "serves the updates that were left. The run will differ from one that was not interrupted."
+            )
+        logger.warning(reason)
+
+    # -- Rollout: keep the old policy -------------------------------------------------------------------------------
+
+    def _prepare_inputs(self, generation_batch):
+        inputs = super()._prepare_inputs(generation_batch)
+        training = self.model.training
+        join_rows(self._buffered_inputs if training else [inputs], self.accelerator.device)
+        if COLUMN not in inputs or not self.trust_region.needs_support:  # a resumed batch may have more than is needed
+            return inputs
+        old = self.prefetcher.take(inputs[COLUMN])
+        step, steps = self._step + 1, self.args.steps_per_generation
+        if training and step % (steps * self.num_iterations) != 0:  # else a new rollout batch comes next
+            self.prefetcher.start(self._buffered_inputs[step % steps][COLUMN])
+        return with_dense(inputs, old)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        training, skips = self.model.training, self.finite_guard.skips
+        if training:
+            skips.bad_rewards = []
+        records = self.trust_region.needs_support and self._has_old_policy()
+        reshard(self.model)
+        with explain_lost_server(self.args), self.recorder.recording(records):
+            output = super()._generate_and_score_completions(inputs)
+        old = self.recorder.recorded
+        if (old is not None) != records:
+            raise RuntimeError(
+                "TRL scored the old policy under another condition than troll_trl expects; see trainers/trl_compat.py."
+            )
+        if old is not None:
+            if "tool_mask" in output:  # a tool's tokens are scored, but not trained on
+                old = old.keep(output["tool_mask"].cpu().bool())
+            self._print_cache_size(old)
+            output[COLUMN] = old.rows()
+        if training and skips.bad_rewards:
+            # The other rewards of the group, or of the batch, were normalised with it. NaN stays with the rollout
+            # batch, also in a checkpoint, until its last update has been skipped.
+            output["advantages"] = torch.full_like(output["advantages"], torch.nan)
+        return output
+
+    def _tokenize_prompts(self, prompts: list):
+        tokenized = super()._tokenize_prompts(prompts)
+        if self.prompt_room is not None:
+            for row, ids in enumerate(tokenized[0]):
+                where = f"row {row} of the rollout batch on rank {self.accelerator.process_index}"
+                self.prompt_room.check_length(len(ids), where)
+        return tokenized
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        functions = self.reward_funcs
+        self.reward_funcs = [nan_to_inf(function) for function in functions]
+        try:
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        finally:
+            self.reward_funcs = functions
+        bad = self.finite_guard.check_rewards(rewards, functions, self.reward_func_names)
+        if self.model.training:
+            self.finite_guard.skips.bad_rewards = bad
+        elif bad:
+            logger.warning(f"In the evaluation at step {self.state.global_step}, not finite: {some(bad)}.")
+        return rewards
+
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        scored_by, records = model, self.recorder.waits
+        if self._bounded_policy is not None:  # in the loss
+            scored_by, records = self._bounded_policy.wrap(model, logits_to_keep), False
+        elif records:
+            scored_by = self.recorder.wrap(model, logits_to_keep)
+        log_probs, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
+            scored_by, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        )
+        if records:
+            self.recorder.finish(log_probs)
+        elif self._bounded_policy is None:
+            log_probs = self.recorder.equal_where_rounded(log_probs)
+        return *self.finite_guard.hide_masked(log_probs, entropies, self.model.training), aux_loss
+
+    def _print_cache_size(self, old: RaggedDistribution):
+        """Once: the bytes that the old policy takes per completion token that is trained on."""
+        tokens = int((old.counts > 0).sum())
+        if self._cache_size_printed or tokens == 0:
+            return
+        self._cache_size_printed = True
+        self.accelerator.print(
+            f"TROLL: the old policy takes {old.nbytes / tokens:.0f} bytes per completion token, on the host: "
+            f"{len(old.token_ids) / tokens:.1f} tokens kept on average in the first rollout batch, {old.width} at "
+            "most, each an int32 id and a float32 log-probability."
+        )
+
+    # -- Loss: replace the ratio's policy by the bounded one --------------------------------------------------------
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if self.model.training:
+            self.finite_guard.check_loss(loss, self.state.global_step + 1)
+        return loss
+
+    def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
+        training = self.model.training
+        mode = "train" if training else "eval"
+        if training:
+            self._entropy_control = {name: getattr(self, name) for name in ENTROPY_CONTROL if hasattr(self, name)}
+        with self.finite_guard.watch_loss(inputs, training) as (inputs, live):
+            if (old := self._old_policy_of(inputs)) is None:  # idle: π = p, with divergences and regression 0
+                self._warn_of_a_lost_old_policy()
+                self.troll_metrics[mode].add_idle(live)
+                return super()._compute_loss(model, inputs)
+
+            advantages = inputs["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C)
+            self._bounded_policy = policy = BoundedPolicy(self.trust_region, *old, live, advantages)
+            # A reference KL in TRL's loss would be the bounded policy's; `_terms_of_policy` adds the policy's own
+            beta, self.beta = self.beta, 0.0
+            try:
+                loss = super()._compute_loss(model, inputs)
+            finally:
+                self.beta, self._bounded_policy = beta, None
+            self.troll_metrics[mode].add(live, policy.bounded.counted)
+            return loss + self._terms_of_policy(policy, live, inputs, mode)
+
+    def _old_policy_of(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Old log-probabilities `(B, C, S)` of a micro-batch and their support; `None` if policies are equal."""
+        if self.trust_region.needs_support:
+            return (inputs[LOG_PROBS], inputs[TOKEN_IDS]) if TOKEN_IDS in inputs else None
+        old = inputs.get(OLD_LOG_PROBS)  # (B, C)
+        return None if old is None else (old.unsqueeze(-1), None)
+
+    def _warn_of_a_lost_old_policy(self):
+        if self._has_old_policy():
+            column = COLUMN if self.trust_region.needs_support else OLD_LOG_PROBS
+            logger.warning_once(
+                f"A batch lacks `{column}`, its old policy: neither a trust region nor a clip limits its ratios. "
+                "Preserve this column in custom batches."
+            )
+
+    # -- Update and log ---------------------------------------------------------------------------------------------
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        # The last call before the optimizer's step that knows the norm, with `max_grad_norm` 0 too
+        grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if self.finite_guard.skips_update(grad_norm, model, self.optimizer, self.state.global_step + 1):
+            for name, value in self._entropy_control.items():
+                setattr(self, name, value)  # the loss has moved it by an entropy that says nothing
+        return grad_norm
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's metrics and the `troll/…` ones, reduced over ranks, so every rank must call it; no `clip_ratio/…`."""
+        mode = "train" if self.model.training else "eval"
+        metrics, prefix = self._metrics[mode], "eval_" if mode == "eval" else ""
+        for name in [name for name in metrics if name.startswith("clip_ratio/")]:  # always 0
+            del metrics[name]
+        for counter in self._counters().values() if mode == "train" else [self.troll_metrics["eval"]]:
+            logs.update({prefix + name: value for name, value in counter.pop().items()})
+        if self._kernels_failed:
+            logs[prefix + "troll/torch_kernels"] = 1.0
+        super().log(logs, start_time)
+
+    def _counters(self) -> dict[str, Any]:
+        """By name, what is counted between two log lines of the training, and kept in checkpoints."""
+        return {"trust_region": self.troll_metrics["train"], "skipped_updates": self.finite_guard.skips}
+
+    # -- Save -------------------------------------------------------------------------------------------------------
+
+    def _get_output_dir(self, trial):
+        return self.checkpoints.folder(super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model, trial):
+        destination = Path(self._get_output_dir(trial), f"{CHECKPOINT}{self.state.global_step}")
+        with self.checkpoints.saving_to(destination, self.state):
+            super()._save_checkpoint(model, trial)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(destination))
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if not self.checkpoints.saving:  # the Trainer calls it before the folder has its name
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _save_rng_state(self, output_dir):
+        super()._save_rng_state(output_dir)  # for other programs
+        unfinished = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+        info = {
+            "step": self._step,
+            "unfinished": unfinished,
+            "layout": rollout_state.layout_of(self.args, self.beta),
+            "trust_region": self.args.trust_region_options(),
+            "support": self.trust_region.needs_support,
+            "loss": self._tr_loss.item(),
+            "metrics": dict(self._metrics["train"]),
+            "last_logged": self._globalstep_last_logged,
+            "counters": {name: counter.state_dict() for name, counter in self._counters().items()},
+        }
+        saved = self._buffered_inputs if unfinished and self.args.save_rollouts else None
+        rollout_state.save(self._state_file(output_dir), info, saved)
+
+    def _state_file(self, checkpoint) -> Path:
+        return Path(checkpoint, rollout_state.file_name(self.args.process_index, self.args.world_size))
+
+    def create_model_card(self, *args, **kwargs):
+        """TRL's model card, with what this package adds: the trust region, its version, and both methods' citations."""
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero():
+            add_trust_region(self.args.output_dir, self.args.trust_region_options())
