@@ -14,10 +14,12 @@ import pytest
 import torch
 from transformers import TrainerState
 
+from troll_trl import TrollGRPOConfig, TrollRLOOConfig
 from troll_trl.cli.memory import PeakMemory
 from troll_trl.report import figures, metrics
 from troll_trl.report.page import warnings_of
 from troll_trl.report.runs import PEAK_MEMORY, TOKENS_PER_SECOND, Group, ReportError, load_groups, load_run
+from troll_trl.trust_region import DEFAULT_KL_BOUND
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "report.py"
 ACCURACY = "rewards/math_accuracy_reward/mean"
@@ -295,6 +297,11 @@ def test_bound(tmp_path, settings, bound):
         write_state(tmp_path / f"seed{number}", lines, text)
     (group,) = load_groups([str(tmp_path / f"seed{number}") for number in range(2)])
     assert group.kl_bound == bound
+
+
+def test_the_bound_of_a_config_that_sets_none_is_the_default_of_the_training():
+    """A report read it from the trainer's config, whose import takes seconds."""
+    assert TrollGRPOConfig.kl_bound == TrollRLOOConfig.kl_bound == DEFAULT_KL_BOUND
 
 
 def test_clip_runs_have_no_bound(tmp_path):

@@ -23,7 +23,7 @@ def test_a_subclass_that_overrides_the_loss_trains_what_it_returns(base, config,
     trainer.train()
     assert len(seen) == 2 and all(live_is_none and has_mask for _, live_is_none, has_mask in seen)
     assert all(torch.equal(weight, before[name]) for name, weight in weights(trainer).items())
-    assert logged(trainer, "troll/kl_max") == [0.0, 0.0], "its policy has not moved"
+    assert max(logged(trainer, "troll/kl_max")) < 1e-6, "its policy has not moved"
 
 
 def test_a_subclass_whose_loss_is_not_finite_is_guarded(tmp_path):
