@@ -12,7 +12,7 @@ TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibilit
 	compatibility_models.py distributed.py trl_compat.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-kernels test-gpu test-extras test-vllm test-trl test-oldest lint format \
+.PHONY: help install test test-slow test-kernels test-gpu test-extras test-vllm test-trl test-oldest lint format docs \
 	quickstart bench evidence evidence-gpu clean
 
 help:  ## List the targets
@@ -87,6 +87,9 @@ format: $(INSTALLED)  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(INSTALLED)  ## Build the documentation site into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 quickstart: $(INSTALLED)  ## Train a small model with TROLL in a few minutes, on a CPU
 	$(BIN)/python scripts/quickstart.py
 
@@ -104,4 +107,4 @@ evidence-gpu: $(INSTALLED)  ## The study on a GPU, with a real model
 	$(BIN)/python -m evidence.report evidence/gpu.yaml
 
 clean:  ## Remove .venv and what tools have cached (outputs/ stays)
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -17,7 +17,8 @@ from troll_trl.cli.settings.renamed import RENAMED
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 DOCS = ROOT / "docs"
-REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+REPOSITORY = PROJECT["project"]["urls"]["Repository"]
 TABLE = (DOCS / "compatibility.md").read_text(encoding="utf-8")
 
 # What the tables name beside options
@@ -64,7 +65,11 @@ def documents():
 
 
 def links(page):
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return links_of(page.read_text(encoding="utf-8"))
+
+
+def links_of(text):
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     return re.findall(r"\]\(([^)\s]+)\)", text)
 
 
@@ -88,11 +93,16 @@ def test_links_into_the_repository_lead_somewhere(page):
             assert (page.parent / link.partition("#")[0]).exists(), link
 
 
-def test_links_of_the_readme_work_on_a_package_index():
-    """A page that shows the README alone has no files beside it, and no anchors of its headings."""
-    found = links(ROOT / "README.md")
-    assert len(found) > 10
-    assert [link for link in found if not link.startswith("https://")] == []
+def test_links_of_the_readme_are_relative_here_and_absolute_on_a_package_index():
+    """A page that shows the README alone has no files next to it. What the build substitutes, this does too."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{REPOSITORY}/blob" not in text and "raw.githubusercontent.com" not in text
+    for rule in PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    relative, absolute = links_of((ROOT / "README.md").read_text(encoding="utf-8")), links_of(text)
+    pictures = [link for link in absolute if link.startswith("https://raw.githubusercontent.com/")]
+    assert len(absolute) == len(relative) > 10 and len(pictures) == text.count("![") > 0
+    assert [link for link in absolute if not link.startswith("https://")] == []
 
 
 def test_every_room_is_in_the_design():

@@ -47,6 +47,13 @@ def test_the_package_is_that_of_the_wheel(call):
     assert "qwen3-0.6b/gsm8k" in call("troll", "configs").split()
 
 
+def test_links_of_its_readme_are_absolute(call):
+    text = call("python", "-c", "import importlib.metadata as m; print(m.metadata('troll-trl').get_payload())")
+    assert "](https://github.com/troll-trl/troll_trl/blob/main/docs/" in text
+    assert "](https://raw.githubusercontent.com/troll-trl/troll_trl/main/docs/" in text
+    assert "](docs/" not in text and "](evidence/" not in text
+
+
 def test_quickstart_evaluation_and_report(call):
     shown = call("troll", "quickstart", "--updates", "8", "--start_success", "0.02", "--output", "quickstart")
     assert "step 8/8, " in shown and "tokens projected" in shown
