@@ -24,7 +24,7 @@ from troll_trl.evaluation.statistics import (
     paired_difference,
     pass_at_k,
 )
-from troll_trl.evaluation.tables import comparison_table, notes, show
+from troll_trl.evaluation.tables import comparison_table, notes, print_table
 
 
 @pytest.fixture(autouse=True)
@@ -314,7 +314,7 @@ def test_a_narrow_terminal_cuts_no_number(width):
     header = ["model", "benchmark", *(f"metric{i} %" for i in range(12))]
     rows = [["outputs/a-long-name/of-a-run", "gsm8k", *(f"{i}7.3 [{i}0.0, {i}9.0]" for i in range(12))]]
     console = Console(width=width, file=io.StringIO())
-    show(console, "Title [/b]", header, rows)
+    print_table(console, "Title [/b]", header, rows)
     text = console.file.getvalue()
     assert "…" not in text
     assert all(cell in text for cell in (*header[2:], *rows[0][1:]))

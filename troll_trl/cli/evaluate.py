@@ -9,7 +9,6 @@ Evaluate models on math benchmarks, score a file of samples, or compare two eval
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import warnings
@@ -81,18 +80,18 @@ def evaluate(args: EvaluationArguments, console: Console):
     from troll_trl.evaluation import generate_samples, score_file, summarize
     from troll_trl.evaluation.samples import write_text
     from troll_trl.evaluation.summary import check_compared
-    from troll_trl.evaluation.tables import markdown, notes, results_table, show, show_disagreements
+    from troll_trl.evaluation.tables import markdown, notes, print_disagreements, print_table, results_table
 
     if args.model:
         check_compared(args)
     provenance = score_file(args) if args.samples is not None else generate_samples(args)
     summary = summarize(args, provenance)
     header, rows = results_table(summary)
-    show(console, "Results, 95 % bootstrap intervals over problems", header, rows)
+    print_table(console, "Results, 95 % bootstrap intervals over problems", header, rows)
     below = notes(summary)
     for note in below:
         console.print(note, highlight=False, markup=False)
-    show_disagreements(console, summary)
+    print_disagreements(console, summary)
     write_text(Path(str(args.output), "table.md"), "\n".join([markdown(header, rows) + "\n", *below]).rstrip() + "\n")
     written = f"Written: {args.output}/summary.json, samples.jsonl, samples.parquet, table.md"
     console.print(written, highlight=False, markup=False)
@@ -100,31 +99,21 @@ def evaluate(args: EvaluationArguments, console: Console):
 
 def compare_two(args: EvaluationArguments, console: Console):
     from troll_trl.evaluation import compare
-    from troll_trl.evaluation.samples import write_text
-    from troll_trl.evaluation.tables import comparison_table, markdown, show
+    from troll_trl.evaluation.samples import write_json, write_text
+    from troll_trl.evaluation.tables import comparison_table, markdown, print_table
 
     comparison = compare(args)
     header, rows = comparison_table(comparison)
-    show(console, f"A = {comparison['a']}, B = {comparison['b']}; paired bootstrap", header, rows, keys=3)
+    print_table(console, f"A = {comparison['a']}, B = {comparison['b']}; paired bootstrap", header, rows, keys=3)
     if args.output is not None:
         Path(args.output).mkdir(parents=True, exist_ok=True)
-        write_text(Path(args.output, "comparison.json"), json.dumps(comparison, indent=2, ensure_ascii=False) + "\n")
+        write_json(Path(args.output, "comparison.json"), comparison)
         write_text(Path(args.output, "comparison.md"), markdown(header, rows) + "\n")
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
-    """
-    Evaluate, in this process.
-
-    Args:
-        argv (`Sequence[str]`, *optional*):
-            Flags; those of the process by default.
-        program (`str`, *optional*):
-            Name in messages; that of the process by default.
-
-    Raises:
-        SystemExit: with code 2 and one message for what a user can set right; with 130 when interrupted.
-    """
+    """Evaluate, in this process. Ends with code 2 and one message for what a user can set right; with 130 when
+    interrupted."""
     command = read_evaluation_command(argv, program)
     import datasets
     import torch

@@ -191,18 +191,7 @@ def parse_args(argv: Sequence[str] | None, program: str | None) -> argparse.Name
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
-    """
-    Run the quickstart.
-
-    Args:
-        argv (`Sequence[str]`, *optional*):
-            Flags; those of the process by default.
-        program (`str`, *optional*):
-            Name in messages; that of the process by default.
-
-    Raises:
-        SystemExit: with code 1 where the training failed, or did not reach its goal.
-    """
+    """Run the quickstart. Ends with code 1 where the training failed, or did not reach its goal."""
     options = parse_args(argv, program)
     output = options.output.resolve()
     kl_bound = float(read_layers(CONFIG)[-1].values["kl_bound"].text)

@@ -54,18 +54,7 @@ def write_report(options: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
-    """
-    Report, in this process.
-
-    Args:
-        argv (`Sequence[str]`, *optional*):
-            Flags; those of the process by default.
-        program (`str`, *optional*, defaults to `"report.py"`):
-            Name in messages.
-
-    Raises:
-        SystemExit: with code 2, and one line for each thing that a user can set right.
-    """
+    """Report, in this process. Ends with code 2, and one line for each thing that a user can set right."""
     options = parse_args(argv, program)
     try:
         write_report(options)

@@ -24,18 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
-    """
-    Train, in this process.
-
-    Args:
-        argv (`Sequence[str]`, *optional*):
-            Flags; those of the process by default.
-        program (`str`, *optional*):
-            Name in messages; that of the process by default.
-
-    Raises:
-        SystemExit: with code 2 and one message for what a user can set right; with 1 where numbers were not finite.
-    """
+    """Train, in this process. Ends with code 2 and one message for what a user can set right; with 1 where numbers
+    were not finite."""
     _train(read_training_command(argv, program))
 
 

@@ -8,7 +8,7 @@ Evaluation of models on problems with known answers: samples, their scores, and 
     prompts.py         what a model is asked
     generation.py      completions, by vLLM or transformers; each sample has a seed of its own
     runner.py          generate_samples(): what is missing is generated, what is there is kept
-    provenance.py      run.json: what the samples were made with
+    provenance.py      Output: the folder, begun or resumed; run.json says what its samples were made with
     samples.py         samples.jsonl and its Parquet copy
     import_samples.py  score_file(): samples of other tools
     scoring.py         the training verifier, and a strict second opinion

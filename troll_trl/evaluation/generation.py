@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,17 +45,58 @@ class Completion:
     truncated: bool  # at `max_new_tokens`
 
 
-class Generator(Protocol):
-    """A loaded model. `revision` is its commit on the hub, if it came from there."""
+class Generator:
+    """
+    A loaded model that completes prompts.
 
-    revision: str | None
-    batch_size: int
+    Args:
+        model (`str`):
+            Folder or hub name.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Its tokenizer.
+        sampling ([`Sampling`]):
+            How tokens are drawn.
+        dtype (`str`), revision (`str`, *optional*):
+            Of the weights.
+        batch_size (`int`, *optional*):
+            Completions generated at a time.
+        max_length (`int`, *optional*):
+            Of the longest prompt and completion, in tokens: vLLM would reserve memory for the model's whole context.
+    """
+
+    revision: str | None  # the model's commit on the hub, if it came from there
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        dtype: str,
+        batch_size: int | None = None,
+        revision: str | None = None,
+        max_length: int | None = None,
+    ):
+        self.tokenizer, self._sampling = tokenizer, sampling
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.batch_size = batch_size or self._default_batch_size()
+        self._model = self._load(model, dtype, revision, max_length)
+
+    def _default_batch_size(self) -> int:
+        raise NotImplementedError
+
+    def _load(self, model: str, dtype: str, revision: str | None, max_length: int | None) -> Any:
+        raise NotImplementedError
 
     def generate(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Completion]:
         """Completions of tokenized prompts, each drawn by its own seed."""
+        raise NotImplementedError
 
     def close(self):
         """Free the memory of the model."""
+        del self._model
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
 
 
 def sample_seed(seed: int, model: str, benchmark: str, problem: str, sample: int) -> int:
@@ -88,40 +129,30 @@ class SeededSampling(LogitsProcessor):
         return torch.full_like(scores, -math.inf).scatter(1, token, 0.0)
 
 
-class TransformersGenerator:
+class TransformersGenerator(Generator):
     """
-    Batches through `transformers`' `generate`, padded on the left.
+    Batches through `transformers`' `generate`, padded on the left: 64 rows on a GPU and 16 on a CPU by default.
 
-    Its continuous batching (`generate_batch`) is not used: it draws all requests from one random stream, so that no
-    sample could be made again by itself, and a resumed run would differ. A batch has 64 rows on a GPU and 16 on a CPU,
-    unless told otherwise.
+    Its continuous batching (`generate_batch`) draws all requests from one random stream: no sample could be made again
+    by itself, and a resumed run would differ.
     """
 
-    def __init__(
-        self,
-        model: str,
-        tokenizer: PreTrainedTokenizerBase,
-        sampling: Sampling,
-        dtype: str,
-        batch_size: int | None = None,
-        revision: str | None = None,
-    ):
-        self.tokenizer = tokenizer
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.batch_size = batch_size or (64 if self.device == "cuda" else 16)
-        self._sampling = sampling
+    def _default_batch_size(self) -> int:
+        return 64 if self.device == "cuda" else 16
+
+    def _load(self, model: str, dtype: str, revision: str | None, max_length: int | None) -> Any:
         # A folder with an adapter loads its base model and the adapter on it
         try:
-            self._model = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=dtype)
+            loaded = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=dtype)
         except torch.OutOfMemoryError:
             raise
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # torn weights, or of other shapes
             raise ValueError(f"`model`: {model} cannot be loaded: {error}") from error
-        self._model.to(self.device).eval()
-        self.revision = getattr(self._model.config, "_commit_hash", None)
-        self._end_ids = end_ids(self._model.generation_config, self.tokenizer)
+        self.revision = getattr(loaded.config, "_commit_hash", None)
+        self._end_ids = end_ids(loaded.generation_config, self.tokenizer)
         # Or `generate` would fill in the model's own repetition penalty and the like
-        self._model.generation_config = GenerationConfig()
+        loaded.generation_config = GenerationConfig()
+        return loaded.to(self.device).eval()
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Completion]:
@@ -158,12 +189,6 @@ class TransformersGenerator:
         tokens = row[: ends[0] + 1] if ends else row
         return Completion(self.tokenizer.decode(tokens, skip_special_tokens=True), len(tokens), not ends)
 
-    def close(self):
-        del self._model
-        gc.collect()
-        if self.device == "cuda":
-            torch.cuda.empty_cache()
-
 
 def lora_room(adapter: dict[str, Any]) -> int:
     """vLLM's room for a LoRA adapter of these settings: the next size that it has, for the largest rank of a layer."""
@@ -171,29 +196,18 @@ def lora_room(adapter: dict[str, Any]) -> int:
     return next((rank for rank in _VLLM_LORA_RANKS if rank >= largest), largest)
 
 
-class VllmGenerator:
-    """
-    Batches through vLLM, which schedules the rows by itself. Each request carries its own seed. `max_length` is that of
-    the longest prompt and completion, in tokens: vLLM would reserve memory for the model's whole context.
-    """
+class VllmGenerator(Generator):
+    """Batches through vLLM, which schedules the rows by itself. Each request carries its own seed."""
 
-    def __init__(
-        self,
-        model: str,
-        tokenizer: PreTrainedTokenizerBase,
-        sampling: Sampling,
-        dtype: str,
-        batch_size: int | None = None,
-        revision: str | None = None,
-        max_length: int | None = None,
-    ):
-        from vllm import LLM, SamplingParams
+    def _default_batch_size(self) -> int:
+        return 512
+
+    def _load(self, model: str, dtype: str, revision: str | None, max_length: int | None) -> Any:
+        from vllm import LLM
         from vllm.lora.request import LoRARequest
 
         adapter = adapter_settings(model)
         base = adapter["base_model_name_or_path"] if adapter else model
-        self.tokenizer = tokenizer
-        self.batch_size = batch_size or 512
         base_revision = None if adapter else revision
         config = AutoConfig.from_pretrained(base, revision=base_revision)
         self.revision = getattr(config, "_commit_hash", None)
@@ -201,24 +215,18 @@ class VllmGenerator:
             # vLLM's own "auto" makes bfloat16 of float32
             dtype = str(config.dtype).removeprefix("torch.")
         self._adapter = LoRARequest("adapter", 1, model) if adapter else None
-        self._sampling = sampling
-        self._sampling_params = SamplingParams
         self._end_ids = end_ids(_generation_config(base, base_revision), self.tokenizer)
         lora = {"enable_lora": True, "max_lora_rank": lora_room(adapter)} if adapter else {}
         # generation_config="vllm": or the model's own repetition penalty and the like would be filled in
-        self._llm = LLM(
-            model=base,
-            revision=base_revision,
-            dtype=dtype,
-            max_model_len=max_length,
-            generation_config="vllm",
-            **lora,
-        )
+        options = {"max_model_len": max_length, "generation_config": "vllm", **lora}
+        return LLM(model=base, revision=base_revision, dtype=dtype, **options)
 
     def generate(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Completion]:
+        from vllm import SamplingParams
+
         sampling = self._sampling
         params = [
-            self._sampling_params(
+            SamplingParams(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
                 top_k=sampling.top_k or -1,
@@ -230,7 +238,7 @@ class VllmGenerator:
             for seed in seeds
         ]
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs = self._llm.generate(requests, params, lora_request=self._adapter, use_tqdm=False)
+        outputs = self._model.generate(requests, params, lora_request=self._adapter, use_tqdm=False)
         return [
             Completion(
                 self.tokenizer.decode(choice.token_ids, skip_special_tokens=True),
@@ -239,12 +247,6 @@ class VllmGenerator:
             )
             for choice in (output.outputs[0] for output in outputs)
         ]
-
-    def close(self):
-        del self._llm
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 def _generation_config(model: str, revision: str | None) -> GenerationConfig | None:

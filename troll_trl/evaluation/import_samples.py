@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
@@ -18,9 +18,9 @@ from tqdm.auto import tqdm
 
 from troll_trl.data.columns import column_value
 from troll_trl.evaluation.arguments import EvaluationArguments
-from troll_trl.evaluation.provenance import Provenance, library_versions
-from troll_trl.evaluation.samples import SAMPLES, Sample, SampleWriter, read_lines
-from troll_trl.evaluation.scoring import score, strict_score
+from troll_trl.evaluation.provenance import Output, library_versions
+from troll_trl.evaluation.samples import SAMPLES, Sample, read_lines
+from troll_trl.evaluation.scoring import score_samples
 from troll_trl.rewards.verifier.choices import Options
 
 logger = logging.getLogger(__name__)
@@ -79,30 +79,25 @@ def score_file(args: EvaluationArguments) -> dict[str, Any]:
         "benchmarks": {"samples": source},
     }
     folder = Path(args.output or ".")
-    folder.mkdir(parents=True, exist_ok=True)
     if path.resolve() == (folder / SAMPLES).resolve():
         raise ValueError(f"`samples` {path} would be written over. Give another `output`.")
-    with SampleWriter(folder / SAMPLES) as writer:
-        if args.overwrite:
-            writer.clear()
-        provenance = Provenance(folder)
-        provenance.check(wanted)
-        provenance.add(wanted)
-        done = sum(1 for _ in read_lines(folder / SAMPLES))
+    with Output(folder, wanted, args.overwrite) as output:
+        output.begin()
+        done = sum(1 for _ in read_lines(output.samples))
         if done:
             logger.info(f"Samples of {path} that are scored in {folder} already: {done}.")
         samples = islice(_samples(path, columns, filters={"filter", "resps"} <= first.keys()), done, None)
         count = done
         with tqdm(desc=f"scoring {path.name}", initial=done, unit="sample") as bar:
             while batch := list(islice(samples, BATCH)):
-                writer.append(_scored(batch))
+                output.append(score_samples(*map(list, zip(*batch, strict=True))))
                 count += len(batch)
                 bar.update(len(batch))
         if not count:
             raise ValueError(f"{path} holds no sample.")
-    provenance.content["versions"] = library_versions()
-    provenance.save()
-    return provenance.content
+        output.content["versions"] = library_versions()
+        output.save()
+    return output.content
 
 
 def _find_columns(path: Path, args: EvaluationArguments) -> tuple[dict[str, Any], Columns]:
@@ -216,10 +211,6 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[tuple[Samp
                 completion=text or "",
                 tokens=tokens if single else None,
                 truncated=truncated if single else None,
-                reward=None,
-                answer=None,
-                path="",
-                strict=0.0,
             )
             yield sample, options
     if nulls:
@@ -230,16 +221,6 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[tuple[Samp
         logger.info(
             f"{path}: rows that repeat the completions of {kept_filter!r} for other filters, left out: {left_out}."
         )
-
-
-def _scored(rows: Sequence[tuple[Sample, Options]]) -> list[Sample]:
-    samples = [sample for sample, _ in rows]
-    golds, texts = [sample["gold"] for sample in samples], [sample["completion"] for sample in samples]
-    verdicts = score(golds, texts, [options for _, options in rows])
-    for sample, verdict in zip(samples, verdicts, strict=True):
-        sample["reward"], sample["answer"], sample["path"] = verdict.reward, verdict.answer, verdict.path
-        sample["strict"] = strict_score(sample["gold"], sample["completion"])
-    return samples
 
 
 def _texts(value: Any) -> list[str | None] | None:

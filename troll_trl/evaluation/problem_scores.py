@@ -57,9 +57,9 @@ class ProblemScores:
         """The fewest samples that a problem has."""
         return min(map(len, self.rewards.values()))
 
-    def share(self, name: str, of: str) -> float | None:
+    def share(self, name: str, per: str) -> float | None:
         """A count over another; `None` if the file says nothing of it."""
-        return self.counts[name] / self.counts[of] if self.counts[of] else None
+        return self.counts[name] / self.counts[per] if self.counts[per] else None
 
     def share_of_paths(self, *paths: str) -> float:
         """Share of the scored samples that the verifier decided in one of these ways."""

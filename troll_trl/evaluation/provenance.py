@@ -1,6 +1,7 @@
-"""`run.json`: what the samples of a folder were made with."""
+"""Output: the folder of an evaluation, its samples and `run.json`, what they were made with; begun anew or resumed."""
 
 import json
+import logging
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -9,51 +10,80 @@ from typing import Any
 
 import torch
 
-from troll_trl.evaluation.samples import SAMPLES, write_text
+from troll_trl.evaluation.samples import SAMPLES, SampleWriter, read_lines, write_json
+
+logger = logging.getLogger(__name__)
 
 PROVENANCE = "run.json"
 VERSIONS = ("troll-trl", "torch", "transformers", "vllm", "peft", "datasets", "math-verify", "numpy")
 
 
-class Provenance:
+class Output:
     """
-    `run.json`: what the samples of an output folder were made with. A run goes on only with the same, unless
-    `discard`ing them. Without a sample there is nothing to go on with, and an earlier file counts for nothing: that
-    run may have failed for the very setting that is changed now.
+    The folder of an evaluation, for one process at a time. A run resumes only with what its samples were made with.
+
+    Args:
+        folder (`Path`):
+            The folder, which need not exist.
+        wanted (`dict[str, Any]`):
+            `settings`, `models` and `benchmarks` to go on with.
+        overwrite (`bool`):
+            Whether [`begin`] discards the samples that are there.
+
+    Raises:
+        ValueError: other settings, or models or benchmarks that have changed since. New ones are welcome.
     """
 
-    def __init__(self, folder: Path, discard: bool = False):
-        self._path = folder / PROVENANCE
-        self.content: dict[str, Any] = {
-            "settings": {},
-            "models": {},
-            "benchmarks": {},
-            "first_prompts": {},
-            "sessions": [],
-        }
-        if discard or not (folder / SAMPLES).stat().st_size:
-            return
-        if self._path.is_file():
-            try:
-                before = json.loads(self._path.read_text(encoding="utf-8"))
-                if not isinstance(before, dict):
-                    raise ValueError("it is no JSON object")
-                self.content |= before
-            except ValueError as error:
-                raise ValueError(
-                    f"{self._path} cannot be read: {error}. Give another `output`, or `overwrite`."
-                ) from None
-        else:
+    def __init__(self, folder: Path, wanted: dict[str, Any], overwrite: bool):
+        self.folder, self.samples = folder, folder / SAMPLES
+        self._path, self._wanted, self._overwrite = folder / PROVENANCE, wanted, overwrite
+        self.content: dict[str, Any] = {"settings": {}, "models": {}, "benchmarks": {}, "first_prompts": {}}
+        self.content["sessions"] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = SampleWriter(self.samples)
+        self.append = self._writer.append
+
+    def __enter__(self) -> "Output":
+        # Without a sample there is nothing to resume, and an earlier run.json counts for nothing: that run may have
+        # failed for the very setting that is changed now
+        if not self._overwrite and self.samples.stat().st_size:
+            self._read()
+            self._check(self._wanted)
+        return self
+
+    def __exit__(self, *exception):
+        self._writer.__exit__()
+
+    def _read(self) -> None:
+        if not self._path.is_file():
             raise ValueError(
-                f"{folder} holds a {SAMPLES}, but no {PROVENANCE} that says how it was made. Give another `output`, or "
-                "`overwrite` to discard it."
+                f"{self.folder} holds a {SAMPLES}, but no {PROVENANCE} that says how it was made. Give another "
+                "`output`, or `overwrite` to discard it."
             )
+        try:
+            before = json.loads(self._path.read_text(encoding="utf-8"))
+            if not isinstance(before, dict):
+                raise ValueError("it is no JSON object")
+        except ValueError as error:
+            raise ValueError(f"{self._path} cannot be read: {error}. Give another `output`, or `overwrite`.") from None
+        self.content |= before
 
-    def check(self, wanted: dict[str, Any]):
-        """
-        Refuse by a ValueError to go on with other `settings`, or with `models` or `benchmarks` that are not the same
-        any more. New models and benchmarks are welcome.
-        """
+    def begin(self) -> None:
+        """Discard what is to be overwritten, and note what is wanted; when everything else has been checked."""
+        if self._overwrite:
+            if discarded := sum(1 for _ in read_lines(self.samples)):
+                logger.warning(f"`overwrite`: the {discarded} samples in {self.folder} are discarded.")
+            self._writer.clear()
+        self.content["settings"] = self._wanted["settings"]
+        for kind in ("models", "benchmarks"):
+            for name, entry in self._wanted[kind].items():
+                self.content[kind].setdefault(name, entry)
+        self.save()
+
+    def save(self) -> None:
+        write_json(self._path, self.content)
+
+    def _check(self, wanted: dict[str, Any]) -> None:
         differences = [
             f"`{name}` was {self.content['settings'][name]!r} and is {value!r}"
             for name, value in wanted["settings"].items()
@@ -63,25 +93,14 @@ class Provenance:
             for name, entry in wanted[kind].items():
                 before = self.content[kind].get(name)
                 if before is not None and before["digest"] != entry["digest"]:
-                    count = (
-                        f" ({before['problems']} problems then, {entry['problems']} now)" if "problems" in entry else ""
-                    )
+                    then, now = before.get("problems"), entry.get("problems")
+                    count = f" ({then} problems then, {now} now)" if now is not None else ""
                     differences.append(f"the {what} {name} has changed since{count}")
         if differences:
             raise ValueError(
-                f"{self._path.parent} holds samples made otherwise: {'; '.join(differences)}. Set it as it was to "
+                f"{self.folder} holds samples made otherwise: {'; '.join(differences)}. Set it as it was to "
                 "continue, give another `output`, or `overwrite` to discard them."
             )
-
-    def add(self, wanted: dict[str, Any]):
-        self.content["settings"] = wanted["settings"]
-        for kind in ("models", "benchmarks"):
-            for name, entry in wanted[kind].items():
-                self.content[kind].setdefault(name, entry)
-        self.save()
-
-    def save(self):
-        write_text(self._path, json.dumps(self.content, indent=2, ensure_ascii=False) + "\n")
 
 
 def describe_device() -> str:

@@ -12,7 +12,6 @@ from tqdm.auto import tqdm
 from troll_trl.evaluation.arguments import SAMPLING_SETTINGS, EvaluationArguments
 from troll_trl.evaluation.benchmarks import Benchmark, Problem, load_benchmark
 from troll_trl.evaluation.generation import (
-    Completion,
     Generator,
     Sampling,
     TransformersGenerator,
@@ -22,9 +21,9 @@ from troll_trl.evaluation.generation import (
 )
 from troll_trl.evaluation.models import check_model, context_of, model_digest
 from troll_trl.evaluation.prompts import check_thinking, load_tokenizer, tokenize_prompt
-from troll_trl.evaluation.provenance import Provenance, describe_device, library_versions
-from troll_trl.evaluation.samples import SAMPLES, Sample, SampleWriter, read_lines
-from troll_trl.evaluation.scoring import score, strict_score
+from troll_trl.evaluation.provenance import Output, describe_device, library_versions
+from troll_trl.evaluation.samples import Sample, read_lines
+from troll_trl.evaluation.scoring import score_samples
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +61,8 @@ def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
         },
     }
     folder = Path(args.output or ".")
-    folder.mkdir(parents=True, exist_ok=True)
-    with SampleWriter(folder / SAMPLES) as writer:
-        provenance = Provenance(folder, discard=args.overwrite)
-        provenance.check(wanted)
-        done = find_done(folder / SAMPLES, args, benchmarks)
+    with Output(folder, wanted, args.overwrite) as output:
+        done = find_done(output.samples, args, benchmarks)
         runs = []
         for model in args.model:
             missing = sum(int((~done[model, benchmark.name]).sum()) for benchmark in benchmarks)
@@ -79,14 +75,10 @@ def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
             runs.append(ModelRun(model, args, backend, benchmarks))
         # All are looked at before the first is loaded: a mistake with the last would otherwise show hours later, or
         # after `overwrite` has discarded what was there
-        if args.overwrite:
-            if discarded := sum(1 for _ in read_lines(folder / SAMPLES)):
-                logger.warning(f"`overwrite`: the {discarded} samples in {folder} are discarded.")
-            writer.clear()
-        provenance.add(wanted)
+        output.begin()
         for run in runs:
-            run.write(done, provenance, writer)
-    return provenance.content
+            run.write(done, output)
+    return output.content
 
 
 def _load_benchmarks(args: EvaluationArguments) -> list[Benchmark]:
@@ -158,17 +150,17 @@ class ModelRun:
                 f"{model} was made for {context} in all. Set it to at most {context - longest_prompt}."
             )
 
-    def write(self, done: dict[tuple[str, str], np.ndarray], provenance: Provenance, writer: SampleWriter):
+    def write(self, done: dict[tuple[str, str], np.ndarray], output: Output):
         """Generate and score what is not `done`, as [`find_done`] returns it."""
         generator = self._load()
-        self._note_session(provenance, generator)
+        self._note_session(output, generator)
         held = [done[self.model, benchmark.name] for benchmark in self.benchmarks]
         initial, total = sum(int(rows.sum()) for rows in held), sum(rows.size for rows in held)
         right = new = 0
         with tqdm(desc=self.model, initial=initial, total=total, unit="sample", smoothing=0.05) as bar:
             for benchmark, rows in zip(self.benchmarks, held, strict=True):
                 for samples in self._batches(benchmark, rows, generator):
-                    writer.append(samples)
+                    output.append(samples)
                     new += len(samples)
                     right += sum(sample["reward"] == 1 for sample in samples)
                     bar.set_postfix_str(f"{benchmark.name}, right {right / new:.1%}", refresh=False)
@@ -187,13 +179,12 @@ class ModelRun:
     def _load(self) -> Generator:
         args = self.args
         sampling = Sampling(args.temperature, args.top_p, args.top_k, args.max_new_tokens)
-        settings = (self.model, self.tokenizer, sampling, args.dtype, args.batch_size, args.revision)
-        if self.backend == "vllm":
-            return VllmGenerator(*settings, max_length=self.longest)
-        return TransformersGenerator(*settings)
+        backend = VllmGenerator if self.backend == "vllm" else TransformersGenerator
+        settings = (args.dtype, args.batch_size, args.revision, self.longest)
+        return backend(self.model, self.tokenizer, sampling, *settings)
 
-    def _note_session(self, provenance: Provenance, generator: Generator):
-        content, entry = provenance.content, provenance.content["models"][self.model]
+    def _note_session(self, output: Output, generator: Generator):
+        content, entry = output.content, output.content["models"][self.model]
         before = entry.setdefault("revision", generator.revision)
         if before != generator.revision:
             raise ValueError(
@@ -218,7 +209,7 @@ class ModelRun:
                 "versions": library_versions(),
             }
         )
-        provenance.save()
+        output.save()
 
     def _batches(self, benchmark: Benchmark, held: np.ndarray, generator: Generator) -> Iterator[list[Sample]]:
         """
@@ -240,34 +231,19 @@ class ModelRun:
                 for problem, sample in zip(problems, batch[:, 1], strict=True)
             ]
             completions = generator.generate(prompts, seeds)
-            missing = [position for position, (row, sample) in enumerate(batch) if not held[row, sample]]
-            yield self._score(
-                benchmark.name, batch[missing], [problems[i] for i in missing], [completions[i] for i in missing]
-            )
-
-    def _score(
-        self, benchmark: str, jobs: np.ndarray, problems: list[Problem], completions: list[Completion]
-    ) -> list[Sample]:
-        golds, options = [problem.gold for problem in problems], [problem.options for problem in problems]
-        texts = [self.opened_by_prompt + completion.text for completion in completions]
-        verdicts = score(golds, texts, options)
-        return [
-            Sample(
-                model=self.model,
-                benchmark=benchmark,
-                problem=problem.id,
-                index=int(row),
-                sample=int(sample),
-                gold=problem.gold,
-                completion=text,
-                tokens=completion.tokens,
-                truncated=completion.truncated,
-                reward=verdict.reward,
-                answer=verdict.answer,
-                path=verdict.path,
-                strict=strict_score(problem.gold, text),
-            )
-            for (row, sample), problem, completion, text, verdict in zip(
-                jobs, problems, completions, texts, verdicts, strict=True
-            )
-        ]
+            missing = [i for i, (row, sample) in enumerate(batch) if not held[row, sample]]
+            samples = [
+                Sample(
+                    model=self.model,
+                    benchmark=benchmark.name,
+                    problem=problems[i].id,
+                    index=int(batch[i, 0]),
+                    sample=int(batch[i, 1]),
+                    gold=problems[i].gold,
+                    completion=self.opened_by_prompt + completions[i].text,
+                    tokens=completions[i].tokens,
+                    truncated=completions[i].truncated,
+                )
+                for i in missing
+            ]
+            yield score_samples(samples, [problems[i].options for i in missing])

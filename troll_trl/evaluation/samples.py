@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from datasets import Dataset, Features, Value
 
@@ -28,10 +28,11 @@ class Sample(TypedDict):
     completion: str
     tokens: int | None  # the end-of-sequence token included; None if not known
     truncated: bool | None  # at the token limit; None if not known
-    reward: float | None  # 1 or 0 by the training verifier, None for a gold answer that it cannot read
-    answer: str | None  # that the verifier read
-    path: str  # how the verifier decided
-    strict: float  # 1 or 0 by the strict comparison
+    # Filled in by `score_samples`
+    reward: NotRequired[float | None]  # 1 or 0 by the training verifier, None for a gold answer that it cannot read
+    answer: NotRequired[str | None]  # that the verifier read
+    path: NotRequired[str]  # how the verifier decided
+    strict: NotRequired[float]  # 1 or 0 by the strict comparison
 
 
 _COLUMNS = {
@@ -151,6 +152,11 @@ def write_parquet(source: Path, target: Path):
     os.replace(scratch / target.name, target)
     del rows  # it is read from the scratch folder
     shutil.rmtree(scratch)
+
+
+def write_json(path: Path, content: Any):
+    """Replace a file by JSON, at once, as [`write_text`]."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str):

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from troll_trl.evaluation.samples import Sample
 from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, Verdict, are_readable, verify
 from troll_trl.rewards.verifier.choices import Options, read_choice
 from troll_trl.rewards.verifier.notation import normalise
@@ -34,6 +35,15 @@ def score(golds: Sequence[str], texts: Sequence[str], options: Sequence[Options]
         else verdict
         for verdict in verdicts
     ]
+
+
+def score_samples(samples: Sequence[Sample], options: Sequence[Options]) -> list[Sample]:
+    """Samples with their scores filled in, and with the `options` of their multiple choices."""
+    golds, texts = [sample["gold"] for sample in samples], [sample["completion"] for sample in samples]
+    for sample, verdict in zip(samples, score(golds, texts, options), strict=True):
+        sample["reward"], sample["answer"], sample["path"] = verdict.reward, verdict.answer, verdict.path
+        sample["strict"] = strict_score(sample["gold"], sample["completion"])
+    return list(samples)
 
 
 def _is_wrong(verdict: Verdict) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from troll_trl.evaluation.arguments import EvaluationArguments
 from troll_trl.evaluation.problem_scores import ProblemScores, read_scores
 from troll_trl.evaluation.provenance import PROVENANCE
-from troll_trl.evaluation.samples import SAMPLES, write_parquet, write_text
+from troll_trl.evaluation.samples import SAMPLES, write_json, write_parquet
 from troll_trl.evaluation.statistics import CONFIDENCE, default_ks, estimate, paired_difference
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def summarize(args: EvaluationArguments, provenance: dict[str, Any]) -> dict[str
         if len(of_model) > 1:
             results.append(_overall(model, of_model, args))
     summary = {"results": results, "bootstrap": _bootstrap_settings(args), **provenance}
-    write_text(folder / SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    write_json(folder / SUMMARY, summary)
     write_parquet(folder / SAMPLES, folder / PARQUET)
     return summary
 
@@ -118,11 +118,11 @@ def _wanted(benchmark: str, provenance: dict[str, Any]) -> int:
 
 def _shares(scores: ProblemScores) -> dict[str, float | None]:
     return {
-        "truncated": scores.share("truncated", of="with_truncated"),
+        "truncated": scores.share("truncated", per="with_truncated"),
         "no_answer": scores.share_of_paths("no_answer"),
         "unparsable": scores.share_of_paths("unreadable_answer", "refused"),
         "timed_out": scores.share_of_paths("timeout", "crash"),
-        "mean_tokens": scores.share("tokens", of="with_tokens"),
+        "mean_tokens": scores.share("tokens", per="with_tokens"),
     }
 
 

@@ -89,7 +89,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def show(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]], keys: int = 2):
+def print_table(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]], keys: int = 2):
     """
     Print a table. Columns that the console has no room for follow in further tables, for a number must not be cut; the
     first `keys` columns, which say what a row is, are in each of them.
@@ -117,7 +117,7 @@ def _columns_that_fit(width: int, header: Sequence[str], rows: Sequence[Sequence
     return tables
 
 
-def show_disagreements(console: Console, summary: dict[str, Any]):
+def print_disagreements(console: Console, summary: dict[str, Any]):
     """Print how often the verifier and the strict comparison disagree, with examples."""
     for result in summary["results"]:
         disagreements = result.get("disagreements")
