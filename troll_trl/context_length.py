@@ -4,17 +4,8 @@ from typing import Any
 
 
 def context_length(config: Any) -> int | None:
-    """
-    Tokens that a model was made for, prompt and completion together.
-
-    Args:
-        config ([`~transformers.PreTrainedConfig`]):
-            Of the model.
-
-    Returns:
-        `int` or `None`: `None` if the config does not say. Scaled positions (YaRN and others) may reach further than
-        its `max_position_embeddings`.
-    """
+    """Tokens that a model with this config was made for, prompt and completion together; `None` if the config does not
+    say. Scaled positions (YaRN and others) may reach further than its `max_position_embeddings`."""
     config = config.get_text_config()
     context = getattr(config, "max_position_embeddings", None)
     scaling = getattr(config, "rope_parameters", None) or {}

@@ -11,12 +11,8 @@ from troll_trl.cli.settings.shipped import config_names, configs_folder
 
 
 def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> None:
-    """
-    List or copy configs.
-
-    Raises:
-        SystemExit: with code 2 and one message: there is no such config, or a file would be overwritten.
-    """
+    """List or copy configs. Ends with code 2 and one message: there is no such config, or a file would be
+    overwritten."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__, allow_abbrev=False)
     parser.add_argument("action", nargs="?", choices=["copy"], help="copy configs; without it they are listed")
     parser.add_argument("names", nargs="*", metavar="NAME", help="configs to copy, with the files they build on")
@@ -36,21 +32,9 @@ def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> N
 
 def copy_config(name: str, folder: Path) -> Path:
     """
-    Copy a config and its bases into a folder, in the same tree, so that its `base` finds them. A base that is there
-    already stays as it is.
-
-    Args:
-        name (`str`):
-            Name of a config that comes with the package.
-        folder (`Path`):
-            Folder to copy to.
-
-    Returns:
-        `Path`: the copy.
-
-    Raises:
-        ValueError: no config has this name.
-        FileExistsError: the copy would replace a file.
+    Copy a config that comes with the package, and its bases, into a folder, in the same tree, so that its `base` finds
+    them. A base that is there already stays. Refuses an unknown name (`ValueError`) and to replace a file
+    (`FileExistsError`).
     """
     shipped = configs_folder()
     if name not in config_names():

@@ -60,19 +60,8 @@ def parse_evaluation_command(command: Command) -> EvaluationArguments:
 
 
 def parse_evaluation_args(argv: Sequence[str] | None = None) -> EvaluationArguments:
-    """
-    Parse the command line of an evaluation, and the YAML file that its `--config` names.
-
-    Args:
-        argv (`Sequence[str]`, *optional*):
-            Flags; those of the process by default.
-
-    Returns:
-        [`EvaluationArguments`]: checked.
-
-    Raises:
-        SystemExit: with code 2, after one paragraph that says what was wrong, the value seen and what to do.
-    """
+    """The checked arguments of a command line, and of the YAML file that its `--config` names. Ends with code 2, after
+    one paragraph that says what was wrong, the value seen and what to do."""
     return parse_evaluation_command(read_evaluation_command(argv))
 
 

@@ -24,16 +24,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """
-    Run a command.
-
-    Args:
-        argv (`Sequence[str]`, *optional*):
-            The command and its flags; those of the process by default.
-
-    Raises:
-        SystemExit: with the command's code.
-    """
+    """Run a command, by default the process's. Ends with the command's code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     commands = "\n".join(f"  {name:<12}{said}" for name, (*_, said) in COMMANDS.items())
     parser = argparse.ArgumentParser(

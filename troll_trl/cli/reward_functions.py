@@ -26,12 +26,7 @@ _ALSO_GIVEN = {"trainer_state", "log_extra", "log_metric", "environments"}
 
 
 def load_reward_functions(names: Iterable[str]) -> list[Callable]:
-    """
-    The reward functions of `reward_funcs`.
-
-    Raises:
-        ValueError: of names of which [`load_reward_function`] makes nothing, all of them.
-    """
+    """The reward functions of `reward_funcs`. A `ValueError` lists every name that [`load_reward_function`] refuses."""
     functions, refused = [], []
     for name in names:
         try:
@@ -47,16 +42,9 @@ def load_reward_functions(names: Iterable[str]) -> list[Callable]:
 
 def load_reward_function(name: str) -> Callable:
     """
-    The reward function of a name in `reward_funcs`.
-
-    Args:
-        name (`str`):
-            One of `REWARD_FUNCTIONS`, or a dotted import path. With arguments in brackets, all by name, what is there
-            is called, and must return a reward function: `my_lib.length_penalty(limit=512)`.
-
-    Raises:
-        ValueError: there is no such function, or what is there cannot be called as one.
-        ImportError: there is no such module.
+    The reward function of one of `REWARD_FUNCTIONS`, or of a dotted import path. With arguments in brackets, all by
+    name, it calls what is there, which must return a reward function: `my_lib.length_penalty(limit=512)`. Raises a
+    `ValueError` if there is no such function, and an `ImportError` if there is no such module.
     """
     path, arguments = _read_call(REWARD_FUNCTIONS.get(name, name))
     path = REWARD_FUNCTIONS.get(path, path).partition("(")[0]
@@ -114,20 +102,8 @@ def _check_signature(function: Any, name: str) -> None:
 
 
 def check_columns(function: Callable, columns: Iterable[str], data: str) -> None:
-    """
-    Refuse data without a column that a reward function cannot do without.
-
-    Args:
-        function (`Callable`):
-            Reward function.
-        columns (`Iterable[str]`):
-            Columns of the data.
-        data (`str`):
-            What to call the data.
-
-    Raises:
-        ValueError: a parameter without a default is neither a column nor what TRL gives.
-    """
+    """Refuse (`ValueError`) data, named `data`, without a column that a reward function needs: a parameter without a
+    default that TRL does not give."""
     columns = [*columns]
     given = {*columns, *_HANDED_ON, *_ALSO_GIVEN}
     wanted = [

@@ -79,18 +79,8 @@ def _train(command: Command) -> None:
 
 
 def launch(argv: Sequence[str], program: str) -> None:
-    """
-    Train with an algorithm, in one process or as many as the launcher is told.
-
-    Args:
-        argv (`Sequence[str]`):
-            Flags of the run and of the launcher.
-        program (`str`):
-            `"troll grpo"` or `"troll rloo"`.
-
-    Raises:
-        SystemExit: with code 2 and one message for what a user can set right; else with the code of the run.
-    """
+    """Train as `program`, `troll grpo` or `troll rloo`, says, in as many processes as the launcher is told. Ends with
+    code 2 and one message for what a user can set right; else with the code of the run."""
     algorithm = program.split()[-1]
     run_flags, launcher_flags = split_flags(argv, algorithm)
     if any(is_flag(word) and name_of(word) == "algorithm" for word in run_flags):

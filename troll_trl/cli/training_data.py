@@ -24,12 +24,10 @@ def load_datasets(
     """
     The training set, and the evaluation set or `None`.
 
-    Rows become problems with gold answers where `math_accuracy` is a reward, where a column of answers is named, or
-    where there is no column of prompts, `prompt` or the one named as that of the problems.
-
-    Raises:
-        FileNotFoundError: there is no such file, folder or hub dataset.
-        ValueError: the data cannot be trained on, or the settings do not go together.
+    Rows become problems with gold answers if `math_accuracy` is a reward, if a column of answers is named, or if there
+    is no column of prompts, `prompt` or the one named as the problems'. Raises a `FileNotFoundError` if there is no
+    such file, folder or hub dataset, and a `ValueError` for data that cannot be trained on, or settings that do not go
+    together.
     """
     columns = {"problem_column": script_args.problem_column, "answer_column": script_args.answer_column}
     verified = {"math_accuracy", REWARD_FUNCTIONS["math_accuracy"]} & {*script_args.reward_funcs}

@@ -5,17 +5,8 @@ from typing import Any
 
 
 def column_value(row: Any, path: str, default: Any = None) -> Any:
-    """
-    The value of a column.
-
-    Args:
-        row (`Mapping`):
-            A row, or the features of a dataset.
-        path (`str`):
-            Name of a column; failing that, `a.b` is the column `b` of the nested column `a`.
-        default (`Any`, *optional*):
-            What to return where the row has no such column.
-    """
+    """The value of a column in a row, or in the features of a dataset. If no column has this name, `a.b` is the column
+    `b` of the nested column `a`."""
     if not isinstance(row, Mapping):
         return default
     if path in row:

@@ -29,18 +29,8 @@ def warn(message: str) -> None:
 
 
 def report_duplicates(dataset: datasets.Dataset, name: str) -> int:
-    """
-    Warn of problems that stand more than once in a dataset. None is dropped: a dataset may repeat them on purpose.
-
-    Args:
-        dataset ([`~datasets.Dataset`]):
-            As [`~troll_trl.data.loading.load_math_dataset`] returns it.
-        name (`str`):
-            What to call it.
-
-    Returns:
-        `int`: number of rows whose problem stands in an earlier row.
-    """
+    """Warn of problems that a dataset of [`~troll_trl.data.loading.load_math_dataset`] repeats, and count the rows that
+    do. None is dropped: a dataset may repeat problems on purpose."""
     first: dict[bytes, tuple[int, bytes]] = {}
     repeated = contradicting = 0
     example = ""
@@ -60,18 +50,8 @@ def report_duplicates(dataset: datasets.Dataset, name: str) -> int:
 
 
 def report_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset) -> int:
-    """
-    Warn of evaluation problems that are trained on, whatever their case, spaces and known instructions.
-
-    Args:
-        train_dataset ([`~datasets.Dataset`]):
-            As [`~troll_trl.data.loading.load_math_dataset`] returns it.
-        eval_dataset ([`~datasets.Dataset`]):
-            Likewise, with the same `instruction`.
-
-    Returns:
-        `int`: number of rows of `eval_dataset` whose problem is one of `train_dataset`.
-    """
+    """Warn of evaluation problems that are trained on, whatever their case, spaces and known instructions, and count
+    them. Both datasets come from [`~troll_trl.data.loading.load_math_dataset`]."""
     seen = {_problem_key(row["prompt"]) for row in _rows(eval_dataset)}
     seen &= {_problem_key(row["prompt"]) for row in _rows(train_dataset)}
     rows = [index for index, row in enumerate(_rows(eval_dataset)) if _problem_key(row["prompt"]) in seen]

@@ -16,12 +16,8 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """
-    Which rows are used, and what is put to their prompts: as for [`~troll_trl.data.load_math_dataset`].
-
-    Raises:
-        ValueError: a number below 1, or a limit of tokens without a tokenizer to count with.
-    """
+    """Which rows are used, and what is added to their prompts: as for [`~troll_trl.data.load_math_dataset`]. Refuses
+    (`ValueError`) a number below 1, and a limit of tokens without a tokenizer to count with."""
 
     instruction: str | None = None
     system_prompt: str | None = None
@@ -66,19 +62,9 @@ def prepare_prompts(
     """
     Rows with a column `prompt` for a TRL trainer, with all their other columns.
 
-    Args:
-        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]):
-            Rows. Those of a stream are dropped and changed as they come, without being counted.
-        name (`str`):
-            What to call it.
-        options ([`PromptOptions`]):
-            An instruction or a system prompt makes a chat message of a prompt that is plain text; without them a prompt
-            is not touched.
-        prompt_column (`str`, *optional*, defaults to `"prompt"`):
-            Column of the prompts. What is plain text in another one than `prompt` becomes a chat message.
-
-    Raises:
-        ValueError: a prompt of the wrong kind, or no row left. The message lists what was found.
+    A stream's rows are dropped and changed as they come, uncounted. An instruction or a system prompt makes a chat
+    message of a plain text; so does a `prompt_column` of another name. A `ValueError` lists what was found: a prompt of
+    the wrong kind, or no row left.
     """
     dataset = options.choose_rows(dataset, name)
     if options.instruction is not None or options.system_prompt is not None or prompt_column != "prompt":

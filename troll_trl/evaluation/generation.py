@@ -46,23 +46,8 @@ class Completion:
 
 
 class Generator:
-    """
-    A loaded model that completes prompts.
-
-    Args:
-        model (`str`):
-            Folder or hub name.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            Its tokenizer.
-        sampling ([`Sampling`]):
-            How tokens are drawn.
-        dtype (`str`), revision (`str`, *optional*):
-            Of the weights.
-        batch_size (`int`, *optional*):
-            Completions generated at a time.
-        max_length (`int`, *optional*):
-            Of the longest prompt and completion, in tokens: vLLM would reserve memory for the model's whole context.
-    """
+    """A loaded model, folder or hub name, that completes prompts, `batch_size` at a time. `max_length` is that of the
+    longest prompt and completion, in tokens: vLLM would reserve memory for the model's whole context."""
 
     revision: str | None  # the model's commit on the hub, if it came from there
 

@@ -57,18 +57,9 @@ class Columns:
 
 def score_file(args: EvaluationArguments) -> dict[str, Any]:
     """
-    Score the samples of a file into `output`. Like a generation it goes on where it was killed.
-
-    Args:
-        args ([`EvaluationArguments`]):
-            Settings; `samples` names the file.
-
-    Returns:
-        `dict[str, Any]`: what `run.json` in the folder says, for [`summarize`].
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: columns are missing, or the file holds no sample or something else than samples.
+    Score the samples of the file `samples` into `output`, from where an earlier call was killed, and return what
+    `run.json` says, for [`summarize`]. Raises a `FileNotFoundError` without that file, and a `ValueError` for missing
+    columns, or a file with anything else than samples.
     """
     path = Path(args.samples or "").expanduser()
     first, columns = _find_columns(path, args)

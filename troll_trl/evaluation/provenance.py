@@ -20,18 +20,10 @@ VERSIONS = ("troll-trl", "torch", "transformers", "vllm", "peft", "datasets", "m
 
 class Output:
     """
-    The folder of an evaluation, for one process at a time. A run resumes only with what its samples were made with.
+    The folder of an evaluation, for one process at a time.
 
-    Args:
-        folder (`Path`):
-            The folder, which need not exist.
-        wanted (`dict[str, Any]`):
-            `settings`, `models` and `benchmarks` to go on with.
-        overwrite (`bool`):
-            Whether [`begin`] discards the samples that are there.
-
-    Raises:
-        ValueError: other settings, or models or benchmarks that have changed since. New ones are welcome.
+    A run resumes only with the settings, models and benchmarks that made its samples; others are a `ValueError`, and
+    new ones welcome. With `overwrite`, [`begin`] discards the samples that are there.
     """
 
     def __init__(self, folder: Path, wanted: dict[str, Any], overwrite: bool):

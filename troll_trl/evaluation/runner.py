@@ -30,18 +30,9 @@ logger = logging.getLogger(__name__)
 
 def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
     """
-    Generate and score the samples that `output` does not hold yet.
-
-    Args:
-        args ([`EvaluationArguments`]):
-            Settings.
-
-    Returns:
-        `dict[str, Any]`: what `run.json` in the folder says, for [`summarize`].
-
-    Raises:
-        FileNotFoundError: a model, a benchmark or a file is not there.
-        ValueError: anything else that a user can set right.
+    Generate and score the samples that `output` does not hold yet, and return what `run.json` says, for [`summarize`].
+    Raises a `FileNotFoundError` if a model, a benchmark or a file is missing, and a `ValueError` for anything else that
+    a user can set right.
     """
     backend = resolve_backend(args.backend)
     if args.n > 1 and args.temperature == 0:

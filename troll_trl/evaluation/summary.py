@@ -23,19 +23,9 @@ OVERALL = "overall"  # the mean of the benchmarks, each of the same weight
 
 def summarize(args: EvaluationArguments, provenance: dict[str, Any]) -> dict[str, Any]:
     """
-    Compute the metrics of the samples in the output folder; write `summary.json` and `samples.parquet`.
-
-    Args:
-        args ([`EvaluationArguments`]):
-            Settings.
-        provenance (`dict[str, Any]`):
-            What the samples were made with, as [`generate_samples`] or [`score_file`] return it.
-
-    Returns:
-        `dict[str, Any]`: the summary; metrics and shares are between 0 and 1.
-
-    Raises:
-        ValueError: no sample can be scored, or a k is above the number of samples of a problem.
+    Compute the metrics of the samples in the output folder, shares of 1; write `summary.json` and `samples.parquet`.
+    `provenance` is what [`generate_samples`] or [`score_file`] returned. Raises a `ValueError` if no sample can be
+    scored, or a k is above the number of samples of a problem.
     """
     folder = Path(args.output or ".")
     by_key = read_scores(folder / SAMPLES)
@@ -161,18 +151,9 @@ def _label(metric: str, n: int | None) -> str:
 
 def compare(args: EvaluationArguments) -> dict[str, Any]:
     """
-    Compare two evaluations on the problems that both have.
-
-    Args:
-        args ([`EvaluationArguments`]):
-            Settings; `compare` names A and B.
-
-    Returns:
-        `dict[str, Any]`: the differences B − A by benchmark, and overall, as shares of 1.
-
-    Raises:
-        FileNotFoundError: a folder or file is not there.
-        ValueError: there are several models to choose from, no common benchmark or problem, or other gold answers.
+    Compare two evaluations, A and B, on the problems that both have: the differences B − A by benchmark, and overall,
+    as shares of 1. Raises a `FileNotFoundError` for a missing folder or file, and a `ValueError` if there are several
+    models to choose from, no common benchmark or problem, or other gold answers.
     """
     names = list(args.compare or [])
     (first, folder_a), (second, folder_b) = (_scores_of(name, args) for name in names)

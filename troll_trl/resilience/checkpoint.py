@@ -21,15 +21,7 @@ logger = get_logger(__name__)
 
 
 class Checkpoints:
-    """
-    The checkpoints of a run. The Trainer writes each into a folder aside, which is renamed once it is complete.
-
-    Args:
-        accelerator (`Accelerator`):
-            The trainer's.
-        args (`TrainingArguments`):
-            Read: `output_dir`, `should_save`, `save_total_limit`.
-    """
+    """The checkpoints of a run. The Trainer writes each into a folder aside, which is renamed once it is complete."""
 
     def __init__(self, accelerator: Accelerator, args: Any):
         self.accelerator, self.args = accelerator, args
@@ -38,17 +30,9 @@ class Checkpoints:
 
     def find(self, resume: str | bool | None) -> str | None:
         """
-        The checkpoint that `train(resume)` resumes from. A warning names newer ones that are not complete.
-
-        Args:
-            resume (`str` or `bool`, *optional*):
-                A checkpoint; `True` for the newest complete one; `"newest"` for that one if there is any.
-
-        Returns:
-            `str` or `None`: its folder, the same on all ranks.
-
-        Raises:
-            ValueError: no complete checkpoint, or a given one that is known to be incomplete, with the reason.
+        The checkpoint that `train(resume)` resumes from, the same on all ranks: the given one, for `True` the newest
+        complete one, for `"newest"` that one if there is any. A warning names newer ones that are not complete. A
+        `ValueError` says that there is none, or why a given one is known to be incomplete.
         """
         if not resume:
             return None
@@ -130,10 +114,6 @@ class StopSignal(TrainerCallback):
 
     transformers' own callback (`enable_jit_checkpoint`) saves where the signal finds the run, on the rank that got it,
     which is neither exact nor safe with several ranks; this one takes its place.
-
-    Args:
-        accelerator (`Accelerator`):
-            The trainer's.
     """
 
     def __init__(self, accelerator: Accelerator):

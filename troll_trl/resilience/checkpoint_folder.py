@@ -23,16 +23,10 @@ class Found(NamedTuple):
 
 def publish(folder: Path, destination: Path) -> None:
     """
-    Mark a checkpoint that has been written as complete, and move it to where it belongs, in place of an older one.
+    Mark a checkpoint in `_saving` as complete, and move it to its place on the same file system, over an older one.
 
     Everything is on the disk before the marker is, and the marker before the rename. A process that dies on the way
     leaves what [`newest_complete`] can sort out.
-
-    Args:
-        folder (`Path`):
-            The checkpoint, in a folder `_saving`.
-        destination (`Path`):
-            Where it goes, on the same file system.
     """
     files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(_files(folder))}
     for name in files:
@@ -46,13 +40,7 @@ def publish(folder: Path, destination: Path) -> None:
 
 
 def why_incomplete(folder: Path) -> str | None:
-    """
-    Why a checkpoint folder is not complete, or `None` if it is. Nothing is read but its marker.
-
-    Args:
-        folder (`Path`):
-            A checkpoint.
-    """
+    """Why a checkpoint folder is not complete, or `None` if it is. Reads its marker alone."""
     try:
         files = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
     except FileNotFoundError:
@@ -69,16 +57,8 @@ def why_incomplete(folder: Path) -> str | None:
 
 
 def newest_complete(output_dir: Path) -> Found:
-    """
-    The newest complete checkpoint of a run. One that was complete but not yet renamed is put in its place.
-
-    Args:
-        output_dir (`Path`):
-            The run's folder.
-
-    Returns:
-        [`Found`]: the folder with the highest step, or `None`; and a line for every newer folder that was skipped.
-    """
+    """The newest complete checkpoint of a run, and a line for every newer folder that was skipped. Puts one that was
+    complete but not yet renamed in its place."""
     skipped = []
     for folder in checkpoints(output_dir / SAVING):
         reason = why_incomplete(folder)

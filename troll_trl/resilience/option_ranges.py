@@ -42,16 +42,8 @@ _RANGES = {
 
 
 def check_ranges(config: Any) -> None:
-    """
-    Check the numbers of a configuration, also those on which TRL fails late, or never.
-
-    Args:
-        config ([`~trl.GRPOConfig`], [`~trl.RLOOConfig`] or the arguments of a run):
-            The configuration. Options that it lacks, or that are `None`, pass.
-
-    Raises:
-        ValueError: an option outside of its range, with the value and the range.
-    """
+    """Refuse (`ValueError`) a number of a configuration outside of its range, also those on which TRL fails late, or
+    never. Options that it lacks, or that are `None`, pass."""
     for allowed, (inside, names) in _RANGES.items():
         for name in names:
             value = getattr(config, name, None)

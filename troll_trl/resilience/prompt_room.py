@@ -9,14 +9,8 @@ from datasets import Dataset
 class PromptRoom:
     """
     Checks prompts: datasets that can be indexed at a trainer's construction, streamed ones a rollout batch at a time.
-
-    Args:
-        context (`int`, *optional*):
-            Tokens that the model was made for; `None` if it is not known.
-        vllm_length (`int`, *optional*):
-            Limit of a colocated vLLM engine, in tokens.
-        max_completion_length (`int`, *optional*):
-            Limit of a completion; without one, a prompt must leave room for one token.
+    `context` and `vllm_length`, of the model and of a colocated engine, are in tokens and may be unknown. Without a
+    `max_completion_length`, a prompt must leave room for one token.
     """
 
     def __init__(self, context: int | None, vllm_length: int | None, max_completion_length: int | None):
@@ -26,20 +20,8 @@ class PromptRoom:
         self._completion = max_completion_length or 1
 
     def check_dataset(self, name: str, dataset: Any, length_of: Callable[[Any], int]) -> None:
-        """
-        Check the column `prompt` of a dataset; a dataset without one, or streamed, passes.
-
-        Args:
-            name (`str`):
-                Name in messages.
-            dataset (`Any`):
-                The data.
-            length_of (`Callable[[Any], int]`):
-                Tokens of a prompt.
-
-        Raises:
-            ValueError: an empty prompt, or one that is too long, with its row.
-        """
+        """Check the column `prompt` of a dataset, whose tokens `length_of` counts; a dataset without one, or streamed,
+        passes. A `ValueError` names the row whose prompt is empty or too long."""
         if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
             return
         sizes = []  # bytes

@@ -35,17 +35,8 @@ def file_name(rank: int, ranks: int) -> str:
 
 
 def save(path: Path, info: dict[str, Any], batches: Batches | None) -> None:
-    """
-    Write the state of this rank.
-
-    Args:
-        path (`Path`):
-            The file.
-        info (`dict[str, Any]`):
-            What JSON can hold; NaN and infinities included.
-        batches (`list[dict[str, Any]]`, *optional*):
-            TRL's buffer: one dictionary per micro-batch, of tensors, [`RaggedDistribution`]s and what JSON can hold.
-    """
+    """Write the state of this rank: `info`, which JSON can hold (NaN and infinities included), and TRL's buffer, one
+    dictionary per micro-batch, of tensors, [`RaggedDistribution`]s and what JSON can hold."""
     tensors, generator_info = _generator_states()
     others: Batches | None = None
     if batches is not None:
@@ -66,18 +57,8 @@ def save(path: Path, info: dict[str, Any], batches: Batches | None) -> None:
 
 
 def load(path: Path, device: torch.device) -> tuple[dict[str, Any], Batches | None]:
-    """
-    Read what [`save`] wrote, and set the random generators.
-
-    Args:
-        path (`Path`):
-            The file.
-        device (`torch.device`):
-            Where the tensors go; a [`RaggedDistribution`] stays on the host.
-
-    Returns:
-        `tuple`: `info` and `batches` as they were given to [`save`].
-    """
+    """Read what [`save`] wrote, and set the random generators. Tensors go to the device; a [`RaggedDistribution`] stays
+    on the host."""
     with safe_open(path, framework="pt", device="cpu") as file:
         info = json.loads(file.metadata()["info"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)

@@ -47,18 +47,8 @@ class Command:
 
 
 def read_command(argv: Sequence[str] | None = None, program: str | None = None) -> Command:
-    """
-    Split a command line into `--config` and the other flags, and read the files.
-
-    Args:
-        argv (`Sequence[str]`, *optional*):
-            Flags; those of the process by default.
-        program (`str`, *optional*):
-            Name in messages; that of the process by default.
-
-    Raises:
-        SystemExit: with code 2 and one message: a file is missing, cannot be read, or is named twice.
-    """
+    """Split a command line, by default the process's, into `--config` and the other flags, and read the files. Ends
+    with code 2 and one message if a file is missing, cannot be read, or is named twice."""
     parser = argparse.ArgumentParser(prog=program or Path(sys.argv[0]).name, add_help=False, allow_abbrev=False)
     parser.error = lambda message: stop(parser.prog, message)  # type: ignore[method-assign]
     parser.add_argument("--config", action="append", default=[])
@@ -79,16 +69,9 @@ def read_training_command(
     argv: Sequence[str] | None = None, program: str | None = None, other_flags: Iterable[str] = ()
 ) -> Command:
     """
-    [`read_command`] for a training run, with names checked as far as they are known without an import.
-
-    Args:
-        argv, program:
-            As [`read_command`].
-        other_flags (`Iterable[str]`, *optional*):
-            Names of flags that the program takes out of `argv` itself: a mistyped one may have meant them.
-
-    Raises:
-        SystemExit: with code 2 and one message, which names every unknown key and flag.
+    [`read_command`] for a training run, with names checked as far as they are known without an import. `other_flags`
+    are names that the program takes out of `argv` itself: a mistyped one may have meant them. Ends with code 2 and one
+    message, which names every unknown key and flag.
     """
     command = read_command(argv, program)
     algorithm = algorithm_of(command)
@@ -137,19 +120,8 @@ def take_launcher_settings(command: Command, names: Iterable[str]) -> dict[str, 
 def refuse_unknown_names(
     command: Command, names: Iterable[str], algorithm: str = "", other_flags: Iterable[str] = ()
 ) -> None:
-    """
-    Stop with one line for each unknown key and flag, if there are any.
-
-    Args:
-        command ([`Command`]):
-            What was given.
-        names (`Iterable[str]`):
-            The valid names.
-        algorithm (`str`, *optional*):
-            Of a training run.
-        other_flags (`Iterable[str]`, *optional*):
-            Names of flags that a mistyped one may have meant.
-    """
+    """Stop with one line for each key and flag that is not one of `names`. A mistyped one may have meant one of
+    `other_flags`."""
     names = set(names)
     said = [
         f"{layer.path}: unknown key `{name}`. {describe_unknown(str(name), names, of=algorithm)}"
@@ -185,12 +157,8 @@ def show(text: str) -> None:
 
 
 def set_environment(command: Command) -> None:
-    """
-    Set the variables under the files' `env`.
-
-    Raises:
-        SystemExit: with code 2 and one message: `env` is no mapping of names to values.
-    """
+    """Set the variables under the files' `env`. Ends with code 2 and one message if `env` does not map names to
+    values."""
     for path, values in command.layers:
         variables = values.get("env", Value({}, {})).typed
         if not isinstance(variables, dict) or any(isinstance(item, dict | list) for item in variables.values()):

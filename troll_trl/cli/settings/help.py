@@ -9,20 +9,8 @@ _WIDTH = 100  # columns
 
 
 def help_text(program: str, command: str, example: str) -> str:
-    """
-    The help of a command: its settings by the class that declares them, our own classes first.
-
-    Args:
-        program (`str`):
-            Name of the command, as it is called.
-        command (`str`):
-            A key of `SOURCES`.
-        example (`str`):
-            Flags of an example.
-
-    Returns:
-        `str`: the text; empty if a library has moved its classes.
-    """
+    """The help of a command, a key of `SOURCES`: its settings by the class that declares them, our own classes first,
+    and the flags of an `example`. Empty if a library has moved its classes."""
     if not declared_names(command):
         return ""
     parts = [

@@ -47,17 +47,9 @@ class Layer(NamedTuple):
 
 def read_layers(name: str | Path) -> list[Layer]:
     """
-    Read a YAML file and, before it, the files that its key `base` names.
-
-    Args:
-        name (`str` or `Path`):
-            YAML file, or the name of a config that comes with the package, such as `qwen3-0.6b/gsm8k`.
-
-    Returns:
-        `list[Layer]`: files with their settings, each replacing those before.
-
-    Raises:
-        ValueError: a file that is missing, no YAML mapping, with a key twice, or its own base.
+    Read a YAML file, or a config that comes with the package, such as `qwen3-0.6b/gsm8k`, and before it the files that
+    its key `base` names; each replaces the settings of those before. Raises a `ValueError` for a file that is missing,
+    no YAML mapping, with a key twice, or its own base.
     """
     return _read(find_config(name), ())
 

@@ -63,18 +63,9 @@ def parse_training_args(
     argv: Sequence[str] | None = None,
 ) -> tuple[TrollScriptArguments, GRPOConfig | RLOOConfig, ModelConfig]:
     """
-    Parse the command line of a training run, and the YAML files that its `--config` names.
-
-    Args:
-        argv (`Sequence[str]`, *optional*):
-            Flags; those of the process by default.
-
-    Returns:
-        `tuple`: script arguments; a [`TrollGRPOConfig`] or [`TrollRLOOConfig`], or TRL's plain one for `method: clip`;
-        and the [`~trl.ModelConfig`].
-
-    Raises:
-        SystemExit: with code 2, after one paragraph that says what was wrong, the value seen and what to do.
+    The script's arguments, the trainer's ([`TrollGRPOConfig`], [`TrollRLOOConfig`], or TRL's plain one for `method:
+    clip`) and the model's, from a command line and the YAML files that its `--config` names. Ends with code 2, after
+    one paragraph that says what was wrong, the value seen and what to do.
     """
     return parse_training_command(read_training_command(argv))
 
@@ -191,20 +182,13 @@ def _has_test_split(script_args: TrollScriptArguments) -> bool:
 
 class StrictTrlParser(TrlParser):
     """
-    A [`~trl.TrlParser`] that lets nothing through that it does not understand.
+    A [`~trl.TrlParser`] that refuses all that it does not understand.
 
-    It refuses, and names, unknown keys and flags (all at once, with what to write instead), abbreviated flags, keys
-    that stand twice in a file, values of another type than the field's, and values that TRL documents no meaning
-    for. And it adds layers: a file's key `base` names one file or several, relative to itself, whose settings it takes
-    over and may replace. A key replaces the base's whole value, lists and mappings included.
-
-    Args:
-        dataclass_types (`Iterable[type]`):
-            Dataclasses whose fields are the valid keys and flags.
-        algorithm (`str`, *optional*):
-            Of a training run, for the advice on names that are not valid.
-        kwargs:
-            Passed to [`~trl.TrlParser`].
+    It names unknown keys and flags (all at once, with what to write instead), abbreviated flags, keys that stand twice
+    in a file, values of another type than the field's, and values that TRL documents no meaning for. And it adds
+    layers: a file's key `base` names one file or several, relative to itself, whose settings it takes over and may
+    replace. A key replaces the base's whole value, lists and mappings included. The advice on an unknown name depends
+    on the `algorithm` of a training run.
     """
 
     def __init__(self, dataclass_types: Iterable[Any], algorithm: str = "", **kwargs):
@@ -244,16 +228,8 @@ class StrictTrlParser(TrlParser):
         stop(self.prog, f"{self._file}{message}")
 
     def settings_of(self, command: Command) -> dict[str, Any]:
-        """
-        What files and flags set, merged, checked and of the right type, by name.
-
-        Args:
-            command ([`Command`]):
-                Flags and layers.
-
-        Raises:
-            SystemExit: with code 2, after one paragraph that says what was wrong.
-        """
+        """What the files and flags of a command set, merged, checked and of the right type, by name. Ends with code 2,
+        after one paragraph that says what was wrong."""
         if "-h" in command.flags or "--help" in command.flags:
             self.print_help()
             raise SystemExit(0)

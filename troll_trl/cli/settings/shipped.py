@@ -22,13 +22,8 @@ def config_names() -> list[str]:
 
 
 def find_config(name: str | Path) -> Path:
-    """
-    The file that `--config` names: a path, or else the name of a config that comes with the package. `.yaml` may be
-    left out.
-
-    Raises:
-        ValueError: there is neither, with the nearest name.
-    """
+    """The file that `--config` names: a path, or the name of a config that comes with the package; either without
+    `.yaml`, too. If there is neither, the `ValueError` names the nearest."""
     for folder in (Path(), configs_folder()):
         for path in (folder / name, folder / f"{name}.yaml"):
             if path.is_file():
