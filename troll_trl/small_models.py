@@ -62,7 +62,7 @@ def make_tokenizer(phrases: Sequence[str] = ("What is ",)) -> PreTrainedTokenize
 def make_model(
     tokenizer: PreTrainedTokenizerFast, architecture: type[PreTrainedConfig] = Qwen3Config, **sizes: int
 ) -> PreTrainedModel:
-    """A model of `architecture` with new weights; `sizes` replace those of the quickstart."""
+    """A model of `architecture` with new weights; `sizes` replace the quickstart's."""
     config = architecture(
         vocab_size=len(tokenizer),
         tie_word_embeddings=True,

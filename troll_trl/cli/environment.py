@@ -1,4 +1,4 @@
-"""`troll env`: what a bug report should hold; TRL's own lines, and those of this package."""
+"""`troll env`: what a bug report should hold, TRL's own lines and this package's."""
 
 import argparse
 from collections.abc import Sequence

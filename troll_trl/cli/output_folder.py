@@ -27,7 +27,8 @@ def check_checkpoint(resume: str | bool | None, output_dir: str):
 
 
 def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOConfig):
-    """Before anything is loaded: no run replaces the checkpoints of another, nor goes on with what it did not train."""
+    """Before anything is loaded: refuse a folder that already contains a run, unless this run resumes it, and to resume
+    what another trainer trained."""
     own, checkpoint = Path(args.output_dir), args.resume_from_checkpoint
     resumed = own if script_args.resume or checkpoint is True else None
     if isinstance(checkpoint, str):  # one that was not yet moved out of `_saving` is this folder's too
@@ -66,12 +67,12 @@ def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> dict[str, t
 
 
 def saved_checkpoints(output_dir: str) -> list[Path]:
-    """The checkpoints in a folder, the newest last, but for those without the file that the Trainer writes last."""
+    """The checkpoints in a folder, the newest last, except those without the file that the Trainer writes last."""
     return [folder for folder in checkpoints(Path(output_dir)) if (folder / TRAINER_STATE_NAME).is_file()]
 
 
 def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | None:
-    """The checkpoint to go on from. With `resume`, the newest complete one, if any."""
+    """The checkpoint to resume from. With `resume`, the newest complete one, if any."""
     args = trainer.args
     if isinstance(trainer, TrollTrainer):
         return trainer.find_checkpoint("newest" if resume else args.resume_from_checkpoint)
@@ -82,7 +83,8 @@ def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | N
 
 
 def save_settings(settings: dict, output_dir: str, checkpoint: str | None = None):
-    """With the `checkpoint` that a run goes on from, other settings that it had until there are kept beside."""
+    """Write the settings. If a run resumes from `checkpoint` with others, its earlier ones stay in a file of their
+    own."""
     shown = {name: value for name, value in settings.items() if name not in _SECRET}
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     text = "# All settings of the files and flags of this run, but for `env` and `hub_token`.\n" + yaml.safe_dump(

@@ -1,4 +1,4 @@
-"""Problem texts: the instructions that public datasets wrap around them, and problems that stand twice."""
+"""Problem texts: the instructions that public datasets wrap around them, and repeated problems."""
 
 import hashlib
 import os

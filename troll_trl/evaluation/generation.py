@@ -85,7 +85,7 @@ class Generator:
 
 
 def sample_seed(seed: int, model: str, benchmark: str, problem: str, sample: int) -> int:
-    """Seed of one sample, below 2^63: whatever else is sampled, before or beside it, it stays the same."""
+    """Seed of one sample, below 2^63. It stays the same, whatever else is sampled."""
     key = json.dumps([seed, model, benchmark, problem, sample]).encode()
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1
 
@@ -176,7 +176,8 @@ class TransformersGenerator(Generator):
 
 
 def lora_room(adapter: dict[str, Any]) -> int:
-    """vLLM's room for a LoRA adapter of these settings: the next size that it has, for the largest rank of a layer."""
+    """The rank that vLLM reserves for a LoRA adapter with these settings: the next one that it has, for the largest of
+    a layer."""
     largest = max([adapter["r"], *(adapter.get("rank_pattern") or {}).values()])
     return next((rank for rank in _VLLM_LORA_RANKS if rank >= largest), largest)
 

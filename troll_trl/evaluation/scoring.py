@@ -67,10 +67,8 @@ def strict_score(gold: str, text: str) -> float:
 
 
 def strict_answer(text: str) -> str | None:
-    r"""
-    What stands in the last `\boxed{}`, or behind the last `####` or `Answer:`, whichever comes last in the text after
-    its last `</think>`. `None` without any, if the box never closes, or if the thought does not end.
-    """
+    r"""The content of the last `\boxed{}`, or what follows the last `####` or `Answer:`, whichever comes last in the
+    text after its last `</think>`. `None` without any, if the box never closes, or if the thought does not end."""
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
         return None
@@ -86,7 +84,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def _braced(text: str, start: int) -> str | None:
-    """What stands in the braces that open before `start`; `None` if they never close."""
+    """The content of the braces that open before `start`; `None` if they never close."""
     depth = 1
     for position in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[position], 0)

@@ -33,17 +33,8 @@ class KernelCheck(NamedTuple):
 
 @functools.cache
 def self_check(device: torch.device) -> tuple[KernelCheck, ...]:
-    """
-    Run every kernel and its PyTorch fallback on `device`. Only a process's first call for a device runs them; later
-    calls return its result.
-
-    Args:
-        device (`torch.device`):
-            A device that the kernels run on: [`~troll_trl.kernels.dispatch.use_triton`].
-
-    Returns:
-        `tuple[KernelCheck, ...]`: one for each operation.
-    """
+    """Run every kernel and its PyTorch fallback on a device that the kernels run on. Only a process's first call for a
+    device runs them; later calls return its result."""
     with torch.no_grad():
         return tuple(_check(name, *case, device) for name, case in _CASES.items())
 

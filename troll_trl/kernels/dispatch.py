@@ -1,8 +1,8 @@
-"""Which twin of an operation runs, its Triton kernel or its torch version (with one signature), and how it is launched.
+"""Which version of an operation runs, its Triton kernel or its PyTorch fallback (of one signature), and its launch.
 
 `TROLL_KERNELS` in the environment chooses: `auto` (the default) takes the kernels on an accelerator, unless their check
-against the torch twins fails at a trainer's start; `triton` makes such a failure an error; `torch` takes the torch
-twins. With `TRITON_INTERPRET=1` the kernels run in Triton's interpreter, on the CPU: so they are tested without a GPU.
+against the fallbacks fails at a trainer's start; `triton` makes such a failure an error; `torch` takes the fallbacks.
+With `TRITON_INTERPRET=1` the kernels run in Triton's interpreter, on the CPU: so they are tested without a GPU.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ def kernels_mode() -> str:
 
 
 def use_torch_alone(alone: bool = True) -> None:
-    """Take the torch twins on every device from now on (or no longer), whatever the device."""
+    """Run the PyTorch fallbacks on every device from now on (or no longer)."""
     global _torch_alone
     _torch_alone = alone
 
@@ -66,32 +66,16 @@ def on_device(device: torch.device) -> AbstractContextManager:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *arguments: Any, **options: Any) -> None:
-    """
-    Launch a kernel on the device of its tensors. Every kernel of the package is launched here.
-
-    Args:
-        kernel:
-            What [`jit`] made.
-        grid (`tuple[int, ...]`):
-            Number of programs; without any there is no launch, which CUDA would refuse.
-        device (`torch.device`):
-            Of the tensors among the arguments.
-        arguments, options:
-            The kernel's.
-    """
+    """Launch a kernel that [`jit`] made, on the `device` of its tensors. Every kernel of the package is launched here.
+    A `grid` without any program, which CUDA would refuse, is no launch."""
     if all(grid):
         with on_device(device):
             kernel[grid](*arguments, **options)
 
 
 def jit(do_not_specialize: Sequence[str] = ()) -> Callable[[Callable], Any]:
-    """
-    `triton.jit`; leaves the function alone where Triton is not installed, and it is never called.
-
-    Args:
-        do_not_specialize (`Sequence[str]`, *optional*):
-            Integer arguments that vary from call to call, whose divisibility is not worth a compilation of its own.
-    """
+    """`triton.jit`; leaves the function alone if Triton is not installed, since then nobody calls it.
+    `do_not_specialize` names integers that vary from call to call, whose divisibility is not worth a compilation."""
 
     def decorate(function):
         return triton.jit(function, do_not_specialize=list(do_not_specialize)) if TRITON_AVAILABLE else function

@@ -23,7 +23,7 @@ KEPT_WARPS = 4
 
 class Coefficients(NamedTuple):
     """
-    What the gradient of `n` tokens needs beside the tile, see [`gradient_coefficients`].
+    What the gradient of `n` tokens needs next to the tile, see [`gradient_coefficients`].
 
     Attributes:
         kept (`torch.Tensor` of shape `(n, K)`, float32):

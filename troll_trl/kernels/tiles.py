@@ -1,7 +1,7 @@
 """What both passes share: the tile that holds the products of some positions and some of the vocabulary, what a model
 does to them, and how the gradient of a tile is accumulated.
 
-The torch twins work in a float32 tile; the Triton kernels in one of the product's own dtype, as they convert in
+The PyTorch fallbacks work in a float32 tile; the Triton kernels in one of the product's own dtype, as they convert in
 registers.
 """
 
@@ -129,9 +129,9 @@ def accumulate_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> N
 
 def empty_tile(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """
-    An uninitialised `(rows, columns)` buffer for products of this dtype, in the dtype that its twin works in. Its row
-    stride is an odd number of cache lines: a matrix product writes unaligned rows a third slower, and rows a power of
-    two apart fall into the same cache sets.
+    An uninitialised `(rows, columns)` buffer for products of this dtype, in the dtype that the kernel or its fallback
+    works in. Its row stride is an odd number of cache lines: a matrix product writes unaligned rows a third slower, and
+    rows a power of two apart fall into the same cache sets.
     """
     stride = (math.ceil(columns / _STRIDE_STEP) | 1) * _STRIDE_STEP
     dtype = dtype if use_triton(device) else torch.float32

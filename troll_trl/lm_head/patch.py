@@ -220,8 +220,8 @@ def _live_supports(
 
 
 def _check_finite(entropy: torch.Tensor | None) -> None:
-    """NaN or an infinity in any logit shows in the entropy `(B, T − 1)`, which reads them all (but for −∞ at a kept
-    token)."""
+    """Raise for a NaN or an infinity in any logit: it shows in the entropy `(B, T − 1)`, which reads them all (except
+    −∞ at a kept token)."""
     if entropy is not None and not entropy.isfinite().all():
         row, position = (~entropy.isfinite()).nonzero()[0].tolist()
         raise ValueError(

@@ -132,7 +132,7 @@ def _finish(state: FoldState, token_ids: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def _tile(hidden: torch.Tensor, weight: torch.Tensor, tokens: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """A buffer for one tile and a spare column, where the torch twins put the slots that lie elsewhere."""
+    """A buffer for one tile and a spare column, where the PyTorch fallbacks put the slots that lie elsewhere."""
     return empty_tile(min(tokens, len(hidden)), min(columns, len(weight)) + 1, dtype, hidden.device)
 
 

@@ -102,7 +102,7 @@ def select_support(
 
 
 def _one_chunk_at_a_time(device: torch.device) -> bool:
-    """Whether the tile holds one chunk, and the best blocks are kept beside it: of a GPU this would wait every time."""
+    """Whether the tile holds one chunk, and the best blocks stay next to it: on a GPU every chunk would then wait."""
     return device.type == "cpu" and not use_triton(device)
 
 

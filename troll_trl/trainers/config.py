@@ -100,18 +100,11 @@ class TrollOptions(_TrlConfig):
     @classmethod
     def from_trl(cls, args: Any) -> "TrollOptions":
         """
-        A copy of TRL's plain config with TROLL's defaults added, for scripts that swap only the trainer class.
+        A copy of TRL's plain config with TROLL's defaults added, for scripts that swap only the trainer class. Any
+        other class, subclasses included, which may mean more than their fields, is a `TypeError`.
 
         The instance is copied, not rebuilt: TRL's `__post_init__` has already run and would refuse the
         `steps_per_generation` that it derived itself.
-
-        Args:
-            args ([`~trl.GRPOConfig`] for [`TrollGRPOConfig`], [`~trl.RLOOConfig`] for [`TrollRLOOConfig`]):
-                TRL's configuration.
-
-        Raises:
-            TypeError: any other class, subclasses included, which may mean more than their fields.
-            ValueError: as for the constructor.
         """
         if type(args) is not cls._trl_config:
             given, plain = type(args), cls._trl_config

@@ -1,4 +1,4 @@
-"""At a trainer's start the Triton kernels are checked on the accelerator: all ranks go on with them, or none does."""
+"""At a trainer's start: checks the Triton kernels on the accelerator. All ranks run them, or none does."""
 
 import torch
 from accelerate import Accelerator
@@ -11,20 +11,8 @@ logger = get_logger(__name__)
 
 
 def settle_kernels(accelerator: Accelerator) -> bool:
-    """
-    Check the kernels, and take the torch versions on all ranks if any kernel fails on one of them.
-
-    Args:
-        accelerator (`Accelerator`):
-            Of the run; every rank must call this.
-
-    Returns:
-        `bool`: whether the torch versions run in place of kernels that failed.
-
-    Raises:
-        RuntimeError: a kernel failed, and `TROLL_KERNELS=triton` asks for them.
-        ValueError: `TROLL_KERNELS` has no meaning.
-    """
+    """Check the kernels, and run their PyTorch fallbacks on all ranks if any kernel fails on one of them: whether that
+    is so. Every rank must call this. If `TROLL_KERNELS=triton` asks for the kernels, a failure is a `RuntimeError`."""
     mode = kernels_mode()
     use_torch_alone(False)  # a trainer before this one in the process may have met another device
     if not use_triton(accelerator.device) or INTERPRETED:

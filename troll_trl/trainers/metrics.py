@@ -11,16 +11,11 @@ from troll_trl.trust_region.regions import TrustRegion
 
 class TrollMetrics:
     """
-    Accumulates sums, counts and maxima on the device, and reduces them over ranks when a line is logged.
+    Accumulates sums, counts and maxima on the device, and reduces them over ranks when a line is logged. The
+    [`TrustRegion`] says what is counted, and which metrics are made of it.
 
     TRL averages the averages of its micro-batches; these are averages over tokens. Every rank reports the same keys,
     whatever its own batches held.
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`]):
-            Of the training.
-        trust_region ([`TrustRegion`]):
-            What is counted, and which metrics are made of it.
     """
 
     def __init__(self, accelerator: Accelerator, trust_region: TrustRegion):
@@ -32,15 +27,8 @@ class TrollMetrics:
         self._sums, self._maxima = self._zeros()
 
     def add(self, mask: torch.Tensor, counted: Mapping[str, torch.Tensor]) -> None:
-        """
-        Count one micro-batch.
-
-        Args:
-            mask (`torch.Tensor` of shape `(B, C)`):
-                1 for the tokens that the loss is over.
-            counted (`Mapping[str, torch.Tensor]`):
-                Numbers `(B, C)` of each token, as a [`Bounded`] has them.
-        """
+        """Count one micro-batch: numbers `(B, C)` of each token, as a [`Bounded`] has them, for the tokens that the
+        loss is over, 1 in `mask` `(B, C)`."""
         mask = mask.bool()
         # `where` and not an index, which would wait for the device
         values = {name: torch.where(mask, x.to(self._sums.dtype), 0.0) for name, x in counted.items()}

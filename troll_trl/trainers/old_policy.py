@@ -43,13 +43,8 @@ class Recorder:
     Keeps the old policy while TRL scores a rollout, in the pass that TRL makes anyway.
 
     That pass comes first. The reference pass goes, with PEFT, through the same model, and in an idle GRPO run it is the
-    only one: it must not be taken for the old policy.
-
-    Args:
-        support_size (`int`), tail_mass (`float`):
-            How many tokens to keep, as in [`~troll_trl.trust_region.sparse.sparsify`].
-        temperature (`float`):
-            What the head divides the logits by.
+    only one: it must not be taken for the old policy. `support_size` and `tail_mass` say how many tokens to keep, as in
+    [`~troll_trl.trust_region.sparse.sparsify`]; the head divides logits by `temperature`.
     """
 
     def __init__(self, support_size: int, tail_mass: float, temperature: float):
@@ -97,13 +92,9 @@ class Recorder:
 
 class Prefetcher:
     """
-    Copies the old policies of micro-batches to the device, one while the micro-batch before it is in work.
+    Copies the old policies of micro-batches to the device, each while the previous micro-batch is in work.
 
-    On a GPU by a stream of its own, so that the copy waits for no computation, nor any computation for it.
-
-    Args:
-        device (`torch.device`):
-            Of the training.
+    On a GPU a stream of its own copies: the copy waits for no computation, nor any computation for it.
     """
 
     def __init__(self, device: torch.device):

@@ -92,15 +92,11 @@ def silence_known_warnings() -> None:
 def check_trl(trainer_class: type = GRPOTrainer) -> None:
     """
     Check that the installed TRL and transformers still have the methods that the package reaches into, by name and
-    parameters. What these methods must still say is a test (`tests/test_trl_compat.py`): a line that a patch release
-    has written anew must stop no run.
+    parameters, for TRL's trainer or a subclass. The `ImportError` for one that has moved names it, the library, the
+    installed version and the tested one.
 
-    Args:
-        trainer_class (`type`, *optional*, defaults to [`~trl.GRPOTrainer`]):
-            TRL's trainer that is extended, or a subclass of it.
-
-    Raises:
-        ImportError: a method has moved; the message names it, the library, the installed version and the tested one.
+    What these methods must still say is a test (`tests/test_trl_compat.py`): a line that a patch release has written
+    anew must stop no run.
     """
     for known in (known for known in PARAMETERS if issubclass(trainer_class, known)):
         for name, expected in PARAMETERS[known].items():

@@ -10,17 +10,8 @@ logger = get_logger(__name__)
 
 
 def check_vllm(args: Any) -> None:
-    """
-    Before the model is loaded: wait for the vLLM server, and warn of a colocated engine that breaks the model.
-
-    Args:
-        args ([`~trl.GRPOConfig`] or [`~trl.RLOOConfig`]):
-            Configuration.
-
-    Raises:
-        OSError: no server answers within `vllm_server_timeout` seconds; TRL's message names its address.
-        ImportError: vLLM is not installed.
-    """
+    """Before the model is loaded: wait for the vLLM server, and warn of a colocated engine that breaks the model. If no
+    server answers within `vllm_server_timeout` seconds, TRL's `OSError` names its address."""
     if not args.use_vllm:
         return
     if args.vllm_mode == "server" and args.process_index == 0:
@@ -42,16 +33,8 @@ def server_url(args: Any) -> str:
 
 @contextmanager
 def explain_lost_server(args: Any) -> Iterator[None]:
-    """
-    Around a rollout: TRL's client gives up after five retries, a minute, with the address of one request.
-
-    Args:
-        args ([`~trl.GRPOConfig`] or [`~trl.RLOOConfig`]):
-            Configuration.
-
-    Raises:
-        ConnectionError: the server stopped answering: its address and what to do.
-    """
+    """Around a rollout: if the server stops answering, raise a `ConnectionError` with its address and what to do. TRL's
+    client gives up after five retries, a minute, with the address of one request."""
     if not (args.use_vllm and args.vllm_mode == "server"):
         yield
         return

@@ -131,11 +131,11 @@ class RaggedDistribution:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "RaggedDistribution":
-        """It, on a device."""
+        """Copy to `device`."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def to_host_of(self, device: torch.device) -> "RaggedDistribution":
-        """It, in host memory: for a GPU pinned, which it copies from while the host goes on."""
+        """Copy to host memory: for a GPU to pinned memory, from which it copies while the host continues."""
         host = self.to("cpu")
         return host._each(torch.Tensor.pin_memory) if device.type == "cuda" else host
 

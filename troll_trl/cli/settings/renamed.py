@@ -1,4 +1,4 @@
-"""What to write in place of a name that TRL, transformers or open-r1 know, or knew, and that is none of ours."""
+"""What to write in place of a name of TRL, transformers or open-r1, now or earlier, that is none of ours."""
 
 _GONE = "It no longer does anything: remove it."
 _OPEN_R1 = "It belongs to open-r1's own script: remove it."

@@ -1,4 +1,4 @@
-"""The configs that come with the package: in the wheel beside its code, in a checkout at its top level."""
+"""The configs that come with the package: in the wheel next to its code, in a checkout at its top level."""
 
 import difflib
 from pathlib import Path
