@@ -1,4 +1,4 @@
-"""What the documents name exists: options, tests, links, rooms, metrics. Nothing points outside of the repository."""
+"""What the documents name exists: options, tests, links, packages, metrics. Nothing points outside the repository."""
 
 import inspect
 import re
@@ -107,8 +107,8 @@ def test_links_of_the_readme_are_relative_here_and_absolute_on_a_package_index()
 
 def test_every_room_is_in_the_design():
     tree = (DOCS / "design.md").read_text(encoding="utf-8").partition("\n## The parts")[2]
-    rooms = {path.parent.name for path in (ROOT / "troll_trl").glob("*/**/__init__.py")}
-    assert rooms and rooms <= set(re.findall(r"^ +(\w+)/ ", tree, flags=re.MULTILINE))
+    packages = {path.parent.name for path in (ROOT / "troll_trl").glob("*/**/__init__.py")}
+    assert packages and packages <= set(re.findall(r"^ +(\w+)/ ", tree, flags=re.MULTILINE))
 
 
 def test_every_metric_is_in_its_table():

@@ -94,9 +94,9 @@ def read_training_command(
     return command
 
 
-def show_help(command: Command, of: str, example: str) -> None:
-    """Print the help and end, if it is asked for and can be told without an import; else the parser tells it."""
-    if {"-h", "--help"} & {*command.flags} and (text := help_text(command.program, of, example)):
+def show_help(command: Command, settings: str, example: str) -> None:
+    """Print the help of some `settings` and end, if it is asked for and needs no import; else the parser prints it."""
+    if {"-h", "--help"} & {*command.flags} and (text := help_text(command.program, settings, example)):
         show(text)
         raise SystemExit(0)
 
@@ -124,7 +124,7 @@ def refuse_unknown_names(
     `other_flags`."""
     names = set(names)
     said = [
-        f"{layer.path}: unknown key `{name}`. {describe_unknown(str(name), names, of=algorithm)}"
+        f"{layer.path}: unknown key `{name}`. {describe_unknown(str(name), names, algorithm=algorithm)}"
         for layer in command.layers
         for name in layer.values
         if name not in names and name != "env"
@@ -132,7 +132,7 @@ def refuse_unknown_names(
     for word in command.flags:
         name = name_of(word)
         if is_flag(word) and name.removeprefix("no_") not in names and word not in ("-h", "--help"):
-            advice = describe_unknown(name, names.union(other_flags), "--", of=algorithm)
+            advice = describe_unknown(name, names.union(other_flags), "--", algorithm=algorithm)
             said.append(f"unknown flag {word.partition('=')[0]}. {advice}")
     if len(said) == 1:
         stop(command.program, said[0])

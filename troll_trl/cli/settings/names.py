@@ -91,19 +91,19 @@ def is_flag(word: str) -> bool:
     return re.match(r"--?[A-Za-z]", word) is not None
 
 
-def describe_unknown(name: str, valid: Iterable[str], prefix: str = "", of: str = "") -> str:
-    """What to write in place of a name that is not valid, if that can be said; `of` is the algorithm in force."""
-    if of == "rloo" and name in fields_of("troll_trl", "trainers/config.py", "TrollGRPOConfig"):
+def describe_unknown(name: str, valid: Iterable[str], prefix: str = "", algorithm: str = "") -> str:
+    """What to write in place of a name that is not valid with the `algorithm` in force."""
+    if algorithm == "rloo" and name in fields_of("troll_trl", "trainers/config.py", "TrollGRPOConfig"):
         return (
             "It is an option of grpo alone: a mask decides token by token, and RLOO's ratio is that of a whole "
             "completion. Remove it: RLOO has TROLL's projection."
         )
-    for algorithm in ("grpo", "rloo"):
-        if of and of != algorithm and name in declared_names(algorithm):
-            return f"It is an option of {algorithm}: set `algorithm: {algorithm}`, or remove it."
-    if of and (name in launcher_names() or name == "accelerate_config"):
+    for other in ("grpo", "rloo"):
+        if algorithm and algorithm != other and name in declared_names(other):
+            return f"It is an option of {other}: set `algorithm: {other}`, or remove it."
+    if algorithm and (name in launcher_names() or name == "accelerate_config"):
         return "It belongs to the launcher: give it to `troll grpo`, `troll rloo` or `accelerate launch`."
-    if name in (table := RENAMED if of else EVALUATION):
+    if name in (table := RENAMED if algorithm else EVALUATION):
         return table[name]
     near = nearest(name, valid)
     return f"The nearest valid name is {prefix}{near}." if near else "No valid name is near it."
