@@ -1,5 +1,5 @@
 """The streaming LM head: a model's distribution on a few tokens, without a tensor of (tokens, vocabulary). May import
-`trust_region`."""
+`kernels` and `trust_region`."""
 
 from troll_trl.lm_head.patch import SparseCausalLMOutput, add_sparse_lm_head
 

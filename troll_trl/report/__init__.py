@@ -1,2 +1,2 @@
-"""What training runs did: their `trainer_state.json` read, grouped by configuration, drawn and tabulated. May import
-`trainers`, for the defaults of their settings."""
+"""What training runs did: reads their logs, groups seeds, draws figures and tables. May import `evaluation`, for its
+statistics and tables, and packages below it; loads no torch."""

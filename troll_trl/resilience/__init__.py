@@ -1,2 +1,2 @@
 """What keeps a long run alive: numbers that are not finite, exact checkpoints, checks of the input. May import
-`trust_region`."""
+`kernels` and `trust_region`."""
