@@ -1,6 +1,6 @@
 """
-Evaluation of models on problems with known answers: samples, their scores, and statistics over them. May import `data` and
-`rewards`.
+Evaluation of models on problems with known answers: samples, their scores, and statistics over them. May import `data`
+and `rewards`.
 
     arguments.py       EvaluationArguments: what an evaluation can be told
     benchmarks.py      names on the hub, and local files
