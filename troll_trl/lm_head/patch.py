@@ -4,6 +4,7 @@ import functools
 import types
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor, Partial
@@ -35,6 +36,9 @@ class SparseCausalLMOutput(ModelOutput):
     `i + 1`. Where the label is `-100`, nothing is computed: `log_probs` and `entropy` are 0, every slot is unused and
     the rest has all the mass.
 
+    Labels that are shifted already give `T` positions instead of `T - 1`; with a `token_index` of M numbers the shapes
+    begin with `(1, M)`.
+
     Args:
         log_probs (`torch.Tensor` of shape `(B, T - 1)`, float32):
             Log-probability of each next-token label (slot 0 of `sparse_log_probs`).
@@ -65,6 +69,10 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
       gradient. `ids` is `(B, T - 1, K)`, or shorter and aligned to the end, with the label in slot 0 of every position
       whose label is not `-100`, and no token twice.
 
+    Packed rows call it with `shift_labels` `(B, T)` in place of `labels`: position `i` predicts `shift_labels[:, i]`.
+    `token_index` `(M,)` then names positions of the flattened batch, in any order and repeats included, which are
+    evaluated on supports `(1, M, K)`: several samples that share a position each have a support of their own.
+
     Both return a [`SparseCausalLMOutput`]. The head is streamed in tiles: no `(tokens, vocabulary)` tensor exists,
     forward or backward, and positions whose label is `-100` are not computed. Logit scaling and soft-capping, a head
     bias, tied embeddings, sharded heads (FSDP2, ZeRO-3) and the MoE auxiliary loss are as in TRL's
@@ -94,18 +102,26 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
 
     # Keep the original signature: `generate` validates its model kwargs against it
     @functools.wraps(type(model).forward)
-    def forward(self, *args, support_size=None, tail_mass=None, token_ids=None, check_finite=True, **kwargs):
+    def forward(
+        self, *args, support_size=None, tail_mass=None, token_ids=None, token_index=None, check_finite=True, **kwargs
+    ):
         if support_size is None and tail_mass is not None:
             raise ValueError("`tail_mass` needs `support_size`: it is an option of the selection of a support.")
         if support_size is None and token_ids is None:
             return original_forward(*args, **kwargs)
-        labels = kwargs.pop("labels", None)
-        if labels is None or not kwargs.pop("fused_lm_head", False):
-            raise ValueError("`support_size` and `token_ids` need `labels` and `fused_lm_head=True`.")
+        labels, shift_labels = kwargs.pop("labels", None), kwargs.pop("shift_labels", None)
+        if (labels is None) == (shift_labels is None) or not kwargs.pop("fused_lm_head", False):
+            raise ValueError(
+                "`support_size` and `token_ids` need `labels` and `fused_lm_head=True` (or `shift_labels` in place of "
+                "`labels`)."
+            )
+        if token_index is not None and shift_labels is None:
+            raise ValueError("`token_index` needs `shift_labels`, whose positions it names.")
         if support_size is not None and token_ids is not None:
             raise ValueError("Give either `support_size`, to select a support, or `token_ids`, to evaluate one.")
+        wanted = (labels, shift_labels, token_index)
         output = _sparse_forward(
-            self, args, kwargs, labels, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
+            self, args, kwargs, wanted, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
         )
         if check_finite:
             _check_finite(output.entropy)
@@ -120,8 +136,48 @@ def _gathered(parameter: DTensor) -> torch.Tensor:
     return parameter.full_tensor(grad_placements=mean_over_ranks)
 
 
+class _Targets(NamedTuple):
+    """
+    What is evaluated, N positions.
+
+    Attributes:
+        positions (`torch.Tensor` of shape `(N,)`):
+            Of the hidden states, as numbers of the flattened batch `B·T`.
+        sampled_ids (`torch.Tensor` of shape `(N,)`):
+            The label of each.
+        outputs (`torch.Tensor` of shape `(N,)`):
+            Where each is in the flattened output.
+        shape (`torch.Size` of two numbers):
+            Of the output: `(B, T − 1)`, `(B, T)` with shifted labels, `(1, M)` with a `token_index`.
+    """
+
+    positions: torch.Tensor
+    sampled_ids: torch.Tensor
+    outputs: torch.Tensor
+    shape: torch.Size
+
+
+def _targets(
+    labels: torch.Tensor | None, shift_labels: torch.Tensor | None, token_index: torch.Tensor | None
+) -> _Targets:
+    """The positions of `labels` or `shift_labels` `(B, T)` that have a label, or those of `token_index` `(M,)`."""
+    if token_index is not None:
+        number = torch.arange(len(token_index), device=token_index.device)
+        sampled_ids = shift_labels.flatten().index_select(0, token_index)
+        return _Targets(token_index, sampled_ids, number, torch.Size((1, len(token_index))))
+    # Positions as numbers, asked for once: each boolean index would wait for the device
+    if shift_labels is not None:
+        positions = (shift_labels != IGNORED_LABEL).flatten().nonzero().squeeze(1)
+        return _Targets(positions, shift_labels.flatten().index_select(0, positions), positions, shift_labels.shape)
+    live = labels[:, 1:] != IGNORED_LABEL  # (B, T − 1)
+    positions = torch.nn.functional.pad(live, (0, 1)).flatten().nonzero().squeeze(1)
+    sampled_ids = labels.flatten().index_select(0, positions + 1)
+    # The output has one position less per row than the hidden states
+    return _Targets(positions, sampled_ids, positions - positions // labels.shape[1], live.shape)
+
+
 def _sparse_forward(
-    model, args, kwargs, labels, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
+    model, args, kwargs, wanted, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
 ) -> SparseCausalLMOutput:
     text_config = model.config.get_text_config()
     # Like the model's own forward, request router logits when the config asks for them
@@ -131,7 +187,7 @@ def _sparse_forward(
     kwargs["use_cache"] = False
     backbone_outputs = model.base_model(*args, **kwargs)
     hidden = backbone_outputs.last_hidden_state  # (B, T, H)
-    output = _head(model, hidden, labels, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32)
+    output = _head(model, hidden, wanted, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32)
     if kwargs.get("output_router_logits"):
         output["aux_loss"] = load_balancing_loss_func(
             backbone_outputs.router_logits,
@@ -146,20 +202,20 @@ def _sparse_forward(
 # in kernels and matrix products.
 @torch.compiler.disable
 def _head(
-    model, hidden, labels, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
+    model, hidden, wanted, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
 ) -> SparseCausalLMOutput:
-    """The output for the hidden states `(B, T, H)` and labels `(B, T)`, with supports `(B, T' ≤ T − 1, K)` or none."""
+    """The output for the hidden states `(B, T, H)` where it is `wanted`, see [`_targets`], with supports
+    `(B, T' ≤ T − 1, K)` or none."""
+    targets = _targets(*wanted)
     lm_head = model.get_output_embeddings()
     weight, bias = lm_head.weight, lm_head.bias
-    # The live positions as numbers of the flattened batch, asked for once: each boolean index would wait for the device
-    hidden, labels = hidden.to(weight.device), labels.to(weight.device)
-    live = labels[:, 1:] != IGNORED_LABEL  # (B, T − 1)
-    positions = torch.nn.functional.pad(live, (0, 1)).flatten().nonzero().squeeze(1)  # (N,), in B·T
-    hidden = hidden.flatten(0, 1).index_select(0, positions)  # (N, H)
-    sampled_ids = labels.flatten().index_select(0, positions + 1)  # (N,)
+    # With the model split across devices, the backbone can end on another device than the head
+    positions, sampled_ids, outputs = (x.to(weight.device) for x in targets[:3])  # (N,)
+    shape = targets.shape
+    hidden = hidden.to(weight.device).flatten(0, 1).index_select(0, positions)  # (N, H)
     if token_ids is not None:
         vocabulary = model.config.get_text_config().vocab_size
-        token_ids = _live_supports(token_ids.to(weight.device), live, positions, sampled_ids, vocabulary)
+        token_ids = _live_supports(token_ids.to(weight.device), shape, outputs, sampled_ids, vocabulary)
 
     precision: AbstractContextManager = nullcontext()
     if cast_lm_head_to_fp32:
@@ -179,9 +235,6 @@ def _head(
             log_probs, entropy = SparseLogProbs.apply(
                 hidden, weight, bias, token_ids, transform, maybe_gather_lm_head_ctx
             )
-    # The outputs have one position less per row than the hidden states
-    outputs = positions - positions // labels.shape[1]  # (N,), in B·(T − 1)
-    shape = live.shape
     dead = nothing_kept(log_probs.shape[1], log_probs.device).expand(*shape, -1)
     return SparseCausalLMOutput(
         log_probs=_scatter(log_probs[:, 0], outputs, log_probs.new_zeros(shape)),
@@ -194,18 +247,17 @@ def _head(
 
 
 def _live_supports(
-    token_ids: torch.Tensor, live: torch.Tensor, positions: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int
+    token_ids: torch.Tensor, shape: torch.Size, outputs: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int
 ) -> torch.Tensor:
-    """Supports `(N, K)` of the live positions, from `(B, T' ≤ T − 1, K)` aligned to the end."""
-    missing = live.shape[1] - token_ids.shape[1]
-    if token_ids.shape[0] != live.shape[0] or missing < 0:
+    """Supports `(N, K)` of the outputs `(N,)`, from `(B, T' ≤ T − 1, K)` aligned to the end."""
+    missing = shape[1] - token_ids.shape[1]
+    if token_ids.shape[0] != shape[0] or missing < 0:
         raise ValueError(
             f"`token_ids` {tuple(token_ids.shape)} must have the batch size and at most the length of the shifted "
-            f"labels {tuple(live.shape)}."
+            f"labels {tuple(shape)}."
         )
-    # One more position at the end, which is no label's: `positions` count in B·T
-    token_ids = torch.nn.functional.pad(token_ids, (0, 0, missing, 1), value=UNUSED)
-    token_ids = token_ids.flatten(0, 1).index_select(0, positions)
+    token_ids = torch.nn.functional.pad(token_ids, (0, 0, missing, 0), value=UNUSED)
+    token_ids = token_ids.flatten(0, 1).index_select(0, outputs)
     wrong = token_ids[:, 0] != sampled_ids
     outside = (token_ids < UNUSED) | (token_ids >= vocabulary)
     if not (outside.any() | wrong.any()):  # one look, for which the device is waited for
