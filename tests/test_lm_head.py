@@ -532,7 +532,7 @@ def test_sharded_by_fsdp2(tmp_path):
     assert result.stdout.count("sharded head agrees") == 2, result.stderr[-3000:]
 
 
-# -- Packed rows: labels that are shifted already, and positions that several samples share -----------------------------
+# -- Packed rows: labels that are shifted already, and positions that several samples share --------------------------
 
 
 def test_shifted_labels_give_what_labels_give():

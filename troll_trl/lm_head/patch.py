@@ -161,7 +161,7 @@ def _targets(
     labels: torch.Tensor | None, shift_labels: torch.Tensor | None, token_index: torch.Tensor | None
 ) -> _Targets:
     """The positions of `labels` or `shift_labels` `(B, T)` that have a label, or those of `token_index` `(M,)`."""
-    if token_index is not None:
+    if shift_labels is not None and token_index is not None:
         number = torch.arange(len(token_index), device=token_index.device)
         sampled_ids = shift_labels.flatten().index_select(0, token_index)
         return _Targets(token_index, sampled_ids, number, torch.Size((1, len(token_index))))
@@ -169,6 +169,7 @@ def _targets(
     if shift_labels is not None:
         positions = (shift_labels != IGNORED_LABEL).flatten().nonzero().squeeze(1)
         return _Targets(positions, shift_labels.flatten().index_select(0, positions), positions, shift_labels.shape)
+    assert labels is not None  # one of the two is given
     live = labels[:, 1:] != IGNORED_LABEL  # (B, T − 1)
     positions = torch.nn.functional.pad(live, (0, 1)).flatten().nonzero().squeeze(1)
     sampled_ids = labels.flatten().index_select(0, positions + 1)

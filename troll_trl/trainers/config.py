@@ -154,10 +154,7 @@ class TrollOptions(_TrlConfig):
         self._warn_of_unused_options()
 
     def _check_troll_options(self):
-        if not (is_number(self.kl_bound) and self.kl_bound > 0):
-            raise ValueError(f"`kl_bound` must be positive, got {self.kl_bound!r}. The paper uses 0.05.")
-        if not (is_number(self.regression_coef) and 0 <= self.regression_coef < math.inf):
-            raise ValueError(f"`regression_coef` must be finite and at least 0, got {self.regression_coef!r}.")
+        check_projection(self)
         if not is_number(self.tail_mass):
             raise ValueError(f"`tail_mass` must be a number in [0, 1), got {self.tail_mass!r}.")
         check_support_options(self.support_size, self.tail_mass)
@@ -229,23 +226,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
         super()._check()
 
     def _check_mask(self):
-        if self.trust_region not in ("projection", "mask"):
-            raise ValueError(f"`trust_region` must be 'projection' or 'mask', got {self.trust_region!r}.")
-        if self.divergence_type not in DIVERGENCES:
-            raise ValueError(
-                f"`divergence_type` must be one of {', '.join(DIVERGENCES)}, got {self.divergence_type!r}."
-            )
-        is_tv = self.divergence_type.endswith("_tv")
-        if self.divergence_bound is None and self.masks:
-            self.divergence_bound = 0.15 if is_tv else 0.05
-        bound = self.divergence_bound
-        if bound is not None and not (is_number(bound) and bound > 0 and not (is_tv and bound >= 1)):
-            allowed = "in (0, 1), since a total variation is below 1" if is_tv else "positive"
-            raise ValueError(f"`divergence_bound` of {self.divergence_type} must be {allowed}, got {bound!r}.")
-        if self.ratio_cap is not None and not (is_number(self.ratio_cap) and 1 <= self.ratio_cap < math.inf):
-            raise ValueError(
-                f"`ratio_cap` must be at least 1 and finite, or none for no limit, got {self.ratio_cap!r}."
-            )
+        check_mask(self)
         if not self.masks:
             return
         if self.importance_sampling_level != "token":
@@ -292,3 +273,29 @@ def troll_fields(config: type[TrollOptions]) -> list[Field]:
     """The dataclass fields that a config of TROLL's adds to TRL's."""
     trl_names = {option.name for option in fields(config._trl_config)}
     return [option for option in fields(config) if option.name not in trl_names]
+
+
+def check_projection(config: Any) -> None:
+    """Raise a `ValueError` for a `kl_bound` or a `regression_coef` outside of its range."""
+    if not (is_number(config.kl_bound) and config.kl_bound > 0):
+        raise ValueError(f"`kl_bound` must be positive, got {config.kl_bound!r}. The paper uses 0.05.")
+    if not (is_number(config.regression_coef) and 0 <= config.regression_coef < math.inf):
+        raise ValueError(f"`regression_coef` must be finite and at least 0, got {config.regression_coef!r}.")
+
+
+def check_mask(config: Any) -> None:
+    """Raise a `ValueError` for a `trust_region` or an option of the mask that has no meaning. If there is a mask, set
+    the default of its `divergence_bound`."""
+    if config.trust_region not in ("projection", "mask"):
+        raise ValueError(f"`trust_region` must be 'projection' or 'mask', got {config.trust_region!r}.")
+    if config.divergence_type not in DIVERGENCES:
+        raise ValueError(f"`divergence_type` must be one of {', '.join(DIVERGENCES)}, got {config.divergence_type!r}.")
+    is_tv = config.divergence_type.endswith("_tv")
+    if config.divergence_bound is None and config.masks:
+        config.divergence_bound = 0.15 if is_tv else 0.05
+    bound = config.divergence_bound
+    if bound is not None and not (is_number(bound) and bound > 0 and not (is_tv and bound >= 1)):
+        allowed = "in (0, 1), since a total variation is below 1" if is_tv else "positive"
+        raise ValueError(f"`divergence_bound` of {config.divergence_type} must be {allowed}, got {bound!r}.")
+    if config.ratio_cap is not None and not (is_number(config.ratio_cap) and 1 <= config.ratio_cap < math.inf):
+        raise ValueError(f"`ratio_cap` must be at least 1 and finite, or none for no limit, got {config.ratio_cap!r}.")

@@ -39,10 +39,13 @@ AcceleratedOptimizer                 where an update is skipped, `_is_overflow` 
 trl.trainer.utils.is_async_callable              used for reward functions
 trl.trainer.utils.maybe_gather_lm_head_ctx       used by `troll_trl.lm_head` under ZeRO-3
 trl.trainer.utils.get_config_model_id            used for the default output folder
+
+What `troll_trl.experimental.async_grpo` reaches into is in the file of this name there.
 """
 
 import inspect
 import warnings
+from collections.abc import Mapping
 
 import transformers
 import trl
@@ -99,14 +102,19 @@ def check_trl(trainer_class: type = GRPOTrainer) -> None:
     anew must stop no run.
     """
     for known in (known for known in PARAMETERS if issubclass(trainer_class, known)):
-        for name, expected in PARAMETERS[known].items():
-            method = getattr(known, name, None)
-            if method is None:
-                raise ImportError(_moved(known, f"`{known.__name__}.{name}` is gone"))
-            parameters = tuple(inspect.signature(method).parameters)
-            if parameters[: len(expected)] != expected:
-                what = f"`{known.__name__}.{name}` takes {parameters}, expected {expected} first"
-                raise ImportError(_moved(known, what))
+        check_parameters(known, PARAMETERS[known])
+
+
+def check_parameters(owner: type, methods: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise an `ImportError` unless a class still has these methods with these parameters first."""
+    for name, expected in methods.items():
+        method = getattr(owner, name, None)
+        if method is None:
+            raise ImportError(_moved(owner, f"`{owner.__name__}.{name}` is gone"))
+        parameters = tuple(inspect.signature(method).parameters)
+        if parameters[: len(expected)] != expected:
+            what = f"`{owner.__name__}.{name}` takes {parameters}, expected {expected} first"
+            raise ImportError(_moved(owner, what))
 
 
 def _moved(owner: type, what: str) -> str:

@@ -1,0 +1,230 @@
+"""
+TRL's asynchronous GRPO, whole, on a CPU. TRL asks for a GPU in its attention kernel, its transfer of weights and the
+name of the device. An `Engine` takes the place of vLLM, the rollout worker and the transfer. It samples with weights
+that are a given number of versions old, and gives the K most likely tokens as vLLM does.
+"""
+
+import queue
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import trl.experimental.async_grpo.async_grpo_trainer as trl_trainer
+from tiny import tiny_prompts, tiny_tokenizer
+from transformers import AttentionInterface, AutoModelForCausalLM
+from trl.experimental.async_grpo import packing
+from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig, AsyncTrollGRPOTrainer, sample_log_probs
+
+GENERATIONS = 4
+
+
+def path_attention(
+    module, query, key, value, attention_mask, *, tree_kv_index, tree_cu_seqlens_q, tree_cu_seqlens_k, scaling=None, **_
+):
+    """Each segment of a packed row attends to its path from the root: queries `(1, heads, N, D)`."""
+    out = torch.empty_like(query)
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    for start, end, first, last in zip(
+        tree_cu_seqlens_q[:-1], tree_cu_seqlens_q[1:], tree_cu_seqlens_k[:-1], tree_cu_seqlens_k[1:], strict=True
+    ):
+        path = tree_kv_index[first:last]
+        causal = torch.ones(end - start, len(path), dtype=torch.bool).tril(len(path) - (end - start))
+        out[:, :, start:end] = F.scaled_dot_product_attention(
+            query[:, :, start:end], key[:, :, path], value[:, :, path], attn_mask=causal, scale=scaling
+        )
+    return out.transpose(1, 2), None
+
+
+def likely_tokens(log_probs: torch.Tensor, token: int, support_size: int) -> dict[int, float]:
+    """The K − 1 most likely tokens of a distribution `(V,)` beside the sampled one."""
+    order = [other for other in log_probs.argsort(descending=True).tolist() if other != token]
+    return {other: log_probs[other].item() for other in order[: support_size - 1]}
+
+
+class Engine:
+    """
+    Args:
+        folder (`str`): the model's.
+        age (`int`): versions between the newest weights and those that sample.
+        support_size (`int`, *optional*): K; without one the samples carry the sampled log-probability alone.
+        reward (`Callable`): of the trained tokens of a conversation.
+        noise (`float`): largest error of a log-probability that the engine gives.
+    """
+
+    def __init__(self, folder, age=0, support_size=None, reward=None, noise=0.0):
+        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.age, self.support_size, self.noise = age, support_size, noise
+        self.reward = reward or (lambda ids: sum((7 * token) % 13 for token in ids) / (13 * len(ids)))
+        self.prompts = tiny_tokenizer()(list(tiny_prompts()["prompt"])).input_ids
+        self.generator = torch.Generator().manual_seed(0)
+        self.rollout_buffer, self.metrics_queue = self, queue.Queue()
+        self.weights, self.version = [], 0  # one set of weights for each version
+        self.pending, self.given, self.groups = [], [], 0
+
+    # -- The rollout worker
+
+    def start(self):
+        pass
+
+    def stop(self):
+        pass
+
+    def update_model_version(self, model_version):
+        self.version = model_version
+
+    def check_health(self, stale_after_s):
+        pass
+
+    def qsize(self):
+        return len(self.pending)
+
+    def get(self, timeout=None):
+        if not self.pending:
+            self.pending = self.group()
+        self.given.append(self.pending.pop(0))
+        return self.given[-1]
+
+    # -- The transfer of weights
+
+    def init_weight_transfer(self):
+        pass
+
+    def pause(self):
+        pass
+
+    def send_weights(self, iterator):
+        self.weights.append({name: tensor.detach().clone() for name, tensor in iterator})
+
+    def resume(self):
+        pass
+
+    def destroy(self):
+        pass
+
+    # -- The samples
+
+    def group(self):
+        """Two turns around a tool's answer, one of a single token; a conversation that was rewritten, hence forked."""
+        version = max(1, self.version - self.age)
+        self.model.load_state_dict(self.weights[version - 1], strict=False)
+        prompt = self.prompts[self.groups % len(self.prompts)]
+        conversations = []
+        for number in range(GENERATIONS):
+            first = self.sample(prompt, 1 if number == 0 else 4)
+            answer = torch.randint(3, 100, (2,), generator=self.generator).tolist()
+            second = self.sample(prompt + first + answer, 3)
+            rows = [([prompt, first, answer, second], [0, 1, 0, 1])]
+            if number == 1:
+                rewritten = [*first[:2], 7]
+                rows.append(([prompt, rewritten, self.sample(prompt + rewritten, 3)], [0, 0, 1]))
+            conversations.append((rows, self.reward(first + second)))
+        rewards = np.array([reward for _, reward in conversations])
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-8)
+        self.groups += 1
+        return [
+            self.make_sample(parts, masks, advantage, version, reward)
+            for (rows, reward), advantage in zip(conversations, advantages, strict=True)
+            for parts, masks in rows
+        ]
+
+    @torch.no_grad()
+    def sample(self, ids, count):
+        ids = list(ids)
+        for _ in range(count):
+            probabilities = self.model(torch.tensor([ids])).logits[0, -1].float().softmax(-1)
+            ids.append(torch.multinomial(probabilities, 1, generator=self.generator).item())
+        return ids[-count:]
+
+    @torch.no_grad()
+    def make_sample(self, parts, masks, advantage, version, reward):
+        ids = [token for part in parts for token in part]
+        mask = [value for part, value in zip(parts, masks, strict=True) for _ in part]
+        log_probs = self.model(torch.tensor([ids])).logits[0].float().log_softmax(-1).roll(1, 0)  # of each token
+        error = (2 * torch.rand(log_probs.shape, generator=self.generator) - 1) * self.noise
+        log_probs = log_probs + error
+        sampled = log_probs.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+        if self.support_size is None:
+            old = np.where(mask, sampled, 0.0).astype(np.float32)
+        else:
+            likely = [likely_tokens(row, token, self.support_size) for row, token in zip(log_probs, ids, strict=True)]
+            old = sample_log_probs(mask, sampled, likely, self.support_size)
+        return RolloutSample(
+            prompt=[], completion=[], input_ids=np.array(ids), completion_mask=np.array(mask), old_log_probs=old,
+            advantage=float(advantage), model_version=version, group_id=self.groups,
+            metrics={"reward": float(reward)}, enqueued_at=time.time(),
+        )  # fmt: skip
+
+
+def make_trainer(
+    folder, output, engine, trainer_class=AsyncTrollGRPOTrainer, config_class=AsyncTrollGRPOConfig, **options
+):
+    trl_trainer.get_peak_flops_per_device = lambda *_: None  # asks CUDA for its name
+    options = {
+        "output_dir": str(output),
+        "use_cpu": True,
+        "bf16": False,
+        "dtype": "float32",
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "per_device_train_batch_size": 10,
+        "num_generations": GENERATIONS,
+        "max_completion_length": 8,
+        "max_steps": 5,
+        "learning_rate": 5e-3,
+        "token_budget": 0,
+        "max_staleness": 10,
+        "seed": 3,
+        **options,
+    }
+    arguments = {name: options.pop(name) for name in ("rollout_worker", "reward_funcs") if name in options}
+    trainer = trainer_class(
+        model=str(folder),
+        args=config_class(**options),
+        train_dataset=tiny_prompts(),
+        processing_class=tiny_tokenizer(),
+        weight_transfer=engine,
+        **{"rollout_worker": engine, "reward_funcs": [no_reward], **arguments},
+    )
+    AttentionInterface.register(packing.TREE_ATTENTION, path_attention)  # after the trainer has registered its own
+    return trainer
+
+
+def no_reward(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+def old_policy_rows(inputs):
+    """What a rank was given: the rows `(M, 2K)` of its tokens."""
+    return inputs["old_log_probs"][inputs["token_index"] >= 0]
+
+
+def main(folder, output):
+    """A rank of several: keeps what it was given, and, on the first rank, what the engine had sampled."""
+    received = []
+
+    class Recording(AsyncTrollGRPOTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            received.append(old_policy_rows(inputs).clone())
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    engine = Engine(folder, age=1, support_size=6)
+    trainer = make_trainer(folder, output, engine, Recording, support_size=6, max_steps=4, kl_bound=1e-3)
+    trainer.train()
+    rank = trainer.accelerator.process_index
+    weights = {name: p.detach() for name, p in trainer.accelerator.unwrap_model(trainer.model).named_parameters()}
+    given = [(s.old_log_probs, s.completion_mask) for s in engine.given]
+    line = [line for line in trainer.state.log_history if "troll/kl_max" in line][-1]
+    metrics = {name: value for name, value in line.items() if name.startswith("troll/")}
+    saved = {"received": received, "given": given, "weights": weights, "metrics": metrics}
+    torch.save(saved, Path(output, f"rank{rank}.pt"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,136 @@
+"""
+The old policy is the engine's: what vLLM says of every token, and its way to the loss.
+
+A sample's `old_log_probs` has a row of numbers for each token instead of one number. TRL's own collator then packs the
+rows in the order of the loss, and scatters them over the ranks. With a support of K tokens a row has `2K` float32:
+
+    log q(a) of the sampled token,  K − 1 of the others,  log of the rest,  K − 1 ids of the others
+
+A float32 holds ids below 2²⁴ exactly. An unused slot has log-probability −∞ and id −1. The mass of the rest is `1 − Σ`
+of the kept tokens, good to about 1e-7, and no less than `REST_FLOOR`. A token of which the engine has not said all is
+NaN.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample, _AsyncRolloutLoop
+
+# Smallest mass of the rest. Rounding of the engine's float32 makes `1 − Σ` of a peaked distribution anything from −1e-7
+# to 1e-7. At 0 the projection would forbid the rest; a floor costs a policy inside the bound at most 1e-6 nats.
+REST_FLOOR = 1e-6
+# What vLLM writes in place of −∞
+NO_LOG_PROB = -9999.0
+
+Likely = Mapping[int, float]  # log-probability of tokens by id
+
+
+class SampledLogProb(float):
+    """Log-probability of a sampled token, which carries those of the most likely `others` through TRL's turns."""
+
+    others: Likely
+
+    def __new__(cls, value: float, others: Likely):
+        self = super().__new__(cls, value)
+        self.others = others
+        return self
+
+
+def sample_log_probs(
+    completion_mask: Sequence[int], log_probs: Sequence[float], others: Sequence[Likely], support_size: int
+) -> np.ndarray:
+    """
+    The `old_log_probs` of a sample with supports. A rollout worker of your own calls it for every sample.
+
+    Args:
+        completion_mask (`Sequence[int]` of length `T`):
+            1 for the tokens that are trained on. What the others have is not read.
+        log_probs (`Sequence[float]` of length `T`):
+            The engine's log-probability of every sampled token.
+        others (`Sequence[Mapping[int, float]]` of length `T`):
+            The engine's log-probabilities of the K − 1 most likely other tokens, by id.
+        support_size (`int`):
+            K, as in the config. Fewer than K − 1 others leave slots unused.
+
+    Returns:
+        `np.ndarray` of shape `(T, 2K)`, float32.
+    """
+    rows = np.zeros((len(log_probs), 2 * support_size), dtype=np.float32)
+    for row, trained, log_prob, likely in zip(rows, completion_mask, log_probs, others, strict=True):
+        if trained:
+            row[:] = _row(log_prob, likely, support_size)
+    return rows
+
+
+def _row(log_prob: float, others: Likely, support_size: int) -> list[float]:
+    numbers = [log_prob, *others.values()]
+    if any(math.isnan(number) or number <= NO_LOG_PROB for number in numbers):
+        return [math.nan] * (2 * support_size)
+    unused = support_size - 1 - len(others)
+    rest = max(1.0 - math.fsum(map(math.exp, numbers)), REST_FLOOR)
+    return [*numbers, *[-math.inf] * unused, math.log(rest), *others, *[-1.0] * unused]
+
+
+class EngineRolloutLoop(_AsyncRolloutLoop):
+    """
+    TRL's rollout loop, which asks vLLM for the most likely tokens too and keeps them with the sampled one.
+
+    Overridden are `_post`, whose requests for a completion ask for more and whose answers carry it in the sampled
+    log-probabilities, and `_score_group`, which makes samples.
+    """
+
+    def __init__(self, *, support_size: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.support_size = support_size
+
+    async def _post(self, path: str, payload: dict, timeout: float, *args: Any, **kwargs: Any) -> dict:
+        if not path.endswith("/completions"):
+            return await super()._post(path, payload, timeout, *args, **kwargs)
+        others = self.support_size - 1
+        payload = {**payload, "logprobs": others, "return_tokens_as_token_ids": True}
+        try:
+            answer = await super()._post(path, payload, timeout, *args, **kwargs)
+        except Exception as error:
+            if getattr(error, "status", None) != 400:
+                raise
+            raise ValueError(  # TRL would send a refused request again for minutes
+                f"vLLM refuses a request with `logprobs` {others}: {error}. For `support_size` {self.support_size} "
+                f"start the server with `--max-logprobs {others}`, or more. If it was, a prompt may be too long for it."
+            ) from error
+        for choice in answer["choices"]:
+            choice["logprobs"] = {"token_logprobs": sampled_log_probs(choice, others)}
+        return answer
+
+    async def _score_group(self, group: RolloutGroup) -> list[RolloutSample]:
+        samples = await super()._score_group(group)
+        sequences = chain.from_iterable(group.completions_sequences)  # in TRL's order of the samples
+        for sample, sequence in zip(samples, sequences, strict=True):
+            others = [getattr(log_prob, "others", {}) for log_prob in sequence.old_log_probs]
+            sample.old_log_probs = sample_log_probs(
+                sequence.completion_mask, sequence.old_log_probs, others, self.support_size
+            )
+        return samples
+
+
+def sampled_log_probs(choice: dict[str, Any], others: int) -> list[SampledLogProb]:
+    """Of every token of an answer its log-probability, and those of the `others` most likely tokens; NaN where the
+    answer lacks one."""
+    said = choice.get("logprobs") or {}
+    values, top = said.get("token_logprobs") or [], said.get("top_logprobs") or []
+    result = []
+    for i, token in enumerate(choice["token_ids"]):
+        likely = {int(name.removeprefix("token_id:")): value for name, value in (_get(top, i) or {}).items()}
+        value = _get(values, i)
+        complete = value is not None and None not in likely.values() and len(likely) >= others
+        likely.pop(token, None)
+        # vLLM lists the sampled token too, and one token more where that is not among the most likely
+        kept = sorted(likely.items(), key=lambda item: item[1], reverse=True)[:others] if complete else []
+        result.append(SampledLogProb(value if complete else math.nan, dict(kept)))
+    return result
+
+
+def _get(values: Sequence[Any], index: int) -> Any:
+    return values[index] if index < len(values) else None

@@ -1,0 +1,175 @@
+"""AsyncTrollGRPOTrainer: TRL's asynchronous GRPO with a trust region around the engine's policy in place of a clip."""
+
+import math
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list, is_peft_model
+from trl.experimental.async_grpo import AsyncGRPOTrainer
+from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
+
+from troll_trl.experimental.async_grpo.config import AsyncTrollGRPOConfig
+from troll_trl.experimental.async_grpo.engine import EngineRolloutLoop
+from troll_trl.experimental.async_grpo.queue import CheckedQueue
+from troll_trl.experimental.async_grpo.server import check_server
+from troll_trl.experimental.async_grpo.trl_compat import check_async_trl
+from troll_trl.lm_head import SparseCausalLMOutput, add_sparse_lm_head
+from troll_trl.trainers.kernel_choice import settle_kernels
+from troll_trl.trainers.metrics import TrollMetrics
+from troll_trl.trainers.model_card import paper_of
+from troll_trl.trainers.sharding import keep_output_dtypes
+from troll_trl.trust_region.regions import Bounded, MaskTrustRegion, ProjectionTrustRegion, TrustRegion
+
+
+class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
+    """
+    TRL's `AsyncGRPOTrainer` with a trust region in place of the clip: TROLL's projection (arXiv 2510.03817) or DPPO's
+    mask (arXiv 2602.04879). The old policy is the engine's, token by token, whichever weights it sampled with.
+
+    TRL's own `compute_loss` computes the loss. It is given what the trust region makes of `log p(a)`, for every trained
+    token, and a clip range without ends. Overridden are
+
+    - `compute_loss`: bounds the policy, adds the regression, and raises on all ranks if the policy is NaN;
+    - `log`: adds the `troll/…` metrics, reduced over ranks, and leaves out `clip_ratio/…`, which would always be 0;
+    - `train`: asks the server whether its answers will have what the trust region needs;
+    - `create_accelerator_and_postprocess`: has FSDP2 keep float32 log-probabilities.
+
+    If the trust region reads a support, the worker that TRL makes asks the engine for the most likely tokens. A sample
+    whose log-probabilities are not whole is dropped and counted. The arguments are those of TRL's trainer; a
+    `rollout_worker` of your own needs [`sample_log_probs`] unless the mask is a binary one.
+    """
+
+    _tag_names = ["trl", "async-grpo", "troll"]
+    _name = "AsyncTROLL"
+    _paper = paper_of(AsyncGRPOTrainer)
+
+    # TRL's, declared for the type checker
+    rollout_queue: Any
+    rollout_worker: Any
+
+    def __init__(
+        self,
+        model: str,
+        reward_funcs: Any = None,
+        args: AsyncTrollGRPOConfig | None = None,
+        *others: Any,
+        **kwargs: Any,
+    ):
+        check_async_trl()
+        if args is None:
+            args = AsyncTrollGRPOConfig(f"{model.split('/')[-1]}-{self._name}")
+        elif not isinstance(args, AsyncTrollGRPOConfig):
+            given = f"{type(args).__module__}.{type(args).__name__}"
+            raise TypeError(f"`args` must be an AsyncTrollGRPOConfig, got {given}.")
+        self.trust_region = self._make_trust_region(args)
+        super().__init__(model, reward_funcs, args, *others, **kwargs)
+        self.epsilon_low = self.epsilon_high = math.inf  # the trust region takes the place of the clip
+        if args.masks:
+            self._name, self._paper = "AsyncDPPO", paper_of(AsyncGRPOTrainer, mask=True)
+
+        base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        self.support_size: int | None = None
+        self._kernels_failed = False
+        if self.trust_region.needs_support:
+            self._kernels_failed = settle_kernels(self.accelerator)
+            self.support_size = min(args.support_size, base_model.config.get_text_config().vocab_size)
+            add_sparse_lm_head(base_model, self.temperature)
+        self._trust_region_metrics = TrollMetrics(self.accelerator, self.trust_region)
+        if self.rollout_queue is not None:  # of the main process
+            self.rollout_queue = CheckedQueue(self.rollout_queue, self.support_size)
+        if type(self.rollout_worker) is AsyncRolloutWorker and self.support_size is not None:  # as TRL makes it
+            self.rollout_worker._loop_cls = EngineRolloutLoop
+            self.rollout_worker._loop_kwargs["support_size"] = self.support_size
+        self.accelerator.print(f"TROLL: a trust region around the engine's policy, {self.trust_region.describe()}.")
+
+    def _make_trust_region(self, args: AsyncTrollGRPOConfig) -> TrustRegion:
+        """What bounds the policy. A subclass may return a trust region of its own."""
+        if args.masks:
+            assert args.divergence_bound is not None  # the config has set its default
+            return MaskTrustRegion(args.divergence_type, args.divergence_bound, args.ratio_cap)
+        return ProjectionTrustRegion(args.kl_bound)
+
+    def create_accelerator_and_postprocess(self):
+        super().create_accelerator_and_postprocess()
+        keep_output_dtypes(self.accelerator)
+
+    def train(self, *args, **kwargs):
+        error = None
+        if isinstance(self.rollout_worker, AsyncRolloutWorker):  # of the main process
+            try:
+                check_server(self.vllm_client, self.support_size)
+            except Exception as raised:  # on all ranks, or the others would wait for this one
+                error = raised
+        error = broadcast_object_list([error], from_process=0)[0]
+        if error is not None:
+            raise error
+        return super().train(*args, **kwargs)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        selected = inputs["token_index"] >= 0  # (1, M) and padding
+        index, rows = inputs["token_index"][selected], inputs["old_log_probs"][selected]  # (M,), (M,) or (M, 2K)
+        advantages = inputs["advantages"][selected].unsqueeze(0)  # (1, M)
+        bounded = Bounded(torch.empty(0))
+
+        def bounded_policy(**model_inputs):
+            nonlocal bounded
+            output, policy, old = self._evaluate(model, model_inputs, index, rows)
+            self._check_finite(policy)
+            bounded = self.trust_region(policy, old, advantages)
+            return SparseCausalLMOutput(log_probs=bounded.log_probs, entropy=output.entropy, aux_loss=output.aux_loss)
+
+        # The callable returns the M selected positions, of which one may serve several samples: TRL takes each once
+        inputs = {**inputs, "token_index": torch.where(selected, selected.cumsum(1) - 1, -1)}
+        if rows.dim() == 2:
+            inputs["old_log_probs"] = inputs["old_log_probs"][..., 0]
+        loss = super().compute_loss(bounded_policy, inputs, return_outputs, num_items_in_batch)
+        self._trust_region_metrics.add(torch.ones_like(advantages), bounded.counted)
+        if bounded.regression is None:
+            return loss
+        tokens_per_rank = (inputs["global_n_tokens"][0] / self.accelerator.num_processes).clamp(min=1.0)
+        regression = bounded.regression.sum() / tokens_per_rank / self.current_gradient_accumulation_steps
+        return loss + self.args.regression_coef * regression
+
+    def _evaluate(
+        self, model, model_inputs: dict[str, Any], index: torch.Tensor, rows: torch.Tensor
+    ) -> tuple[SparseCausalLMOutput, torch.Tensor, torch.Tensor]:
+        """The model's output `(1, M)` at the positions `index` `(M,)`, its policy and the old policy `(1, M, S)`."""
+        if self.support_size is None:
+            output = model(**model_inputs)
+            log_probs, entropy = (x.flatten()[index].unsqueeze(0) for x in (output.log_probs, output.entropy))
+            output = SparseCausalLMOutput(entropy=entropy, aux_loss=output.aux_loss)
+            return output, log_probs.unsqueeze(-1), rows[None, :, None]
+        sampled = model_inputs["shift_labels"].flatten()[index]
+        old, others = rows.split([self.support_size + 1, self.support_size - 1], 1)  # (M, K + 1), (M, K − 1)
+        token_ids = torch.cat([sampled.unsqueeze(1), others.long()], 1)  # (M, K)
+        output = model(**model_inputs, token_ids=token_ids.unsqueeze(0), token_index=index, check_finite=False)
+        return output, output.sparse_log_probs, old.unsqueeze(0)
+
+    def _check_finite(self, policy: torch.Tensor):
+        """Raise on all ranks if any log-probability `(1, M, S)` is NaN, or that of a sampled token infinite."""
+        not_finite = policy.isnan().any(-1) | ~policy[..., 0].isfinite()
+        if bad := self.accelerator.reduce(not_finite.sum(), reduction="sum").item():
+            raise ValueError(
+                f"The policy's log-probabilities of {bad} tokens are not finite at step {self.state.global_step}. The "
+                "weights or activations have overflowed: resume from the last checkpoint with a lower learning rate, "
+                "or train in bfloat16 or float32 rather than float16."
+            )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        metrics = self._metrics["train"]
+        for name in [name for name in metrics if name.startswith("clip_ratio/")]:
+            del metrics[name]
+        if counted := self._trust_region_metrics.pop():
+            logs.update(counted)
+            logs["troll/dropped_samples"] = self._pop_dropped_samples()
+            if self._kernels_failed:
+                logs["troll/torch_kernels"] = 1.0
+        super().log(logs, start_time)
+
+    def _pop_dropped_samples(self) -> int:
+        """Samples dropped since the last call, the same number on all ranks; the main process alone has a queue."""
+        dropped = 0
+        if self.rollout_queue is not None:
+            dropped, self.rollout_queue.dropped = self.rollout_queue.dropped, 0
+        on_device = torch.tensor(dropped, device=self.accelerator.device)
+        return self.accelerator.reduce(on_device, reduction="sum").item()
