@@ -197,7 +197,9 @@ torch.serialization.add_safe_globals([_load])
 
 
 def _numbers(x):
-    return x.numbers if isinstance(x, CudaTensor) else x
+    if isinstance(x, CudaTensor):
+        return x.numbers
+    return x.to("meta") if STORAGE == "meta" and isinstance(x, torch.Tensor) else x
 
 
 def _dispatch(func, args, kwargs):

@@ -15,12 +15,12 @@ from limits import HANG
 
 from troll_trl.kernels.dispatch import TRITON_AVAILABLE
 
-pytestmark = [
-    pytest.mark.slow,
+needed = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="the fake CUDA device needs a compiler: g++"),
     pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has a CUDA of its own"),
     pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not installed (it exists for Linux only)"),
 ]
+pytestmark = [pytest.mark.slow, *needed]
 TESTS = Path(__file__).parent
 RUNS = ["on_the_cpu", "kernels", "torch", "nan_reward", "resume"]
 MUTANTS = ["no_wait", "no_record", "not_pinned", "host_positions", "host_metrics", "host_number"]
@@ -36,7 +36,7 @@ BUDGET = {
     "torch.tensor([isinstance(function, nn.Module)": 1,  # rewards, once in a rollout batch
     "in bad.nonzero().tolist()": 2,
     "if not norm.isfinite()": 2,  # once in an update
-    "counts = self.accelerator.gather(self._bad_counts": 2,
+    "counts = self.accelerator.gather(self._counts": 2,
     "self.accelerator.reduce(self._sums": 3,  # once in a line of the log
     "dict(zip(self._largest, largest.tolist()": 2,
     "difference = (sparse.sparse_log_probs": 2,  # the check of the head, once in a run
@@ -44,27 +44,29 @@ BUDGET = {
 }
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fake_cuda")
+def build(folder: Path) -> Path:
+    """Compile the library for the torch of this process."""
     library, root = folder / "fake_cuda.so", Path(torch.__file__).parent
     command = ["g++", "-O0", "-std=c++20", "-shared", "-fPIC", str(TESTS / "fake_cuda.cpp"), "-o", str(library)]
     command += [f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include", f"-L{root}/lib", "-lc10"]
     call([*command, "-ltorch_cpu", "-Wl,--no-as-needed", f"-Wl,-rpath,{root}/lib"])
-    names = [*RUNS, *(f"mutant:{name}" for name in MUTANTS)]
-    call([sys.executable, str(TESTS / "fake_cuda_runs.py"), str(folder), *names], FAKE_CUDA_LIBRARY=str(library))
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
+    return library
 
 
 def call(command, **environment):
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
-        **environment,
-    }
+    path = os.pathsep.join(map(str, [TESTS, TESTS.parent, TESTS.parent / "benchmarks"]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fake_cuda")
+    names = [*RUNS, *(f"mutant:{name}" for name in MUTANTS)]
+    script = [sys.executable, str(TESTS / "fake_cuda_runs.py"), str(folder)]
+    call([*script, *names], FAKE_CUDA_LIBRARY=str(build(folder)))
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
 
 
 def logged(run, key):

@@ -9,17 +9,30 @@ from pathlib import Path
 import pytest
 import torch
 from limits import HANG
+from tiny import tiny_model
 
+from troll_trl import TrollGRPOConfig
 from troll_trl.kernels import agreement as checks
 from troll_trl.kernels import dispatch
-from troll_trl.kernels.agreement import KernelCheck, self_check
+from troll_trl.kernels.agreement import Case, KernelCheck, self_check
 from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
+from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.trainers import kernel_choice
-from troll_trl.trainers.kernel_choice import settle_kernels
+from troll_trl.trainers.kernel_choice import case_of_run, settle_kernels
 
 GOOD = KernelCheck("fold", True, 1e-7, "3 tokens", "")
 WRONG = KernelCheck("gradient", False, 0.25, "3 tokens", "")
 BROKEN = KernelCheck("projection", False, math.nan, "3 tokens", "CompilationError: no such instruction")
+
+
+# As of Qwen3-0.6B with the defaults; float32 and a bound that is open; the least and the most slots
+PLAIN = LogitTransform(temperature=0.7)
+RUNS = [
+    Case(151_936, 64, torch.bfloat16, PLAIN, bias=False, rows=5, chunk=32_768),
+    Case(331, 64, torch.float32, PLAIN, bias=False, kl_bound=math.inf, rows=5, chunk=32_768),
+    Case(331, 1, torch.float16, PLAIN, bias=True, rows=5, chunk=32_768),
+    Case(1000, 600, torch.bfloat16, PLAIN, bias=False, rows=2, chunk=32_768),
+]
 
 
 class TwoRanks:
@@ -43,7 +56,7 @@ def accelerator(monkeypatch):
 
 
 def found(monkeypatch, *checks):
-    monkeypatch.setattr(kernel_choice, "self_check", lambda device: checks)
+    monkeypatch.setattr(kernel_choice, "self_check", lambda *_: checks)
 
 
 def test_good_kernels_run(monkeypatch):
@@ -104,6 +117,24 @@ class TestInTheInterpreter:
         assert {check.kernel for check in result} == {"fold", "gradient", "reduce", "choice", "projection"}
         assert all(check.ok and 0 < check.difference < 1e-2 and not check.error for check in result), result
 
+    @pytest.mark.parametrize("case", RUNS, ids=lambda case: f"{case.slots}-{case.vocabulary}-{case.dtype}")
+    def test_every_kernel_agrees_on_what_a_run_asks(self, case):
+        result = [checks._check(name, *how, case, torch.device("cpu")) for name, how in checks._CHECKS.items()]
+        assert len(result) == 5 and all(check.ok for check in result), result
+
+    def test_a_kernel_that_does_not_compile_for_a_run_is_found(self, monkeypatch):
+        """It crashed the run: the check had other slots, and the run's were compiled in its first scoring pass."""
+        right = checks.candidates._choose_triton
+
+        def compiles_for_few(blocks, bias, transform, k):
+            if k + 1 == 64:
+                raise RuntimeError("ptxas: out of registers")
+            return right(blocks, bias, transform, k)
+
+        monkeypatch.setattr(checks.candidates, "_choose_triton", compiles_for_few)
+        (failed,) = [check for check in self_check(torch.device("cpu"), RUNS[1]) if not check.ok]
+        assert failed.kernel == "choice" and "64 kept" in failed.shapes and "out of registers" in failed.error
+
     def test_a_wrong_kernel_is_found(self, monkeypatch):
         right = checks.fold._fold_triton
 
@@ -120,6 +151,15 @@ class TestInTheInterpreter:
         assert not result["fold"].ok and 1e-5 < result["fold"].difference < 1e-2
         assert not result["gradient"].ok and "unknown target" in result["gradient"].error
         assert result["projection"].ok
+
+
+def test_case_of_a_run(tmp_path):
+    options = {"bf16": True, "temperature": 0.7, "kl_bound": 0.01, "use_cpu": True, "support_size": 16}
+    args = TrollGRPOConfig(output_dir=str(tmp_path), **options)
+    case = case_of_run(tiny_model(), args, args.support_size)
+    assert case == Case(100, 16, torch.bfloat16, PLAIN, bias=False, kl_bound=0.01, rows=5, chunk=32_768)
+    args = TrollGRPOConfig(output_dir=str(tmp_path), **options, cast_lm_head_to_fp32=True)
+    assert case_of_run(tiny_model(), args, 16).dtype == torch.float32
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, 2.0])
@@ -144,4 +184,4 @@ def test_checks_in_the_interpreter():
         timeout=HANG,
     )
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
-    assert "2 passed" in result.stdout
+    assert "7 passed" in result.stdout

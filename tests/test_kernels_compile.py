@@ -6,6 +6,7 @@ a kernel slow: narrow loads, and more registers, barriers and shuffles than it n
 
 import importlib.util
 import itertools
+import math
 import re
 import shutil
 import subprocess
@@ -64,10 +65,10 @@ def make(kernel, dtype, softcap, bias, warps, pointers=None, **constants):
     return ASTSource(kernel, signature, constants, attributes), {"num_warps": warps}
 
 
-def fold_source(dtype, softcap, bias):
+def fold_source(dtype, softcap, bias, block=fold.BLOCK_SIZE):
     return make(
         fold._fold_kernel, dtype, softcap, bias, fold.NUM_WARPS,
-        LOWEST=torch.finfo(dtype).min, FLOOR=FLOOR, BLOCK=fold.BLOCK_SIZE,
+        LOWEST=torch.finfo(dtype).min, FLOOR=FLOOR, BLOCK=block,
     )  # fmt: skip
 
 
@@ -78,10 +79,10 @@ def take_kept_source(dtype, softcap, bias):
     )  # fmt: skip
 
 
-def gradient_source(dtype, softcap, bias):
+def gradient_source(dtype, softcap, bias, linear=True, block=gradient.BLOCK_SIZE):
     return make(
         gradient._gradient_kernel, dtype, softcap, bias, gradient.NUM_WARPS,
-        HAS_LINEAR=True, BLOCK=gradient.BLOCK_SIZE,
+        HAS_LINEAR=linear, BLOCK=block,
     )  # fmt: skip
 
 
@@ -120,12 +121,12 @@ def projection_types(dtype) -> dict[str, str]:
     return given | dict.fromkeys(("t_ptr", "policy_kl_ptr", "kl_ptr"), "fp64")
 
 
-def project_source(dtype, softcap, bias, slots=K + 1):
+def project_source(dtype, softcap, bias, slots=K + 1, bound=0.05):
     """Always of float32: the head's log-probabilities are, whatever the dtype of its products."""
     padded = triton.next_power_of_2(slots)
     return make(
         projection._project_kernel, dtype, softcap, bias, projection.warps_for(padded),
-        projection_types(torch.float32), BOUND=0.05, TOLERANCE=1e-5, EXP_UNDERFLOW=projection.EXP_UNDERFLOW,
+        projection_types(torch.float32), BOUND=bound, TOLERANCE=1e-5, EXP_UNDERFLOW=projection.EXP_UNDERFLOW,
         MAX_EVALUATIONS=projection.MAX_EVALUATIONS, ZERO_POLICY_LOG_RATIO=projection.ZERO_POLICY_LOG_RATIO,
         SLOTS=padded,
     )  # fmt: skip
@@ -152,8 +153,10 @@ SOURCES = {
 }
 
 
-def compile_for(capability: int, source, options):
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+def compile_for(capability: int | str, source, options):
+    nvidia = isinstance(capability, int)
+    target = GPUTarget("cuda", capability, 32) if nvidia else GPUTarget("hip", capability, 64)
+    return triton.compile(source, target=target, options=options)
 
 
 def usage(compiled, tmp_path) -> dict[str, int]:
@@ -212,6 +215,32 @@ def test_machine_code_stays_within_its_budget(name, tmp_path):
         assert count(r"\bst\.global\.v4\.b32") >= stores and count(r"\bst\.global\.b16") == 0
 
 
+# The most registers of a thread on other GPUs, likewise: sm_80 (A100), sm_120 (RTX 50) and gfx942 (MI300)
+REGISTERS = {
+    "take_kept": (56, 56, 32),
+    "fold": (32, 40, 32),
+    "gradient": (32, 40, 32),
+    "put_kept": (56, 48, 32),
+    "reduce": (32, 40, 32),
+    "best_blocks": (160, 104, 96),
+    "best_tokens": (160, 128, 72),
+    "project": (72, 96, 64),
+    "project_backward": (56, 56, 24),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REGISTERS)
+def test_registers_on_other_gpus(name, tmp_path):
+    source = SOURCES[name](torch.bfloat16, softcap=False, bias=False)
+    for capability, most in zip((80, 120), REGISTERS[name], strict=False):
+        used = usage(compile_for(capability, *source), tmp_path)
+        assert used["REG"] <= most and used["STACK"] == 0, (capability, used)
+    text = compile_for("gfx942", *source).asm["amdgcn"]
+    counted = {key: int(x) for key, x in re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", text)}
+    assert counted["vgpr_count"] <= REGISTERS[name][2] and counted["private_segment_fixed_size"] == 0, counted
+
+
 def test_no_kernel_relies_on_a_barrier_for_what_it_stored():
     """A barrier of Triton's makes no store to global memory visible on every backend (a bare `s_barrier` on AMD's)."""
     folder = Path(fold.__file__).parent
@@ -229,7 +258,7 @@ def test_compiles_with_float64_scalars(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 90, 120])
 @pytest.mark.parametrize(
     ("dtype", "softcap", "bias"), list(itertools.product(DTYPES, [False, True], [False, True])), ids=str
 )
@@ -237,6 +266,31 @@ def test_compiles_with_float64_scalars(name):
 def test_compiles_in_every_variant(name, dtype, softcap, bias, capability, tmp_path):
     compiled = compile_for(capability, *SOURCES[name](dtype, softcap, bias))
     assert usage(compiled, tmp_path)["STACK"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [2**i for i in range(12)])
+def test_small_vocabularies(block, tmp_path):
+    """A last tile of few columns, without a gradient of the entropy, and a vocabulary of few blocks of 64."""
+    sources = [
+        fold_source(torch.bfloat16, False, False, block=block),
+        gradient_source(torch.bfloat16, False, False, linear=False, block=block),
+        best_blocks_source(torch.bfloat16, False, False, vocabulary=block * blocks.BLOCK),
+    ]
+    assert [usage(compile_for(90, *source), tmp_path)["STACK"] for source in sources] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 120, "gfx942"])
+def test_variants_of_a_run(capability):
+    """What the check of a run's kernels compiles: an open bound, no gradient of the entropy, float32."""
+    sources = [
+        project_source(torch.float32, False, False, bound=math.inf),
+        gradient_source(torch.bfloat16, False, False, linear=False),
+        best_tokens_source(torch.float32, False, False),
+    ]
+    for source in sources:
+        compile_for(capability, *source)
 
 
 @pytest.mark.slow

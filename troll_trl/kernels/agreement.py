@@ -1,8 +1,8 @@
 """self_check() compares every kernel with its PyTorch fallback on this device. A trainer calls it at its start. It
 takes about a second after Triton's compilation, which is cached on disk.
 
-A case is small and ragged: some tokens, a vocabulary of several tiles of which the last is short, unused slots, a bias
-and soft-capping.
+One case is small and ragged: some tokens, a vocabulary of several tiles of which the last is short, unused slots, a
+bias and soft-capping. Another has what a run compiles its kernels for: support, vocabulary, dtype, logits and bound.
 """
 
 import functools
@@ -15,10 +15,21 @@ import torch
 from troll_trl.kernels import blocks, candidates, fold, gradient, projection
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
 
-_ROWS, _VOCABULARY, _CHUNK, _SLOTS = 37, 5003, 2048, 24
-_TRANSFORM = LogitTransform(scale=1.3, softcap=8.0, temperature=0.7)
 # Of the largest entry of an output: float32 sums in another order; twice the rounding of a bf16 tile of gradients
 _TOLERANCE, _TOLERANCE_OF_TILE = 2e-5, 1e-2
+
+
+class Case(NamedTuple):
+    """Shapes and options of one check; by default the ragged one."""
+
+    vocabulary: int = 5003
+    slots: int = 24  # K
+    dtype: torch.dtype = torch.bfloat16  # of the products
+    transform: LogitTransform = LogitTransform(scale=1.3, softcap=8.0, temperature=0.7)
+    bias: bool = True
+    kl_bound: float = 0.05
+    rows: int = 37
+    chunk: int = 2048  # columns of a tile
 
 
 class KernelCheck(NamedTuple):
@@ -32,18 +43,20 @@ class KernelCheck(NamedTuple):
 
 
 @functools.cache
-def self_check(device: torch.device) -> tuple[KernelCheck, ...]:
-    """Run every kernel and its PyTorch fallback on a device that the kernels run on. Only a process's first call for a
-    device runs them; later calls return its result."""
+def self_check(device: torch.device, run: Case | None = None) -> tuple[KernelCheck, ...]:
+    """Run every kernel and its PyTorch fallback on a device that the kernels run on: the ragged case, and what a `run`
+    will ask of them. Only a process's first call with these arguments runs them; later calls return its result."""
+    cases = (Case(),) if run is None else (Case(), run)
     with torch.no_grad():
-        return tuple(_check(name, *case, device) for name, case in _CASES.items())
+        return tuple(_check(name, *how, case, device) for case in cases for name, how in _CHECKS.items())
 
 
-def _check(name: str, run: Callable, tolerance: float, device: torch.device) -> KernelCheck:
-    shapes = f"{_ROWS} tokens, vocabulary {_VOCABULARY}, {_SLOTS} kept"
+def _check(name: str, run: Callable, tolerance: float, case: Case, device: torch.device) -> KernelCheck:
+    dtype = str(case.dtype).removeprefix("torch.")
+    shapes = f"{case.rows} tokens, vocabulary {case.vocabulary}, {case.slots} kept, {dtype}"
     try:
-        pairs = run(device)
-        difference = max((_difference(a, b) for a, b in pairs), default=0.0)
+        pairs = run(case, device)
+        difference = max((_difference(a, b) for a, b in pairs if b.numel() > 0), default=0.0)
     except Exception as error:  # whatever a compiler or a driver raises: it is reported, with the kernel's name
         return KernelCheck(name, False, math.nan, shapes, f"{type(error).__name__}: {error}"[:2000])
     return KernelCheck(name, difference <= tolerance, difference, shapes, "")
@@ -58,68 +71,76 @@ def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return (error.amax() / max(scale, 1e-30)).item()
 
 
-class _Case(NamedTuple):
-    tile: torch.Tensor  # (n, v + 1) products in bf16
-    bias: torch.Tensor  # (v,)
+class _Tile(NamedTuple):
+    products: torch.Tensor  # (n, v + 1)
+    bias: torch.Tensor | None  # (v,)
     token_ids: torch.Tensor  # (n, K) int32, within and outside of the tile
     start: int
 
 
-def _case(device: torch.device) -> _Case:
+def _tile_of(case: Case, device: torch.device) -> _Tile:
     generator = torch.Generator().manual_seed(0)
-    columns, start = _VOCABULARY % _CHUNK, _VOCABULARY // _CHUNK * _CHUNK
+    start = (case.vocabulary - 1) // case.chunk * case.chunk  # of the last tile
+    columns, slots = case.vocabulary - start, case.slots
     stride = math.ceil((columns + 1) / 16) * 16
-    tile = 3 * torch.randn(_ROWS, stride, generator=generator)
-    ids = torch.stack([torch.randperm(_VOCABULARY, generator=generator)[:_SLOTS] for _ in range(_ROWS)]).int()
-    ids[::3, _SLOTS // 2 :] = -1
-    bias = torch.randn(columns, generator=generator)
-    return _Case(tile.to(device, torch.bfloat16)[:, : columns + 1], bias.to(device), ids.to(device), start)
+    tile = 3 * torch.randn(case.rows, stride, generator=generator)
+    ids = torch.stack([torch.randperm(case.vocabulary, generator=generator)[:slots] for _ in range(case.rows)]).int()
+    ids[::3, 1 + slots // 2 :] = -1
+    bias = torch.randn(columns, generator=generator).to(device) if case.bias else None
+    return _Tile(tile.to(device, case.dtype)[:, : columns + 1], bias, ids.to(device), start)
 
 
-def _check_fold(device):
-    case = _case(device)
-    states = [fold.FoldState.of(case.token_ids) for _ in range(2)]
-    rest = (_TRANSFORM, case.token_ids, case.start)
-    fallback = case.tile.float()
-    fold._fold_triton(case.tile, case.bias, *rest, states[0], None)
-    fold._fold_torch(fallback, case.bias, *rest, states[1], torch.empty_like(fallback))
+def _check_fold(case, device):
+    tile, bias, token_ids, start = _tile_of(case, device)
+    states = [fold.FoldState.of(token_ids) for _ in range(2)]
+    rest = (case.transform, token_ids, start)
+    fallback = tile.float().clone()
+    fold._fold_triton(tile, bias, *rest, states[0], None)
+    fold._fold_torch(fallback, bias, *rest, states[1], torch.empty_like(fallback))
     # Slots that no tile has filled hold the floor; beside it no difference would show
     outputs = [state._replace(kept=state.kept.masked_fill(state.kept < FLOOR / 2, 0.0)) for state in states]
     return list(zip(*outputs, strict=True))
 
 
-def _check_gradient(device):
-    case = _case(device)
+def _check_gradient(case, device):
     generator = torch.Generator().manual_seed(1)
-    kept = torch.randn(_ROWS, _SLOTS, generator=generator)
-    columns = [torch.randn(_ROWS, 1, generator=generator) for _ in range(2)]
-    coefficients = gradient.Coefficients(*(x.to(device) for x in (kept, torch.full((_ROWS, 1), 12.0), *columns)))
-    fallback = case.tile.float()
-    gradient._gradient_triton(case.tile, case.bias, _TRANSFORM, case.token_ids, case.start, coefficients)
-    gradient._gradient_torch(fallback, case.bias, _TRANSFORM, case.token_ids, case.start, coefficients)
-    return [(case.tile[:, :-1], fallback[:, :-1])]
+    kept = torch.randn(case.rows, case.slots, generator=generator)
+    columns = [torch.randn(case.rows, 1, generator=generator) for _ in range(2)]
+    log_z = torch.full((case.rows, 1), 12.0)
+    of = gradient.Coefficients(*(x.to(device) for x in (kept, log_z, *columns)))
+    pairs = []
+    for coefficients in (of, of._replace(linear=None)):  # with a gradient of the entropy, and without
+        tile, bias, token_ids, start = _tile_of(case, device)
+        rest = (bias, case.transform, token_ids, start, coefficients)
+        fallback = tile.float().clone()
+        gradient._gradient_triton(tile, *rest)
+        gradient._gradient_torch(fallback, *rest)
+        pairs.append((tile[:, :-1], fallback[:, :-1]))
+    return pairs
 
 
-def _reduced(device):
+def _reduced(case, device):
     generator = torch.Generator().manual_seed(2)
-    padded = math.ceil(_VOCABULARY / _CHUNK) * _CHUNK
-    tile = (3 * torch.randn(_ROWS, padded, generator=generator)).to(device, torch.bfloat16)
-    bias = torch.randn(_VOCABULARY, generator=generator).to(device)
-    sampled = torch.randint(_VOCABULARY, (_ROWS,), generator=generator).to(device)
-    reduced = blocks.blocks_of(tile, sampled, _VOCABULARY, _CHUNK)
-    for first in range(0, _VOCABULARY, _CHUNK):
-        columns = min(_CHUNK, _VOCABULARY - first)
-        blocks._reduce_triton(reduced, bias[first : first + columns], _TRANSFORM, first, columns)
+    padded = math.ceil(case.vocabulary / case.chunk) * case.chunk
+    tile = (3 * torch.randn(case.rows, padded, generator=generator)).to(device, case.dtype)
+    bias = torch.randn(case.vocabulary, generator=generator).to(device) if case.bias else None
+    sampled = torch.randint(case.vocabulary, (case.rows,), generator=generator).to(device)
+    reduced = blocks.blocks_of(tile, sampled, case.vocabulary, case.chunk)
+    for first in range(0, case.vocabulary, case.chunk):
+        columns = min(case.chunk, case.vocabulary - first)
+        part = None if bias is None else bias[first : first + columns]
+        blocks._reduce_triton(reduced, part, case.transform, first, columns)
     return reduced, bias
 
 
-def _check_reduce(device):
-    reduced, bias = _reduced(device)
+def _check_reduce(case, device):
+    reduced, bias = _reduced(case, device)
     # The fallback's blocks have other members, so the truth here is made of whole logits
-    logits = _TRANSFORM.apply_(reduced.tile[:, :_VOCABULARY].float() + bias)
+    logits = reduced.tile[:, : case.vocabulary].float() + (0.0 if bias is None else bias)
+    logits = case.transform.apply_(logits)
     sampled = logits.gather(1, reduced.sampled_ids)
     logits = logits.scatter(1, reduced.sampled_ids, FLOOR)
-    logits = torch.nn.functional.pad(logits, (0, reduced.tile.shape[1] - _VOCABULARY), value=FLOOR)
+    logits = torch.nn.functional.pad(logits, (0, reduced.tile.shape[1] - case.vocabulary), value=FLOOR)
     z = logits.unflatten(1, (-1, blocks.BLOCK))
     largest = z.amax(2)
     exp = (z - largest.unsqueeze(2)).exp()
@@ -129,19 +150,24 @@ def _check_reduce(device):
     return [(reduced.sampled, sampled), *((torch.where(full, a, 0), torch.where(full, b, 0)) for a, b in pairs)]
 
 
-def _check_choice(device):
-    reduced, bias = _reduced(device)
-    ours = candidates._choose_triton(reduced, bias, _TRANSFORM, _SLOTS - 1)
-    theirs = candidates._choose_torch(reduced, bias, _TRANSFORM, _SLOTS - 1)
+def _check_choice(case, device):
+    k = case.slots - 1
+    if k > candidates.MOST_IN_REGISTERS:  # the fallback's
+        return []
+    reduced, bias = _reduced(case, device)
+    ours = candidates._choose_triton(reduced, bias, case.transform, k)
+    theirs = candidates._choose_torch(reduced, bias, case.transform, k)
     # By logit, as tokens of one logit may come in any order
     ours = ours._replace(logits=ours.logits.sort(1, descending=True).values)
     return [(a, b) for a, b, name in zip(ours, theirs, ours._fields, strict=True) if name != "token_ids"]
 
 
-def _check_projection(device):
+def _check_projection(case, device):
+    if case.slots + 1 > projection.MOST_IN_REGISTERS:
+        return []
     generator = torch.Generator().manual_seed(3)
-    old = 3 * torch.randn(_ROWS, _SLOTS + 1, generator=generator)
-    new = old + torch.linspace(0, 5, _ROWS).unsqueeze(1) * torch.randn(old.shape, generator=generator)
+    old = 3 * torch.randn(case.rows, case.slots + 1, generator=generator)
+    new = old + torch.linspace(0, 5, case.rows).unsqueeze(1) * torch.randn(old.shape, generator=generator)
     old[::3, 5:-1] = new[::3, 5:-1] = -math.inf
     upstream = torch.randn(old.shape, generator=generator).to(device)
     policy, old = (x.log_softmax(-1).to(device) for x in (new, old))
@@ -150,12 +176,12 @@ def _check_projection(device):
         (projection._project_triton, projection._backward_triton),
         (projection._project_torch, projection._backward_torch),
     ):
-        log_pi, t, *kls = solve(policy, old, 0.05)
+        log_pi, t, *kls = solve(policy, old, case.kl_bound)
         results.append([log_pi.exp(), t, *kls, backward(upstream, policy, old, log_pi, t)])
     return list(zip(*results, strict=True))
 
 
-_CASES: dict[str, tuple[Callable, float]] = {
+_CHECKS: dict[str, tuple[Callable, float]] = {
     "fold": (_check_fold, _TOLERANCE),
     "gradient": (_check_gradient, _TOLERANCE_OF_TILE),
     "reduce": (_check_reduce, _TOLERANCE),

@@ -59,10 +59,8 @@ def has_float64(device: torch.device) -> bool:
 
 
 def on_device(device: torch.device) -> AbstractContextManager:
-    """Makes the device of the tensors the current one, which Triton launches on. (A compiled graph does so itself.)"""
-    if device.type == "cpu" or torch.compiler.is_compiling():
-        return nullcontext()
-    return torch.get_device_module(device).device(device)
+    """Makes the device of the tensors the current one, which Triton launches on."""
+    return nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *arguments: Any, **options: Any) -> None:

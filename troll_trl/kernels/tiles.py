@@ -119,10 +119,8 @@ def accumulate_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> N
     """
     # ROCm has had builds that refuse a product in another dtype than its factors'
     mixed = acc.device.type == "cuda" and torch.version.hip is None and a.dtype != torch.float32
-    if mixed and not torch.compiler.is_compiling():
+    if mixed:
         torch.addmm(acc, a, b, out_dtype=torch.float32, out=acc)  # from torch 2.10
-    elif mixed:  # torch.compile knows `out_dtype` for `mm` alone
-        acc.add_(torch.mm(a, b, out_dtype=torch.float32))
     else:
         acc.addmm_(a.float(), b.float())
 

@@ -98,7 +98,7 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
     if not temperature > 0:
         raise ValueError(f"`temperature` must be positive, got {temperature}.")
     original_forward = model.forward
-    transform = _logit_transform(model.config.get_text_config(), temperature)
+    transform = logit_transform(model.config.get_text_config(), temperature)
 
     # Keep the original signature: `generate` validates its model kwargs against it
     @functools.wraps(type(model).forward)
@@ -291,7 +291,7 @@ def _scatter(values: torch.Tensor, positions: torch.Tensor, dead: torch.Tensor) 
     return dead.flatten(0, 1).contiguous().index_copy(0, positions, values).unflatten(0, dead.shape[:2])
 
 
-def _logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
+def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
     """What this architecture does between the head's product and the softmax, read from its text config."""
     unread = [f"`{name}` = {value}" for name in _UNREAD if (value := getattr(config, name, None)) is not None]
     if unread or config.model_type in _UNREAD_TYPES:

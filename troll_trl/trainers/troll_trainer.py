@@ -21,7 +21,7 @@ from troll_trl.resilience.finite_guard import ENTROPY_CONTROL, FiniteGuard, nan_
 from troll_trl.resilience.prompt_room import PromptRoom
 from troll_trl.trainers.bounded_policy import BoundedPolicy
 from troll_trl.trainers.config import TrollOptions
-from troll_trl.trainers.kernel_choice import settle_kernels
+from troll_trl.trainers.kernel_choice import case_of_run, settle_kernels
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import add_trust_region
 from troll_trl.trainers.old_policy import (
@@ -98,7 +98,8 @@ class TrollTrainer(_Trainer):
         self.support_size = min(args.support_size, config.vocab_size)
         self._kernels_failed = False
         if self.trust_region.needs_support:  # else TRL's own head serves
-            self._kernels_failed = settle_kernels(self.accelerator)
+            run = case_of_run(base_model, args, self.support_size)
+            self._kernels_failed = settle_kernels(self.accelerator, run)
             if args.support_size > config.vocab_size:
                 logger.warning(
                     f"`support_size` ({args.support_size}) exceeds the vocabulary of {config.vocab_size} tokens: all "

@@ -14,7 +14,7 @@ from troll_trl.experimental.async_grpo.queue import CheckedQueue
 from troll_trl.experimental.async_grpo.server import check_server
 from troll_trl.experimental.async_grpo.trl_compat import check_async_trl
 from troll_trl.lm_head import SparseCausalLMOutput, add_sparse_lm_head
-from troll_trl.trainers.kernel_choice import settle_kernels
+from troll_trl.trainers.kernel_choice import case_of_run, settle_kernels
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import paper_of
 from troll_trl.trainers.sharding import keep_output_dtypes
@@ -71,8 +71,9 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         self.support_size: int | None = None
         self._kernels_failed = False
         if self.trust_region.needs_support:
-            self._kernels_failed = settle_kernels(self.accelerator)
             self.support_size = min(args.support_size, base_model.config.get_text_config().vocab_size)
+            run = case_of_run(base_model, args, self.support_size)
+            self._kernels_failed = settle_kernels(self.accelerator, run)
             add_sparse_lm_head(base_model, self.temperature)
         self._trust_region_metrics = TrollMetrics(self.accelerator, self.trust_region)
         if self.rollout_queue is not None:  # of the main process
