@@ -264,6 +264,16 @@ def options_cases(generator: random.Random, count: int) -> dict[str, list]:
     return dict(zip(("solution", "options", "completions", "wanted"), map(list, zip(*rows, strict=True)), strict=True))
 
 
+def batches(seed: int, count: int) -> dict[str, dict[str, list]]:
+    """By kind: the arguments of math_accuracy_reward, and the rewards that are `wanted`."""
+    found = {}
+    for name, function in KINDS.items():
+        generator = random.Random(f"{seed} {name}")
+        cases = list(dict.fromkeys(case for _ in range(count) for case in function(generator)))
+        found[name] = dict(zip(("solution", "completions", "wanted"), map(list, zip(*cases, strict=True)), strict=True))
+    return found | {"options": options_cases(random.Random(seed), count)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
@@ -271,15 +281,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the counts, and the completions that are wrong, here")
     args = parser.parse_args()
     counts, wrong = {}, []
-    batches = {}
-    for name, function in KINDS.items():
-        generator = random.Random(f"{args.seed} {name}")
-        cases = list(dict.fromkeys(case for _ in range(args.cases) for case in function(generator)))
-        batches[name] = dict(
-            zip(("solution", "completions", "wanted"), map(list, zip(*cases, strict=True)), strict=True)
-        )
-    batches["options"] = options_cases(random.Random(args.seed), args.cases)
-    for name, batch in batches.items():
+    for name, batch in batches(args.seed, args.cases).items():
         wanted = batch.pop("wanted")
         rewards = math_accuracy_reward(**batch)
         count = Counter(f"of {want}" for want in wanted)

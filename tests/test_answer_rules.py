@@ -1,16 +1,25 @@
 """What would pay for not solving the problem, and what is only another spelling, made by rule for any value."""
 
+import importlib.util
 import json
 import random
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from real_problems import DATA
 
-from troll_trl.rewards import verifier
+from troll_trl.rewards import math_accuracy_reward, verifier
 from troll_trl.rewards.verifier import verify
+
+_spec = importlib.util.spec_from_file_location(
+    "reward_kinds", Path(__file__).resolve().parents[1] / "benchmarks" / "reward_kinds.py"
+)
+assert _spec is not None and _spec.loader is not None
+reward_kinds = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(reward_kinds)
 
 PROPERTY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -314,6 +323,20 @@ def test_a_product_is_no_mixed_number(a, b):
 )
 def test_deep_nesting_is_wrong_and_no_error(nested):
     all_of(0.0, r"2\sqrt{3}+1", [nested])
+
+
+# Kinds of attacks and of styles
+
+
+def test_kinds_of_attacks_and_styles():
+    """The kinds of benchmarks/reward_kinds.py: what paid for a guess, and what did not pay for a right answer."""
+    batches = reward_kinds.batches(seed=7, count=2)
+    assert len(batches) > 15
+    for name, batch in batches.items():
+        wanted = batch.pop("wanted")
+        rewards = math_accuracy_reward(**batch)
+        rows = zip(batch["solution"], batch["completions"], wanted, rewards, strict=True)
+        assert [row for row in rows if row[2] != row[3]] == [], name
 
 
 # Real gold answers

@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
-from troll_trl.rewards import MAX_ANSWER_CHARACTERS, extract_answer, last_boxed, math_accuracy_reward, verifier
+from troll_trl.rewards import MAX_ANSWER_CHARACTERS, extract_answer, math_accuracy_reward, verifier
 from troll_trl.rewards.verifier import PATHS, choices
 
 
@@ -145,10 +145,6 @@ def test_extraction_takes_time_linear_in_the_text(hostile):
     start = time.process_time()
     assert extract_answer(hostile) is None
     assert time.process_time() - start < 2  # a quadratic scan of the boxes alone takes over a minute
-
-
-def test_last_boxed_keeps_the_content_as_it_is():
-    assert last_boxed(r"\boxed{ \text{a b} }") == r" \text{a b} "
 
 
 def test_chat_and_plain_completions_score_the_same():

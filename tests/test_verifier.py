@@ -377,21 +377,20 @@ def no_processes(monkeypatch):
     verifier._warn_of_fallback.cache_clear()
 
 
-def test_without_processes_it_says_so_once_and_is_bounded(no_processes):
-    with pytest.warns(UserWarning, match="without worker processes.*no processes here") as record:
-        answers = [r"\sqrt{12}", r"\sqrt{1234567890123456}", "5"]
-        first = verify([r"2\sqrt{3}"] * 3, [f"\\boxed{{{answer}}}" for answer in answers])
-        second = verify([r"3\sqrt{2}"], [r"\boxed{\sqrt{18}}"])
+def test_without_processes_it_says_so_once_and_gives_none(no_processes):
+    """What no worker has read is neither right nor wrong."""
+    with pytest.warns(UserWarning, match="cannot be started here .no processes here") as record:
+        first = verify([r"2\sqrt{3}"] * 2, [f"\\boxed{{{answer}}}" for answer in (r"\sqrt{12}", "5")])
+        second = verify(["5"] * 2, [r"\boxed{5}", r"\boxed{6}"])
     assert len(record) == 1
-    assert [verdict.reward for verdict in first + second] == [1.0, 0.0, 0.0, 1.0]
-    assert first[1].path == "refused"
+    assert [verdict.reward for verdict in first + second] == [None, None, 1.0, 0.0]
 
 
 def test_a_start_that_failed_is_not_tried_again_at_every_step(no_processes, monkeypatch):
     """It may take two minutes to fail."""
     starts = []
     monkeypatch.setattr(verifier, "_pool", lambda: starts.append(1) or WorkerPool(size=1))
-    with pytest.warns(UserWarning, match="without worker processes"):
+    with pytest.warns(UserWarning, match="cannot be started"):
         for index in range(5):
             verify([r"2\sqrt{3}"], [f"\\boxed{{\\sqrt{{{index}}}}}"])
     assert len(starts) == 1
@@ -404,7 +403,7 @@ def test_only_the_first_rank_warns(no_processes, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert verify([r"2\sqrt{3}"], [r"\boxed{\sqrt{12}}"])[0].reward == 1.0
+        assert verify([r"2\sqrt{3}"], [r"\boxed{\sqrt{12}}"])[0].reward is None
 
 
 def test_size_is_shared_among_the_local_ranks(monkeypatch):

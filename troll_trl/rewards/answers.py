@@ -61,19 +61,9 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
     last `<answer>...</answer>`; without either, what follows the last `Answer:`, `####` or "the (final) answer is" on
     its line.
 
-    Boxes that only "and", "or" or punctuation separate state one answer together, a list, and so do more than
-    `MAX_BOXES` boxes that differ: who lists candidates has not answered.
-
-    Args:
-        text (`str`):
-            A completion or a worked solution. It is read in time linear in its length.
-        accept (`Callable[[str], bool]`, *optional*):
-            Whether an answer can be one. A box that cannot gives way to another, or to a later "the answer is", that
-            can: the option of a multiple choice after its boxed text.
-
-    Returns:
-        `str` or `None`:
-            The answer, without the box or the words around it; `None` if the text states none.
+    Boxes that a connector joins state one answer together, a list, and so do more than `MAX_BOXES` boxes that differ:
+    who lists candidates has not answered. A box that `accept` refuses gives way to another, or to a later "the answer
+    is", that it accepts: the option of a multiple choice. A text is read in time linear in its length.
     """
     text = _without_thoughts(text)
     boxes = _boxes(text)
@@ -93,6 +83,8 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
 def _without_thoughts(text: str) -> str:
     """What follows the last thought. What follows one that never ends is a thought, not an answer."""
     start, end = 0, len(text)
+    if not any(map(text.__contains__, ("<", "◁", "[T", "[t"))) and not text.startswith("analysis"):
+        return text
     for tag in _THOUGHT.finditer(text):
         if tag["close"] or tag["final"] or tag["merged"]:
             start, end = tag.end(), len(text)
@@ -110,12 +102,6 @@ def _stated(text: str) -> str | None:
         return None
     line = _EMPHASIS.sub("", text[end:].partition("\n")[0])
     return _ANSWER_END.split(line, maxsplit=1)[0].strip(" \t\r,") or None
-
-
-def last_boxed(text: str) -> str | None:
-    r"""The content of the last balanced `\boxed{...}` or bare `\boxed 5`, the outer one if boxes are nested."""
-    boxes = _boxes(text)
-    return boxes[-1][0] if boxes else None
 
 
 def _boxes(text: str) -> list[tuple[str, int, int]]:

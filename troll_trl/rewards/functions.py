@@ -7,13 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal
 
 from troll_trl.rewards.answers import extract_answer
-from troll_trl.rewards.verifier import (
-    MAX_ANSWER_CHARACTERS,
-    PATHS,
-    TIMEOUT_SECONDS,
-    start,
-    verify,
-)
+from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, PATHS, TIMEOUT_SECONDS, start, verify
 from troll_trl.rewards.verifier.choices import Options
 from troll_trl.rewards.verifier.notation import normalise
 from troll_trl.rewards.verifier.quantities import read_quantity
@@ -44,12 +38,9 @@ def math_accuracy_reward(
         solution (`list[str | int | float | None]`):
             Gold answers: `\boxed{...}`, bare, `$...$`, a worked solution that ends in one of the forms above, or a
             number. `None`, for a row of another task in a mixed dataset, gives `None`.
-        log_metric (`Callable`, *optional*):
-            Given by the trainer: logs `math_accuracy/{path}`, the share of the completions decided by each of
-            `troll_trl.rewards.verifier.PATHS`.
-        log_extra (`Callable`, *optional*):
-            Given by the trainer: adds the columns `solution`, `answer` and `answer_path` to the table of logged
-            completions.
+        log_metric, log_extra (`Callable`, *optional*):
+            Given by the trainer: for the shares `math_accuracy/{path}` of `troll_trl.rewards.verifier.PATHS`, and for
+            the columns `solution`, `answer` and `answer_path` of the table of logged completions.
         options (`list[list | dict | None]`, *optional*):
             The options of multiple choice, if the dataset has such a column
             ([`~troll_trl.rewards.verifier.choices.options_by_letter`]): for the gold answer `B` the text of option B is
@@ -68,14 +59,6 @@ def math_accuracy_reward(
     Raises:
         ValueError: `completions` and `solution` differ in length.
         TypeError: a solution that is neither text nor a number; the message names the row.
-
-    Example:
-    ```python
-    >>> from troll_trl.rewards.functions import math_accuracy_reward
-
-    >>> math_accuracy_reward([r"So it is \boxed{0.5}.", "Answer: 2"], [r"\boxed{\frac{1}{2}}", r"\boxed{1}"])
-    [1.0, 0.0]
-    ```
     """
     if len(completions) != len(solution):
         raise ValueError(f"Got {len(completions)} completions but {len(solution)} solutions; they must pair up.")
@@ -114,12 +97,6 @@ def answer_format_reward(completions: list[list[dict[str, str]]] | list[str], **
     """
     Reward function that pays 1.0 for a final answer that is a plain number, in a form that [`math_accuracy_reward`]
     reads. For models that still have to learn the form; give it a smaller weight.
-
-    Args:
-        completions (`list[list[dict[str, str]]]` or `list[str]`):
-            Completions, chat messages or plain text.
-        **kwargs:
-            The other columns and arguments that TRL hands to every reward function; not used.
     """
     answers = [extract_answer(_text_of(completion)) or "" for completion in completions]
     quantities = [read_quantity(normalise(answer[: MAX_ANSWER_CHARACTERS + 1])) for answer in answers]

@@ -29,8 +29,6 @@ MAX_ANSWER_CHARACTERS = 1000
 # Processor time of the worker, for one pair: it does not run faster on an idle machine. An ordinary answer takes
 # milliseconds
 TIMEOUT_SECONDS = 2.0
-# Without worker processes only expressions of at most so many characters are compared
-MAX_CHARACTERS_IN_PROCESS = 100
 
 PATHS = (
     "text",  # the same text, or words
@@ -50,11 +48,6 @@ PATHS = (
 _COSTLY = re.compile(
     r"\d\)?\^\{?\(?\d+\^|\^\{?[+-]?\d{5,}|\d{4,}\)?!|!\)*!|!\s*\^|\d{200}|\\binom\{\d{5,}|(?:[({]\s?){12}"
     r"|\\(?:sum|prod|int|lim)(?![a-z])"
-)
-# What is computed without a process that could be killed: roots, fractions, small powers of letters and numbers
-_HARMLESS = re.compile(
-    r"(?:\\(?:frac|sqrt|pi|cdot|times|sin|cos|tan|ln|log|theta|infty|begin\{[pb]matrix\}|end\{[pb]matrix\}|[{}\\])(?![a-z])"
-    r"|\d{1,12}(?!\d)|\^(?:\d(?!\d)|[a-z]|\{-?[a-z0-9]{1,2}\})(?![\^!])|[A-Za-z+\-/(){}\[\]=<>,.|_&% ])*+"
 )
 _TEXT_COMMAND = re.compile(r"\\(?:text|mbox|mathrm)\{[^{}]*\}")
 
@@ -94,22 +87,11 @@ def verify(
         strict (`bool`, *optional*, defaults to `True`):
             Whether an answer must be worked out as far as the gold answer is: `95^2` is then no answer to 9025.
         options (`Sequence[list | dict | None]`, *optional*):
-            Of each multiple choice ([`~troll_trl.rewards.verifier.choices.options_by_letter`]): for the gold answer
-            `B` the text of option B is right too, unless the answer names a letter as well.
-
-    Returns:
-        `list[Verdict]`: a verdict for each text.
+            Of each multiple choice, see [`~troll_trl.rewards.math_accuracy_reward`].
 
     Raises:
         ValueError: `golds`, `texts` and `options` differ in length.
 
-    Example:
-    ```python
-    >>> from troll_trl.rewards.verifier import verify
-
-    >>> verify([r"\frac{1}{2}", "3"], ["So it is 0.5.\n#### 0.5", "It is 3."])
-    [Verdict(reward=1.0, answer='0.5', path='number'), Verdict(reward=0.0, answer=None, path='no_answer')]
-    ```
     """
     if len(golds) != len(texts):
         raise ValueError(f"Got {len(golds)} gold answers but {len(texts)} texts; they must pair up.")
@@ -223,10 +205,11 @@ def _ask(questions: list[dict], timeout: float) -> list[tuple[bool | None, str]]
         try:
             return [_decision(reply) for reply in pool.ask(questions, timeout)]
         except WorkerError as error:
-            if not pool.closed:  # by another thread: the next call has a new one
-                _retry_at = time.monotonic() + RETRY_SECONDS
-                _warn_of_fallback(str(error))
-    return [_answer_in_process(question) for question in questions]
+            if pool.closed:  # by another thread: once more, with new workers
+                return _ask(questions, timeout)
+            _retry_at = time.monotonic() + RETRY_SECONDS
+            _warn_of_fallback(str(error))
+    return [(None, "crash")] * len(questions)
 
 
 def _decision(reply: dict) -> tuple[bool | None, str]:
@@ -237,22 +220,11 @@ def _decision(reply: dict) -> tuple[bool | None, str]:
     return False, "timeout" if reply.get("died") == "timeout" else "crash"
 
 
-def _answer_in_process(question: dict) -> tuple[bool | None, str]:
-    """Without a limit of time, so only for what is short and harmless."""
-    from troll_trl.rewards.verifier.symbolic import answer_question
-
-    text = question["gold"] + question.get("answer", "")
-    if len(text) > MAX_CHARACTERS_IN_PROCESS or text.count("^") > 3 or not _HARMLESS.fullmatch(text):
-        return False, "refused"
-    return _decision(answer_question(question))
-
-
 @lru_cache(maxsize=1)
 def _warn_of_fallback(reason: str) -> None:
     if os.environ.get("RANK", "0") == "0":
         warnings.warn(
-            f"Answers are compared without worker processes, which cannot be started here ({reason}). Expressions "
-            f"above {MAX_CHARACTERS_IN_PROCESS} characters, or costly ones, count as wrong.",
+            f"Worker processes cannot be started here ({reason}). What rules do not decide gets no reward: None.",
             stacklevel=2,
         )
 

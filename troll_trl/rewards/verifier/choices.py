@@ -35,7 +35,7 @@ _GOES_ON = re.compile(
 _ANY = re.compile(r"(?<![A-Za-z\\])[A-Ja-j](?![A-Za-z])")
 _NAMED = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])|\([a-j]\)|\A[a-j]\Z")
 _ASIDE = re.compile(r"\\|\A\s*(?i:the )?(?i:options|choices|answers)\b")
-_SEVERAL = re.compile(r"(?:\([A-J]\)|[A-J])(?:(?:\s?(?:,|;|&|and|和)+\s?|\s)*(?:\([A-J]\)|[A-J]))+")
+_SEVERAL = re.compile(r"(?:\([A-J]\)|[A-J])(?:(?:[\s,;&和]|and)*+(?:\([A-J]\)|[A-J]))+")
 
 
 @dataclass(frozen=True)

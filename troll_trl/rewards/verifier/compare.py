@@ -1,9 +1,6 @@
 r"""
-equal(): whether an answer is the gold answer, structure by structure.
-
-Numbers, words, lists, sets, tuples, intervals, matrices, inequalities and equations are taken apart here; only an
-expression that is none of them (`2\sqrt{3}`) is handed to `leaf`. In the training process `leaf` raises [`Undecided`],
-in a worker process it is computer algebra: so the rules stand once.
+equal(): whether an answer is the gold answer, structure by structure. Only an expression that has none (`2\sqrt{3}`)
+goes to `leaf`, which raises [`Undecided`] in the training process and is computer algebra in a worker.
 """
 
 import re
@@ -12,21 +9,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from troll_trl.rewards.verifier import scalars
 from troll_trl.rewards.verifier.choices import gold_choice, read_choice, several_options
 from troll_trl.rewards.verifier.operations import is_worked_out
 from troll_trl.rewards.verifier.quantities import Quantity, read_quantity, same_quantity
-from troll_trl.rewards.verifier.scalars import (
-    RATIO,
-    is_formula,
-    is_plain_mathematics,
-    letters,
-    read_time,
-    rounds_to,
-    same_parts,
-    same_ratio,
-    same_time,
-    without_unit,
-)
 from troll_trl.rewards.verifier.structure import (
     LETTER,
     NAME,
@@ -67,10 +53,7 @@ def undecided(gold: str, answer: str = "") -> Any:
 
 @dataclass(frozen=True)
 class Leaf:
-    """
-    Compares two expressions, and gives the number that one is, by computer algebra or by raising [`Undecided`]. If
-    `strict`, an answer must be worked out as far as the gold answer is ([`is_worked_out`]).
-    """
+    """Compares two expressions, and gives the number that one is. If `strict`, an answer must be worked out."""
 
     compare: Callable[[str, str], bool]
     strict: bool = True
@@ -109,7 +92,7 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
         return _is_chosen(gold, answer, leaf, depth)
     products = _PRODUCT.fullmatch(answer) and _PRODUCT.fullmatch(gold) and not is_word(gold)
     gold_words, answer_words = (None, None) if products else (words(gold), words(answer))
-    parts = same_parts(gold, answer)
+    parts = scalars.same_parts(gold, answer)
     if parts is not None:
         return parts
     if gold_words is not None or answer_words is not None:
@@ -120,12 +103,12 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
     if label is not None and not _CHOICE_LABEL.match(gold):
         text = answer[label.end() :]
         return not _CHOICE_LABEL.match(text) and equal(gold, text, leaf, depth + 1)
-    gold_time, answer_time = read_time(gold), read_time(answer)
+    gold_time, answer_time = scalars.read_time(gold), scalars.read_time(answer)
     if gold_time is not None and answer_time is not None:
-        return same_time(gold_time, answer_time)
+        return scalars.same_time(gold_time, answer_time)
     ratio = gold.rpartition("=")[2].strip() if is_ratio(gold.partition("=")[0]) else gold
-    if RATIO.fullmatch(ratio):
-        return same_ratio(ratio, answer)
+    if scalars.RATIO.fullmatch(ratio):
+        return scalars.same_ratio(ratio, answer)
     dotted = _DECIMAL_COMMA.sub(r"\1.\2", gold)
     if dotted != gold and read_quantity(dotted) is not None and answer_number is not None:
         return equal(dotted, answer, leaf, depth + 1)
@@ -145,7 +128,7 @@ def _same_approximation(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
     golds, answers = (
         [side for side in split(text, ("=", r"\approx")) if side and not is_name(side)] for text in (gold, answer)
     )
-    if not golds or not answers or not all(rounds_to(side, answers[-1], leaf.value) for side in answers[:-1]):
+    if not golds or not answers or not all(scalars.rounds_to(side, answers[-1], leaf.value) for side in answers[:-1]):
         return False
     return any(equal(side, value, leaf, depth + 1) for side in golds for value in {answers[0], answers[-1]})
 
@@ -163,7 +146,8 @@ def _same_condition(gold: str, answer: str) -> tuple[str, str] | None:
     """Both without "for all ...", which an answer may leave out but not add; `None` if it differs."""
     own, theirs = _CONDITION.fullmatch(gold), _CONDITION.fullmatch(answer)
     if theirs is not None and (
-        own is None or letters(own["condition"]).strip("{}.") != letters(theirs["condition"]).strip("{}.")
+        own is None
+        or scalars.letters(own["condition"]).strip("{}.") != scalars.letters(theirs["condition"]).strip("{}.")
     ):
         return None
     return (own["body"] if own else gold), (theirs["body"] if theirs else answer)
@@ -184,7 +168,12 @@ def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
         return False
     if read_quantity(gold) is not None or words(gold) is not None or gold_choice(gold) is not None:
         return True
-    if RATIO.fullmatch(gold) or read_time(gold) is not None or same_parts(gold, gold) or is_formula(gold):
+    if (
+        scalars.RATIO.fullmatch(gold)
+        or scalars.read_time(gold) is not None
+        or scalars.same_parts(gold, gold)
+        or scalars.is_formula(gold)
+    ):
         return True
     condition = _CONDITION.fullmatch(gold)
     if condition is not None:
@@ -198,7 +187,7 @@ def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
     sides = split(gold, ("=",))
     if len(sides) > 1:
         return all(is_ratio(side) or is_readable(side, leaf, depth + 1) for side in sides)
-    return leaf(without_unit(gold)[0])
+    return leaf(scalars.without_unit(gold)[0])
 
 
 def _same_members(gold: str, left: Members | None, answer: str, right: Members | None, leaf, depth: int) -> bool:
@@ -324,8 +313,8 @@ def _has_value(gold: str, sides: list[str], leaf: Leaf, depth: int) -> bool:
 
 
 def _same_expression(gold: str, answer: str, leaf: Leaf) -> bool:
-    gold, gold_unit = without_unit(gold)
-    answer, answer_unit = without_unit(answer)
+    gold, gold_unit = scalars.without_unit(gold)
+    answer, answer_unit = scalars.without_unit(answer)
     names = {gold_unit.name, answer_unit.name}
     if answer_unit.contradicts(gold_unit) and names != {"deg^1", "rad^1"}:
         return False
@@ -344,8 +333,8 @@ def _same_expression(gold: str, answer: str, leaf: Leaf) -> bool:
         return _same_number(numbers[0], numbers[1], leaf)
     if "\\infty" in (gold.lstrip("+-"), answer.lstrip("+-")):
         return gold.lstrip("+") == answer.lstrip("+")
-    if not is_plain_mathematics(gold) or not is_plain_mathematics(answer):
-        return letters(gold) == letters(answer)
+    if not scalars.is_plain_mathematics(gold) or not scalars.is_plain_mathematics(answer):
+        return scalars.letters(gold) == scalars.letters(answer)
     if gold.count("'") != answer.count("'"):  # math-verify would skip a prime
         return False
     return leaf(gold, answer)

@@ -48,7 +48,7 @@ _RULES = tuple(
         # Sizes, styles and space
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?", ""),
         (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|boldsymbol|rm|bf|it)(?![A-Za-z])", ""),
-        (r"\\(?:hspace|vspace|phantom|hphantom)\*?\{[^{}]*\}", " "),
+        (r"\\[hv]?(?:space|phantom)\*?\{[^{}]*\}", " "),
         (r"\{,\}(?=\d{3}(?!\d))", ","),
         (r"(?<=\d)\{,\}(?=\d)", "."),
         (r"\{:\}", ":"),
@@ -57,8 +57,7 @@ _RULES = tuple(
         (_ESCAPED + r"!", ""),
         (_ESCAPED + r"[,;:> ]|~|\\q?quad|\\(?:enspace|thinspace|space)(?![A-Za-z])", " "),
         # Names
-        (r"\\(?:[dtc]frac)(?![A-Za-z])", r"\\frac"),
-        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\\[dtc](frac|binom)(?![A-Za-z])", r"\\\1"),
         (r"\\big(cup|cap)(?![A-Za-z])", r"\\\1"),
         (r"\\(?:leqslant|leqq|leq)(?![A-Za-z])|<=", r"\\le "),
         (r"\\(?:geqslant|geqq|geq)(?![A-Za-z])|>=", r"\\ge "),

@@ -41,9 +41,8 @@ def is_rational(*expressions: sympy.Basic) -> bool:
 
 def points(*expressions: sympy.Basic) -> Iterator[tuple[dict, bool]]:
     """
-    Values for the symbols of expressions, the same at every call: every combination of signs of the first three,
-    several magnitudes, both sides of each switching point, irrational and whole ones. Also whether a point is needed;
-    the others follow where too few of these could be used. One empty point if there are no symbols.
+    Values for the symbols of expressions, the same at every call: signs, magnitudes, both sides of switching points,
+    irrational and whole ones; and whether a point is needed, or only follows where too few of these could be used.
     """
     symbols = sorted(set().union(*(expression.free_symbols for expression in expressions)), key=str)
     if not symbols:
@@ -113,10 +112,7 @@ def _around(switch, bases: list[dict]) -> Iterator[dict]:
 
 
 def real_roots(expression, symbol, others: dict) -> list | None:
-    """
-    Real zeros in one symbol, as rationals close to them, in order; `None` where the expression is no polynomial in it,
-    or a quotient of two, of a degree that is not too high.
-    """
+    """Real zeros in one symbol, as rationals close to them; `None` if it is no quotient of low polynomials in it."""
     try:
         top, bottom = sympy.fraction(sympy.together(expression.xreplace(others)))
         polynomial = sympy.Poly(top, symbol).sqf_part()  # numerical methods fail on zeros of a high order

@@ -99,10 +99,7 @@ class Worker:
 
 
 class WorkerPool:
-    """
-    Worker processes with `memory_bytes` of address space each, started as they are needed and replaced when they die;
-    at most `size`, by default one for each CPU of this process, shared among the local ranks, and at most 8.
-    """
+    """Worker processes with so much address space each, started when needed; by default [`default_size`] of them."""
 
     def __init__(self, size: int | None = None, memory_bytes: int = 1 << 30):
         self.size = size or default_size()
@@ -193,6 +190,6 @@ class WorkerPool:
 
 
 def default_size() -> int:
-    """Number of workers for each process of a training."""
+    """Workers for each process of a training: one for each of its CPUs, shared among the local ranks, at most 8."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(8, cpus // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))))

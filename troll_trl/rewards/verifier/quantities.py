@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from troll_trl.rewards.verifier.units import Unit, canonical_unit, read_unit
 
@@ -10,7 +11,7 @@ from troll_trl.rewards.verifier.units import Unit, canonical_unit, read_unit
 MAX_EXPONENT = 400
 # Decimals that round a periodic value count as equal to it from this many significant digits on
 APPROXIMATION_DIGITS = 6
-# From this many significant digits on, two decimals that differ in length may be the same value
+# From so many on, two decimals that differ in length may be the same value
 LONG_DECIMAL_DIGITS = 8
 
 _NUMERAL = r"(?:(?!0[,\d])\d{1,3}(?:[, ]\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
@@ -44,6 +45,7 @@ class Quantity:
     worked_out: bool = True  # not so: a fraction of decimals, 10^2
 
 
+@lru_cache(maxsize=1024)
 def read_quantity(text: str) -> Quantity | None:
     """A normalised answer as a number; `None` for anything that is not one number."""
     match = _QUANTITY.fullmatch(text)
@@ -101,17 +103,11 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
 
 
 def _same_value(gold: Quantity, left: Fraction, answer: Quantity, right: Fraction) -> bool:
-    if left == right:
+    if left == right or _rounds_to(answer, right, left) or _rounds_to(gold, left, right):
         return True
-    return _rounds_to(answer, right, left) or _rounds_to(gold, left, right) or _same_decimal(gold, left, answer, right)
-
-
-def _same_decimal(gold: Quantity, left: Fraction, answer: Quantity, right: Fraction) -> bool:
-    """Whether one long decimal is the other, rounded to fewer places."""
-    if min(gold.digits or 0, answer.digits or 0) < LONG_DECIMAL_DIGITS:
-        return False
-    places = min(gold.places, answer.places)
-    return gold.places != answer.places and abs(left - right) <= Fraction(1, 2 * 10**places)
+    # One long decimal is the other, rounded to fewer places
+    is_long = min(gold.digits or 0, answer.digits or 0) >= LONG_DECIMAL_DIGITS and gold.places != answer.places
+    return is_long and abs(left - right) <= Fraction(1, 2 * 10 ** min(gold.places, answer.places))
 
 
 def _rounds_to(decimal: Quantity, rounded: Fraction, value: Fraction) -> bool:

@@ -105,10 +105,7 @@ class Members:
 
 
 def read_members(text: str) -> Members | None:
-    r"""
-    Take an answer of several parts apart. `\pm` stands for two answers, `x \in S` for `S`, and an inequality of one
-    variable for its interval.
-    """
+    r"""The parts of an answer that has several. `\pm` is two answers, an inequality of one variable its interval."""
     builder = _SET_BUILDER.fullmatch(text)
     if builder and closing(text) == len(text) - len(r"\}"):
         members = read_members(builder["condition"])
@@ -264,6 +261,8 @@ def _signs(text: str) -> list[str]:
 
 def split(text: str, separators: Collection[str]) -> list[str]:
     """Split at separators that stand in no bracket."""
+    if not any(map(text.__contains__, separators)):
+        return [text.strip()]
     parts, start = [], 0
     for token, position in _top_level(text):
         if token in separators:

@@ -1,9 +1,8 @@
 """
 What only computer algebra can decide: whether two LaTeX expressions are equal. Runs in the worker processes.
 
-Expressions are compared at points (points.py), exactly or to forty digits or more, which decides nearly all pairs in
-both directions; only what cannot be evaluated is left to math-verify's own comparison, which is lenient: it takes
-differences below 1e-15 for zero, whatever the size of the numbers.
+Expressions are compared at points (points.py), exactly or to forty digits or more. Only what cannot be evaluated is
+left to math-verify's own comparison, which takes differences below 1e-15 for zero.
 """
 
 import itertools
@@ -76,10 +75,8 @@ def expressions_equal(gold_text: str, answer_text: str) -> bool:
     gold, answer = read(gold_text), read(answer_text)
     if gold is None or answer is None:
         return False
-    renamed = _renamings(gold, answer)
-    if renamed:
-        return any(_same(gold, answer.xreplace(names), gold_text, answer_text) for names in renamed)
-    return _same(gold, answer, gold_text, answer_text)
+    renamed = _renamings(gold, answer) or [{}]
+    return any(_same(gold, answer.xreplace(names), gold_text, answer_text) for names in renamed)
 
 
 def _renamings(gold, answer) -> list[dict]:
@@ -89,9 +86,8 @@ def _renamings(gold, answer) -> list[dict]:
     )
     if not 0 < len(constants) == len(others) <= 3 or len(gold.free_symbols) == len(constants):
         return []
-    if not all(map(_GOLD_CONSTANT.fullmatch, map(str, constants))) or not all(
-        map(_CONSTANT.fullmatch, map(str, others))
-    ):
+    matches = [*map(_GOLD_CONSTANT.fullmatch, map(str, constants)), *map(_CONSTANT.fullmatch, map(str, others))]
+    if not all(matches):
         return []
     return [dict(zip(others, order, strict=True)) for order in itertools.permutations(constants)]
 
@@ -108,7 +104,9 @@ def _same(gold, answer, gold_text: str, answer_text: str) -> bool:
 
 
 def _digits(*expressions: sympy.Expr) -> int:
-    """Few for functions, unless a large power or number in them may hide a tiny difference: `\\sin x+10^{-30}`."""
+    r"""Few for functions, unless a large power or number in them may hide a tiny difference: `\sin x+10^{-30}`."""
+    if not any(expression.has(sympy.Function) for expression in expressions):
+        return DIGITS
     if any(expression.has(sympy.gamma, sympy.factorial, sympy.binomial) for expression in expressions):
         return DIGITS_OF_FUNCTIONS
     hidden = any(
@@ -116,15 +114,11 @@ def _digits(*expressions: sympy.Expr) -> int:
         for expression in expressions
         for found in expression.atoms(sympy.Rational, sympy.Pow, sympy.exp)
     )
-    has_functions = any(expression.has(sympy.Function) for expression in expressions)
-    return DIGITS_OF_FUNCTIONS if has_functions and not hidden else DIGITS
+    return DIGITS if hidden else DIGITS_OF_FUNCTIONS
 
 
 def _value(expression: sympy.Expr, point: dict, digits: int):
-    """
-    A number, exact if it is rational; not a number (`sympy.nan`) where the expression has no value; `None` if sympy
-    cannot evaluate it.
-    """
+    """A number, exact if it is rational; `sympy.nan` if it has no value; `None` if sympy cannot evaluate it."""
     try:
         value = expression.xreplace(point).doit()
         if not value.is_Rational:
@@ -149,15 +143,13 @@ def _is_real(value, digits: int) -> bool:
 
 
 def _agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
-    """
-    Whether two expressions have the same values wherever the gold answer is real, or everywhere if it is real nowhere;
-    `None` if they cannot be evaluated.
-    """
+    """Whether two expressions have the same values wherever the gold answer is real; `None` if they have none."""
     digits = _digits(gold, answer)
     has_symbols = bool(gold.free_symbols or answer.free_symbols)
-    enough = ENOUGH_OF_RATIONAL if is_rational(gold, answer) else ENOUGH
-    if any(side.has(sympy.floor, sympy.ceiling, Gcd, Lcm) for side in (gold, answer)):
-        enough = ENOUGH_OF_WHOLE
+    whole = (sympy.floor, sympy.ceiling, Gcd, Lcm)
+    enough = ENOUGH_OF_RATIONAL
+    if not is_rational(gold, answer):
+        enough = ENOUGH_OF_WHOLE if gold.has(*whole) or answer.has(*whole) else ENOUGH
     for everywhere in dict.fromkeys((gold.has(sympy.I) or not has_symbols, True)):
         compared = 0
         for point, needed in points(gold, answer):

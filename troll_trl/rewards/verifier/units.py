@@ -16,8 +16,7 @@ _UNITS = {
     "A": "ampere amp", "K": "kelvin", "Hz": "hertz", "Pa": "pascal", "eV": "", "C": "celsius", "F": "fahrenheit",
     "mol": "mole", "nm": "nanometer nanometre", "kJ": "kilojoule", "kW": "kilowatt", "MeV": "", "GeV": "", "T": "tesla",
     "Ω": "ohm", "μm": "micrometer micrometre micron um", "μs": "microsecond us", "μg": "microgram ug",
-    "μF": "microfarad uF", "μC": "microcoulomb uC", "μA": "microampere uA",
-    "kpc": "kiloparsec", "pc": "parsec", "AU": "", "Gyr": "", "Myr": "", "erg": "", "dyne": "", "Å": "angstrom",
+    "kpc": "kiloparsec", "pc": "parsec", "AU": "", "erg": "", "Å": "angstrom",
 }  # fmt: skip
 _UNIT_NAMES = {
     variant: unit
@@ -39,15 +38,13 @@ _CONTINUING = """
     gross score scores couple myriad lakh lakhs crore crores kilo mega milli micro nano googol binary octal hex
     hexadecimal base mille
 """
-_NUMBER_WORD = re.compile(
+# "seven", "twenties", "zillion"; "tenths", "thousandth", "nths"; "threefold", "quadrupled"
+_COUNT_WORD = re.compile(
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
-    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)t(?:y|ies)|[a-z]*illion)s?",
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)t(?:y|ies)|[a-z]*illion)s?"
+    r"|(?:ten|eleven|twelf|\w*teen|\w*tie|hundred|thousand|\w*illion|dozen|n|k)ths?|[a-z]*(?:fold|[dtncxr]uple[ds]?)",
     re.IGNORECASE,
 )
-_FRACTION_WORD = re.compile(
-    r"(?:ten|eleven|twelf|\w*teen|\w*tie|hundred|thousand|\w*illion|dozen|n|k)ths?", re.IGNORECASE
-)
-_MULTIPLE_WORD = re.compile(r"[a-z]*(?:fold|[dtncxr]uple[ds]?)", re.IGNORECASE)
 # These are, unless they end it: "third graders", "grand pianos", "more apples", but not "2 thirds" nor "5 grand"
 _ADJECTIVE_WORDS = "first second third fourth fifth sixth seventh eighth ninth tenth quarter prime grand more fewer"
 _ADJECTIVES = frozenset(_ADJECTIVE_WORDS.split())
@@ -130,10 +127,8 @@ def _words_of(text: str) -> frozenset[str] | None:
 
 
 def _changes_the_value(word: str) -> bool:
-    word = word.rstrip(".")
-    return word.lower() in _NOT_UNITS or any(
-        kind.fullmatch(word) for kind in (_NUMBER_WORD, _FRACTION_WORD, _MULTIPLE_WORD)
-    )
+    word = word.rstrip(".").lower()
+    return word in _NOT_UNITS or _COUNT_WORD.fullmatch(word) is not None
 
 
 def _read_cjk(text: str, factor: int) -> Unit | None:

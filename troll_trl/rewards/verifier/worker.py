@@ -1,13 +1,10 @@
 """
 The process that runs computer algebra, one question at a time: it may be killed at any moment, and nothing is lost.
 
-Started by `WorkerPool` (pool.py) with a main module of its own, so that neither the user's script nor torch is
-imported. Two processes: a supervisor, which imports math-verify once and then only waits, and its child, which answers.
-The kernel kills a child that is over its processor time, or over a far longer time of the clock, whatever it is busy
-with, even if the trainer is long gone; the supervisor says so and forks another, which takes milliseconds where a new
-import takes seconds. Forking is safe here: the supervisor has a single thread and no accelerator.
-
-Questions and replies are JSON behind a length of four bytes, over standard input and output.
+`WorkerPool` (pool.py) starts it with a main module of its own. A supervisor imports math-verify once and waits; its
+child answers. The kernel kills a child that is over its processor time, or over a far longer time of the clock. The
+supervisor then forks another, which takes milliseconds where a new import takes seconds; it has a single thread and no
+accelerator, so forking is safe. Questions and replies are JSON after a length of four bytes.
 """
 
 import contextlib
@@ -53,13 +50,7 @@ def _read_exactly(descriptor: int, size: int) -> bytes | None:
 
 
 def main(memory_bytes: int) -> None:
-    """
-    Answer questions until standard input ends.
-
-    Args:
-        memory_bytes (`int`):
-            Address space that a child may use.
-    """
+    """Answer questions until standard input ends, each child in so much address space."""
     questions, replies = os.dup(0), os.dup(1)
     with open(os.devnull, "r+b") as nothing:  # what a library prints must not end up between the replies
         for descriptor in (0, 1, 2):
