@@ -1,6 +1,8 @@
 """DPPO's mask: its weights against formulas in float64, and the trainer against TRL's and against full logits."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from tiny import saved_model, tiny_model
 from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, micro_batch, train_both, weights
 
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trust_region.mask import DIVERGENCES, mask_weight, with_gradient_weight
+from troll_trl.trust_region.regions import Bounded, MaskTrustRegion, TrustRegion
 from troll_trl.trust_region.sparse import SparseDistribution, sparsify
 
 MASK = {"trust_region": "mask"}
@@ -199,13 +202,14 @@ class FullLogitsMask(GRPOTrainer):
 @pytest.mark.parametrize("kind", DIVERGENCES)
 def test_a_run_is_that_of_an_independent_trainer(kind, ratio_cap, tmp_path):
     class Independent(FullLogitsMask):
-        divergence, bound, cap = kind, BOUNDS[kind], ratio_cap
+        divergence, bound, cap = kind, 0.1 if kind.endswith("kl") else BOUNDS[kind], ratio_cap
 
-    options = {"learning_rate": 1e-2, "max_steps": 6, "steps_per_generation": 3}
+    # The KLs with moves so large that their direction matters
+    options = {"learning_rate": 4e-2 if kind.endswith("kl") else 1e-2, "max_steps": 6, "steps_per_generation": 3}
     expected = make_trainer(Independent, GRPOConfig, tmp_path, certain_model(), **options)
     start = weights(expected)
     expected.train()
-    mask = {"divergence_type": kind, "divergence_bound": BOUNDS[kind], "ratio_cap": ratio_cap}
+    mask = {"divergence_type": kind, "divergence_bound": Independent.bound, "ratio_cap": ratio_cap}
     support = {"support_size": 100, "tail_mass": 0.0} if kind.startswith("topk") else {}
     options |= MASK | mask | support
     ours = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, certain_model(), **options)
@@ -216,7 +220,7 @@ def test_a_run_is_that_of_an_independent_trainer(kind, ratio_cap, tmp_path):
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo", "luspo"])
 def test_metrics_and_loss_of_a_micro_batch(loss_type, tmp_path):
-    """Shares of tokens of either sign, and the gradient of each loss type, from full logits."""
+    """Shares of tokens of either sign, and the gradient of each loss type, from full logits; some tokens are masked."""
     trainer = make_trainer(
         TrollGRPOTrainer,
         TrollGRPOConfig,
@@ -230,6 +234,9 @@ def test_metrics_and_loss_of_a_micro_batch(loss_type, tmp_path):
     )
     inputs = take_off_policy(trainer)
     inputs["advantages"][::2] *= -1
+    inputs["completion_mask"][3, 5:] = 0
+    inputs["tool_mask"] = torch.ones_like(inputs["completion_mask"])
+    inputs["tool_mask"][:2, 2:5] = 0
     model = trainer.model.train()
     trainer.troll_metrics["train"].pop()
     model.zero_grad()
@@ -237,7 +244,7 @@ def test_metrics_and_loss_of_a_micro_batch(loss_type, tmp_path):
     gradient = model.model.embed_tokens.weight.grad.clone()
     metrics = trainer.troll_metrics["train"].pop()
 
-    mask, old = inputs["completion_mask"], inputs["old_per_token_logps"].double()
+    mask, old = inputs["completion_mask"] * inputs["tool_mask"], inputs["old_per_token_logps"].double()
     log_probs = FullLogitsMask._full(trainer, inputs).gather(-1, inputs["completion_ids"].unsqueeze(-1)).squeeze(-1)
     advantages = inputs["advantages"].double().unsqueeze(1).expand(mask.shape)
     ratio, divergence = (log_probs - old).exp().detach(), (log_probs.exp() - old.exp()).abs().detach()
@@ -274,6 +281,46 @@ def test_a_binary_divergence_holds_no_cache_and_calls_trls_head_alone(tmp_path, 
     trainer.train()
     assert calls == [(False, False)] * 4 + [(True, False)] * 4
     assert not any(name.startswith("troll") for name in micro_batch(trainer))
+
+
+def test_a_masked_token_of_any_ratio_leaves_the_loss_finite():
+    """Its ratio overflows, and 0·inf is NaN. Possible where completions are not the policy's own."""
+    policy = torch.tensor([[[-0.1]], [[-0.5]]], requires_grad=True)  # (B, C, 1)
+    old, advantages = torch.tensor([[[-95.0]], [[-0.6]]]), torch.ones(2, 1)
+    bounded = MaskTrustRegion("binary_tv", 0.15)(policy, old, advantages)
+    (-(bounded.log_probs - old[..., 0]).exp() * advantages).sum().backward()
+    assert policy.grad.flatten().tolist() == [0.0, pytest.approx(-math.exp(0.1))]
+
+
+class WithoutSupport(TrustRegion):
+    needs_support = False
+
+    def __call__(self, policy, old, advantages):
+        return Bounded(policy[..., 0])
+
+
+def test_rloo_refuses_a_trust_region_without_a_support(tmp_path):
+    """Its rollout batch has no old log-probability of a token: every batch would have been taken for an idle one."""
+
+    class Own(TrollRLOOTrainer):
+        def _make_trust_region(self, args):
+            return WithoutSupport()
+
+    with pytest.raises(ValueError, match="Own needs a trust region with a support"):
+        make_trainer(Own, TrollRLOOConfig, tmp_path, beta=0.0)
+
+
+def test_the_example_of_the_design_runs_and_is_named(tmp_path, capsys):
+    page = (Path(__file__).parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(from troll_trl import TrollGRPOTrainer\n.*?)```", page, re.DOTALL)
+    names = {}
+    exec(example, names)
+    trainer = make_trainer(names["FadingMaskTrainer"], TrollGRPOConfig, tmp_path, certain_model(), max_steps=2)
+    trainer.train()
+    assert "FadingMask." in capsys.readouterr().out
+    trainer.create_model_card()
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "`trust_region` FadingMask." in card and "kl_bound" not in card
 
 
 # -- Options --------------------------------------------------------------------------------------------------------
@@ -315,10 +362,10 @@ def test_defaults_of_the_bound_are_the_papers(tmp_path):
 @pytest.mark.parametrize(
     ("options", "unused"),
     [
-        (MASK | {"kl_bound": 0.1}, "kl_bound=0.1 unused: they belong to `trust_region` 'projection'"),
+        (MASK | {"kl_bound": 0.1}, "kl_bound=0.1 unused: part of `trust_region` 'projection'"),
         (MASK | {"regression_coef": 0.5}, "regression_coef=0.5 unused"),
         (MASK | {"support_size": 8}, "support_size=8 unused: a binary divergence needs no support"),
-        ({"divergence_type": "topk_kl"}, "divergence_type=topk_kl unused: they belong to `trust_region` 'mask'"),
+        ({"divergence_type": "topk_kl"}, "divergence_type=topk_kl unused: part of `trust_region` 'mask'"),
         ({"ratio_cap": 5.0}, "ratio_cap=5.0 unused"),
     ],
 )

@@ -360,7 +360,10 @@ def test_dropout_looks_like_drift_and_is_said_to(disabled, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epsilon": 0.3, "epsilon_high": 0.28}, "epsilon=0.3, epsilon_high=0.28 unused: TROLL does not clip"),
+        (
+            {"epsilon": 0.3, "epsilon_high": 0.28},
+            "epsilon=0.3, epsilon_high=0.28 unused: a trust region takes the place",
+        ),
         ({"sapo_temperature_neg": 2.0}, "sapo_temperature_neg=2.0 unused: they belong to loss types"),
         ({"vespo_k_pos": 3.0}, "vespo_k_pos=3.0 unused"),
         (

@@ -26,7 +26,11 @@ SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 # prefixes of their names, whether they have an effect, and why not. What else a config may set to no effect is TRL's
 # business.
 _UNUSED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (("epsilon",), lambda _: False, "TROLL does not clip the ratio; its trust region takes the place of the clip"),
+    (
+        ("epsilon",),
+        lambda _: False,
+        "a trust region takes the place of the clip; its bound is `kl_bound`, or `divergence_bound` of a mask",
+    ),
     (("sapo_", "vespo_"), lambda _: False, "they belong to loss types that TROLL does not support"),
     (
         ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip", "vllm_importance_sampling_cap"),
@@ -36,8 +40,8 @@ _UNUSED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("ref_model_",), lambda args: args.sync_ref_model, "`sync_ref_model` is off"),
     (("use_bias_correction_kl",), lambda args: args.beta != 0.0, "`beta` is 0"),
     (("entropy_coef_", "entropy_target"), lambda args: args.use_adaptive_entropy, "`use_adaptive_entropy` is off"),
-    (("kl_bound", "regression_coef"), lambda args: not args.masks, "they belong to `trust_region` 'projection'"),
-    (("divergence_", "ratio_cap"), lambda args: args.masks, "they belong to `trust_region` 'mask'"),
+    (("kl_bound", "regression_coef"), lambda args: not args.masks, "part of `trust_region` 'projection'"),
+    (("divergence_", "ratio_cap"), lambda args: args.masks, "part of `trust_region` 'mask'"),
     (
         ("support_size", "tail_mass"),
         lambda args: not args.masks or needs_support(args.divergence_type),
@@ -191,7 +195,8 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
     trust_region: str = setting(
         "projection",
         "'projection' for TROLL's, 'mask' for DPPO's: a token whose divergence from the old policy exceeds "
-        "`divergence_bound`, and that has moved with its advantage, loses its gradient. The mask has no regression.",
+        "`divergence_bound`, and that has moved with its advantage, gives the surrogate no gradient. The mask has no "
+        "regression.",
     )
     divergence_type: str = setting(
         "binary_tv",
@@ -202,7 +207,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
     divergence_bound: float | None = setting(
         None,
         "Largest divergence of a token that keeps its gradient: in (0, 1) for a total variation (default 0.15), "
-        "positive and in nats for a KL (default 0.05).",
+        "positive and in nats for a KL (default 0.05). The config replaces None by the default of its divergence.",
     )
     ratio_cap: float | None = setting(
         None, "Largest ratio C ≥ 1 by which the mask scales a gradient: min(p(a)/q(a), C). No limit by default."
@@ -244,14 +249,14 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
     def _refuse_options_of_other_surrogates(self):
         if self.loss_type not in SUPPORTED_LOSS_TYPES:
             raise ValueError(
-                f"`loss_type={self.loss_type!r}` is not supported by TROLL, which replaces the clipped ratio by a "
-                "projection: cispo, sapo and vespo are replacements of that ratio themselves. Choose one of "
+                f"`loss_type={self.loss_type!r}` is not supported: a trust region takes the place of the clipped "
+                "ratio, and cispo, sapo and vespo replace that ratio themselves. Choose one of "
                 f"{', '.join(SUPPORTED_LOSS_TYPES)}, which differ in how tokens are averaged."
             )
         if self.delta is not None:
             raise ValueError(
-                f"`delta={self.delta}` is not supported by TROLL: it is the upper limit of two-sided clipping, and "
-                "TROLL does not clip. Remove it."
+                f"`delta={self.delta}` is not supported: it is the upper limit of two-sided clipping, and a trust "
+                "region does not clip. Remove it."
             )
 
 
@@ -295,7 +300,7 @@ def check_mask(config: Any) -> None:
         config.divergence_bound = 0.15 if is_tv else 0.05
     bound = config.divergence_bound
     if bound is not None and not (is_number(bound) and bound > 0 and not (is_tv and bound >= 1)):
-        allowed = "in (0, 1), since a total variation is below 1" if is_tv else "positive"
+        allowed = "in (0, 1), since no total variation exceeds 1" if is_tv else "positive"
         raise ValueError(f"`divergence_bound` of {config.divergence_type} must be {allowed}, got {bound!r}.")
     if config.ratio_cap is not None and not (is_number(config.ratio_cap) and 1 <= config.ratio_cap < math.inf):
         raise ValueError(f"`ratio_cap` must be at least 1 and finite, or none for no limit, got {config.ratio_cap!r}.")

@@ -38,6 +38,7 @@ class TrollRLOOTrainer(TrollTrainer, RLOOTrainer):
 
     _tag_names = ["trl", "rloo", "troll"]
     _name = "TROLL-RLOO"
+    _keeps_token_log_probs = False
     _paper = paper_of(RLOOTrainer)
     _config_class = TrollRLOOConfig
 

@@ -72,6 +72,7 @@ class TrollTrainer(_Trainer):
 
     _config_class: type[TrollOptions]
     _name: str
+    _keeps_token_log_probs = True  # whether TRL's rollout batch holds the old log-probability of every token
     # TRL's, declared for the type checker
     beta: float
     reward_funcs: list[Any]
@@ -89,6 +90,11 @@ class TrollTrainer(_Trainer):
             args = self._config_class.from_trl(args)
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
+        if not (self.trust_region.needs_support or self._keeps_token_log_probs):
+            raise ValueError(
+                f"{type(self).__name__} needs a trust region with a support (`needs_support = True`): its rollout "
+                "batch holds one log-probability for each completion, and none for its tokens."
+            )
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         for function in self.reward_funcs:  # in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()
@@ -148,10 +154,15 @@ class TrollTrainer(_Trainer):
     # -- What a trainer defines -------------------------------------------------------------------------------------
 
     def _make_trust_region(self, args: Any) -> TrustRegion:
-        """What bounds the policy. A subclass may return a trust region of its own."""
+        """What bounds the policy. A subclass may return a trust region of its own; the config's is then unused."""
         if getattr(args, "trust_region", "projection") == "mask":  # RLOO has the projection alone
             return MaskTrustRegion(args.divergence_type, args.divergence_bound, args.ratio_cap)
         return ProjectionTrustRegion(args.kl_bound, args.pessimistic)
+
+    def _trust_region_options(self) -> dict[str, Any]:
+        """What defines the trust region, for checkpoints and the model card."""
+        from_config = type(self.trust_region) in (MaskTrustRegion, ProjectionTrustRegion)
+        return self.args.trust_region_options() if from_config else {"trust_region": self.trust_region.describe()}
 
     def _has_old_policy(self) -> bool:
         """Whether TRL scores the next rollout with the current weights. If it does not, neither do we."""
@@ -244,7 +255,7 @@ class TrollTrainer(_Trainer):
         self._globalstep_last_logged = info["last_logged"]
         for name, counter in self._counters().items():
             counter.load_state_dict(info["counters"][name])
-        if changed := rollout_state.changed_options(info["trust_region"], self.args.trust_region_options()):
+        if changed := rollout_state.changed_options(info["trust_region"], self._trust_region_options()):
             logger.warning(f"The checkpoint was made with another trust region: {changed}.")
         layout = rollout_state.layout_of(self.args, self.beta)
         support = self.trust_region.needs_support
@@ -444,7 +455,7 @@ class TrollTrainer(_Trainer):
             "step": self._step,
             "unfinished": unfinished,
             "layout": rollout_state.layout_of(self.args, self.beta),
-            "trust_region": self.args.trust_region_options(),
+            "trust_region": self._trust_region_options(),
             "support": self.trust_region.needs_support,
             "loss": self._tr_loss.item(),
             "metrics": dict(self._metrics["train"]),
@@ -461,4 +472,4 @@ class TrollTrainer(_Trainer):
         """TRL's model card, with what this package adds: the trust region, its version, and both methods' citations."""
         super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
-            add_trust_region(self.args.output_dir, self.args.trust_region_options())
+            add_trust_region(self.args.output_dir, self._trust_region_options())

@@ -50,7 +50,7 @@ class TrustRegion:
     needs_support = True
     # Metrics that are the sum of one counted number over that of another; "tokens" counts 1 for every token
     ratios: Mapping[str, tuple[str, str]] = {}
-    # Metrics that are the largest of a counted number
+    # Metrics that are the largest of a counted number, which must not be negative
     maxima: Mapping[str, str] = {}
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
@@ -144,7 +144,9 @@ class MaskTrustRegion(TrustRegion):
         }
         if self.needs_support:
             counted |= _of_support(old)
-        return Bounded(with_gradient_weight(policy[..., 0], weight), counted=counted)
+        # The value of a masked token has no gradient, and is the old policy's: a ratio that overflows would make it NaN
+        log_probs = torch.where(masked, old[..., 0], with_gradient_weight(policy[..., 0], weight))
+        return Bounded(log_probs, counted=counted)
 
     def describe(self) -> str:
         cap = "" if self.ratio_cap is None else f", ratios capped at {self.ratio_cap:g}"
