@@ -31,8 +31,8 @@ def print_batches(accelerator: Accelerator, args: TrollOptions, trust_region: Tr
             f"gradient_accumulation_steps ({args.gradient_accumulation_steps}) is a multiple of "
             f"steps_per_generation x num_iterations ({args.steps_per_generation} x {args.num_iterations}). Policy "
             "and old policy are then equal, and a trust region, like a clip, changes nothing. For 8 updates per "
-            f"rollout batch, as in the paper, set `steps_per_generation={8 * args.gradient_accumulation_steps}`, or raise "
-            "`num_iterations`."
+            f"rollout batch, as in the paper, set `steps_per_generation={8 * args.gradient_accumulation_steps}`, or "
+            "raise `num_iterations`."
         )
 
 
