@@ -50,7 +50,7 @@ _OPERATOR_AFTER = re.compile(
 # Where the expression around a box begins or ends
 _EDGE = re.compile(
     r"(?<!\\)\$+|\\[()\[\]]|\n|(?<!\\)=|[,;:&]|\\\\|\.(?=\s|\Z)|\*\*"
-    r"|\\(?:approx|le|ge|leq|geq|implies|[Rr]ightarrow|to|iff|q?quad|therefore|equiv|pmod|cong|sim|text\w*|mathrm|begin|end)(?![A-Za-z])"
+    r"|\\(?:approx|le|ge|leq|geq|implies|[Rr]ightarrow|to|iff|q?quad|therefore|equiv|pmod|cong|sim|simeq|text\w*|mathrm|begin|end)(?![A-Za-z])"
 )
 MAX_EXPRESSION_CHARACTERS = 200
 
@@ -101,7 +101,7 @@ def _stated(text: str) -> str | None:
     if start < 0:
         return None
     line = _EMPHASIS.sub("", text[end:].partition("\n")[0])
-    return _ANSWER_END.split(line, maxsplit=1)[0].strip(" \t\r,") or None
+    return _ANSWER_END.split(line, maxsplit=1)[0].strip(" \t\r,").rstrip("( ") or None
 
 
 def _boxes(text: str) -> list[tuple[str, int, int]]:
@@ -156,6 +156,7 @@ def _with_operators(text: str, content: str, start: int, end: int) -> str:
     before = before[edges[-1].end() if edges else 0 :]
     edge = _EDGE.search(after)
     after = after[: edge.start()] if edge else after
+    after = after if re.search(r"[\w!}]", after) else ""  # of \boxed{4}/\mathrm{cm} the operator belongs to the unit
     in_formula = in_formula and edge is not None and edge[0] != "\n"
     if in_formula or before.lstrip().startswith("\\"):
         before = before.rstrip()
