@@ -183,15 +183,16 @@ def make_trainer(
         "seed": 3,
         **options,
     }
-    arguments = {name: options.pop(name) for name in ("rollout_worker", "reward_funcs") if name in options}
-    trainer = trainer_class(
-        model=str(folder),
-        args=config_class(**options),
-        train_dataset=tiny_prompts(),
-        processing_class=tiny_tokenizer(),
-        weight_transfer=engine,
-        **{"rollout_worker": engine, "reward_funcs": [no_reward], **arguments},
-    )
+    arguments = {
+        "rollout_worker": engine,
+        "weight_transfer": engine,
+        "reward_funcs": [no_reward],
+        "processing_class": tiny_tokenizer(),
+        "train_dataset": tiny_prompts(),
+        "peft_config": None,
+    }
+    arguments = {name: options.pop(name, value) for name, value in arguments.items()}
+    trainer = trainer_class(model=str(folder), args=config_class(**options), **arguments)
     AttentionInterface.register(packing.TREE_ATTENTION, path_attention)  # after the trainer has registered its own
     return trainer
 

@@ -11,9 +11,11 @@ import pytest
 import torch
 from async_engine import Engine, make_trainer
 from limits import HANG
+from peft import LoraConfig
 from references import reference_divergence, reference_project
 from test_distributed import launch
-from tiny import saved_model
+from tiny import saved_model, tiny_config, tiny_tokenizer
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_grpo_trainer import DataCollatorForRollout
 from trl.experimental.async_grpo.packing import TreeRow
@@ -70,6 +72,36 @@ def test_with_an_open_bound_the_weights_are_trls_without_a_clip(region, trls_run
     assert max(logged(trainer, "sample/staleness_max")) == 2
     np.testing.assert_allclose(logged(trainer, "ratio"), logged(trl, "ratio"), rtol=1e-4)
     np.testing.assert_allclose(logged(trainer, "entropy"), logged(trl, "entropy"), rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    """A mixture of experts with a loss of its own."""
+    options = tiny_config().to_dict() | {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
+    config = Qwen3MoeConfig(**options | {"output_router_logits": True, "router_aux_loss_coef": 0.1})
+    torch.manual_seed(0)
+    model, folder = Qwen3MoeForCausalLM(config), tmp_path_factory.mktemp("experts")
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(40.0)
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["adapter", "experts"])
+def test_an_adapter_and_a_mixture_of_experts_train_as_with_trl(kind, folder, experts, tmp_path):
+    model = experts if kind == "experts" else folder
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "down_proj"]) if kind == "adapter" else None
+    options = {"learning_rate": 2e-2, "peft_config": adapter, "max_steps": 4}
+    without_clip = {"epsilon": math.inf, "epsilon_high": math.inf}
+    trl = make_trainer(model, tmp_path, Engine(model), AsyncGRPOTrainer, AsyncGRPOConfig, **without_clip, **options)
+    start = weights(trl)
+    trl.train()
+    opened = {"kl_bound": math.inf, "regression_coef": 0.0, "support_size": K}
+    trainer = make_trainer(model, tmp_path, Engine(model, support_size=K), **opened, **options)
+    trainer.train()
+    assert_same_movement(start, weights(trl), weights(trainer))
+    np.testing.assert_allclose(logged(trainer, "loss"), logged(trl, "loss"), rtol=1e-4, atol=1e-6)
 
 
 # -- Against an independent computation -----------------------------------------------------------------------------
