@@ -143,7 +143,8 @@ def reference_loss(model, old_models, samples, region, options):
                 active = divergence > options["divergence_bound"] and away
                 weight = 0.0 if active else min(1.0, options.get("ratio_cap", math.inf) / ratio.item())
                 gradient = weight * ratio.detach() * p[0]  # its value does not count, its gradient does
-                loss = -sample.advantage * (ratio.detach() + gradient - gradient.detach())
+                value = 1.0 if active else ratio.detach()  # of a masked token the old policy's, lest it overflow
+                loss = -sample.advantage * (value + gradient - gradient.detach())
             total, acted = total + loss, acted + active
     return total, acted
 
