@@ -4,6 +4,7 @@ name of the device. An `Engine` takes the place of vLLM, the rollout worker and 
 that are a given number of versions old, and gives the K most likely tokens as vLLM does.
 """
 
+import os
 import queue
 import sys
 import time
@@ -13,7 +14,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import trl.experimental.async_grpo.async_grpo_trainer as trl_trainer
+from accelerate import DistributedType, PartialState
 from tiny import tiny_prompts, tiny_tokenizer
+from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 from trl.experimental.async_grpo import packing
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -192,7 +195,11 @@ def make_trainer(
         "peft_config": None,
     }
     arguments = {name: options.pop(name, value) for name, value in arguments.items()}
-    trainer = trainer_class(model=str(folder), args=config_class(**options), **arguments)
+    config = config_class(**options)
+    if os.environ.get("FORCE_FSDP"):  # accelerate turns it on for accelerators only
+        assert config.device.type == "cpu"  # creates the state
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    trainer = trainer_class(model=str(folder), args=config, **arguments)
     AttentionInterface.register(packing.TREE_ATTENTION, path_attention)  # after the trainer has registered its own
     return trainer
 
@@ -219,7 +226,10 @@ def main(folder, output):
     trainer = make_trainer(folder, output, engine, Recording, support_size=6, max_steps=4, kl_bound=1e-3)
     trainer.train()
     rank = trainer.accelerator.process_index
-    weights = {name: p.detach() for name, p in trainer.accelerator.unwrap_model(trainer.model).named_parameters()}
+    whole = lambda p: (p.full_tensor() if isinstance(p, DTensor) else p).detach()
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    assert any(isinstance(p, DTensor) for p in model.parameters()) == bool(os.environ.get("FORCE_FSDP"))
+    weights = {name: whole(p) for name, p in model.named_parameters()}
     given = [(s.old_log_probs, s.completion_mask) for s in engine.given]
     line = [line for line in trainer.state.log_history if "troll/kl_max" in line][-1]
     metrics = {name: value for name, value in line.items() if name.startswith("troll/")}

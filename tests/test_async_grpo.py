@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from async_engine import Engine, make_trainer
 from limits import HANG
 from peft import LoraConfig
 from references import reference_divergence, reference_project
-from test_distributed import launch
+from test_distributed import FSDP2, launch
 from tiny import saved_model, tiny_config, tiny_tokenizer
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
@@ -247,21 +248,42 @@ def test_a_distribution_on_the_support_alone_moves_nothing(folder, tmp_path):
 # -- Two ranks ------------------------------------------------------------------------------------------------------
 
 
-def test_two_ranks_receive_the_engines_numbers_bit_for_bit(folder, tmp_path):
+def two_ranks(folder, output, *launcher, **environment):
+    """What both ranks have saved. The launcher's last argument is the name of its port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port]
-    said = launch([[*command, str(TESTS / "async_engine.py"), folder, str(tmp_path)]], HANG)
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
-    for name, weight in ranks[0]["weights"].items():
-        assert torch.equal(weight, ranks[1]["weights"][name]), name
-    assert ranks[0]["metrics"] == ranks[1]["metrics"] and ranks[0]["metrics"]["troll/projected_fraction"] > 0, said
-    assert ranks[0]["given"] and not ranks[1]["given"], "the main process alone has a worker"
-    sampled = {row.tobytes() for old, mask in ranks[0]["given"] for row in old[mask == 1]}
-    received = [{row.numpy().tobytes() for batch in rank["received"] for row in batch} for rank in ranks]
+    script = [str(TESTS / "async_engine.py"), folder, str(output)]
+    said = launch([["-m", *launcher, port, *script]], HANG, **environment)
+    assert (output / "rank1.pt").exists(), said
+    return [torch.load(output / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def ddp(folder, tmp_path_factory):
+    launcher = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port"]
+    return two_ranks(folder, tmp_path_factory.mktemp("ddp"), *launcher)
+
+
+def test_two_ranks_receive_the_engines_numbers_bit_for_bit(ddp):
+    for name, weight in ddp[0]["weights"].items():
+        assert torch.equal(weight, ddp[1]["weights"][name]), name
+    assert ddp[0]["metrics"] == ddp[1]["metrics"] and ddp[0]["metrics"]["troll/projected_fraction"] > 0
+    assert ddp[0]["given"] and not ddp[1]["given"], "the main process alone has a worker"
+    sampled = {row.tobytes() for old, mask in ddp[0]["given"] for row in old[mask == 1]}
+    received = [{row.numpy().tobytes() for batch in rank["received"] for row in batch} for rank in ddp]
     assert len(received[0]) > 50 and len(received[1]) > 50
     assert received[0] <= sampled and received[1] <= sampled
+
+
+@pytest.mark.slow
+def test_fsdp2_trains_as_ddp_does(ddp, folder, tmp_path):
+    (tmp_path / "fsdp2.yaml").write_text(yaml.safe_dump(FSDP2))
+    launcher = ["accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp2.yaml"), "--main_process_port"]
+    fsdp = two_ranks(folder, tmp_path, *launcher, ACCELERATE_USE_CPU="true", FORCE_FSDP="1")
+    for name, weight in ddp[0]["weights"].items():
+        torch.testing.assert_close(fsdp[0]["weights"][name], weight, rtol=0, atol=1e-5, msg=name)
+    assert fsdp[1]["metrics"] == pytest.approx(ddp[1]["metrics"], rel=1e-3)
 
 
 # -- What is dropped ------------------------------------------------------------------------------------------------
