@@ -328,7 +328,7 @@ def test_flags_are_refused_with_name_and_value(refusal, flags, expected):
         ("model_name_or_path: null", "`model_name_or_path` is not set"),
         ("eval_strategy: steps\neval_steps: 2", "`eval_strategy` is 'steps', but there is no evaluation set"),
         ("kl_bound: -1", "`kl_bound` must be positive, got -1"),
-        ("loss_type: cispo", "`loss_type='cispo'` is not supported by TROLL"),
+        ("loss_type: cispo", "`loss_type='cispo'` is not supported: a trust region"),
         ("generation_batch_size: 12", "generation_batch_size (12) must be divisible"),
     ],
 )
