@@ -77,7 +77,9 @@ def test_the_bound_holds_around_a_real_engine(server, model, tmp_path, monkeypat
     print(f"policy KL {policy_kl}, KL {kl}, staleness {logged(trainer, 'sample/staleness_max')}")
     assert policy_kl[0] < 1e-6, "the engine has other weights than the policy"
     assert max(policy_kl) > 1e-3 and max(kl) <= 1e-3 * (1 + 1e-3)
-    assert max(sample.model_version for sample in trainer.received) > 2, "no weights were sent"
+    # Queue and requests hold 40 samples of the first weights, and the run trains on more; how many more versions come
+    # depends on the speed of the machine
+    assert max(sample.model_version for sample in trainer.received) >= 1, "no weights were sent"
 
 
 def test_a_killed_run_continues_with_the_same_server(server, model, tmp_path):

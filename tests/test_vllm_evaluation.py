@@ -98,5 +98,5 @@ def test_the_dtype_is_that_of_the_checkpoint_unless_another_is_asked_for(tmp_pat
     folder = model_for_vllm(tmp_path)
     AutoModelForCausalLM.from_pretrained(folder, dtype=saved).save_pretrained(folder)
     generator = VllmGenerator(folder, tiny_tokenizer(), Sampling(0.0, 1.0, 0, 4), asked, max_length=64)
-    assert str(generator._llm.llm_engine.model_config.dtype) == f"torch.{served}"
+    assert str(generator._model.llm_engine.model_config.dtype) == f"torch.{served}"
     generator.close()
