@@ -150,3 +150,17 @@ def test_only_live_positions_and_used_slots_take_memory(tmp_path):
         assert old.nbytes == 8 * len(old.token_ids) + 8 * live + 4 * len(old.lengths)
         # Nothing else is kept alive with it
         assert sum(x.untyped_storage().nbytes() for x in old.tensors.values()) == old.nbytes
+
+
+def distributions():
+    gc.collect()
+    return [x for x in gc.get_objects() if type(x) is RaggedDistribution and x.token_ids.numel() > 0]
+
+
+def test_the_host_holds_the_old_policy_once(tmp_path):
+    """The recorder kept the whole rollout's, of which the micro-batches are copies, until the next rollout."""
+    of_others = {x.token_ids.data_ptr(): x for x in distributions()}  # of other tests in this process
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=2)
+    trainer.train()
+    buffered = {inputs[COLUMN].token_ids.data_ptr() for inputs in trainer._buffered_inputs}
+    assert len(buffered) == 4 and {x.token_ids.data_ptr() for x in distributions()} - of_others.keys() == buffered

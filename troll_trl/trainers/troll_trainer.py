@@ -294,7 +294,7 @@ class TrollTrainer(_Trainer):
         reshard(self.model)
         with explain_lost_server(self.args), self.recorder.recording(records):
             output = super()._generate_and_score_completions(inputs)
-        old = self.recorder.recorded
+        old, self.recorder.recorded = self.recorder.recorded, None  # or the host would hold it twice
         if (old is not None) != records:
             raise RuntimeError(
                 "TRL scored the old policy under another condition than troll_trl expects; see trainers/trl_compat.py."
