@@ -13,7 +13,7 @@ TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibilit
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-kernels test-gpu test-extras test-vllm test-trl test-oldest lint format docs \
-	quickstart bench evidence evidence-gpu clean
+	words quickstart bench evidence evidence-gpu clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -59,7 +59,7 @@ $(VLLM)/installed: pyproject.toml constraints.txt constraints-vllm.txt
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-test-vllm: $(VLLM)/installed  ## Run the tests that need vLLM, with its build for a CPU (4 GB of its own)
+test-vllm: $(VLLM)/installed  ## Run the tests that need vLLM, with its build for a CPU (installs 4 GB)
 	CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 \
 		$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) -m vllm
 
@@ -72,12 +72,12 @@ test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-t
 # The lower bounds of pyproject.toml; its torch alone stays that of .venv, as an older one is gigabytes. That datasets
 # still needs httpx.
 OLDEST := $(shell sed -nE 's/^    "(transformers|trl|datasets|accelerate|peft)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
-test-oldest: $(INSTALLED)  ## Run the trainers' tests with the oldest versions that pyproject.toml allows, but for torch
+test-oldest: $(INSTALLED)  ## Run the trainers' tests with the oldest versions that pyproject.toml allows, except torch
 	rm -rf .venv/oldest
 	$(BIN)/python -m pip install --quiet --no-deps --target .venv/oldest $(OLDEST) httpx httpcore h11
 	PYTHONPATH=.venv/oldest $(PYTEST) -n auto --maxprocesses 8 $(TRAINER_TESTS)
 
-lint: $(INSTALLED)  ## Check style, types and which way imports point
+lint: $(INSTALLED)  ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -90,21 +90,24 @@ format: $(INSTALLED)  ## Format the code
 docs: $(INSTALLED)  ## Build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
+words:  ## Count the words of the pages
+	$(PYTHON) docs/words.py
+
 quickstart: $(INSTALLED)  ## Train a small model with TROLL in a few minutes, on a CPU
 	$(BIN)/python scripts/quickstart.py
 
-bench: $(INSTALLED)  ## Time head, projection, step and scaling against TRL's, with the sizes of this device, and count
+bench: $(INSTALLED)  ## Time head, projection, step and scaling next to TRL's, with sizes for this device, and count
 	$(BIN)/python benchmarks/counts.py
 	for name in head projection step scaling; do \
 		$(BIN)/python benchmarks/$$name.py --results benchmarks/results || exit 1; done
 
-evidence: $(INSTALLED)  ## Run the study of TROLL against clips on a CPU, hours, and its report
-	$(BIN)/python -m evidence.run evidence/cpu.yaml
-	$(BIN)/python -m evidence.report evidence/cpu.yaml
+evidence: $(INSTALLED)  ## Make the study's tables and figures again, from evidence/results
+	for name in rarity common smollm2 lora age; do $(BIN)/python -m evidence.report evidence/$$name.yaml || exit 1; done
+	$(BIN)/python -m evidence.moves evidence/rarity.yaml
 
-evidence-gpu: $(INSTALLED)  ## The study on a GPU, with a real model
+evidence-gpu: $(INSTALLED)  ## Run the study on a GPU, with a real model (never run yet)
 	$(BIN)/python -m evidence.run evidence/gpu.yaml --workers 1
 	$(BIN)/python -m evidence.report evidence/gpu.yaml
 
-clean:  ## Remove .venv and what tools have cached (outputs/ stays)
+clean:  ## Remove .venv and all caches (outputs/ stays)
 	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,13 +1,13 @@
-"""What a GPU would do in a training step and in each pass of the head, counted without one, ours beside TRL's.
+"""Count what a GPU does in a training step and in each pass of the head, ours next to TRL's. This needs no GPU.
 
     python benchmarks/counts.py
     python benchmarks/counts.py --tokens 32768 131072
 
-The GPU's code runs on tensors of the meta device: no memory, no arithmetic, but every operation and every kernel launch
-passes by. Counted are the FLOPs of matrix products and attention, the bytes of logits and block statistics written and
-read, the bytes that all other operations write and read, launches, waits for the device, and the most bytes held beyond
-the inputs. The prediction below them rests on the FLOPs and bytes per second of `DEVICES`, and on launches that hide
-behind the work; a measurement on such a device may refute it.
+The GPU's code runs on tensors of the meta device, without memory or arithmetic. The script records every operation and
+every kernel launch. It counts the FLOPs of matrix products and attention, the bytes of logits and block statistics
+written and read, the bytes that all other operations write and read, launches, waits for the device, and the peak bytes
+beyond the inputs. The prediction below them uses the FLOPs and bytes per second of `DEVICES`, and assumes that launches
+hide behind the work. A measurement on such a device may refute it.
 """
 
 import argparse
@@ -64,7 +64,7 @@ _NOTHING_READ = ("new_", "zeros", "ones", "full", "arange", "scalar_tensor")
 
 @dataclass
 class Counts:
-    """Of one pass."""
+    """The counts of one pass."""
 
     flops: float = 0.0
     tile_bytes: float = 0.0
@@ -370,7 +370,9 @@ def print_rows(shape: str, tokens: int, what: str, counts: dict[str, Counts]) ->
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--tokens", type=int, nargs="+", default=[8 * 4096, 8 * 16_384], help="of 8 completions")
+    options.add_argument(
+        "--tokens", type=int, nargs="+", default=[8 * 4096, 8 * 16_384], help="tokens of 8 completions together"
+    )
     args = options.parse_args()
     print("| shape | tokens | pass | PFLOP | tile GB | other GB | launches | waits | peak MiB |\n|" + "---|" * 9)
     ratios = []

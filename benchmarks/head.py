@@ -3,11 +3,11 @@
     python benchmarks/head.py                          # the sizes of this device
     python benchmarks/head.py --tokens 1024 --hidden 1024 --vocabulary 151936 --support 64 --repeats 5
 
-The heads sit on a Qwen3 without layers, so that nothing but the head counts, and every row is live. Training pass:
-forward, and backward with gradients for hidden states and head. Scoring pass: without gradient; ours selects the
-support in it. A ratio below 1 means that ours needs less than the other. "authors" is the dense log-softmax with a
-top-k per row of old and new policy; "full" are full logits without any selection. These two are left out where they
-would need more than 8 GiB, and on a CPU where tokens or support vary.
+The heads sit on a Qwen3 without layers, because only the head should count, and every row is live. The training pass is
+forward, and backward with gradients for hidden states and head. The scoring pass has no gradient; ours also selects the
+support. A ratio below 1 means that ours needs less. "authors" is the dense log-softmax with a top-k per row of old and
+new policy; "full" are full logits without any selection. The script leaves these two out if they need more than 8 GiB,
+and on a CPU if tokens or support vary.
 
 Floor: 2·N·V·H FLOPs for each product (one in the scoring pass; four in the training pass, with one of them recomputed),
 and one write and one read of every logit, twice and once more for the gradient in the training pass.
@@ -116,7 +116,7 @@ def main() -> None:
     options.add_argument("--hidden", type=int)
     for name in ("vocabulary", "tokens", "support"):
         options.add_argument(
-            f"--{name}", type=int, nargs="+", help="with one of these given, only their product is run"
+            f"--{name}", type=int, nargs="+", help="if you give any of these, the script runs only their combinations"
         )
     args = options.parse_args()
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32

@@ -4,12 +4,11 @@
     python benchmarks/projection.py --model PATH --problems data/gsm8k/train.jsonl   # real rows too
 
 All three solve KL(π_t‖q) = ε in float64 for rows outside of the bound of 0.05, 65 slots each. One evaluation is one
-π_t of one row; ours stops a row at 1e-5·ε, as it does in training, and bracketing a batch when all of it has converged
-to the same. "error" is |KL − ε|/ε. The time of `project` is forward and backward of all rows, in or out of the bound,
-float32.
+π_t of one row. Ours stops each row at 1e-5·ε, as in training; bracketing stops a batch when all its rows have reached
+that. "error" is |KL − ε|/ε. The time of `project` is forward and backward of all rows, in or out of the bound, float32.
 
 Synthetic rows are softmaxes of normal logits of a given spread, moved by as much. Real rows are a model's sparse
-distributions on real problems and those after three optimiser steps on the same problems.
+distributions on real problems, before and after three optimizer steps on the same problems.
 
 Floor: an evaluation reads log q and d and writes log π, once, in float64.
 """

@@ -247,7 +247,7 @@ def words_times_decimals(generator):
 
 
 def options_cases(generator: random.Random, count: int) -> dict[str, list]:
-    """Of multiple choice with an `options` column: gold letter, options, completion, reward that it deserves."""
+    """Cases of multiple choice with an `options` column: gold letter, options, completion, the reward it deserves."""
     rows = []
     for _ in range(count):
         values, row = generator.sample(range(10, 99), 4), generator.randrange(4)

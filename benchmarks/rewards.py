@@ -1,4 +1,4 @@
-"""How many completions a second math_accuracy_reward scores, against math-verify one by one.
+"""How many completions a second math_accuracy_reward scores, compared with math-verify one by one.
 
     python benchmarks/rewards.py --data FOLDER --repeats 3 --json FILE
 
@@ -7,9 +7,9 @@ FOLDER holds gsm8k/test.jsonl and math500/test.jsonl.
 Completions: the worked solutions of GSM8K and MATH-500 (test), each with its own gold answer, with its neighbour's, and
 with its own in another spelling (as a fraction, a decimal, an unordered list, ...): what a policy in training writes.
 `first` starts the worker processes and parses every gold answer once, as the first step of a training does. `again` is
-a later step: gold answers are known, completions are not. `--head-start 10` starts the processes so many seconds
-before, as a trainer does. Then a batch of numbers and one of functions that only computer algebra can decide, and one
-of which every fifth answer never ends.
+a later step: gold answers are known, completions are not. `--head-start 10` starts the processes ten seconds
+before, as a trainer does. Three more batches follow: numbers, functions that only computer algebra can decide, and
+answers of which every fifth never ends.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def read_rows(folder: Path, column: str, answer: str) -> list[tuple[str, str]]:
 
 
 def ordinary_batch(rows: list[tuple[str, str]], seed: int) -> tuple[list[str], list[str]]:
-    """Gold answers and completions; another seed gives other completions, so that nothing is remembered."""
+    """Gold answers and completions; another seed gives other completions, which no cache remembers."""
     generator = random.Random(seed)
     golds, completions = [], []
     for index, (gold, solution) in enumerate(rows):

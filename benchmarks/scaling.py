@@ -2,12 +2,12 @@
 
     python benchmarks/scaling.py
 
-One figure is one update without the optimiser: forward of a Qwen3 of random weights with the LM head, loss, backward.
-TROLL's loss evaluates the policy on a stored support, projects it and adds the regression; the clip's takes TRL's fused
-head. Temperature 0.05 makes the distributions as peaked as those of trained models; the old policy is the policy with
-noise on its log-probabilities, and "projected" the share of tokens outside of the bound. The pass that scores a rollout
-is not in this (it is in head.py and step.py). One of the four sizes varies at a time. "cache" are the bytes of the old
-policy per token.
+One figure is one update without the optimizer: forward of a random Qwen3 with the LM head, loss, backward. TROLL's loss
+evaluates the policy on a stored support, projects it and adds the regression; the clip's uses TRL's fused head.
+Temperature 0.05 makes the distributions as peaked as a trained model's. The old policy is the policy with noise on its
+log-probabilities, and "projected" is the share of tokens outside of the bound. head.py and step.py time the pass that
+scores a rollout; this script does not. One of the four sizes varies at a time. "cache" is the bytes of the old policy
+per token.
 
 Floor: 6 FLOPs per weight and token.
 """

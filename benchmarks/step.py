@@ -6,10 +6,10 @@
 
 One figure is one rollout batch: the pass that scores it with the current weights (TROLL also selects the supports in
 it), then 8 updates with AdamW. Runs of the two trainers alternate, and each starts from the same weights. Peak memory
-is that of the allocator over such a run. Random weights serve: shapes and vocabulary count. Temperature 0.05 makes the
-distributions as peaked as those of trained models; "projected" is the share of tokens outside of the bound over the 8
-updates. "projection share" is the part of the time that `project` takes, forward and backward, timed by itself with
-half of the tokens outside.
+is the allocator's over such a run. The weights are random, because only shapes and vocabulary matter. Temperature 0.05
+makes the distributions as peaked as a trained model's. "projected" is the share of tokens outside of the bound over the
+8 updates. "projection share" is the part of the time that `project` takes, forward and backward, timed alone with half
+of the tokens outside.
 
 Floor: 2 FLOPs per weight and token in the scoring pass, 6 in an update (8 with recomputed activations).
 """

@@ -6,8 +6,8 @@ correction makes of it.
 
 The engine samples one completion of each problem at temperature 1 and reports the log-probabilities μ of its 64 most
 likely tokens; the trainer's model scores the same tokens, q. "Difference" is log q(a) − log μ(a) of the sampled token;
-KL(μ‖q) is over the 64 and one rest. It is what a trust region of 0.05 around μ would lose to the mismatch; TROLL's is
-around q. The ratio of a completion is the product of its tokens' q/μ. The effective share of a weighting w is
+KL(μ‖q) is over the 64 and one rest. A trust region of 0.05 around μ would lose this to the mismatch; TROLL's is around
+q. The ratio of a completion is the product of its tokens' q/μ. The effective share of a weighting w is
 (Σw)²/(n·Σw²) over tokens: 1 if all count alike.
 """
 
@@ -64,7 +64,7 @@ def sample(model: str, dtype: str, prompts: list[list[int]], tokens: int) -> lis
 
 @torch.no_grad()
 def score(model, trainer: str, prompts, completions) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Of each completion `log q − log μ` of its tokens `(T,)`, and KL(μ‖q) of all tokens."""
+    """`log q − log μ` of each completion's tokens `(T,)`, and KL(μ‖q) of all tokens."""
     differences, divergences = [], []
     for prompt, completion in zip(prompts, completions, strict=True):
         sampled = [next(iter(row)) for row in completion]
@@ -82,7 +82,7 @@ def score(model, trainer: str, prompts, completions) -> tuple[list[torch.Tensor]
 
 
 def weights(differences: list[torch.Tensor], mode: str, cap: float) -> torch.Tensor:
-    """Of all tokens, as TRL weighs them."""
+    """Weights of all tokens, as TRL weighs them."""
     if mode.startswith("sequence"):
         ratios = torch.cat([x.sum().expand(len(x)) for x in differences]).exp()
     else:
@@ -115,8 +115,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder or hub name")
     parser.add_argument("--problems", type=Path, required=True, help="JSON lines with a column `question`")
-    parser.add_argument("--count", type=int, default=48, help="problems")
-    parser.add_argument("--tokens", type=int, default=256, help="most of a completion")
+    parser.add_argument("--count", type=int, default=48, help="number of problems")
+    parser.add_argument("--tokens", type=int, default=256, help="most tokens of a completion")
     args = parser.parse_args()
 
     tokenizer = AutoTokenizer.from_pretrained(args.model)

@@ -1,46 +1,24 @@
 """
-TRL's asynchronous GRPO, whole, on a CPU. TRL asks for a GPU in its attention kernel, its transfer of weights and the
-name of the device. An `Engine` takes the place of vLLM, the rollout worker and the transfer. It samples with weights
-that are a given number of versions old, and gives the K most likely tokens as vLLM does.
+Asynchronous GRPO on a CPU with the engine of `evidence.engine`, whose samples here are conversations of two turns. It
+gives the K most likely tokens as vLLM does.
 """
 
 import os
-import queue
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-import trl.experimental.async_grpo.async_grpo_trainer as trl_trainer
 from accelerate import DistributedType, PartialState
 from tiny import tiny_prompts, tiny_tokenizer
 from torch.distributed.tensor import DTensor
-from transformers import AttentionInterface, AutoModelForCausalLM
-from trl.experimental.async_grpo import packing
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
+import evidence.engine as cpu_engine
 from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig, AsyncTrollGRPOTrainer, sample_log_probs
 
 GENERATIONS = 4
-
-
-def path_attention(
-    module, query, key, value, attention_mask, *, tree_kv_index, tree_cu_seqlens_q, tree_cu_seqlens_k, scaling=None, **_
-):
-    """Each segment of a packed row attends to its path from the root: queries `(1, heads, N, D)`."""
-    out = torch.empty_like(query)
-    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    for start, end, first, last in zip(
-        tree_cu_seqlens_q[:-1], tree_cu_seqlens_q[1:], tree_cu_seqlens_k[:-1], tree_cu_seqlens_k[1:], strict=True
-    ):
-        path = tree_kv_index[first:last]
-        causal = torch.ones(end - start, len(path), dtype=torch.bool).tril(len(path) - (end - start))
-        out[:, :, start:end] = F.scaled_dot_product_attention(
-            query[:, :, start:end], key[:, :, path], value[:, :, path], attn_mask=causal, scale=scaling
-        )
-    return out.transpose(1, 2), None
 
 
 def likely_tokens(log_probs: torch.Tensor, token: int, support_size: int) -> dict[int, float]:
@@ -49,72 +27,25 @@ def likely_tokens(log_probs: torch.Tensor, token: int, support_size: int) -> dic
     return {other: log_probs[other].item() for other in order[: support_size - 1]}
 
 
-class Engine:
+class Engine(cpu_engine.Engine):
     """
     Args:
-        folder (`str`): the model's.
-        age (`int`): versions between the newest weights and those that sample.
-        support_size (`int`, *optional*): K; without one the samples carry the sampled log-probability alone.
+        folder (`str`), age (`int`), support_size (`int`, *optional*): as of [`evidence.engine.Engine`].
         reward (`Callable`): of the trained tokens of a conversation.
         noise (`float`): largest error of a log-probability that the engine gives.
     """
 
     def __init__(self, folder, age=0, support_size=None, reward=None, noise=0.0):
-        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
-        self.age, self.support_size, self.noise = age, support_size, noise
+        super().__init__(folder, age, support_size)
+        self.noise = noise
         self.reward = reward or (lambda ids: sum((7 * token) % 13 for token in ids) / (13 * len(ids)))
         self.prompts = tiny_tokenizer()(list(tiny_prompts()["prompt"])).input_ids
         self.generator = torch.Generator().manual_seed(0)
-        self.rollout_buffer, self.metrics_queue = self, queue.Queue()
-        self.weights, self.version = [], 0  # one set of weights for each version
-        self.pending, self.given, self.groups = [], [], 0
-
-    # -- The rollout worker
-
-    def start(self):
-        pass
-
-    def stop(self):
-        pass
-
-    def update_model_version(self, model_version):
-        self.version = model_version
-
-    def check_health(self, stale_after_s):
-        pass
-
-    def qsize(self):
-        return len(self.pending)
-
-    def get(self, timeout=None):
-        if not self.pending:
-            self.pending = self.group()
-        self.given.append(self.pending.pop(0))
-        return self.given[-1]
-
-    # -- The transfer of weights
-
-    def init_weight_transfer(self):
-        pass
-
-    def pause(self):
-        pass
-
-    def send_weights(self, iterator):
-        self.weights.append({name: tensor.detach().clone() for name, tensor in iterator})
-
-    def resume(self):
-        pass
-
-    def destroy(self):
-        pass
-
-    # -- The samples
+        self.groups = 0
 
     def group(self):
         """Two turns around a tool's answer, one of a single token; a conversation that was rewritten, hence forked."""
-        version = max(1, self.version - self.age)
-        self.model.load_state_dict(self.weights[version - 1], strict=False)
+        version = self.load_weights()
         prompt = self.prompts[self.groups % len(self.prompts)]
         conversations = []
         for number in range(GENERATIONS):
@@ -166,7 +97,6 @@ class Engine:
 def make_trainer(
     folder, output, engine, trainer_class=AsyncTrollGRPOTrainer, config_class=AsyncTrollGRPOConfig, **options
 ):
-    trl_trainer.get_peak_flops_per_device = lambda *_: None  # asks CUDA for its name
     options = {
         "output_dir": str(output),
         "use_cpu": True,
@@ -188,7 +118,6 @@ def make_trainer(
     }
     arguments = {
         "rollout_worker": engine,
-        "weight_transfer": engine,
         "reward_funcs": [no_reward],
         "processing_class": tiny_tokenizer(),
         "train_dataset": tiny_prompts(),
@@ -199,9 +128,7 @@ def make_trainer(
     if os.environ.get("FORCE_FSDP"):  # accelerate turns it on for accelerators only
         assert config.device.type == "cpu"  # creates the state
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    trainer = trainer_class(model=str(folder), args=config, **arguments)
-    AttentionInterface.register(packing.TREE_ATTENTION, path_attention)  # after the trainer has registered its own
-    return trainer
+    return cpu_engine.make_cpu_trainer(trainer_class, folder, config, engine, **arguments)
 
 
 def no_reward(completions, **kwargs):

@@ -325,7 +325,7 @@ def test_a_worker_that_gives_nothing_usable_ends_the_run(folder, tmp_path):
             sample.old_log_probs[:] = math.nan
             return sample
 
-    with pytest.raises(RuntimeError, match=r"1000 samples in a row had to be dropped.*log-probabilities of \d+ of \d+"):
+    with pytest.raises(RuntimeError, match=r"1000 samples in a row were dropped.*log-probabilities of \d+ of \d+"):
         make_trainer(folder, tmp_path, Silent(folder), **REGIONS["binary_tv"]).train()
 
 
@@ -364,7 +364,7 @@ def test_a_policy_that_is_not_finite_stops_the_run(region, folder, tmp_path):
     ({"min_p": 0.1}, "`min_p=0.1` is not supported"),
     ({"repetition_penalty": 1.1}, "`repetition_penalty=1.1` is not supported"),
     ({"kl_bound": 0}, "`kl_bound` must be positive, got 0"),
-    ({"regression_coef": -1.0}, "`regression_coef` must be finite and at least 0, got -1.0"),
+    ({"regression_coef": -1.0}, "`regression_coef` must be at least 0 and finite, got -1.0"),
     ({"support_size": 0}, "`support_size` must be a whole number of at least 1, got 0"),
     ({"trust_region": "clip"}, "`trust_region` must be 'projection' or 'mask', got 'clip'"),
     ({"trust_region": "mask", "divergence_type": "kl"}, "`divergence_type` must be one of binary_tv"),

@@ -187,7 +187,7 @@ def test_that_accelerate_starts_one_process_in_place_of_several_is_said(started,
 @pytest.mark.parametrize(
     ("text", "flags", "expected"),
     [
-        ("", ("--accelerate_config", "fsdp3"), "'fsdp3' is no file and none of ddp, fsdp1, fsdp2"),
+        ("", ("--accelerate_config", "fsdp3"), "'fsdp3' is neither a file nor one of ddp, fsdp1, fsdp2"),
         ("", ("--num_proceses", "2"), "unknown flag --num_proceses. The nearest valid name is --num_processes."),
         ("algorithm: rloo", (), "the file says `algorithm: rloo`: run `troll rloo`"),
         ("", ("--algorithm", "rloo"), "--algorithm is given by the command"),

@@ -271,7 +271,7 @@ def test_name_that_is_neither_local_nor_on_the_hub(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(FileNotFoundError, match=f"'data/gsm8k' is no local file or folder .*{error}"):
+    with pytest.raises(FileNotFoundError, match=f"'data/gsm8k' is not a local file or folder .*{error}"):
         load_math_dataset("data/gsm8k")
 
 
@@ -345,16 +345,19 @@ GOOD_LINE = b'{"problem": "p", "answer": "1"}\n'
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (GOOD_LINE * 3 + b'{"problem": "p", "ans', r"line 4 of rows.jsonl is no complete JSON .*Was the file cut"),
-        (GOOD_LINE * 3 + b'{"problem": "p", "ans\n' + GOOD_LINE, r"line 4 of rows.jsonl is no complete JSON"),
-        (GOOD_LINE + b"5\n", r"line 2 of rows.jsonl is no JSON object: 5"),
-        (GOOD_LINE + b'{"problem": "a\\ud800", "answer": "1"}\n', r"line 2 of rows.jsonl holds half of a surrogate"),
-        (GOOD_LINE + b"\x00\x00\n", r"line 2 of rows.jsonl is no complete JSON"),
+        (GOOD_LINE * 3 + b'{"problem": "p", "ans', r"line 4 of rows.jsonl is not complete JSON .*Was the file cut"),
+        (GOOD_LINE * 3 + b'{"problem": "p", "ans\n' + GOOD_LINE, r"line 4 of rows.jsonl is not complete JSON"),
+        (GOOD_LINE + b"5\n", r"line 2 of rows.jsonl is not a JSON object: 5"),
+        (
+            GOOD_LINE + b'{"problem": "a\\ud800", "answer": "1"}\n',
+            r"line 2 of rows.jsonl is not UTF-8 .*surrogates not allowed",
+        ),
+        (GOOD_LINE + b"\x00\x00\n", r"line 2 of rows.jsonl is not complete JSON"),
         (
             GOOD_LINE + '{"problem": "caf\u00e9", "answer": "1"}\n'.encode("latin-1"),
             r"line 2 of rows.jsonl is not UTF-8",
         ),
-        ((GOOD_LINE * 2).decode().encode("utf-16"), r"line 1 of rows.jsonl starts like UTF-16. Save the file as UTF-8"),
+        ((GOOD_LINE * 2).decode().encode("utf-16"), r"line 1 of rows.jsonl is not UTF-8 .* Save the file as UTF-8"),
     ],
 )
 def test_a_torn_or_wrongly_encoded_line_is_named(tmp_path, content, message):
@@ -445,9 +448,7 @@ def test_long_prompts_are_dropped_with_a_count(tmp_path):
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}{{ extra }}"
     rows = [{"problem": " ".join(["w1"] * length), "answer": "1"} for length in (1, 5, 3, 9)]
     limit = {"tokenizer": tokenizer, "chat_template_kwargs": {"extra": "w2 w3"}}
-    with pytest.warns(
-        UserWarning, match=r"Dropped 2 of the 4 prompts .* more than `max_prompt_tokens=5` tokens, the longest 11"
-    ):
+    with pytest.warns(UserWarning, match=r"Dropped 2 of the 4 prompts .* more than `max_prompt_tokens=5` tokens"):
         kept = load_rows(tmp_path, rows, max_prompt_tokens=5, **limit)["prompt"]
     assert [len(prompt[0]["content"].split()) for prompt in kept] == [1, 3]  # 3 and 5 tokens with the template's
     assert len(load_rows(tmp_path, rows, max_prompt_tokens=11, **limit)["prompt"]) == 4

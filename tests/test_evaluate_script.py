@@ -23,12 +23,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from troll_trl.cli.evaluate import parse_evaluation_args
-from troll_trl.evaluation import generate_samples
+from troll_trl.evaluation import EvaluationArguments, generate_samples
 from troll_trl.evaluation.arguments import DEFAULT_INSTRUCTION
 from troll_trl.evaluation.benchmarks import HUB
 from troll_trl.evaluation.generation import (
     Completion,
-    Sampling,
     SeededSampling,
     TransformersGenerator,
     lora_room,
@@ -129,7 +128,7 @@ def test_from_flags_to_summary_and_not_run_again(workplace, monkeypatch, capsys)
     monkeypatch.setattr("troll_trl.evaluation.runner.TransformersGenerator", None)
     before = Path("out/samples.jsonl").read_bytes()
     code, out, err = run_script(*flags(), monkeypatch=monkeypatch, capsys=capsys)
-    assert code == 0 and "nothing is run again" in err and "pass@3 %" in out
+    assert code == 0 and "none is generated again" in err and "pass@3 %" in out
     assert Path("out/samples.jsonl").read_bytes() == before
 
 
@@ -196,7 +195,8 @@ def test_sampling_takes_the_token_at_which_the_cumulative_probability_passes_the
 def test_the_models_own_generation_config_does_not_change_the_sampling(workplace):
     """Qwen2.5 ships a repetition penalty, which `generate` fills in where nothing is said."""
     model, tokenizer = save_model(workplace / "odd", repetition_penalty=9.0, temperature=0.1, do_sample=True)
-    generator = TransformersGenerator("odd", load_tokenizer("odd"), Sampling(0.0, 1.0, 0, 10), "auto")
+    args = EvaluationArguments(model=["odd"], benchmarks=["gsm8k"], output="out", max_new_tokens=10)
+    generator = TransformersGenerator("odd", load_tokenizer("odd"), args, 14)
     prompts = [[50, 51, 52, 53], [60, 61]]
     completions = generator.generate(prompts, [0, 0])
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -214,8 +214,9 @@ def test_lora_adapter_of_a_folder_without_a_tokenizer(workplace):
     adapted.save_pretrained("adapter")
     assert not Path("adapter/tokenizer.json").exists()
     tokenizer = load_tokenizer("adapter")
+    args = EvaluationArguments(model=["base"], benchmarks=["gsm8k"], output="out", max_new_tokens=8)
     outputs = [
-        TransformersGenerator(name, tokenizer, Sampling(0.0, 1.0, 0, 8), "auto").generate([[50, 51]], [0])[0].text
+        TransformersGenerator(name, tokenizer, args, 10).generate([[50, 51]], [0])[0].text
         for name in ("base", "adapter")
     ]
     assert outputs[0] != outputs[1]
@@ -257,7 +258,9 @@ def test_a_mistake_with_the_last_model_shows_before_the_first_is_loaded(workplac
     tokenizer.chat_template = "{% for n in range(60) %}w1 {% endfor %}" + TEMPLATE
     tokenizer.save_pretrained("wordy")
     monkeypatch.setattr("troll_trl.evaluation.runner.TransformersGenerator", None)
-    with pytest.raises(ValueError, match=r"longest prompt has \d+ tokens, and wordy was made for 64"):
+    with pytest.raises(
+        ValueError, match=r"longest prompt has \d+ tokens .* but wordy was made for 64 in all\. Leave such"
+    ):
         generate(*flags(model=("model", "wordy")))
 
 
@@ -271,7 +274,7 @@ def test_scaled_positions_reach_as_far_as_in_training(workplace):
 
 
 def test_a_run_that_failed_before_its_first_sample_does_not_bind_the_next(workplace):
-    with pytest.raises(ValueError, match="Set it to at most"):
+    with pytest.raises(ValueError, match="Set `max_new_tokens` to at most"):
         generate(*flags("--max_new_tokens", "100"))
     generate(*flags())
     assert json.loads(Path("out/run.json").read_text())["settings"]["max_new_tokens"] == 12
@@ -280,7 +283,7 @@ def test_a_run_that_failed_before_its_first_sample_does_not_bind_the_next(workpl
 def test_overwrite_discards_nothing_if_the_call_is_a_mistake(workplace):
     generate(*flags())
     before = Path("out/samples.jsonl").read_bytes()
-    with pytest.raises(ValueError, match="Set it to at most"):
+    with pytest.raises(ValueError, match="Set `max_new_tokens` to at most"):
         generate(*flags("--overwrite", "true", "--max_new_tokens", "100"))
     assert Path("out/samples.jsonl").read_bytes() == before
     assert json.loads(Path("out/run.json").read_text())["settings"]["max_new_tokens"] == 12
@@ -290,7 +293,7 @@ def test_an_evaluation_into_the_folder_of_its_model_goes_on(workplace):
     """Its own run.json and summary.json were taken for a change of the model."""
     generate(*flags(output="model"))
     Path("model/all_results.json").write_text("{}")  # of a training
-    assert any("nothing is run again" in text for text in generate(*flags(output="model")))
+    assert any("none is generated again" in text for text in generate(*flags(output="model")))
 
 
 def test_output_folders_with_a_tilde_and_brackets(workplace, monkeypatch, capsys):
@@ -307,7 +310,7 @@ def test_what_no_hub_gives_is_named(workplace, monkeypatch):
         raise OSError("no connection")
 
     monkeypatch.setattr("troll_trl.evaluation.prompts.AutoTokenizer.from_pretrained", refuse)
-    with pytest.raises(OSError, match=r"the tokenizer of some/model cannot be loaded\. It is no folder here"):
+    with pytest.raises(OSError, match=r"the tokenizer of some/model cannot be loaded\. It is not a local folder"):
         generate(*flags(model=("some/model",)))
 
 
@@ -318,14 +321,16 @@ def test_a_samples_file_that_was_changed_is_refused(workplace):
     whole = path.read_text()
     for change in ({"problem": "other"}, {"sample": 3}, {"sample": -1}, {"sample": None}, {"sample": 1}):
         path.write_text(whole + json.dumps(json.loads(whole.splitlines()[0]) | change) + "\n")
-        with pytest.raises(ValueError, match=r"sample 25 \(.*\) is not one of this run, or is there twice"):
+        with pytest.raises(
+            ValueError, match=r"samples.jsonl holds \('model', .*\)(, which is not a sample of this run| twice)"
+        ):
             generate(*flags())
 
 
 def test_a_record_that_is_no_object_is_refused(workplace):
     generate(*flags())
     Path("out/run.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"run\.json cannot be read: it is no JSON object"):
+    with pytest.raises(ValueError, match=r"run\.json cannot be read: it is not a JSON object"):
         generate(*flags("--temperature", "0.5"))
 
 
@@ -374,10 +379,13 @@ def test_prompts(workplace):
         (flags("--model", "bare"), "the folder bare holds no tokenizer"),
         (flags("--benchmarks", "gsm8"), "The nearest names are gsm8k"),
         (flags("--benchmarks", "GSM8K"), "The nearest names are gsm8k"),
-        (flags("--benchmarks", "long=long.jsonl"), "The longest prompt has 78 tokens, and model was made for 64"),
+        (
+            flags("--benchmarks", "long=long.jsonl"),
+            "The longest prompt has 78 tokens and `max_new_tokens` is 12, but model was made for 64",
+        ),
         (flags("--benchmarks", "x=empty.jsonl"), "empty.jsonl is empty"),
         (flags("--k", "4"), "pass@4 needs at least 4 samples of a problem, but `n` is 3"),
-        (flags("--max_new_tokens", "100"), "was made for 64 in all. Set it to at most "),
+        (flags("--max_new_tokens", "100"), "was made for 64 in all. Set `max_new_tokens` to at most "),
         (flags("--max_problems", "1", "2", "3"), "3 numbers for 2 benchmarks"),
         (flags("--temprature", "1"), "The nearest valid name is --temperature."),
         (flags("--backend", "vllm"), "which is not installed"),
@@ -386,8 +394,8 @@ def test_prompts(workplace):
         (["--model", "model", "--output", "out"], "`benchmarks` is not set"),
         (["--output", "out"], "Nothing to do"),
         (["--compare", "a"], "takes two evaluations, got 1"),
-        (["--compare", "a", "b"], "a is no folder with a samples.jsonl"),
-        (flags("--compare", "model", "b"), "b is no folder with a samples.jsonl"),
+        (["--compare", "a", "b"], "a is neither a folder with a samples.jsonl"),
+        (flags("--compare", "model", "b"), "b is neither a folder with a samples.jsonl"),
         (["--samples", "one.jsonl", "--output", "out", "--n", "4"], "`n` is 4, but nothing is generated"),
         (["--compare", "a", "b", "--temperature", "1"], "`temperature` is 1.0, but nothing is generated"),
         (["--compare", "a", "b", "--overwrite", "true"], "`overwrite` is True, but nothing is generated"),

@@ -11,8 +11,9 @@ from logged import logged
 
 from troll_trl.evaluation import EvaluationArguments, compare, score_file, summarize
 from troll_trl.evaluation.import_samples import read_rows
+from troll_trl.evaluation.output import Output
 from troll_trl.evaluation.problem_scores import read_scores
-from troll_trl.evaluation.samples import SampleWriter, read_lines, write_parquet
+from troll_trl.evaluation.samples import read_lines, write_parquet
 
 FULL = r"So it is \boxed{%s}."
 
@@ -49,21 +50,26 @@ def results(summary) -> dict:
 # The file
 
 
+def output_in(folder: Path) -> Output:
+    write(folder / "run.json", [{}])
+    return Output(folder, {"settings": {}, "models": {}, "benchmarks": {}}, overwrite=False)
+
+
 def test_every_torn_end_is_repaired(tmp_path):
     whole = [line(sample=0), line(sample=1, text="∞ \u2028 π")]
     path = tmp_path / "samples.jsonl"
-    with SampleWriter(path) as writer:
-        writer.append(whole)
+    with output_in(tmp_path) as output:
+        output.append(whole)
     data = path.read_bytes()
     first = data.index(b"\n") + 1
     for end in range(len(data) + 1):
         path.write_bytes(data[:end])
-        with logged() as messages, SampleWriter(path) as writer:
+        with logged() as messages, output_in(tmp_path) as output:
             kept = list(read_lines(path))
             assert kept == whole[: (end >= first - 1) + (end >= len(data) - 1)], end
             # A line cut before its newline is whole
             assert len(messages) == (end not in (0, first - 1, first, len(data) - 1, len(data))), end
-            writer.append([line(sample=2)])
+            output.append([line(sample=2)])
         assert list(read_lines(path)) == [*kept, line(sample=2)]
 
 
@@ -72,29 +78,26 @@ def test_a_block_of_zeros_at_the_end_is_torn_too(tmp_path):
     path = write(tmp_path / "samples.jsonl", [line()])
     with path.open("ab") as file:
         file.write(bytes(100_000))
-    with logged() as messages, SampleWriter(path):
+    with logged() as messages, output_in(tmp_path):
         assert list(read_lines(path)) == [line()]
-    assert ["torn (100000 bytes)" in text for text in messages] == [True]
+    assert ["(line 2, 100000 bytes) is torn" in text for text in messages] == [True]
 
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path):
     path = tmp_path / "samples.jsonl"
     path.write_text(json.dumps(line()) + '\n{"model": \n' + json.dumps(line()) + "\n")
-    with pytest.raises(ValueError, match=r"line 2 is no JSON object, it begins with '\{\"model\":'"):
+    with pytest.raises(ValueError, match=r"line 2 is not a JSON object, it begins with '\{\"model\":'"):
         list(read_lines(path))
 
 
 def test_one_writer_at_a_time(tmp_path):
-    with (
-        SampleWriter(tmp_path / "samples.jsonl"),
-        pytest.raises(ValueError, match="Another process is writing"),
-    ):
-        SampleWriter(tmp_path / "samples.jsonl")
+    with output_in(tmp_path), pytest.raises(ValueError, match="Another process is writing"), output_in(tmp_path):
+        pass
 
 
 def test_lone_surrogates_of_a_tokenizer_are_written(tmp_path):
-    with SampleWriter(tmp_path / "samples.jsonl") as writer:
-        writer.append([line(completion="\ud800")])
+    with output_in(tmp_path) as output:
+        output.append([line(completion="\ud800")])
     assert next(read_lines(tmp_path / "samples.jsonl"))["completion"] == "?"
 
 
@@ -102,7 +105,7 @@ def test_parquet_has_the_same_rows_whatever_an_earlier_copy_held(tmp_path, monke
     rows = [line(sample=i, tokens=None if i == 3 else i) for i in range(10)]
     path = write(tmp_path / "samples.jsonl", rows)
     monkeypatch.setattr("troll_trl.evaluation.samples._ROWS_IN_MEMORY", 3)
-    (tmp_path / ".samples.parquet.scratch").mkdir()  # of a run that was killed
+    (tmp_path / ".samples.parquet.unfinished").touch()  # of a run that was killed
     for changed in (rows, rows[::-1]):
         write(path, changed)
         write_parquet(path, tmp_path / "samples.parquet")
@@ -312,7 +315,7 @@ def test_a_torn_last_line_of_another_tool_is_left_out_and_the_file_is_not_touche
     before = path.read_bytes()
     summary, messages = evaluate_file(path, tmp_path / "out")
     assert summary["results"][0]["samples"] == 1
-    assert any("line 2) is torn and left out" in text for text in messages)
+    assert any("(line 2, 14 bytes) is torn and left out" in text for text in messages)
     assert path.read_bytes() == before
 
 
@@ -320,14 +323,14 @@ def test_rows_without_a_completion_are_left_out_and_counted(tmp_path):
     rows = [{"id": i, "outputs": ["#### 1"] * i, "answer": "1"} for i in (1, 0, 2)]
     summary, messages = evaluate_file(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
     assert (summary["results"][0]["problems"], summary["results"][0]["samples"]) == (2, 3)
-    assert any("without a completion, left out: 1" in text for text in messages)
+    assert any(": 1 rows without a completion are left out." in text for text in messages)
 
 
 def test_null_completions_count_as_wrong_and_are_reported(tmp_path):
     rows = [{"id": 1, "text": None, "answer": "1"}, {"id": 2, "text": ["#### 1", None], "answer": "1"}]
     summary, messages = evaluate_file(write(tmp_path / "x.jsonl", [rows[1], rows[0]]), tmp_path / "out")
     assert (summary["results"][0]["samples"], summary["results"][0]["metrics"]["mean@1"]["value"]) == (3, 0.25)
-    assert any("completions that are null: 2" in text for text in messages)
+    assert any(": 2 completions are null." in text for text in messages)
 
 
 def test_uneven_numbers_of_samples_are_said(tmp_path):
@@ -491,4 +494,4 @@ def test_a_summary_says_what_is_missing(tmp_path):
     args = EvaluationArguments(compare=["a", "b"], output=str(tmp_path), bootstrap_samples=10)
     [result] = summarize(args, record)["results"]
     assert result["complete"] is False
-    assert read_scores(tmp_path / "samples.jsonl")["m", "b"].samples_per_problem == 1
+    assert read_scores(tmp_path / "samples.jsonl")["m", "b"].counts.tolist() == [1]

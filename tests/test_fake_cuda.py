@@ -27,7 +27,7 @@ MUTANTS = ["no_wait", "no_record", "not_pinned", "host_positions", "host_metrics
 # The lines of this package that wait for the device, by a part of their text, and how often at most in `kernels`:
 # two updates on one rollout batch of four micro-batches
 BUDGET = {
-    "positions = torch.nn.functional.pad(live": 9,  # live positions, in scoring, loss and the check of the head
+    "positions = outputs = (flat != IGNORED_LABEL)": 9,  # live positions, in scoring, loss and the check of the head
     "if not (outside.any() | wrong.any())": 4,  # supports, in the loss
     "inside = (steps <= lengths": 4,  # packing the old policy of a scored chunk
     "slots = used.nonzero(": 4,

@@ -70,7 +70,7 @@ def test_rounding_is_no_difference(dtype, spread, support_size, temperature):
 def test_one_token_is_enough_to_tell():
     model = changed_model("scaled")
     add_sparse_lm_head(model)
-    with pytest.raises(ValueError, match="in the mean over 1 tokens"):
+    with pytest.raises(ValueError, match="on average over 1 tokens"):
         check_head(model, model_inputs(), 7, 8, 1.0)
 
 

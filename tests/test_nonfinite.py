@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from tiny import saved_model, tiny_tokenizer, token_reward
 from torch import nn
 from transformers import TrainerCallback
@@ -408,10 +410,11 @@ def test_a_skipped_update_leaves_the_adaptive_entropy_bonus(tmp_path):
 
 
 @pytest.mark.parametrize("optim", [None, "lomo", "galore_adamw_8bit_layerwise"])
-def test_what_steps_in_the_backward_is_stopped_before(optim, tmp_path):
+def test_what_steps_in_the_backward_is_stopped_before(optim, tmp_path, monkeypatch):
     """There nothing can be skipped any more."""
     trainer = grpo(tmp_path)
-    trainer.is_deepspeed_enabled = optim is None
+    if optim is None:
+        monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.DEEPSPEED)
     trainer.args.optim = optim or trainer.args.optim
     trainer._compute_loss = lambda model, inputs: torch.tensor(math.nan)
     trainer.model.train()

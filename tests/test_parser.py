@@ -369,7 +369,7 @@ def test_the_names_told_before_any_import_are_those_of_the_dataclasses():
         types = (TrollScriptArguments, config, ModelConfig, DatasetMixtureConfig)
         assert declared_names(algorithm) == {f.name for kind in types for f in fields(kind) if f.init}
     assert declared_names("eval") == {f.name for f in fields(EvaluationArguments) if f.init}
-    assert {"num_processes", "config_file", "main_process_port", "multi_gpu"} <= launcher_names()
+    assert {"num_processes", "config_file", "main_process_port", "multi_gpu"} <= launcher_names("grpo")
 
 
 def test_every_setting_of_trls_own_commands_is_known():
@@ -425,7 +425,7 @@ def test_evaluation_data_without_an_evaluation_are_warned_of(parse, caplog, name
 def test_a_configuration_of_no_evaluation_data_is_refused(parse, capsys):
     with pytest.raises(SystemExit):
         parse("dataset_name: d\neval_dataset_config: hard\n")
-    assert "`eval_dataset_config` is set, but no `eval_dataset_name`" in capsys.readouterr().err
+    assert "`eval_dataset_config` needs `eval_dataset_name`" in capsys.readouterr().err
 
 
 def test_a_reward_model_takes_the_place_of_the_default_reward(parse):
@@ -459,7 +459,7 @@ def test_names_of_training_are_told_their_names_in_an_evaluation():
     assert EVALUATION.keys() <= (declared_names("grpo") | declared_names("rloo")) - valid
     named = {name for advice in EVALUATION.values() for name in re.findall(r"`(\w+)[`:]", advice)}
     assert named <= valid and len(named) > 6
-    assert describe_unknown("max_completion_length", valid) == "Write `max_new_tokens`."
+    assert describe_unknown("max_completion_length", valid, "eval") == "Write `max_new_tokens`."
 
 
 def test_a_mistyped_name_is_told_before_torch_is_imported(tmp_path):

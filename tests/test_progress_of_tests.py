@@ -1,5 +1,6 @@
 """The lines that say how far `make test` is, with xdist and without, where the output is no terminal."""
 
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,8 @@ def test_progress_is_said_in_plain_lines(tmp_path, flags):
     (tmp_path / "test_it.py").write_text("def test_a(): pass\ndef test_b(): pass\ndef test_c(): pass\n")
     (tmp_path / "pytest.ini").write_text("[pytest]")
     command = [sys.executable, "-m", "pytest", *flags]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}  # of what conftest.py imports
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("tests ")]
     # Not the last one, which pytest's own summary follows

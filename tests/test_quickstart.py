@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -158,21 +159,20 @@ LOG_HISTORY = [
 
 
 def test_table_of_a_log():
-    result = quickstart.Result.of(LOG_HISTORY, kl_bound=0.05)
-    assert result.table(seconds=61.4).splitlines() == [
-        "success rate before               25.0%",
-        "success rate after                75.0%  (+50.0 points)",
-        "tokens projected                  4.0%",
-        "largest KL before the projection  1.5000",
-        "largest KL after the projection   0.0500  (bound 0.05)",
-        "time                              61 s",
+    rows, failures = quickstart.judge(pd.DataFrame(LOG_HISTORY), kl_bound=0.05)
+    assert rows == [
+        ("success rate before", "25.0%"),
+        ("success rate after", "75.0%  (+50.0 points)"),
+        ("tokens projected", "4.0%"),
+        ("largest KL before the projection", "1.5000"),
+        ("largest KL after the projection", "0.0500  (bound 0.05)"),
     ]
-    assert result.failures() == []
+    assert failures == []
 
 
 def test_failures_are_named():
     log_history = [{"eval_reward": 0.25}, log_line(8, 0.0, 0.2, 0.0502), {"eval_reward": 0.4}]
-    assert quickstart.Result.of(log_history, kl_bound=0.05).failures() == [
+    assert quickstart.judge(pd.DataFrame(log_history), kl_bound=0.05)[1] == [
         "the success rate rose by less than 20 points",
         "no token was projected",
         "the KL after the projection exceeds its bound",
@@ -180,7 +180,7 @@ def test_failures_are_named():
 
 
 def test_curves_are_drawn(tmp_path):
-    quickstart.draw_curves(LOG_HISTORY, 0.05, tmp_path / "curves.png")
+    quickstart.draw_curves(pd.DataFrame(LOG_HISTORY), 0.05, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -261,15 +261,6 @@ def test_the_file_holds_tensors_and_json_of_the_stated_size(uninterrupted):
         assert not any(name.startswith(("batch/", "ragged/")) for name in file.keys())  # noqa: SIM118
 
 
-def test_the_generators_come_back(tmp_path):
-    for draw in (random.random, np.random.standard_normal, lambda: torch.rand(()).item(), lambda: random.gauss(0, 1)):
-        draw()  # one standard normal leaves a second one in the generator's state
-        rollout_state.save(tmp_path / "state", {"nan": float("nan")}, None)
-        expected = [draw() for _ in range(5)]
-        rollout_state.load(tmp_path / "state", torch.device("cpu"))
-        assert [draw() for _ in range(5)] == expected
-
-
 def test_a_stock_checkpoint_resumes_with_a_warning(tmp_path, caplog):
     """One of TRL's own trainer has neither our file nor a marker."""
     from trl import GRPOConfig, GRPOTrainer

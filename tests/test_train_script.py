@@ -120,10 +120,10 @@ def test_resuming_with_other_settings_is_said(workplace):
     train(workplace, "--warmup_steps", "1")
     before = (out / "config.yaml").read_text()
     done = train(workplace, "--warmup_steps", "1", "--resume")
-    assert "goes on with other settings" not in done.stderr and not [*out.glob("config-until*")]
+    assert "continues with other settings" not in done.stderr and not [*out.glob("config-until*")]
     done = train(workplace, "--resume", "--max_steps", "3", "--kl_bound", "0.002")
     said = " ".join(done.stderr.split())
-    assert "The run in out goes on with other settings: " in said
+    assert "The run in out continues with other settings: " in said
     for change in ("`max_steps` 2 → 3", "`kl_bound` 0.001 → 0.002", "`warmup_steps` 1.0 → None"):
         assert change in said
     earlier = yaml.safe_load((out / "config-until-checkpoint-2.yaml").read_text())
@@ -150,7 +150,7 @@ def checkpoint(folder: Path, step: int, torn: bool = False):
 @pytest.mark.parametrize(
     ("method", "flags", "expected"),
     [
-        ("troll", (), "`output_dir` out holds a run, up to checkpoint-10, which this one would replace. Go on"),
+        ("troll", (), "`output_dir` out holds a run, up to checkpoint-10, which this one would replace. Continue"),
         ("troll", ("--method", "clip"), "`output_dir` out holds a run, up to checkpoint-10"),
         ("troll", ("--method", "clip", "--resume"), "`method` is clip, but the run in out was made with troll."),
         (None, ("--method", "clip", "--resume"), "`method` is clip, but the run in out was made with troll."),
@@ -168,6 +168,7 @@ def test_no_run_replaces_another_or_goes_on_with_what_it_did_not_train(
     monkeypatch.chdir(workplace)
     for step in (2, 10):
         checkpoint(Path("out"), step)
+    checkpoint(Path("out/_saving"), 12)
     checkpoint(Path("b"), 1)
     named = "" if method is None else f"method: {method}\n"  # the default is in no file
     Path("out/config.yaml").write_text(f"learning_rate: 1.0e-6\n{named}")
@@ -176,7 +177,7 @@ def test_no_run_replaces_another_or_goes_on_with_what_it_did_not_train(
     with pytest.raises(SystemExit):
         runpy.run_path(str(SCRIPT), run_name="__main__")
     assert expected in capsys.readouterr().err.replace("\n", " ")
-    assert {path.name for path in Path("out").iterdir()} == {"checkpoint-2", "checkpoint-10", "config.yaml"}
+    assert {path.name for path in Path("out").iterdir()} == {"_saving", "checkpoint-2", "checkpoint-10", "config.yaml"}
 
 
 def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace):

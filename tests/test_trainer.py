@@ -276,8 +276,9 @@ def test_batch_arithmetic_is_printed(tmp_path, capsys):
         ({"delta": 2.0}, "`delta=2.0`"),
         ({"kl_bound": 0.0}, "`kl_bound` must be positive, got 0.0"),
         ({"kl_bound": math.nan}, "`kl_bound` must be positive, got nan"),
+        ({"kl_bound": None}, "`kl_bound` must be positive, got None"),
         ({"kl_bound": "a"}, "`kl_bound` must be positive, got 'a'"),
-        ({"tail_mass": "a"}, "`tail_mass` must be a number .* got 'a'"),
+        ({"tail_mass": "a"}, "`tail_mass` must be .* got 'a'"),
         ({"regression_coef": -1.0}, "`regression_coef`.*got -1.0"),
         ({"support_size": 0}, "`support_size`.*got 0"),
         ({"tail_mass": 1.0}, "`tail_mass`.*got 1.0"),
@@ -310,10 +311,7 @@ def test_support_size_that_is_no_whole_number_is_named(size, tmp_path):
 def test_subclass_of_trls_config_is_refused(tmp_path):
     """Also one that has the name of TRL's own, as open-r1's has."""
     class_of_another = type("GRPOConfig", (GRPOConfig,), {"__module__": "open_r1.configs"})
-    message = (
-        r"got open_r1\.configs\.GRPOConfig, a subclass of GRPOConfig\. Let that class derive from "
-        r"troll_trl\.TrollGRPOConfig"
-    )
+    message = r"got open_r1\.configs\.GRPOConfig\. Give a troll_trl\.TrollGRPOConfig, or let your class derive from it"
     with pytest.raises(TypeError, match=message):
         make_trainer(TrollGRPOTrainer, class_of_another, tmp_path)
 

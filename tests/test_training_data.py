@@ -223,7 +223,7 @@ def test_short_name_of_trl_has_the_arguments_of_trls_command():
         ("trl.rewards.get_soft_overlong_punishment(3, 4)", "arguments by name"),
         ("trl.rewards.get_soft_overlong_punishment(max_completion_len=n)", "numbers or quoted texts"),
         ("trl.rewards.get_x(a=1)", "has no 'get_x'"),
-        ("datasets.config.HF_DATASETS_CACHE", "is no function but"),
+        ("datasets.config.HF_DATASETS_CACHE", "is not a function but"),
     ],
 )
 def test_what_is_no_reward_function_is_refused_by_name(name, expected):

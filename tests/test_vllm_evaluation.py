@@ -1,6 +1,7 @@
 """Evaluation with vLLM, the real one, on a CPU. Run by `make test-vllm`."""
 
 import functools
+import gc
 import json
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from vllm_engine import MODEL, SMALL, keep_process_group, model_for_vllm
 
 from troll_trl.cli.evaluate import parse_evaluation_args
-from troll_trl.evaluation import generate_samples
-from troll_trl.evaluation.generation import Sampling, VllmGenerator
+from troll_trl.evaluation import EvaluationArguments, generate_samples
+from troll_trl.evaluation.generation import VllmGenerator
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -97,6 +98,8 @@ def test_the_dtype_is_that_of_the_checkpoint_unless_another_is_asked_for(tmp_pat
     """vLLM's own "auto" made bfloat16 of float32, and transformers' did not."""
     folder = model_for_vllm(tmp_path)
     AutoModelForCausalLM.from_pretrained(folder, dtype=saved).save_pretrained(folder)
-    generator = VllmGenerator(folder, tiny_tokenizer(), Sampling(0.0, 1.0, 0, 4), asked, max_length=64)
+    args = EvaluationArguments(model=[str(folder)], benchmarks=["gsm8k"], output="out", max_new_tokens=4, dtype=asked)
+    generator = VllmGenerator(folder, tiny_tokenizer(), args, max_length=64)
     assert str(generator._model.llm_engine.model_config.dtype) == f"torch.{served}"
-    generator.close()
+    del generator  # the engine's memory with it
+    gc.collect()

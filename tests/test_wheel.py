@@ -49,8 +49,8 @@ def test_the_package_is_that_of_the_wheel(call):
 
 def test_links_of_its_readme_are_absolute(call):
     text = call("python", "-c", "import importlib.metadata as m; print(m.metadata('troll-trl').get_payload())")
-    assert "](https://github.com/troll-trl/troll_trl/blob/main/docs/" in text
-    assert "](https://raw.githubusercontent.com/troll-trl/troll_trl/main/docs/" in text
+    assert "](https://github.com/troll-trl/troll_trl/blob/main/" in text
+    assert "](https://raw.githubusercontent.com/troll-trl/troll_trl/main/" in text
     assert "](docs/" not in text and "](evidence/" not in text
 
 

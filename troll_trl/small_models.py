@@ -76,8 +76,8 @@ def make_model(
 
 def encode(tokenizer: PreTrainedTokenizerFast, problems: list[dict[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Token ids and labels `(problems, length)`; labels are −100 but for the solution, which is what is learnt. It is the
-    answer, unless a problem has one of its own.
+    Token ids and labels `(problems, length)`; labels are −100 except for the solution, which the model learns. It is
+    the answer, unless a problem has a solution of its own.
     """
     chats = [[{"role": "user", "content": row["problem"]}] for row in problems]
     prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)

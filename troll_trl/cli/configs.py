@@ -1,4 +1,4 @@
-"""`troll configs`: list the configs that come with the package, or copy one, and the files it builds on, to edit it."""
+"""List the configs that come with the package, or copy some for editing, with the files that they build on."""
 
 import argparse
 import shutil
@@ -14,15 +14,15 @@ def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> N
     """List or copy configs. Ends with code 2 and one message: there is no such config, or a file would be
     overwritten."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__, allow_abbrev=False)
-    parser.add_argument("action", nargs="?", choices=["copy"], help="copy configs; without it they are listed")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="configs to copy, with the files they build on")
+    parser.add_argument("action", nargs="?", choices=["copy"], help="copy configs; without it, the command lists them")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="configs to copy")
     parser.add_argument("--to", type=Path, default=Path("configs"), help="folder to copy to (default: configs)")
     options = parser.parse_args(argv)
     if options.action is None:
         show("\n".join(config_names()))
         return
     if not options.names:
-        stop(program, "which config shall be copied? `troll configs` lists them: troll configs copy qwen3-0.6b/gsm8k")
+        stop(program, "no config to copy is named. `troll configs` lists them: troll configs copy qwen3-0.6b/gsm8k")
     try:
         for name in options.names:
             print(f"Copied. To train with your copy: --config {copy_config(name, options.to)}")
@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> N
 
 def copy_config(name: str, folder: Path) -> Path:
     """
-    Copy a config that comes with the package, and its bases, into a folder, in the same tree, so that its `base` finds
-    them. A base that is there already stays. Refuses an unknown name (`ValueError`) and to replace a file
+    Copy a config that comes with the package, and its bases, into a folder. The copies keep their relative paths, so
+    `base` finds them. An existing base stays. Refuses an unknown name (`ValueError`) and to replace a file
     (`FileExistsError`).
     """
     shipped = configs_folder()

@@ -1,8 +1,8 @@
-"""`troll env`: what a bug report should hold, TRL's own lines and this package's."""
+"""Print what a bug report needs: versions, devices and kernels."""
 
 import argparse
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 from troll_trl import __version__
 
@@ -13,27 +13,15 @@ def main(argv: Sequence[str] | None = None, program: str = "troll env") -> None:
     import torch
     from trl.scripts.env import print_env
 
-    from troll_trl.kernels.dispatch import use_triton
+    from troll_trl.kernels.agreement import self_check
+    from troll_trl.kernels.dispatch import TRITON_AVAILABLE, use_triton
 
     print_env()
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    lines = {
-        "troll_trl version": __version__,
-        "Triton version": _version("triton"),
-        "LM head": f"Triton kernels on {device.type}" if use_triton(device) else f"torch on {device.type}",
-        "math-verify version": _version("math-verify"),
-    }
-    print("\n".join(f"- {name}: {said}" for name, said in lines.items()))
-    if use_triton(device):
-        from troll_trl.kernels.agreement import self_check
-
-        for row in self_check(device):
-            said = f"agrees with torch to {row.difference:.1e}" if row.ok else f"FAILS: {row.error or row.difference}"
-            print(f"- kernel {row.kernel} ({row.shapes}): {said}")
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    runs_kernels = use_triton(device)
+    print(f"- troll_trl version: {__version__}")
+    print(f"- Triton version: {version('triton') if TRITON_AVAILABLE else 'not installed'}")
+    print(f"- LM head: {'Triton kernels' if runs_kernels else 'torch'} on {device.type}")
+    print(f"- math-verify version: {version('math-verify')}")
+    for row in self_check(device) if runs_kernels else ():
+        print(f"- kernel {row}")

@@ -1,4 +1,4 @@
-"""The command `troll`. It imports what a command needs once it is known which one."""
+"""The command `troll`. It imports only what its command needs."""
 
 import argparse
 import sys
@@ -10,16 +10,16 @@ from troll_trl.cli.settings.command import show
 
 # Command: the module and the function that run it, and what it does
 COMMANDS = {
-    "grpo": ("train", "launch", "train with the advantages of GRPO: troll grpo --config qwen3-0.6b/gsm8k"),
-    "rloo": ("train", "launch", "train with the advantages of RLOO: troll rloo --config qwen3-0.6b/gsm8k-rloo"),
+    "grpo": ("train", "launch", "train a model with GRPO: troll grpo --config qwen3-0.6b/gsm8k"),
+    "rloo": ("train", "launch", "train a model with RLOO: troll rloo --config qwen3-0.6b/gsm8k-rloo"),
     "eval": (
         *("evaluate", "main"),
-        "evaluate models, score samples, compare: troll eval --config eval/paper --model M --output D",
+        "evaluate models, score a file of samples, or compare: troll eval --config eval/paper --model M --output D",
     ),
-    "report": ("report", "main", "one page from the logs of several runs: troll report A B --output D"),
-    "quickstart": ("quickstart", "main", "train a small model in minutes, on a CPU, without a hub"),
-    "configs": ("configs", "main", "list the configs that come with the package, or copy one to edit it"),
-    "env": ("environment", "main", "versions, devices and kernels, for a bug report"),
+    "report": ("report", "main", "make one page from the logs of several runs: troll report A B --output D"),
+    "quickstart": ("quickstart", "main", "train a small model in minutes, on a CPU, without a model hub"),
+    "configs": ("configs", "main", "list the configs that come with the package, or copy one for editing"),
+    "env": ("environment", "main", "print versions, devices and kernels, for a bug report"),
 }
 
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="troll",
         usage="troll COMMAND [FLAGS]",
         description=f"TROLL (Trust Region Optimization for Large Language Models) for TRL.\n\ncommands:\n{commands}",
-        epilog="troll COMMAND --help says what a command takes.",
+        epilog="troll COMMAND --help shows the flags of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

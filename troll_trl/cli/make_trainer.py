@@ -1,4 +1,4 @@
-"""From settings to a trainer: refuses what a user can set right, then loads rewards and data."""
+"""From settings to a trainer: refuses mistakes of the user, then loads rewards and data."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -13,13 +13,12 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, g
 from trl.import_utils import is_vllm_available
 
 from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
-from troll_trl.cli.output_folder import check_checkpoint
 from troll_trl.cli.reward_functions import check_columns, load_reward_functions
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.training_data import load_datasets
 from troll_trl.evaluation.models import check_model
 
-# Of each `algorithm` and `method`
+# By `algorithm` and `method`
 TRAINERS = {
     ("grpo", "troll"): TrollGRPOTrainer,
     ("grpo", "clip"): GRPOTrainer,
@@ -44,7 +43,7 @@ def check_model_name(name: str, revision: str | None, trust_remote_code: bool, k
 
 
 def check_trainer_settings(args: GRPOConfig | RLOOConfig):
-    """Before anything is loaded: what the Trainer fails on after that, of folders, packages and of the schedule."""
+    """Before anything is loaded: refuse folders, packages and schedules with which the Trainer would fail later."""
     if Path(args.output_dir).is_file():
         raise FileExistsError(f"`output_dir` is a file: {args.output_dir}. Name a folder, which need not exist.")
     if args.use_vllm and not is_vllm_available():
@@ -61,7 +60,7 @@ def check_trainer_settings(args: GRPOConfig | RLOOConfig):
             callback()
     except RuntimeError as error:
         raise ImportError(f"`report_to`: {error} Or leave it out.") from None
-    with suppress(ValueError):  # of an optimizer that asks for the model
+    with suppress(ValueError):  # some optimizers ask for the model
         Trainer.get_optimizer_cls_and_kwargs(args)
     try:
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
@@ -77,7 +76,6 @@ def make_trainer(
     script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig, model_args: ModelConfig
 ) -> GRPOTrainer | RLOOTrainer:
     check_model_name(model_args.model_name_or_path, model_args.model_revision, training_args.trust_remote_code)
-    check_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
     reward_funcs: list[Any] = [*load_reward_functions(script_args.reward_funcs)]
     if script_args.reward_model_name_or_path is not None:
         check_model_name(

@@ -1,11 +1,14 @@
-"""ProgressLine: the progress bar of a training run, with one short line per log."""
+"""Callbacks of the training command: one short line per log, and the peak memory in every log line."""
 
+import resource
 import sys
 import time
 
-from transformers import ProgressCallback
+import torch
+from tqdm import tqdm
+from transformers import ProgressCallback, TrainerCallback
 
-# What a log line shows: its label, the metric, its format. TRL logs three times as many, which trackers show.
+# What a log line shows: its label, the metric, its format. TRL logs three times as many for trackers.
 _COLUMNS = (
     ("reward", "reward", ".3f"),
     ("length", "completions/mean_length", ".0f"),
@@ -18,18 +21,13 @@ _COLUMNS = (
     ("after", "troll/kl_max", ".3g"),
 )
 _EVAL_COLUMNS = _COLUMNS[:2]  # an evaluation samples from the policy that it scores: nothing is off-policy
-
-
-def minutes(seconds: float) -> str:
-    """`1:12` or `3:01:12`, as progress bars write it."""
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+_GIB = 2**30
 
 
 class ProgressLine(ProgressCallback):
     """
-    The progress bar, with one short line per log in place of the whole dictionary. In a log file there are only the
-    lines, and these say how far the run is: `step 48/400, 1:12 < 8:40`, the time taken and the time left.
+    The progress bar, with one short line per log in place of the whole dictionary. A log file has only the lines, which
+    then begin with `step 48/400, 01:12 < 08:40`: the time taken and the time left.
     """
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -56,5 +54,22 @@ class ProgressLine(ProgressCallback):
         if sys.stderr.isatty():  # the bar says it
             return ""
         elapsed, done = time.monotonic() - self._start_time, state.global_step - self._start_step
-        left = f" < {minutes(elapsed / done * (state.max_steps - state.global_step))}" if done else ""
-        return f"/{state.max_steps}, {minutes(elapsed)}{left}"
+        left = f" < {tqdm.format_interval(elapsed / done * (state.max_steps - state.global_step))}" if done else ""
+        return f"/{state.max_steps}, {tqdm.format_interval(elapsed)}{left}"
+
+
+class PeakMemory(TrainerCallback):
+    """
+    Adds the peak memory of this process since its start, in GiB, to every log line of `trainer_state.json`.
+
+    `memory/gpu_peak_gib` is the most that torch had allocated on this process's GPU, without the models and caches of
+    a vLLM server. Without a GPU, `memory/cpu_peak_gib` is the largest resident set.
+    """
+
+    def on_log(self, args, state, control, **kwargs):
+        if args.device.type == "cuda":
+            line = {"memory/gpu_peak_gib": torch.cuda.max_memory_allocated(args.device) / _GIB}
+        else:
+            kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            line = {"memory/cpu_peak_gib": kibibytes * 1024 / _GIB}
+        state.log_history[-1].update(line)  # the Trainer has copied `logs` there by now

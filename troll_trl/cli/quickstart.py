@@ -1,10 +1,10 @@
-"""Quickstart: a small Qwen3 model that solves some sums is trained with TROLL until it solves most of them.
+"""Train a small Qwen3 model on sums with TROLL, until it solves most of them.
 
-Everything happens on the CPU, without a model or dataset hub:
+This runs on the CPU, without a model or dataset hub:
 
-1. write sums such as "What is 37 + 48?" as JSON lines, some of them held out;
-2. warm a small Qwen3 model up on the others, by supervised training, until it solves about a third of them;
-3. train it with TROLL: `troll grpo --config quickstart`, as one trains any model;
+1. write sums such as "What is 37 + 48?" as JSON lines, and hold some of them out;
+2. warm up a small Qwen3 model on the others, by supervised training, until it solves about a third;
+3. train it with TROLL, like any model: `troll grpo --config quickstart`;
 4. print the success rate on the held-out sums before and after, and draw the curves.
 """
 
@@ -17,9 +17,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import tokenizers
 import torch
 import transformers
@@ -33,9 +33,9 @@ from troll_trl.small_models import WARM_UP_SUCCESS, encode, make_model, make_tok
 
 CONFIG = configs_folder() / "quickstart.yaml"
 
-HELD_OUT = 512  # the success rate on so many problems has a standard error of at most 2.2 points
+HELD_OUT = 512  # problems, for a standard error of the success rate of at most 2.2 points
 REQUIRED_RISE = 0.20
-# So small a model gains little from a second thread, and threads that wait for each other lose much on a busy machine
+# A small model gains little from a second thread, and on a busy machine threads wait for each other
 THREADS = 1
 
 
@@ -70,7 +70,7 @@ def make_start(folder: Path, problems: list[dict[str, str]], seed: int, success:
     warm_up(model, *encode(tokenizer, problems), success)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    key_file.write_text(key)  # last: a warm-up that was interrupted does not count
+    key_file.write_text(key)  # last: an interrupted warm-up does not count
 
 
 def run_training(output: Path, seed: int, updates: int | None) -> None:
@@ -87,75 +87,43 @@ def run_training(output: Path, seed: int, updates: int | None) -> None:
 # -- The result -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Result:
-    """What a training run reached, from the `log_history` of its trainer."""
-
-    success_before: float
-    success_after: float
-    projected_fraction: float
-    policy_kl_max: float
-    kl_max: float
-    kl_bound: float
-
-    @classmethod
-    def of(cls, log_history: list[dict[str, float]], kl_bound: float) -> "Result":
-        success = [line["eval_reward"] for line in log_history if "eval_reward" in line]
-        updates = [line for line in log_history if "troll/kl_max" in line]
-        return cls(
-            success_before=success[0],
-            success_after=success[-1],
-            projected_fraction=sum(line["troll/projected_fraction"] for line in updates) / len(updates),
-            policy_kl_max=max(line["troll/policy_kl_max"] for line in updates),
-            kl_max=max(line["troll/kl_max"] for line in updates),
-            kl_bound=kl_bound,
-        )
-
-    def table(self, seconds: float) -> str:
-        rise = self.success_after - self.success_before
-        rows = [
-            ("success rate before", f"{self.success_before:.1%}"),
-            ("success rate after", f"{self.success_after:.1%}  ({100 * rise:+.1f} points)"),
-            ("tokens projected", f"{self.projected_fraction:.1%}"),
-            ("largest KL before the projection", f"{self.policy_kl_max:.4f}"),
-            ("largest KL after the projection", f"{self.kl_max:.4f}  (bound {self.kl_bound:g})"),
-            ("time", f"{seconds:.0f} s"),
-        ]
-        return "\n".join(f"{name:<34}{value}" for name, value in rows)
-
-    def failures(self) -> list[str]:
-        failures = []
-        if self.success_after - self.success_before < REQUIRED_RISE:
-            failures.append(f"the success rate rose by less than {100 * REQUIRED_RISE:.0f} points")
-        if self.projected_fraction == 0:
-            failures.append("no token was projected")
-        if self.kl_max > self.kl_bound * 1.001:
-            failures.append("the KL after the projection exceeds its bound")
-        return failures
+def judge(log: pd.DataFrame, kl_bound: float) -> tuple[list[tuple[str, str]], list[str]]:
+    """The rows of the final table, and what a training run with this log did not reach."""
+    success = log["eval_reward"].dropna()
+    before, after = success.iloc[0], success.iloc[-1]
+    projected, kl = log["troll/projected_fraction"].mean(), log["troll/kl_max"].max()
+    rows = [
+        ("success rate before", f"{before:.1%}"),
+        ("success rate after", f"{after:.1%}  ({100 * (after - before):+.1f} points)"),
+        ("tokens projected", f"{projected:.1%}"),
+        ("largest KL before the projection", f"{log['troll/policy_kl_max'].max():.4f}"),
+        ("largest KL after the projection", f"{kl:.4f}  (bound {kl_bound:g})"),
+    ]
+    failures = {
+        f"the success rate rose by less than {100 * REQUIRED_RISE:.0f} points": after - before < REQUIRED_RISE,
+        "no token was projected": projected == 0,
+        "the KL after the projection exceeds its bound": kl > kl_bound * 1.001,
+    }
+    return rows, [failure for failure, found in failures.items() if found]
 
 
-def draw_curves(log_history: list[dict[str, float]], kl_bound: float, file: Path) -> None:
-    evaluations = [line for line in log_history if "eval_reward" in line]
-    updates = [line for line in log_history if "troll/kl_max" in line]
-    steps = [line["step"] for line in updates]
-
-    def curve(name: str) -> list[float]:
-        return [line[name] for line in updates]
-
+def draw_curves(log: pd.DataFrame, kl_bound: float, file: Path) -> None:
     figure = Figure(figsize=(13, 4), layout="constrained")
     success, projected, kl = figure.subplots(1, 3)
-    success.plot(steps, curve("reward"), color="C0", alpha=0.5, label="training problems")
-    success.plot(
-        [line["step"] for line in evaluations], [line["eval_reward"] for line in evaluations], "o-C3", label="held out"
-    )
+    for axes, name, style, label in (
+        (success, "reward", "C0", "training problems"),
+        (success, "eval_reward", "o-C3", "held out"),
+        (projected, "troll/projected_fraction", "C0", ""),
+        (kl, "troll/policy_kl_max", "C1", "before the projection, largest"),
+        (kl, "troll/policy_kl_mean", ":C1", "before the projection, mean"),
+        (kl, "troll/kl_max", "C0", "after the projection, largest"),
+        (kl, "troll/kl_mean", ":C0", "after the projection, mean"),
+    ):
+        curve = log.set_index("step")[name].dropna()
+        axes.plot(curve.index, curve, style, label=label, alpha=0.5 if name == "reward" else 1.0)
     success.set(title="Success rate", ylim=(0, 1))
     success.legend(loc="lower right")
-    projected.plot(steps, curve("troll/projected_fraction"), color="C0")
     projected.set(title="Fraction of tokens projected", ylim=(0, None))
-    kl.plot(steps, curve("troll/policy_kl_max"), color="C1", label="before the projection, largest")
-    kl.plot(steps, curve("troll/policy_kl_mean"), color="C1", linestyle=":", label="before the projection, mean")
-    kl.plot(steps, curve("troll/kl_max"), color="C0", label="after the projection, largest")
-    kl.plot(steps, curve("troll/kl_mean"), color="C0", linestyle=":", label="after the projection, mean")
     kl.axhline(kl_bound, color="black", linestyle="--", linewidth=1, label=f"bound {kl_bound:g}")
     kl.set(title="KL from the old policy, per token (nats)", yscale="log")
     kl.legend(fontsize="small")
@@ -169,7 +137,7 @@ def parse_args(argv: Sequence[str] | None, program: str | None) -> argparse.Name
     parser = argparse.ArgumentParser(
         prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the problems, the warm-up and the training (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of problems, warm-up and training (default 0)")
     parser.add_argument(
         "--output",
         type=Path,
@@ -177,10 +145,10 @@ def parse_args(argv: Sequence[str] | None, program: str | None) -> argparse.Name
         help="folder to write to (default outputs/quickstart)",
     )
     parser.add_argument(
-        "--updates", type=int, help="train for so many updates only (default 400), and do not judge the result"
+        "--updates", type=int, help="number of updates (default 400); if given, the result is not judged"
     )
     parser.add_argument(
-        "--start_success", type=float, default=WARM_UP_SUCCESS, help="success that ends the warm-up (default 0.35)"
+        "--start_success", type=float, default=WARM_UP_SUCCESS, help="success rate that ends the warm-up (default 0.35)"
     )
     options = parser.parse_args(argv)
     if options.updates is not None and options.updates < 1:
@@ -191,7 +159,7 @@ def parse_args(argv: Sequence[str] | None, program: str | None) -> argparse.Name
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
-    """Run the quickstart. Ends with code 1 where the training failed, or did not reach its goal."""
+    """Run the quickstart. Ends with code 1 if the training failed, or did not reach its goal."""
     options = parse_args(argv, program)
     output = options.output.resolve()
     kl_bound = float(read_layers(CONFIG)[-1].values["kl_bound"].text)
@@ -203,12 +171,13 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     make_start(output / "start", train, options.seed, options.start_success)
 
     run_training(output, options.seed, options.updates)
-    log_history = json.loads((output / "run" / "trainer_state.json").read_text())["log_history"]
-    result = Result.of(log_history, kl_bound)
-    draw_curves(log_history, kl_bound, output / "curves.png")
-    print("\n" + result.table(time.monotonic() - start_time))
+    log = pd.DataFrame(json.loads((output / "run" / "trainer_state.json").read_text())["log_history"])
+    draw_curves(log, kl_bound, output / "curves.png")
+    rows, failures = judge(log, kl_bound)
+    print("\n" + "\n".join(f"{name:<34}{value}" for name, value in rows))
+    print(f"{'time':<34}{time.monotonic() - start_time:.0f} s")
     print(f"\nCurves: {output / 'curves.png'}\nModel:  {output / 'run'}")
-    if options.updates is None and (failures := result.failures()):
+    if options.updates is None and failures:
         sys.exit("The quickstart did not reach its goal: " + "; ".join(failures) + ".")
 
 

@@ -1,5 +1,5 @@
 """
-Report on training runs: one page with figures and a table, from the `trainer_state.json` of TROLL and other TRL runs.
+Make one page with figures and a table from training runs of TROLL or TRL. Reads their `trainer_state.json`.
 
     troll report TROLL=out/troll-0,out/troll-1 clip=out/clip-0,out/clip-1 --output out/report
     troll report out/troll-seed0 out/troll-seed1 out/clip-seed0 out/clip-seed1 --output out/report
@@ -13,8 +13,8 @@ from troll_trl.cli.settings.command import stop
 from troll_trl.report.runs import ReportError, load_groups
 
 RUN_HELP = """
-    a run's output folder, a checkpoint, or LABEL=RUN[,RUN...] for the runs of one configuration, which differ in their
-    seeds. Without labels, runs whose paths are equal but for seed0, -seed1, _seed2 ... are seeds of one configuration
+    a run's output folder, a checkpoint, or LABEL=RUN[,RUN...] for runs of one configuration with different seeds.
+    Without labels, runs are seeds of one configuration if their paths differ only in seed0, -seed1, _seed2 and so on
 """
 
 
@@ -26,7 +26,7 @@ def parse_args(argv: Sequence[str] | None, program: str) -> argparse.Namespace:
     parser.add_argument(
         "--success",
         metavar="FUNCTION",
-        help="reward function whose mean is the success rate (default: those with `accuracy` in their name)",
+        help="reward function whose mean is the success rate (default: functions with `accuracy` in their name)",
     )
     return parser.parse_args(argv)
 

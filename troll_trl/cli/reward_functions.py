@@ -20,7 +20,7 @@ REWARD_FUNCTIONS = {
         "trl.rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)"
     ),
 }
-# To every reward function, by name; these it must take, and TRL gives the others too
+# TRL gives these to every reward function, by name. It must take the first ones.
 _HANDED_ON = {"prompts", "completions", "completion_ids"}
 _ALSO_GIVEN = {"trainer_state", "log_extra", "log_metric", "environments"}
 
@@ -80,16 +80,16 @@ def _read_call(text: str) -> tuple[str, dict[str, Any] | None]:
         return ast.unparse(call.func), {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
     except (SyntaxError, ValueError):
         raise ValueError(
-            f"`reward_funcs` names {text!r}, which is no name and no call such as my_lib.penalty(limit=512): arguments "
-            "by name, numbers or quoted texts. In a list in brackets a comma ends an item: give each its own line with "
-            "a dash, or quote it."
+            f"`reward_funcs` names {text!r}, which is neither a name nor a call such as my_lib.penalty(limit=512): "
+            "arguments by name, numbers or quoted texts. In a list in brackets a comma ends an item: give each its own "
+            "line with a dash, or quote it."
         ) from None
 
 
 def _check_signature(function: Any, name: str) -> None:
-    """Now, and not at the first reward: TRL calls `function(prompts=..., completions=..., completion_ids=..., ...)`."""
+    """Refuse, before the first reward, a function that cannot take what TRL gives to every reward function."""
     if not callable(function):
-        raise ValueError(f"`reward_funcs` names {name!r}, which is no function but {function!r}.")
+        raise ValueError(f"`reward_funcs` names {name!r}, which is not a function but {function!r}.")
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
@@ -102,8 +102,8 @@ def _check_signature(function: Any, name: str) -> None:
 
 
 def check_columns(function: Callable, columns: Iterable[str], data: str) -> None:
-    """Refuse (`ValueError`) data, named `data`, without a column that a reward function needs: a parameter without a
-    default that TRL does not give."""
+    """Refuse (`ValueError`) the data called `data` if they lack a column that a reward function needs: a parameter
+    without a default that TRL does not give."""
     columns = [*columns]
     given = {*columns, *_HANDED_ON, *_ALSO_GIVEN}
     wanted = [

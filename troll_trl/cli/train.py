@@ -5,38 +5,34 @@
     troll grpo --config qwen3-8b/dapo --accelerate_config fsdp2 --num_processes 8
     accelerate launch --num_processes 8 -m troll_trl.cli.train --config qwen3-0.6b/gsm8k --method clip --output_dir out
 
-The first two go through `accelerate launch`, as the `trl` command starts its own. `--accelerate_config` and the options
-of `accelerate launch` go to the launcher, all else to the run. A file may hold both.
+The first two start `accelerate launch`, as the `trl` command does. `--accelerate_config` and the options of
+`accelerate launch` go to the launcher, all others to the run. A file may hold both.
 """
 
+import argparse
 import logging
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from troll_trl.cli.settings.command import Command, read_training_command, stop
-from troll_trl.cli.settings.names import declared_names, find_package, is_flag, launcher_names, name_of
+from troll_trl.cli.settings.command import read_training_command, stop
+from troll_trl.cli.settings.names import find_package, is_flag, launcher_names, name_of
 from troll_trl.cli.settings.shipped import configs_folder
 
 logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
-    """Train, in this process. Ends with code 2 and one message for what a user can set right; with 1 where numbers
-    were not finite."""
-    _train(read_training_command(argv, program))
-
-
-def _train(command: Command) -> None:
-    # Here, because they load torch, transformers and TRL: seconds, and a mistyped name should be refused before
+    """Train, in this process. Ends with code 2 and one message for a mistake of the user; with code 1 if numbers were
+    not finite, or a vLLM server was lost."""
+    command = read_training_command(argv, program)
+    # Here, because they load torch, transformers and TRL: seconds, after which a mistyped name would be refused
     from transformers import ProgressCallback
 
     from troll_trl.cli.make_trainer import check_trainer_settings, make_trainer
-    from troll_trl.cli.memory import PeakMemory
     from troll_trl.cli.output_folder import check_output_dir, find_checkpoint, save_settings
-    from troll_trl.cli.progress import ProgressLine
+    from troll_trl.cli.progress import PeakMemory, ProgressLine
     from troll_trl.cli.settings.parser import parse_training_command
     from troll_trl.trainers.sharding import ReshardInEvaluation
     from troll_trl.trainers.trl_compat import silence_known_warnings
@@ -48,11 +44,11 @@ def _train(command: Command) -> None:
         check_output_dir(script_args, training_args)
         trainer = make_trainer(script_args, training_args, model_args)
         checkpoint = find_checkpoint(trainer, script_args.resume)
-    except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback
+    except (ValueError, OSError, ImportError) as error:  # a mistake of the user needs no traceback
         stop(command.program, error)
     if command.launcher and "TROLL_LAUNCHED" not in os.environ and training_args.process_index == 0:
         said = ", ".join(f"`{name}`" for name in command.launcher)
-        logger.warning("%s unused: only the commands `troll grpo` and `troll rloo` start processes.", said)
+        logger.warning(f"{said} unused: only the commands `troll grpo` and `troll rloo` start processes.")
     if training_args.process_index == 0:
         save_settings(script_args.settings, training_args.output_dir, checkpoint)
     trainer.add_callback(PeakMemory)
@@ -62,11 +58,11 @@ def _train(command: Command) -> None:
         trainer.add_callback(ProgressLine)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
-    except (FloatingPointError, ConnectionError) as error:  # what was not finite, and where; or a vLLM server is lost
+    except (FloatingPointError, ConnectionError) as error:
         stop(command.program, error, code=1)
     trainer.save_state()
     trainer.save_model(training_args.output_dir)
-    # Also where no checkpoint was saved, with which TRL writes it. A local file has no page to link to.
+    # TRL writes a card with a checkpoint, and there may be none. A local file has no page to link to.
     dataset = None if Path(str(script_args.dataset_name)).exists() else script_args.dataset_name
     trainer.create_model_card(dataset_name=dataset)
     trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
@@ -79,43 +75,33 @@ def _train(command: Command) -> None:
 
 
 def launch(argv: Sequence[str], program: str) -> None:
-    """Train as `program`, `troll grpo` or `troll rloo`, says, in as many processes as the launcher is told. Ends with
-    code 2 and one message for what a user can set right; else with the code of the run."""
+    """Train in as many processes as the launcher's flags say; `program` is `troll grpo` or `troll rloo`. Ends with
+    code 2 and one message for a mistake of the user, else with the code of the run."""
     algorithm = program.split()[-1]
-    run_flags, launcher_flags = split_flags(argv, algorithm)
-    if any(is_flag(word) and name_of(word) == "algorithm" for word in run_flags):
+    names = launcher_names(algorithm)
+    flags: dict[bool, list[str]] = {True: [], False: []}  # the launcher's, and the run's
+    of_launcher = False
+    for word in argv:
+        if is_flag(word):
+            of_launcher = name_of(word) in names
+        flags[of_launcher].append(word)
+    if any(is_flag(word) and name_of(word) == "algorithm" for word in flags[False]):
         stop(program, f"--algorithm is given by the command, `troll grpo` or `troll rloo`; this is `{program}`.")
-    run_flags = ["--algorithm", algorithm, *run_flags]
+    run_flags = ["--algorithm", algorithm, *flags[False]]
     # Reads the files and checks all names before any process starts
-    command = read_training_command(run_flags, program, launcher_names())
+    command = read_training_command(run_flags, program, names)
     in_files = [layer.values["algorithm"].typed for layer in command.layers if "algorithm" in layer.values]
     if in_files and in_files[-1] != algorithm:
         stop(program, f"the file says `algorithm: {in_files[-1]}`: run `troll {in_files[-1]}`, or remove it.")
-    launcher_flags = [*(f"--{name}={value}" for name, value in command.launcher.items()), *launcher_flags]
+    launcher_flags = [*(f"--{name}={value}" for name, value in command.launcher.items()), *flags[True]]
     if not launcher_flags and _one_process_is_enough():
         main(run_flags, program)
     else:
         _launch(_with_config_file(launcher_flags, program), run_flags, program)
 
 
-def split_flags(argv: Sequence[str], algorithm: str) -> tuple[list[str], list[str]]:
-    """
-    Flags of the run and of `accelerate launch`, each with its values. What both know is the run's, and what neither
-    knows too, which then refuses it.
-    """
-    launcher = (launcher_names() | {"accelerate_config"}) - declared_names(algorithm)
-    run_flags: list[str] = []
-    launcher_flags: list[str] = []
-    side = run_flags
-    for word in argv:
-        if is_flag(word):
-            side = launcher_flags if name_of(word) in launcher else run_flags
-        side.append(word)
-    return run_flags, launcher_flags
-
-
 def _one_process_is_enough() -> bool:
-    """Whether `accelerate launch` would start one process without settings of its own: then this one will do."""
+    """Whether `accelerate launch` without flags would start one process: then this process trains."""
     import torch
     from accelerate.commands.config.config_args import default_config_file
 
@@ -123,22 +109,19 @@ def _one_process_is_enough() -> bool:
 
 
 def _with_config_file(flags: Sequence[str], program: str) -> list[str]:
-    """The launcher's flags with its own `--config_file` in place of `--accelerate_config`: a path, or a name."""
-    kept: list[str] = []
-    words = iter(flags)
-    for word in words:
-        if name_of(word) != "accelerate_config" or not is_flag(word):
-            kept.append(word)
-            continue
-        name = word.partition("=")[2] if "=" in word else next(words, "")
-        folders = (configs_folder() / "accelerate", find_package("trl") / "accelerate_configs")
-        candidates = [Path(name), *(folder / f"{name}.yaml" for folder in folders)]
-        file = next((path for path in candidates if path.is_file()), None)
-        if file is None:
-            names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-            stop(program, f"--accelerate_config: {name!r} is no file and none of {', '.join(names)}.")
-        kept += ["--config_file", str(file)]
-    return kept
+    """The launcher's flags with its own `--config_file` in place of `--accelerate_config`, a path or a name."""
+    parser = argparse.ArgumentParser(prog=program, allow_abbrev=False, add_help=False)
+    parser.add_argument("--accelerate_config", "--accelerate-config", default=None)
+    options, others = parser.parse_known_args(flags)
+    if options.accelerate_config is None:
+        return others
+    name = options.accelerate_config
+    folders = (configs_folder() / "accelerate", find_package("trl") / "accelerate_configs")
+    for path in (Path(name), *(folder / f"{name}.yaml" for folder in folders)):
+        if path.is_file():
+            return ["--config_file", str(path), *others]
+    names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    stop(program, f"--accelerate_config: {name!r} is neither a file nor one of {', '.join(names)}.")
 
 
 def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> None:
@@ -148,23 +131,23 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ["TROLL_LAUNCHED"] = "1"  # the launcher's settings in the files have been read
-    # On SIGTERM the launcher of several processes tells them, and kills them after this time: by default 30 seconds, in
-    # which no large model has finished its update and saved
+    # After SIGTERM the launcher kills its processes when this time is over. The default of 30 seconds is too short for
+    # a large model to finish its update and save.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
     options = launch_command_parser().parse_args([*launcher_flags, "-m", "troll_trl.cli.train", *run_flags])
     _warn_if_one_process_starts(options, program)
     try:
         launch_command(options)
-    except CalledProcessError as error:  # the run has said what was wrong; the launcher's own traceback says nothing
+    except CalledProcessError as error:  # the run has printed its error
         raise SystemExit(error.returncode) from None
     except ChildFailedError as error:
         raise SystemExit(error.get_first_failure()[1].exitcode) from None
-    except ValueError as error:  # of flags that do not go together
+    except ValueError as error:  # flags that do not go together
         stop(program, error)
 
 
-def _warn_if_one_process_starts(options: Namespace, program: str) -> None:
-    """Without a config file accelerate starts one process where it finds fewer than two devices, and says nothing."""
+def _warn_if_one_process_starts(options: argparse.Namespace, program: str) -> None:
+    """Without a config file and with fewer than two devices, accelerate silently starts one process."""
     import torch
     from accelerate.commands.config.config_args import default_config_file
 

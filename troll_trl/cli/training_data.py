@@ -1,4 +1,4 @@
-"""The training and evaluation data of a run: problems with gold answers, or whatever else a TRL trainer takes."""
+"""The training and evaluation data of a run: problems with gold answers, or other data that a TRL trainer takes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -69,7 +69,7 @@ def load_datasets(
 
 
 def _are_problems(dataset: Any) -> bool:
-    """Whether rows are as [`as_math_problems`] makes them."""
+    """Whether [`as_math_problems`] has made the rows."""
     features = dataset.features or {}
     return isinstance(dataset, datasets.Dataset) and features.get("prompt") == MESSAGES and "solution" in features
 
@@ -77,7 +77,7 @@ def _are_problems(dataset: Any) -> bool:
 def _prompt_options(
     script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig, model_args: ModelConfig
 ) -> PromptOptions:
-    """Those of the training set."""
+    """Options of the training set's prompts."""
     tokenizer = None
     if script_args.max_prompt_tokens is not None:
         tokenizer = AutoTokenizer.from_pretrained(

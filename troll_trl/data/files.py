@@ -35,13 +35,14 @@ def load_rows(
         parts = [datasets.load_dataset(name, config, split=split, **_streamed(streaming)) for config in config_names]
     except (DatasetNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
-            f"{name!r} is no local file or folder (working folder: {Path.cwd()}), and the hub did not give it: {error}"
+            f"{name!r} is not a local file or folder (working folder: {Path.cwd()}), and the hub did not provide it: "
+            f"{error}"
         ) from error
     return (datasets.concatenate_datasets(parts) if len(parts) > 1 else parts[0]), []
 
 
 def _split_and_part(split: str, name: str, streaming: bool) -> tuple[str, str]:
-    """Of `train[:10%]` the split and the part of it, which may be empty. Local files know no sums of splits."""
+    """The split of `train[:10%]` and the part of it, which may be empty. Local files have no sums of splits."""
     split_name, bracket, rest = split.partition("[")
     if "+" in split or (bracket and streaming):
         raise ValueError(
@@ -115,28 +116,23 @@ def find_bad_line(files: list[Path]) -> str | None:
             continue
         with open(file, "rb") as lines:
             for number, line in enumerate(lines, start=1):
-                reason = _reason_of_bad_line(line)
-                if reason is not None and not (file.suffix == ".json" and number == 1 and line.lstrip()[:1] == b"["):
+                if number == 1 and file.suffix == ".json" and line.lstrip()[:1] == b"[":
+                    break  # one array over many lines
+                if reason := _reason_of_bad_line(line):
                     return f"line {number} of {file.name} {reason}"
-                if file.suffix == ".json" and number == 1 and reason is not None:
-                    return None  # one array over many lines
     return None
 
 
 def _reason_of_bad_line(line: bytes) -> str | None:
-    if line[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "starts like UTF-16. Save the file as UTF-8."
     try:
         text = line.decode("utf-8-sig")
         row = json.loads(text) if text.strip() else {}
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        return f"holds half of a surrogate pair ({error.object[error.start]!r}), which is no character."
-    except UnicodeDecodeError as error:
-        return f"is not UTF-8 (byte {error.start}: {line[error.start : error.start + 1]!r}). Save the file as UTF-8."
+        json.dumps(row, ensure_ascii=False).encode()  # refuses half of a surrogate pair
+    except UnicodeError as error:
+        return f"is not UTF-8 ({error}). Save the file as UTF-8."
     except ValueError as error:
-        return f"is no complete JSON ({error}): {shortened(text)}. Was the file cut or its download interrupted?"
-    return None if isinstance(row, dict) else f"is no JSON object: {shortened(row)}."
+        return f"is not complete JSON ({error}): {shortened(text)}. Was the file cut or its download interrupted?"
+    return None if isinstance(row, dict) else f"is not a JSON object: {shortened(row)}."
 
 
 def shortened(value: Any) -> str:

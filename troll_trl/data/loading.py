@@ -1,46 +1,28 @@
 r"""load_math_dataset: math problems of several public schemas as `prompt` and `solution` columns."""
 
 import math
-import re
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 
 from troll_trl.data.columns import column_value
 from troll_trl.data.files import load_rows, naming_bad_lines, shortened
-from troll_trl.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, report_duplicates, warn
+from troll_trl.data.problems import report_duplicates, warn
 from troll_trl.data.prompts import MESSAGES, PromptOptions, prompt_messages
-from troll_trl.rewards.answers import extract_answer
+from troll_trl.rewards.answers import extract_answer, written_out
 from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, are_readable, normalised_gold
 from troll_trl.rewards.verifier.choices import LETTERS, options_by_letter
 from troll_trl.rewards.verifier.notation import normalise
 from troll_trl.rewards.verifier.quantities import read_quantity
 
-__all__ = ["DAPO_PREFIX", "DAPO_SUFFIX", "EURUS_SUFFIX", "Schema", "load_math_dataset"]
 
+class Schema(NamedTuple):
+    """Where a dataset keeps its problems and gold answers. Dotted paths reach into nested columns."""
 
-@dataclass(frozen=True)
-class Schema:
-    """
-    Where a dataset keeps its problems and gold answers.
-
-    Parameters:
-        problem (`str`):
-            Column of the problem, text or chat messages. A dotted path reaches into a nested column.
-        answer (`str`):
-            Column of the gold answer, likewise.
-        worked (`bool`, *optional*, defaults to `False`):
-            Whether `answer` is always a worked solution that states the gold answer, never the bare gold answer.
-    """
-
-    problem: str
+    problem: str  # text or chat messages
     answer: str
-    worked: bool = False
+    worked: bool = False  # whether `answer` is always a worked solution, never the bare gold answer
 
 
 # The first one whose columns are all there is used: an `answer` column is preferred to a worked `solution`.
@@ -53,9 +35,6 @@ SCHEMAS = (
     Schema("question", "final_answer"),  # OlympiadBench
     Schema("prompt", "solution"),  # TRL's own datasets
 )
-
-# A word that stands outside of a command
-_PROSE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}(?![A-Za-z])")
 
 # Arguments of every reward function under names that a column cannot have as well
 _TAKEN = ("prompts", "completions")
@@ -238,8 +217,7 @@ def _solution(answer: Any, worked: bool) -> str:
         return ""
     if isinstance(answer, float) and not math.isfinite(answer):
         return ""
-    # A float is written out: other readers than ours would take the "e" of "1e+16" for Euler's number.
-    text = format(Decimal(repr(answer)), "f") if isinstance(answer, float) else str(answer).strip()
+    text = written_out(answer) if isinstance(answer, float) else str(answer).strip()
     gold = extract_answer(text)
     if gold is None and not worked and "\n" not in text:
         gold = text.strip("$").strip()
@@ -251,28 +229,6 @@ def _solution(answer: Any, worked: bool) -> str:
     solution = f"\\boxed{{{gold}}}"
     # An unbalanced brace in the gold answer would end the box early, or never.
     return solution if extract_answer(solution) == gold else ""
-
-
-def _why_unusable(row: Mapping, schema: Schema) -> str:
-    """What is the matter with a row that is dropped."""
-    if column_value(row, schema.problem) in (None, "", []):
-        return "no problem"
-    answer = column_value(row, schema.answer)
-    if answer in (None, "", []):
-        return "no gold answer"
-    if isinstance(answer, list):
-        answer = ", ".join(map(str, answer))
-    if isinstance(answer, bool) or not isinstance(answer, str):
-        return "a gold answer that is neither text nor a number"
-    stated = extract_answer(answer)
-    if stated is None and schema.worked:
-        return "a solution that states no answer"
-    if "\n" in (stated or answer.strip()):
-        return "a gold answer of several lines"
-    if len(stated or answer) > MAX_ANSWER_CHARACTERS:
-        return f"a gold answer of more than {MAX_ANSWER_CHARACTERS} characters"
-    prose = len(_PROSE.findall(stated or answer)) > 3
-    return "a gold answer in prose" if prose else "a gold answer that is no mathematics"
 
 
 def _drop_unusable_rows(
@@ -296,9 +252,8 @@ def _drop_unusable_rows(
             f"None of the {len(source)} rows of {name} has a problem and a gold answer that can be read. The "
             f"first one: {example}. Name the right columns with `problem_column` and `answer_column`."
         )
-    causes = Counter(_why_unusable(source[index], schema) for index in dropped).most_common()
     warn(
-        f"Dropped {len(dropped)} of the {len(source)} rows of {name}: "
-        f"{', '.join(f'{cause} ({count})' for cause, count in causes)}. The first one: {example}."
+        f"Dropped {len(dropped)} of the {len(source)} rows of {name}: they lack a problem, or a gold answer that can "
+        f"be read. The first one: {example}."
     )
     return converted.select(kept)

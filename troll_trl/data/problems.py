@@ -43,7 +43,7 @@ def report_duplicates(dataset: datasets.Dataset, name: str) -> int:
             example = example or f"rows {earlier[0]} and {index}"
     if repeated:
         warn(
-            f"{repeated} of the {len(dataset)} rows of {name} hold a problem that stands in an earlier row too "
+            f"{repeated} of the {len(dataset)} rows of {name} repeat the problem of an earlier row "
             f"(the first: {example}), {contradicting} of them with another gold answer. All are kept."
         )
     return repeated

@@ -11,6 +11,7 @@ from troll_trl.data.files import shortened
 from troll_trl.data.problems import bare_problem, warn
 
 MESSAGES = datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
+_BY_PROMPT: Any = {"batched": True, "batch_size": 100, "input_columns": ["prompt"]}  # a stream reads so far ahead
 _MISSING = object()
 
 
@@ -46,11 +47,28 @@ class PromptOptions:
 
     def drop_long_prompts(self, dataset: Any, name: str) -> Any:
         """The rows whose prompts have at most `max_prompt_tokens` tokens, chat template included."""
-        if self.max_prompt_tokens is None:
+        limit = self.max_prompt_tokens
+        if limit is None:
             return dataset
-        return _drop_long_prompts(
-            dataset, self.tokenizer, self.max_prompt_tokens, self.chat_template_kwargs or {}, name
+        kept = dataset.filter(lambda prompts: [n <= limit for n in self._lengths(prompts)], **_BY_PROMPT)
+        if isinstance(dataset, datasets.IterableDataset) or len(kept) == len(dataset):
+            return kept
+        if not len(kept):
+            raise ValueError(f"All {len(dataset)} prompts of {name} have more than `max_prompt_tokens={limit}` tokens.")
+        warn(
+            f"Dropped {len(dataset) - len(kept)} of the {len(dataset)} prompts of {name}, which have more than "
+            f"`max_prompt_tokens={limit}` tokens."
         )
+        return kept
+
+    def _lengths(self, prompts: list) -> list[int]:
+        if not isinstance(prompts[0], str):
+            template = {"tokenize": False, "add_generation_prompt": True, **(self.chat_template_kwargs or {})}
+            prompts = self.tokenizer.apply_chat_template(list(prompts), **template)
+            encoded = self.tokenizer(prompts, add_special_tokens=False)
+        else:
+            encoded = self.tokenizer(list(prompts))
+        return [len(ids) for ids in encoded.input_ids]
 
 
 def prepare_prompts(
@@ -85,44 +103,13 @@ def _filter_rows(dataset: Any, row_filter: str, name: str) -> Any:
     row: Mapping = dataset.features or next(iter(dataset), {})
     if column_value(row, column, _MISSING) is _MISSING:
         raise ValueError(f"`row_filter={row_filter!r}`: {name} has the columns {', '.join(row)}.")
-    if isinstance(dataset, datasets.IterableDataset):
-        return dataset.filter(lambda row: str(column_value(row, column)) == wanted)
-    kept: list[int] = []
-    others: set[str] = set()
-    for index, row in enumerate(dataset.select_columns([column.partition(".")[0]])):
-        value = str(column_value(row, column))
-        if value == wanted:
-            kept.append(index)
-        elif len(others) < 10:
-            others.add(value)
-    if not kept:
-        raise ValueError(f"`row_filter={row_filter!r}` leaves no row of {name}; the column holds {sorted(others)}.")
-    return dataset.select(kept)
-
-
-def _drop_long_prompts(dataset: Any, tokenizer: Any, limit: int, template_kwargs: dict[str, Any], name: str) -> Any:
-    def lengths_of(prompts: list) -> list[int]:
-        if isinstance(prompts[0], str):
-            return [len(ids) for ids in tokenizer(prompts).input_ids]
-        texts = tokenizer.apply_chat_template(prompts, tokenize=False, add_generation_prompt=True, **template_kwargs)
-        return [len(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
-
-    if isinstance(dataset, datasets.IterableDataset):
-        return dataset.filter(lambda row: lengths_of([row["prompt"]])[0] <= limit)
-    kept, longest = [], 0
-    for batch in dataset.select_columns(["prompt"]).with_format(None).iter(batch_size=1000):
-        lengths = lengths_of(batch["prompt"])
-        longest = max(longest, *lengths)
-        kept += [length <= limit for length in lengths]
-    dropped = kept.count(False)
-    if dropped == len(kept):
-        raise ValueError(f"All {dropped} prompts of {name} have more than `max_prompt_tokens={limit}` tokens.")
-    if dropped:
-        warn(
-            f"Dropped {dropped} of the {len(kept)} prompts of {name}: more than `max_prompt_tokens={limit}` tokens, "
-            f"the longest {longest}."
+    kept = dataset.filter(lambda row: str(column_value(row, column)) == wanted)
+    if isinstance(kept, datasets.Dataset) and not len(kept):
+        values = {str(column_value(row, column)) for row in dataset.take(min(1000, len(dataset)))}
+        raise ValueError(
+            f"`row_filter={row_filter!r}` leaves no row of {name}; the column holds {sorted(values)[:10]}."
         )
-    return dataset.select([index for index, keep in enumerate(kept) if keep]) if dropped else dataset
+    return kept
 
 
 def prompt_messages(problem: Any, instruction: str | None, system_prompt: str | None) -> list[dict[str, str]]:

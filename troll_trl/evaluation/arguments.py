@@ -1,4 +1,4 @@
-"""What an evaluation can be told, by a YAML file or flags: `troll_trl.cli.evaluate` parses them."""
+"""The arguments of an evaluation, from a YAML file or flags: `troll_trl.cli.evaluate` parses them."""
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -9,7 +9,7 @@ from troll_trl.fields import document, setting
 # As in the training configs: the verifier and the strict comparison both read the box
 DEFAULT_INSTRUCTION = "Let's think step by step and put the final answer in \\boxed{}."
 
-# What a sample depends on, beside its model and its problem
+# A sample depends on these, on its model and on its problem
 SAMPLING_SETTINGS = (
     *("n", "temperature", "top_p", "top_k", "max_new_tokens", "seed"),
     *("instruction", "system_prompt", "enable_thinking", "dtype", "revision"),
@@ -22,53 +22,53 @@ class EvaluationArguments:
     """Arguments of an evaluation, in a YAML file or as flags. `settings` holds what files and flags set, merged."""
 
     model: list[str] = setting(
-        help="Models: hub names or folders, of LoRA adapters too.",
+        help="Models: hub names or folders. LoRA adapters work too.",
         default_factory=list,
     )
     benchmarks: list[str] = setting(
-        help="Benchmarks by name, or name=path for a local file or folder.",
+        help="Benchmarks: names, or name=path for a local file or folder.",
         default_factory=list,
     )
     output: str | None = setting(None, "Folder for the samples and the summary.")
-    n: int = setting(1, "Samples of each problem.")
+    n: int = setting(1, "Samples for each problem.")
     temperature: float = setting(0.0, "Sampling temperature; 0 is greedy.")
-    top_p: float = setting(1.0, "Draw from the most likely tokens that hold this probability.")
-    top_k: int = setting(0, "Draw from this many tokens, the most likely; 0 for all.")
-    max_new_tokens: int = setting(4096, "Longest completion, in tokens.")
+    top_p: float = setting(1.0, "Sample from the most likely tokens that together have this probability.")
+    top_k: int = setting(0, "Sample from this many of the most likely tokens; 0 means all.")
+    max_new_tokens: int = setting(4096, "Most tokens in a completion.")
     seed: int = setting(0, "Seed of the samples and of the bootstrap.")
     max_problems: list[int] | None = setting(
-        None, "Take only this many problems, the first: one number for all benchmarks, or one for each."
+        None, "Use the first problems only, this many: one number for all benchmarks, or one for each."
     )
     instruction: str = setting(
-        DEFAULT_INSTRUCTION, "Text after every problem; the default asks for a box, an empty one adds nothing."
+        DEFAULT_INSTRUCTION, "Text after every problem. The default asks for a box; an empty text adds nothing."
     )
     system_prompt: str | None = setting(None, "System message before every problem.")
     enable_thinking: bool | None = setting(
-        None, "Thinking mode of the chat template; without it, the template's own default."
+        None, "Whether the chat template turns thinking on. The default is the template's own."
     )
     backend: str = setting(
         "auto",
-        "'vllm', 'transformers', or 'auto': vLLM if it is installed and there is a GPU.",
+        "What generates: 'vllm' or 'transformers'. 'auto' uses vLLM if it is installed and there is a GPU.",
         choices=["auto", "vllm", "transformers"],
     )
-    batch_size: int | None = setting(None, "Completions generated at a time.")
+    batch_size: int | None = setting(None, "Number of completions generated at once.")
     dtype: str = setting(
         "auto",
-        "dtype of the weights; 'auto' keeps the checkpoint's dtype.",
+        "dtype of the weights. 'auto' keeps the checkpoint's.",
         choices=["auto", "bfloat16", "float16", "float32"],
     )
     revision: str | None = setting(None, "Revision of the models on the hub.")
-    k: list[int] | None = setting(None, "k of pass@k; by default the powers of two up to n, and n.")
-    bootstrap_samples: int = setting(10_000, "Resamples of the intervals.")
-    overwrite: bool = setting(False, "Discard the samples in the output folder and begin anew.")
-    samples: str | None = setting(None, "Score this samples file, from this or another tool, in place of generating.")
-    completion_column: str | None = setting(None, "Column of the completions in `samples`, if it has no known name.")
+    k: list[int] | None = setting(None, "Values of k for pass@k. The default is the powers of two up to n, and n.")
+    bootstrap_samples: int = setting(10_000, "Resamples for the confidence intervals.")
+    overwrite: bool = setting(False, "Discard the samples in the output folder and start again.")
+    samples: str | None = setting(None, "Score this file of samples, from this or another tool, instead of generating.")
+    completion_column: str | None = setting(None, "Column with the completions in `samples`, if its name is unusual.")
     problem_column: str | None = setting(
-        None, "Column of the problem, or of its id in `samples`, if it has no known name."
+        None, "Column with the problem, or with its id in `samples`, if its name is unusual."
     )
-    answer_column: str | None = setting(None, "Column of the gold answer, if it has no known name.")
+    answer_column: str | None = setting(None, "Column with the gold answer, if its name is unusual.")
     compare: list[str] | None = setting(
-        None, "Two evaluations, A and B: folders or samples files, or models of this one."
+        None, "Two evaluations to compare, A and B: folders, files of samples, or models of this evaluation."
     )
     settings: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
 
@@ -133,7 +133,7 @@ def _check_task(args: EvaluationArguments):
 
 
 def _check_nothing_is_ignored(args: EvaluationArguments):
-    """Where nothing is generated. The seed is the bootstrap's too."""
+    """Refuse options of the generation if nothing is generated; the seed is the bootstrap's too."""
     of_generation = {*SAMPLING_SETTINGS, "max_problems", "backend", "batch_size"} - {"seed"}
     if args.samples is None:  # nor scored
         of_generation |= {"problem_column", "answer_column", "overwrite"}

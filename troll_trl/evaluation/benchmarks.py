@@ -15,7 +15,7 @@ from troll_trl.data import load_math_dataset
 
 @dataclass(frozen=True)
 class Source:
-    """Where a benchmark is on the hub. Its columns are recognised, as those of local files."""
+    """Where a benchmark is on the hub. Its columns are recognised as in local files."""
 
     path: str
     split: str = "test"
@@ -48,8 +48,8 @@ class Problem:
 
 class Benchmark:
     """
-    The problems of a benchmark, which stay on disk; only their ids are held in memory. The ids leave out the
-    instruction that the prompts end with: runs with other instructions have the same problems.
+    The problems of a benchmark, which stay on disk; memory holds only their ids. An id does not depend on the
+    instruction at the end of a prompt: runs with other instructions have the same problems.
     """
 
     def __init__(self, name: str, source: str, dataset: datasets.Dataset, instruction: str | None = None):
@@ -76,8 +76,8 @@ def load_benchmark(
     answer_column: str | None = None,
 ) -> Benchmark:
     """
-    Load a name of `HUB`, or `name=path` for a local file or folder (its split `test`, else `train`). The columns name
-    those of a local file; the rest is as for [`~troll_trl.data.load_math_dataset`].
+    Load a name of `HUB`, or `name=path` for a local file or folder (its split `test`, else `train`). Column names apply
+    to local files alone; the other arguments are as for [`~troll_trl.data.load_math_dataset`].
     """
     name, local, path = spec.partition("=")
     load = partial(load_math_dataset, instruction=instruction, system_prompt=system_prompt, max_samples=max_problems)

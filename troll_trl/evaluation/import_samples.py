@@ -5,9 +5,9 @@ import json
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from tqdm.auto import tqdm
 
 from troll_trl.data.columns import column_value
 from troll_trl.evaluation.arguments import EvaluationArguments
-from troll_trl.evaluation.provenance import Output, library_versions
+from troll_trl.evaluation.output import Output, key_of, library_versions
 from troll_trl.evaluation.samples import SAMPLES, Sample, read_lines
 from troll_trl.evaluation.scoring import score_samples
+from troll_trl.rewards.answers import written_out
 from troll_trl.rewards.verifier.choices import Options
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ PROBLEM_COLUMNS = (
     *("problem_id", "doc_id", "unique_id", "question_id", "task_id", "prompt_id", "problem", "question", "prompt"),
     *("idx", "index", "id"),
 )
-# How lm-evaluation-harness names a file of samples: of one task at two times it is one benchmark
+# The name of lm-evaluation-harness's files of samples, without its time: files of one task are one benchmark
 _LM_EVAL_NAME = re.compile(r"\Asamples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+\Z")
 BATCH = 64
 
@@ -57,34 +58,33 @@ class Columns:
 
 def score_file(args: EvaluationArguments) -> dict[str, Any]:
     """
-    Score the samples of the file `samples` into `output`, from where an earlier call was killed, and return what
-    `run.json` says, for [`summarize`]. Raises a `FileNotFoundError` without that file, and a `ValueError` for missing
-    columns, or a file with anything else than samples.
+    Score the samples of the file `samples` that `output` does not hold yet, and return what `run.json` says, for
+    [`summarize`]. Raises a `FileNotFoundError` without that file, and a `ValueError` for missing columns or for rows
+    without a sample.
     """
     path = Path(args.samples or "").expanduser()
     first, columns = _find_columns(path, args)
-    source = {"source": str(path), "digest": f"{_digest(path)} {columns}"}
-    wanted: dict[str, Any] = {
-        "settings": {"samples": str(path.resolve())},
-        "models": {},
-        "benchmarks": {"samples": source},
-    }
     folder = Path(args.output or ".")
     if path.resolve() == (folder / SAMPLES).resolve():
         raise ValueError(f"`samples` {path} would be written over. Give another `output`.")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    wanted: dict[str, Any] = {
+        "settings": {"samples": str(path.resolve())},
+        "models": {},
+        "benchmarks": {"samples": {"source": str(path), "digest": f"{digest} {columns}"}},
+    }
     with Output(folder, wanted, args.overwrite) as output:
         output.begin()
-        done = sum(1 for _ in read_lines(output.samples))
-        if done:
-            logger.info(f"Samples of {path} that are scored in {folder} already: {done}.")
-        samples = islice(_samples(path, columns, filters={"filter", "resps"} <= first.keys()), done, None)
-        count = done
-        with tqdm(desc=f"scoring {path.name}", initial=done, unit="sample") as bar:
-            while batch := list(islice(samples, BATCH)):
+        if output.done:
+            logger.info(f"Samples of {path} that are scored in {folder} already: {len(output.done)}.")
+        samples = _samples(path, columns, filters={"filter", "resps"} <= first.keys())
+        missing = (pair for pair in samples if key_of(pair[0]) not in output.done)
+        with tqdm(desc=f"scoring {path.name}", initial=len(output.done), unit="sample") as bar:
+            while batch := list(islice(missing, BATCH)):
                 output.append(score_samples(*map(list, zip(*batch, strict=True))))
-                count += len(batch)
                 bar.update(len(batch))
-        if not count:
+        if not output.samples.stat().st_size:
             raise ValueError(f"{path} holds no sample.")
         output.content["versions"] = library_versions()
         output.save()
@@ -98,28 +98,24 @@ def _find_columns(path: Path, args: EvaluationArguments) -> tuple[dict[str, Any]
     first = next(read_rows(path), None)
     if first is None:
         raise ValueError(f"{path} holds no sample.")
-    found: list[str | None] = []
-    for what, given, known in (
-        ("completion", args.completion_column, COMPLETION_COLUMNS),
-        ("answer", args.answer_column, ANSWER_COLUMNS),
-        ("problem", args.problem_column, PROBLEM_COLUMNS),
-    ):
-        if what == "answer" and {"solution", "advantage", "completion"} <= first.keys():
-            known = ("solution", *known)  # TRL's log of completions: `answer` is what the reward read
-        candidates = [given] if given is not None else known
-        name = next((name for name in candidates if column_value(first, name, _MISSING) is not _MISSING), None)
-        if name is None and (given is not None or what != "problem"):
+    known = {"completion": COMPLETION_COLUMNS, "answer": ANSWER_COLUMNS, "problem": PROBLEM_COLUMNS}
+    if {"solution", "advantage", "completion"} <= first.keys():
+        known["answer"] = ("solution", *ANSWER_COLUMNS)  # TRL's log of completions: `answer` is what the reward read
+    found: dict[str, Any] = {}
+    for what, names in known.items():
+        given = getattr(args, f"{what}_column")
+        candidates = names if given is None else [given]
+        found[what] = next((name for name in candidates if column_value(first, name, _MISSING) is not _MISSING), None)
+        if found[what] is None and (given is not None or what != "problem"):
             raise ValueError(
                 f"{path} has the columns {', '.join(map(str, first))}; its {what} was looked for in "
                 f"{', '.join(candidates)}. Name it with `{what}_column`."
             )
-        found.append(name)
-    columns = Columns(found[0] or "", found[1] or "", found[2])
+    told_apart = f"problems told apart by `{found['problem']}`" if found["problem"] else "each row taken as a problem"
     logger.info(
-        f"{path}: completions from `{columns.completion}`, gold answers from `{columns.answer}`, "
-        + (f"problems told apart by `{columns.problem}`." if columns.problem else "each row taken as a problem.")
+        f"{path}: completions from `{found['completion']}`, gold answers from `{found['answer']}`, {told_apart}."
     )
-    return first, columns
+    return first, Columns(**found)
 
 
 _MISSING = object()
@@ -154,64 +150,51 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[tuple[Samp
     lm-evaluation-harness repeats the same responses for each of its answer filters: with `filters` only those of the
     first are taken.
     """
-    counts: dict[tuple[str, str, str], int] = {}
-    gold_digests: dict[tuple[str, str, str], bytes] = {}
-    kept_filter, left_out, empty, nulls = None, 0, 0, 0
+    counts: Counter[tuple[str, str, str]] = Counter()
+    golds: dict[tuple[str, str, str], int] = {}
+    notes: Counter[str] = Counter()
+    first_filter = None
     for number, row in enumerate(read_rows(path), 1):
-        if filters:
-            kept_filter = row.get("filter") if kept_filter is None else kept_filter
-            if row.get("filter") != kept_filter:
-                left_out += 1
-                continue
-        completion, gold = column_value(row, columns.completion, _MISSING), _gold(row, columns.answer)
-        texts = _texts(completion)
-        if completion is _MISSING or gold is _MISSING or texts is None:
+        if filters and row.get("filter") != (first_filter := first_filter or row.get("filter")):
+            notes[f"rows that repeat the completions of {first_filter!r} for other filters are left out"] += 1
+            continue
+        gold, texts = _gold(row, columns.answer), _texts(column_value(row, columns.completion, _MISSING))
+        if gold is _MISSING or texts is None:
             column = columns.answer if gold is _MISSING else columns.completion
             raise ValueError(
                 f"{path}: row {number} has no `{column}` that can be used; it has the columns {', '.join(row)}. A "
                 "completion is text, chat messages or a list of these."
             )
-        problem = str(number)
-        if columns.problem is not None:
-            value = column_value(row, columns.problem)
-            if value is None:
-                raise ValueError(f"{path}: row {number} has no `{columns.problem}`, which tells the problems apart.")
-            problem = _problem_id(value)
+        problem = str(number) if columns.problem is None else _problem_id(column_value(row, columns.problem))
+        if problem is None:
+            raise ValueError(f"{path}: row {number} has no `{columns.problem}`, which tells the problems apart.")
         benchmark = row.get("benchmark") or row.get("task") or _LM_EVAL_NAME.sub(r"\1", path.stem)
         key = (str(row.get("model") or path.stem), str(benchmark), problem)
-        gold_digest = hashlib.sha256(_gold_text(gold).encode("utf-8", "replace")).digest()[:8]
-        if gold_digests.setdefault(key, gold_digest) != gold_digest:
+        gold = _gold_text(gold)
+        if golds.setdefault(key, hash(gold)) != hash(gold):
             raise ValueError(
                 f"{path}: row {number} has another gold answer than an earlier row with the same `{columns.problem}` "
                 f"({problem}). Name a column that tells problems apart with `problem_column`."
             )
-        options = row.get("options")
-        empty += not texts
-        nulls += texts.count(None)
+        notes["rows without a completion are left out"] += not texts
+        notes["completions are null. They count as empty, and so as wrong"] += texts.count(None)
+        single = len(texts) == 1
         for text in texts:
-            counts[key] = counts.get(key, -1) + 1
-            tokens, truncated = _tokens(row), _truncated(row)
-            single = len(texts) == 1
             sample = Sample(
                 model=key[0],
                 benchmark=key[1],
                 problem=problem,
                 index=number - 1,
                 sample=counts[key],
-                gold=_gold_text(gold),
+                gold=gold,
                 completion=text or "",
-                tokens=tokens if single else None,
-                truncated=truncated if single else None,
+                tokens=_tokens(row) if single else None,
+                truncated=_truncated(row) if single else None,
             )
-            yield sample, options
-    if nulls:
-        logger.warning(f"{path}: completions that are null: {nulls}. They count as empty, and so as wrong.")
-    if empty:
-        logger.warning(f"{path}: rows without a completion, left out: {empty}.")
-    if left_out:
-        logger.info(
-            f"{path}: rows that repeat the completions of {kept_filter!r} for other filters, left out: {left_out}."
-        )
+            counts[key] += 1
+            yield sample, row.get("options")
+    for note, count in (+notes).items():
+        logger.warning(f"{path}: {count} {note}.")
 
 
 def _texts(value: Any) -> list[str | None] | None:
@@ -244,11 +227,13 @@ def _gold_text(gold: Any) -> str:
     if isinstance(gold, list):
         return ", ".join(map(_gold_text, gold))
     if isinstance(gold, float) and math.isfinite(gold):
-        return format(Decimal(repr(gold)), "f")  # "1e+16" would be read as a formula
+        return written_out(gold)
     return "" if gold is None else str(gold)
 
 
-def _problem_id(value: Any) -> str:
+def _problem_id(value: Any) -> str | None:
+    if value is None:
+        return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 64 else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
 
@@ -262,11 +247,3 @@ def _truncated(row: Mapping[str, Any]) -> bool | None:
     if isinstance(row.get("truncated"), bool):
         return row["truncated"]
     return row["finish_reason"] == "length" if isinstance(row.get("finish_reason"), str) else None
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What a model is, before it is loaded: a check of its name, its adapter settings, a digest of its weights."""
+"""Facts on a model before it is loaded: whether it exists, its adapter settings, a digest of its weights."""
 
 import hashlib
 import json
@@ -12,10 +12,10 @@ from troll_trl.context_length import context_length
 
 ADAPTER_CONFIG = "adapter_config.json"
 
-# Of each weight file so many blocks, spread evenly, go into the digest: training moves every tensor
+# The digest reads this number of blocks of each weight file, spread evenly: training moves every tensor
 _BLOCKS = 64
 _BLOCK_BYTES = 2**16
-# Not what else a training, or an evaluation into the same folder, writes there
+# A training, or an evaluation into the same folder, writes other files there
 _READ_BY_A_LOAD = (
     *("*config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("*.index.json", "*.jinja", "*.model", "*.tiktoken", "*.safetensors", "*.bin"),
@@ -24,7 +24,7 @@ _UNREAD = "training_args.bin"
 
 
 def check_model(model: str, key: str = "model"):
-    """Refuse a name that can be neither a folder with a model nor on the hub; of an adapter, its base model's name."""
+    """Raise an error if a model, or its base model, is neither a folder with a model nor a possible hub name."""
     folder = Path(model)
     if folder.is_file():
         raise ValueError(f"`{key}`: {model} is a file. Give the folder that holds the model.")
@@ -56,8 +56,8 @@ def adapter_settings(model: str) -> dict[str, Any] | None:
 
 def model_digest(model: str, revision: str | None = None) -> str:
     """
-    Tells two states of a model apart: a folder's weights may be trained on between two calls. For a folder a digest of
-    its settings and of blocks of its weights, and of those of an adapter's base; for a hub name that and the revision.
+    A text that differs between two states of a model, whose training may continue between two calls. For a folder, a
+    digest of its settings, of blocks of its weights, and of an adapter's base model; for a hub name, name and revision.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -78,7 +78,7 @@ def model_digest(model: str, revision: str | None = None) -> str:
 
 
 def context_of(model: str, revision: str | None = None) -> int | None:
-    """Tokens that a model, or an adapter's base, was made for; `None` if its config does not say."""
+    """The context length in tokens of a model or of an adapter's base model; `None` if its config has none."""
     adapter = adapter_settings(model)
     if adapter is not None:
         return context_of(adapter["base_model_name_or_path"])
@@ -87,8 +87,8 @@ def context_of(model: str, revision: str | None = None) -> int | None:
 
 def end_ids(generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """
-    Tokens that end a completion: those that the model's generation config names, for a chat model may end its turn
-    with another token than its tokenizer's, and the tokenizer's. Without one every completion would run to the limit.
+    The tokens that end a completion: the tokenizer's, and those of the model's generation config, since a chat model
+    may end its turn with another one. Without any, every completion would run to the limit.
     """
     named = generation_config.eos_token_id if generation_config is not None else None
     ids = set([named] if isinstance(named, int) else named or []) | {tokenizer.eos_token_id}

@@ -1,79 +1,88 @@
 """What the metrics need of a samples file: a few numbers for each sample, no text."""
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from troll_trl.evaluation.samples import read_lines
 from troll_trl.evaluation.scoring import strict_answer, vote
-from troll_trl.evaluation.statistics import default_ks, problem_metrics
+from troll_trl.evaluation.statistics import default_ks, majority_score, pass_at_k
 
-# Completions on which the verifier and the strict comparison disagree are shown so many times
+# Completions on which the verifier and the strict comparison disagree: the first of them are shown
 EXAMPLES = 3
 _SHOWN_CHARACTERS = 300
 _NEEDED = ("model", "benchmark", "problem", "sample", "gold", "completion", "reward", "answer", "path", "strict")
 
 
-@dataclass
 class ProblemScores:
-    """The scores of one model on one benchmark, by problem and sample, and what befell the samples."""
+    """The scores of one model on one benchmark, and examples on which its two scores disagree."""
 
-    rewards: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # the verifier's
-    strict: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    votes: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    golds: dict[str, str] = field(default_factory=dict)  # long ones by their digest
-    counts: Counter[str] = field(default_factory=Counter)  # of samples
-    paths: Counter[str] = field(default_factory=Counter)  # of scored samples, by how the verifier decided
-    examples: list[dict[str, Any]] = field(default_factory=list)  # the first that the two scores disagree on
+    def __init__(self) -> None:
+        self.samples = self.unreadable_gold = 0
+        self.examples: list[dict[str, Any]] = []
+        self._rows: list[tuple] = []
 
     def add(self, line: dict[str, Any]):
-        self.counts["samples"] += 1
+        """Add a sample. One whose gold answer cannot be read is counted only."""
+        self.samples += 1
         if line["reward"] is None:
-            self.counts["unreadable_gold"] += 1
+            self.unreadable_gold += 1
             return
-        problem = line["problem"]
-        self.rewards[problem].append(line["reward"])
-        self.strict[problem].append(line["strict"])
-        self.votes[problem].append(_short(vote(line["answer"])))
-        self.golds.setdefault(problem, _short(line["gold"]))
-        self.counts["scored"] += 1
-        self.paths[line["path"]] += 1
-        for name in ("tokens", "truncated"):
-            if line.get(name) is not None:
-                self.counts[name] += int(line[name])
-                self.counts[f"with_{name}"] += 1
-        if line["reward"] != line["strict"]:
-            self.counts["disagreements"] += 1
-            if len(self.examples) < EXAMPLES:
-                self.examples.append(_example(line))
+        texts = line["problem"], _short(vote(line["answer"])), _short(line["gold"]), line["path"]
+        self._rows.append((*texts, line["reward"], line["strict"], line.get("tokens"), line.get("truncated")))
+        if line["reward"] != line["strict"] and len(self.examples) < EXAMPLES:
+            self.examples.append(_example(line))
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A row for each scored sample, when all have been added."""
+        numbers = ["reward", "strict", "tokens", "truncated"]  # NaN if not known
+        table = pd.DataFrame(self._rows, columns=["problem", "vote", "gold", "path", *numbers], dtype=object)
+        return table.astype(dict.fromkeys(numbers, float))
+
+    @cached_property
+    def problems(self) -> pd.DataFrame:
+        """A row for each problem, in the order of the file: lists of rewards and votes, mean strict score, gold."""
+        return self.table.groupby("problem", sort=False).agg(
+            rewards=("reward", list), votes=("vote", list), strict=("strict", "mean"), gold=("gold", "first")
+        )
 
     @property
-    def samples_per_problem(self) -> int:
-        """The fewest samples that a problem has."""
-        return min(map(len, self.rewards.values()))
+    def counts(self) -> pd.Series:
+        """The number of samples of each problem."""
+        return self.table.groupby("problem").size()
 
-    def share(self, name: str, per: str) -> float | None:
-        """A count over another; `None` if the file says nothing of it."""
-        return self.counts[name] / self.counts[per] if self.counts[per] else None
+    def shares(self) -> dict[str, float]:
+        """Shares of the scored samples, and their mean number of tokens; NaN if the file does not say."""
+        decided = self.table["path"].value_counts(normalize=True)
+        return {
+            "truncated": self.table["truncated"].mean(),
+            "no_answer": decided.get("no_answer", 0.0),
+            "unparsable": decided.get("unreadable_answer", 0.0) + decided.get("refused", 0.0),
+            "timed_out": decided.get("timeout", 0.0) + decided.get("crash", 0.0),
+            "mean_tokens": self.table["tokens"].mean(),
+        }
 
-    def share_of_paths(self, *paths: str) -> float:
-        """Share of the scored samples that the verifier decided in one of these ways."""
-        return sum(self.paths[path] for path in paths) / self.counts["scored"]
-
-    def metrics(self, ks: Sequence[int] | None = None, problems: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    def metrics(self, ks: Sequence[int] | None = None, problems: Sequence[str] | None = None) -> pd.DataFrame:
         """
-        Metrics of each problem, `(problems,)` by name: `mean`, `pass@k`, `maj`, `strict`; by default for all k that the
-        samples allow, and of all problems.
+        Metrics of each problem, a column each: `mean`, `pass@k`, `maj`, `strict`; by default for all k that the samples
+        allow, and of all problems.
         """
-        chosen = list(self.rewards) if problems is None else problems
-        ks = default_ks(self.samples_per_problem) if ks is None else ks
-        columns = problem_metrics([self.rewards[id] for id in chosen], [self.votes[id] for id in chosen], ks)
-        return columns | {"strict": np.array([np.mean(self.strict[id]) for id in chosen])}
+        chosen = self.problems if problems is None else self.problems.loc[list(problems)]
+        rewards = chosen["rewards"]
+        metrics = {"mean": rewards.map(np.mean)}
+        for k in ks or default_ks(self.counts.min()):
+            metrics[f"pass@{k}"] = rewards.map(
+                lambda of_problem, k=k: pass_at_k(len(of_problem), of_problem.count(1), k)
+            )
+        metrics["maj"] = chosen.apply(lambda problem: majority_score(problem["votes"], problem["rewards"]), axis=1)
+        return pd.DataFrame(metrics | {"strict": chosen["strict"]})
 
 
 def read_scores(path: Path) -> dict[tuple[str, str], ProblemScores]:
@@ -91,7 +100,7 @@ def read_scores(path: Path) -> dict[tuple[str, str], ProblemScores]:
 
 
 def _short(value: Any) -> Any:
-    """Long texts by their digest, so that a file's answers cost little memory."""
+    """A long text by its digest: a file's answers then cost little memory."""
     if isinstance(value, str) and len(value) > 64:
         return hashlib.sha256(value.encode("utf-8", "replace")).hexdigest()
     return value

@@ -10,38 +10,31 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from troll_trl.evaluation.models import adapter_settings
 
 # A folder without any of these has no tokenizer; transformers may then make up an empty one
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "spiece.model",
-    "*.tiktoken",
-)
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model", "*.tiktoken")
 
 
 def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub name; of a LoRA adapter its own, or else its base model's."""
     folder = Path(model)
-    if folder.is_dir() and not any(True for name in TOKENIZER_FILES for _ in folder.glob(name)):
+    if folder.is_dir() and not any(list(folder.glob(name)) for name in _TOKENIZERS):
         adapter = adapter_settings(model)
         if adapter:
             return load_tokenizer(adapter["base_model_name_or_path"])
         raise ValueError(
-            f"`model`: the folder {model} holds no tokenizer (looked for {', '.join(TOKENIZER_FILES)}). Save it beside "
+            f"`model`: the folder {model} holds no tokenizer (looked for {', '.join(_TOKENIZERS)}). Save it with "
             "the model: tokenizer.save_pretrained(folder)."
         )
     try:
         return AutoTokenizer.from_pretrained(model, revision=revision)
     except (OSError, ValueError) as error:  # of a torn file, too
-        where = "" if folder.is_dir() else " It is no folder here, and the hub did not give it."
+        where = "" if folder.is_dir() else " It is not a local folder, and the hub did not provide it."
         raise OSError(f"`model`: the tokenizer of {model} cannot be loaded.{where} {error}") from None
 
 
 def check_thinking(tokenizers: Mapping[str, PreTrainedTokenizerBase], enable_thinking: bool | None):
     """
-    Refuse a thinking mode that is set (not `None`) where no chat template of the models, by name, would show it, and
-    one that is not where a template has it: its default is mostly not what the model was trained with.
+    Raise a `ValueError` if a thinking mode is set that no chat template of the models (by name) reads, or if none is
+    set and a template reads it: a template's default is rarely what the model was trained with.
     """
     reading = [model for model, tokenizer in tokenizers.items() if _reads_thinking(tokenizer)]
     if enable_thinking is None and reading:
@@ -68,9 +61,9 @@ def tokenize_prompt(
     """
     Token ids of a prompt, up to where the answer begins.
 
-    With a chat template, the messages and the opening of the assistant's turn. Without one, as for a base model, the
-    texts of the messages with an empty line between them and behind them, and the tokenizer's own special tokens. A
-    ValueError where the template refuses the messages (some know no system message), or where nothing is left.
+    A chat template writes the messages and opens the assistant's turn. Without one, as for a base model, an empty line
+    follows the text of each message, and the tokenizer adds its special tokens. Raises a `ValueError` if the template
+    refuses the messages (some take no system message), or if no token is left.
     """
     if tokenizer.chat_template is None:
         ids = tokenizer("".join(f"{message['content']}\n\n" for message in messages))["input_ids"]

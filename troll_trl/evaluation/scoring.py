@@ -23,8 +23,8 @@ _DROPPED = re.compile(r"\\left|\\right|\\[!,;:]|\\?\$|\\[()\[\]]|\s+")
 
 def score(golds: Sequence[str], texts: Sequence[str], options: Sequence[Options] | None = None) -> list[Verdict]:
     r"""
-    The verdicts of the training's verifier; a wrong answer that is no mathematics has a path of its own. With the
-    `options` of a multiple choice, the text of the right one is right too.
+    The verdicts of the training's verifier, with the path `"unreadable_answer"` for a wrong answer that is not
+    mathematics. With the `options` of a multiple choice, the text of the right option is right too.
     """
     verdicts = verify(golds, texts, options=options)
     answers = {verdict.answer or "": _normalised(verdict.answer or "") for verdict in verdicts if _is_wrong(verdict)}
@@ -38,7 +38,7 @@ def score(golds: Sequence[str], texts: Sequence[str], options: Sequence[Options]
 
 
 def score_samples(samples: Sequence[Sample], options: Sequence[Options]) -> list[Sample]:
-    """Samples with their scores filled in, and with the `options` of their multiple choices."""
+    """Fill in the scores of samples, with the `options` of their multiple choices."""
     golds, texts = [sample["gold"] for sample in samples], [sample["completion"] for sample in samples]
     for sample, verdict in zip(samples, score(golds, texts, options), strict=True):
         sample["reward"], sample["answer"], sample["path"] = verdict.reward, verdict.answer, verdict.path
@@ -47,7 +47,7 @@ def score_samples(samples: Sequence[Sample], options: Sequence[Options]) -> list
 
 
 def _is_wrong(verdict: Verdict) -> bool:
-    """Whether an answer was compared and is wrong. One that was stopped at a limit was not."""
+    """Whether an answer was compared, without running into a limit, and is wrong."""
     return verdict.reward == 0 and verdict.answer is not None and verdict.path not in ("timeout", "crash", "refused")
 
 
@@ -111,9 +111,9 @@ def strict_form(answer: str) -> Fraction | str:
 
 def vote(answer: str | None) -> Hashable | None:
     """
-    What an answer that the verifier read votes for in maj@n, `None` for no vote. Alike vote equal numbers (units aside;
-    what is left to compute, such as `10^2`, by its text), one option of a multiple choice, the same words, and what is
-    equal as [`strict_form`]; of `x = 3` the value counts.
+    The vote of an answer in maj@n, `None` for no vote. Answers vote alike if they are the same number (without units;
+    what must still be computed, such as `10^2`, counts as text), the same option of a multiple choice, the same words,
+    or equal as [`strict_form`]. `x = 3` votes for its value.
     """
     if answer is None:
         return None

@@ -74,10 +74,9 @@ def paired_difference(
     """
     As [`estimate`], of the difference B − A over the same problems, row by row, with its p-value.
 
-    The p-value is that of the interval: twice the share of resampled differences on the far side of 0 (0 included,
-    and one more of each, so that it is never 0), and at least that of a test of signs: of m problems that differ, all
-    in one direction, no resampling makes a p-value below 2^(1 − m). From six such problems on it is below 0.05 where
-    the interval leaves 0 out.
+    The p-value is twice the share of resampled differences on the far side of 0, counting 0 and one more of each: it is
+    never 0. It is at least the p-value of a test of signs: for m problems that differ, all in one direction, 2^(1 − m).
+    From six such problems on, it is below 0.05 if the interval leaves 0 out.
     """
     if [a.shape for a in groups_a] != [b.shape for b in groups_b]:
         raise ValueError("A paired difference needs the same problems and metrics on both sides.")
@@ -102,7 +101,7 @@ def student_t(values: Sequence[float] | np.ndarray, lowest: float = -np.inf, hig
 
 
 def smallest_p_value(resamples: int) -> float:
-    """What a two-sided p-value that is counted over random resamples cannot fall below."""
+    """The smallest two-sided p-value that random resamples can show."""
     return 2 / (resamples + 1)
 
 
@@ -128,19 +127,3 @@ def _mean_of_means(*groups: np.ndarray, axis: int) -> np.ndarray:
 def default_ks(samples: int) -> list[int]:
     """Powers of two up to the number of samples, and that number."""
     return sorted({2**power for power in range(samples.bit_length())} | {samples})
-
-
-def problem_metrics(
-    rewards: Sequence[Sequence[float]], answers: Sequence[Sequence[Hashable | None]], ks: Sequence[int]
-) -> dict[str, np.ndarray]:
-    """
-    Metrics of each problem, `(problems,)` by name (`mean`, `pass@k` for each k, `maj`), whose means over problems are
-    the metrics of a benchmark: from the rewards (1 counts as right) and the normalised answers of its samples.
-    """
-    columns: dict[str, list[float]] = {"mean": [float(np.mean(of_problem)) for of_problem in rewards]}
-    for k in ks:
-        columns[f"pass@{k}"] = [
-            pass_at_k(len(of_problem), sum(reward == 1 for reward in of_problem), k) for of_problem in rewards
-        ]
-    columns["maj"] = [majority_score(*of_problem) for of_problem in zip(answers, rewards, strict=True)]
-    return {name: np.array(column) for name, column in columns.items()}

@@ -2,16 +2,18 @@
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from troll_trl.evaluation.arguments import EvaluationArguments
+from troll_trl.evaluation.output import PROVENANCE
 from troll_trl.evaluation.problem_scores import ProblemScores, read_scores
-from troll_trl.evaluation.provenance import PROVENANCE
 from troll_trl.evaluation.samples import SAMPLES, write_json, write_parquet
 from troll_trl.evaluation.statistics import CONFIDENCE, default_ks, estimate, paired_difference
 
@@ -31,14 +33,14 @@ def summarize(args: EvaluationArguments, provenance: dict[str, Any]) -> dict[str
     by_key = read_scores(folder / SAMPLES)
     for key, scores in by_key.items():
         _check_samples(", ".join(key), scores, args.k)
-    by_key = {key: scores for key, scores in by_key.items() if scores.rewards}
+    by_key = {key: scores for key, scores in by_key.items() if len(scores.table)}
     if not by_key:
         raise ValueError(f"{folder / SAMPLES}: none of the gold answers can be read.")
     results = [_result(key, scores, args, provenance) for key, scores in by_key.items()]
     for model in dict.fromkeys(model for model, _ in by_key):
         of_model = [scores for (name, _), scores in by_key.items() if name == model]
         if len(of_model) > 1:
-            results.append(_overall(model, of_model, args))
+            results.append({"model": model, "benchmark": OVERALL, **_metrics(of_model, args)})
     summary = {"results": results, "bootstrap": _bootstrap_settings(args), **provenance}
     write_json(folder / SUMMARY, summary)
     write_parquet(folder / SAMPLES, folder / PARQUET)
@@ -50,16 +52,18 @@ def _bootstrap_settings(args: EvaluationArguments) -> dict[str, Any]:
 
 
 def _check_samples(name: str, scores: ProblemScores, ks: Sequence[int] | None):
-    """Say which samples are left out or uneven, and refuse a k that is above their number."""
-    if unreadable := scores.counts["unreadable_gold"]:
+    """Warn of samples that are left out or uneven, and refuse a k that is above their number."""
+    if scores.unreadable_gold:
         logger.warning(
-            f"{name}: the gold answer of {unreadable} of {scores.counts['samples']} samples cannot be read; they are "
+            f"{name}: the gold answer of {scores.unreadable_gold} of {scores.samples} samples cannot be read; they are "
             "left out."
         )
-    if not scores.rewards:
-        return
-    _check_k(ks, scores, name)
-    fewest, most = scores.samples_per_problem, max(map(len, scores.rewards.values()))
+    fewest, most = scores.counts.min(), scores.counts.max()
+    if ks is not None and max(ks) > fewest:
+        raise ValueError(
+            f"{name}: pass@{max(ks)} needs at least {max(ks)} samples of every problem, and one has {fewest}. Lower "
+            "`k`."
+        )
     if most > fewest:
         logger.warning(
             f"{name}: the problems have from {fewest} to {most} samples. All are taken; n is the fewest, and maj@n of "
@@ -67,83 +71,45 @@ def _check_samples(name: str, scores: ProblemScores, ks: Sequence[int] | None):
         )
 
 
-def _check_k(ks: Sequence[int] | None, scores: ProblemScores, name: str):
-    if ks is not None and max(ks) > scores.samples_per_problem:
-        raise ValueError(
-            f"{name}: pass@{max(ks)} needs at least {max(ks)} samples of every problem, and one has "
-            f"{scores.samples_per_problem}. Lower `k`."
-        )
-
-
 def _result(
     key: tuple[str, str], scores: ProblemScores, args: EvaluationArguments, provenance: dict[str, Any]
 ) -> dict[str, Any]:
-    model, benchmark = key
-    columns = scores.metrics(args.k)
-    values = estimate([np.stack(list(columns.values()), axis=1)], args.bootstrap_samples, args.seed)
-    n, counts = scores.samples_per_problem, scores.counts
+    disagreements = int((scores.table["reward"] != scores.table["strict"]).sum())
     return {
-        "model": model,
-        "benchmark": benchmark,
-        "problems": len(scores.rewards),
-        "n": n,
-        "samples": counts["samples"],
-        "complete": counts["samples"] >= _wanted(benchmark, provenance),
-        "metrics": {_label(name, n): asdict(value) for name, value in zip(columns, values, strict=True)},
-        **_shares(scores),
-        "verifier_paths": scores.paths,
-        "unreadable_gold": counts["unreadable_gold"],
+        "model": key[0],
+        "benchmark": key[1],
+        **_metrics([scores], args),
+        "complete": scores.samples >= _wanted(key[1], provenance),
+        "verifier_paths": scores.table["path"].value_counts().to_dict(),
+        "unreadable_gold": scores.unreadable_gold,
         "disagreements": {
-            "count": counts["disagreements"],
-            "share": counts["disagreements"] / counts["scored"],
+            "count": disagreements,
+            "share": disagreements / len(scores.table),
             "examples": scores.examples,
         },
     }
 
 
-def _wanted(benchmark: str, provenance: dict[str, Any]) -> int:
-    """Samples of a benchmark that an evaluation is to end with; 0 where that is not known."""
-    return provenance["benchmarks"].get(benchmark, {}).get("problems", 0) * provenance["settings"].get("n", 0)
-
-
-def _shares(scores: ProblemScores) -> dict[str, float | None]:
+def _metrics(benchmarks: Sequence[ProblemScores], args: EvaluationArguments) -> dict[str, Any]:
+    """Metrics and shares of benchmarks, each of the same weight; `None` for a share that one does not say."""
+    fewest = {int(scores.counts.min()) for scores in benchmarks}
+    n = fewest.pop() if len(fewest) == 1 else None
+    tables = [scores.metrics(args.k or default_ks(n or min(fewest))) for scores in benchmarks]
+    values = estimate([table.to_numpy() for table in tables], args.bootstrap_samples, args.seed)
+    labels = [name if n is None or "@" in name else f"{name}@{n}" for name in tables[0]]
+    shares = pd.DataFrame([scores.shares() for scores in benchmarks]).mean(skipna=False)
     return {
-        "truncated": scores.share("truncated", per="with_truncated"),
-        "no_answer": scores.share_of_paths("no_answer"),
-        "unparsable": scores.share_of_paths("unreadable_answer", "refused"),
-        "timed_out": scores.share_of_paths("timeout", "crash"),
-        "mean_tokens": scores.share("tokens", per="with_tokens"),
-    }
-
-
-def _mean_shares(benchmarks: Sequence[ProblemScores]) -> dict[str, float | None]:
-    """Those of the benchmarks, each of the same weight; `None` where one does not say."""
-    means = {}
-    for name in _shares(benchmarks[0]):
-        known = [share for share in (_shares(scores)[name] for scores in benchmarks) if share is not None]
-        means[name] = sum(known) / len(known) if len(known) == len(benchmarks) else None
-    return means
-
-
-def _overall(model: str, benchmarks: Sequence[ProblemScores], args: EvaluationArguments) -> dict[str, Any]:
-    samples = {scores.samples_per_problem for scores in benchmarks}
-    columns = [scores.metrics(args.k or default_ks(min(samples))) for scores in benchmarks]
-    groups = [np.stack(list(of_benchmark.values()), axis=1) for of_benchmark in columns]
-    values = estimate(groups, args.bootstrap_samples, args.seed)
-    n = samples.pop() if len(samples) == 1 else None
-    return {
-        "model": model,
-        "benchmark": OVERALL,
-        "problems": sum(len(scores.rewards) for scores in benchmarks),
+        "problems": sum(map(len, tables)),
         "n": n,
-        "samples": sum(scores.counts["samples"] for scores in benchmarks),
-        "metrics": {_label(name, n): asdict(value) for name, value in zip(columns[0], values, strict=True)},
-        **_mean_shares(benchmarks),
+        "samples": sum(scores.samples for scores in benchmarks),
+        "metrics": {label: asdict(value) for label, value in zip(labels, values, strict=True)},
+        **{name: None if math.isnan(share) else share for name, share in shares.items()},
     }
 
 
-def _label(metric: str, n: int | None) -> str:
-    return metric if n is None or "@" in metric else f"{metric}@{n}"
+def _wanted(benchmark: str, provenance: dict[str, Any]) -> int:
+    """The number of samples that an evaluation makes of a benchmark; 0 if it is not known."""
+    return provenance["benchmarks"].get(benchmark, {}).get("problems", 0) * provenance["settings"].get("n", 0)
 
 
 # -- Comparison -------------------------------------------------------------------------------------------------------
@@ -166,49 +132,33 @@ def compare(args: EvaluationArguments) -> dict[str, Any]:
         logger.warning(f"{benchmark} is only in one of the two, and left out.")
     problems = {benchmark: _common_problems(benchmark, first[benchmark], second[benchmark]) for benchmark in common}
     for name, side, folder in zip(names, (first, second), (folder_a, folder_b), strict=True):
-        of_common = {benchmark: side[benchmark] for benchmark in common}
-        for benchmark, scores in of_common.items():
-            _check_samples(f"`compare`: {name}, {benchmark}", scores, args.k)
-        _check_finished(name, of_common, folder)
-    all_scores = [side[benchmark] for side in (first, second) for benchmark in common]
-    counts = {len(samples) for scores in all_scores for samples in scores.rewards.values()}
+        for benchmark in common:
+            _check_samples(f"`compare`: {name}, {benchmark}", side[benchmark], args.k)
+            _check_finished(name, benchmark, side[benchmark], folder)
+    counts = {int(count) for side in (first, second) for benchmark in common for count in side[benchmark].counts}
     ks = args.k or default_ks(min(counts))
-    groups_a, groups_b = (
-        [side[benchmark].metrics(ks, problems[benchmark]) for benchmark in common] for side in (first, second)
-    )
+    tables = {
+        benchmark: [side[benchmark].metrics(ks, problems[benchmark]) for side in (first, second)]
+        for benchmark in common
+    }
     if len(counts) > 1:
         logger.warning("The numbers of samples differ: maj, which grows with them, is left out.")
-    metrics = [name for name in groups_a[0] if name != "maj" or len(counts) == 1]
-    rows = {benchmark: ([a], [b]) for benchmark, a, b in zip(common, groups_a, groups_b, strict=True)}
+        tables = {benchmark: [table.drop(columns="maj") for table in both] for benchmark, both in tables.items()}
+    results = [_difference(benchmark, [both], args) for benchmark, both in tables.items()]
     if len(common) > 1:
-        rows[OVERALL] = (groups_a, groups_b)
-    results = [
-        {
-            "benchmark": benchmark,
-            "problems": sum(len(group["mean"]) for group in a),
-            "metrics": _differences(a, b, metrics, args),
-        }
-        for benchmark, (a, b) in rows.items()
-    ]
+        results.append(_difference(OVERALL, list(tables.values()), args))
     comparison = {"a": names[0], "b": names[1], "difference": "B - A", "results": results}
     return comparison | {"bootstrap": _bootstrap_settings(args)}
 
 
-def _differences(
-    a: Sequence[dict[str, np.ndarray]],
-    b: Sequence[dict[str, np.ndarray]],
-    metrics: list[str],
-    args: EvaluationArguments,
-) -> dict[str, dict[str, float]]:
-    stacked_a, stacked_b = (
-        [np.stack([of_benchmark[name] for name in metrics], axis=1) for of_benchmark in side] for side in (a, b)
-    )
-    differences = paired_difference(stacked_a, stacked_b, args.bootstrap_samples, args.seed)
-    means_a, means_b = (np.mean([group.mean(axis=0) for group in side], axis=0) for side in (stacked_a, stacked_b))
-    return {
-        name: {"a": float(means_a[i]), "b": float(means_b[i]), **asdict(differences[i])}
-        for i, name in enumerate(metrics)
-    }
+def _difference(benchmark: str, tables: list[list[pd.DataFrame]], args: EvaluationArguments) -> dict[str, Any]:
+    """B − A over benchmarks of the same weight; a table of metrics for A and for B of each."""
+    a, b = ([both[side].to_numpy() for both in tables] for side in (0, 1))
+    differences = paired_difference(a, b, args.bootstrap_samples, args.seed)
+    means = (np.mean([values.mean(axis=0) for values in side], axis=0).tolist() for side in (a, b))
+    rows = zip(tables[0][0], *means, differences, strict=True)
+    metrics = {name: {"a": of_a, "b": of_b, **asdict(difference)} for name, of_a, of_b, difference in rows}
+    return {"benchmark": benchmark, "problems": sum(map(len, a)), "metrics": metrics}
 
 
 def check_compared(args: EvaluationArguments):
@@ -240,35 +190,31 @@ def _scores_of(name: str, args: EvaluationArguments) -> tuple[dict[str, ProblemS
         known_models = ", ".join(dict.fromkeys(model for model, _ in by_key))
         known = f"and `output` has the models {known_models}" if by_key else "and `output` names no evaluation"
         raise FileNotFoundError(
-            f"`compare`: {name} is no folder with a {SAMPLES}, no such file ending in .jsonl, {known}."
+            f"`compare`: {name} is neither a folder with a {SAMPLES} nor such a file ending in .jsonl, {known}."
         )
     return of_model, folder
 
 
-def _check_finished(name: str, side: dict[str, ProblemScores], folder: Path):
-    """Say which samples one side still lacks: the problems that it has are then no sample of all, but the longest."""
+def _check_finished(name: str, benchmark: str, scores: ProblemScores, folder: Path):
+    """Warn if one side lacks samples: the longest problems come first, so they are not a fair sample."""
     file = folder / PROVENANCE
-    if not file.is_file():
-        return
-    provenance = json.loads(file.read_text(encoding="utf-8"))
-    for benchmark, scores in side.items():
-        if scores.counts["samples"] < (wanted := _wanted(benchmark, provenance)):
-            logger.warning(
-                f"`compare`: {name} has {scores.counts['samples']} of {wanted} samples of {benchmark}, those of the "
-                "longest problems. Finish it by the command that began it before you trust a difference."
-            )
+    wanted = _wanted(benchmark, json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else 0
+    if scores.samples < wanted:
+        logger.warning(
+            f"`compare`: {name} has {scores.samples} of {wanted} samples of {benchmark}, those of the longest "
+            "problems. Finish it by the command that began it before you trust a difference."
+        )
 
 
 def _common_problems(benchmark: str, first: ProblemScores, second: ProblemScores) -> list[str]:
-    common = [problem for problem in first.rewards if problem in second.rewards]
-    if not common:
+    golds = pd.concat([first.problems["gold"], second.problems["gold"]], axis=1, join="inner", keys=["a", "b"])
+    if golds.empty:
         raise ValueError(f"`compare`: the two have no problem of {benchmark} in common.")
-    other = next((problem for problem in common if first.golds[problem] != second.golds[problem]), None)
-    if other is not None:
+    for problem, a, b in golds[golds["a"] != golds["b"]].itertuples():
         raise ValueError(
-            f"`compare`: {benchmark}, problem {other} has the gold answer {first.golds[other]!r} in the one and "
-            f"{second.golds[other]!r} in the other. They are not the same problems."
+            f"`compare`: {benchmark}, problem {problem} has the gold answer {a!r} in A and {b!r} in B. They are not "
+            "the same problems."
         )
-    if len(common) < max(len(first.rewards), len(second.rewards)):
-        logger.warning(f"{benchmark}: compared on the {len(common)} problems that both have.")
-    return common
+    if len(golds) < max(len(first.problems), len(second.problems)):
+        logger.warning(f"{benchmark}: compared on the {len(golds)} problems that both have.")
+    return list(golds.index)

@@ -41,6 +41,12 @@ class KernelCheck(NamedTuple):
     shapes: str  # of the case
     error: str  # why it did not run; else empty
 
+    def __str__(self) -> str:
+        said = f"agrees with torch to {self.difference:.1e} of the largest entry"
+        if not self.ok:
+            said = f"FAILS: {self.error or f'differs from torch by {self.difference:.1e} of the largest entry'}"
+        return f"{self.kernel} ({self.shapes}): {said}"
+
 
 @functools.cache
 def self_check(device: torch.device, run: Case | None = None) -> tuple[KernelCheck, ...]:
@@ -71,23 +77,18 @@ def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return (error.amax() / max(scale, 1e-30)).item()
 
 
-class _Tile(NamedTuple):
-    products: torch.Tensor  # (n, v + 1)
-    bias: torch.Tensor | None  # (v,)
-    token_ids: torch.Tensor  # (n, K) int32, within and outside of the tile
-    start: int
-
-
-def _tile_of(case: Case, device: torch.device) -> _Tile:
+def _tile_of(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, int]:
+    """Products `(n, v + 1)` of the last tile, a bias `(v,)`, kept tokens `(n, K)`, within and outside of the tile, and
+    its first token."""
     generator = torch.Generator().manual_seed(0)
-    start = (case.vocabulary - 1) // case.chunk * case.chunk  # of the last tile
+    start = (case.vocabulary - 1) // case.chunk * case.chunk
     columns, slots = case.vocabulary - start, case.slots
     stride = math.ceil((columns + 1) / 16) * 16
     tile = 3 * torch.randn(case.rows, stride, generator=generator)
     ids = torch.stack([torch.randperm(case.vocabulary, generator=generator)[:slots] for _ in range(case.rows)]).int()
     ids[::3, 1 + slots // 2 :] = -1
     bias = torch.randn(columns, generator=generator).to(device) if case.bias else None
-    return _Tile(tile.to(device, case.dtype)[:, : columns + 1], bias, ids.to(device), start)
+    return tile.to(device, case.dtype)[:, : columns + 1], bias, ids.to(device), start
 
 
 def _check_fold(case, device):

@@ -21,53 +21,34 @@ NUM_WARPS = 8
 
 
 class BestBlocks(NamedTuple):
-    """
-    The `k` blocks with the largest maxima among those that are reduced, of `n` tokens: `max` `(n, k)` float32, `which`
-    `(n, k)` int64, and their `logits` `(n, k, 64)` float32.
-    """
+    """The `k` blocks with the largest maxima among those that are reduced, of `n` tokens."""
 
-    max: torch.Tensor
-    which: torch.Tensor
-    logits: torch.Tensor
+    max: torch.Tensor  # (n, k) float32
+    which: torch.Tensor  # (n, k) int64
+    logits: torch.Tensor  # (n, k, 64) float32
 
 
 class Blocks(NamedTuple):
     """
-    The logits of `n` tokens over a padded vocabulary of `P` columns and the statistics of their blocks of 64, without
+    The logits of `n` tokens over a padded vocabulary of `P` columns, and the statistics of their blocks of 64 without
     the sampled token, which is kept in any case. [`blocks_of`] makes one.
 
-    Attributes:
-        tile (`torch.Tensor` of shape `(n, P)`):
-            For torch the logits, with a floor at the sampled token and in the padding; for Triton the products. With
-            `best` it is `(n, chunk)`, for one chunk after the other.
-        max, sum_exp, sum_exp_u (`torch.Tensor` of shape `(n, P / 64)`, float32):
-            Of every block: largest logit, `Σ exp(u)` and `Σ u·exp(u)` with `u = z − max`.
-        sampled (`torch.Tensor` of shape `(n, 1)`, float32):
-            Logit of the sampled token.
-        sampled_ids (`torch.Tensor` of shape `(n, 1)`, int64):
-            The sampled token.
-        vocabulary (`int`):
-            Number of columns that are tokens, V.
-        chunk (`int`):
-            Columns that are reduced at a time, a multiple of 64.
-        stride (`int`):
-            Distance of the members of a block. Triton's blocks are 64 neighbours, which a program reads at once and
-            finds again in two cache lines. Torch's run through a chunk at equal distances, so that a reduction over a
-            block runs over the rows of a matrix and vectorises.
-        best ([`BestBlocks`], *optional*):
-            What is kept of the chunks before.
+    Triton's blocks are 64 neighbours, which a program reads at once and finds again in two cache lines. The members of
+    the fallback's blocks have equal distances in a chunk: a reduction over a block then runs over the rows of a matrix,
+    and vectorises.
     """
 
+    # (n, P): Triton's products, or torch's logits with a floor at the sampled token and in the padding
     tile: torch.Tensor
-    max: torch.Tensor
-    sum_exp: torch.Tensor
-    sum_exp_u: torch.Tensor
-    sampled: torch.Tensor
-    sampled_ids: torch.Tensor
-    vocabulary: int
-    chunk: int
-    stride: int
-    best: BestBlocks | None
+    max: torch.Tensor  # (n, P / 64) float32: largest logit of every block
+    sum_exp: torch.Tensor  # (n, P / 64) float32: Σ exp(u), with u = z − max
+    sum_exp_u: torch.Tensor  # (n, P / 64) float32: Σ u·exp(u)
+    sampled: torch.Tensor  # (n, 1) float32: logit of the sampled token
+    sampled_ids: torch.Tensor  # (n, 1) int64
+    vocabulary: int  # columns that are tokens, V
+    chunk: int  # columns that are reduced at a time, a multiple of 64
+    stride: int  # distance of the members of a block
+    best: BestBlocks | None  # of the earlier chunks; the tile is then (n, chunk), for one chunk after the other
 
     def chunk_at(self, first: int) -> torch.Tensor:
         """Where in the tile the chunk from column `first` of the vocabulary on is."""
@@ -77,11 +58,8 @@ class Blocks(NamedTuple):
 def blocks_of(
     tile: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int, chunk: int, keep: int | None = None
 ) -> Blocks:
-    """
-    Blocks of a tile `(n, P)` that is still to be filled, with sampled tokens `(n,)`, to be reduced in chunks. With
-    `keep`, for torch, a tile `(n, chunk)` does for all chunks in turn: so many blocks, or all, are kept with their
-    logits.
-    """
+    """Blocks of a tile `(n, P)` that is still empty, with sampled tokens `(n,)`. With `keep`, for torch, a tile
+    `(n, chunk)` holds all chunks in turn, and this number of blocks stays with its logits."""
     shape = (len(tile), math.ceil(vocabulary / chunk) * chunk // BLOCK)
     block_max, sum_exp, sum_exp_u = (tile.new_empty(shape, dtype=torch.float32) for _ in range(3))
     sampled = tile.new_full((len(tile), 1), FLOOR, dtype=torch.float32)
@@ -98,17 +76,8 @@ def blocks_of(
 def reduce_chunk(
     blocks: Blocks, bias: torch.Tensor | None, transform: LogitTransform, first: int, columns: int
 ) -> None:
-    """
-    Reduce one chunk of products, just written to the tile, to the statistics of its blocks.
-
-    Args:
-        blocks ([`Blocks`]):
-            Updated.
-        bias (`torch.Tensor` of shape `(columns,)`, *optional*), transform ([`LogitTransform`]):
-            Turn products into logits.
-        first (`int`), columns (`int`):
-            First column of the chunk, and how many of its columns are in the vocabulary.
-    """
+    """Reduce the products of one chunk in the tile to the statistics of its blocks. `bias` `(columns,)` and `transform`
+    turn products into logits; `columns` of the chunk, from `first` on, are in the vocabulary."""
     if use_triton(blocks.tile.device):
         _reduce_triton(blocks, bias, transform, first, columns)
     else:
@@ -143,8 +112,8 @@ def _reduce_torch(blocks, bias, transform, first, columns):
 
 
 def _keep_best(best: BestBlocks, block_max: torch.Tensor, logits: torch.Tensor, first: int) -> None:
-    """Of `best` and the blocks of a chunk, with maxima `(n, m)` and logits `(n, 64, m)`, the best; only new ones are
-    copied, which become fewer with each chunk."""
+    """Keep the best among `best` and the blocks of a chunk, with maxima `(n, m)` and logits `(n, 64, m)`. Only new ones
+    are copied, and each chunk has fewer of them."""
     k = best.max.shape[1]
     every = torch.cat([best.max, block_max], 1)
     chosen = torch.zeros_like(every, dtype=torch.bool).scatter_(1, every.topk(k, 1, sorted=False).indices, True)
@@ -158,29 +127,13 @@ def _keep_best(best: BestBlocks, block_max: torch.Tensor, logits: torch.Tensor, 
 
 def _reduce_triton(blocks, bias, transform, first, columns):
     count = blocks.chunk // BLOCK
-    launch(
-        _reduce_kernel,
-        (len(blocks.tile), triton.cdiv(count, BLOCKS_PER_PROGRAM)),
-        blocks.tile.device,
-        blocks.tile,
-        blocks.tile.stride(0),
-        bias,
-        blocks.sampled_ids,
-        blocks.max,
-        blocks.sum_exp,
-        blocks.sum_exp_u,
-        blocks.sampled,
-        blocks.max.shape[1],
-        first,
-        columns,
-        count,
-        **transform.kernel_arguments,
-        HAS_BIAS=bias is not None,
-        FLOOR=FLOOR,
-        BLOCK=BLOCK,
-        BLOCKS=BLOCKS_PER_PROGRAM,
-        num_warps=NUM_WARPS,
-    )
+    grid = (len(blocks.tile), triton.cdiv(count, BLOCKS_PER_PROGRAM))
+    inputs = (blocks.tile, blocks.tile.stride(0), bias, blocks.sampled_ids)
+    outputs = (blocks.max, blocks.sum_exp, blocks.sum_exp_u, blocks.sampled)
+    constants = {"FLOOR": FLOOR, "BLOCK": BLOCK, "BLOCKS": BLOCKS_PER_PROGRAM, "num_warps": NUM_WARPS}
+    constants |= transform.kernel_arguments | {"HAS_BIAS": bias is not None}
+    sizes = (blocks.max.shape[1], first, columns, count)
+    launch(_reduce_kernel, grid, blocks.tile.device, *inputs, *outputs, *sizes, **constants)
 
 
 # `first` is a multiple of 64: unless Triton knows, it reads two bytes at a time

@@ -25,41 +25,17 @@ MOST_IN_REGISTERS = 128
 
 
 class Candidates(NamedTuple):
-    """
-    The `k` most likely tokens of `n` positions apart from the sampled one, and what is left.
+    """The `k` most likely tokens of `n` positions apart from the sampled one, and what is left."""
 
-    Attributes:
-        logits (`torch.Tensor` of shape `(n, k)`, float32):
-            In any order; at most `FLOOR / 2` where the vocabulary has no more tokens.
-        token_ids (`torch.Tensor` of shape `(n, k)`, int32):
-            Their tokens.
-        left_log_sum_exp (`torch.Tensor` of shape `(n, 1)`, float32):
-            Of all tokens but these and the sampled one; at most `FLOOR / 2` if there are none.
-        entropy (`torch.Tensor` of shape `(n,)`, float32):
-            Of the full distribution.
-    """
-
-    logits: torch.Tensor
-    token_ids: torch.Tensor
-    left_log_sum_exp: torch.Tensor
-    entropy: torch.Tensor
+    logits: torch.Tensor  # (n, k) float32, in any order; at most `FLOOR / 2` if the vocabulary has no more tokens
+    token_ids: torch.Tensor  # (n, k) int32
+    left_log_sum_exp: torch.Tensor  # (n, 1) float32, of all other tokens; at most `FLOOR / 2` if there are none
+    entropy: torch.Tensor  # (n,) float32, of the full distribution
 
 
 def choose_candidates(blocks: Blocks, bias: torch.Tensor | None, transform: LogitTransform, k: int) -> Candidates:
-    """
-    Choose the `k` most likely tokens apart from the sampled one.
-
-    Args:
-        blocks ([`Blocks`]):
-            All chunks reduced.
-        bias (`torch.Tensor` of shape `(V,)`, *optional*), transform ([`LogitTransform`]):
-            Turn products into logits.
-        k (`int`):
-            At most V − 1.
-
-    Returns:
-        [`Candidates`] of the tokens of `blocks`.
-    """
+    """The `k` ≤ V − 1 most likely tokens apart from the sampled one, of `blocks` whose chunks are all reduced. `bias`
+    `(V,)` and `transform` turn products into logits."""
     if use_triton(blocks.tile.device) and k <= MOST_IN_REGISTERS:
         return _choose_triton(blocks, bias, transform, k)
     return _choose_torch(blocks, bias, transform, k)
@@ -103,52 +79,23 @@ def _columns_of(which: torch.Tensor, member: torch.Tensor, blocks: Blocks) -> to
 
 
 def _choose_triton(blocks, bias, transform, k):
-    rows, count = blocks.max.shape
+    (rows, count), device = blocks.max.shape, blocks.max.device
     logits = blocks.max.new_full((rows, k), FLOOR)
-    token_ids = torch.full((rows, k), -1, device=logits.device, dtype=torch.int32)
-    best_blocks = torch.empty((rows, k), device=logits.device, dtype=torch.int32)
+    token_ids = torch.full((rows, k), -1, device=device, dtype=torch.int32)
+    best_blocks = torch.empty((rows, k), device=device, dtype=torch.int32)
     left, entropy = logits.new_empty((rows, 1)), logits.new_empty(rows)
-    padded_count, slots = triton.next_power_of_2(count), triton.next_power_of_2(max(k, 1))
+    statistics = (blocks.max, blocks.sum_exp, blocks.sum_exp_u, blocks.sampled)
+    padded = triton.next_power_of_2(count)
+    constants = {"FLOOR": FLOOR, "BLOCKS": padded, "num_warps": warps_for(padded)}
+    k_blocks = min(k, count)
     launch(
-        _best_blocks_kernel,
-        (rows,),
-        blocks.max.device,
-        blocks.max,
-        blocks.sum_exp,
-        blocks.sum_exp_u,
-        blocks.sampled,
-        best_blocks,
-        left,
-        entropy,
-        count,
-        k,
-        min(k, count),
-        FLOOR=FLOOR,
-        BLOCKS=padded_count,
-        num_warps=warps_for(padded_count),
+        _best_blocks_kernel, (rows,), device, *statistics, best_blocks, left, entropy, count, k, k_blocks, **constants
     )
-    launch(
-        _best_tokens_kernel,
-        (rows,),
-        blocks.tile.device,
-        blocks.tile,
-        blocks.tile.stride(0),
-        bias,
-        blocks.sampled_ids,
-        best_blocks,
-        logits,
-        token_ids,
-        left,
-        blocks.vocabulary,
-        k,
-        min(k, count),
-        **transform.kernel_arguments,
-        HAS_BIAS=bias is not None,
-        FLOOR=FLOOR,
-        BLOCK=BLOCK,
-        SLOTS=slots,
-        num_warps=warps_for(slots * BLOCK),
-    )
+    tensors = (blocks.tile, blocks.tile.stride(0), bias, blocks.sampled_ids, best_blocks, logits, token_ids, left)
+    slots = triton.next_power_of_2(max(k, 1))
+    constants = {"FLOOR": FLOOR, "BLOCK": BLOCK, "SLOTS": slots, "num_warps": warps_for(slots * BLOCK)}
+    constants |= transform.kernel_arguments | {"HAS_BIAS": bias is not None}
+    launch(_best_tokens_kernel, (rows,), device, *tensors, blocks.vocabulary, k, k_blocks, **constants)
     return Candidates(logits, token_ids, left, entropy)
 
 

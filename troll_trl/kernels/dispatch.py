@@ -26,12 +26,7 @@ _torch_alone = False
 
 
 def kernels_mode() -> str:
-    """
-    What `TROLL_KERNELS` asks for.
-
-    Raises:
-        ValueError: it is none of `auto`, `triton` and `torch`.
-    """
+    """The value of `TROLL_KERNELS`: `auto`, `triton` or `torch`; a `ValueError` for any other."""
     mode = os.environ.get("TROLL_KERNELS", "auto")
     if mode not in MODES:
         raise ValueError(f"TROLL_KERNELS must be one of {', '.join(MODES)}, got {mode!r}.")
@@ -65,7 +60,7 @@ def on_device(device: torch.device) -> AbstractContextManager:
 
 def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *arguments: Any, **options: Any) -> None:
     """Launch a kernel that [`jit`] made, on the `device` of its tensors. Every kernel of the package is launched here.
-    A `grid` without any program, which CUDA would refuse, is no launch."""
+    A `grid` without any program, which CUDA would refuse, launches nothing."""
     if all(grid):
         with on_device(device):
             kernel[grid](*arguments, **options)

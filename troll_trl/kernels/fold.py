@@ -1,7 +1,7 @@
 """One operation of the training pass: folding a tile of logits into running statistics of its tokens, in one read.
 
-The kept tokens are taken out of the tile first, so that the sums run over the rest alone: its log-sum-exp never comes
-from a difference.
+The kept tokens leave the tile first. The sums then run over the rest alone, so its log-sum-exp never comes from a
+difference.
 """
 
 # Annotations like `tl.constexpr` are not evaluated then: `tl` exists only with Triton
@@ -161,7 +161,7 @@ def _take_kept_kernel(
     BLOCK: tl.constexpr,
 ):
     """Kept tokens of this tile: note the logit, and mark the column with the lowest number of the tile's dtype. (A
-    logit that low has no probability beside any other; −∞ would hide an overflow, which is to show in the sums.)
+    logit that low has no probability next to any other; −∞ would hide an overflow, which must show in the sums.)
 
     A launch of its own: within one program only a barrier would let other threads see the marks, and `debug_barrier` is
     none for global memory on every backend."""

@@ -57,7 +57,7 @@ def gradient_coefficients(
     transform: LogitTransform,
 ) -> Coefficients:
     """
-    Everything is scaled by the slope `∂z/∂y` here, so that the tile needs no pass of its own for it.
+    Everything is scaled by the slope `∂z/∂y` here, because the tile would otherwise need another pass.
 
     Args:
         log_probs (`torch.Tensor` of shape `(n, K + 1)`, float32):

@@ -37,20 +37,10 @@ def project_rows(
     log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """
-    Project rows of a policy.
+    Project rows of a policy `log_p` onto the KL ball around the old policy `log_q`, `(N, S)`, float32 or float64.
 
-    Args:
-        log_p, log_q (`torch.Tensor` of shape `(N, S)`, float32 or float64):
-            Policy and old policy.
-        kl_bound (`float`):
-            ε, in nats.
-
-    Returns:
-        `tuple[torch.Tensor, ...]`: `log π` `(N, S)` in the dtype of the inputs; `t` `(N,)`, float64; KL(p‖q) and
-        KL(π‖q) `(N,)`, float64. In a row with NaN the kernel returns NaN.
-
-    Raises:
-        ValueError: NaN in the inputs, on the path of the PyTorch fallback.
+    Returns `log π` `(N, S)` in the dtype of the inputs, and `t`, KL(p‖q) and KL(π‖q) `(N,)` in float64. In a row with
+    NaN the kernel returns NaN; the PyTorch fallback raises a `ValueError`.
     """
     return (_project_triton if _uses_triton(log_p) else _project_torch)(log_p, log_q, kl_bound)
 
@@ -172,17 +162,9 @@ def solve(
     `f` starts as a parabola, so `sqrt(2 f(t))` is close to linear and Newton's method on it needs a handful of
     evaluations. A step that leaves the bracket is replaced by a bisection.
 
-    Args:
-        log_p, log_q (`torch.Tensor` of shape `(M, S)`, float64):
-            Policy and old policy of rows with KL(p‖q) > ε.
-        kl_bound (`float`):
-            ε, in nats, positive and finite.
-        relative_tolerance (`float`):
-            Stop a row once `|KL − ε| ≤ relative_tolerance·ε`, or when `t` can no longer change.
-
-    Returns:
-        `tuple[torch.Tensor, ...]`: `t` `(M,)` in (0, 1]; `log π_t` `(M, S)`; `KL(π_t‖q)` `(M,)`; and the number of
-        evaluations of `f` that each row took `(M,)`.
+    `log_p` and `log_q` `(M, S)`, float64, are rows with KL(p‖q) > ε, and `kl_bound` is ε. A row stops once
+    `|KL − ε| ≤ relative_tolerance·ε`, or when `t` can no longer change. Returns `t` `(M,)` in (0, 1]; `log π_t`
+    `(M, S)`; `KL(π_t‖q)` `(M,)`; and the number of evaluations of `f` that each row took `(M,)`.
     """
     d = _log_ratio(log_p, log_q)
     t = torch.ones_like(d[:, 0])

@@ -87,17 +87,8 @@ def compute_dtype(hidden: torch.Tensor) -> torch.dtype:
 
 
 def product_into(out: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> None:
-    """
-    Write the products of one tile into `out`.
-
-    Args:
-        out (`torch.Tensor` of shape `(n, v)`):
-            Overwritten. In float32 or in the dtype of the product.
-        hidden (`torch.Tensor` of shape `(n, H)`):
-            In the dtype of the product.
-        weight (`torch.Tensor` of shape `(v, H)`):
-            The head's rows of this tile, in any dtype.
-    """
+    """Write the products of `hidden` `(n, H)` and some rows `weight` `(v, H)` of the head into `out` `(n, v)`. `hidden`
+    has the dtype of the products, `out` the same or float32."""
     weight = weight.to(hidden.dtype).t()
     if hidden.dtype == out.dtype:
         torch.mm(hidden, weight, out=out)
@@ -111,11 +102,7 @@ def accumulate_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> N
     tiles, and with it the training, by more than the rounding of the result: TRL saw the entropy drift lower over a few
     dozen steps.
 
-    Args:
-        acc (`torch.Tensor` of shape `(m, n)`, float32):
-            Updated in place.
-        a (`torch.Tensor` of shape `(m, k)`), b (`torch.Tensor` of shape `(k, n)`):
-            Of one dtype.
+    `acc` is `(m, n)`, float32; `a` `(m, k)` and `b` `(k, n)` have one dtype.
     """
     # ROCm has had builds that refuse a product in another dtype than its factors'
     mixed = acc.device.type == "cuda" and torch.version.hip is None and a.dtype != torch.float32

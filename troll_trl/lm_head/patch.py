@@ -110,6 +110,7 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
         if support_size is None and token_ids is None:
             return original_forward(*args, **kwargs)
         labels, shift_labels = kwargs.pop("labels", None), kwargs.pop("shift_labels", None)
+        query = _Query(labels, shift_labels, token_index, token_ids, support_size, tail_mass)
         if (labels is None) == (shift_labels is None) or not kwargs.pop("fused_lm_head", False):
             raise ValueError(
                 "`support_size` and `token_ids` need `labels` and `fused_lm_head=True` (or `shift_labels` in place of "
@@ -119,10 +120,7 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
             raise ValueError("`token_index` needs `shift_labels`, whose positions it names.")
         if support_size is not None and token_ids is not None:
             raise ValueError("Give either `support_size`, to select a support, or `token_ids`, to evaluate one.")
-        wanted = (labels, shift_labels, token_index)
-        output = _sparse_forward(
-            self, args, kwargs, wanted, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
-        )
+        output = _sparse_forward(self, args, kwargs, query, transform, cast_lm_head_to_fp32)
         if check_finite:
             _check_finite(output.entropy)
         return output
@@ -136,49 +134,44 @@ def _gathered(parameter: DTensor) -> torch.Tensor:
     return parameter.full_tensor(grad_placements=mean_over_ranks)
 
 
+class _Query(NamedTuple):
+    """What a call asks for: the positions of one kind of labels, and a support to evaluate or to select."""
+
+    labels: torch.Tensor | None  # (B, T)
+    shift_labels: torch.Tensor | None  # (B, T)
+    token_index: torch.Tensor | None  # (M,)
+    token_ids: torch.Tensor | None  # (B, T' ≤ T − 1, K), (B, T' ≤ T, K) or (1, M, K)
+    support_size: int | None
+    tail_mass: float | None
+
+
 class _Targets(NamedTuple):
-    """
-    What is evaluated, N positions.
+    """What is evaluated: N positions."""
 
-    Attributes:
-        positions (`torch.Tensor` of shape `(N,)`):
-            Of the hidden states, as numbers of the flattened batch `B·T`.
-        sampled_ids (`torch.Tensor` of shape `(N,)`):
-            The label of each.
-        outputs (`torch.Tensor` of shape `(N,)`):
-            Where each is in the flattened output.
-        shape (`torch.Size` of two numbers):
-            Of the output: `(B, T − 1)`, `(B, T)` with shifted labels, `(1, M)` with a `token_index`.
-    """
-
-    positions: torch.Tensor
-    sampled_ids: torch.Tensor
-    outputs: torch.Tensor
-    shape: torch.Size
+    positions: torch.Tensor  # (N,), of the hidden states, as numbers of the flattened batch B·T
+    sampled_ids: torch.Tensor  # (N,), the labels
+    outputs: torch.Tensor  # (N,), where each is in the flattened output
+    shape: torch.Size  # of the output: (B, T − 1), (B, T) with shifted labels, (1, M) with a `token_index`
 
 
-def _targets(
-    labels: torch.Tensor | None, shift_labels: torch.Tensor | None, token_index: torch.Tensor | None
-) -> _Targets:
-    """The positions of `labels` or `shift_labels` `(B, T)` that have a label, or those of `token_index` `(M,)`."""
-    if shift_labels is not None and token_index is not None:
-        number = torch.arange(len(token_index), device=token_index.device)
-        sampled_ids = shift_labels.flatten().index_select(0, token_index)
-        return _Targets(token_index, sampled_ids, number, torch.Size((1, len(token_index))))
+def _targets(query: _Query) -> _Targets:
+    labels, shift_labels, token_index = query[:3]
+    if labels is not None:
+        shift_labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+    assert shift_labels is not None  # one of the two is given
+    shape, flat = shift_labels.shape, shift_labels.flatten()
+    if token_index is not None:
+        outputs = torch.arange(len(token_index), device=token_index.device)
+        return _Targets(token_index, flat.index_select(0, token_index), outputs, torch.Size((1, len(token_index))))
     # Positions as numbers, asked for once: each boolean index would wait for the device
-    if shift_labels is not None:
-        positions = (shift_labels != IGNORED_LABEL).flatten().nonzero().squeeze(1)
-        return _Targets(positions, shift_labels.flatten().index_select(0, positions), positions, shift_labels.shape)
-    assert labels is not None  # one of the two is given
-    live = labels[:, 1:] != IGNORED_LABEL  # (B, T − 1)
-    positions = torch.nn.functional.pad(live, (0, 1)).flatten().nonzero().squeeze(1)
-    sampled_ids = labels.flatten().index_select(0, positions + 1)
-    # The output has one position less per row than the hidden states
-    return _Targets(positions, sampled_ids, positions - positions // labels.shape[1], live.shape)
+    positions = outputs = (flat != IGNORED_LABEL).nonzero().squeeze(1)
+    if labels is not None:  # the output has one position less per row than the hidden states
+        outputs, shape = positions - positions // shape[1], torch.Size((shape[0], shape[1] - 1))
+    return _Targets(positions, flat.index_select(0, positions), outputs, shape)
 
 
 def _sparse_forward(
-    model, args, kwargs, wanted, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
+    model, args, kwargs, query: _Query, transform: LogitTransform, cast_lm_head_to_fp32: bool
 ) -> SparseCausalLMOutput:
     text_config = model.config.get_text_config()
     # Like the model's own forward, request router logits when the config asks for them
@@ -187,8 +180,7 @@ def _sparse_forward(
     # Backbone and head are looked up on each call, since FSDP and PEFT replace them after patching
     kwargs["use_cache"] = False
     backbone_outputs = model.base_model(*args, **kwargs)
-    hidden = backbone_outputs.last_hidden_state  # (B, T, H)
-    output = _head(model, hidden, wanted, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32)
+    output = _head(model, backbone_outputs.last_hidden_state, query, transform, cast_lm_head_to_fp32)
     if kwargs.get("output_router_logits"):
         output["aux_loss"] = load_balancing_loss_func(
             backbone_outputs.router_logits,
@@ -203,16 +195,15 @@ def _sparse_forward(
 # in kernels and matrix products.
 @torch.compiler.disable
 def _head(
-    model, hidden, wanted, token_ids, support_size, tail_mass, transform, cast_lm_head_to_fp32
+    model, hidden: torch.Tensor, query: _Query, transform: LogitTransform, cast_lm_head_to_fp32: bool
 ) -> SparseCausalLMOutput:
-    """The output for the hidden states `(B, T, H)` where it is `wanted`, see [`_targets`], with supports
-    `(B, T' ≤ T − 1, K)` or none."""
-    targets = _targets(*wanted)
+    """The output for hidden states `(B, T, H)`."""
+    targets = _targets(query)
     lm_head = model.get_output_embeddings()
     weight, bias = lm_head.weight, lm_head.bias
     # With the model split across devices, the backbone can end on another device than the head
     positions, sampled_ids, outputs = (x.to(weight.device) for x in targets[:3])  # (N,)
-    shape = targets.shape
+    shape, token_ids, support_size = targets.shape, query.token_ids, query.support_size
     hidden = hidden.to(weight.device).flatten(0, 1).index_select(0, positions)  # (N, H)
     if token_ids is not None:
         vocabulary = model.config.get_text_config().vocab_size
@@ -226,7 +217,8 @@ def _head(
         weight, bias = _gathered(weight), None if bias is None else _gathered(bias)
     with precision, maybe_gather_lm_head_ctx(weight, bias):
         if token_ids is None:
-            tail_mass = 1e-5 if tail_mass is None else tail_mass
+            assert support_size is not None  # one of the two is given
+            tail_mass = 1e-5 if query.tail_mass is None else query.tail_mass
             check_support_options(support_size, tail_mass, len(weight))
             with torch.no_grad():
                 token_ids, log_probs, entropy = select_support(
@@ -285,7 +277,7 @@ def _check_finite(entropy: torch.Tensor | None) -> None:
 
 def _scatter(values: torch.Tensor, positions: torch.Tensor, dead: torch.Tensor) -> torch.Tensor:
     """`dead` `(B, T − 1, …)` with the values `(N, …)` at the `positions` `(N,)` of the flattened batch. Connected to
-    the model even when no position is live, so that an all-masked batch contributes a differentiable zero. By
+    the model even when no position is live: an all-masked batch contributes a differentiable zero. By
     positions and not by a mask, whose gradient would wait for the device."""
     # Contiguous: inductor before torch 2.14 writes into the one row of an expanded tensor
     return dead.flatten(0, 1).contiguous().index_copy(0, positions, values).unflatten(0, dead.shape[:2])

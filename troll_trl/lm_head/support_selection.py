@@ -39,20 +39,8 @@ def select_support(
     Sparse distribution of every position, as `sparsify(logits, sampled_ids, support_size, tail_mass)` has it, and the
     entropy of the full one. Without gradient.
 
-    Args:
-        hidden (`torch.Tensor` of shape `(N, H)`):
-            Hidden states of the positions to score.
-        weight (`torch.Tensor` of shape `(V, H)`), bias (`torch.Tensor` of shape `(V,)`, *optional*):
-            The LM head.
-        sampled_ids (`torch.Tensor` of shape `(N,)`, int64):
-            The sampled token of every position.
-        support_size (`int`), tail_mass (`float`):
-            Largest number K of kept tokens, and mass δ that may be left to the rest.
-        transform ([`LogitTransform`]):
-            Scale, soft-capping and temperature of the logits.
-
-    Returns:
-        `token_ids` `(N, K)` int32, `sparse_log_probs` `(N, K + 1)` float32, `entropy` `(N,)` float32.
+    `hidden` is `(N, H)`, the head's `weight` `(V, H)` and `bias` `(V,)`, `sampled_ids` `(N,)` int64. Returns, with K =
+    `support_size`, `token_ids` `(N, K)` int32, and `sparse_log_probs` `(N, K + 1)` and `entropy` `(N,)` float32.
     """
     vocabulary, device = len(weight), hidden.device
     kind = "cpu" if device.type == "cpu" else "accelerator"

@@ -23,7 +23,7 @@ class Metric:
     title: str
     unit: str = ""  # "% of …" for a share of 1
     log: bool = False  # on a logarithmic axis
-    largest: bool = False  # it is a maximum: combined by the maximum, and the table shows that of the whole run
+    largest: bool = False  # a maximum: curves combine it by the maximum, and the table shows that of the run
     lowest: float = 0.0  # what it cannot fall below
 
     @property
@@ -61,40 +61,32 @@ def reward_metrics(groups: Sequence[Group], success: str | None = None) -> list[
     is a success rate; by default every function with `accuracy` in its name is one.
     """
     log = pd.concat([group.log for group in groups])
-    held_out = log[[key for key in log if key.startswith(HELD_OUT)]]
-    log = pd.concat([log, held_out.rename(columns=lambda key: key.removeprefix(HELD_OUT))])  # some are only evaluated
-    names = sorted({key.split("/")[1] for key in log if key.startswith("rewards/") and key.endswith("/mean")})
+    held_out = log.filter(regex=f"^{HELD_OUT}").rename(columns=lambda key: key.removeprefix(HELD_OUT))
+    log = pd.concat([log, held_out])  # some functions are only evaluated
+    means = log.filter(regex="^rewards/.*/mean$").sort_index(axis=1)
+    names = [key.split("/")[1] for key in means]
     if success is not None and success not in names:
         raise ReportError(f"No run logged a reward function {success!r}; there are: {', '.join(names) or 'none'}.")
     rates, others = [], []
-    for name in names:
-        key = f"rewards/{name}/mean"
-        if name == success or (success is None and "accuracy" in name and log[key].dropna().between(0, 1).all()):
+    for name, key in zip(names, means, strict=True):
+        if name == success or (success is None and "accuracy" in name and means[key].dropna().between(0, 1).all()):
             rates.append(Metric(key, f"Success rate ({name})", "% of completions"))
         else:
             others.append(Metric(key, f"Reward: {name}", lowest=-math.inf))
-    total = [Metric("reward", "Reward, weighted sum of all functions", lowest=-math.inf)]
-    if len(names) == 1 and "reward" in log and np.array_equal(log["reward"], log[f"rewards/{names[0]}/mean"], True):
-        total = []  # a single function of weight 1: the same curve again
-    return rates + total + others
+    if len(names) == 1 and "reward" in log and log["reward"].equals(means.squeeze(axis=1)):
+        return rates + others  # a single function of weight 1: the total is the same curve again
+    return [*rates, Metric("reward", "Reward, weighted sum of all functions", lowest=-math.inf), *others]
 
 
 # -- Curves: series by update, or by seconds of training --------------------------------------------------------------
 
 
-def curve(run: Run, metric: Metric, against_time: bool) -> pd.Series | None:
-    """
-    One run's values on training problems, at most `MAX_POINTS`, by update or by seconds of training; `None` if the run
-    did not log any. A logarithmic axis drops zeros.
-    """
-    x, y = run.points(metric.key)
-    seconds = run.seconds(x) if against_time else x
-    if len(x) == 0 or seconds is None:
-        return None
-    generations = len(run.points("num_tokens")[0])
-    values = thin_out(pd.Series(y, seconds), metric.largest, round(len(x) / generations) if generations else 1)
-    values = values[values > 0] if metric.log else values
-    return values if len(values) else None
+def curve(run: Run, metric: Metric, against_time: bool) -> pd.Series:
+    """One run's values on training problems, at most `MAX_POINTS`. A logarithmic axis drops zeros."""
+    values = run.values(metric.key, against_time)
+    generations = len(run.values("num_tokens"))
+    values = thin_out(values, metric.largest, round(len(values) / generations) if generations else 1)
+    return values[values > 0] if metric.log else values
 
 
 def thin_out(values: pd.Series, largest: bool, lines_per_batch: int = 1) -> pd.Series:
@@ -117,23 +109,27 @@ def band(curves: Sequence[pd.Series]) -> pd.DataFrame:
     Columns `mean`, `min` and `max` over seeds, linearly interpolated to the places of all of them. The band ends where
     the first seed ends; it is empty if the seeds share no place.
     """
-    together = pd.concat(curves, axis=1, sort=True).interpolate("index", limit_area="inside")
-    return _over_seeds(together.dropna())
+    return _over_seeds(pd.concat(curves, axis=1, sort=True).interpolate("index", limit_area="inside").dropna())
 
 
-def held_out(group: Group, metric: Metric, against_time: bool) -> pd.DataFrame | None:
-    """As [`band`], on held-out problems, at the updates at which every run was evaluated; `None` if there are none."""
-    points = [run.points(HELD_OUT + metric.key) for run in group.runs]
-    common = pd.concat([pd.Series(y, x) for x, y in points], axis=1, join="inner").sort_index()
-    steps = common.index.to_numpy()
-    clocks = [clock for run in group.runs if (clock := run.seconds(steps)) is not None]
-    if common.empty or (against_time and len(clocks) < len(points)):
-        return None
-    return _over_seeds(common).set_axis(np.mean(clocks, axis=0) if against_time else steps)
+def held_out(group: Group, metric: Metric, against_time: bool) -> pd.DataFrame:
+    """As [`band`], on held-out problems, at the updates at which every run was evaluated; empty if there are none."""
+    common = pd.concat([run.values(HELD_OUT + metric.key) for run in group.runs], axis=1, join="inner").sort_index()
+    spread = _over_seeds(common)
+    if not against_time:
+        return spread
+    if any(run.clock.empty for run in group.runs):
+        return spread.iloc[:0]
+    return spread.set_axis(np.mean([run.seconds(common.index) for run in group.runs], axis=0))
+
+
+def time_unit(longest: float) -> tuple[str, float]:
+    """The unit for times up to `longest` seconds, and its length in seconds."""
+    return next((unit for unit in (("hours", 3600.0), ("minutes", 60.0)) if longest > 2 * unit[1]), ("seconds", 1.0))
 
 
 def _over_seeds(values: pd.DataFrame) -> pd.DataFrame:
-    return values.agg(["mean", "min", "max"], axis=1) if len(values) else pd.DataFrame(columns=["mean", "min", "max"])
+    return pd.DataFrame({"mean": values.mean(axis=1), "min": values.min(axis=1), "max": values.max(axis=1)})
 
 
 # -- What a run ends with ---------------------------------------------------------------------------------------------
@@ -145,19 +141,19 @@ def final(group: Group, metric: Metric, prefix: str = "", first: bool = False) -
     over the last tenth of its updates; for a maximum the largest of the run; for a held-out metric the last (or first).
     For one seed the interval is over the last log lines, which says nothing about other seeds.
     """
-    lasts = []
+    ends = []
     for run in group.runs:
-        steps, y = run.points(prefix + metric.key)
-        if len(y) == 0:
+        values = run.values(prefix + metric.key)
+        if values.empty:
             continue
-        if prefix:
-            last = y[:1] if first else y[-1:]
-        elif metric.largest:
-            last = y.max(keepdims=True)
+        tail = values[values.index > (1 - FINAL_SHARE) * run.last_update]
+        if metric.largest:
+            ends.append(values.nlargest(1))
+        elif prefix or tail.empty:
+            ends.append(values[:1] if first else values[-1:])
         else:
-            last = y[steps > (1 - FINAL_SHARE) * run.last_update]
-        lasts.append(last if len(last) else y[-1:])
-    if not lasts:
+            ends.append(tail)
+    if not ends:
         return None
-    values = lasts[0] if len(lasts) == 1 else np.array([last.mean() for last in lasts])
-    return student_t(values, metric.lowest, 1.0 if metric.is_share else math.inf), len(lasts)
+    means = ends[0] if len(ends) == 1 else [end.mean() for end in ends]
+    return student_t(means, metric.lowest, 1.0 if metric.is_share else math.inf), len(ends)

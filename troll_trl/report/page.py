@@ -1,25 +1,29 @@
-"""The page of a report: its table with intervals, its figures embedded, and all that was left out."""
+"""The page of a report: a table with intervals, the figures, and notes on what they leave out."""
 
 import base64
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from troll_trl.evaluation.statistics import Estimate
 from troll_trl.report import metrics
 from troll_trl.report.figures import Plot
 from troll_trl.report.metrics import Metric
-from troll_trl.report.runs import RUN_SETTINGS, Group
+from troll_trl.report.runs import Group
 
 INTERVALS = (
     "[ … ]: 95 % interval of the mean, by Student's t over the seeds, cut to what is possible (a share cannot exceed "
-    "100 %). With one seed (marked †) it is over the log lines of the last tenth of the updates: how sure that mean "
-    "is, and nothing about other seeds. “At the end” is the mean over the last tenth of the updates; largest values "
-    "are those of the whole run."
+    "100 %). With one seed (marked †) it is over the log lines of the last tenth of the updates. It then says how "
+    "certain that mean is, and nothing about other seeds. “At the end” is the mean over the last tenth of the updates; "
+    "largest values are those of the whole run. In the figures the mean and the band end with the shortest run of a "
+    "group; thin lines continue the longer ones."
 )
+_KEY_SETTINGS = ("method", "model_name_or_path", "dataset_name", "learning_rate")
 _BOUND_TOLERANCE = 1e-3  # relative: the projection promises no less
 _HEAD = """<!DOCTYPE html>
 <html lang="en">
@@ -50,8 +54,8 @@ def make_table(groups: Sequence[Group], success: str | None) -> list[list[str]]:
     """
     rows = [
         ["seeds", *(str(len(group.runs)) for group in groups)],
-        ["updates", *(_range([(run.last_update, str(run.last_update)) for run in group.runs]) for group in groups)],
-        ["training time", *(_range(_durations(group)) for group in groups)],
+        ["updates", *(_range([run.last_update for run in group.runs], "d") for group in groups)],
+        ["training time", *map(_training_time, groups)],
     ]
 
     def add(*shown: Metric, when: str = "at the end", **how: Any) -> None:
@@ -66,9 +70,7 @@ def make_table(groups: Sequence[Group], success: str | None) -> list[list[str]]:
         add(reward, when="training, at the end")
     add(metrics.ENTROPY, metrics.GRADIENT, metrics.LENGTH, metrics.TRUNCATED, metrics.CLIPPED, metrics.PROJECTED)
     add(metrics.MASKED)
-    inferred = {True: " (inferred)", False: ""}
-    bounds = [f"{group.kl_bound[0]:.4g}{inferred[group.kl_bound[1]]}" if group.kl_bound else "–" for group in groups]
-    rows.append(["KL bound (nats)", *bounds])
+    rows.append(["KL bound (nats)", *("–" if group.kl_bound is None else f"{group.kl_bound:.4g}" for group in groups)])
     add(metrics.KL_MAX_BEFORE, metrics.KL_MAX_AFTER, when="")
     add(metrics.KL_MEAN_BEFORE, metrics.KL_MEAN_AFTER, metrics.REGRESSION, metrics.ETA, metrics.THROUGHPUT)
     add(metrics.MEMORY, when="")
@@ -91,52 +93,43 @@ def _cell(final: tuple[Estimate, int] | None, metric: Metric) -> str:
     return text + " %" * metric.is_share
 
 
-def _range(values: Iterable[tuple[float, str]]) -> str:
-    texts = [text for _, text in sorted(values)]
-    return "–".join(dict.fromkeys((texts[0], texts[-1]))) if texts else "–"
+def _range(values: Sequence[float], form: str) -> str:
+    return "–".join(dict.fromkeys(f"{value:{form}}" for value in (min(values), max(values))))
 
 
-def _durations(group: Group) -> Iterable[tuple[float, str]]:
-    for x in (float(run.clock[1][-1]) for run in group.runs if run.clock is not None):
-        yield x, f"{x:.0f} s" if x < 120 else f"{x / 60:.1f} min" if x < 7200 else f"{x / 3600:.2f} h"
+def _training_time(group: Group) -> str:
+    seconds = [run.clock.iloc[-1] for run in group.runs if len(run.clock)]
+    unit, scale = metrics.time_unit(max(seconds, default=0.0))
+    return f"{_range([time / scale for time in seconds], '.1f')} {unit}" if seconds else "–"
 
 
 # -- What a reader must know ------------------------------------------------------------------------------------------
 
 
 def warnings_of(groups: Sequence[Group]) -> list[str]:
-    """Warnings if runs are not what a reader would take them for: mixed settings, a bound that did not hold."""
+    """Warnings of runs that a reader would misunderstand: mixed settings, a KL above its bound."""
     warnings = []
     for group in groups:
-        shown = f"The runs of {group.label} are shown as seeds, but"
-        if differing := group.differing_settings():
-            warnings.append(f"{shown} differ in {', '.join(differing)}.")
-        if len(methods := sorted({run.method for run in group.runs})) > 1 and "method" not in differing:
-            warnings.append(f"{shown} are of methods {' and '.join(methods)}.")
-        if len({run.last_update for run in group.runs}) > 1:
-            text = "have different lengths: the mean and the band end with the shortest, thin lines go on"
-            warnings.append(f"The runs of {group.label} {text}.")
-        bound, inferred = group.kl_bound or (math.inf, True)
-        for run in () if inferred else group.runs:
-            steps, largest = run.points(metrics.KL_MAX_AFTER.key)
-            exceeded = largest > bound * (1 + _BOUND_TOLERANCE)
-            if exceeded.any():
-                text = f"KL after the projection of {largest.max():.4g} exceeds the bound {bound:g}"
-                warnings.append(f"{run.folder}: the {text}, first at update {steps[exceeded][0]:.0f}.")
+        if len(differing := group.settings.columns[group.settings.nunique(dropna=False) > 1]):
+            names = ", ".join(sorted(differing))
+            warnings.append(f"The runs of {group.label} are shown as seeds, but differ in {names}.")
+        bound = math.inf if group.kl_bound is None else group.kl_bound
+        for run in group.runs:
+            largest = run.values(metrics.KL_MAX_AFTER.key)
+            exceeding = largest[largest > bound * (1 + _BOUND_TOLERANCE)]
+            if len(exceeding):
+                text = f"KL after the projection of {exceeding.max():.4g} exceeds the bound {bound:g}"
+                warnings.append(f"{run.folder}: the {text}, first at update {exceeding.index[0]}.")
     return warnings
 
 
-def _differing_settings(groups: Sequence[Group]) -> list[list[str]]:
-    """A table of the saved settings that are not the same in all groups; empty if there is none."""
-
-    def cell(group: Group, name: str) -> str:
-        values = dict.fromkeys(str(run.settings[name]) for run in group.runs if name in run.settings)
-        return "; ".join(values) or "–"
-
-    names = sorted({name for group in groups for run in group.runs for name in run.settings} - RUN_SETTINGS)
-    rows = [[name, *(cell(group, name) for group in groups)] for name in names]
-    rows = [row for row in rows if len(set(row[1:])) > 1]
-    return [["", *(group.label for group in groups)], *rows] if rows else []
+def _settings_table(groups: Sequence[Group]) -> list[list[str]]:
+    """Method, model, dataset and learning rate of the groups, and the other settings that are not the same in all."""
+    texts = [group.settings.apply(lambda values: " or ".join(values.dropna().unique())) for group in groups]
+    table = pd.concat(texts, axis=1).fillna("–").sort_index()
+    differing = [name for name in table.index[table.nunique(axis=1) > 1] if name not in _KEY_SETTINGS]
+    shown = table.reindex([*_KEY_SETTINGS, *differing], fill_value="–")
+    return [["", *(group.label for group in groups)], *([name, *row] for name, *row in shown.itertuples())]
 
 
 # -- The page ---------------------------------------------------------------------------------------------------------
@@ -145,7 +138,8 @@ def _differing_settings(groups: Sequence[Group]) -> list[list[str]]:
 def write_page(groups: Sequence[Group], plots: Sequence[Plot], table: Sequence[Sequence[str]], file: Path) -> None:
     """Write one self-contained HTML file, which requests nothing: the runs, their final table, their figures."""
     title = f"Training report: {', '.join(group.label for group in groups)}"
-    parts = [f"{_HEAD}<title>{escape(title)}</title>\n</head>\n<body>\n<h1>Training report</h1>", *_top(groups)]
+    parts = [f"{_HEAD}<title>{escape(title)}</title>\n</head>\n<body>\n<h1>Training report</h1>"]
+    parts += [_html_table(_settings_table(groups))]
     parts += [f'<p class="warning">{escape(warning)}</p>' for warning in warnings_of(groups)]
     parts += ["<h2>Result</h2>", _html_table(table), f'<p class="note">{escape(INTERVALS)}</p>']
     for plot in plots:
@@ -156,8 +150,6 @@ def write_page(groups: Sequence[Group], plots: Sequence[Plot], table: Sequence[S
             parts += [f'<figure><img alt="{text}" src="data:image/png;base64,{image}">']
             parts += [f"<figcaption>{escape(plot.caption)}</figcaption></figure>"]
         parts += [f'<p class="note">{escape(note)}</p>' for note in plot.notes]
-    if settings := _differing_settings(groups):
-        parts += ["<h2>Settings that differ</h2>", _html_table(settings)]
     runs = [
         [group.label, str(run.state_file), str(run.last_update), " ".join(run.notes) or "–"]
         for group in groups
@@ -167,20 +159,6 @@ def write_page(groups: Sequence[Group], plots: Sequence[Plot], table: Sequence[S
     made = f"Made by `troll report` on {datetime.now():%Y-%m-%d %H:%M}. Curves of more than {metrics.MAX_POINTS} lines"
     parts += [f'<p class="note">{made} are averaged over whole rollout batches (of maxima, their maximum).</p>']
     file.write_text("\n".join(parts) + "\n</body>\n</html>\n", encoding="utf-8")
-
-
-def _top(groups: Sequence[Group]) -> list[str]:
-    """Which model was trained on what, and how: one line for what all groups share, and one item for each group."""
-    settings = [group.key_settings for group in groups]
-    shared = {name: value for name, value in settings[0].items() if all(other[name] == value for other in settings)}
-    items = []
-    for group, of_group in zip(groups, settings, strict=True):
-        seeds = "1 run" if len(group.runs) == 1 else f"{len(group.runs)} runs, shown as seeds of one configuration"
-        methods = " and ".join(sorted({run.method for run in group.runs}))
-        own = [f"{name} {value}" for name, value in of_group.items() if name not in shared]
-        items.append("<li>" + escape("; ".join([f"{group.label}: {seeds}", f"method {methods}", *own])) + "</li>")
-    line = "; ".join(f"{name} {value}" for name, value in shared.items())
-    return [f"<p>{escape(line[:1].upper() + line[1:])}</p>" if line else "", "<ul>", *items, "</ul>"]
 
 
 def _html_table(rows: Sequence[Sequence[str]]) -> str:

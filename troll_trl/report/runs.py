@@ -1,11 +1,12 @@
 """Run folders: reads the log lines of training runs, and groups the runs that are seeds of one configuration."""
 
 import json
+import math
 import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -23,13 +24,13 @@ STATE_FILE = "trainer_state.json"
 TOKENS_PER_SECOND = "derived/tokens_per_second"
 PEAK_MEMORY = "derived/peak_memory_gib"
 # Settings in which the seeds of one configuration may differ
-RUN_SETTINGS = {"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume_from_checkpoint", "hub_model_id"}
+RUN_SETTINGS = ["seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume_from_checkpoint", "hub_model_id"]
 _SET_BY_A_RESUME = {"resume", "resume_from_checkpoint", "output_dir"}  # no change of the run
 _SEED = re.compile(r"(^|[-_.])seed[-_.=]?\d+$", re.IGNORECASE)
 
 
 class ReportError(ValueError):
-    """What a user can set right: a run that cannot be read, a reward function that does not exist."""
+    """A mistake that a user can correct: a run that cannot be read, a reward function that does not exist."""
 
 
 @dataclass
@@ -39,63 +40,35 @@ class Run:
     folder: Path  # as the user named it
     state_file: Path  # that was read
     log: pd.DataFrame  # a row for each update (optimizer step), a column for each metric; NaN if it was not logged
-    settings: dict[str, Any]  # what `troll grpo` saved as `config.yaml`; empty for other runs
-    notes: list[str] = field(default_factory=list)  # what a reader of its curves should know
-    changed: set[str] = field(default_factory=set)  # names of settings that were others before it was resumed
+    settings: dict[str, Any]  # from the `config.yaml` of `troll grpo`; method and learning rate from the log without it
+    changed: set[str]  # names of settings that changed when it resumed
+    notes: list[str]  # for readers of its curves
 
-    def points(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """Updates `(n,)` and values `(n,)` of the metric `key`; empty if it was never logged."""
-        values = self.log[key].dropna() if key in self.log else pd.Series(dtype=float)
-        return values.index.to_numpy(dtype=float), values.to_numpy()
+    def values(self, key: str, against_time: bool = False) -> pd.Series:
+        """The values of a metric by update, or by seconds of training; empty if these were not logged."""
+        log = self._log_by_time if against_time else self.log
+        return log[key].dropna() if key in log else pd.Series(dtype=float)
 
     @property
     def last_update(self) -> int:
         return int(self.log.index[-1])
 
     @cached_property
-    def clock(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Updates `(n + 1,)`, from 0, and the training seconds that had passed by then; `None` without logged times."""
-        steps, step_time = self.points("step_time")
-        if len(steps) == 0:
-            return None
+    def clock(self) -> pd.Series:
+        """The training seconds that had passed by an update, from update 0 on; empty without logged times."""
+        step_time = self.values("step_time")
         # The `step_time` of a line is the mean over the updates since the line before it. The next line with a time
         # bridges lines without one (a torn record).
-        return np.insert(steps, 0, 0.0), np.insert(np.cumsum(step_time * np.diff(steps, prepend=0.0)), 0, 0.0)
+        seconds = (step_time * np.diff(step_time.index, prepend=0)).cumsum()
+        return seconds if seconds.empty else pd.concat([pd.Series({0: 0.0}), seconds])
 
-    def seconds(self, steps: np.ndarray) -> np.ndarray | None:
-        """Training seconds `(n,)` that had passed by the updates `steps` `(n,)`; `None` without logged times."""
-        return None if self.clock is None else np.interp(steps, *self.clock)
+    @cached_property
+    def _log_by_time(self) -> pd.DataFrame:
+        return pd.DataFrame() if self.clock.empty else self.log.set_axis(self.seconds(self.log.index))
 
-    @property
-    def method(self) -> str:
-        """`"troll"`, `"clip"`, or `"unknown"`."""
-        if "method" in self.settings:
-            return str(self.settings["method"])
-        prefixes = {"troll/": "troll", "clip_ratio/": "clip"}
-        return next(
-            (name for prefix, name in prefixes.items() if self.log.columns.str.startswith(prefix).any()), "unknown"
-        )
-
-    @property
-    def kl_bound(self) -> float | None:
-        """The bound of a saved config, in nats."""
-        if not self.settings or self.method != "troll" or self.settings.get("trust_region") == "mask":
-            return None
-        try:
-            return float(self.settings.get("kl_bound", DEFAULT_KL_BOUND))
-        except (TypeError, ValueError):
-            return None
-
-    @property
-    def key_settings(self) -> dict[str, str | None]:
-        """Model, dataset and learning rate; `None` if unknown. Without a config the rate is the largest logged one."""
-        rate = self.settings.get("learning_rate", max(self.points("learning_rate")[1], default=None))
-        try:
-            rate = rate if rate is None else f"{float(rate):g}"
-        except (TypeError, ValueError):
-            rate = str(rate)
-        model, dataset = (self.settings.get(name) for name in ("model_name_or_path", "dataset_name"))
-        return {"model": model and str(model), "dataset": dataset and str(dataset), "learning rate": rate}
+    def seconds(self, updates: Sequence[int] | pd.Index) -> np.ndarray:
+        """The training seconds that had passed by some updates, for a run with logged times."""
+        return np.interp(updates, self.clock.index, self.clock)
 
 
 @dataclass
@@ -110,34 +83,17 @@ class Group:
         """The log lines of all runs, one below the other."""
         return pd.concat([run.log for run in self.runs])
 
-    @cached_property
-    def kl_bound(self) -> tuple[float, bool] | None:
-        """
-        The KL bound in nats, and whether it was inferred from the largest KL after a projection. `None` if it is
-        unknown, or changed during a run. (`training_args.bin` holds it too, but loading a pickle runs its code.)
-        """
-        if any("kl_bound" in run.changed for run in self.runs):
-            return None
-        saved = {run.kl_bound for run in self.runs} - {None}
-        if saved:
-            return (saved.pop() or 0.0, False) if len(saved) == 1 else None
-        if not {"troll/projected_fraction", "troll/kl_max"} <= set(self.log):
-            return None
-        largest = self.log.loc[self.log["troll/projected_fraction"] > 0, "troll/kl_max"].max()
-        return None if np.isnan(largest) else (float(largest), True)
-
     @property
-    def key_settings(self) -> dict[str, str]:
-        """The key settings of its runs: all values, if they differ."""
-        of_runs = [run.key_settings for run in self.runs]
-        known = {name: dict.fromkeys(value for run in of_runs if (value := run[name])) for name in of_runs[0]}
-        return {name: " or ".join(values) or "not recorded" for name, values in known.items()}
+    def kl_bound(self) -> float | None:
+        """The bound in nats that all runs have; `None` if it was not saved, or changed when a run resumed."""
+        bounds = {None if "kl_bound" in run.changed else run.settings.get("kl_bound") for run in self.runs}
+        return bounds.pop() if len(bounds) == 1 else None
 
-    def differing_settings(self) -> list[str]:
-        """Names of saved settings in which its runs differ, other than seeds and folders."""
-        saved = [run.settings for run in self.runs if run.settings]
-        names = sorted({name for settings in saved for name in settings} - RUN_SETTINGS)
-        return [name for name in names if any(run.get(name) != saved[0].get(name) for run in saved)]
+    @cached_property
+    def settings(self) -> pd.DataFrame:
+        """The settings as text, a row for each run, other than seeds and folders."""
+        texts = [{name: str(value) for name, value in run.settings.items()} for run in self.runs]
+        return pd.DataFrame(texts).drop(columns=RUN_SETTINGS, errors="ignore")
 
 
 # -- Reading ----------------------------------------------------------------------------------------------------------
@@ -150,8 +106,8 @@ def load_run(path: Path) -> Run:
     If a run was resumed and stopped before it wrote its own state again, its newest checkpoint continues the log of the
     folder. A torn file is skipped with a note. `path` is a run's `output_dir`, a checkpoint, or a `trainer_state.json`.
     """
-    folder = path.parent if os.path.isfile(path) else path
-    if not os.path.isdir(folder):
+    folder = path.parent if path.is_file() else path
+    if not folder.is_dir():
         raise ReportError(f"{path}: there is no such run folder.")
     states = [folder / STATE_FILE, *(checkpoint / STATE_FILE for checkpoint in reversed(checkpoints(folder)))]
     files = [path] if path.is_file() else [file for file in states if file.is_file()]
@@ -159,7 +115,7 @@ def load_run(path: Path) -> Run:
         message = (
             f"{folder}: there is no {STATE_FILE} in this folder or in a {CHECKPOINT}* below it, which a Trainer writes."
         )
-        if inner := sorted({file.relative_to(folder).parts[0] for file in folder.glob(f"*/{STATE_FILE}")}):
+        if inner := sorted(file.parent.name for file in folder.glob(f"*/{STATE_FILE}")):
             message += f" Some of its subfolders hold one: name these, as in {folder / inner[0]} ({', '.join(inner)})."
         raise ReportError(message)
     notes: list[str] = []
@@ -169,136 +125,110 @@ def load_run(path: Path) -> Run:
     log = _merge(history, notes)
     if log.empty:
         raise ReportError(f"{state_file}: no line of its `log_history` holds a `step` and a finite number.")
-    _derive_memory(log)
-    settings, changed = _read_settings(folder, notes)
-    run = Run(path, state_file, log, settings, notes, changed)
-    _derive_throughput(run)
+    run = Run(path, state_file, log, *_read_settings(folder, notes), notes)
+    if "method" not in run.settings:
+        prefixes = {"troll/": "troll", "clip_ratio/": "clip"}
+        logged = [method for prefix, method in prefixes.items() if log.columns.str.startswith(prefix).any()]
+        run.settings["method"] = [*logged, "unknown"][0]
+    run.settings.setdefault("learning_rate", max(run.values("learning_rate"), default="unknown"))
+    log[PEAK_MEMORY] = run.values("memory/gpu_peak_gib").combine_first(run.values("memory/cpu_peak_gib"))
+    log[TOKENS_PER_SECOND] = _throughput(run)
+    run.log = log.dropna(axis=1, how="all")
     return run
 
 
 def _read_newest(files: Sequence[Path], notes: list[str]) -> tuple[list[dict], Path]:
     """The log of the first readable file, or of the next if that one continues it, and the file."""
-    histories: list[tuple[list[dict], Path]] = []
+    readable: list[tuple[list[dict], Path]] = []
     errors = []
     for file in files:
         try:
-            histories.append((_read_history(file), file))
-        except (OSError, ValueError) as error:
-            errors.append(f"{file} cannot be read ({error})")  # a UnicodeDecodeError is a ValueError, too
-        if len(histories) == 2:
+            # A NaN as an infinity: in a table, a NaN is what a line lacks
+            state = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda _: math.inf)
+            readable.append(([line for line in state["log_history"] if isinstance(line, dict)], file))
+        except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
+            errors.append(f"{file} is torn, or not a trainer's state ({error!r})")
+        if len(readable) == 2:
             break
-    if not histories:
+    if not readable:
         raise ReportError(f"{'; '.join(errors)}. There is no other checkpoint to fall back to.")
-    history, file = histories[0]
-    if file.parent.name.startswith(CHECKPOINT) and errors:
-        notes.append(f"{'; '.join(errors)}: read {file} instead.")
-        return history, file
-    notes.extend(f"{error}: not used." for error in errors)
-    # A checkpoint lacks the line that a Trainer logs at the end of a training
-    finished = history[:-1] if history and "train_runtime" in history[-1] else history
-    for later, later_file in histories[1:]:
+    history, file = readable[0]
+    if errors:
+        notes.append(f"{'; '.join(errors)}: the report reads {file} instead.")
+    finished = [line for line in history if "train_runtime" not in line]  # a line that no checkpoint holds
+    for later, later_file in readable[1:]:
         if len(later) > len(history) and finished == later[: len(finished)]:
             notes.append(f"{later_file} continues {file}: the run was resumed and stopped. Read the former.")
             return later, later_file
     return history, file
 
 
-def _read_history(file: Path) -> list[dict]:
-    try:
-        state = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"torn, or no JSON: {error}") from None
-    history = state.get("log_history") if isinstance(state, dict) else None
-    if not isinstance(history, list):
-        raise ValueError("it holds no list `log_history`, so it is no trainer's state")
-    return [line for line in history if isinstance(line, dict)]
-
-
 def _merge(history: list[dict], notes: list[str]) -> pd.DataFrame:
     """Finite numbers by update and metric. Later lines win, because a resumed run repeats updates."""
-    lines = [line for line in history if isinstance(line.get("step"), int) and line["step"] >= 0]
-    if len(lines) < len(history):
-        notes.append(f"{len(history) - len(lines)} log lines without a `step` are left out.")
-    is_number = lambda value: isinstance(value, int | float) and not isinstance(value, bool)
-    numbers = [
-        (line["step"], key, float(value))
-        for line in lines
-        for key, value in line.items()
-        if key not in ("step", "epoch") and is_number(value)
-    ]
-    cells = pd.DataFrame(numbers, columns=["step", "key", "value"]).astype({"value": float})
-    finite = np.isfinite(cells["value"])
-    if not finite.all():
-        counts = cells[~finite].groupby("key").size()
+    lines = pd.DataFrame([{"step": None} | line for line in history]).drop(columns="epoch", errors="ignore")
+    numbers = lines.apply(pd.to_numeric, errors="coerce")
+    if without := numbers["step"].isna().sum():
+        notes.append(f"{without} log lines without a `step` are left out.")
+    infinite = np.isinf(numbers)
+    if infinite.any(axis=None):
+        counts = infinite.sum().loc[lambda count: count > 0].sort_index()
         said = ", ".join(f"{key} ({count})" for key, count in counts.items())
         notes.append(f"Values that are NaN or infinite are left out: {said}.")
-    by_cell = cells[finite].groupby(["step", "key"])["value"]
-    if len(repeated := by_cell.nunique().loc[lambda count: count > 1].index.unique("step")):
+    by_update = numbers.mask(infinite).groupby("step")
+    if len(repeated := by_update.nunique().max(axis=1).loc[lambda count: count > 1].index):
         notes.append(
-            f"{len(repeated)} updates from {repeated.min()} on were logged more than once (by a resumed run, or by "
+            f"{len(repeated)} updates from {repeated[0]:.0f} on were logged more than once (by a resumed run, or by "
             "several evaluation sets): the last value counts."
         )
-    return by_cell.last().unstack() if finite.any() else pd.DataFrame()
+    log = by_update.last().dropna(how="all").dropna(how="all", axis=1)
+    return log.set_axis(log.index.astype(int))
 
 
-def _derive_memory(log: pd.DataFrame) -> None:
-    """Peak memory in GiB: from `PeakMemory`'s lines, or a Trainer's summary with `skip_memory_metrics=False`."""
-    for device in ("cpu", "gpu"):  # a line with both shows the GPU's
-        peak = f"train_mem_{device}_peaked_delta"
-        if peak in log:
-            parts = ("before_init_mem_{}", "init_mem_{}_alloc_delta", "train_mem_{}_alloc_delta")
-            used = log.reindex(columns=[part.format(device) for part in parts]).sum(axis=1) + log[peak]
-            log[PEAK_MEMORY] = (used / 2**30).fillna(log.get(PEAK_MEMORY))
-        if f"memory/{device}_peak_gib" in log:
-            log[PEAK_MEMORY] = log[f"memory/{device}_peak_gib"].fillna(log.get(PEAK_MEMORY))
-
-
-def _derive_throughput(run: Run) -> None:
+def _throughput(run: Run) -> pd.Series:
     """
     Tokens per second, from one generation to the next: the tokens of a rollout batch over the time of all its updates.
     `num_tokens` counts prompts and completions on all ranks. A run logs it when it has generated.
     """
-    steps, tokens = run.points("num_tokens")
-    if run.clock is None or len(steps) == 0:
-        return
-    logged, seconds = run.clock
+    tokens, clock = run.values("num_tokens"), run.clock
+    if clock.empty or tokens.empty:
+        return pd.Series(dtype=float)
     # A line with a generation begins where the line before it ended; the last batch ends with the run
-    bounds = np.append(np.searchsorted(logged, steps) - 1, len(logged) - 1)
-    updates, duration, count = np.diff(logged[bounds]), np.diff(seconds[bounds]), np.diff(tokens, prepend=0.0)
-    known = (duration > 0) & (count > 0)
-    if len(steps) > 1 and updates[-1] < updates[-2]:
-        known[-1] = False  # the run ended within a rollout batch
-    run.log[TOKENS_PER_SECOND] = pd.Series(count[known] / duration[known], index=steps[known].astype(int))
+    bounds = np.append(clock.index.searchsorted(tokens.index) - 1, len(clock) - 1)
+    updates, seconds = np.diff(clock.index[bounds]), np.diff(clock.iloc[bounds])
+    if len(tokens) > 1 and updates[-1] < updates[-2]:
+        seconds[-1] = 0.0  # the run ended within a rollout batch
+    count = tokens.diff().fillna(tokens)
+    return (count / seconds)[(seconds > 0) & (count > 0)]
 
 
 def _read_settings(folder: Path, notes: list[str]) -> tuple[dict[str, Any], set[str]]:
-    """What a run was trained with, at the end of a resumed one, and the names of the settings that changed."""
-    roots = (folder, folder.parent) if folder.name.startswith(CHECKPOINT) else (folder,)
-    file = next((root / "config.yaml" for root in roots if (root / "config.yaml").is_file()), None)
-    if file is None:
-        return {}, set()
-    settings = _read_yaml(file, notes)
-    names: set[str] = set()
+    """The settings of a run, at its end if it resumed, and the names of the settings that changed."""
+    folder = folder.parent if folder.name.startswith(CHECKPOINT) else folder
     # A training keeps the settings that held until the checkpoint from which it resumed with others
-    earlier = {int(path.stem.rpartition("-")[2]): path for path in file.parent.glob(f"config-until-{CHECKPOINT}*.yaml")}
-    parts = [(step, _read_yaml(earlier[step], notes)) for step in sorted(earlier)] + [(0, settings)]
-    for (step, before), (_, after) in pairwise([part for part in parts if part[1]]):
-        changed = [n for n in sorted({**before, **after}.keys() - _SET_BY_A_RESUME) if before.get(n) != after.get(n)]
-        said = "; ".join(f"`{name}` {before.get(name)!r} → {after.get(name)!r}" for name in changed)
+    earlier = {int(path.stem.rpartition("-")[2]): path for path in folder.glob(f"config-until-{CHECKPOINT}*.yaml")}
+    parts = [(step, _read_yaml(earlier[step], notes)) for step in sorted(earlier)]
+    settings = _read_yaml(folder / "config.yaml", notes)
+    changed: set[str] = set()
+    for (step, before), (_, after) in pairwise([part for part in (*parts, (0, settings)) if part[1]]):
+        names = [n for n in sorted({**before, **after}.keys() - _SET_BY_A_RESUME) if before.get(n) != after.get(n)]
+        said = "; ".join(f"`{name}` {before.get(name)!r} → {after.get(name)!r}" for name in names)
         notes.append(f"It resumed from checkpoint-{step} with other settings: {said}. The page names the last ones.")
-        names.update(changed)
-    return settings, names
+        changed.update(names)
+    if settings.get("method", "troll") != "troll" or settings.get("trust_region") == "mask":
+        settings.pop("kl_bound", None)  # which these do not read
+    elif settings:
+        settings["kl_bound"] = float(settings.get("kl_bound", DEFAULT_KL_BOUND))
+    return settings, changed
 
 
 def _read_yaml(file: Path, notes: list[str]) -> dict[str, Any]:
     try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        settings = None
-    if not isinstance(settings, dict):
+        return dict(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, TypeError, ValueError, yaml.YAMLError):
         notes.append(f"{file} cannot be read as settings: the run is reported without them.")
         return {}
-    return settings
 
 
 # -- Grouping ---------------------------------------------------------------------------------------------------------
@@ -310,31 +240,27 @@ def load_groups(arguments: Sequence[str]) -> list[Group]:
 
     `LABEL=RUN[,RUN…]` names a group and its runs; the same label again adds to it. Runs without a label are seeds of
     one configuration if their paths are equal except `seed0`, `-seed-1`, `_seed2` … at the end of a part:
-    `out/troll-seed0 out/troll-seed1`, or `seed0/troll seed1/troll`. The rest of the path is then the label. Groups
-    keep the order of the command line. The ReportError names all runs that cannot be read, or are there twice.
+    `out/troll-seed0 out/troll-seed1`, or `seed0/troll seed1/troll`. The rest of the path, within the folder that these
+    runs share, is then the label. The ReportError names all runs that cannot be read.
     """
-    paths: dict[str, list[Path]] = defaultdict(list)
-    automatic = set()  # the keys of `paths` that are no labels, but paths without their seeds
+    # By label, or by the path without its seeds; a run that is named twice is one seed
+    labelled: dict[str | Path, dict[Path, Path]] = defaultdict(dict)
     for argument in arguments:
         label, equals, value = argument.partition("=")
         if os.path.exists(argument) or not equals:  # and not Path.exists(), which raises for a long label
             parts = [_SEED.sub("", part) for part in Path(argument).resolve().parts]
-            key = "/".join(part for part in parts if part and part != "/")
-            automatic.add(key)
-            paths[key].append(Path(argument))
+            labelled[Path(*parts)][Path(argument).resolve()] = Path(argument)
         elif not label or not value:
-            raise ReportError(f"{argument!r} is no run: give RUN or LABEL=RUN[,RUN…].")
+            raise ReportError(f"{argument!r} is not a run: give RUN or LABEL=RUN[,RUN…].")
         else:
             runs = [value] if os.path.exists(value) else value.split(",")
-            paths[label].extend(Path(run) for run in runs if run)
+            labelled[label] |= {Path(run).resolve(): Path(run) for run in runs if run}
+    parents = [key.parent for key in labelled if isinstance(key, Path)]
     errors: list[str] = []
     groups = []
-    for key, folders in paths.items():
-        group = Group(_short_label(key, list(paths)) if key in automatic else key, [])
-        for number, folder in enumerate(folders):
-            if folder.resolve() in {other.resolve() for other in folders[:number]}:
-                errors.append(f"{folder}: given twice for {group.label!r}; it is one seed, not two.")
-                continue
+    for key, folders in labelled.items():
+        group = Group(key if isinstance(key, str) else str(key.relative_to(os.path.commonpath(parents))), [])
+        for folder in folders.values():
             try:
                 group.runs.append(load_run(folder))
             except (OSError, ReportError) as error:
@@ -343,10 +269,3 @@ def load_groups(arguments: Sequence[str]) -> list[Group]:
     if errors:
         raise ReportError("\n".join(errors))
     return groups
-
-
-def _short_label(key: str, keys: Sequence[str]) -> str:
-    """The shortest ending of a path, in whole parts, that no other key has."""
-    parts = key.split("/")
-    endings = ["/".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-    return next((end for end in endings if not any(("/" + k).endswith("/" + end) for k in keys if k != key)), key)

@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or not there, the one to resume from, and SIGTERM as "save, then stop"."""
+"""Checkpoints that are either complete or absent, the one to resume from, and SIGTERM as "save, then stop"."""
 
 import shutil
 import signal
@@ -63,12 +63,12 @@ class Checkpoints:
         logger.warning(f"Resuming from {folder}, of which it is not known whether it is complete: {reason}.")
 
     def folder(self, output_dir: str) -> str:
-        """Where the Trainer writes what it would write into `output_dir`: aside, while it saves a checkpoint."""
+        """The folder for what the Trainer writes into `output_dir`: aside, while it saves a checkpoint."""
         return str(Path(output_dir, SAVING)) if self.saving else output_dir
 
     @contextmanager
     def saving_to(self, destination: Path, state: Any) -> Iterator[None]:
-        """Around the Trainer's own saving of a checkpoint, whose `state` it names the best one in."""
+        """Around the Trainer's own saving of a checkpoint; its `state` names the best one."""
         aside = destination.parent / SAVING / destination.name
         if self.accelerator.is_local_main_process:
             shutil.rmtree(aside.parent, ignore_errors=True)  # of a run that was killed

@@ -1,4 +1,4 @@
-"""Checkpoint folders that are either complete or not there: written aside, marked, renamed; and the newest of them."""
+"""Checkpoint folders that are either complete or absent: written aside, marked, renamed; and the newest one."""
 
 import contextlib
 import json
@@ -69,14 +69,13 @@ def newest_complete(output_dir: Path) -> Found:
     for folder in reversed(checkpoints(output_dir)):
         reason = why_incomplete(folder)
         if reason is None:
-            newer = [line for line in skipped if _step(Path(line.split(" ")[0])) >= _step(folder)]
-            return Found(folder, newer)
+            return Found(folder, skipped)
         skipped.append(f"{folder.name} ({reason})")
     return Found(None, skipped)
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """What is called a checkpoint in a folder, complete or not, in the order of their steps."""
+    """The folders that are named as checkpoints, complete or not, in the order of their steps."""
     found = folder.glob(f"{CHECKPOINT}*") if folder.is_dir() else ()
     named = [path for path in found if path.is_dir() and path.name.split("-")[-1].isdecimal()]
     return sorted(named, key=_step)

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
+from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.tensor import DTensor
 from trl.trainer.utils import is_async_callable
@@ -33,28 +33,6 @@ _NOT_COUNTED = "sampling_per_token_logps"
 ENTROPY_CONTROL = ("entropy_coef", "_last_world_entropy")
 
 
-@dataclass
-class SkippedUpdates:
-    """Counts of one rank, which are equal on all."""
-
-    updates: int = 0  # since the last log line
-    skipped: int = 0  # of these
-    in_a_row: int = 0
-    bad_rewards: list[str] = field(default_factory=list)  # of the current rollout batch: those not finite, in words
-
-    def pop(self) -> dict[str, float]:
-        """The metric of a log line; empty without an update since the last one."""
-        metrics: dict[str, float] = {"troll/skipped_updates": self.skipped} if self.updates else {}
-        self.updates = self.skipped = 0
-        return metrics
-
-    def state_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-
-
 class FiniteGuard:
     """
     Keeps numbers that are not finite out of the weights.
@@ -71,43 +49,46 @@ class FiniteGuard:
     inside the backward. There the run stops before that step, except for an update without a live token, in which
     momentum moves the weights, and for a gradient that alone is not finite.
 
-    Args:
-        accelerator (`Accelerator`):
-            The trainer's.
-        args ([`TrollGRPOConfig`] or [`TrollRLOOConfig`]):
-            Read: `optim`, `max_skipped_updates`.
-        uses_deepspeed (`Callable[[], bool]`):
-            Whether DeepSpeed trains.
-        sparse_columns (`Sequence[str]`):
-            Columns `(B, C, S)` of log-probabilities that are only counted, since the loss hides their masked positions.
+    `sparse_columns` are columns `(B, C, S)` of log-probabilities. The guard only counts in them, since the loss hides
+    their masked positions.
     """
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        args: Any,
-        uses_deepspeed: Callable[[], bool],
-        sparse_columns: Sequence[str] = (),
-    ):
-        self.accelerator, self.args, self._uses_deepspeed = accelerator, args, uses_deepspeed
+    def __init__(self, accelerator: Accelerator, args: Any, sparse_columns: Sequence[str] = ()):
+        self.accelerator, self.args = accelerator, args
         self.columns = _COLUMNS | dict.fromkeys(sparse_columns)
         self._counted = [*(name for name in self.columns if name != _NOT_COUNTED), "logits", "loss", "gradient"]
         dtype = torch.float64 if has_float64(accelerator.device) else torch.float32
         # A slot for each of these, and for the live tokens
         self._counts = torch.zeros(len(self._counted) + 1, dtype=dtype, device=accelerator.device)
         self.live: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
-        self.skips = SkippedUpdates()
+        self.bad_rewards: list[str] = []  # of the current rollout batch: those not finite, in words
+        # Equal on all ranks: updates and skipped ones since the last log line, and the last skipped ones in a row
+        self._updates = self._skipped = self._in_a_row = 0
 
     def start_training(self) -> None:
         self._counts.zero_()  # an earlier call may have ended in the middle of an update
-        self.skips.updates = self.skips.skipped = self.skips.in_a_row = 0
+        self._updates = self._skipped = self._in_a_row = 0
+
+    def pop(self) -> dict[str, float]:
+        """The metric of a log line; empty without an update since the last one."""
+        metrics: dict[str, float] = {"troll/skipped_updates": self._skipped} if self._updates else {}
+        self._updates = self._skipped = 0
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        counts = {"updates": self._updates, "skipped": self._skipped, "in_a_row": self._in_a_row}
+        return counts | {"bad_rewards": self.bad_rewards}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._updates, self._skipped, self._in_a_row = (state[name] for name in ("updates", "skipped", "in_a_row"))
+        self.bad_rewards = state["bad_rewards"]
 
     # -- Rewards ----------------------------------------------------------------------------------------------------
 
     def check_rewards(self, rewards: torch.Tensor, functions: Sequence[Any], names: Sequence[str]) -> list[str]:
         """
-        Which rewards `(completions, functions)` of all ranks are not finite, in words; they become NaN in place, so
-        that TRL's averages are those of the other rewards. To TRL, NaN is a reward that was not given (None), which a
+        Which rewards `(completions, functions)` of all ranks are not finite, in words. They become NaN in place, and
+        TRL then averages the other rewards. To TRL, NaN is a reward that was not given (None), which a
         reward model never means.
         """
         is_model = torch.tensor([isinstance(function, nn.Module) for function in functions], device=rewards.device)
@@ -133,7 +114,7 @@ class FiniteGuard:
         inputs, counts = without_masked(inputs, self.live, self.columns)
         if training:
             for name, count in counts.items():
-                self.count(name, count)
+                self._count(name, count)
             self._counts[-1] += self.live.sum()
         try:
             yield inputs, self.live
@@ -150,17 +131,17 @@ class FiniteGuard:
         if entropies is not None:  # of all logits of a position
             finite = entropies.detach().isfinite()
             if training:
-                self.count("logits", (self.live & ~finite).sum())
+                self._count("logits", (self.live & ~finite).sum())
             entropies = entropies.masked_fill(~(self.live & finite), 0.0)
         return log_probs, entropies
 
-    def count(self, name: str, count: torch.Tensor) -> None:
-        """Count numbers that are not finite: `name` is a column, or one of `logits`, `loss` and `gradient`."""
+    def _count(self, name: str, count: torch.Tensor) -> None:
+        """Count numbers that are not finite, of a column, of `logits`, of the `loss` or of the `gradient`."""
         self._counts[self._counted.index(name)] += count
 
     def check_loss(self, loss: torch.Tensor, update: int) -> None:
-        """After a loss of the training: stop before the backward if that would also step, which cannot be skipped."""
-        self.count("loss", ~loss.detach().isfinite())
+        """After a loss of the training: stop if it is not finite and the backward pass would also take the step."""
+        self._count("loss", ~loss.detach().isfinite())
         if (stepper := self._steps_in_backward()) and (bad := self._gather()[0]):
             raise FloatingPointError(
                 f"Stopped before update {update}, which {stepper} cannot skip. Not finite: {bad}. {_ADVICE}"
@@ -170,17 +151,17 @@ class FiniteGuard:
 
     def skips_update(self, norm: Any, model: nn.Module, optimizer: Any, update: int) -> bool:
         """Between the gradient's norm and the optimizer's step: whether `update` is skipped, its gradient dropped."""
-        self.skips.updates += 1
+        self._updates += 1
         if self._steps_in_backward():
             return False
         norm = norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(norm)
         scaler = self.accelerator.scaler
         scaler_skips = scaler is not None and scaler.get_scale() > 1
         if not norm.isfinite() and not scaler_skips:
-            self.count("gradient", torch.ones((), device=self._counts.device))
+            self._count("gradient", torch.ones((), device=self._counts.device))
         bad, tokens = self._gather()
         skip = bool(bad) or tokens == 0
-        self.skips.skipped += skip
+        self._skipped += skip
         if skip:
             model.zero_grad()  # without gradients the optimizer does nothing, weight decay included
         if scaler is None or skip:
@@ -195,11 +176,11 @@ class FiniteGuard:
         return skip
 
     def _steps_in_backward(self) -> str | None:
-        """Who takes the step of the optimizer before all gradients are there, if anyone does."""
+        """What takes the optimizer's step inside the backward pass, if anything does."""
         optimizer = str(getattr(self.args.optim, "value", self.args.optim))
         if optimizer.endswith("_layerwise") or optimizer in ("lomo", "adalomo"):
             return f"`optim` {optimizer}"
-        return "DeepSpeed" if self._uses_deepspeed() else None
+        return "DeepSpeed" if self.accelerator.distributed_type == DistributedType.DEEPSPEED else None
 
     def _gather(self) -> tuple[str, float]:
         """What was not finite since the last update, in words, and the live tokens; the same on all ranks."""
@@ -220,21 +201,21 @@ class FiniteGuard:
         if not bad:
             # Neither good nor bad: an update without a live token leaves the count of those in a row alone
             if tokens > 0:
-                self.skips.in_a_row = 0
+                self._in_a_row = 0
             else:
                 logger.warning(f"Update {update} skipped: every completion in it is masked, on every rank.")
             return
-        self.skips.in_a_row += 1
-        if self.skips.bad_rewards:
-            bad += f", because of {some(self.skips.bad_rewards)}"
+        self._in_a_row += 1
+        if self.bad_rewards:
+            bad += f", because of {some(self.bad_rewards)}"
         limit = self.args.max_skipped_updates
         logger.warning(
             f"Update {update} skipped, weights and optimizer unchanged. Not finite: {bad}. "
-            f"({self.skips.in_a_row} in a row; `max_skipped_updates` is {limit}.)"
+            f"({self._in_a_row} in a row; `max_skipped_updates` is {limit}.)"
         )
-        if self.skips.in_a_row >= limit:
+        if self._in_a_row >= limit:
             raise FloatingPointError(
-                f"Stopped at update {update}: {self.skips.in_a_row} updates in a row were skipped "
+                f"Stopped at update {update}: {self._in_a_row} updates in a row were skipped "
                 f"(`max_skipped_updates`). Not finite: {bad}. The weights are those of the last good update. {_ADVICE}"
             )
 
@@ -246,25 +227,16 @@ _ADVICE = (
 
 
 def some(names: list[str]) -> str:
-    """The first three, and how many more."""
+    """The first three names, and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def without_masked(
     inputs: dict[str, Any], live: torch.Tensor, columns: Mapping[str, float | None] = _COLUMNS
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """
-    A micro-batch whose masked positions hold harmless values, whatever was there, and how many of the live values are
-    not finite, by name. −inf is a number among sparse log-probabilities, where it stands for an unused slot.
-
-    Args:
-        inputs (`dict[str, Any]`):
-            A micro-batch of TRL's, which is left as it is.
-        live (`torch.Tensor` of shape `(B, C)`, bool):
-            The tokens that the loss is over.
-        columns (`Mapping[str, float | None]`, *optional*):
-            The value for masked positions, by column; `None` for sparse log-probabilities, which are only counted.
-    """
+    """A copy of a micro-batch whose masked positions hold harmless values, and how many of its values at the `live`
+    tokens `(B, C)`, bool, are not finite, by column. `columns` has the harmless value of each, or `None` for sparse
+    log-probabilities, which are only counted: there −inf is a number, which marks an unused slot."""
     inputs, counts = dict(inputs), {}
     for name, fill in columns.items():
         values = inputs.get(name)

@@ -9,18 +9,19 @@ _RANGES = {
         lambda x: 0 < x < math.inf,
         ("temperature", "repetition_penalty", "num_train_epochs", "adam_epsilon"),
     ),
-    "positive": (lambda x: x > 0, ("vllm_importance_sampling_clip_max",)),  # inf means no clip
+    "positive": (lambda x: x > 0, ("kl_bound", "vllm_importance_sampling_clip_max")),  # inf means no limit
     "at least 0 and finite": (
         lambda x: 0 <= x < math.inf,
         (
             *("learning_rate", "weight_decay", "warmup_steps", "beta", "entropy_coef_delta"),
-            *("vllm_importance_sampling_clip_min", "logging_steps", "save_steps"),
+            *("vllm_importance_sampling_clip_min", "logging_steps", "save_steps", "regression_coef"),
         ),
     ),
     # inf means no clip
     "at least 0": (lambda x: x >= 0, ("epsilon", "epsilon_high", "max_grad_norm", "off_policy_mask_threshold")),
     "-1, to vLLM all tokens, or a whole number of at least 0": (lambda x: x >= -1 and x == int(x), ("top_k",)),
-    "in [0, 1)": (lambda x: 0 <= x < 1, ("adam_beta1", "adam_beta2")),
+    "at least 1 and finite": (lambda x: 1 <= x < math.inf, ("ratio_cap",)),
+    "in [0, 1)": (lambda x: 0 <= x < 1, ("tail_mass", "adam_beta1", "adam_beta2")),
     "in (0, 1]": (lambda x: 0 < x <= 1, ("top_p",)),
     "in [0, 1]": (lambda x: 0 <= x <= 1, ("min_p", "top_entropy_quantile", "ref_model_mixup_alpha")),
     "finite": (math.isfinite, ("entropy_coef", "entropy_coef_min", "entropy_coef_max", "entropy_target")),
@@ -39,15 +40,17 @@ _RANGES = {
         ("max_steps",),
     ),
 }
+_NEVER_NONE = ("kl_bound", "regression_coef", "tail_mass")
 
 
 def check_ranges(config: Any) -> None:
     """Refuse (`ValueError`) a number of a configuration outside of its range, also those on which TRL fails late, or
-    never. Options that it lacks, or that are `None`, pass."""
+    never. Options that it lacks pass, and most that are `None`."""
     for allowed, (inside, names) in _RANGES.items():
         for name in names:
             value = getattr(config, name, None)
-            if value is not None and not (is_number(value) and inside(value)):
+            required = name in _NEVER_NONE and hasattr(config, name)
+            if (value is not None or required) and not (is_number(value) and inside(value)):
                 raise ValueError(f"`{name}` must be {allowed}, got {value!r}.")
     for number, weight in enumerate(getattr(config, "reward_weights", None) or ()):
         if not (is_number(weight) and math.isfinite(weight)):

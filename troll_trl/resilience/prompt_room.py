@@ -5,6 +5,25 @@ from typing import Any
 
 from datasets import Dataset
 
+from troll_trl.context_length import context_length
+
+
+def check_prompts(trainer: Any, length_of: Callable[[Any], int]) -> "PromptRoom | None":
+    """Check the datasets of a trainer; `length_of` counts the tokens of a prompt. Returns `None` if the model does not
+    read the text of the column `prompt`. A `ValueError` names the row whose prompt is empty or too long."""
+    makers = (getattr(trainer, name, None) for name in ("environment_factories", "rollout_func"))
+    if trainer._is_vlm or any(maker is not None for maker in makers):
+        return None
+    colocated = trainer.use_vllm and trainer.vllm_mode == "colocate"
+    context = context_length(trainer.accelerator.unwrap_model(trainer.model).config)
+    vllm_length = trainer.args.vllm_max_model_length if colocated else None
+    room = PromptRoom(context, vllm_length, trainer.max_completion_length)
+    evaluation = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval": trainer.eval_dataset}
+    for name, dataset in {"train": trainer.train_dataset, **evaluation}.items():
+        if isinstance(dataset, Dataset) and "prompt" in dataset.column_names:  # else the rollouts are checked
+            room.check_dataset(name, dataset, length_of)
+    return room
+
 
 class PromptRoom:
     """
@@ -19,23 +38,19 @@ class PromptRoom:
         self._limit = "`vllm_max_model_length` {:,}" if of_vllm else "the model's context of {:,}"
         self._completion = max_completion_length or 1
 
-    def check_dataset(self, name: str, dataset: Any, length_of: Callable[[Any], int]) -> None:
-        """Check the column `prompt` of a dataset, whose tokens `length_of` counts; a dataset without one, or streamed,
-        passes. A `ValueError` names the row whose prompt is empty or too long."""
-        if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
-            return
-        sizes = []  # bytes
-        for row, prompt in enumerate(dataset["prompt"]):
-            sizes.append(sum(len(text.encode()) for text in _texts(prompt)))
-            if sizes[-1] == 0:
-                raise ValueError(
-                    f"Row {row} of the {name} dataset has an empty prompt: {prompt!r}. Remove the row, or look at how "
-                    "its prompt is built."
-                )
+    def check_dataset(self, name: str, dataset: Dataset, length_of: Callable[[Any], int]) -> None:
+        """Check the column `prompt` of a dataset."""
+        sizes = [sum(len(text.encode()) for text in _texts(prompt)) for prompt in dataset["prompt"]]  # bytes
+        if 0 in sizes:
+            row = sizes.index(0)
+            raise ValueError(
+                f"Row {row} of the {name} dataset has an empty prompt: {dataset[row]['prompt']!r}. Remove the row, or "
+                "look at how its prompt is built."
+            )
         if self.context is None or not sizes:
             return
-        # A token is at least one byte of text; what the chat template adds, the first row shows. So few rows, mostly
-        # none, can be too long, and only those are tokenized.
+        # A token is at least one byte of text, and the first row shows what the chat template adds. Few rows, mostly
+        # none, can be too long, and only these are tokenized.
         template = length_of(dataset[0]["prompt"])
         room = self.context - self._completion
         for row in [row for row, size in enumerate(sizes) if size + template > room]:

@@ -2,6 +2,7 @@ r"""extract_answer: the final answer that a text states, in a `\boxed{}`, in `<a
 
 import re
 from collections.abc import Callable
+from decimal import Decimal
 
 # A completion that boxes more different answers than this, in whatever words, lists candidates
 MAX_BOXES = 5
@@ -78,6 +79,11 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
     if close and inside[1]:
         return _stated(inside[2]) or inside[2].strip() or None
     return _stated(text)
+
+
+def written_out(number: float) -> str:
+    """A number without an exponent: the "e" of "1e+16" may be read as Euler's number."""
+    return format(Decimal(repr(number)), "f")
 
 
 def _without_thoughts(text: str) -> str:

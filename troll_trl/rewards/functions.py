@@ -4,9 +4,8 @@ import math
 import numbers
 from collections import Counter
 from collections.abc import Callable
-from decimal import Decimal
 
-from troll_trl.rewards.answers import extract_answer
+from troll_trl.rewards.answers import extract_answer, written_out
 from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, PATHS, TIMEOUT_SECONDS, start, verify
 from troll_trl.rewards.verifier.choices import Options
 from troll_trl.rewards.verifier.notation import normalise
@@ -27,10 +26,11 @@ def math_accuracy_reward(
 
     The answer follows the last thought: the last balanced `\boxed{...}`; without one, the last `<answer>...</answer>`;
     without either, what follows the last `Answer:`, `####` or "the (final) answer is". Without any of these a
-    completion gets 0, as do a thought that never ends and a list of candidates. docs/rewards.md says what is equal.
+    completion gets 0, as do a thought that never ends and a list of candidates. docs/rewards.md lists what is equal.
 
-    It cannot hang: what is not decided by rules goes to worker processes with limits of time and memory
-    ([`~troll_trl.rewards.verifier.verify`]). What runs into a limit gets 0 and is counted. Any thread may call it.
+    It cannot hang: worker processes with limits of time and memory decide what rules do not
+    ([`~troll_trl.rewards.verifier.verify`]). An answer that exceeds a limit gets 0 and is counted. Any thread may call
+    it.
 
     Args:
         completions (`list[list[dict[str, str]]]` or `list[str]`):
@@ -52,9 +52,8 @@ def math_accuracy_reward(
             The other columns and arguments that TRL hands to every reward function; not used.
 
     Returns:
-        `list[float | None]`:
-            1.0 for a right answer, 0.0 for a wrong or missing one, `None` (the trainer skips it) where there is no gold
-            answer, it cannot be read, or the workers crash whatever they are asked.
+        `list[float | None]`: 1.0 for a right answer, 0.0 for a wrong or missing one. `None`, which the trainer skips,
+        if there is no gold answer, it cannot be read, or the workers crash at trivial questions too.
 
     Raises:
         ValueError: `completions` and `solution` differ in length.
@@ -82,7 +81,7 @@ math_accuracy_reward.start_workers = start  # type: ignore[attr-defined]
 
 
 def _text_of_gold(gold: str | int | float | None, row: int) -> str | None:
-    """A gold answer as text; a float is written out, for the "e" of "1e+16" may be read as Euler's number."""
+    """A gold answer as text."""
     if gold is None or isinstance(gold, str):
         return gold
     if isinstance(gold, bool) or not isinstance(gold, numbers.Real) or not math.isfinite(gold):
@@ -90,7 +89,7 @@ def _text_of_gold(gold: str | int | float | None, row: int) -> str | None:
             f"Row {row}: a solution must be text such as '\\boxed{{72}}', a finite number, or None for a row without "
             f"one; got {gold!r}, a {type(gold).__name__}. Convert the column, or leave the row out."
         )
-    return str(gold) if isinstance(gold, numbers.Integral) else format(Decimal(repr(float(gold))), "f")
+    return str(gold) if isinstance(gold, numbers.Integral) else written_out(float(gold))
 
 
 def answer_format_reward(completions: list[list[dict[str, str]]] | list[str], **kwargs) -> list[float]:

@@ -31,18 +31,9 @@ class BoundedPolicy:
     bounds it, and keeps what the terms around TRL's surrogate need: `bounded`, and `policy_log_probs` `(B, C)`,
     `log p(a)`.
 
-    Args:
-        trust_region ([`TrustRegion`]):
-            What bounds the policy.
-        old (`torch.Tensor` of shape `(B, C, S)`):
-            Log-probabilities of the old policy: of the kept tokens and the rest, or, without a support, of the sampled
-            token, `S = 1`.
-        token_ids (`torch.Tensor` of shape `(B, C, K)` or `None`):
-            That support.
-        live (`torch.Tensor` of shape `(B, C)`, bool):
-            The tokens that the loss is over.
-        advantages (`torch.Tensor` of shape `(B, 1)` or `(B, C)`):
-            Of the completions, or of their tokens.
+    `old` `(B, C, S)` has log-probabilities of the old policy on its support `token_ids` `(B, C, K)` and the rest; or,
+    without a support, of the sampled token, `S = 1`. `live` `(B, C)`, bool, are the tokens that the loss is over, and
+    `advantages` is `(B, 1)` or `(B, C)`.
     """
 
     def __init__(

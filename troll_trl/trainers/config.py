@@ -1,7 +1,6 @@
 """TRL's configs with TROLL's options added, and what TROLL cannot honour refused by name."""
 
 import copy
-import math
 import warnings
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
@@ -13,6 +12,7 @@ from troll_trl.fields import document, setting
 from troll_trl.resilience.option_ranges import check_ranges, is_number
 from troll_trl.trainers.trl_compat import silence_known_warnings
 from troll_trl.trust_region.mask import DIVERGENCES, needs_support
+from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion
 from troll_trl.trust_region.sparse import check_support_options
 
 if TYPE_CHECKING:  # what stands behind the options
@@ -63,36 +63,37 @@ class TrollOptions(_TrlConfig):
 
     kl_bound: float = setting(
         0.05,  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
-        "KL bound ε of every token's trust region around the old policy q, in nats: KL(π‖q) ≤ ε for the projected "
-        "policy π. Positive; inf switches the projection off.",
+        "Bound ε on the KL of every token's projected policy π from the old policy q, in nats: KL(π‖q) ≤ ε. It must "
+        "be positive; inf switches the projection off.",
     )
     regression_coef: float = setting(
         1.0,
-        "Weight α ≥ 0 of the regression term KL(p ‖ stopgrad π) that pulls the policy p to its projection π.",
+        "Weight α ≥ 0 of the regression term KL(p ‖ stopgrad π), which pulls the policy p to its projection π.",
     )
     support_size: int = setting(
         64,
-        "Largest number K ≥ 1 of tokens kept per position, the sampled token included. All other tokens share one rest "
-        "bucket with their exact mass.",
+        "Keep at most this number K ≥ 1 of tokens per position, including the sampled one. All other tokens share one "
+        "rest bucket with their exact mass.",
     )
     tail_mass: float = setting(
         1e-5,
-        "Tokens are kept by descending old probability until at most this mass δ in [0, 1) is left to the rest.",
+        "Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1).",
     )
     pessimistic: bool = setting(
         False,
-        "Take the smaller of the projection's and the policy's surrogate, as PPO takes the smaller of the clipped and "
-        "the free: a token that has moved against its advantage keeps its gradient. Not in the paper: docs/design.md.",
+        "Take the smaller of the projection's and the policy's surrogate, as PPO does with the clipped and the "
+        "unclipped one. A token that has moved against its advantage then keeps its gradient. This is not in the "
+        "paper; see docs/design.md.",
     )
     max_skipped_updates: int = setting(
         20,
-        "Stop the run after this many skipped updates in a row. The trainer skips an update that meets a NaN or an "
+        "Stop the run after this many skipped updates in a row. The trainer skips an update that contains a NaN or an "
         "infinity.",
     )
     save_rollouts: bool = setting(
         True,
-        "Save an unfinished rollout batch with a checkpoint, so that a resumed run is the uninterrupted one, bit for "
-        "bit. docs/reliability.md has its size.",
+        "Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit "
+        "for bit. docs/reliability.md has its size.",
     )
 
     def __post_init__(self):
@@ -111,16 +112,9 @@ class TrollOptions(_TrlConfig):
         `steps_per_generation` that it derived itself.
         """
         if type(args) is not cls._trl_config:
-            given, plain = type(args), cls._trl_config
-            derived = f", a subclass of {plain.__name__}" if issubclass(given, plain) else ""
             raise TypeError(
-                f"`args` must be a {cls.__name__} or a plain {plain.__name__}, got "
-                f"{given.__module__}.{given.__qualname__}{derived}. "
-                + (
-                    f"Let that class derive from troll_trl.{cls.__name__}."
-                    if derived
-                    else f"Give this trainer a troll_trl.{cls.__name__}."
-                )
+                f"`args` must be a {cls.__name__} or a plain {cls._trl_config.__name__}, got {type(args).__module__}."
+                f"{type(args).__qualname__}. Give a troll_trl.{cls.__name__}, or let your class derive from it."
             )
         config: Any = copy.copy(args)
         config.__class__ = cls
@@ -137,7 +131,7 @@ class TrollOptions(_TrlConfig):
     @property
     def trust_region_idle(self) -> bool:
         """
-        Whether every update uses completions of the current weights, so that policy and old policy are equal and
+        Whether every update uses completions of the current weights. Policy and old policy are then equal, and
         neither a clip nor a projection ever acts. It is TRL's own test for whether an old policy must be scored.
         """
         return self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) == 0
@@ -154,14 +148,8 @@ class TrollOptions(_TrlConfig):
 
     def _check(self):
         check_ranges(self)
-        self._check_troll_options()
-        self._warn_of_unused_options()
-
-    def _check_troll_options(self):
-        check_projection(self)
-        if not is_number(self.tail_mass):
-            raise ValueError(f"`tail_mass` must be a number in [0, 1), got {self.tail_mass!r}.")
         check_support_options(self.support_size, self.tail_mass)
+        self._warn_of_unused_options()
 
     def _warn_of_unused_options(self):
         changed = {
@@ -179,38 +167,38 @@ class TrollOptions(_TrlConfig):
 @dataclass
 class TrollGRPOConfig(TrollOptions, GRPOConfig):
     """
-    Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and those below. Their defaults are
-    those of the papers (TROLL, arXiv 2510.03817; DPPO, arXiv 2602.04879).
+    Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and the following. Their defaults
+    are the papers' (TROLL, arXiv 2510.03817; DPPO, arXiv 2602.04879).
 
-    `epsilon` and `epsilon_high`, the clip range of an existing recipe, are accepted and unused: the trust region
-    replaces the clip.
+    `epsilon` and `epsilon_high`, the clip range of an existing recipe, have no effect: the trust region replaces the
+    clip.
 
     Raises:
-        ValueError: an option outside of its range, TRL's own included, and what TROLL cannot honour (`loss_type` cispo,
-            sapo or vespo; `delta`), with the value and the reason.
+        ValueError: an option, TRL's own included, is outside of its range, or TROLL cannot honour it (`loss_type`
+            cispo, sapo or vespo; `delta`). The message has the value and the reason.
     """
 
     _trl_config = GRPOConfig
 
     trust_region: str = setting(
         "projection",
-        "'projection' for TROLL's, 'mask' for DPPO's: a token whose divergence from the old policy exceeds "
-        "`divergence_bound`, and that has moved with its advantage, gives the surrogate no gradient. The mask has no "
-        "regression.",
+        "'projection' for TROLL or 'mask' for DPPO. The mask removes a token's gradient from the surrogate if the "
+        "token has moved with its advantage and its divergence from the old policy exceeds `divergence_bound`. It has "
+        "no regression.",
     )
     divergence_type: str = setting(
         "binary_tv",
-        "Divergence of the mask, of policy p from old policy q at the sampled token a: 'binary_tv', |p(a) − q(a)|; "
-        "'binary_kl', KL(q‖p) of (a, not a); 'topk_tv', ½ Σ |p − q|, and 'topk_kl', KL(q‖p), over the kept tokens and "
-        "the rest.",
+        "How the mask measures the policy p against the old policy q. For the sampled token a: 'binary_tv' is "
+        "|p(a) − q(a)|, 'binary_kl' is KL(q‖p) of (a, not a). Over the kept tokens and the rest: 'topk_tv' is "
+        "½ Σ |p − q|, 'topk_kl' is KL(q‖p).",
     )
     divergence_bound: float | None = setting(
         None,
-        "Largest divergence of a token that keeps its gradient: in (0, 1) for a total variation (default 0.15), "
-        "positive and in nats for a KL (default 0.05). The config replaces None by the default of its divergence.",
+        "Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default "
+        "0.15. For a KL: positive, in nats, by default 0.05.",
     )
     ratio_cap: float | None = setting(
-        None, "Largest ratio C ≥ 1 by which the mask scales a gradient: min(p(a)/q(a), C). No limit by default."
+        None, "Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none."
     )
 
     @property
@@ -264,11 +252,11 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
 @dataclass
 class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
-    Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and those below. Their defaults are
-    the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` are accepted and unused.
+    Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and the following. Their defaults
+    are the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` have no effect.
 
     Raises:
-        ValueError: an option outside of its range, TRL's own included, with the value.
+        ValueError: an option, TRL's own included, is outside of its range. The message has the value.
     """
 
     _trl_config = RLOOConfig
@@ -280,12 +268,11 @@ def troll_fields(config: type[TrollOptions]) -> list[Field]:
     return [option for option in fields(config) if option.name not in trl_names]
 
 
-def check_projection(config: Any) -> None:
-    """Raise a `ValueError` for a `kl_bound` or a `regression_coef` outside of its range."""
-    if not (is_number(config.kl_bound) and config.kl_bound > 0):
-        raise ValueError(f"`kl_bound` must be positive, got {config.kl_bound!r}. The paper uses 0.05.")
-    if not (is_number(config.regression_coef) and 0 <= config.regression_coef < math.inf):
-        raise ValueError(f"`regression_coef` must be finite and at least 0, got {config.regression_coef!r}.")
+def trust_region_of(config: Any) -> TrustRegion:
+    """The trust region that a config asks for."""
+    if config.masks:
+        return MaskTrustRegion(config.divergence_type, config.divergence_bound, config.ratio_cap)
+    return ProjectionTrustRegion(config.kl_bound, getattr(config, "pessimistic", False))
 
 
 def check_mask(config: Any) -> None:
@@ -302,5 +289,3 @@ def check_mask(config: Any) -> None:
     if bound is not None and not (is_number(bound) and bound > 0 and not (is_tv and bound >= 1)):
         allowed = "in (0, 1), since no total variation exceeds 1" if is_tv else "positive"
         raise ValueError(f"`divergence_bound` of {config.divergence_type} must be {allowed}, got {bound!r}.")
-    if config.ratio_cap is not None and not (is_number(config.ratio_cap) and 1 <= config.ratio_cap < math.inf):
-        raise ValueError(f"`ratio_cap` must be at least 1 and finite, or none for no limit, got {config.ratio_cap!r}.")

@@ -27,15 +27,15 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
     trust region around the old policy.
 
     Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
-    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as `loss_type` says. TRL's own `_compute_loss` computes it: it is
-    given `log π(a)` in place of `log p(a)` and a clip range without ends, so that loss types, sequence-level ratios,
-    masks, entropy bonus, vLLM correction and MoE loss are TRL's.
+    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as `loss_type` does. TRL's own `_compute_loss` computes it from
+    `log π(a)` in place of `log p(a)`, with an infinite clip range. Loss types, sequence-level ratios, masks, entropy
+    bonus, vLLM correction and MoE loss are therefore TRL's.
 
-    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] overrides what any trainer needs. Of GRPO's own,
-    `get_off_policy_mask` gets the unprojected policy, and so does the reference KL. TRL's metric `policy_loss` is the
+    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] overrides what any trainer needs. Two parts of GRPO read the
+    unprojected policy: `get_off_policy_mask` and the reference KL. TRL's metric `policy_loss` is the
     surrogate alone: the regression and the reference KL are added after it.
 
-    The arguments are those of [`~trl.GRPOTrainer`], except
+    The arguments are the same as in [`~trl.GRPOTrainer`], except for one:
 
     Args:
         args ([`TrollGRPOConfig`] or [`~trl.GRPOConfig`], *optional*):
@@ -151,10 +151,8 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
             loss = values.sum() / mask.sum().clamp(min=1.0)
         elif self.loss_type == "dr_grpo":
             loss = values.sum() / (values.size(0) * self.max_completion_length)
-        elif self.loss_type == "luspo":
+        else:  # luspo: the config refuses any other
             loss = values.sum(-1).mean()
-        else:
-            raise ValueError(f"Unsupported `loss_type`: {self.loss_type!r}.")
         return loss / accumulation
 
     def _off_policy_mask_of_policy(self, *args, **kwargs) -> torch.Tensor:

@@ -32,8 +32,8 @@ def check_head(
         model (`torch.nn.Module`):
             With a sparse LM head, wrapped as it is trained.
         model_inputs (`dict`):
-            What TRL scores a rollout with: `input_ids`, `attention_mask` and `labels` `(B, T)`, and others. Those of
-            another shape, such as images, are left out.
+            What TRL scores a rollout with: `input_ids`, `attention_mask` and `labels` `(B, T)`, and others. Inputs
+            of another shape, such as images, are left out.
         completion_length (`int`):
             Columns C of the completions, the last.
         support_size (`int`):
@@ -70,7 +70,7 @@ def check_head(
         tokens = kept.any(-1).sum().item()
         raise ValueError(
             "The LM head that keeps a sparse distribution is wrong for this model: its log-probabilities differ from "
-            f"those of the model's own logits by {difference:.2g} nats in the mean over {tokens} tokens. The model "
-            "changes its logits in a way that the head does not know, nor does TRL's. Train another model, and please "
+            f"those of the model's own logits by {difference:.2g} nats on average over {tokens} tokens. The model "
+            "changes its logits in a way that neither this head nor TRL's implements. Train another model, and please "
             "report this one."
         )

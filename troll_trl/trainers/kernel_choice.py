@@ -1,4 +1,4 @@
-"""At a trainer's start: checks the Triton kernels on the accelerator. All ranks run them, or none does."""
+"""At a trainer's start: adds the sparse LM head, and checks its Triton kernels. All ranks run them, or none does."""
 
 from typing import Any
 
@@ -7,11 +7,27 @@ from accelerate import Accelerator
 from accelerate.logging import get_logger
 from transformers import PreTrainedModel
 
-from troll_trl.kernels.agreement import Case, KernelCheck, self_check
+from troll_trl.kernels.agreement import Case, self_check
 from troll_trl.kernels.dispatch import INTERPRETED, kernels_mode, use_torch_alone, use_triton
+from troll_trl.lm_head import add_sparse_lm_head
 from troll_trl.lm_head.patch import logit_transform
 
 logger = get_logger(__name__)
+
+
+def add_head(accelerator: Accelerator, model: PreTrainedModel, args: Any) -> tuple[int, bool]:
+    """Add the sparse LM head that a trainer's `args` ask for. Returns the support size, at most the vocabulary, and
+    whether a kernel failed, see [`settle_kernels`]."""
+    vocabulary = model.config.get_text_config().vocab_size
+    if args.support_size > vocabulary:
+        logger.warning(
+            f"`support_size` ({args.support_size}) exceeds the vocabulary of {vocabulary} tokens: all are kept."
+        )
+    support_size = min(args.support_size, vocabulary)
+    failed = settle_kernels(accelerator, case_of_run(model, args, support_size))
+    # Not every config of TRL's has `cast_lm_head_to_fp32`
+    add_sparse_lm_head(model, args.temperature, getattr(args, "cast_lm_head_to_fp32", False))
+    return support_size, failed
 
 
 def case_of_run(model: PreTrainedModel, args: Any, support_size: int) -> Case:
@@ -33,8 +49,8 @@ def case_of_run(model: PreTrainedModel, args: Any, support_size: int) -> Case:
 
 
 def settle_kernels(accelerator: Accelerator, run: Case | None = None) -> bool:
-    """Check the kernels, and run their PyTorch fallbacks on all ranks if any kernel fails on one of them: whether that
-    is so. Every rank must call this. If `TROLL_KERNELS=triton` asks for the kernels, a failure is a `RuntimeError`."""
+    """Check the kernels. If any kernel fails on any rank, all ranks run the PyTorch fallbacks, and this returns `True`.
+    Every rank must call this. If `TROLL_KERNELS=triton` asks for the kernels, a failure is a `RuntimeError`."""
     mode = kernels_mode()
     use_torch_alone(False)  # a trainer before this one in the process may have met another device
     if not use_triton(accelerator.device) or INTERPRETED:
@@ -44,21 +60,14 @@ def settle_kernels(accelerator: Accelerator, run: Case | None = None) -> bool:
     failures = accelerator.gather(torch.tensor([len(failed)], device=device)).sum().item()
     if failures == 0:
         return False
-    message = "Triton kernels of troll_trl fail on this device: " + (_describe(failed) or "on another rank") + "."
+    said = "; ".join(map(str, failed)) or "on another rank"
+    message = f"Triton kernels of troll_trl fail on this device: {said}."
     if mode == "triton":
         raise RuntimeError(f"{message} Without `TROLL_KERNELS=triton` the run would take their torch versions.")
     logger.warning(
-        f"{message} The run goes on with their torch versions on all ranks, slower and with more memory, and logs "
+        f"{message} The run continues with their torch versions on all ranks, slower and with more memory, and logs "
         "`troll/torch_kernels`. Please report this, with the versions of torch, Triton and the driver.",
         main_process_only=not failed,
     )
     use_torch_alone()
     return True
-
-
-def _describe(failed: list[KernelCheck]) -> str:
-    return "; ".join(
-        f"{check.kernel} ({check.shapes}): "
-        + (check.error or f"differs from torch's by {check.difference:.1e} of the largest entry")
-        for check in failed
-    )

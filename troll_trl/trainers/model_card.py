@@ -1,4 +1,4 @@
-"""What a model card says of the trust region: its options, its paper, and the version of this package."""
+"""The part of a model card on the trust region: its options, its paper, and the version of this package."""
 
 import textwrap
 from pathlib import Path

@@ -86,7 +86,7 @@ class Recorder:
         self.recorded, self._log_probs, self._parts = RaggedDistribution.concatenate(self._parts), log_probs, []
 
     def equal_where_rounded(self, log_probs: torch.Tensor) -> torch.Tensor:
-        """Those of a later pass, the reference's, `(B, C)`: the old policy's where the two differ by rounding."""
+        """The reference's log-probabilities `(B, C)`, or the old policy's where the two differ only by rounding."""
         return log_probs if self._log_probs is None else equal_to_rounding(log_probs, self._log_probs)
 
 

@@ -23,13 +23,14 @@ class TrollRLOOTrainer(TrollTrainer, RLOOTrainer):
     REINFORCE with a leave-one-out baseline, whose clip is replaced by a differentiable projection of every token's
     distribution onto a KL trust region around the old policy.
 
-    RLOO's ratio is that of a whole completion. With policy `p`, old policy `q`, projection `π` and advantage `A`, the
-    loss of a completion is `−exp(Σ_t log π_t(a_t) − log q_t(a_t))·A + α·Σ_t KL(p_t ‖ stopgrad π_t)`, averaged over the
-    micro-batch. The trust region is each token's: it does not bound the ratio of a completion, which is a product over
-    its tokens, as RLOO's clip does. The reference KL is part of the reward in RLOO, so it needs nothing of TROLL.
+    RLOO's ratio is the ratio of a whole completion. With policy `p`, old policy `q`, projection `π` and advantage `A`,
+    the loss of a completion is `−exp(Σ_t log π_t(a_t) − log q_t(a_t))·A + α·Σ_t KL(p_t ‖ stopgrad π_t)`, averaged over
+    the micro-batch. The trust region bounds each token. Unlike RLOO's clip, it does not bound the ratio of a
+    completion, which is a product over its tokens. The reference KL is part of the reward in RLOO; TROLL does not
+    change it.
 
-    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] has the overrides. The arguments are those of
-    [`~trl.RLOOTrainer`], except
+    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] has the overrides. The arguments are the same as in
+    [`~trl.RLOOTrainer`], except for one:
 
     Args:
         args ([`TrollRLOOConfig`] or [`~trl.RLOOConfig`], *optional*):

@@ -7,6 +7,7 @@ from accelerate import Accelerator
 from accelerate.logging import get_logger
 
 from troll_trl.trainers.config import TrollOptions
+from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.regions import TrustRegion
 
 logger = get_logger(__name__)
@@ -36,12 +37,25 @@ def print_batches(accelerator: Accelerator, args: TrollOptions, trust_region: Tr
         )
 
 
+def print_cache_size(accelerator: Accelerator, old: RaggedDistribution) -> bool:
+    """Print the bytes that the old policy of a rollout takes per trained completion token. Returns `False` if it has no
+    such token."""
+    tokens = int((old.counts > 0).sum())
+    if tokens > 0:
+        accelerator.print(
+            f"TROLL: the old policy takes {old.nbytes / tokens:.0f} bytes per completion token, on the host: "
+            f"{len(old.token_ids) / tokens:.1f} tokens kept on average in the first rollout batch, {old.width} at "
+            "most, each an int32 id and a float32 log-probability."
+        )
+    return tokens > 0
+
+
 def warn_of_noise(model: torch.nn.Module, args: TrollOptions, config: Any) -> None:
-    """Warn of what the rollout's scoring and the loss draw differently, with the model's text `config`."""
+    """Warn of random draws that differ between the scoring of a rollout and the loss. `config` is the text model's."""
     # The projection would take the difference of two draws for a step of the policy, and regress on it
     looks_like_drift = (
-        "the pass that scores a rollout and the loss draw it differently, so that the policy differs from the old "
-        "policy even at equal weights, and the trust region acts on that noise."
+        "the pass that scores a rollout and the loss draw it differently. The policy then differs from the old policy "
+        "even at equal weights, and the trust region acts on that noise."
     )
     if args.neftune_noise_alpha is not None:
         logger.warning(f"`neftune_noise_alpha={args.neftune_noise_alpha}`: {looks_like_drift} Remove it.")

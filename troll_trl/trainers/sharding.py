@@ -1,4 +1,4 @@
-"""What FSDP2 would do to log-probabilities, and to the weights that vLLM is given."""
+"""Keeps FSDP2 from rounding log-probabilities, and from leaving weights in a form that vLLM cannot take."""
 
 from dataclasses import replace
 
@@ -10,11 +10,11 @@ from transformers import TrainerCallback
 
 def keep_output_dtypes(accelerator: Accelerator) -> None:
     """
-    Have FSDP2 return what a model returns, in its dtype; before any model is prepared.
+    Have FSDP2 return the outputs of a model in their own dtype. Call this before any model is prepared.
 
     With mixed precision accelerate makes a policy whose `output_dtype` is that of the parameters, and FSDP2 then casts
     every output of the model to it. The sparse head computes float32 log-probabilities, from bfloat16 hidden states
-    too. Rounded to bfloat16, that of an unlikely token is off by up to 0.03, and the ratio of a small step is noise.
+    too. Rounded to bfloat16, the log-probability of an unlikely token is off by up to 0.03, and small ratios are noise.
     """
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin is not None and isinstance(plugin.mixed_precision_policy, MixedPrecisionPolicy):
@@ -23,11 +23,11 @@ def keep_output_dtypes(accelerator: Accelerator) -> None:
 
 def reshard(model: torch.nn.Module) -> None:
     """
-    Shard again what a forward without gradient has left whole; before vLLM is given the weights.
+    Shard the weights again that a forward without gradient has left whole. Call this before vLLM takes them.
 
     Such a forward leaves the outermost group of FSDP2 as it was for computing, and only a backward shards it. TRL asks
-    every parameter for its `full_tensor()`, which a whole one does not have: with vLLM's sleep mode, which loads the
-    weights for each generation, an evaluation failed at its second batch.
+    every parameter for its `full_tensor()`, which a whole parameter does not have. With vLLM's sleep mode, which loads
+    the weights for each generation, an evaluation failed at its second batch.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):

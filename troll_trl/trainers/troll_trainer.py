@@ -12,16 +12,13 @@ from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import SaveStrategy
 from trl.trainer.utils import get_config_model_id
 
-from troll_trl.context_length import context_length
-from troll_trl.lm_head import add_sparse_lm_head
-from troll_trl.resilience import rollout_state
 from troll_trl.resilience.checkpoint import Checkpoints
 from troll_trl.resilience.checkpoint_folder import CHECKPOINT
 from troll_trl.resilience.finite_guard import ENTROPY_CONTROL, FiniteGuard, nan_to_inf, some
-from troll_trl.resilience.prompt_room import PromptRoom
+from troll_trl.resilience.prompt_room import check_prompts
 from troll_trl.trainers.bounded_policy import BoundedPolicy
-from troll_trl.trainers.config import TrollOptions
-from troll_trl.trainers.kernel_choice import case_of_run, settle_kernels
+from troll_trl.trainers.config import TrollOptions, trust_region_of
+from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import add_trust_region
 from troll_trl.trainers.old_policy import (
@@ -34,11 +31,11 @@ from troll_trl.trainers.old_policy import (
     join_rows,
     with_dense,
 )
-from troll_trl.trainers.run_start import print_batches, warn_of_noise
+from troll_trl.trainers.resume import load_state, save_state
+from troll_trl.trainers.run_start import print_batches, print_cache_size, warn_of_noise
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.trl_compat import check_trl, silence_known_warnings
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
-from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion
 
 if TYPE_CHECKING:  # the trainer of TRL's that follows in the list of bases
@@ -100,33 +97,23 @@ class TrollTrainer(_Trainer):
             getattr(function, "start_workers", lambda: None)()
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        config = base_model.config.get_text_config()
-        self.support_size = min(args.support_size, config.vocab_size)
-        self._kernels_failed = False
+        self.support_size, self._kernels_failed = args.support_size, False
         if self.trust_region.needs_support:  # else TRL's own head serves
-            run = case_of_run(base_model, args, self.support_size)
-            self._kernels_failed = settle_kernels(self.accelerator, run)
-            if args.support_size > config.vocab_size:
-                logger.warning(
-                    f"`support_size` ({args.support_size}) exceeds the vocabulary of {config.vocab_size} tokens: all "
-                    "are kept."
-                )
-            # RLOOConfig has no `cast_lm_head_to_fp32`
-            add_sparse_lm_head(base_model, self.temperature, getattr(args, "cast_lm_head_to_fp32", False))
+            self.support_size, self._kernels_failed = add_head(self.accelerator, base_model, args)
         # The trust region takes the place of the clip: TRL's surrogate gets a range without ends
         self.epsilon_low = self.epsilon_high = math.inf
 
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
         self.recorder = Recorder(self.support_size, args.tail_mass, self.temperature)
         self.prefetcher = Prefetcher(self.accelerator.device)
-        self.finite_guard = FiniteGuard(self.accelerator, args, lambda: self.is_deepspeed_enabled, [LOG_PROBS])
+        self.finite_guard = FiniteGuard(self.accelerator, args, [LOG_PROBS])
         self._bounded_policy: BoundedPolicy | None = None  # while TRL's loss runs
         self._entropy_control: dict[str, float] = {}  # TRL's, as it was before the last loss
         self._train_sampler: Any = None
         self._cache_size_printed = False
         print_batches(self.accelerator, args, self.trust_region, self.support_size)
-        warn_of_noise(self.model, args, config)
-        self.prompt_room = self._check_prompts()
+        warn_of_noise(self.model, args, base_model.config.get_text_config())
+        self._check_prompts()
         self.checkpoints = Checkpoints(self.accelerator, args)
         if args.save_strategy != SaveStrategy.NO:
             self.add_callback(self.checkpoints.stop_signal)
@@ -137,27 +124,15 @@ class TrollTrainer(_Trainer):
         super().create_accelerator_and_postprocess()
         keep_output_dtypes(self.accelerator)
 
-    def _check_prompts(self) -> PromptRoom | None:
-        """Check the datasets; `None` if what the model reads is not the text of their column `prompt`."""
-        makers = (getattr(self, name, None) for name in ("environment_factories", "rollout_func"))
-        if self._is_vlm or any(maker is not None for maker in makers):
-            return None
-        colocated = self.use_vllm and self.vllm_mode == "colocate"
-        context = context_length(self.accelerator.unwrap_model(self.model).config)
-        room = PromptRoom(context, self.args.vllm_max_model_length if colocated else None, self.max_completion_length)
-        length_of = lambda prompt: len(super(TrollTrainer, self)._tokenize_prompts([prompt])[0][0])
-        evaluation = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
-        for name, dataset in {"train": self.train_dataset, **evaluation}.items():
-            room.check_dataset(name, dataset, length_of)
-        return room
+    def _check_prompts(self):
+        tokenize = super()._tokenize_prompts
+        self.prompt_room = check_prompts(self, lambda prompt: len(tokenize([prompt])[0][0]))
 
     # -- What a trainer defines -------------------------------------------------------------------------------------
 
     def _make_trust_region(self, args: Any) -> TrustRegion:
         """What bounds the policy. A subclass may return a trust region of its own; the config's is then unused."""
-        if getattr(args, "trust_region", "projection") == "mask":  # RLOO has the projection alone
-            return MaskTrustRegion(args.divergence_type, args.divergence_bound, args.ratio_cap)
-        return ProjectionTrustRegion(args.kl_bound, args.pessimistic)
+        return trust_region_of(args)
 
     def _trust_region_options(self) -> dict[str, Any]:
         """What defines the trust region, for checkpoints and the model card."""
@@ -234,43 +209,9 @@ class TrollTrainer(_Trainer):
         super()._run_epoch(**arguments)
 
     def _load_rng_state(self, checkpoint):
-        if checkpoint is None:
-            return
-        # A rank alone with its file would generate when others do not, or not when they do
-        path = self._state_file(checkpoint)
-        found = torch.tensor([path.is_file()], device=self.accelerator.device)
-        if not self.accelerator.gather(found).all():
-            super()._load_rng_state(checkpoint)
-            others = sorted(file.name for file in Path(checkpoint).glob("rollout-state-*"))
-            seen = f" It has {', '.join(others)}." if others else ""
-            self._warn_of_a_fresh_batch(f"{path.name} is not in {checkpoint} for every rank.{seen}")
-            return
-        if getattr(self.args, "sync_ref_model", False):
-            logger.warning(
-                "`sync_ref_model`: no checkpoint holds the reference model; it starts over as the initial model."
-            )
-        info, batches = rollout_state.load(path, self.accelerator.device)
-        self._tr_loss.fill_(info["loss"])
-        self._metrics["train"].update(info["metrics"])
-        self._globalstep_last_logged = info["last_logged"]
-        for name, counter in self._counters().items():
-            counter.load_state_dict(info["counters"][name])
-        if changed := rollout_state.changed_options(info["trust_region"], self._trust_region_options()):
-            logger.warning(f"The checkpoint was made with another trust region: {changed}.")
-        layout = rollout_state.layout_of(self.args, self.beta)
-        support = self.trust_region.needs_support
-        if reason := rollout_state.why_a_fresh_batch(info, batches, layout, support):
-            self._warn_of_a_fresh_batch(reason)
-        else:
-            self._step, self._buffered_inputs = info["step"], batches
-
-    def _warn_of_a_fresh_batch(self, reason: str):
-        if self._step % (self.args.steps_per_generation * self.num_iterations) != 0:
-            reason += (
-                " The unfinished rollout batch cannot be continued: a fresh one is generated for its prompts, and "
-                "serves the updates that were left. The run will differ from one that was not interrupted."
-            )
-        logger.warning(reason)
+        super()._load_rng_state(checkpoint)
+        if checkpoint is not None:
+            load_state(self, checkpoint)
 
     # -- Rollout: keep the old policy -------------------------------------------------------------------------------
 
@@ -287,9 +228,9 @@ class TrollTrainer(_Trainer):
         return with_dense(inputs, old)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        training, skips = self.model.training, self.finite_guard.skips
+        training = self.model.training
         if training:
-            skips.bad_rewards = []
+            self.finite_guard.bad_rewards = []
         records = self.trust_region.needs_support and self._has_old_policy()
         reshard(self.model)
         with explain_lost_server(self.args), self.recorder.recording(records):
@@ -302,9 +243,10 @@ class TrollTrainer(_Trainer):
         if old is not None:
             if "tool_mask" in output:  # a tool's tokens are scored, but not trained on
                 old = old.keep(output["tool_mask"].cpu().bool())
-            self._print_cache_size(old)
+            if not self._cache_size_printed:
+                self._cache_size_printed = print_cache_size(self.accelerator, old)
             output[COLUMN] = old.rows()
-        if training and skips.bad_rewards:
+        if training and self.finite_guard.bad_rewards:
             # The other rewards of the group, or of the batch, were normalised with it. NaN stays with the rollout
             # batch, also in a checkpoint, until its last update has been skipped.
             output["advantages"] = torch.full_like(output["advantages"], torch.nan)
@@ -327,7 +269,7 @@ class TrollTrainer(_Trainer):
             self.reward_funcs = functions
         bad = self.finite_guard.check_rewards(rewards, functions, self.reward_func_names)
         if self.model.training:
-            self.finite_guard.skips.bad_rewards = bad
+            self.finite_guard.bad_rewards = bad
         elif bad:
             logger.warning(f"In the evaluation at step {self.state.global_step}, not finite: {some(bad)}.")
         return rewards
@@ -348,18 +290,6 @@ class TrollTrainer(_Trainer):
         elif self._bounded_policy is None:
             log_probs = self.recorder.equal_where_rounded(log_probs)
         return *self.finite_guard.hide_masked(log_probs, entropies, self.model.training), aux_loss
-
-    def _print_cache_size(self, old: RaggedDistribution):
-        """Once: the bytes that the old policy takes per completion token that is trained on."""
-        tokens = int((old.counts > 0).sum())
-        if self._cache_size_printed or tokens == 0:
-            return
-        self._cache_size_printed = True
-        self.accelerator.print(
-            f"TROLL: the old policy takes {old.nbytes / tokens:.0f} bytes per completion token, on the host: "
-            f"{len(old.token_ids) / tokens:.1f} tokens kept on average in the first rollout batch, {old.width} at "
-            "most, each an int32 id and a float32 log-probability."
-        )
 
     # -- Loss: replace the ratio's policy by the bounded one --------------------------------------------------------
 
@@ -430,7 +360,7 @@ class TrollTrainer(_Trainer):
 
     def _counters(self) -> dict[str, Any]:
         """By name, what is counted between two log lines of the training, and kept in checkpoints."""
-        return {"trust_region": self.troll_metrics["train"], "skipped_updates": self.finite_guard.skips}
+        return {"trust_region": self.troll_metrics["train"], "skipped_updates": self.finite_guard}
 
     # -- Save -------------------------------------------------------------------------------------------------------
 
@@ -449,24 +379,8 @@ class TrollTrainer(_Trainer):
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _save_rng_state(self, output_dir):
-        super()._save_rng_state(output_dir)  # for other programs
-        unfinished = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
-        info = {
-            "step": self._step,
-            "unfinished": unfinished,
-            "layout": rollout_state.layout_of(self.args, self.beta),
-            "trust_region": self._trust_region_options(),
-            "support": self.trust_region.needs_support,
-            "loss": self._tr_loss.item(),
-            "metrics": dict(self._metrics["train"]),
-            "last_logged": self._globalstep_last_logged,
-            "counters": {name: counter.state_dict() for name, counter in self._counters().items()},
-        }
-        saved = self._buffered_inputs if unfinished and self.args.save_rollouts else None
-        rollout_state.save(self._state_file(output_dir), info, saved)
-
-    def _state_file(self, checkpoint) -> Path:
-        return Path(checkpoint, rollout_state.file_name(self.args.process_index, self.args.world_size))
+        super()._save_rng_state(output_dir)
+        save_state(self, output_dir)
 
     def create_model_card(self, *args, **kwargs):
         """TRL's model card, with what this package adds: the trust region, its version, and both methods' citations."""

@@ -1,4 +1,4 @@
-"""What goes wrong around vLLM, said: a server that is not there, one that is lost, an engine that breaks the model."""
+"""Messages for faults around vLLM: no server, a server that is lost, an engine that breaks the model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ def check_vllm(args: Any) -> None:
 
 
 def server_url(args: Any) -> str:
-    """Where TRL looks for the server."""
+    """The address at which TRL looks for the server."""
     return args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
 
 

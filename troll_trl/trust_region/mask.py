@@ -24,21 +24,11 @@ _LARGEST = -(2.0**-24)
 
 
 class MaskWeight(NamedTuple):
-    """
-    Result of [`mask_weight`].
+    """Result of [`mask_weight`]."""
 
-    Attributes:
-        weight (`torch.Tensor` of shape `(...)`):
-            Weight `w` of the gradient of `log p(a)`.
-        divergence (`torch.Tensor` of shape `(...)`):
-            Divergence of the policy from the old policy.
-        masked (`torch.Tensor` of shape `(...)`, bool):
-            Tokens without gradient, `M = 0`.
-    """
-
-    weight: torch.Tensor
-    divergence: torch.Tensor
-    masked: torch.Tensor
+    weight: torch.Tensor  # (...), weight `w` of the gradient of `log p(a)`
+    divergence: torch.Tensor  # (...), of the policy from the old policy
+    masked: torch.Tensor  # (...) bool, tokens without gradient, `M = 0`
 
 
 def binary_tv(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
@@ -94,7 +84,7 @@ def mask_weight(
             Log-probabilities of the policy and of the old policy, the sampled token in slot 0: on the kept tokens and
             the rest, or `S = 1` for a binary divergence.
         advantages (`torch.Tensor`):
-            Of a shape that broadcasts to `(...)`.
+            Advantages, of a shape that broadcasts to `(...)`.
         divergence_type (`str`):
             A key of `DIVERGENCES`.
         divergence_bound (`float`):
@@ -103,7 +93,7 @@ def mask_weight(
             Largest ratio C ≥ 1 by which a gradient is scaled; no limit by default. It sets no gradient to zero.
 
     Returns:
-        [`MaskWeight`]
+        [`MaskWeight`]: `weight`, `divergence` and `masked`, all `(...)`.
     """
     log_ratio = policy[..., 0] - old[..., 0]
     divergence = DIVERGENCES[divergence_type](policy, old)

@@ -27,9 +27,9 @@ class Bounded:
 
     Attributes:
         log_probs (`torch.Tensor` of shape `(B, C)`):
-            In place of `log p(a)` in TRL's surrogate, whose clip range is open.
+            Replaces `log p(a)` in TRL's surrogate, whose clip range is infinite.
         regression (`torch.Tensor` of shape `(B, C)`, *optional*):
-            A term for each token that is added to the loss, aggregated as the surrogate is.
+            A term of each token's loss, aggregated like the surrogate.
         counted (`dict[str, torch.Tensor]`):
             Numbers `(B, C)` of each token, for the metrics.
     """
@@ -160,11 +160,12 @@ def _of_support(old: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def smaller_surrogate(projected: torch.Tensor, policy: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
     """
-    Of `log π(a)` and `log p(a)` `(B, C)` the one with the smaller surrogate, `ratio · advantage`, as PPO takes the
-    smaller of the clipped and the free (arXiv 1707.06347, equation 7). `advantages` is `(B, 1)` or `(B, C)`.
+    Whichever of `log π(a)` and `log p(a)` `(B, C)` has the smaller surrogate, `ratio · advantage`. PPO likewise takes
+    the smaller of the clipped and the unclipped one (arXiv 1707.06347, equation 7). `advantages` is `(B, 1)` or
+    `(B, C)`.
 
-    They differ outside of the bound alone, where π(a) lies, but for the normaliser, between q(a) and p(a): a token that
-    has moved with its advantage is projected, and one that has moved against it keeps its whole gradient, which leads
-    back. Token by token, also where the ratio is a completion's.
+    They differ only outside of the bound. There π(a), except for the normaliser, lies between q(a) and p(a). A token
+    that has moved with its advantage is projected; one that has moved against it keeps its whole gradient, which leads
+    back. This decides token by token, even if the ratio is a completion's.
     """
     return torch.where(advantages > 0, torch.minimum(projected, policy), torch.maximum(projected, policy))

@@ -18,60 +18,60 @@ class TrollScriptArguments:
 
     method: str = setting(
         "troll",
-        "'troll' for the trust region, 'clip' for TRL's own trainer on the same settings.",
+        "'troll' trains with a trust region. 'clip' trains with TRL's own trainer and the same settings.",
         choices=["troll", "clip"],
     )
-    algorithm: str = setting("grpo", "Estimator of the advantages: 'grpo' or 'rloo'.", choices=["grpo", "rloo"])
+    algorithm: str = setting(
+        "grpo",
+        "How advantages are estimated: 'grpo' or 'rloo'. `troll grpo` and `troll rloo` set it.",
+        choices=["grpo", "rloo"],
+    )
     dataset_name: str | None = setting(
         None,
-        "Training data: a hub name, a JSON-lines or Parquet file, or a folder. Or a mixture, in TRL's `datasets`.",
+        "Training data: a hub name, a JSON-lines or Parquet file, or a folder. For a mixture, use TRL's `datasets`.",
     )
-    dataset_config: str | None = setting(None, "Configuration name of a hub dataset.")
+    dataset_config: str | None = setting(None, "Configuration of the dataset on the hub.")
     dataset_train_split: str = setting("train", "Split to train on, or a part of it, such as `train[:90%%]`.")
     dataset_test_split: str | None = setting(
-        None, "Split, or part of one, to evaluate on. Without it there is no evaluation set."
+        None, "Split to evaluate on, or a part of it. Without it, the run has no evaluation set."
     )
-    dataset_streaming: bool = setting(False, "Read rows as the training needs them. Not for gold answers.")
-    eval_dataset_name: str | None = setting(None, "Evaluation data, if it is not another split of `dataset_name`.")
+    dataset_streaming: bool = setting(False, "Read rows as the training needs them. Gold answers do not work with it.")
+    eval_dataset_name: str | None = setting(None, "Evaluation data, if it is not a split of `dataset_name`.")
     eval_dataset_config: str | None = setting(
         None,
-        "Configuration name of the evaluation dataset. If both are the same dataset, the default is `dataset_config`.",
+        "Configuration of the evaluation dataset. If it is the training dataset, the default is `dataset_config`.",
     )
     problem_column: str | None = setting(
         None,
-        "Column of the problems, if the dataset has none of the known schemas and no column `prompt`. An "
+        "Column with the problems, if the dataset has neither a known schema nor a column `prompt`. The dataset of "
         "`eval_dataset_name` must have a known schema.",
     )
     answer_column: str | None = setting(
         None,
-        "Column of the gold answers, for `math_accuracy` and other rewards that read `solution`, if the dataset has "
-        "none of the known schemas.",
+        "Column with the gold answers, if the dataset has no known schema. `math_accuracy` and other rewards that "
+        "read `solution` need them.",
     )
-    instruction: str | None = setting(
-        None, "Text added to every problem or prompt, such as how to mark the final answer."
-    )
+    instruction: str | None = setting(None, "Text after every problem or prompt, such as how to mark the final answer.")
     system_prompt: str | None = setting(None, "System message before every problem.")
     row_filter: str | None = setting(
         None,
-        "column=value: train only on rows with this text in this column, such as ability=math. It does not filter an "
-        "`eval_dataset_name`.",
+        "Train only on rows with this text in this column: column=value, such as ability=math. It does not filter the "
+        "dataset of `eval_dataset_name`.",
     )
-    max_prompt_tokens: int | None = setting(
-        None, "Drop prompts of more tokens, with a warning that counts them. None is cut."
-    )
-    max_train_samples: int | None = setting(None, "Train only on this many problems, the first.")
-    max_eval_samples: int | None = setting(None, "Evaluate only on this many problems, the first.")
+    max_prompt_tokens: int | None = setting(None, "Drop longer prompts, and warn how many. No prompt is truncated.")
+    max_train_samples: int | None = setting(None, "Train on the first problems only, this many.")
+    max_eval_samples: int | None = setting(None, "Evaluate on the first problems only, this many.")
     reward_funcs: list[str] = setting(
         help="Reward functions: `math_accuracy` (the default without a reward model), dotted import paths such as "
-        "`my_lib.rewards.custom_reward`, or calls of what makes one: `my_lib.length_penalty(limit=512)`.",
+        "`my_lib.rewards.custom_reward`, or calls that make one: `my_lib.length_penalty(limit=512)`.",
         default_factory=lambda: ["math_accuracy"],
     )
-    reward_model_name_or_path: str | None = setting(None, "Reward model, a hub name or a folder.")
-    ignore_bias_buffers: bool = setting(False, "Without effect, as in `trl grpo`.")
+    reward_model_name_or_path: str | None = setting(None, "Reward model: a hub name or a folder.")
+    ignore_bias_buffers: bool = setting(False, "Has no effect, as in `trl grpo`.")
     resume: bool = setting(
         False,
-        "Continue from the newest complete checkpoint in `output_dir`, or start if there is none: for a job that its "
-        "cluster may start again.",
+        "Continue from the newest complete checkpoint in `output_dir`. If there is none, start a new run. Use it for "
+        "jobs that a cluster may restart.",
     )
     mixture: Any = field(init=False, repr=False, default=None)
     settings: dict[str, Any] = field(init=False, repr=False, default_factory=dict)

@@ -1,28 +1,33 @@
-"""`--help`, from the sources of the dataclasses as the names are: in a second, where an import of them takes many."""
+"""`--help`, from the source of the dataclasses: in a second, because importing them takes many."""
 
 import ast
 import textwrap
 
-from troll_trl.cli.settings.names import SOURCES, declared_names, fields_of
+from troll_trl.cli.settings.names import SOURCES, fields_of
 
+EXAMPLE = "--config qwen3-0.6b/gsm8k"
+_EXAMPLES = {"eval": "--config eval/paper --model outputs/run --output outputs/eval"}
 _WIDTH = 100  # columns
+_USE = (
+    "--config takes a YAML file of settings, or the name of a config that comes with the package (`troll configs` "
+    "lists them). Every setting is a key in the file and a flag. A flag overrides the file."
+)
+_LAUNCHER = (
+    "Flags of `accelerate launch` start several processes, such as --num_processes 8. --accelerate_config takes a file "
+    "for it, or a name such as ddp, fsdp2 or zero3."
+)
 
 
-def help_text(program: str, command: str, example: str) -> str:
-    """The help of a command, a key of `SOURCES`: its settings by the class that declares them, our own classes first,
-    and the flags of an `example`. Empty if a library has moved its classes."""
-    if not declared_names(command):
-        return ""
+def help_text(program: str, settings: str) -> str:
+    """The help of a program: its settings, a key of `SOURCES`, by the class that declares them, our classes first."""
     parts = [
-        f"usage: {program} [--config FILE] [--NAME VALUE ...]\n\n    {program} {example}\n",
-        textwrap.fill(
-            "--config names a YAML file of settings, or a config that comes with the package (`troll configs` lists "
-            "them). Every setting is a key of the file and a flag, and a flag replaces the file's.",
-            _WIDTH,
-        ),
+        f"usage: {program} [--config FILE] [--NAME VALUE ...]\n\n    {program} {_EXAMPLES.get(settings, EXAMPLE)}\n",
+        textwrap.fill(_USE, _WIDTH),
     ]
+    if settings != "eval":
+        parts.append(textwrap.fill(_LAUNCHER, _WIDTH))
     shown: set[str] = set()
-    for package, file, class_name in sorted(SOURCES[command], key=lambda source: source[0] != "troll_trl"):
+    for package, file, class_name in sorted(SOURCES[settings], key=lambda source: source[0] != "troll_trl"):
         fields = {name: field for name, field in fields_of(package, file, class_name).items() if name not in shown}
         shown |= fields.keys()
         parts.append(f"\n{class_name} ({package})")
@@ -31,16 +36,15 @@ def help_text(program: str, command: str, example: str) -> str:
 
 
 def _describe(name: str, field: ast.AnnAssign) -> str:
-    """`  --max_steps int = -1`, and under it what the source says of it."""
+    """`  --max_steps int = -1`, and under it the help text of the source."""
     default, said = field.value, ""
     if isinstance(default, ast.Call):  # of dataclasses' `field`, or of our `setting`
         given = {"default": default.args[0], "help": default.args[-1]} if default.args else {}
         given |= {str(keyword.arg): keyword.value for keyword in default.keywords}
         default = given.get("default")
         if isinstance(metadata := given.get("metadata"), ast.Dict):
-            given |= {
-                ast.literal_eval(key): value for key, value in zip(metadata.keys, metadata.values, strict=True) if key
-            }
+            pairs = zip(metadata.keys, metadata.values, strict=True)
+            given |= {ast.literal_eval(key): value for key, value in pairs if key}
         if isinstance(text := given.get("help"), ast.Constant):
             said = str(text.value).replace("%%", "%")  # as argparse has it
     head = f"  --{name} {ast.unparse(field.annotation)}" + (f" = {ast.unparse(default)}" if default else "")

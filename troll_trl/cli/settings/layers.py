@@ -9,7 +9,7 @@ from troll_trl.cli.settings.shipped import find_config
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML's safe loader, which would keep the last of two equal keys."""
+    """PyYAML's safe loader, which also refuses equal keys."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()
@@ -24,7 +24,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 class _TextLoader(_UniqueKeyLoader):
-    """Leaves every value but null as it is written, as a shell leaves a flag's."""
+    """Keeps every value except null as it is written, as a shell does."""
 
 
 for _tag in ("bool", "int", "float", "timestamp"):
@@ -32,7 +32,7 @@ for _tag in ("bool", "int", "float", "timestamp"):
 
 
 class Value(NamedTuple):
-    """A value of a file: as it is written, which is what a flag would say, and as YAML reads it."""
+    """A value of a file: as it is written, like a flag's, and as YAML reads it."""
 
     text: Any
     typed: Any

@@ -1,6 +1,6 @@
 """
-The names of all settings, read from the sources of the dataclasses that declare them: to import these takes torch,
-transformers and TRL with it, many seconds, and a mistyped name should be told before.
+The names of all settings, read from the source of the dataclasses that declare them. Importing the dataclasses takes
+many seconds, and the command should refuse a mistyped name at once.
 """
 
 import ast
@@ -15,8 +15,8 @@ from troll_trl.cli.settings.renamed import EVALUATION, RENAMED
 
 # Package, file and class
 _TRAINER = (
-    ("troll_trl", "cli/settings/arguments.py", "TrollScriptArguments"),
     ("troll_trl", "trainers/config.py", "TrollOptions"),
+    ("troll_trl", "cli/settings/arguments.py", "TrollScriptArguments"),
     ("trl", "trainer/base_config.py", "_BaseConfig"),
     ("trl", "trainer/model_config.py", "ModelConfig"),
     ("trl", "scripts/utils.py", "DatasetMixtureConfig"),
@@ -36,26 +36,14 @@ _CUTOFF = 0.75  # of difflib's ratio: below, the nearest name is seldom the one 
 
 @cache
 def declared_names(command: str) -> frozenset[str]:
-    """
-    The names of the settings of a command, `"grpo"`, `"rloo"` or `"eval"`; none if a library has moved its classes,
-    since then only the dataclasses themselves can tell.
-    """
-    names: set[str] = set()
-    for package, file, class_name in SOURCES[command]:
-        found = fields_of(package, file, class_name)
-        if not found:
-            return frozenset()
-        names |= found.keys()
-    return frozenset(names)
+    """The names of the settings of a command: `"grpo"`, `"rloo"` or `"eval"`."""
+    return frozenset(name for source in SOURCES[command] for name in fields_of(*source))
 
 
 @cache
 def fields_of(package: str, file: str, class_name: str) -> dict[str, ast.AnnAssign]:
-    """The fields of a dataclass that an argument can set, with their source; none if it is not in this file."""
-    path = find_package(package) / file
-    if not path.is_file():
-        return {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    """The fields of a dataclass that an argument can set, with their source."""
+    for node in ast.parse((find_package(package) / file).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             return {
                 statement.target.id: statement
@@ -65,21 +53,22 @@ def fields_of(package: str, file: str, class_name: str) -> dict[str, ast.AnnAssi
                 and "ClassVar" not in ast.unparse(statement.annotation)
                 and not (statement.value is not None and "init=False" in ast.unparse(statement.value))
             }
-    return {}
+    raise ImportError(f"{package}/{file} has no class {class_name}. Install the versions of constraints.txt.")
 
 
 def find_package(package: str) -> Path:
-    """The folder of an installed package."""
-    spec = find_spec(package)  # does not import it
-    return Path(next(iter((spec and spec.submodule_search_locations) or [""])))
+    """The folder of an installed package, without importing it."""
+    spec = find_spec(package)
+    assert spec is not None and spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
 
 
 @cache
-def launcher_names() -> frozenset[str]:
-    """The names of the options of `accelerate launch`."""
-    path = find_package("accelerate") / "commands" / "launch.py"
-    source = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return frozenset(name.replace("-", "_") for name in re.findall(r'"--([a-z][\w-]+)"', source)) - {"help"}
+def launcher_names(algorithm: str) -> set[str]:
+    """The names of the options of `accelerate launch` that are not settings of the run."""
+    source = (find_package("accelerate") / "commands" / "launch.py").read_text(encoding="utf-8")
+    names = {name.replace("-", "_") for name in re.findall(r'"--([a-z][\w-]+)"', source)}
+    return (names | {"accelerate_config"}) - declared_names(algorithm) - {"help"}
 
 
 def name_of(flag: str) -> str:
@@ -91,19 +80,22 @@ def is_flag(word: str) -> bool:
     return re.match(r"--?[A-Za-z]", word) is not None
 
 
-def describe_unknown(name: str, valid: Iterable[str], prefix: str = "", algorithm: str = "") -> str:
-    """What to write in place of a name that is not valid with the `algorithm` in force."""
-    if algorithm == "rloo" and name in fields_of("troll_trl", "trainers/config.py", "TrollGRPOConfig"):
-        return (
-            "It is an option of grpo alone: a mask decides token by token, and RLOO's ratio is that of a whole "
-            "completion. Remove it: RLOO has TROLL's projection."
-        )
-    for other in ("grpo", "rloo"):
-        if algorithm and algorithm != other and name in declared_names(other):
+def describe_unknown(name: str, valid: Iterable[str], settings: str, prefix: str = "") -> str:
+    """What to write in place of a name that is not one of the `valid` ones of `"grpo"`, `"rloo"` or `"eval"`."""
+    table = EVALUATION
+    if settings != "eval":
+        table = RENAMED
+        if settings == "rloo" and name in fields_of("troll_trl", "trainers/config.py", "TrollGRPOConfig"):
+            return (
+                "It is an option of grpo alone: a mask decides token by token, and RLOO's ratio belongs to a whole "
+                "completion. Remove it: RLOO has TROLL's projection."
+            )
+        other = "grpo" if settings == "rloo" else "rloo"
+        if name in declared_names(other):
             return f"It is an option of {other}: set `algorithm: {other}`, or remove it."
-    if algorithm and (name in launcher_names() or name == "accelerate_config"):
-        return "It belongs to the launcher: give it to `troll grpo`, `troll rloo` or `accelerate launch`."
-    if name in (table := RENAMED if algorithm else EVALUATION):
+        if name in launcher_names(settings):
+            return "It belongs to the launcher: give it to `troll grpo`, `troll rloo` or `accelerate launch`."
+    if name in table:
         return table[name]
     near = nearest(name, valid)
     return f"The nearest valid name is {prefix}{near}." if near else "No valid name is near it."

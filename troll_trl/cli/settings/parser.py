@@ -1,7 +1,7 @@
 """
-Strict parsing of YAML files and flags: what is not understood stops, by name.
+Strict parsing of YAML files and flags: what the parser does not understand, it refuses by name.
 
-A value goes one way, whether a file or a flag gives it: its text becomes a flag of TRL's parser, which converts it to
+A file's value and a flag's value take one way: the text becomes a flag of transformers' parser, which converts it to
 the type of its field. So `learning_rate: 1e-6` in a file means what `--learning_rate 1e-6` means, and later layers
 replace earlier ones as a later flag replaces an earlier one.
 """
@@ -10,7 +10,7 @@ import argparse
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields
 from enum import Enum
@@ -19,19 +19,13 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import torch
+from transformers import HfArgumentParser
 from transformers.trainer_utils import IntervalStrategy
-from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig, TrlParser
+from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig
 from trl.scripts.utils import DatasetConfig
 
 from troll_trl.cli.settings.arguments import TrollScriptArguments
-from troll_trl.cli.settings.command import (
-    Command,
-    algorithm_of,
-    read_training_command,
-    refuse_unknown_names,
-    stop,
-    take_launcher_settings,
-)
+from troll_trl.cli.settings.command import Command, read_training_command, stop
 from troll_trl.cli.settings.layers import Layer, Value
 from troll_trl.cli.settings.names import nearest
 from troll_trl.data.files import FILE_BUILDERS
@@ -40,7 +34,7 @@ from troll_trl.trainers.config import TrollGRPOConfig, TrollRLOOConfig, troll_fi
 
 logger = logging.getLogger(__name__)
 
-# Of each `algorithm`: the config of `method: troll`, and that of `method: clip`
+# For each `algorithm` the config of `method: troll`, and the config of `method: clip`
 CONFIGS = {"grpo": (TrollGRPOConfig, GRPOConfig), "rloo": (TrollRLOOConfig, RLOOConfig)}
 
 # What TRL documents but types as any string. TROLL supports fewer loss types; its config says which, and why.
@@ -64,20 +58,17 @@ def parse_training_args(
 ) -> tuple[TrollScriptArguments, GRPOConfig | RLOOConfig, ModelConfig]:
     """
     The script's arguments, the trainer's ([`TrollGRPOConfig`], [`TrollRLOOConfig`], or TRL's plain one for `method:
-    clip`) and the model's, from a command line and the YAML files that its `--config` names. Ends with code 2, after
-    one paragraph that says what was wrong, the value seen and what to do.
+    clip`) and the model's, from a command line and the YAML files that its `--config` names. Ends with code 2 after
+    one paragraph that names the mistake, the value and the remedy.
     """
     return parse_training_command(read_training_command(argv))
 
 
 def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPOConfig | RLOOConfig, ModelConfig]:
-    """As [`parse_training_args`], of a command line that was read before."""
-    algorithm = algorithm_of(command)
-    troll_config, clip_config = CONFIGS[algorithm]
+    """[`parse_training_args`] for a command line that was read before."""
+    troll_config, clip_config = CONFIGS[command.algorithm]
     types = (TrollScriptArguments, troll_config, ModelConfig, DatasetMixtureConfig)
-    parser = StrictTrlParser(types, algorithm, prog=command.program)
-    command.launcher |= take_launcher_settings(command, parser.names)
-    settings = parser.settings_of(command)
+    settings = StrictParser(types, command.program).settings_of(command)
     clip = settings.get("method") == "clip"
     try:
         _check_device(settings)
@@ -94,10 +85,9 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
         stop(command.program, error)
     if script_args.resume and training_args.resume_from_checkpoint:
         stop(command.program, "`resume` and `resume_from_checkpoint` are both set. Give one of them.")
-    unused = [option.name for option in troll_fields(troll_config) if option.name in settings]
-    if clip and unused and training_args.process_index == 0:
-        logger.warning("method clip: %s unused, being TROLL's own.", ", ".join(unused))
-    _say_what_is_ignored(script_args, settings, training_args.process_index)
+    if training_args.process_index == 0:
+        for warning in _warnings(script_args, training_args, settings):
+            logger.warning(warning)
     script_args.settings = settings
     return script_args, training_args, model_args
 
@@ -109,7 +99,7 @@ def _fill(dataclass_type: type, settings: Mapping[str, Any]) -> Any:
 
 
 def _fill_mixture(settings: Mapping[str, Any]) -> DatasetMixtureConfig:
-    """TRL's `datasets`, whose entries the parser does not look into."""
+    """TRL's `datasets`, with its entries checked, which the parser does not do."""
     names = {option.name for option in fields(DatasetConfig)}
     entries = settings.get("datasets") or []
     for entry in entries:
@@ -119,7 +109,7 @@ def _fill_mixture(settings: Mapping[str, Any]) -> DatasetMixtureConfig:
     mixture = _fill(DatasetMixtureConfig, {**settings, "datasets": entries})
     if not entries and (unused := [name for name in ("streaming", "test_split_size") if settings.get(name)]):
         raise ValueError(
-            f"`{unused[0]}` is for a mixture, under `datasets`. Of `dataset_name` there are `dataset_streaming` and "
+            f"`{unused[0]}` is for a mixture, under `datasets`. With `dataset_name`, set `dataset_streaming` or "
             "`dataset_test_split`."
         )
     if mixture.streaming and mixture.test_split_size is not None:
@@ -127,16 +117,26 @@ def _fill_mixture(settings: Mapping[str, Any]) -> DatasetMixtureConfig:
     return mixture
 
 
-def _say_what_is_ignored(script_args: TrollScriptArguments, settings: Mapping[str, Any], rank: int) -> None:
-    if script_args.ignore_bias_buffers and rank == 0:
-        logger.warning("`ignore_bias_buffers` has no effect, as in `trl grpo`.")
+def _warnings(
+    script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig, settings: Mapping[str, Any]
+) -> Iterator[str]:
+    """A warning for every setting that has no effect."""
+    ours = [option.name for option in troll_fields(CONFIGS[script_args.algorithm][0]) if option.name in settings]
+    if script_args.method == "clip" and ours:
+        yield f"method clip: {', '.join(ours)} unused, being TROLL's own."
+    if script_args.ignore_bias_buffers:
+        yield "`ignore_bias_buffers` has no effect, as in `trl grpo`."
     unused = [name for name in ("dataset_name", "dataset_config", "dataset_streaming") if settings.get(name)]
-    if script_args.mixture.datasets and unused and rank == 0:
-        logger.warning("`datasets` is used, and %s ignored, as by `trl grpo`.", ", ".join(unused))
+    if script_args.mixture.datasets and unused:
+        yield f"`datasets` is used, and {', '.join(unused)} ignored, as by `trl grpo`."
+    if training_args.eval_strategy == IntervalStrategy.NO:
+        for name in ("dataset_test_split", "eval_dataset_name"):
+            if getattr(script_args, name) is not None:
+                yield f"`{name}` is set, but nothing is evaluated: set `eval_strategy: steps` and `eval_steps`."
 
 
 def _check_device(settings: Mapping[str, Any]):
-    """Before TrainingArguments, which names one thing that is missing at a time, and no key."""
+    """Name all settings to change at once. TrainingArguments would name one problem at a time, and no setting."""
     if torch.accelerator.is_available() or settings.get("use_cpu"):
         return
     wanted = {name: settings.get(name, False) for name in ("fp16", "use_vllm")}
@@ -149,23 +149,19 @@ def _check_device(settings: Mapping[str, Any]):
 
 
 def _check_evaluation(script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig):
-    eval_strategy = IntervalStrategy(training_args.eval_strategy).value
-    if eval_strategy == "no" and training_args.eval_on_start:
-        raise ValueError(
-            "`eval_on_start` is set, but `eval_strategy` is 'no': there is no evaluation to begin with. Set "
-            "`eval_on_start: false` too, or an `eval_strategy`."
-        )
-    if eval_strategy == "no" and training_args.process_index == 0:
-        for name in ("dataset_test_split", "eval_dataset_name"):
-            if getattr(script_args, name) is not None:
-                logger.warning(
-                    f"`{name}` is set, but nothing is evaluated: set `eval_strategy: steps` and `eval_steps`."
-                )
     if script_args.eval_dataset_config is not None and script_args.eval_dataset_name is None:
-        raise ValueError("`eval_dataset_config` is set, but no `eval_dataset_name` that it would be of.")
-    if eval_strategy != "no" and script_args.dataset_test_split is None and _has_test_split(script_args):
+        raise ValueError("`eval_dataset_config` needs `eval_dataset_name`, which is not set.")
+    eval_strategy = IntervalStrategy(training_args.eval_strategy).value
+    if eval_strategy == "no":
+        if training_args.eval_on_start:
+            raise ValueError(
+                "`eval_on_start` is set, but `eval_strategy` is 'no': there is no evaluation to begin with. Set "
+                "`eval_on_start: false` too, or an `eval_strategy`."
+            )
+        return
+    if script_args.dataset_test_split is None and _has_test_split(script_args):
         script_args.dataset_test_split = "test"  # TRL's default
-    if eval_strategy != "no" and script_args.dataset_test_split is None:
+    if script_args.dataset_test_split is None:
         raise ValueError(
             f"`eval_strategy` is {eval_strategy!r}, but there is no evaluation set. Set "
             "`dataset_test_split` (and `eval_dataset_name`, if it is another dataset; or, with `datasets`, "
@@ -174,26 +170,20 @@ def _check_evaluation(script_args: TrollScriptArguments, training_args: GRPOConf
 
 
 def _has_test_split(script_args: TrollScriptArguments) -> bool:
-    """Whether data may have a split of this name: a single file has one split, whatever it is called."""
+    """Whether the data may have a split `test`. A single file has one split, under any name."""
     if script_args.eval_dataset_name is None and script_args.mixture.datasets:
         return script_args.mixture.test_split_size is not None
     return Path(str(script_args.eval_dataset_name or script_args.dataset_name)).suffix not in FILE_BUILDERS
 
 
-class StrictTrlParser(TrlParser):
+class StrictParser(HfArgumentParser):
     """
-    A [`~trl.TrlParser`] that refuses all that it does not understand.
-
-    It names unknown keys and flags (all at once, with what to write instead), abbreviated flags, keys that stand twice
-    in a file, values of another type than the field's, and values that TRL documents no meaning for. And it adds
-    layers: a file's key `base` names one file or several, relative to itself, whose settings it takes over and may
-    replace. A key replaces the base's whole value, lists and mappings included. The advice on an unknown name depends
-    on the `algorithm` of a training run.
+    A [`~transformers.HfArgumentParser`] for commands whose names were checked, which refuses values that it does not
+    understand: of another type than the field's, or without a meaning that TRL documents.
     """
 
-    def __init__(self, dataclass_types: Iterable[Any], algorithm: str = "", **kwargs):
-        super().__init__(dataclass_types, allow_abbrev=False, **kwargs)
-        self._algorithm = algorithm
+    def __init__(self, dataclass_types: Iterable[Any], program: str):
+        super().__init__(dataclass_types, prog=program, allow_abbrev=False, add_help=False)
         self._hints: dict[str, Any] = {}
         for option_type in self.dataclass_types:
             self._hints |= get_type_hints(option_type)
@@ -204,15 +194,13 @@ class StrictTrlParser(TrlParser):
             if action.dest in _TEXT_OR_BOOLEAN:
                 action.type = _text_or_boolean
                 action.choices = action.choices and (*action.choices, True, False)
-            if {dict, str} <= _types_in(self._hints.get(action.dest)):
+            if {dict, str} <= _types_in(self._hints[action.dest]):
                 action.type = _mapping_or_path if action.dest in _MAPPING_OR_PATH else _mapping
         self._actions_of = {action.dest: action for action in reversed(self._actions)}  # `--x` comes before `--no_x`
-        self.names = self._actions_of.keys() - {"help"}
         self._file = ""
-        self.add_argument("--config", help="YAML file of settings, or the name of a config that comes with the package")
 
     def error(self, message: str) -> NoReturn:
-        """One sentence in place of argparse's, which begins with the usage, all of 300 flags."""
+        """One sentence. argparse's own begins with the usage of all 300 flags."""
         found = re.match(
             r"argument --(\w+)[^:]*: (?:invalid (\w+) value|invalid choice): (.*?)(?: \(choose .*)?$", message
         )
@@ -228,15 +216,11 @@ class StrictTrlParser(TrlParser):
         stop(self.prog, f"{self._file}{message}")
 
     def settings_of(self, command: Command) -> dict[str, Any]:
-        """What the files and flags of a command set, merged, checked and of the right type, by name. Ends with code 2,
-        after one paragraph that says what was wrong."""
-        if "-h" in command.flags or "--help" in command.flags:
-            self.print_help()
-            raise SystemExit(0)
-        refuse_unknown_names(command, self.names, self._algorithm)
-        # Present from the start, an option gets no default; so what differs in the end was given
+        """The merged settings of the files and flags of a command, by name, each of the right type. Ends with code 2
+        after one paragraph that names the mistake."""
+        # If an option is present from the start, the parser sets no default. What differs in the end was given.
         not_given = object()
-        namespace = argparse.Namespace(**dict.fromkeys(self.names, not_given), config=None)
+        namespace = argparse.Namespace(**dict.fromkeys(self._actions_of, not_given))
         for layer in command.layers:
             self._file = f"{layer.path}: "
             self._take_layer(layer, namespace)
@@ -246,7 +230,7 @@ class StrictTrlParser(TrlParser):
             self.error(f"unknown flag {unknown[0]}: only what is true by default has a flag `--no_…`.")
         if unknown:
             self.error(f"{unknown[0]!r} belongs to no flag. If it is the second of several values, its flag takes one.")
-        return {name: value for name, value in vars(namespace).items() if name != "config" and value is not not_given}
+        return {name: value for name, value in vars(namespace).items() if value is not not_given}
 
     def _take_layer(self, layer: Layer, namespace: argparse.Namespace) -> None:
         for name, value in layer.values.items():
@@ -259,7 +243,7 @@ class StrictTrlParser(TrlParser):
                 self.parse_args(flag, namespace)
 
     def _as_flag(self, name: str, value: Value) -> list[str] | None:
-        """The words of a flag with this value, or `None` for what no flag can say and the field takes all the same."""
+        """The words of a flag with this value; `None` if no flag can say it and the field takes it as it is."""
         types = _types_in(self._hints[name])
         if isinstance(value.text, str):
             return [f"--{name}={value.text}"]
@@ -294,7 +278,7 @@ def _types_in(hint: Any) -> set[Any]:
 
 
 def _mapping(text: str) -> str:
-    """As it is, for TRL to read: which names no key where it cannot, or takes the text for a mapping."""
+    """Check that a text is a mapping, and leave it as it is. TRL reads it, but its errors name no key."""
     try:
         read = json.loads(text)
     except ValueError as error:

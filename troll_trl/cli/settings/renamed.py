@@ -30,7 +30,7 @@ RENAMED = {
     "warmup_ratio": "Write `warmup_steps`; a number below 1 is a share of all updates.",
     "push_to_hub_model_id": "Write `hub_model_id`.",
     "push_to_hub_token": "Write `hub_token`.",
-    "overwrite_output_dir": "Remove it: a run in `output_dir` is gone on with by `--resume`, and never overwritten.",
+    "overwrite_output_dir": "Remove it: no run overwrites `output_dir`; `--resume` continues the run there.",
     "logging_dir": _ENV.format("TENSORBOARD_LOGGING_DIR"),
     "jit_mode_eval": _GONE,
     "past_index": _GONE,

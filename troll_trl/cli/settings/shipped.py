@@ -9,7 +9,7 @@ _PACKAGE = Path(troll_trl.__file__).parent
 
 
 def configs_folder() -> Path:
-    """Where the configs lie. A wheel holds a copy of the checkout's folder (see `pyproject.toml`)."""
+    """The folder of the configs. A wheel holds a copy of the checkout's folder (see `pyproject.toml`)."""
     shipped = _PACKAGE / "configs"
     return shipped if shipped.is_dir() else _PACKAGE.parent / "configs"
 

@@ -1,5 +1,5 @@
 """
-The old policy is the engine's: what vLLM says of every token, and its way to the loss.
+The engine's distribution is the old policy: vLLM's answer for every token, and its way to the loss.
 
 A sample's `old_log_probs` has a row of numbers for each token instead of one number. TRL's own collator then packs the
 rows in the order of the loss, and scatters them over the ranks. With a support of K tokens a row has `2K` float32:
@@ -7,8 +7,8 @@ rows in the order of the loss, and scatters them over the ranks. With a support 
     log q(a) of the sampled token,  K − 1 of the others,  log of the rest,  K − 1 ids of the others
 
 A float32 holds ids below 2²⁴ exactly. An unused slot has log-probability −∞ and id −1. The mass of the rest is `1 − Σ`
-of the kept tokens, good to about 1e-7, and no less than `REST_FLOOR`. A token of which the engine has not said all is
-NaN.
+of the kept tokens, good to about 1e-7, and no less than `REST_FLOOR`. If the engine's answer for a token is incomplete,
+its row is NaN.
 """
 
 import math
@@ -75,12 +75,8 @@ def _row(log_prob: float, others: Likely, support_size: int) -> list[float]:
 
 
 class EngineRolloutLoop(_AsyncRolloutLoop):
-    """
-    TRL's rollout loop, which asks vLLM for the most likely tokens too and keeps them with the sampled one.
-
-    Overridden are `_post`, whose requests for a completion ask for more and whose answers carry it in the sampled
-    log-probabilities, and `_score_group`, which makes samples.
-    """
+    """TRL's rollout loop, which also asks vLLM for the most likely tokens (`_post`) and keeps them in the samples
+    (`_score_group`)."""
 
     def __init__(self, *, support_size: int, **kwargs: Any):
         super().__init__(**kwargs)
@@ -116,8 +112,8 @@ class EngineRolloutLoop(_AsyncRolloutLoop):
 
 
 def sampled_log_probs(choice: dict[str, Any], others: int) -> list[SampledLogProb]:
-    """Of every token of an answer its log-probability, and those of the `others` most likely tokens; NaN where the
-    answer lacks one."""
+    """The log-probability of every token of an answer, and of the `others` most likely tokens there; NaN if the answer
+    lacks one."""
     said = choice.get("logprobs") or {}
     values, top = said.get("token_logprobs") or [], said.get("top_logprobs") or []
     result = []

@@ -1,4 +1,4 @@
-"""CheckedQueue: the samples between rollout worker and trainer, without those whose old policy is not whole."""
+"""CheckedQueue: the samples between rollout worker and trainer, without those whose old policy is incomplete."""
 
 import math
 from typing import Any
@@ -15,34 +15,20 @@ _MOST_IN_A_ROW = 1000  # then every sample is one to be dropped, and the trainer
 
 
 class CheckedQueue:
-    """
-    What TRL's trainer drains in place of the worker's queue.
-
-    Args:
-        queue (`queue.Queue` or `multiprocessing.queues.Queue`):
-            The worker's.
-        support_size (`int`, *optional*):
-            K, if samples must carry a support. See [`sample_log_probs`].
-
-    Attributes:
-        dropped (`int`): samples left out since it was last set to 0.
-    """
+    """Takes the place of the worker's `queue`, which TRL's trainer drains. `support_size` is K, or `None` if samples
+    carry no support, see [`sample_log_probs`]."""
 
     def __init__(self, queue: Any, support_size: int | None):
         self.queue, self.support_size = queue, support_size
-        self.dropped = self._in_a_row = 0
+        self.dropped = 0  # samples, since it was last set to 0
+        self._in_a_row = 0
 
     def qsize(self) -> int:
         return self.queue.qsize()
 
     def get(self, *args: Any, **kwargs: Any) -> RolloutSample:
-        """
-        The next sample that can be trained on.
-
-        Raises:
-            ValueError: a sample without the support that the trust region needs, or with one that it does not need.
-            RuntimeError: a thousand samples in a row had to be dropped.
-        """
+        """The next sample that can be trained on. Raises a `ValueError` for a sample without the support that the trust
+        region needs, or with a support without need, and a `RuntimeError` after a thousand dropped samples in a row."""
         while True:
             sample = self.queue.get(*args, **kwargs)
             self._check_shape(sample)
@@ -56,7 +42,7 @@ class CheckedQueue:
                     f"A sample of group {sample.group_id} is dropped: {reason}. See `troll/dropped_samples`."
                 )
             if self._in_a_row >= _MOST_IN_A_ROW:
-                raise RuntimeError(f"{self._in_a_row} samples in a row had to be dropped. Of the last one {reason}.")
+                raise RuntimeError(f"{self._in_a_row} samples in a row were dropped. The last one: {reason}.")
 
     def _check_shape(self, sample: RolloutSample):
         length, size = len(sample.input_ids), self.support_size

@@ -9,18 +9,10 @@ logger = get_logger(__name__)
 
 def check_server(client: Any, support_size: int | None) -> None:
     """
-    Ask the server for its configuration, once it is up.
+    Ask the server of TRL's `client` for its configuration, once it is up. A `ValueError` says that it returns too few
+    log-probabilities for a support of `support_size` tokens, or log-probabilities before the temperature.
 
-    A server without `VLLM_SERVER_DEV_MODE=1` does not tell. Then this warns, and a refused request ends the run.
-
-    Args:
-        client (`VLLMClient`):
-            TRL's client of the server.
-        support_size (`int`, *optional*):
-            K, if the trust region reads a support: K − 1 tokens are asked for beside the sampled one.
-
-    Raises:
-        ValueError: the server returns too few log-probabilities, or those before the temperature.
+    Without `VLLM_SERVER_DEV_MODE=1` the server does not answer. Then this warns, and a refused request ends the run.
     """
     from requests import RequestException  # TRL's client has it; troll_trl imports without
 

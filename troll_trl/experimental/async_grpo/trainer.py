@@ -13,12 +13,13 @@ from troll_trl.experimental.async_grpo.engine import EngineRolloutLoop
 from troll_trl.experimental.async_grpo.queue import CheckedQueue
 from troll_trl.experimental.async_grpo.server import check_server
 from troll_trl.experimental.async_grpo.trl_compat import check_async_trl
-from troll_trl.lm_head import SparseCausalLMOutput, add_sparse_lm_head
-from troll_trl.trainers.kernel_choice import case_of_run, settle_kernels
+from troll_trl.lm_head import SparseCausalLMOutput
+from troll_trl.trainers.config import trust_region_of
+from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import paper_of
 from troll_trl.trainers.sharding import keep_output_dtypes
-from troll_trl.trust_region.regions import Bounded, MaskTrustRegion, ProjectionTrustRegion, TrustRegion
+from troll_trl.trust_region.regions import Bounded, TrustRegion
 
 
 class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
@@ -26,8 +27,8 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
     TRL's `AsyncGRPOTrainer` with a trust region in place of the clip: TROLL's projection (arXiv 2510.03817) or DPPO's
     mask (arXiv 2602.04879). The old policy is the engine's, token by token, whichever weights it sampled with.
 
-    TRL's own `compute_loss` computes the loss. It is given what the trust region makes of `log p(a)`, for every trained
-    token, and a clip range without ends. Overridden are
+    TRL's own `compute_loss` computes the loss from what the trust region makes of each token's `log p(a)`, with an
+    infinite clip range. This class overrides
 
     - `compute_loss`: bounds the policy, adds the regression, and raises on all ranks if the policy is NaN;
     - `log`: adds the `troll/…` metrics, reduced over ranks, and leaves out `clip_ratio/…`, which would always be 0;
@@ -71,10 +72,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         self.support_size: int | None = None
         self._kernels_failed = False
         if self.trust_region.needs_support:
-            self.support_size = min(args.support_size, base_model.config.get_text_config().vocab_size)
-            run = case_of_run(base_model, args, self.support_size)
-            self._kernels_failed = settle_kernels(self.accelerator, run)
-            add_sparse_lm_head(base_model, self.temperature)
+            self.support_size, self._kernels_failed = add_head(self.accelerator, base_model, args)
         self._trust_region_metrics = TrollMetrics(self.accelerator, self.trust_region)
         if self.rollout_queue is not None:  # of the main process
             self.rollout_queue = CheckedQueue(self.rollout_queue, self.support_size)
@@ -85,10 +83,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
 
     def _make_trust_region(self, args: AsyncTrollGRPOConfig) -> TrustRegion:
         """What bounds the policy. A subclass may return a trust region of its own."""
-        if args.masks:
-            assert args.divergence_bound is not None  # the config has set its default
-            return MaskTrustRegion(args.divergence_type, args.divergence_bound, args.ratio_cap)
-        return ProjectionTrustRegion(args.kl_bound)
+        return trust_region_of(args)
 
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
@@ -168,9 +163,8 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         super().log(logs, start_time)
 
     def _pop_dropped_samples(self) -> int:
-        """Samples dropped since the last call, the same number on all ranks; the main process alone has a queue."""
+        """Samples dropped since the last call, the same number on all ranks."""
         dropped = 0
-        if self.rollout_queue is not None:
+        if self.rollout_queue is not None:  # the main process alone has a queue
             dropped, self.rollout_queue.dropped = self.rollout_queue.dropped, 0
-        on_device = torch.tensor(dropped, device=self.accelerator.device)
-        return self.accelerator.reduce(on_device, reduction="sum").item()
+        return broadcast_object_list([dropped], from_process=0)[0]

@@ -1,15 +1,6 @@
-"""Every private part of TRL's asynchronous GRPO that is reached into, and the check that it is still there.
-
-AsyncGRPOTrainer.compute_loss        overridden; reads `epsilon_low`, `epsilon_high`, `token_index`, `old_log_probs`;
-                                     and at `token_index` the `log_probs` and `entropy` of the model that it is given
-AsyncGRPOTrainer._metrics            `clip_ratio/*` removed
-AsyncGRPOTrainer.rollout_queue       replaced after construction: the trainer alone drains it
-_AsyncRolloutLoop                    subclassed: `_post` and `_score_group` overridden
-AsyncRolloutWorker                   `_loop_cls` and `_loop_kwargs` set on the worker that TRL has made
-RolloutSample.old_log_probs, TreeRow.pack
-                                     numbers of a token may be a row: they are taken along, packed and padded
-
-What these methods must say is a test (`tests/test_async_compat.py`).
+"""
+Every private part of TRL's asynchronous GRPO in use, and the check that it still exists.
+`tests/test_async_compat.py` checks what the methods do.
 """
 
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, RolloutQueueDataset
@@ -18,24 +9,26 @@ from trl.experimental.async_grpo.packing import TreeRow
 
 from troll_trl.trainers.trl_compat import check_parameters
 
-PARAMETERS: dict[type, dict[str, tuple[str, ...]]] = {
+PARAMETERS: dict[type, dict[str, str]] = {
     AsyncGRPOTrainer: {
-        "compute_loss": ("self", "model", "inputs", "return_outputs", "num_items_in_batch"),
-        "log": ("self", "logs", "start_time"),
+        # Overridden. Reads `epsilon_low`, `epsilon_high`, `old_log_probs`, and the `log_probs` and `entropy` of the
+        # given model at `token_index`
+        "compute_loss": "self model inputs return_outputs num_items_in_batch",
+        # Overridden: no `clip_ratio/*` of `_metrics`
+        "log": "self logs start_time",
     },
-    RolloutQueueDataset: {"__iter__": ("self",)},
-    AsyncRolloutWorker: {"start": ("self",), "_loop_cls": ()},
-    _AsyncRolloutLoop: {"_post": ("self", "path", "payload", "timeout"), "_score_group": ("self", "group")},
-    TreeRow: {"pack": ("self",)},
+    # The trainer alone drains its `rollout_queue`, which is replaced
+    RolloutQueueDataset: {"__iter__": "self"},
+    # `_loop_cls` and `_loop_kwargs` are set on the worker that TRL has made
+    AsyncRolloutWorker: {"start": "self", "_loop_cls": ""},
+    # Subclassed, with both methods overridden
+    _AsyncRolloutLoop: {"_post": "self path payload timeout", "_score_group": "self group"},
+    # Takes, packs and pads `old_log_probs` of a sample also if a token has a row of numbers
+    TreeRow: {"pack": "self"},
 }
 
 
 def check_async_trl() -> None:
-    """
-    Check that the installed TRL still has what is listed above, by name and parameters.
-
-    Raises:
-        ImportError: a name has moved; the message says which, the installed version and the tested one.
-    """
+    """Raise an `ImportError` unless the installed TRL has all of the above, see [`check_parameters`]."""
     for owner, methods in PARAMETERS.items():
         check_parameters(owner, methods)

@@ -87,11 +87,13 @@ def verify(
         strict (`bool`, *optional*, defaults to `True`):
             Whether an answer must be worked out as far as the gold answer is: `95^2` is then no answer to 9025.
         options (`Sequence[list | dict | None]`, *optional*):
-            Of each multiple choice, see [`~troll_trl.rewards.math_accuracy_reward`].
+            Options of each multiple choice, see [`~troll_trl.rewards.math_accuracy_reward`].
+
+    Returns:
+        `list[Verdict]`: for each pair the `reward` (1.0, 0.0 or `None`), the `answer`, and the `path` that decided.
 
     Raises:
         ValueError: `golds`, `texts` and `options` differ in length.
-
     """
     if len(golds) != len(texts):
         raise ValueError(f"Got {len(golds)} gold answers but {len(texts)} texts; they must pair up.")

@@ -65,7 +65,7 @@ def read_choice(text: str) -> Choice | None:
 
 
 def gold_choice(gold: str) -> Choice | None:
-    """The option of a gold answer, which is a capital; `x` and `(a)` are no choices."""
+    """The option of a gold answer, which is a capital; `x` and `(a)` are not choices."""
     choice = read_choice(gold)
     return choice if choice is not None and _ANY.search(gold) and choice.letter in gold else None
 
@@ -92,8 +92,8 @@ def _without_markup(text: str) -> str:
 
 def options_by_letter(options: Options) -> dict[str, str]:
     """
-    The texts of a multiple choice by capital letter, without their own labels ("B. 12"): of texts in order or by
-    letter, of `{"label": [...], "text": [...]}`, or of a list of dictionaries of these. Other forms are warned of.
+    The texts of a multiple choice by capital letter, without their own labels ("B. 12"): from texts in order or
+    by letter, from `{"label": [...], "text": [...]}`, or from a list of such dictionaries. Warns of other forms.
     """
     texts: list[tuple[Any, Any]] = []
     given = options if isinstance(options, (list, tuple)) else [options] if isinstance(options, dict) else []

@@ -134,7 +134,7 @@ def _same_approximation(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
 
 
 def _is_chosen(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
-    """Whether an answer names the option of a gold answer, or repeats the option that stands behind its letter."""
+    """Whether an answer names the option of a gold answer, or repeats the text of that option."""
     option, chosen = gold_choice(gold), read_choice(answer)
     assert option is not None
     if chosen is not None:

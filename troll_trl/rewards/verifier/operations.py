@@ -59,7 +59,7 @@ class _Term:
 
 
 def _left_to_do(terms: list[_Term]) -> int:
-    """How many sums, products and fractions of plain numbers, and terms 0, stand in a sum."""
+    """How many sums, products and fractions of plain numbers, and terms 0, a sum contains."""
     terms = [term for term in terms if term.parts]
     alone = len(terms) == 1 and len(terms[0].parts) == 1
     return (
@@ -85,7 +85,7 @@ class _Walk:
         self.written: list[str] = []  # the text, with a sign for every product with a number or a bracket
 
     def expression(self, closer: str | None = None) -> str:
-        """Read up to a bracket. Returns what stands there as one part of a term."""
+        """Read up to a bracket. Returns it as one part of a term."""
         operand = ""  # what stands directly before: "" (nothing, or an operator), "letter", "number" or "group"
         apart = bars = divides = False
         sums = [[_Term()]]

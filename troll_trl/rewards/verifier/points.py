@@ -112,7 +112,7 @@ def _around(switch, bases: list[dict]) -> Iterator[dict]:
 
 
 def real_roots(expression, symbol, others: dict) -> list | None:
-    """Real zeros in one symbol, as rationals close to them; `None` if it is no quotient of low polynomials in it."""
+    """Real zeros in one symbol, as rationals close to them; `None` if it is not a quotient of low polynomials in it."""
     try:
         top, bottom = sympy.fraction(sympy.together(expression.xreplace(others)))
         polynomial = sympy.Poly(top, symbol).sqf_part()  # numerical methods fail on zeros of a high order

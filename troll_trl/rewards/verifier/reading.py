@@ -29,7 +29,7 @@ _LOG_OF_E = re.compile(r"\\log_(?:\{e\}|e(?![A-Za-z]))")
 
 
 class Gcd(sympy.Function):
-    """Of whole numbers; sympy's own would take letters for polynomials without a common factor."""
+    """The gcd of whole numbers; sympy's own would take letters for polynomials without a common factor."""
 
     def doit(self, **hints):
         numbers = [number.doit(**hints) for number in self.args]
@@ -39,7 +39,7 @@ class Gcd(sympy.Function):
 
 
 class Lcm(Gcd):
-    """Of whole numbers."""
+    """The lcm of whole numbers."""
 
     of = staticmethod(sympy.ilcm)
 

@@ -260,7 +260,7 @@ def _signs(text: str) -> list[str]:
 
 
 def split(text: str, separators: Collection[str]) -> list[str]:
-    """Split at separators that stand in no bracket."""
+    """Split at separators outside of brackets."""
     if not any(map(text.__contains__, separators)):
         return [text.strip()]
     parts, start = [], 0

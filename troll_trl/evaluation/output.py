@@ -1,0 +1,152 @@
+"""Output: the folder of an evaluation, begun or resumed. `run.json` says how its samples were made."""
+
+import fcntl
+import json
+import logging
+import os
+import platform
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from troll_trl.evaluation.samples import SAMPLES, Sample, read_with_ends, write_json
+
+logger = logging.getLogger(__name__)
+
+PROVENANCE = "run.json"
+VERSIONS = ("troll-trl", "torch", "transformers", "vllm", "peft", "datasets", "math-verify", "numpy")
+
+Key = tuple[str, str, str, int]  # of a sample: model, benchmark, problem, number
+
+
+def key_of(sample: Any) -> Key:
+    """What tells a sample from all others of its file."""
+    return str(sample.get("model")), str(sample.get("benchmark")), str(sample.get("problem")), sample.get("sample")
+
+
+class Output:
+    """
+    The folder of an evaluation, for one process at a time; `done` holds the keys of its samples.
+
+    A run resumes only with the settings, models and benchmarks that made its samples. It may add models and benchmarks,
+    and raises a `ValueError` for changed ones. With `overwrite`, [`begin`] discards the samples.
+    """
+
+    def __init__(self, folder: Path, wanted: dict[str, Any], overwrite: bool):
+        self.folder, self.samples = folder, folder / SAMPLES
+        self._path, self._wanted, self._overwrite = folder / PROVENANCE, wanted, overwrite
+        self.content: dict[str, Any] = {"settings": {}, "models": {}, "benchmarks": {}, "first_prompts": {}}
+        self.content["sessions"] = []
+        self.done: set[Key] = set()
+
+    def __enter__(self) -> "Output":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._file = self.samples.open("ab+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._read()
+        except BlockingIOError:
+            self._file.close()
+            raise ValueError(f"Another process is writing to {self.samples}. Wait, or give another `output`.") from None
+        except ValueError:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(self, *exception):
+        self._file.close()
+
+    def begin(self) -> None:
+        """Discard samples if `overwrite` is set, and write `run.json`. Call it after all other checks."""
+        if self._overwrite:
+            if self._file.seek(0, os.SEEK_END):
+                logger.warning(f"`overwrite`: the samples in {self.folder} are discarded.")
+            self._file.truncate(0)
+        self.content["settings"] = self._wanted["settings"]
+        for kind in ("models", "benchmarks"):
+            self.content[kind] = self._wanted[kind] | self.content[kind]
+        self.save()
+
+    def append(self, samples: Iterable[Sample]):
+        """Append scored samples. They are on disk when this returns."""
+        # One write for the batch: a kill leaves whole lines and at most one torn one. A lone surrogate, which JSON may
+        # hold and UTF-8 may not, becomes a question mark
+        text = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+        self._file.write(text.encode("utf-8", "replace"))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def save(self) -> None:
+        """Write `run.json`."""
+        write_json(self._path, self.content)
+
+    def _read(self) -> None:
+        """Fill `done`, cut off a torn last line, and compare what is wanted with what made the samples."""
+        if self._overwrite:
+            return
+        end = 0
+        for row, position in read_with_ends(self.samples):
+            key, end = key_of(row), position
+            if key in self.done:
+                raise ValueError(f"{self.samples} holds {key} twice. Remove one, or give another `output`.")
+            self.done.add(key)
+        self._file.truncate(end)
+        self._file.seek(max(end - 1, 0))
+        if self._file.read(1) not in (b"", b"\n"):
+            self._file.write(b"\n")
+        # Without a sample there is nothing to resume, and an earlier run.json counts for nothing: that run may have
+        # failed for the very setting that is changed now
+        if self.done:
+            self._compare()
+
+    def _compare(self) -> None:
+        if not self._path.is_file():
+            raise ValueError(
+                f"{self.folder} holds a {SAMPLES}, but no {PROVENANCE} that says how it was made. Give another "
+                "`output`, or `overwrite` to discard it."
+            )
+        try:
+            before = json.loads(self._path.read_text(encoding="utf-8"))
+            if not isinstance(before, dict):
+                raise ValueError("it is not a JSON object")
+        except ValueError as error:
+            raise ValueError(f"{self._path} cannot be read: {error}. Give another `output`, or `overwrite`.") from None
+        self.content |= before
+        settings = self.content["settings"]
+        differences = [
+            f"`{name}` was {settings[name]!r} and is {value!r}"
+            for name, value in self._wanted["settings"].items()
+            if settings.get(name, value) != value
+        ]
+        for kind in ("models", "benchmarks"):
+            for name, entry in self._wanted[kind].items():
+                then = self.content[kind].get(name, entry)
+                if then["digest"] != entry["digest"]:
+                    count = (
+                        f" ({then['problems']} problems then, {entry['problems']} now)" if "problems" in entry else ""
+                    )
+                    differences.append(f"the {kind.removesuffix('s')} {name} has changed since{count}")
+        if differences:
+            raise ValueError(
+                f"{self.folder} holds samples made otherwise: {'; '.join(differences)}. Set it as it was to "
+                "continue, give another `output`, or `overwrite` to discard them."
+            )
+
+
+def describe_device() -> str:
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()} (CUDA {torch.version.cuda})"
+    return f"CPU ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
+
+
+def library_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in VERSIONS:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
