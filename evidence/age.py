@@ -1,10 +1,10 @@
 """
-The choices, tables and verdicts of age.yaml, and the studies that come next, as YAML for that file:
+The choices, tables and verdicts of age.yaml. As a command, the studies that come next, as YAML for that file:
 
     python -m evidence.age
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 
 from evidence.grid import read_grid
 from evidence.results import read_records
-from evidence.tables import Cell, Record, markdown, mean, percent, pooled_difference, signed
+from evidence.tables import Cell, Record, Table, markdown, mean, percent, pooled_difference, signed
 
 RARE = ("label-2", "sorting-label-2", "steps-2")
 COMMON = ("common", "common-equations", "common-sorting")
@@ -27,7 +27,7 @@ MARGIN, SUCCESS_MARGIN = 0.02, -0.03
 
 
 class Choice(NamedTuple):
-    """A method of age.yaml, which is a geometry and its bound, and its learning rate."""
+    """A method of age.yaml, that is a geometry with its bound, and a learning rate."""
 
     method: str
     rate: float
@@ -44,7 +44,7 @@ class Runs:
             self._records.setdefault(key, {})[record["seed"]] = record
 
     def cell(self, task: str, age: int, choice: Choice, seeds: Sequence[int] = SEEDS) -> Cell | None:
-        """The runs of these seeds; `None` until all of them are there."""
+        """The runs of these seeds; `None` until all of them exist."""
         runs = self._records.get((task, age, *choice), {})
         return Cell([runs[seed] for seed in seeds]) if all(seed in runs for seed in seeds) else None
 
@@ -56,7 +56,7 @@ class Runs:
     # -- What the tuning chooses ----------------------------------------------------------------------------------
 
     def exponent(self) -> int | None:
-        """The rule's k: of 1 and 2 the one with the larger mean area over rare tasks at 16 and 32 updates."""
+        """The rule's k, 1 or 2: it has the larger mean area over the rare tasks at 16 and 32 updates."""
         areas = {k: self._mean_area((t, age, rule(age, k)) for t, age in product(RARE, (16, 32))) for k in (1, 2)}
         return None if None in areas.values() else max(areas, key=lambda k: areas[k] or 0.0)
 
@@ -77,7 +77,7 @@ class Runs:
         return max(known, key=lambda method: known[method]) if len(known) == len(means) else None
 
     def candidates(self, task: str, age: int, name: str) -> list[str]:
-        """The methods whose rates are tuned: of `rule` that one, of a geometry the best two, or on common tasks one."""
+        """The methods whose rates are tuned: the rule's one, a geometry's best two, or one on common tasks."""
         k = self.exponent()
         if name == "none":
             return ["none"]
@@ -89,7 +89,7 @@ class Runs:
         return self.best_bounds(task, age, name)[:2]
 
     def choice(self, task: str, age: int, name: str) -> Choice | None:
-        """The candidate and rate with the largest area; `None` until the tuning, that of an edge too, is there."""
+        """The candidate and rate with the largest area; `None` until the tuning is complete, edges included."""
         areas = self._tuned(task, age, name)
         if areas is None:
             return None
@@ -105,14 +105,14 @@ class Runs:
         return areas if required and all(choice in areas for choice in required) else None
 
     def cells(self, tasks: Sequence[str], age: int, name: str) -> list[Cell] | None:
-        """The deciding runs of the rule or of a geometry's choice on every task; `None` until all are there."""
+        """The deciding runs of the rule, or of a geometry's choice, on every task; `None` until all exist."""
         chosen = [(task, self.choice(task, age, name)) for task in tasks]
         cells = [None if choice is None else self.cell(task, age, choice) for task, choice in chosen]
         there = [cell for cell in cells if cell is not None]
         return there if len(there) == len(tasks) else None
 
     def edge(self, task: str, age: int, name: str) -> Choice | None:
-        """The one more rate that a choice at the edge gets."""
+        """The additional rate that a choice at the edge of the rates gets."""
         areas = self._tuned(task, age, name)
         if areas is None:
             return None
@@ -140,7 +140,7 @@ Cells = dict[tuple[str, int, str], tuple[float, ...]]  # learning rates by task,
 
 
 def next_studies(runs: Runs) -> str:
-    """YAML of the studies whose cells the runs so far decide."""
+    """YAML of the studies whose cells follow from the runs so far."""
     texts, cells = [], Cells()
     rare, common = list(product(RARE, AGES)), list(product(COMMON, COMMON_AGES))
     for age in reversed(AGES):
@@ -185,7 +185,7 @@ def _study(name: str, seeds: Sequence[int], cells: Cells) -> str:
 
 
 def tuning(records: Sequence[Record]) -> str:
-    """Area of every bound at 4e-4, mean of the tuning seeds; the best of a geometry is bold."""
+    """Area in percent of every bound at 4e-4, mean of the two tuning seeds. The best bound of a geometry is bold."""
     runs, rows = Runs(records), []
     for age, geometry in product(AGES, GEOMETRIES):
         for method in bounds_of(geometry, age):
@@ -199,7 +199,7 @@ def tuning(records: Sequence[Record]) -> str:
 
 
 def choices(records: Sequence[Record]) -> str:
-    """What decides: the bound and rate of the rule and of every geometry."""
+    """The bound and the learning rate of the rule and of every geometry on the deciding seeds."""
     runs, rows = Runs(records), []
     for task, age in (*product(RARE, AGES), *product(COMMON, COMMON_AGES)):
         names = ("rule", *(GEOMETRIES if task in RARE else OTHERS))
@@ -211,13 +211,13 @@ def choices(records: Sequence[Record]) -> str:
 
 
 def _pairs(runs: Runs, tasks: Sequence[str], age: int, name: str, other: str) -> list[tuple[Cell, Cell]] | None:
-    """Both on every task; `None` until all runs are there."""
+    """The cells of both on every task; `None` until all runs exist."""
     cells, others = runs.cells(tasks, age, name), runs.cells(tasks, age, other)
     return None if cells is None or others is None else list(zip(cells, others, strict=True))
 
 
 def verdicts(records: Sequence[Record]) -> str:
-    """The statements of age.yaml: what the runs say, where all of them are there."""
+    """The statements of age.yaml, and the verdict on each of them once all of its runs exist."""
     runs, rows = Runs(records), []
     for age, other in product((16, 32), OTHERS):
         name = f"1. {age} updates, rare: TROLL less {GEOMETRIES[other]}"
@@ -253,12 +253,7 @@ def by_age(records: Sequence[Record]) -> str:
     return markdown(["task", "updates", "trust region", "bound and rate", "area %", "success %"], rows)
 
 
-TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
-    "tuning": tuning,
-    "choices": choices,
-    "verdicts": verdicts,
-    "by-age": by_age,
-}
+TABLES: dict[str, Table] = {"verdicts": verdicts, "by-age": by_age, "choices": choices, "tuning": tuning}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A study's grid: a YAML file read strictly, and the runs it asks for."""
+"""A study's grid: a YAML file, read strictly, and the runs that it asks for."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -12,33 +12,33 @@ from troll_trl.cli.settings.layers import read_layers
 @dataclass(frozen=True)
 class Task:
     """
-    Generated problems, and a small model that is warmed up on them, or a model that is there already.
+    Generated problems, and a small model that is warmed up on them, or a given model.
 
     Args:
         family (`str`):
-            Problems, a key of `evidence.problems.FAMILIES`.
+            The problems, a key of `evidence.problems.FAMILIES`.
         train, test (`int`):
-            Problems to learn from, and held out.
+            Numbers of problems to learn from and of held-out ones.
         settings (`dict[str, Any]`):
-            Of scripts/train.py; `max_completion_length` at least.
+            Settings of scripts/train.py; `max_completion_length` at least.
         model (`str`, *optional*):
-            Folder or hub name of a model that is trained as it is. What follows, but for `rates_of`, is of the small
-            models.
+            Folder or hub name of a model that is trained as it is. The arguments that follow, except `rates_of`, are
+            for the small models.
         architecture (`str`, *optional*):
             `qwen3` or `llama`.
         start_success (`float`, *optional*):
             Success rate at which the supervised warm-up ends.
         sizes (`dict[str, int]`, *optional*):
-            Of the model, in place of the quickstart's.
+            Sizes of the model, in place of the quickstart's.
         warm_up_rate (`float`, *optional*, defaults to `4e-3`):
             Learning rate of the warm-up.
         share (`float`, *optional*):
-            Of the warm-up's solutions that has the form which earns the reward (`evidence.problems.RARE`); by default
-            all of them. `start_success` is then that of the solutions whose form is the model's choice.
+            Share of the warm-up's solutions in the form that earns the reward (`evidence.problems.RARE`); by default
+            all of them. With a share, `start_success` is the success of solutions in the form that the model chose.
         wording (`int`, *optional*, defaults to `0`):
-            Letters drawn at random in front of every solution, which decide nothing.
+            Number of random letters in front of every solution. They decide nothing.
         rates_of (`str`, *optional*):
-            Task whose tuned learning rates are taken; by default its own.
+            Task whose tuned learning rates apply; by default this task.
     """
 
     family: str
@@ -62,7 +62,7 @@ class Task:
 @dataclass(frozen=True)
 class GivenTask:
     """
-    A model that is there already, and those problems of a dataset that it solves sometimes.
+    A given model, and the problems of a dataset that it solves sometimes.
 
     Args:
         model (`str`):
@@ -70,13 +70,13 @@ class GivenTask:
         dataset (`str`):
             Folder with `train.jsonl` and `test.jsonl`.
         candidates (`int`):
-            So many problems of `train.jsonl` are tried, the first ones.
+            Number of problems of `train.jsonl` that the model tries, the first ones.
         samples (`int`):
-            Completions of each; kept are the problems of which some are right and some are not.
+            Completions of each problem. A problem is kept if some are right and some are not.
         test (`int`):
-            Problems of `test.jsonl`, the first ones, all of them.
+            Number of problems of `test.jsonl`, the first ones.
         settings (`dict[str, Any]`):
-            Of scripts/train.py; `max_completion_length` at least.
+            Settings of scripts/train.py; `max_completion_length` at least.
     """
 
     model: str
@@ -88,28 +88,28 @@ class GivenTask:
 
 
 def prompt_of(task: Task | GivenTask) -> dict[str, Any]:
-    """What scripts/evaluate.py must share with the training."""
+    """The settings that scripts/evaluate.py must share with the training."""
     shared = {key: value for key, value in task.settings.items() if key in ("instruction", "system_prompt")}
     return {"max_new_tokens": task.settings["max_completion_length"], **shared}
 
 
 def content_of(file: Path) -> list[dict[str, Any]]:
-    """What a YAML file says, and those it is based on; comments left out."""
+    """The content, without comments, of a YAML file and of those that it is based on."""
     return [{name: value.typed for name, value in layer.values.items()} for layer in read_layers(file)]
 
 
 @dataclass(frozen=True)
 class Method:
     """
-    What is compared.
+    One of the methods that a study compares.
 
     Args:
         settings (`dict[str, Any]`, *optional*):
-            Of scripts/train.py.
+            Settings of scripts/train.py.
         variant (`str`, *optional*):
             Trainer in place of `TrollGRPOTrainer`, a key of `evidence.variants.VARIANTS`.
         rate_of (`str`, *optional*):
-            Method whose tuned learning rate is taken; by default its own.
+            Method whose tuned learning rate applies; by default this method.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -124,13 +124,13 @@ class Study:
 
     Args:
         seeds (`list[int]`):
-            Of the problems, the warm-up and the training. All runs of a seed come before those of the next.
+            Seeds of the problems, the warm-up and the training. All runs of a seed come before those of the next.
         tasks, methods (`list[str]`):
             Names.
         vary (`list[dict[str, Any]]`):
-            Alternatives: settings of scripts/train.py, each value a list of which every combination is taken.
+            Alternatives: settings of scripts/train.py with lists of values. Every combination of the values is run.
         cells (`list[dict[str, Any]]`):
-            In place of the other three: each with a `task`, a `method`, and settings as in `vary`.
+            Replaces the other three. Each cell has a `task`, a `method`, and settings as in `vary`.
     """
 
     seeds: list[int]
@@ -144,7 +144,7 @@ class Study:
             raise TypeError("a study has either `cells`, or `tasks` and `methods`")
 
     def alternatives(self) -> list[tuple[list[str], list[str], dict[str, list[Any]]]]:
-        """Tasks, methods and settings of which every combination is taken."""
+        """Tasks, methods and settings. Every combination of them is run."""
         if not self.cells:
             return [(self.tasks, self.methods, alternative) for alternative in self.vary]
         settings = [{k: v for k, v in cell.items() if k not in ("task", "method")} for cell in self.cells]
@@ -162,7 +162,7 @@ class Run:
         varied (`tuple[tuple[str, Any], ...]`):
             Settings of its cell, sorted by name; the learning rate is always one of them.
         seed (`int`):
-            Of the problems, the warm-up and the training.
+            Seed of the problems, the warm-up and the training.
     """
 
     task: str
@@ -186,11 +186,11 @@ class Grid:
         file (`Path`):
             That file.
         training, evaluation (`Path`):
-            YAML files of scripts/train.py and scripts/evaluate.py, for every run.
+            YAML files for scripts/train.py and scripts/evaluate.py in every run.
         tasks, methods, studies (`dict`):
             By name.
         tuning (`list[str]`):
-            The studies whose runs choose the learning rates of all others; in the file also one name.
+            The studies whose runs choose the learning rates of all others. The file may have a single name.
     """
 
     file: Path
@@ -202,7 +202,7 @@ class Grid:
     studies: dict[str, Study]
 
     def tuning_runs(self) -> list[Run]:
-        """Those that choose the learning rates."""
+        """The runs that choose the learning rates."""
         return [run for name in self.tuning for run in self.runs(name)]
 
     def runs(self, study: str, rates: Mapping[tuple[str, str], float] = {}) -> list[Run]:
@@ -230,16 +230,16 @@ class Grid:
         return getattr(self.tasks[task], "rates_of", None) or task
 
     def waiting(self, rates: Mapping[tuple[str, str], float]) -> int:
-        """Runs whose learning rates are not tuned yet."""
+        """The number of runs whose learning rates are not tuned yet."""
         every = dict.fromkeys(itertools.product(self.tasks, self.methods), 0.0)
         return sum(len(self.runs(name, every)) - len(self.runs(name, rates)) for name in self.studies)
 
     def settings(self, run: Run) -> dict[str, Any]:
-        """What a run sets beside the file `training`; the cell's settings come before the method's and the task's."""
+        """The settings of a run, in addition to the file `training`. The cell overrides the method, that the task."""
         return self.tasks[run.task].settings | self.methods[run.method].settings | dict(run.varied) | {"seed": run.seed}
 
     def all_runs(self, rates: Mapping[tuple[str, str], float]) -> dict[Run, list[str]]:
-        """Every run with the names of its studies, in the order of the file; one that stands in two is run once."""
+        """Every run with the names of its studies, in the order of the file. A run of two studies is run once."""
         studies: dict[Run, list[str]] = {}
         for name in self.studies:
             for run in self.runs(name, rates):
@@ -256,7 +256,7 @@ def read_grid(file: Path) -> Grid:
             YAML file with the keys of [`Grid`].
 
     Raises:
-        ValueError: a key that does not exist or is missing, or a study of an unknown task or method.
+        ValueError: A key is unknown or missing, or a study names an unknown task or method.
     """
     (content,) = content_of(file)
     parts: dict[str, dict[str, Any]] = {}
@@ -284,7 +284,7 @@ def _make_task(**entry: Any) -> Task | GivenTask:
 def _make(kind: Callable[..., Any], entry: Mapping[str, Any], where: str) -> Any:
     try:
         return kind(**entry)
-    except TypeError as error:  # says which key is unknown or missing
+    except TypeError as error:  # names the key that is unknown or missing
         raise ValueError(f"{where}: {error}") from None
 
 
@@ -296,8 +296,8 @@ def _check_names(names: Iterable[str], known: Iterable[str], where: str):
 
 def tuned_rates(results: Iterable[Mapping[str, Any]], tuning: Iterable[str]) -> dict[tuple[str, str], float]:
     """
-    The learning rate of each task and method whose runs in the studies `tuning` have the largest area under the curve
-    of held-out success, averaged over seeds. A run that failed counts as 0, and of equal rates the smaller is taken.
+    For each task and method the learning rate whose runs in the studies `tuning` have the largest area under the curve
+    of held-out success, averaged over seeds. A failed run counts as 0. If areas are equal, the smallest rate is chosen.
 
     Args:
         results (`Iterable[Mapping[str, Any]]`):

@@ -1,12 +1,12 @@
 """
 How far tokens move within a rollout batch, and which of them lose gradient: a summary of what the runs of the study
-`moves` wrote down, its figure and its table in rarity.md.
+`moves` recorded, its figure and its table.
 
     python -m evidence.run evidence/rarity.yaml --resume --only label-2/troll-recorded/ label-2/clip-recorded/
     python -m evidence.moves evidence/rarity.yaml
 
-The second line needs the folders of those runs; it writes evidence/results/rarity-moves.jsonl. Without them figure and
-table are made from that file.
+The second line summarises the runs whose folders are on this machine into evidence/results/rarity-moves.jsonl. It keeps
+what that file has of other runs, and makes figure and table from the file.
 """
 
 import argparse
@@ -30,18 +30,17 @@ EDGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 0.9, 1.0)  # of the bins of ol
 QUANTILES = (0.1, 0.5, 0.9)
 KEPT = ("clip", "troll")
 WIDE_EDGES = (0.0, 0.1, 0.6, 1.0)  # of the table
-# Upper ends of clips, and how they are drawn
+# Clips by name: the upper end of the range, and how it is drawn
 RANGES: dict[str, tuple[float, dict[str, Any]]] = {
-    "clip": (CLIP_RANGE, {"color": "C3", "linestyle": "-"}),
-    "clip-higher": (0.28, {"color": "C1", "linestyle": "--"}),
-    "clip-wider": (1.0, {"color": "C5", "linestyle": "-."}),
+    "clip, 0.2": (CLIP_RANGE, {"color": "C3", "linestyle": "-"}),
+    "clip, 0.2/1.0": (1.0, {"color": "C1", "linestyle": "--"}),
 }
 
 
 def largest_in_ball(old: np.ndarray, kl_bound: float = KL_BOUND) -> np.ndarray:
     """
-    The largest probability that a token of probability `old` in (0, 1) has anywhere in the ball KL(p‖q) ≤ `kl_bound`:
-    where all others keep their proportions, so that KL is that of two outcomes.
+    The largest probability that a token of probability `old` in (0, 1) has anywhere in the ball KL(p‖q) ≤ `kl_bound`.
+    There all other tokens keep their proportions, and the KL is that of two outcomes.
     """
     low, high = old.copy(), np.ones_like(old)
     for _ in range(60):
@@ -54,10 +53,13 @@ def largest_in_ball(old: np.ndarray, kl_bound: float = KL_BOUND) -> np.ndarray:
 
 def summarise(tokens: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
     """
-    From the columns of `evidence.variants.Recording`. Of each bin of old probability the quantiles of new over old
-    probability of the tokens of positive advantage, at the last update of their rollout batch. And of each wide bin, in
-    all updates but the first on a rollout batch, apart for tokens that have moved with their advantage and against it:
-    their part of the length of all gradients, and what clip and TROLL keep of it.
+    Summarise the columns that `evidence.variants.Recording` wrote.
+
+    Returns:
+        Two kinds of rows. For each bin of old probability: the quantiles of new over old probability, over tokens of
+        positive advantage at the last update of their rollout batch. For each wide bin, once for tokens that have moved
+        with their advantage and once for those against it: their part of the length of all gradients, and what clip and
+        TROLL keep of it, in all updates but the first on a rollout batch.
     """
     last, advantage, length = tokens["update"] == tokens["update"].max(), tokens["advantage"], tokens["length"]
     for low, high, within in _bins(tokens["old"], EDGES):
@@ -87,33 +89,36 @@ def _bins(old: np.ndarray, edges: Sequence[float]) -> Iterator[tuple[float, floa
 
 
 def draw(records: Sequence[dict[str, Any]], task: str, file: Path) -> None:
-    """By which factor a token's probability may grow within a rollout batch, and by which it did."""
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    """By which factor a token's probability may grow within a rollout batch, and by which it did in two runs."""
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
     old = np.geomspace(EDGES[0], 0.999, 400)
-    axes.plot(old, largest_in_ball(old) / old, color="C0", linewidth=2.2, label=f"KL ball of {KL_BOUND:g} (TROLL)")
-    for method, (width, style) in RANGES.items():
-        axes.plot(old, np.minimum(1 + width, 1 / old), label=f"{method}, up to {1 + width:g}", **style)
+    axes.plot(old, largest_in_ball(old) / old, color="C0", linewidth=2.2)
+    axes.text(0.006, 8.2, f"TROLL's KL ball, ε = {KL_BOUND:g}", color="C0")
+    for name, (width, style) in RANGES.items():
+        axes.plot(old, np.minimum(1 + width, 1 / old), **style)
+        axes.text(0.0011, 1.03 * (1 + width), name, color=style["color"], va="bottom", fontsize=9)
     for method, shift in (("troll", 0.94), ("clip", 1.06)):
         moves = [r for r in records if r["task"] == task and r["method"] == f"{method}-recorded" and "factors" in r]
-        if not moves:  # the run is not there yet
+        if not moves:  # not run yet
             continue
         middles = np.array([(r["low"] * r["high"]) ** 0.5 for r in moves]) * shift
         low, middle, high = np.array([r["factors"] for r in moves]).T
         style = STYLES[method] | {"linestyle": "", "linewidth": 1.5, "capsize": 2}
-        label = f"in a run with {method}: 10, 50, 90 %"
-        axes.errorbar(middles, middle, [middle - low, high - middle], label=label, **style)
-    axes.set(xscale="log", yscale="log", xlabel="probability when sampled", ylabel="probability now / when sampled")
+        axes.errorbar(middles, middle, [middle - low, high - middle], **style)
+    axes.text(0.055, 5.0, "tokens of a run\nwith TROLL: ●", color="C0", fontsize=9, ha="left", va="bottom")
+    axes.text(0.2, 2.55, "with the clip of 0.2: ■", color="C3", fontsize=9, ha="left", va="bottom")
+    axes.set(xscale="log", yscale="log", xlabel="probability when sampled", ylabel="growth within a rollout batch")
     ticks = [0.5, 1, 2, 4, 8, 16]
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_yticks(ticks, [f"× {tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=110)
 
 
 def read_runs(grid: Grid, folder: Path) -> list[dict[str, Any]]:
-    """The summaries of the study's runs whose folders are there."""
+    """The summaries of the study's runs whose folders are on this machine."""
     records = []
     for run in grid.runs(STUDY):
         file = folder / "runs" / run.folder / MOVES

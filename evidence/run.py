@@ -1,18 +1,18 @@
 """
-Run a study: every run of its grid that is not there yet, with `troll grpo` and `troll eval`.
+Run a study: every missing run of its grid, with `troll grpo` and `troll eval`.
 
-    python -m evidence.run evidence/cpu.yaml
-    python -m evidence.run evidence/cpu.yaml --only sorting/troll/learning_rate=0.0002/ --seeds 20 21 22
-    python -m evidence.run evidence/rarity.yaml --resume --only form-2/troll/ form-2/clip/
+    python -m evidence.run evidence/common.yaml
+    python -m evidence.run evidence/rarity.yaml --only label-2/troll/learning_rate=0.0004/ --seeds 20 21 22
+    python -m evidence.run evidence/rarity.yaml --resume --only label-2/troll/ label-2/clip/
 
-The first makes evidence/results/cpu.jsonl. The second runs a cell with other seeds, at the learning rate that this file
-tells, prints its success, and writes no results but those in the runs' folders. What is there already is not run again,
-also after an interruption; what failed is, with `--retry`.
+The first line makes evidence/results/common.jsonl. The second runs a cell with other seeds and prints its success. It
+takes tuned learning rates from the results file and writes no results, except in the folders of the runs. A run whose
+folder has its result is not repeated; `--retry` repeats those that failed.
 
-The third is for a study that takes longer than a machine is at hand. What the results file has is not run again,
-wherever it was run, and the file is written after every run. It knows a run by its task, method, cell and seed: what is
-changed in a grid that has results needs a name of its own. Learning rates are chosen where all runs that decide them
-are there; what waits for the others is left out, and counted.
+The third line is for a study that takes longer than one machine is available. It skips every run that the results file
+has, whichever machine made it, and writes the file after every run. The file identifies a run by task, method, cell and
+seed: if you change what one of these means in a grid that has results, give it a new name. A tuned learning rate is
+chosen once all runs of its tuning exist. Runs that wait for one are left out and counted.
 """
 
 import argparse
@@ -30,7 +30,9 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
 
+import accelerate.data_loader
 import torch
+from datasets import Dataset
 
 from evidence.grid import GivenTask, Grid, Run, content_of, prompt_of, read_grid, tuned_rates
 from evidence.results import RESULT, describe, machine, make_record, read_records, run_of, write_records
@@ -40,8 +42,8 @@ from troll_trl.cli import evaluate, make_trainer, train
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# On a CPU the libraries are loaded once, and every run is a fork of this process: to load them takes as long as half a
-# run. A fork cannot use a GPU that its parent has asked after.
+# On a CPU every run is a fork of this process, because loading the libraries takes as long as half a run. A fork cannot
+# use a GPU that its parent has queried.
 _PROCESSES: Any = get_context("spawn" if torch.cuda.is_available() else "fork")
 
 
@@ -51,7 +53,7 @@ def run_all(
     log_of: Callable[[str], Path],
     after_each: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run named jobs in processes of their own, `workers` at a time, and say how each ended."""
+    """Run each named job in its own process, `workers` at a time, and print how it ended."""
     waiting = list(jobs)
     running: dict[Any, tuple[str, Any, set[int]]] = {}  # by what the end of a process makes ready
     total, start = len(waiting), time.monotonic()
@@ -87,20 +89,20 @@ def _run_job(job: Callable[[], None], log: Path, cores: set[int]) -> None:
         traceback.print_exc()
         os._exit(1)
     sys.stdout.flush()
-    os._exit(0)  # no waiting for what a trainer leaves behind
+    os._exit(0)  # without waiting for threads that a trainer left
 
 
 class Runner:
     """A grid's runs in a folder: `starts/<task>/seed<n>` and `runs/<task>/<method>/<cell>/seed<n>`."""
 
     def __init__(self, grid: Grid, folder: Path, workers: int, results: Path | None = None):
-        """With a file of `results`, what it has is taken as run, and it is written after every run."""
+        """With a file of `results`, its runs count as done, and the file is written after every run."""
         self.grid, self.folder, self.workers, self.results = grid, folder, workers, results
         known = read_records(results) if results is not None and results.exists() else []
         self.known = {run_of(record): record for record in known}
 
     def record(self, run: Run) -> dict[str, Any] | None:
-        """The record of a run of this very identity, or of the results; `None` if there is none."""
+        """The record in the results, or in the folder of a run of the same identity; `None` if there is none."""
         if run in self.known:
             return self.known[run]
         file = self.folder / "runs" / run.folder / RESULT
@@ -108,7 +110,7 @@ class Runner:
         return record if record is not None and record.pop("identity") == self._identity(run) else None
 
     def run(self, runs: Iterable[Run], retry: bool) -> None:
-        """Make the starts that are missing, and then the runs."""
+        """Make the missing starts, then the runs."""
         waiting = [run for run in runs if (record := self.record(run)) is None or (retry and "error" in record)]
         starts = {str(self._start(run)): partial(self._make_start, run) for run in waiting}
         run_all(starts.items(), self.workers, lambda name: self.folder / name / "log.txt")
@@ -122,14 +124,14 @@ class Runner:
         self._save()
 
     def rates(self) -> dict[tuple[str, str], float]:
-        """The learning rates of those tasks and methods whose runs of the tuning are all there."""
+        """The learning rates of the tasks and methods whose tuning is complete."""
         tuning = {run: self.record(run) for run in self.grid.tuning_runs()}
         missing = {(run.task, run.method) for run, record in tuning.items() if record is None}
         records = [r | {"studies": self.grid.tuning} for r in tuning.values() if r is not None]
         return tuned_rates([r for r in records if (r["task"], r["method"]) not in missing], self.grid.tuning)
 
     def records(self, studies_of: Mapping[Run, list[str]]) -> list[dict[str, Any]]:
-        """The records that are there, with the names of their studies."""
+        """The records that exist, with the names of their studies."""
         return [r | {"studies": studies} for run, studies in studies_of.items() if (r := self.record(run)) is not None]
 
     def _save(self) -> None:
@@ -141,14 +143,14 @@ class Runner:
             write_records(self.results, self.records(studies_of) + kept)
 
     def _identity(self, run: Run) -> str:
-        """A digest of all that decides what a run does, but for the code of the package."""
+        """A digest of everything that decides what a run does, except the code of the package."""
         task, method, grid = self.grid.tasks[run.task], self.grid.methods[run.method], self.grid
         files = [content_of(path) for path in (grid.training, grid.evaluation)]
         key = start_key(task, run.seed, grid.evaluation)
         return hashlib.sha256(repr((task, method, run, files, key)).encode()).hexdigest()
 
     def _start(self, run: Run) -> Path:
-        """Relative to the study's folder. What is chosen from a dataset is the same for every seed."""
+        """The folder of the start, relative to the study's. A choice from a dataset is the same for every seed."""
         chosen = isinstance(self.grid.tasks[run.task], GivenTask)
         return Path("starts", run.task, "" if chosen else f"seed{run.seed}")
 
@@ -156,28 +158,13 @@ class Runner:
         make_start(self.folder / self._start(run), self.grid.tasks[run.task], run.seed, self.grid.evaluation)
 
     def _execute(self, run: Run) -> None:
-        task, start, settings = self.grid.tasks[run.task], self.folder / self._start(run), self.grid.settings(run)
-        model = task.model or start / "model"
-        if task.model:  # which is large enough for all cores of its worker
-            torch.set_num_threads(len(os.sched_getaffinity(0)))
-        folder = self.folder / "runs" / run.folder
+        start, folder = self.folder / self._start(run), self.folder / "runs" / run.folder
         try:
-            variant = self.grid.methods[run.method].variant
-            if variant is not None:
-                make_trainer.TRAINERS["grpo", "troll"] = VARIANTS[variant]
-            paths = {"model_name_or_path": model, "dataset_name": start / "data", "output_dir": folder}
-            call_script(train.main, self.grid.training, settings | paths)
-            # From inside of its folder: the seed of a sample depends on the model's name, which is then that of every
-            # run, so that equal models get equal samples
-            os.chdir(folder)
-            benchmark = f"held-out={start / 'data' / 'test.jsonl'}"
-            flags = {"model": ".", "benchmarks": benchmark, "output": "eval", "overwrite": True}
-            call_script(evaluate.main, self.grid.evaluation, flags | prompt_of(task))
-            record = make_record(run, folder) | read_chance(start) | {"machine": machine()}
-        except BaseException as error:  # SystemExit too: it is in the results, and not lost in a log
+            record = self.train_and_evaluate(run, start, folder) | read_chance(start) | {"machine": machine()}
+        except BaseException as error:  # SystemExit too: the results record it
             if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 130:  # interrupted
                 raise
-            said = (folder / "log.txt").read_text().rstrip().rpartition("\n")[2]  # by the script, before it left
+            said = (folder / "log.txt").read_text().rstrip().rpartition("\n")[2]  # the script's last words
             record = describe(run) | {"error": f"{type(error).__name__}: {error}; {said}"}
             traceback.print_exc()
         shutil.rmtree(folder / "eval", ignore_errors=True)
@@ -187,6 +174,26 @@ class Runner:
         if "error" in record:
             raise SystemExit(1)
 
+    def train_and_evaluate(self, run: Run, start: Path, folder: Path) -> dict[str, Any]:
+        """The record of a run from `start`, which leaves its files in `folder`."""
+        task, settings = self.grid.tasks[run.task], self.grid.settings(run)
+        model = task.model or start / "model"
+        if task.model:  # large enough to use all cores of its worker
+            torch.set_num_threads(len(os.sched_getaffinity(0)))
+        variant = self.grid.methods[run.method].variant
+        if variant is not None:
+            make_trainer.TRAINERS["grpo", "troll"] = VARIANTS[variant]
+        _keep_rows_of_last_batch()
+        paths = {"model_name_or_path": model, "dataset_name": start / "data", "output_dir": folder}
+        call_script(train.main, self.grid.training, settings | paths)
+        # From inside its folder: the seed of a sample depends on the model's name. With one name for all runs, equal
+        # models get equal samples
+        os.chdir(folder)
+        benchmark = f"held-out={start / 'data' / 'test.jsonl'}"
+        flags = {"model": ".", "benchmarks": benchmark, "output": "eval", "overwrite": True}
+        call_script(evaluate.main, self.grid.evaluation, flags | prompt_of(task))
+        return make_record(run, folder)
+
     def _write(self, run: Run, record: dict[str, Any]) -> None:
         file = self.folder / "runs" / run.folder / RESULT
         unfinished = file.with_suffix(".partial")
@@ -194,17 +201,37 @@ class Runner:
         unfinished.replace(file)
 
 
-def main() -> None:
+def _keep_rows_of_last_batch() -> None:
+    """
+    TRL's loader reads the rows of a whole rollout batch again at every update, and accelerate walks through them to
+    move them to a device. With 32 updates per rollout batch that took a third of a run.
+    """
+    read_rows = Dataset.__getitems__
+    last: dict[tuple[str, tuple[int, ...]], list[Any]] = {}
+
+    def rows(dataset: Dataset, keys: list[int]) -> list[Any]:
+        key = dataset._fingerprint, tuple(keys)
+        if key not in last:
+            last.clear()
+            last[key] = read_rows(dataset, keys)
+        return last[key]
+
+    Dataset.__getitems__ = rows
+    if not torch.cuda.is_available():
+        accelerate.data_loader.send_to_device = lambda batch, *_, **__: batch
+
+
+def main(runner_class: type[Runner] = Runner) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("grid", type=Path, help="YAML file of the study")
     parser.add_argument("--output", type=Path, help="folder of the runs (default: outputs/evidence/NAME)")
     workers = 1 if torch.cuda.is_available() else os.cpu_count()
     parser.add_argument("--workers", type=int, default=workers, help=f"runs at a time (here: {workers})")
     parser.add_argument("--only", nargs="+", default=[""], metavar="PREFIX", help="runs whose folders begin with one")
-    parser.add_argument("--seeds", type=int, nargs="+", help="seeds in place of those of the studies")
-    parser.add_argument("--model", help="folder or hub name in place of the model that tasks name")
-    parser.add_argument("--resume", action="store_true", help="take what the results have, and write them as they come")
-    parser.add_argument("--retry", action="store_true", help="run again what failed")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds that replace those of the studies")
+    parser.add_argument("--model", help="folder or hub name that replaces the tasks' model")
+    parser.add_argument("--resume", action="store_true", help="keep the results file's runs, and add every new one")
+    parser.add_argument("--retry", action="store_true", help="repeat runs that failed")
     options = parser.parse_args()
     grid = read_grid(options.grid.resolve())
     if options.model is not None:
@@ -213,8 +240,8 @@ def main() -> None:
     results = grid.file.parent / "results" / f"{grid.file.stem}.jsonl"
     folder = options.output or REPOSITORY / "outputs" / "evidence" / grid.file.stem
     if options.resume and options.seeds is not None:
-        parser.error("--resume writes results, and --seeds none.")
-    runner = Runner(grid, folder.resolve(), options.workers, results if options.resume else None)
+        parser.error("--resume and --seeds exclude each other: --seeds writes no results. Leave one out.")
+    runner = runner_class(grid, folder.resolve(), options.workers, results if options.resume else None)
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     is_asked = lambda run: str(run.folder).startswith(tuple(options.only))
 
@@ -224,7 +251,7 @@ def main() -> None:
         rates = runner.rates()
     else:
         if not results.exists():
-            parser.error(f"--seeds takes the learning rates of {results}, which is not there; run the study first.")
+            parser.error(f"--seeds needs the learning rates in {results}, which does not exist. Run the study first.")
         rates = tuned_rates(read_records(results), grid.tuning)
         studies = {name: replace(study, seeds=options.seeds) for name, study in grid.studies.items()}
         runner.grid = grid = replace(grid, studies=studies)

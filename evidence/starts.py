@@ -1,6 +1,6 @@
 """
-Starts: problems, and small models made on the spot and warmed up by supervised training until they solve some of them;
-or a model that is there, on generated problems or on those of a dataset that it solves sometimes.
+Starts of runs: problems, and a model. Supervised training warms up a small new model until it solves some generated
+problems. A given model has generated problems, or those of a dataset that it solves sometimes.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ from troll_trl.cli import evaluate
 from troll_trl.small_models import encode, make_model, make_tokenizer, warm_up, write_problems
 
 CHANCE = "chance.json"
-ATTEMPTS = 3  # at a start: one of the first eleven of label-30 did not get where it should
+ATTEMPTS = 3  # at a start: one of the first eleven of label-30 did not reach its success
 ARCHITECTURES = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 
 
 def start_key(task: Task | GivenTask, seed: int, evaluation: Path) -> str:
-    """A digest of what a start depends on, libraries included."""
+    """A digest of everything that a start depends on, libraries included."""
     of_task: tuple[Any, ...]
     versions = [library.__version__ for library in (torch, transformers, tokenizers)]
     if isinstance(task, GivenTask):
@@ -42,7 +42,7 @@ def start_key(task: Task | GivenTask, seed: int, evaluation: Path) -> str:
 
 
 def make_start(folder: Path, task: Task | GivenTask, seed: int, evaluation: Path) -> None:
-    """Write `data/`, and `model/` where none is given, into `folder`, unless they are there already."""
+    """Write `data/`, and `model/` if the task gives none, into `folder`, unless `folder` already has this start."""
     key_file, key = folder / "key.txt", start_key(task, seed, evaluation)
     if key_file.exists() and key_file.read_text() == key:
         return
@@ -59,8 +59,8 @@ def make_start(folder: Path, task: Task | GivenTask, seed: int, evaluation: Path
 
 def warm_up_model(folder: Path, task: Task, seed: int, train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
     """
-    A new model, trained on a family's problems until it solves some of them; of solutions in several forms, or with a
-    wording, until it solves as many of those whose form and wording it has chosen.
+    Train a new model on a family's problems until it solves some of them. If solutions have several forms or a wording,
+    it must solve this share of the solutions whose form and wording it has chosen.
     """
     assert task.architecture is not None and task.start_success is not None  # since no model is given
     tokenizer = make_tokenizer(PHRASES if task.share is None else PHRASES + RARE_PHRASES)
@@ -74,10 +74,10 @@ def warm_up_model(folder: Path, task: Task, seed: int, train: list[dict[str, str
         try:
             warm_up(model, input_ids, labels, task.start_success * same_form * same_wording, task.warm_up_rate)
             break
-        except RuntimeError as error:  # these weights did not get there
+        except RuntimeError as error:  # these weights did not reach the success
             if attempt == ATTEMPTS - 1:
                 raise
-            print(f"{error} Once more, with other weights.")
+            print(f"{error} Trying again with other first weights.")
     test, _ = make_wording(test, task.wording, seed)
     chance = rewarded_chance(model, *(ids.to(device) for ids in encode(tokenizer, test)))
     (folder / CHANCE).write_text(json.dumps({"start_chance": chance / same_wording}))
@@ -87,22 +87,22 @@ def warm_up_model(folder: Path, task: Task, seed: int, train: list[dict[str, str
 
 @torch.no_grad()
 def rewarded_chance(model: torch.nn.Module, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
-    """Mean probability of the solutions `labels` `(problems, length)`: the success of the start, without sampling."""
+    """Mean probability of the solutions `labels` `(problems, length)`: the start's success without sampling noise."""
     logits = model(input_ids=input_ids).logits[:, :-1]
     losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:], reduction="none")
     return losses.sum(1).neg().exp().mean().item()
 
 
 def read_chance(folder: Path) -> dict[str, float]:
-    """`start_chance`, the success of a generated start; nothing of a model that was given."""
+    """`start_chance`, the success of a generated start; empty for a given model."""
     file = folder / CHANCE
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def choose_solvable(folder: Path, task: GivenTask, evaluation: Path) -> None:
     """
-    Of the first `task.candidates` training problems those of which the model gets some but not all samples right, and
-    the first `task.test` test problems. Both keep their order.
+    Choose, from the first `task.candidates` training problems, those of which the model gets some but not all samples
+    right, and the first `task.test` test problems. Both keep their order.
     """
     lines = {
         split: (Path(task.dataset) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
@@ -117,12 +117,12 @@ def choose_solvable(folder: Path, task: GivenTask, evaluation: Path) -> None:
     for line in (folder / "samples" / "samples.jsonl").read_text(encoding="utf-8").splitlines():
         sample = json.loads(line)
         right[sample["index"]] += sample["reward"] == 1
-    if right.keys() != set(range(len(lines["train"]))):  # a row was left out, and those behind it have moved up
-        raise ValueError(f"{task.dataset}: some of the first {len(lines['train'])} rows cannot be used; remove them.")
+    if right.keys() != set(range(len(lines["train"]))):  # a row was left out, and later rows moved up
+        raise ValueError(f"{task.dataset}: some of the first {len(lines['train'])} rows cannot be used. Remove them.")
     kept = [line for index, line in enumerate(lines["train"]) if 0 < right[index] < task.samples]
     if not kept:
-        raise ValueError(f"{task.model} solves none of {len(lines['train'])} problems sometimes; try more of them.")
-    print(f"Of {len(lines['train'])} problems {len(kept)} are solved sometimes.")
+        raise ValueError(f"{task.model} solves none of {len(lines['train'])} problems sometimes. Raise `candidates`.")
+    print(f"The model solves {len(kept)} of {len(lines['train'])} problems sometimes.")
     for split, rows in (("train", kept), ("test", lines["test"])):
         (folder / "data" / f"{split}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
 

@@ -1,9 +1,8 @@
 """
-Trainers of the study alone: the paper's fill, clips whose KL is measured as TROLL's is, remedies for what TROLL pays
-where nothing is rare, and trainers that write down how far each token moved and what a method left of its gradient.
+Trainers that only the study uses: remedies for what TROLL loses where nothing is rare, and trainers that record how far
+each token moved and what a method left of its gradient.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,46 +13,12 @@ import torch
 from troll_trl import TrollGRPOTrainer
 from troll_trl.projection import kl_divergence, project
 
-_FILL = math.log(1e-12)
 MOVES = "moves.npz"
 KL_BOUND, REGRESSION_COEF, CLIP_RANGE = 0.05, 1.0, 0.2  # TROLL's defaults and TRL's
 
 
-def fill_rest(log_probs: torch.Tensor) -> torch.Tensor:
-    """
-    The kept tokens with 1e-12 for all others, renormalised, in place of their mass.
-
-    Args:
-        log_probs (`torch.Tensor`):
-            (..., K + 1), the rest last.
-    """
-    rest = torch.full_like(log_probs[..., -1:], _FILL)
-    return torch.cat([log_probs[..., :-1], rest], -1).log_softmax(-1)
-
-
-class FillTrainer(TrollGRPOTrainer):
-    """
-    TROLL without a rest bucket: policy and old policy are cut to the old policy's kept tokens, all others get 1e-12,
-    and both are renormalised, as in the paper. (The paper cuts the policy to kept tokens of its own.)
-    """
-
-    def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
-        if "troll_old_log_probs" not in inputs:  # idle
-            return super()._compute_loss(model, inputs)
-
-        def filled(**model_inputs):
-            output = model(**model_inputs)
-            output.sparse_log_probs = fill_rest(output.sparse_log_probs)
-            return output
-
-        old = fill_rest(inputs["troll_old_log_probs"])  # (B, C, K + 1)
-        # Of a masked position the support is empty: the sampled token has −∞, which no ratio may see
-        sampled = torch.where(old[..., 0].isfinite(), old[..., 0], inputs["old_per_token_logps"])
-        return super()._compute_loss(filled, inputs | {"troll_old_log_probs": old, "old_per_token_logps": sampled})
-
-
 class MeasuredClipTrainer(TrollGRPOTrainer):
-    """TRL's clip, by way of TROLL with the bound open and without a regression: `troll/policy_kl_…` are its KL."""
+    """TRL's clip as TROLL with an open bound and without a regression. `troll/policy_kl_…` log its KL."""
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
         args.kl_bound, args.regression_coef = 1e9, 0.0  # π = p
@@ -63,7 +28,7 @@ class MeasuredClipTrainer(TrollGRPOTrainer):
 
 
 class SignalTrainer(TrollGRPOTrainer):
-    """TROLL without the regression of tokens whose advantage is 0: a clip leaves them alone."""
+    """TROLL without the regression of tokens whose advantage is 0, which have no gradient under a clip either."""
 
     def _terms_of_policy(self, loss_pass, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
         signal = inputs["advantages"].reshape(len(mask), -1) != 0
@@ -72,7 +37,7 @@ class SignalTrainer(TrollGRPOTrainer):
 
 
 class MultiplierTrainer(TrollGRPOTrainer):
-    """TROLL whose regression is weighted by η / (1 + η): little just outside of the ball, all of it far away."""
+    """TROLL whose regression is weighted by η / (1 + η): nearly 0 just outside the ball, nearly 1 far away."""
 
     def _terms_of_policy(self, loss_pass, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
         eta = loss_pass.bounded.counted["eta"]  # (B, C)
@@ -82,11 +47,11 @@ class MultiplierTrainer(TrollGRPOTrainer):
 
 def gradient_kept(policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> dict[str, torch.Tensor]:
     """
-    What a clip and TROLL leave of the gradient of each token's unlimited ratio, at one and the same policy.
+    What a clip and TROLL leave of the gradient of each token's unlimited ratio, at the same policy.
 
-    The gradients are those with respect to the token's logits. *Kept* is the part of a method's gradient that points
-    along that of the unlimited ratio, divided by the latter's length: 1 where nothing binds, 0 where a clip does, below
-    0 where TROLL takes back what is beyond its bound.
+    All gradients are with respect to the token's logits. *Kept* is a method's gradient along the gradient of the
+    unlimited ratio, as a part of the length of the latter. It is 1 if nothing binds, 0 if a clip binds, and below 0 if
+    TROLL takes back what is beyond its bound.
 
     Args:
         policy, old (`torch.Tensor` of shape `(N, K + 1)`):
@@ -95,7 +60,7 @@ def gradient_kept(policy: torch.Tensor, old: torch.Tensor, advantages: torch.Ten
             Not 0.
 
     Returns:
-        `dict` of `(N,)` tensors: `length`, of the gradient of the unlimited ratio; `clip` and `troll`, what is kept.
+        `dict` of `(N,)` tensors: `length` of the gradient of the unlimited ratio; `clip` and `troll`, what each keeps.
     """
     logits = policy.detach().requires_grad_()
     log_probs = logits.log_softmax(-1)
@@ -118,8 +83,8 @@ def gradient_kept(policy: torch.Tensor, old: torch.Tensor, advantages: torch.Ten
 
 class Recording(TrollGRPOTrainer):
     """
-    Writes a row for every token that was trained on with an advantage into `moves.npz`: `update`, of its rollout batch,
-    from 0; `old` and `new`, its probability when it was sampled and at that update; `advantage`; and what
+    TROLL that writes `moves.npz`, with a row for every trained token that has an advantage: `update` within its rollout
+    batch, from 0; `old` and `new`, its probability when sampled and at that update; `advantage`; and what
     [`gradient_kept`] returns.
     """
 
@@ -139,7 +104,7 @@ class Recording(TrollGRPOTrainer):
         return super()._compute_loss(recorded, inputs)
 
     def _record(self, policy: torch.Tensor, inputs: dict[str, Any]) -> None:
-        """`policy` `(B, L, K + 1)`, of which the last positions are the completions'."""
+        """Append the rows of a micro-batch. The last positions of `policy` `(B, L, K + 1)` are the completions'."""
         old = inputs["troll_old_log_probs"]  # (B, C, K + 1)
         advantages = inputs["advantages"].reshape(len(old), -1).expand(old.shape[:2])  # (B, C)
         chosen = inputs["completion_mask"].bool() & (advantages != 0)
@@ -158,14 +123,12 @@ class Recording(TrollGRPOTrainer):
 
 
 class RecordingClipTrainer(Recording, MeasuredClipTrainer):
-    """[`MeasuredClipTrainer`] that writes its tokens down."""
+    """[`MeasuredClipTrainer`] that records its tokens."""
 
 
 VARIANTS: dict[str, Callable[..., TrollGRPOTrainer]] = {
-    "fill": FillTrainer,
     "signal": SignalTrainer,
     "multiplier": MultiplierTrainer,
-    "measured": MeasuredClipTrainer,
     "recorded": Recording,
     "recorded-clip": RecordingClipTrainer,
 }

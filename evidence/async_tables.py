@@ -1,0 +1,89 @@
+"""The tables of async.yaml and of the truly asynchronous runs."""
+
+from collections.abc import Sequence
+from itertools import product
+
+from evidence.tables import Cell, Record, Table, markdown, mean, percent, points, pooled_difference, signed
+
+TASKS = ("label-2", "common")
+AGES = (1, 4, 8)  # versions
+NAMES = {"troll": "TROLL", "mask": "`binary_tv`", "clip": "TRL's clip"}
+SEEDS = 5  # that decide
+
+
+def cell(records: Sequence[Record], task: str, name: str, age: int) -> Cell | None:
+    """The deciding runs; `None` until all of them exist."""
+    place = task, f"{name}-{age}"
+    runs = [r for r in records if "deciding" in r["studies"] and (r["task"], r["method"]) == place]
+    return Cell(runs) if len(runs) == SEEDS else None
+
+
+def leads(records: Sequence[Record], key: str = "area") -> str:
+    """TROLL's lead in area, on each task and on both; each method has a tuned learning rate."""
+    rows = []
+    for age, other in product(AGES, ("clip", "mask")):
+        cells = [(cell(records, task, "troll", age), cell(records, task, other, age)) for task in TASKS]
+        pairs = [(troll, compared) for troll, compared in cells if troll is not None and compared is not None]
+        if len(pairs) == len(TASKS):
+            alone = [points(pooled_difference([pair], key)[0]) for pair in pairs]
+            rows.append([str(age), NAMES[other], *alone, signed(*pooled_difference(pairs, key))])
+    return markdown(["versions old", "TROLL less", *TASKS, "both"], rows)
+
+
+def leads_sampled(records: Sequence[Record]) -> str:
+    """The same leads with one sampled completion of each held-out problem in place of greedy decoding."""
+    return leads(records, "sampled_area")
+
+
+def leads_in_success(records: Sequence[Record]) -> str:
+    """The same leads in success after training, with greedy decoding."""
+    return leads(records, "success")
+
+
+def reached(records: Sequence[Record]) -> str:
+    """What each method reaches at its tuned learning rate, and on which share of tokens it acts."""
+    rows = []
+    for task, age, name in product(TASKS, AGES, NAMES):
+        if (runs := cell(records, task, name, age)) is not None:
+            rate = f"{runs.records[0]['varied']['learning_rate']:g}"
+            values = [percent(mean(runs, key)) for key in ("area", "success", "sampled_area", "limited")]
+            rows.append([task, str(age), NAMES[name], rate, *values])
+    header = ["task", "versions old", "trust region", "learning rate", "area %", "success %", "area, sampled %"]
+    return markdown([*header, "tokens acted on %"], rows)
+
+
+def tuning(records: Sequence[Record]) -> str:
+    """Area in percent at every learning rate, mean of the two tuning seeds. The largest is bold."""
+    rows, rates = [], (2e-4, 4e-4, 8e-4)
+    for task, age, name in product(TASKS, AGES, NAMES):
+        of_method = [r for r in records if (r["task"], r["method"]) == (task, f"{name}-{age}")]
+        tried = [r for r in of_method if "rates" in r["studies"]]
+        if len(tried) == 2 * len(rates):
+            cells = [Cell([r for r in tried if r["varied"]["learning_rate"] == rate]) for rate in rates]
+            areas = [100 * cell.values("area").mean() for cell in cells]
+            texts = [f"**{area:.1f}**" if area == max(areas) else f"{area:.1f}" for area in areas]
+            rows.append([task, str(age), NAMES[name], *texts])
+    return markdown(["task", "versions old", "trust region", *(f"{rate:g}" for rate in rates)], rows)
+
+
+TABLES: dict[str, Table] = {
+    "leads": leads,
+    "leads-sampled": leads_sampled,
+    "leads-in-success": leads_in_success,
+    "reached": reached,
+    "tuning": tuning,
+}
+
+
+def served(records: Sequence[Record]) -> str:
+    """One run of each method on `label-2` at 4e-4, with TRL's own rollout worker and a vLLM server on the CPU."""
+    rows = []
+    for record in records:
+        shares = [f"{100 * record[key]:.1f}" for key in ("area", "success", "sampled_area", "limited")]
+        ages = [f"{record['staleness_mean']:.1f}", f"{record['staleness_max']:.0f}", f"{record['dropped_stale']:.0f}"]
+        rows.append([NAMES[record["method"].partition("-")[0]], *shares, *ages])
+    header = ["trust region", "area %", "success %", "area, sampled %", "tokens acted on %", "versions old, mean"]
+    return markdown([*header, "largest", "samples dropped"], rows)
+
+
+SERVED_TABLES: dict[str, Table] = {"served": served}
