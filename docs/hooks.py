@@ -20,4 +20,5 @@ def _plain(code):
     code = re.sub(r"~[\w.]*\.(\w+)", r"\1", code)
     if "`" not in code:
         return code
-    return re.sub(r"[`\[\]]", "", re.sub(r",? ?\*optional\*.*", "", code))
+    code = re.sub(r",? ?\*optional\*.*", "", code)
+    return re.sub(r"\[(`[^`]+`)\]", r"\1", code).replace("`", "")

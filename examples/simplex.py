@@ -2,7 +2,7 @@
 
     python examples/simplex.py --output docs/figures/simplex.png
 
-Of all distributions in the KL ball around the old policy, the projection is the one that is nearest to the policy.
+The projection is the distribution in the KL ball around the old policy that is nearest to the policy.
 """
 
 import argparse

@@ -3,10 +3,14 @@
 import inspect
 import re
 import subprocess
+import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
+
+import hooks
 import pytest
 from trl import GRPOTrainer, RLOOTrainer
 
@@ -21,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 REPOSITORY = PROJECT["project"]["urls"]["Repository"]
 TABLE = (DOCS / "compatibility.md").read_text(encoding="utf-8")
 
-# What the tables name beside options
+# What the tables name except options
 OTHER_NAMES = {"lm_head", "nn.DataParallel", "modules_to_save", "env_mask", "log_metric", "log_extra", "None", "eager"}
 
 
@@ -58,6 +62,23 @@ def test_named_tests_exist(page):
         assert re.search(rf"def {name}\(", (TESTS / file).read_text(encoding="utf-8")), f"{file}::{name}"
 
 
+@pytest.mark.parametrize("page", ["docs/design.md", "docs/kernels.md", "docs/tests.md", "CONTRIBUTING.md"])
+def test_files_that_contributors_are_sent_to_exist(page):
+    sources = {
+        path for folder in ("troll_trl", "tests", "benchmarks", "scripts") for path in (ROOT / folder).rglob("*.py")
+    }
+    named = re.findall(r"`[^`]*?([\w/]+\.py)\b", (ROOT / page).read_text(encoding="utf-8"))
+    assert named and [name for name in named if not any(path.match(name) for path in sources)] == []
+
+
+def test_names_in_the_design_exist():
+    """The ways of the old policy and of a setting, through functions and fields."""
+    ways = (DOCS / "design.md").read_text(encoding="utf-8").partition("### Where to start")[2].partition("\n## ")[0]
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "troll_trl").rglob("*.py"))
+    named = set(re.findall(r"`(\w+)`", ways))
+    assert len(named) > 10 and {name for name in named if not re.search(rf"\b{name}\b", sources)} == set()
+
+
 def documents():
     return sorted(ROOT.glob("*.md")) + sorted(
         path for folder in ("docs", "configs", "tests", "evidence") for path in (ROOT / folder).rglob("*.md")
@@ -77,7 +98,7 @@ def test_names_of_other_recipes_are_ours_or_lead_to_ours():
     lines = (DOCS / "from-other-recipes.md").read_text(encoding="utf-8").splitlines()
     rows = [line.split("|")[1:3] for line in lines if line.startswith("| ") and "troll grpo" not in line]
     ours, open_r1 = ({name for row in rows for name in re.findall(r"`([a-z_0-9]+)", row[side])} for side in (0, 1))
-    valid = declared_names("grpo") | launcher_names() | {"accelerate_config"}
+    valid = declared_names("grpo") | launcher_names("grpo")
     assert len(ours) > 35 and ours - valid == set()
     assert len(open_r1) > 8 and open_r1 - valid - RENAMED.keys() == set()
 
@@ -105,7 +126,13 @@ def test_links_of_the_readme_are_relative_here_and_absolute_on_a_package_index()
     assert [link for link in absolute if not link.startswith("https://")] == []
 
 
-def test_every_room_is_in_the_design():
+def test_types_on_the_site_keep_their_brackets():
+    """`list[str]` was `liststr`."""
+    written = "<code>`list[list | dict]` or [`~trl.GRPOConfig`], *optional*</code> and [<code>Bounded</code>]"
+    assert hooks.on_page_content(written) == "<code>list[list | dict] or GRPOConfig</code> and <code>Bounded</code>"
+
+
+def test_every_package_is_in_the_design():
     tree = (DOCS / "design.md").read_text(encoding="utf-8").partition("\n## The parts")[2]
     packages = {path.parent.name for path in (ROOT / "troll_trl").glob("*/**/__init__.py")}
     assert packages and packages <= set(re.findall(r"^ +(\w+)/ ", tree, flags=re.MULTILINE))
@@ -114,7 +141,7 @@ def test_every_room_is_in_the_design():
 def test_every_metric_is_in_its_table():
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "troll_trl").rglob("*.py"))
     logged = set(re.findall(r'"(troll/\w+)"', sources))
-    table = set(re.findall(r"`(troll/\w+)`", (DOCS / "metrics.md").read_text(encoding="utf-8")))
+    table = set(re.findall(r"`(troll/\w+)`", (DOCS / "when-to-use.md").read_text(encoding="utf-8")))
     assert "troll/kl_max" in logged and logged == table
 
 
