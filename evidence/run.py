@@ -32,7 +32,9 @@ from typing import Any
 
 import accelerate.data_loader
 import torch
+import scipy.stats  # noqa: F401 (an evaluation imports it, and a fork of this process has it already)
 from datasets import Dataset
+from trl import GRPOTrainer
 
 from evidence.grid import GivenTask, Grid, Run, content_of, prompt_of, read_grid, tuned_rates
 from evidence.results import RESULT, describe, machine, make_record, read_records, run_of, write_records
@@ -184,6 +186,7 @@ class Runner:
         if variant is not None:
             make_trainer.TRAINERS["grpo", "troll"] = VARIANTS[variant]
         _keep_rows_of_last_batch()
+        GRPOTrainer.prediction_step = _rewards_alone
         paths = {"model_name_or_path": model, "dataset_name": start / "data", "output_dir": folder}
         call_script(train.main, self.grid.training, settings | paths)
         # From inside its folder: the seed of a sample depends on the model's name. With one name for all runs, equal
@@ -219,6 +222,17 @@ def _keep_rows_of_last_batch() -> None:
     Dataset.__getitems__ = rows
     if not torch.cuda.is_available():
         accelerate.data_loader.send_to_device = lambda batch, *_, **__: batch
+
+
+def _rewards_alone(trainer: GRPOTrainer, model: Any, inputs: Any, *_: Any, **__: Any) -> tuple[torch.Tensor, None, None]:
+    """TRL's evaluation step without loss and old policy, which took a seventh of a run: the study reads rewards only."""
+    args, accumulated = trainer.args, trainer.args.gradient_accumulation_steps
+    args.gradient_accumulation_steps = args.steps_per_generation * trainer.num_iterations  # TRL then scores nothing
+    try:
+        trainer._prepare_inputs(inputs)
+    finally:
+        args.gradient_accumulation_steps = accumulated
+    return torch.zeros(()), None, None
 
 
 def main(runner_class: type[Runner] = Runner) -> None:
