@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import accelerate.data_loader
-import torch
 import scipy.stats  # noqa: F401 (an evaluation imports it, and a fork of this process has it already)
+import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
@@ -224,8 +224,11 @@ def _keep_rows_of_last_batch() -> None:
         accelerate.data_loader.send_to_device = lambda batch, *_, **__: batch
 
 
-def _rewards_alone(trainer: GRPOTrainer, model: Any, inputs: Any, *_: Any, **__: Any) -> tuple[torch.Tensor, None, None]:
-    """TRL's evaluation step without loss and old policy, which took a seventh of a run: the study reads rewards only."""
+def _rewards_alone(trainer: GRPOTrainer, _model: Any, inputs: Any, *_: Any, **__: Any) -> tuple[Any, None, None]:
+    """
+    TRL's evaluation step without its loss and its old policy. The study reads rewards alone, and the rest took a
+    seventh of a run.
+    """
     args, accumulated = trainer.args, trainer.args.gradient_accumulation_steps
     args.gradient_accumulation_steps = args.steps_per_generation * trainer.num_iterations  # TRL then scores nothing
     try:
