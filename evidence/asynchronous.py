@@ -114,7 +114,7 @@ class ProblemEngine(Engine):
         return samples
 
     def old_log_probs(self, mask: list[int], completion: list[int], rows: torch.Tensor) -> np.ndarray:
-        """Of prompt and completion `(tokens,)`, or `(tokens, 2K)`; `rows` `(length, V)` are those of the completion."""
+        """A sample's log-probabilities, `(tokens,)` or `(tokens, 2K)`, from `rows` `(length, V)` of its completion."""
         unknown = len(mask) - len(completion)
         log_probs = [0.0] * unknown + rows[range(len(completion)), completion].tolist()
         if self.support_size is None:

@@ -124,7 +124,7 @@ class Study:
 
     Args:
         seeds (`list[int]`):
-            Seeds of the problems, the warm-up and the training. All runs of a seed come before those of the next.
+            Seeds of the problems, the warm-up and the training. All runs of a seed come before the runs of the next.
         tasks, methods (`list[str]`):
             Names.
         vary (`list[dict[str, Any]]`):

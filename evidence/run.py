@@ -245,7 +245,7 @@ def main(runner_class: type[Runner] = Runner) -> None:
     workers = 1 if torch.cuda.is_available() else os.cpu_count()
     parser.add_argument("--workers", type=int, default=workers, help=f"runs at a time (here: {workers})")
     parser.add_argument("--only", nargs="+", default=[""], metavar="PREFIX", help="runs whose folders begin with one")
-    parser.add_argument("--seeds", type=int, nargs="+", help="seeds that replace those of the studies")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds that replace the seeds of the studies")
     parser.add_argument("--model", help="folder or hub name that replaces the tasks' model")
     parser.add_argument("--resume", action="store_true", help="keep the results file's runs, and add every new one")
     parser.add_argument("--retry", action="store_true", help="repeat runs that failed")

@@ -123,7 +123,7 @@ def compare(
         pooled (`bool`, *optional*, defaults to `False`):
             Add a row for all tasks together.
         own_rates (`bool`, *optional*, defaults to `False`):
-            Compare methods of different learning rates. By default only those of one learning rate are compared.
+            Compare methods of different learning rates. By default only methods of one learning rate are compared.
     """
 
     def table(records: Sequence[Record]) -> str:

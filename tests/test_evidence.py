@@ -621,12 +621,10 @@ def test_every_common_run_has_a_result():
     assert {run_of(record): record["studies"] for record in records} == wanted
 
 
-@pytest.mark.parametrize("name", report.TABLES)
+@pytest.mark.parametrize("name", sorted(set(report.TABLES) - {"gpu"}))  # never run yet
 def test_the_pages_hold_the_tables_of_the_results(name):
-    file = EVIDENCE / "results" / f"{name}.jsonl"
-    if not file.exists():  # the study for a GPU
-        pytest.skip(f"{file.name} does not exist: this study was never run")
-    pages, records = [page.read_text() for page in report.PAGES], read_records(file)
+    pages = [page.read_text() for page in report.PAGES]
+    records = read_records(EVIDENCE / "results" / f"{name}.jsonl")
     module = "moves" if name.endswith("-moves") else "report"
     command = f"run: python -m evidence.{module} evidence/{name.removesuffix('-moves')}.yaml"
     assert (EVIDENCE / "tables" / f"{name}.md").read_text() == report.table_page(name, records), command
