@@ -284,25 +284,25 @@ HELD_OUT = {
 @pytest.mark.parametrize("name", HELD_OUT)
 def test_local_files_in_the_schemas_of_their_hubs(tmp_path, name):
     benchmark = load_benchmark(f"{name}={write(tmp_path / 'rows.jsonl', [HELD_OUT[name]])}", instruction="Box it.")
-    problem = benchmark.problem(0)
-    assert (benchmark.name, len(benchmark)) == (name, 1)
-    assert problem.messages == [{"role": "user", "content": "p?\n\nBox it."}]
-    assert [verdict.reward for verdict in score([problem.gold] * 2, [r"\boxed{27}", r"\boxed{28}"])] == [1, 0]
+    [problem] = benchmark.problems
+    assert (benchmark.name, len(benchmark.ids)) == (name, 1)
+    assert problem["prompt"] == [{"role": "user", "content": "p?\n\nBox it."}]
+    assert [verdict.reward for verdict in score([problem["solution"]] * 2, [r"\boxed{27}", r"\boxed{28}"])] == [1, 0]
 
 
 def test_answers_of_a_list_are_compared_together(tmp_path):
     row = HELD_OUT["olympiadbench"] | {"final_answer": ["$2$", "$-3$"]}
-    gold = load_benchmark(f"olympiadbench={write(tmp_path / 'rows.jsonl', [row])}").problem(0).gold
+    [gold] = load_benchmark(f"olympiadbench={write(tmp_path / 'rows.jsonl', [row])}").problems["solution"]
     assert [verdict.reward for verdict in score([gold] * 2, [r"\boxed{2, -3}", r"\boxed{2}"])] == [1, 0]
 
 
 @pytest.mark.parametrize("options", [["Rome", "Paris", "12"], {"A": "Rome", "B": "Paris", "C": "12"}])
 def test_the_text_of_the_right_option_is_right(tmp_path, options):
     row = {"question": "p?", "answer": "B", "options": options}
-    problem = load_benchmark(f"b={write(tmp_path / 'rows.jsonl', [row])}").problem(0)
-    assert problem.options == ["Rome", "Paris", "12"]
+    [problem] = load_benchmark(f"b={write(tmp_path / 'rows.jsonl', [row])}").problems
+    assert problem["options"] == ["Rome", "Paris", "12"]
     texts = [r"\boxed{\text{Paris}}", r"\boxed{B}", r"\boxed{12}", r"\boxed{A}", "Paris"]
-    rewards = [verdict.reward for verdict in score([problem.gold] * 5, texts, [problem.options] * 5)]
+    rewards = [verdict.reward for verdict in score([problem["solution"]] * 5, texts, [problem["options"]] * 5)]
     assert rewards == [1, 1, 0, 0, 0]
 
 
@@ -331,8 +331,8 @@ def test_problem_ids_stay_when_rows_move_and_instructions_change(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name, split in SIZES if split == "test"])
 def test_real_benchmarks(name):
-    assert len(load_benchmark(f"{name}={DATA / name}")) == SIZES[name, "test"]
-    assert len(load_benchmark(f"{name}={DATA / name}", max_problems=3)) == 3
+    assert len(load_benchmark(f"{name}={DATA / name}").ids) == SIZES[name, "test"]
+    assert len(load_benchmark(f"{name}={DATA / name}", max_problems=3).ids) == 3
 
 
 @pytest.mark.parametrize("name", HUB)
@@ -342,7 +342,7 @@ def test_hub_benchmarks(name, monkeypatch):
         return datasets.Dataset.from_list([HELD_OUT.get(name, {"question": "p", "answer": "#### 27"})])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert score([load_benchmark(name).problem(0).gold], [r"\boxed{27}"])[0].reward == 1
+    assert score(load_benchmark(name).problems["solution"], [r"\boxed{27}"])[0].reward == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from logged import logged
 
 from troll_trl.evaluation import EvaluationArguments, compare, score_file, summarize
 from troll_trl.evaluation.import_samples import read_rows
-from troll_trl.evaluation.output import Output
+from troll_trl.evaluation.output import Output, open_output
 from troll_trl.evaluation.problem_scores import read_scores
 from troll_trl.evaluation.samples import read_lines, write_parquet
 
@@ -50,9 +51,9 @@ def results(summary) -> dict:
 # The file
 
 
-def output_in(folder: Path) -> Output:
+def output_in(folder: Path) -> AbstractContextManager[Output]:
     write(folder / "run.json", [{}])
-    return Output(folder, {"settings": {}, "models": {}, "benchmarks": {}}, overwrite=False)
+    return open_output(folder, {"settings": {}, "models": {}, "benchmarks": {}}, overwrite=False)
 
 
 def test_every_torn_end_is_repaired(tmp_path):

@@ -21,13 +21,9 @@ SAMPLING_SETTINGS = (
 class EvaluationArguments:
     """Arguments of an evaluation, in a YAML file or as flags. `settings` holds what files and flags set, merged."""
 
-    model: list[str] = setting(
-        help="Models: hub names or folders. LoRA adapters work too.",
-        default_factory=list,
-    )
+    model: list[str] = setting(help="Models: hub names or folders. LoRA adapters work too.", default_factory=list)
     benchmarks: list[str] = setting(
-        help="Benchmarks: names, or name=path for a local file or folder.",
-        default_factory=list,
+        help="Benchmarks: names, or name=path for a local file or folder.", default_factory=list
     )
     output: str | None = setting(None, "Folder for the samples and the summary.")
     n: int = setting(1, "Samples for each problem.")
@@ -82,26 +78,21 @@ class EvaluationArguments:
 
 def _check_numbers(args: EvaluationArguments):
     least = {"n": 1, "max_new_tokens": 1, "top_k": 0, "seed": 0, "bootstrap_samples": 1, "batch_size": 1}
-    for name, minimum in least.items():
+    for name, minimum in (least | {"k": 1, "max_problems": 1}).items():
         value = getattr(args, name)
-        if value is not None and value < minimum:
+        if value is not None and (min(value, default=0) if isinstance(value, list) else value) < minimum:
             raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")
     if not 0 <= args.temperature < float("inf"):
         raise ValueError(f"`temperature` must be 0 (greedy) or more, got {args.temperature}.")
     if not 0 < args.top_p <= 1:
         raise ValueError(f"`top_p` must be above 0 and at most 1 (all tokens), got {args.top_p}.")
-    if args.k is not None and min(args.k, default=0) < 1:
-        raise ValueError(f"`k` must be one or more whole numbers from 1 on, got {args.k}.")
     if args.k is not None and args.samples is None and args.model and max(args.k) > args.n:
         raise ValueError(f"pass@{max(args.k)} needs at least {max(args.k)} samples of a problem, but `n` is {args.n}.")
-    if args.max_problems is not None:
-        if min(args.max_problems, default=0) < 1:
-            raise ValueError(f"`max_problems` must be at least 1, got {args.max_problems}.")
-        if len(args.max_problems) not in (1, len(args.benchmarks)):
-            raise ValueError(
-                f"`max_problems` has {len(args.max_problems)} numbers for {len(args.benchmarks)} benchmarks: give one "
-                "number for all, or one for each."
-            )
+    if args.max_problems is not None and len(args.max_problems) not in (1, len(args.benchmarks)):
+        raise ValueError(
+            f"`max_problems` has {len(args.max_problems)} numbers for {len(args.benchmarks)} benchmarks: give one "
+            "number for all, or one for each."
+        )
 
 
 def _check_task(args: EvaluationArguments):
@@ -116,7 +107,15 @@ def _check_task(args: EvaluationArguments):
         missing = "benchmarks" if args.model else "model"
         raise ValueError(f"`{missing}` is not set. An evaluation needs `model` and `benchmarks`.")
     if not generates:
-        _check_nothing_is_ignored(args)
+        ignored = {*SAMPLING_SETTINGS, "max_problems", "backend", "batch_size"} - {"seed"}  # which the bootstrap has
+        if args.samples is None:  # nor scored
+            ignored |= {"problem_column", "answer_column", "overwrite"}
+        for option in fields(args):
+            if option.name in ignored and (value := getattr(args, option.name)) != option.default:
+                raise ValueError(
+                    f"`{option.name}` is {value!r}, but nothing is generated: without `model` and `benchmarks`, "
+                    "samples that are there are read as they are. Leave it out."
+                )
     elif not any("=" in benchmark for benchmark in args.benchmarks):
         for name in ("problem_column", "answer_column"):
             if getattr(args, name) is not None:
@@ -125,21 +124,7 @@ def _check_task(args: EvaluationArguments):
         raise ValueError("Nothing to do: set `model` and `benchmarks`, or `samples`, or `compare`.")
     if (generates or args.samples) and args.output is None:
         raise ValueError("`output` is not set. Give a folder for the samples and the summary.")
-    for name in ("model", "benchmarks"):
-        values = [value.partition("=")[0] if name == "benchmarks" else value for value in getattr(args, name)]
-        twice = next((value for value in values if values.count(value) > 1), None)
-        if twice is not None:
-            raise ValueError(f"`{name}` has {twice!r} twice. Remove one.")
-
-
-def _check_nothing_is_ignored(args: EvaluationArguments):
-    """Refuse options of the generation if nothing is generated; the seed is the bootstrap's too."""
-    of_generation = {*SAMPLING_SETTINGS, "max_problems", "backend", "batch_size"} - {"seed"}
-    if args.samples is None:  # nor scored
-        of_generation |= {"problem_column", "answer_column", "overwrite"}
-    for option in fields(args):
-        if option.name in of_generation and (value := getattr(args, option.name)) != option.default:
-            raise ValueError(
-                f"`{option.name}` is {value!r}, but nothing is generated: without `model` and `benchmarks`, samples "
-                "that are there are read as they are. Leave it out."
-            )
+    names = [benchmark.partition("=")[0] for benchmark in args.benchmarks]
+    for key, values in (("model", args.model), ("benchmarks", names)):
+        if twice := [value for value in values if values.count(value) > 1]:
+            raise ValueError(f"`{key}` has {twice[0]!r} twice. Remove one.")

@@ -3,18 +3,18 @@
 import difflib
 import hashlib
 import warnings
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import datasets
 
 from troll_trl.data import load_math_dataset
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Where a benchmark is on the hub. Its columns are recognised as in local files."""
 
     path: str
@@ -36,35 +36,13 @@ HUB = {
 }
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One problem: its id, its prompt as chat messages, its gold answer, and the options of a multiple choice."""
+class Benchmark(NamedTuple):
+    """A benchmark. Its problems stay on disk; memory holds only their ids."""
 
-    id: str  # digest of the problem and its gold answer: it stays when rows are added or moved
-    messages: list[dict[str, str]]
-    gold: str
-    options: list[str] | None = None
-
-
-class Benchmark:
-    """
-    The problems of a benchmark, which stay on disk; memory holds only their ids. An id does not depend on the
-    instruction at the end of a prompt: runs with other instructions have the same problems.
-    """
-
-    def __init__(self, name: str, source: str, dataset: datasets.Dataset, instruction: str | None = None):
-        self.name = name
-        self.source = source
-        self._dataset = dataset
-        self.ids = list(_unique_ids(dataset, instruction))
-        self.digest = hashlib.sha256("\n".join(self.ids).encode()).hexdigest()[:16]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def problem(self, index: int) -> Problem:
-        row = self._dataset[index]
-        return Problem(self.ids[index], row["prompt"], row["solution"], row.get("options"))
+    name: str
+    source: str
+    problems: datasets.Dataset  # columns `prompt` (chat messages), `solution`, and `options` of multiple choices
+    ids: list[str]  # digests of problem and gold answer: they stay if rows move, or with another instruction
 
 
 def load_benchmark(
@@ -83,21 +61,22 @@ def load_benchmark(
     load = partial(load_math_dataset, instruction=instruction, system_prompt=system_prompt, max_samples=max_problems)
     if not local:
         if name not in HUB:
-            raise ValueError(unknown_benchmark(name))
-        hub = HUB[name]
+            raise ValueError(_unknown_benchmark(name))
         try:
-            dataset = load(hub.path, hub.split, hub.config_name)
+            problems = load(*HUB[name])
         except FileNotFoundError as error:
             raise FileNotFoundError(f"`benchmarks`: {error}. A local copy is given as {name}=path.") from None
-        return Benchmark(name, f"{hub.path} ({hub.split})", dataset, instruction)
-    if not name or not path:
+        source = f"{HUB[name].path} ({HUB[name].split})"
+    elif name and path:
+        split = _local_split(Path(path).expanduser())
+        problems = load(path, split, problem_column=problem_column, answer_column=answer_column)
+        source = path
+    else:
         raise ValueError(f"`benchmarks`: {spec!r} must be `name=path`, with a name and the path of a file or folder.")
-    split = _local_split(Path(path).expanduser())
-    dataset = load(path, split, problem_column=problem_column, answer_column=answer_column)
-    return Benchmark(name, path, dataset, instruction)
+    return Benchmark(name, source, problems, list(_unique_ids(problems, instruction or "")))
 
 
-def unknown_benchmark(name: str) -> str:
+def _unknown_benchmark(name: str) -> str:
     nearest = difflib.get_close_matches(name.lower(), HUB, n=3, cutoff=0.4)
     said = f" The nearest names are {', '.join(nearest)}." if nearest else ""
     hint = " A local file or folder is given as name=path."
@@ -115,13 +94,11 @@ def _local_split(path: Path) -> str:
     return "test" if has_test else "train"
 
 
-def _unique_ids(dataset: datasets.Dataset, instruction: str | None) -> Iterator[str]:
-    seen: dict[str, int] = {}
-    for row in dataset:
-        user = [message["content"] for message in row["prompt"] if message["role"] != "system"]
-        if instruction is not None:
-            user[-1] = user[-1].removesuffix(instruction)
-        user[-1] = user[-1].rstrip()
-        digest = hashlib.sha256("\n".join([*user, row["solution"]]).encode()).hexdigest()[:12]
-        seen[digest] = seen.get(digest, 0) + 1
+def _unique_ids(problems: datasets.Dataset, instruction: str) -> Iterator[str]:
+    seen: Counter[str] = Counter()
+    for row in problems:
+        *earlier, last = (message["content"] for message in row["prompt"] if message["role"] != "system")
+        texts = [*earlier, last.removesuffix(instruction).rstrip(), row["solution"]]
+        digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
+        seen[digest] += 1
         yield digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"

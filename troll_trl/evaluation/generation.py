@@ -1,12 +1,13 @@
 """Completions from a model, by vLLM or by transformers, each sample with a seed of its own."""
 
+import contextlib
 import hashlib
 import importlib.util
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +27,7 @@ from troll_trl.evaluation.models import adapter_settings, end_ids
 _VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(NamedTuple):
     """A completion of a prompt."""
 
     text: str  # without special tokens
@@ -99,24 +99,22 @@ class TransformersGenerator:
         config = GenerationConfig(
             max_new_tokens=self._args.max_new_tokens, do_sample=False, eos_token_id=self._end_ids, pad_token_id=pad
         )
-        output = self._model.generate(
-            ids.to(self._model.device),
-            attention_mask=mask.to(self._model.device),
-            generation_config=config,
-            logits_processor=self._processors(seeds, width),
-        )
+        device = self._model.device
+        processors = LogitsProcessorList(self._processors(seeds, width))
+        inputs = {"attention_mask": mask.to(device), "generation_config": config, "logits_processor": processors}
+        output = self._model.generate(ids.to(device), **inputs)
         return [self._completion(row) for row in output[:, width:].tolist()]
 
-    def _processors(self, seeds: Sequence[int], width: int) -> LogitsProcessorList:
+    def _processors(self, seeds: Sequence[int], width: int) -> Iterator[LogitsProcessor]:
         args = self._args
         if args.temperature == 0:
-            return LogitsProcessorList()
-        processors = [TemperatureLogitsWarper(float(args.temperature))]
+            return
+        yield TemperatureLogitsWarper(float(args.temperature))
         if args.top_k > 0:
-            processors.append(TopKLogitsWarper(args.top_k))
+            yield TopKLogitsWarper(args.top_k)
         if args.top_p < 1:
-            processors.append(TopPLogitsWarper(args.top_p))
-        return LogitsProcessorList([*processors, SeededSampling(seeds, width, args.max_new_tokens)])
+            yield TopPLogitsWarper(args.top_p)
+        yield SeededSampling(seeds, width, args.max_new_tokens)
 
     def _completion(self, row: list[int]) -> Completion:
         ends = [position for position, token in enumerate(row) if token in self._end_ids]
@@ -147,7 +145,10 @@ class VllmGenerator:
         own = args.dtype == "auto" and config.dtype is not None
         dtype = str(config.dtype).removeprefix("torch.") if own else args.dtype
         self._adapter = LoRARequest("adapter", 1, model) if adapter else None
-        self._end_ids = end_ids(_generation_config(base, revision), tokenizer)
+        own_config = None
+        with contextlib.suppress(OSError):  # not every model has one
+            own_config = GenerationConfig.from_pretrained(base, revision=revision)
+        self._end_ids = end_ids(own_config, tokenizer)
         lora = {"enable_lora": True, "max_lora_rank": lora_room(adapter)} if adapter else {}
         # Without `max_model_len`, vLLM reserves memory for the whole context. With another `generation_config`, it
         # fills in the model's own repetition penalty and the like
@@ -173,21 +174,9 @@ class VllmGenerator:
         ]
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = self._model.generate(requests, params, lora_request=self._adapter, use_tqdm=False)
-        return [
-            Completion(
-                self._tokenizer.decode(choice.token_ids, skip_special_tokens=True),
-                len(choice.token_ids),
-                choice.finish_reason == "length",
-            )
-            for choice in (output.outputs[0] for output in outputs)
-        ]
-
-
-def _generation_config(model: str, revision: str | None) -> GenerationConfig | None:
-    try:
-        return GenerationConfig.from_pretrained(model, revision=revision)
-    except OSError:  # not every model has one
-        return None
+        decode = partial(self._tokenizer.decode, skip_special_tokens=True)
+        choices = (output.outputs[0] for output in outputs)
+        return [Completion(decode(one.token_ids), len(one.token_ids), one.finish_reason == "length") for one in choices]
 
 
 def resolve_backend(backend: str) -> str:

@@ -7,10 +7,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +17,7 @@ from tqdm.auto import tqdm
 
 from troll_trl.data.columns import column_value
 from troll_trl.evaluation.arguments import EvaluationArguments
-from troll_trl.evaluation.output import Output, key_of, library_versions
+from troll_trl.evaluation.output import key_of, library_versions, open_output
 from troll_trl.evaluation.samples import SAMPLES, Sample, read_lines
 from troll_trl.evaluation.scoring import score_samples
 from troll_trl.rewards.answers import written_out
@@ -47,9 +46,8 @@ _LM_EVAL_NAME = re.compile(r"\Asamples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+\Z")
 BATCH = 64
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Where a samples file keeps what is needed. Dots reach into nested columns."""
+class Columns(NamedTuple):
+    """The columns of a samples file that are read. A dot reaches into a nested column."""
 
     completion: str  # text, chat messages, or a list of these
     answer: str
@@ -74,7 +72,7 @@ def score_file(args: EvaluationArguments) -> dict[str, Any]:
         "models": {},
         "benchmarks": {"samples": {"source": str(path), "digest": f"{digest} {columns}"}},
     }
-    with Output(folder, wanted, args.overwrite) as output:
+    with open_output(folder, wanted, args.overwrite) as output:
         output.begin()
         if output.done:
             logger.info(f"Samples of {path} that are scored in {folder} already: {len(output.done)}.")
@@ -112,10 +110,9 @@ def _find_columns(path: Path, args: EvaluationArguments) -> tuple[dict[str, Any]
                 f"{', '.join(candidates)}. Name it with `{what}_column`."
             )
     told_apart = f"problems told apart by `{found['problem']}`" if found["problem"] else "each row taken as a problem"
-    logger.info(
-        f"{path}: completions from `{found['completion']}`, gold answers from `{found['answer']}`, {told_apart}."
-    )
-    return first, Columns(**found)
+    columns = Columns(**found)
+    logger.info(f"{path}: completions from `{columns.completion}`, gold answers from `{columns.answer}`, {told_apart}.")
+    return first, columns
 
 
 _MISSING = object()
@@ -165,9 +162,12 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[tuple[Samp
                 f"{path}: row {number} has no `{column}` that can be used; it has the columns {', '.join(row)}. A "
                 "completion is text, chat messages or a list of these."
             )
-        problem = str(number) if columns.problem is None else _problem_id(column_value(row, columns.problem))
-        if problem is None:
+        id = number if columns.problem is None else column_value(row, columns.problem)
+        if id is None:
             raise ValueError(f"{path}: row {number} has no `{columns.problem}`, which tells the problems apart.")
+        problem = id if isinstance(id, str) else json.dumps(id, ensure_ascii=False, default=str)
+        if len(problem) > 64:
+            problem = hashlib.sha256(problem.encode("utf-8", "replace")).hexdigest()[:12]
         benchmark = row.get("benchmark") or row.get("task") or _LM_EVAL_NAME.sub(r"\1", path.stem)
         key = (str(row.get("model") or path.stem), str(benchmark), problem)
         gold = _gold_text(gold)
@@ -178,7 +178,7 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[tuple[Samp
             )
         notes["rows without a completion are left out"] += not texts
         notes["completions are null. They count as empty, and so as wrong"] += texts.count(None)
-        single = len(texts) == 1
+        tokens, truncated = _length(row) if len(texts) == 1 else (None, None)
         for text in texts:
             sample = Sample(
                 model=key[0],
@@ -188,8 +188,8 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[tuple[Samp
                 sample=counts[key],
                 gold=gold,
                 completion=text or "",
-                tokens=_tokens(row) if single else None,
-                truncated=_truncated(row) if single else None,
+                tokens=tokens,
+                truncated=truncated,
             )
             counts[key] += 1
             yield sample, row.get("options")
@@ -217,7 +217,7 @@ def _texts(value: Any) -> list[str | None] | None:
 def _gold(row: Mapping[str, Any], column: str) -> Any:
     gold = column_value(row, column, _MISSING)
     right = column_value(row, "doc.gold_index") if column == "doc.choices" else None
-    if right is None:
+    if right is None or gold is _MISSING:
         return gold
     # lighteval lists the wrong choices too
     return [gold[index] for index in (right if isinstance(right, list) else [right])]
@@ -231,19 +231,10 @@ def _gold_text(gold: Any) -> str:
     return "" if gold is None else str(gold)
 
 
-def _problem_id(value: Any) -> str | None:
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 64 else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
-
-
-def _tokens(row: Mapping[str, Any]) -> int | None:
-    value = next((row[name] for name in ("tokens", "num_tokens", "completion_tokens") if name in row), None)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _truncated(row: Mapping[str, Any]) -> bool | None:
-    if isinstance(row.get("truncated"), bool):
-        return row["truncated"]
-    return row["finish_reason"] == "length" if isinstance(row.get("finish_reason"), str) else None
+def _length(row: Mapping[str, Any]) -> tuple[int | None, bool | None]:
+    """The number of tokens of the only completion of a row, and whether it was cut; `None` if not known."""
+    tokens = next((row[name] for name in ("tokens", "num_tokens", "completion_tokens") if name in row), None)
+    truncated, reason = row.get("truncated"), row.get("finish_reason")
+    if not isinstance(truncated, bool):
+        truncated = reason == "length" if isinstance(reason, str) else None
+    return tokens if type(tokens) is int else None, truncated

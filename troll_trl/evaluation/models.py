@@ -1,4 +1,4 @@
-"""Facts on a model before it is loaded: whether it exists, its adapter settings, a digest of its weights."""
+"""Facts about a model before it is loaded: whether it exists, its adapter settings, a digest of its weights."""
 
 import hashlib
 import json

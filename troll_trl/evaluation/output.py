@@ -1,14 +1,15 @@
 """Output: the folder of an evaluation, begun or resumed. `run.json` says how its samples were made."""
 
+import contextlib
 import fcntl
 import json
 import logging
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -23,41 +24,27 @@ Key = tuple[str, str, str, int]  # of a sample: model, benchmark, problem, numbe
 
 
 def key_of(sample: Any) -> Key:
-    """What tells a sample from all others of its file."""
+    """The key of a sample, which no other sample of its file has."""
     return str(sample.get("model")), str(sample.get("benchmark")), str(sample.get("problem")), sample.get("sample")
 
 
 class Output:
     """
-    The folder of an evaluation, for one process at a time; `done` holds the keys of its samples.
+    The folder of an evaluation, as [`open_output`] yields it; `done` holds the keys of its samples.
 
     A run resumes only with the settings, models and benchmarks that made its samples. It may add models and benchmarks,
     and raises a `ValueError` for changed ones. With `overwrite`, [`begin`] discards the samples.
     """
 
-    def __init__(self, folder: Path, wanted: dict[str, Any], overwrite: bool):
-        self.folder, self.samples = folder, folder / SAMPLES
-        self._path, self._wanted, self._overwrite = folder / PROVENANCE, wanted, overwrite
+    def __init__(self, file: BinaryIO, wanted: dict[str, Any], overwrite: bool):
+        self.samples = Path(file.name)
+        self.folder = self.samples.parent
+        self._path, self._file, self._wanted, self._overwrite = self.folder / PROVENANCE, file, wanted, overwrite
         self.content: dict[str, Any] = {"settings": {}, "models": {}, "benchmarks": {}, "first_prompts": {}}
         self.content["sessions"] = []
         self.done: set[Key] = set()
-
-    def __enter__(self) -> "Output":
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._file = self.samples.open("ab+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not overwrite:
             self._read()
-        except BlockingIOError:
-            self._file.close()
-            raise ValueError(f"Another process is writing to {self.samples}. Wait, or give another `output`.") from None
-        except ValueError:
-            self._file.close()
-            raise
-        return self
-
-    def __exit__(self, *exception):
-        self._file.close()
 
     def begin(self) -> None:
         """Discard samples if `overwrite` is set, and write `run.json`. Call it after all other checks."""
@@ -85,8 +72,6 @@ class Output:
 
     def _read(self) -> None:
         """Fill `done`, cut off a torn last line, and compare what is wanted with what made the samples."""
-        if self._overwrite:
-            return
         end = 0
         for row, position in read_with_ends(self.samples):
             key, end = key_of(row), position
@@ -136,6 +121,18 @@ class Output:
             )
 
 
+@contextlib.contextmanager
+def open_output(folder: Path, wanted: dict[str, Any], overwrite: bool) -> Iterator[Output]:
+    """Open the folder of an evaluation, for one process at a time. Raises a `ValueError` as [`Output`]."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / SAMPLES).open("ab+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"Another process is writing to {file.name}. Wait, or give another `output`.") from None
+        yield Output(file, wanted, overwrite)
+
+
 def describe_device() -> str:
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name()} (CUDA {torch.version.cuda})"
@@ -145,8 +142,6 @@ def describe_device() -> str:
 def library_versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in VERSIONS:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return versions

@@ -78,9 +78,7 @@ class ProblemScores:
         rewards = chosen["rewards"]
         metrics = {"mean": rewards.map(np.mean)}
         for k in ks or default_ks(self.counts.min()):
-            metrics[f"pass@{k}"] = rewards.map(
-                lambda of_problem, k=k: pass_at_k(len(of_problem), of_problem.count(1), k)
-            )
+            metrics[f"pass@{k}"] = rewards.map(lambda own, k=k: pass_at_k(len(own), own.count(1), k))
         metrics["maj"] = chosen.apply(lambda problem: majority_score(problem["votes"], problem["rewards"]), axis=1)
         return pd.DataFrame(metrics | {"strict": chosen["strict"]})
 

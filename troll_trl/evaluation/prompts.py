@@ -1,4 +1,4 @@
-"""From chat messages to the tokens a model is asked with."""
+"""From chat messages to the tokens of a prompt."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokeniz
         )
     try:
         return AutoTokenizer.from_pretrained(model, revision=revision)
-    except (OSError, ValueError) as error:  # of a torn file, too
+    except (OSError, ValueError) as error:  # also for a torn file
         where = "" if folder.is_dir() else " It is not a local folder, and the hub did not provide it."
         raise OSError(f"`model`: the tokenizer of {model} cannot be loaded.{where} {error}") from None
 
@@ -36,7 +36,8 @@ def check_thinking(tokenizers: Mapping[str, PreTrainedTokenizerBase], enable_thi
     Raise a `ValueError` if a thinking mode is set that no chat template of the models (by name) reads, or if none is
     set and a template reads it: a template's default is rarely what the model was trained with.
     """
-    reading = [model for model, tokenizer in tokenizers.items() if _reads_thinking(tokenizer)]
+    # A tokenizer has no template, one, or several by name
+    reading = [model for model, tokenizer in tokenizers.items() if "enable_thinking" in str(tokenizer.chat_template)]
     if enable_thinking is None and reading:
         raise ValueError(
             f"`enable_thinking` is not set, and the chat template of {', '.join(reading)} reads it. Set it as in the "
@@ -47,12 +48,6 @@ def check_thinking(tokenizers: Mapping[str, PreTrainedTokenizerBase], enable_thi
         without = tokenizer.chat_template is None
         what = "has no chat template" if without else "has a chat template that does not read it"
         raise ValueError(f"`enable_thinking` is set, but {model} {what}. Leave it out.")
-
-
-def _reads_thinking(tokenizer: PreTrainedTokenizerBase) -> bool:
-    template = tokenizer.chat_template
-    templates = template.values() if isinstance(template, dict) else [template or ""]
-    return any("enable_thinking" in text for text in templates)
 
 
 def tokenize_prompt(

@@ -1,9 +1,11 @@
 """An evaluation from its settings to the samples on disk: generates what is missing and keeps the rest."""
 
 import gc
+import hashlib
 import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from troll_trl.evaluation.arguments import SAMPLING_SETTINGS, EvaluationArgument
 from troll_trl.evaluation.benchmarks import Benchmark, load_benchmark
 from troll_trl.evaluation.generation import TransformersGenerator, VllmGenerator, resolve_backend, sample_seed
 from troll_trl.evaluation.models import check_model, context_of, model_digest
-from troll_trl.evaluation.output import Key, Output, describe_device, library_versions
+from troll_trl.evaluation.output import Key, Output, describe_device, library_versions, open_output
 from troll_trl.evaluation.prompts import check_thinking, load_tokenizer, tokenize_prompt
 from troll_trl.evaluation.samples import Sample
 from troll_trl.evaluation.scoring import score_samples
@@ -36,17 +38,25 @@ def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
     for model in args.model:
         check_model(model)
     check_thinking({model: load_tokenizer(model, args.revision) for model in args.model}, args.enable_thinking)
-    benchmarks = _load_benchmarks(args)
+    columns = args.problem_column, args.answer_column
+    benchmarks = [
+        load_benchmark(spec, most, args.instruction or None, args.system_prompt, *columns)
+        for spec, most in zip(args.benchmarks, cycle(args.max_problems or [None]), strict=False)
+    ]
     wanted = {
         "settings": {name: getattr(args, name) for name in SAMPLING_SETTINGS} | {"backend": backend, "samples": None},
         "models": {model: {"digest": model_digest(model, args.revision)} for model in args.model},
         "benchmarks": {
-            benchmark.name: {"source": benchmark.source, "problems": len(benchmark), "digest": benchmark.digest}
+            benchmark.name: {
+                "source": benchmark.source,
+                "problems": len(benchmark.ids),
+                "digest": hashlib.sha256("\n".join(benchmark.ids).encode()).hexdigest()[:16],
+            }
             for benchmark in benchmarks
         },
     }
-    with Output(Path(args.output or "."), wanted, args.overwrite) as output:
-        # All models are looked at before the first is loaded: a mistake with the last would otherwise show hours later,
+    with open_output(Path(args.output or "."), wanted, args.overwrite) as output:
+        # All models are checked before the first is loaded: a mistake with the last would otherwise show hours later,
         # or after `overwrite` has discarded what was there
         runs = [
             ModelRun(model, args, backend, benchmarks)
@@ -57,21 +67,6 @@ def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
         for run in runs:
             run.write(output)
     return output.content
-
-
-def _load_benchmarks(args: EvaluationArguments) -> list[Benchmark]:
-    limits: list[Any] = args.max_problems or [None]
-    return [
-        load_benchmark(
-            spec,
-            limit,
-            args.instruction or None,
-            args.system_prompt,
-            problem_column=args.problem_column,
-            answer_column=args.answer_column,
-        )
-        for spec, limit in zip(args.benchmarks, limits * (len(args.benchmarks) // len(limits)), strict=True)
-    ]
 
 
 def _is_incomplete(model: str, n: int, benchmarks: list[Benchmark], output: Output) -> bool:
@@ -101,12 +96,11 @@ class ModelRun:
     def __init__(self, model: str, args: EvaluationArguments, backend: str, benchmarks: list[Benchmark]):
         self.model, self.args, self.backend, self.benchmarks = model, args, backend, benchmarks
         self.tokenizer = load_tokenizer(model, args.revision)
-        # Such a template leaves the tag to the prompt: without it a thought that is cut off would pass for an answer
+        # If the prompt ends with the tag, completions lack it, and a thought that is cut off would pass for an answer
         opens = self._first_prompt(benchmarks[0]).rstrip().endswith("<think>")
         self.opened_by_prompt = "<think>\n" if opens else ""
         self.lengths = {
-            benchmark.name: [len(self._tokens(benchmark, row)) for row in range(len(benchmark))]
-            for benchmark in benchmarks
+            benchmark.name: [len(self._tokens(row)) for row in benchmark.problems] for benchmark in benchmarks
         }
         longest_prompt = max(map(max, self.lengths.values()))
         self.longest = longest_prompt + args.max_new_tokens
@@ -126,7 +120,7 @@ class ModelRun:
         generator = kind(self.model, self.tokenizer, self.args, self.longest)
         self._note_session(output, generator)
         initial = sum(key[0] == self.model and key[1] in self.lengths for key in output.done)
-        total = self.args.n * sum(map(len, self.benchmarks))
+        total = self.args.n * sum(map(len, self.lengths.values()))
         right = new = 0
         with tqdm(desc=self.model, initial=initial, total=total, unit="sample", smoothing=0.05) as bar:
             for benchmark in self.benchmarks:
@@ -140,11 +134,11 @@ class ModelRun:
         gc.collect()
         torch.cuda.empty_cache()
 
-    def _tokens(self, benchmark: Benchmark, row: int) -> list[int]:
-        return tokenize_prompt(self.tokenizer, benchmark.problem(row).messages, self.args.enable_thinking)
+    def _tokens(self, problem: dict[str, Any]) -> list[int]:
+        return tokenize_prompt(self.tokenizer, problem["prompt"], self.args.enable_thinking)
 
     def _first_prompt(self, benchmark: Benchmark) -> str:
-        return self.tokenizer.decode(self._tokens(benchmark, 0))
+        return self.tokenizer.decode(self._tokens(benchmark.problems[0]))
 
     def _note_session(self, output: Output, generator: TransformersGenerator | VllmGenerator):
         content, entry = output.content, output.content["models"][self.model]
@@ -183,28 +177,28 @@ class ModelRun:
         no sample has other neighbours than in a run without a kill.
         """
         lengths = self.lengths[benchmark.name]
-        rows = sorted(range(len(benchmark)), key=lambda row: -lengths[row])
+        rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
         jobs = [(row, (self.model, benchmark.name, benchmark.ids[row], i)) for row in rows for i in range(self.args.n)]
         for start in range(0, len(jobs), generator.batch_size):
             batch = jobs[start : start + generator.batch_size]
             if done.issuperset(key for _, key in batch):
                 continue
-            prompts = [self._tokens(benchmark, row) for row, _ in batch]
-            completions = generator.generate(prompts, [sample_seed(self.args.seed, *key) for _, key in batch])
+            problems = [benchmark.problems[row] for row, _ in batch]
+            seeds = [sample_seed(self.args.seed, *key) for _, key in batch]
+            completions = generator.generate(list(map(self._tokens, problems)), seeds)
             samples, options = [], []
-            for (row, key), completion in zip(batch, completions, strict=True):
+            for (row, key), problem, completion in zip(batch, problems, completions, strict=True):
                 if key in done:
                     continue
-                problem = benchmark.problem(row)
-                options.append(problem.options)
+                options.append(problem.get("options"))
                 samples.append(
                     Sample(
                         model=self.model,
                         benchmark=benchmark.name,
-                        problem=problem.id,
+                        problem=key[2],
                         index=row,
                         sample=key[3],
-                        gold=problem.gold,
+                        gold=problem["solution"],
                         completion=self.opened_by_prompt + completion.text,
                         tokens=completion.tokens,
                         truncated=completion.truncated,

@@ -1,4 +1,4 @@
-"""Files of an evaluation: samples, one a line, read one by one; other files, replaced as a whole."""
+"""Files of an evaluation: samples, one per line, read one by one; other files, replaced as a whole."""
 
 import json
 import logging
@@ -63,21 +63,16 @@ def read_with_ends(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
                 raise ValueError(
                     f"{path}: line {torn[0]} is not a JSON object, it begins with {shown!r}. Correct or remove it."
                 )
-            row = _parse_line(line)
-            if row is None:
-                torn = (number, line)
-            else:
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if isinstance(row, dict):
                 yield row, end
+            else:
+                torn = number, line
     if torn is not None:
         logger.warning(f"{path}: the last line (line {torn[0]}, {len(torn[1])} bytes) is torn and left out.")
-
-
-def _parse_line(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def write_parquet(source: Path, target: Path):

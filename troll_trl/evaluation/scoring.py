@@ -1,7 +1,6 @@
 r"""Two opinions on a completion: the training verifier's, and a strict one that reads and compares by itself."""
 
 import re
-from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -27,13 +26,14 @@ def score(golds: Sequence[str], texts: Sequence[str], options: Sequence[Options]
     mathematics. With the `options` of a multiple choice, the text of the right option is right too.
     """
     verdicts = verify(golds, texts, options=options)
-    answers = {verdict.answer or "": _normalised(verdict.answer or "") for verdict in verdicts if _is_wrong(verdict)}
-    readable = are_readable(answers.values())  # all at once: its workers answer in parallel
+    wrong: dict[int, str] = {}  # answers that were compared, without running into a limit; normalised
+    for i, verdict in enumerate(verdicts):
+        if verdict.reward == 0 and verdict.answer is not None and verdict.path not in ("timeout", "crash", "refused"):
+            wrong[i] = normalise(verdict.answer) if len(verdict.answer) <= MAX_ANSWER_CHARACTERS else ""
+    readable = are_readable(wrong.values())  # all at once: its workers answer in parallel
     return [
-        replace(verdict, path="unreadable_answer")
-        if _is_wrong(verdict) and not readable[answers[verdict.answer or ""]]
-        else verdict
-        for verdict in verdicts
+        replace(verdict, path="unreadable_answer") if i in wrong and not readable[wrong[i]] else verdict
+        for i, verdict in enumerate(verdicts)
     ]
 
 
@@ -46,24 +46,13 @@ def score_samples(samples: Sequence[Sample], options: Sequence[Options]) -> list
     return list(samples)
 
 
-def _is_wrong(verdict: Verdict) -> bool:
-    """Whether an answer was compared, without running into a limit, and is wrong."""
-    return verdict.reward == 0 and verdict.answer is not None and verdict.path not in ("timeout", "crash", "refused")
-
-
-def _normalised(answer: str) -> str:
-    return normalise(answer) if len(answer) <= MAX_ANSWER_CHARACTERS else ""
-
-
 def strict_score(gold: str, text: str) -> float:
     r"""
     Score a completion without the verifier: its last `\boxed{}`, `####` or `Answer:`, whichever comes last, must equal
     that of the gold answer as text or as a number. No algebra, no units, no words around it.
     """
     answer = strict_answer(text)
-    if answer is None:
-        return 0.0
-    return float(strict_form(answer) == strict_form(strict_answer(gold) or gold))
+    return float(answer is not None and strict_form(answer) == strict_form(strict_answer(gold) or gold))
 
 
 def strict_answer(text: str) -> str | None:
@@ -72,15 +61,11 @@ def strict_answer(text: str) -> str | None:
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
         return None
-    box, mark = _last(_BOX, text), _last(_MARKED_ANSWER, text)
+    finds = (pattern.finditer(text) for pattern in (_BOX, _MARKED_ANSWER))
+    box, mark = (max(found, key=re.Match.start, default=None) for found in finds)
     if box is not None and (mark is None or box.start() > mark.start()):
         return _braced(text, box.end())
     return (mark and mark["answer"].strip().rstrip(".*_ ")) or None
-
-
-def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    found = deque(pattern.finditer(text), maxlen=1)
-    return found[0] if found else None
 
 
 def _braced(text: str, start: int) -> str | None:

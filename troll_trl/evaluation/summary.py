@@ -58,11 +58,10 @@ def _check_samples(name: str, scores: ProblemScores, ks: Sequence[int] | None):
             f"{name}: the gold answer of {scores.unreadable_gold} of {scores.samples} samples cannot be read; they are "
             "left out."
         )
-    fewest, most = scores.counts.min(), scores.counts.max()
-    if ks is not None and max(ks) > fewest:
+    fewest, most, k = scores.counts.min(), scores.counts.max(), max(ks or [1])
+    if k > fewest:
         raise ValueError(
-            f"{name}: pass@{max(ks)} needs at least {max(ks)} samples of every problem, and one has {fewest}. Lower "
-            "`k`."
+            f"{name}: pass@{k} needs at least {k} samples of every problem, and one has {fewest}. Lower `k`."
         )
     if most > fewest:
         logger.warning(
@@ -74,7 +73,8 @@ def _check_samples(name: str, scores: ProblemScores, ks: Sequence[int] | None):
 def _result(
     key: tuple[str, str], scores: ProblemScores, args: EvaluationArguments, provenance: dict[str, Any]
 ) -> dict[str, Any]:
-    disagreements = int((scores.table["reward"] != scores.table["strict"]).sum())
+    differing = int((scores.table["reward"] != scores.table["strict"]).sum())
+    share = differing / len(scores.table)
     return {
         "model": key[0],
         "benchmark": key[1],
@@ -82,11 +82,7 @@ def _result(
         "complete": scores.samples >= _wanted(key[1], provenance),
         "verifier_paths": scores.table["path"].value_counts().to_dict(),
         "unreadable_gold": scores.unreadable_gold,
-        "disagreements": {
-            "count": disagreements,
-            "share": disagreements / len(scores.table),
-            "examples": scores.examples,
-        },
+        "disagreements": {"count": differing, "share": share, "examples": scores.examples},
     }
 
 
@@ -122,7 +118,8 @@ def compare(args: EvaluationArguments) -> dict[str, Any]:
     models to choose from, no common benchmark or problem, or other gold answers.
     """
     names = list(args.compare or [])
-    (first, folder_a), (second, folder_b) = (_scores_of(name, args) for name in names)
+    sides = [_scores_of(name, args) for name in names]
+    (first, _), (second, _) = sides
     common = [benchmark for benchmark in first if benchmark in second]
     if not common:
         raise ValueError(
@@ -131,19 +128,16 @@ def compare(args: EvaluationArguments) -> dict[str, Any]:
     for benchmark in sorted({*first, *second} - set(common)):
         logger.warning(f"{benchmark} is only in one of the two, and left out.")
     problems = {benchmark: _common_problems(benchmark, first[benchmark], second[benchmark]) for benchmark in common}
-    for name, side, folder in zip(names, (first, second), (folder_a, folder_b), strict=True):
+    for name, (side, folder) in zip(names, sides, strict=True):
         for benchmark in common:
             _check_samples(f"`compare`: {name}, {benchmark}", side[benchmark], args.k)
             _check_finished(name, benchmark, side[benchmark], folder)
-    counts = {int(count) for side in (first, second) for benchmark in common for count in side[benchmark].counts}
+    counts = {int(count) for side, _ in sides for benchmark in common for count in side[benchmark].counts}
     ks = args.k or default_ks(min(counts))
-    tables = {
-        benchmark: [side[benchmark].metrics(ks, problems[benchmark]) for side in (first, second)]
-        for benchmark in common
-    }
+    tables = {name: [side[name].metrics(ks, problems[name]) for side, _ in sides] for name in common}
     if len(counts) > 1:
         logger.warning("The numbers of samples differ: maj, which grows with them, is left out.")
-        tables = {benchmark: [table.drop(columns="maj") for table in both] for benchmark, both in tables.items()}
+        tables = {name: [table.drop(columns="maj") for table in both] for name, both in tables.items()}
     results = [_difference(benchmark, [both], args) for benchmark, both in tables.items()]
     if len(common) > 1:
         results.append(_difference(OVERALL, list(tables.values()), args))

@@ -14,9 +14,8 @@ def results_table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of what [`summarize`] returns, in percent."""
     results = summary["results"]
     metrics = [{_plain(name): metric for name, metric in result["metrics"].items()} for result in results]
-    ks = sorted(
-        {int(name[5:]) for row in metrics for name in row if name.startswith("pass@")} - {1}
-    )  # that is the mean
+    # pass@1 is the mean
+    ks = sorted({int(name[5:]) for row in metrics for name in row if name.startswith("pass@")} - {1})
     names = ["mean", *(f"pass@{k}" for k in ks), *(["maj"] if ks else []), "strict"]
     header = ["model", "benchmark", "problems", "n", *(f"{name}{'' if '@' in name else '@n'} %" for name in names)]
     header += ["truncated %", "no answer %", "unparsable %", "timed out %", "tokens"]
@@ -38,19 +37,15 @@ def _plain(metric: str) -> str:
 
 def notes(summary: dict[str, Any]) -> list[str]:
     """Notes below the table of a summary, on intervals without width and missing samples."""
-    found = []
-    alike = [
-        result["problems"]
-        for result in summary["results"]
-        if any(metric["low"] == metric["high"] for metric in result["metrics"].values())
-    ]
+    found, results = [], summary["results"]
+    alike = [row["problems"] for row in results if any(one["low"] == one["high"] for one in row["metrics"].values())]
     if alike:
         found.append(
             "An interval without width: all problems have the same score, and the bootstrap cannot say more. By the "
             f"rule of three, with {min(alike)} problems the truth may still be {min(300 / min(alike), 100):.1f} points "
             "away."
         )
-    if any(not result.get("complete", True) for result in summary["results"]):
+    if any(not row.get("complete", True) for row in results):
         found.append("Incomplete: some samples are missing.")
     return found
 

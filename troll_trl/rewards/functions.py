@@ -53,7 +53,7 @@ def math_accuracy_reward(
 
     Returns:
         `list[float | None]`: 1.0 for a right answer, 0.0 for a wrong or missing one. `None`, which the trainer skips,
-        if there is no gold answer, it cannot be read, or the workers crash at trivial questions too.
+        if there is no gold answer, it cannot be read, or the workers crash on trivial questions, too.
 
     Raises:
         ValueError: `completions` and `solution` differ in length.

@@ -99,7 +99,7 @@ def same_ratio(gold: str, answer: str) -> bool:
 
 
 def read_time(text: str) -> tuple[int, int, str] | None:
-    """Hour, minute and `a`, `p` or nothing, of `4:30 p.m.`; `None` for anything else than a time of day."""
+    """Hour, minute and `a`, `p` or nothing, of `4:30 p.m.`; `None` for anything but a time of day."""
     match = _TIME.fullmatch(re.sub(r"\\text\{([^{}]*)\}", r" \1", text).strip().replace("  ", " ").rstrip("."))
     if match is None or not (match[2] or match[3]):
         return None

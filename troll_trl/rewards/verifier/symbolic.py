@@ -228,7 +228,7 @@ def _ratio(gold: sympy.Expr, answer: sympy.Expr):
 def _same_solutions(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
     """
     Whether two differences are zero at the same places, looked for in one symbol at a time; `None` if neither is zero
-    anywhere. Differences without a polynomial in some symbol are unequal.
+    anywhere. Differences that are a polynomial in no symbol count as unequal.
     """
     symbols = sorted(gold.free_symbols, key=str)
     found = looked = False

@@ -79,7 +79,7 @@ class Unit(NamedTuple):
 
 
 def read_unit(text: str) -> Unit | None:
-    """What follows a number, normalised, text commands included; `None` for anything else than a unit."""
+    """What follows a number, normalised, text commands included; `None` for anything but a unit."""
     if not text:
         return Unit()
     text = _TEMPERATURE.sub(lambda sign: " celsius" if sign[1] == "C" else " fahrenheit", text)
