@@ -255,7 +255,7 @@ def test_config_name_is_refused_for_a_file(tmp_path):
 def test_hub_name(monkeypatch):
     calls = []
 
-    def load_dataset(name, config_name, *, split):
+    def load_dataset(name, config_name, *, split, streaming):
         calls.append((name, config_name, split))
         return datasets.Dataset.from_list([{"problem": config_name, "solution": r"\boxed{1}"}])
 

@@ -20,37 +20,32 @@ def load_rows(
     """A dataset, an iterable one with `streaming`, and the local files that it was read from."""
     path = Path(name).expanduser()
     if path.exists():
-        split_name, part = _split_and_part(split, name, streaming)
+        split_name, bracket, part = split.partition("[")  # train[:10%]
+        if "+" in split or (bracket and streaming):
+            raise ValueError(
+                f"The split {split!r} of {name}: "
+                + ("a stream cannot be cut" if bracket and streaming else "`+` joins splits of hub datasets alone")
+                + f". Give one split, such as {split_name.partition('+')[0]}."
+            )
         if path.is_dir():
             files = _files_of_split(path, split_name, config_name)
         elif config_name is not None:
             raise ValueError(f"The single file {path} has no configuration {config_name!r}. Leave that out.")
         else:
             files = [path]
-        return _load_files(files, part, streaming), files
+        # A builder calls the split of its files "train"
+        return _load_files(files, f"train{bracket}{part}", streaming), files
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.suffix in FILE_BUILDERS:
         raise FileNotFoundError(f"No such file or folder: {path} (working folder: {Path.cwd()}).")
     config_names = [None] if config_name is None else [part.strip() for part in config_name.split(",")]
     try:
-        parts = [datasets.load_dataset(name, config, split=split, **_streamed(streaming)) for config in config_names]
+        parts = [datasets.load_dataset(name, config, split=split, streaming=streaming) for config in config_names]
     except (DatasetNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
             f"{name!r} is not a local file or folder (working folder: {Path.cwd()}), and the hub did not provide it: "
             f"{error}"
         ) from error
     return (datasets.concatenate_datasets(parts) if len(parts) > 1 else parts[0]), []
-
-
-def _split_and_part(split: str, name: str, streaming: bool) -> tuple[str, str]:
-    """The split of `train[:10%]` and the part of it, which may be empty. Local files have no sums of splits."""
-    split_name, bracket, rest = split.partition("[")
-    if "+" in split or (bracket and streaming):
-        raise ValueError(
-            f"The split {split!r} of {name}: "
-            + ("a stream cannot be cut" if bracket and streaming else "`+` joins splits of hub datasets alone")
-            + f". Give one split, such as {split_name.partition('+')[0]}."
-        )
-    return split_name, bracket + rest
 
 
 def _files_of_split(folder: Path, split: str, config_name: str | None) -> list[Path]:
@@ -80,21 +75,16 @@ def _names(folder: Path) -> str:
     return ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
 
 
-def _streamed(streaming: bool) -> dict[str, bool]:
-    return {"streaming": True} if streaming else {}
-
-
-def _load_files(files: list[Path], part: str, streaming: bool) -> datasets.Dataset:
+def _load_files(files: list[Path], split: str, streaming: bool) -> datasets.Dataset:
     builder = FILE_BUILDERS.get(files[0].suffix)
     if builder is None:
         raise ValueError(f"Cannot read {files[0]}: its name must end in one of {', '.join(FILE_BUILDERS)}.")
     for file in files:
         if file.stat().st_size == 0:
             raise ValueError(f"{file} is empty.")
-    # A builder takes patterns, not paths, and its own name for the split of its files is "train".
-    patterns = [glob.escape(str(file)) for file in files]
+    patterns = [glob.escape(str(file)) for file in files]  # a builder takes patterns, not paths
     try:
-        return datasets.load_dataset(builder, data_files=patterns, split=f"train{part}", **_streamed(streaming))
+        return datasets.load_dataset(builder, data_files=patterns, split=split, streaming=streaming)
     except (DatasetGenerationError, ValueError) as error:
         reason = find_bad_line(files) or error.__cause__ or error
         raise ValueError(f"Cannot read {', '.join(map(str, files))}: {reason}") from error
@@ -102,7 +92,7 @@ def _load_files(files: list[Path], part: str, streaming: bool) -> datasets.Datas
 
 @contextmanager
 def naming_bad_lines(name: str, files: list[Path]) -> Iterator[None]:
-    """Say which line is not UTF-8: the JSON reader does not look at the bytes of a text, and its reader fails."""
+    """Name the line that is not UTF-8. The JSON reader does not look at the bytes of a text: only its user fails."""
     try:
         yield
     except UnicodeDecodeError as error:

@@ -25,7 +25,7 @@ class Schema(NamedTuple):
     worked: bool = False  # whether `answer` is always a worked solution, never the bare gold answer
 
 
-# The first one whose columns are all there is used: an `answer` column is preferred to a worked `solution`.
+# The first one whose columns are all there counts: an `answer` column is preferred to a worked `solution`.
 SCHEMAS = (
     Schema("question", "answer"),  # GSM8K
     Schema("prompt", "reward_model.ground_truth"),  # DAPO-Math-17k, Eurus-2-RL-Data
@@ -36,7 +36,7 @@ SCHEMAS = (
     Schema("prompt", "solution"),  # TRL's own datasets
 )
 
-# Arguments of every reward function under names that a column cannot have as well
+# Arguments of every reward function, which no column may be called
 _TAKEN = ("prompts", "completions")
 
 
@@ -57,53 +57,32 @@ def load_math_dataset(
     r"""
     Load math problems with their gold answers, ready for a trainer and [`~troll_trl.rewards.math_accuracy_reward`].
 
-    The columns of GSM8K, MATH, MATH-500, AIME, DAPO-Math-17k and Eurus-2-RL-Data are recognised. A gold answer is taken
-    from behind `####`, from the last balanced `\boxed{...}`, or as it is. Rows without a problem, or without a gold
-    answer that can be read, are dropped with a warning, and so are prompts above `max_prompt_tokens`; problems that
-    stand twice are reported. Rows are read in batches from a memory-mapped file: the size of a dataset is a matter of
-    disk, not of memory. Nothing that is downloaded is executed.
+    The columns of GSM8K, MATH, MATH-500, AIME, DAPO-Math-17k and Eurus-2-RL-Data are recognised. A gold answer is what
+    follows `####`, the last balanced `\boxed{...}`, or the whole text. The function drops, with a warning, rows without
+    a problem or a readable gold answer, and reports repeated problems. Rows are read in batches from a memory-mapped
+    file. Nothing that is downloaded is executed.
 
     Args:
-        name_or_path (`str` or `Path`):
-            A `.jsonl`, `.json` or `.parquet` file; a folder that holds `{split}` as one of these, or as
-            `{split}-*.parquet`; or the name of a dataset on the hub.
-        split (`str`, *optional*, defaults to `"train"`):
-            Split of the folder or the hub dataset, or a part of it, such as `train[:1000]` or `train[90%:]`. A single
-            file is one split, whatever its name.
-        config_name (`str`, *optional*):
-            Configuration of the hub dataset (`main` for `openai/gsm8k`). Several, joined by commas, are concatenated:
-            `EleutherAI/hendrycks_math` has one for each of its seven subjects. For a folder, the subfolder.
-        problem_column (`str`, *optional*):
-            Column of the problem, text or chat messages, if it is not recognised. A dotted path reaches into a nested
-            column.
-        answer_column (`str`, *optional*):
-            Column of the gold answer (`reward_model.ground_truth`), likewise.
-        instruction (`str`, *optional*):
-            Text put behind every problem, after an empty line. It takes the place of the instruction that the prompts
-            of DAPO-Math-17k ("The last line ... Answer: $Answer") and of Eurus-2-RL-Data ("Present the answer in LaTex
-            format") hold, because two formats would contradict each other; without `instruction` those prompts stay as
-            they are.
-        system_prompt (`str`, *optional*):
-            System message in front of every prompt. It takes the place of one that the data holds; an empty one leaves
-            out that of the data.
-        max_samples (`int`, *optional*):
-            Read the first `max_samples` rows only (of those that `row_filter` leaves); rows that are dropped count.
-        row_filter (`str`, *optional*):
-            `column=value`: use only rows with this text in this column, such as `ability=math` for Eurus-2-RL-Data,
-            half of which is code. A dotted path reaches into a nested column.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-            Counts the tokens of a prompt, chat template included; for `max_prompt_tokens`.
-        max_prompt_tokens (`int`, *optional*):
-            Drop prompts of more tokens, with a warning that counts them. None is cut.
-        chat_template_kwargs (`dict[str, Any]`, *optional*):
-            Arguments of the chat template, as those of the trainer.
+        name_or_path: a `.jsonl`, `.json` or `.parquet` file; a folder with `{split}` as one of these, or as
+            `{split}-*.parquet`; or a dataset on the hub.
+        split: or a part of it, such as `train[:1000]`. A single file is one split, under any name.
+        config_name: configuration on the hub (`main` for `openai/gsm8k`), or several, joined by commas, which are
+            concatenated. For a folder, the subfolder.
+        problem_column, answer_column: columns of problem (text or chat messages) and gold answer, if they are not
+            recognised. A dotted path such as `reward_model.ground_truth` reaches into a nested column.
+        instruction: text after every problem. It replaces the instruction in the prompts of DAPO-Math-17k and
+            Eurus-2-RL-Data, because two formats would contradict each other.
+        system_prompt: system message before every prompt. It replaces the data's; an empty one only removes the data's.
+        max_samples: read only the first rows, this many of those that `row_filter` leaves.
+        row_filter: `column=value`: use only rows with this text in this column, which may be a dotted path.
+        max_prompt_tokens: drop longer prompts, counted by `tokenizer` with its chat template and
+            `chat_template_kwargs`, and warn how many. No prompt is truncated.
 
     Returns:
-        [`~datasets.Dataset`]:
-            Columns `prompt`, a list of chat messages, and `solution`, the gold answer as `\boxed{...}`; `options` too,
-            where the data has a column of this name that lists the texts of a multiple choice in order, or by letter.
-            All other columns are kept, for reward functions that want them; but not `prompts` and `completions`, which
-            TRL's trainers cannot hand on.
+        A dataset with the columns `prompt`, a list of chat messages; `solution`, the gold answer as `\boxed{...}`; and
+        `options`, if the data have a column of this name that lists the texts of a multiple choice, in order or by
+        letter. All other columns are kept for reward functions, except `prompts` and `completions`, which TRL's
+        trainers cannot hand on.
 
     Raises:
         FileNotFoundError: the file, the folder or the hub dataset does not exist, or the folder has no such split.
@@ -126,10 +105,10 @@ def as_math_problems(
     problem_column: str | None = None,
     answer_column: str | None = None,
 ) -> datasets.Dataset:
-    """As [`load_math_dataset`], of rows that were loaded before; `name` is what to call them."""
+    """[`load_math_dataset`] for rows that were loaded before; messages call them `name`."""
     if not isinstance(dataset, datasets.Dataset):
         raise ValueError(
-            f"{name} is streamed, but gold answers are read before the training, of all rows. Leave streaming out, or "
+            f"{name} is streamed, but gold answers are read before the training, in all rows. Leave streaming out, or "
             "give a column `prompt` and other rewards than `math_accuracy`."
         )
     schema = _find_schema(dataset, problem_column, answer_column, name)
@@ -157,10 +136,9 @@ def _convert(
             "solution": _solutions([column_value(row, schema.answer) for row in rows], schema.worked),
         }
         if has_options:
-            read = [options_by_letter(row["options"]) for row in rows]
             converted["options"] = [
-                [texts.get(letter) for letter in LETTERS[: max(map(LETTERS.index, texts)) + 1]] if texts else None
-                for texts in read
+                [texts.get(letter) for letter in LETTERS if letter <= max(texts, default="")] or None
+                for texts in map(options_by_letter, batch["options"])
             ]
         return converted
 
@@ -184,13 +162,10 @@ def _convert(
 def _find_schema(
     dataset: datasets.Dataset, problem_column: str | None, answer_column: str | None, name: str | Path
 ) -> Schema:
-    if problem_column is not None and answer_column is not None:
-        candidates = [Schema(problem_column, answer_column)]
-    else:
-        candidates = [
-            Schema(problem_column or known.problem, answer_column or known.answer, known.worked and not answer_column)
-            for known in SCHEMAS
-        ]
+    candidates = [
+        Schema(problem_column or known.problem, answer_column or known.answer, known.worked and not answer_column)
+        for known in SCHEMAS
+    ]
     for schema in candidates:
         if None not in (column_value(dataset.features, name) for name in (schema.problem, schema.answer)):
             return schema
@@ -203,7 +178,7 @@ def _find_schema(
 
 
 def _solutions(answers: list[Any], worked: bool) -> list[str]:
-    """Gold answers in boxes; empty where there is none that can be read."""
+    """Gold answers in boxes; empty if there is none, or none that can be read."""
     solutions = [_solution(answer, worked) for answer in answers]
     readable = are_readable(normalised_gold(solution) for solution in solutions if solution)  # many at a time
     return [solution if solution and readable[normalised_gold(solution)] else "" for solution in solutions]
@@ -234,26 +209,27 @@ def _solution(answer: Any, worked: bool) -> str:
 def _drop_unusable_rows(
     converted: datasets.Dataset, source: datasets.Dataset, schema: Schema, name: str | Path
 ) -> datasets.Dataset:
-    kept: list[int] = []
-    dropped: list[int] = []
-    for index, (prompt, solution) in enumerate(zip(converted["prompt"], converted["solution"], strict=True)):
-        (kept if prompt and solution else dropped).append(index)
-    if not dropped and kept:
-        return converted
-    if not source:
+    usable = [
+        bool(prompt and solution)
+        for batch in converted.select_columns(["prompt", "solution"]).iter(batch_size=1000)
+        for prompt, solution in zip(batch["prompt"], batch["solution"], strict=True)
+    ]
+    if not usable:
         raise ValueError(f"{name} has no rows.")
-    row = source[dropped[0]]
+    if all(usable):
+        return converted
+    row = source[usable.index(False)]
     example = (
-        f"row {dropped[0]}, {schema.problem}={shortened(column_value(row, schema.problem))}, "
+        f"row {usable.index(False)}, {schema.problem}={shortened(column_value(row, schema.problem))}, "
         f"{schema.answer}={shortened(column_value(row, schema.answer))}"
     )
-    if not kept:
+    if not any(usable):
         raise ValueError(
             f"None of the {len(source)} rows of {name} has a problem and a gold answer that can be read. The "
             f"first one: {example}. Name the right columns with `problem_column` and `answer_column`."
         )
     warn(
-        f"Dropped {len(dropped)} of the {len(source)} rows of {name}: they lack a problem, or a gold answer that can "
-        f"be read. The first one: {example}."
+        f"Dropped {usable.count(False)} of the {len(source)} rows of {name}: they lack a problem, or a gold answer "
+        f"that can be read. The first one: {example}."
     )
-    return converted.select(kept)
+    return converted.select([index for index, kept in enumerate(usable) if kept])

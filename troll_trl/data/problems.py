@@ -3,7 +3,7 @@
 import hashlib
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 
 import datasets
 
@@ -13,7 +13,7 @@ DAPO_PREFIX = (
     "$Answer (without quotes) where $Answer is the answer to the problem.\n\n"
 )
 DAPO_SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
-# And behind every math problem of Eurus-2-RL-Data.
+# And after every math problem of Eurus-2-RL-Data.
 EURUS_SUFFIX = "\n\nPresent the answer in LaTex format: \\boxed{Your answer}"
 
 
@@ -28,52 +28,42 @@ def warn(message: str) -> None:
         warnings.warn(message, stacklevel=3)
 
 
-def report_duplicates(dataset: datasets.Dataset, name: str) -> int:
-    """Warn of problems that a dataset of [`~troll_trl.data.loading.load_math_dataset`] repeats, and count the rows that
-    do. None is dropped: a dataset may repeat problems on purpose."""
+def report_duplicates(dataset: datasets.Dataset, name: str) -> None:
+    """Warn of rows that repeat an earlier problem. All are kept: a dataset may repeat problems on purpose."""
     first: dict[bytes, tuple[int, bytes]] = {}
     repeated = contradicting = 0
     example = ""
-    for index, row in enumerate(_rows(dataset)):
-        key, solution = _problem_key(row["prompt"]), _digest(row["solution"])
-        earlier = first.setdefault(key, (index, solution))
-        if earlier[0] != index:
+    for index, (problem, solution) in enumerate(_digests(dataset)):
+        earlier, earlier_solution = first.setdefault(problem, (index, solution))
+        if earlier != index:
             repeated += 1
-            contradicting += earlier[1] != solution
-            example = example or f"rows {earlier[0]} and {index}"
+            contradicting += earlier_solution != solution
+            example = example or f"rows {earlier} and {index}"
     if repeated:
         warn(
             f"{repeated} of the {len(dataset)} rows of {name} repeat the problem of an earlier row "
             f"(the first: {example}), {contradicting} of them with another gold answer. All are kept."
         )
-    return repeated
 
 
 def report_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset) -> int:
-    """Warn of evaluation problems that are trained on, whatever their case, spaces and known instructions, and count
-    them. Both datasets come from [`~troll_trl.data.loading.load_math_dataset`]."""
-    seen = {_problem_key(row["prompt"]) for row in _rows(eval_dataset)}
-    seen &= {_problem_key(row["prompt"]) for row in _rows(train_dataset)}
-    rows = [index for index, row in enumerate(_rows(eval_dataset)) if _problem_key(row["prompt"]) in seen]
+    """Count the evaluation problems that are trained on, whatever their case, spaces and known instructions, and warn
+    of them. Both datasets come from [`~troll_trl.data.load_math_dataset`]."""
+    trained = {problem for problem, _ in _digests(train_dataset)}
+    rows = [index for index, (problem, _) in enumerate(_digests(eval_dataset)) if problem in trained]
     if rows:
         warn(
             f"{len(rows)} of the {len(eval_dataset)} evaluation problems are in the training data too, the first in "
-            f"row {rows[0]}: {eval_dataset[rows[0]]['prompt'][-1]['content'][:200]!r}. What they measure is memory."
+            f"row {rows[0]}: {eval_dataset[rows[0]]['prompt'][-1]['content'][:200]!r}. They measure memorisation."
         )
     return len(rows)
 
 
-def _rows(dataset: datasets.Dataset) -> Iterable[Mapping]:
+def _digests(dataset: datasets.Dataset) -> Iterator[tuple[bytes, bytes]]:
+    """Problem and solution of every row. As digests, because a dataset of gigabytes is then a few bytes a row."""
     for batch in dataset.select_columns(["prompt", "solution"]).iter(batch_size=1000):
-        yield from (
-            {"prompt": prompt, "solution": solution}
-            for prompt, solution in zip(batch["prompt"], batch["solution"], strict=True)
-        )
-
-
-def _problem_key(prompt: list[dict[str, str]]) -> bytes:
-    # A digest, so that a dataset of gigabytes costs a few bytes a row
-    return _digest("".join(bare_problem(prompt[-1]["content"]).casefold().split()))
+        for prompt, solution in zip(batch["prompt"], batch["solution"], strict=True):
+            yield _digest("".join(bare_problem(prompt[-1]["content"]).casefold().split())), _digest(solution)
 
 
 def _digest(text: str) -> bytes:

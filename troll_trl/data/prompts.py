@@ -1,4 +1,4 @@
-"""What is done to rows of any kind, whole or streamed: which of them are used, and what is put to a prompt."""
+"""Rows of any kind, whole or streamed: which ones are used, and what is added to their prompts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +17,7 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Which rows are used, and what is added to their prompts: as for [`~troll_trl.data.load_math_dataset`]. Refuses
-    (`ValueError`) a number below 1, and a limit of tokens without a tokenizer to count with."""
+    """Options of [`~troll_trl.data.load_math_dataset`], which are the same for any prompts."""
 
     instruction: str | None = None
     system_prompt: str | None = None
@@ -128,7 +127,7 @@ def prompt_messages(problem: Any, instruction: str | None, system_prompt: str | 
     if instruction is not None:
         if messages[-1]["role"] != "user":
             raise ValueError(
-                f"`instruction` is put behind the last user message, but a prompt ends with the role "
+                f"`instruction` follows the last user message, but a prompt ends with the role "
                 f"{messages[-1]['role']!r}: {shortened(problem)}. Leave `instruction` out."
             )
         messages[-1]["content"] = f"{bare_problem(messages[-1]['content'])}\n\n{instruction}"
