@@ -34,11 +34,24 @@ def test_help_lists_the_commands_and_version_is_the_packages(capsys):
     assert stop.value.code == 2 and "'gropo'" in capsys.readouterr().err
 
 
+def run_and_list_heavy_imports(*words):
+    """The command `troll` in a process of its own, which at last prints what it has imported."""
+    code = "import sys\nfrom troll_trl.cli.main import main\ntry:\n    main(sys.argv[1:])\nfinally:\n"
+    code += "    print({'torch', 'transformers', 'trl', 'accelerate', 'datasets', 'pandas'} & sys.modules.keys())"
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=HANG)
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_a_mistyped_flag_is_refused_before_anything_heavy_is_imported(command):
+    """`troll quickstart --sede 1` was refused after 5 seconds, in which it imported torch."""
+    done = run_and_list_heavy_imports(command, "--sede", "1")
+    assert done.returncode == 2 and f"troll {command}: error: " in done.stderr
+    assert done.stdout == "set()\n"
+
+
 @pytest.mark.parametrize("command", ["grpo", "rloo", "eval"])
 def test_help_names_every_setting_and_imports_nothing_heavy(command):
-    code = "import sys\nfrom troll_trl.cli.main import main\ntry:\n    main(sys.argv[1:])\nfinally:\n"
-    code += "    print({'torch', 'transformers', 'trl', 'accelerate', 'datasets'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code, command, "--help"], capture_output=True, text=True, timeout=HANG)
+    done = run_and_list_heavy_imports(command, "--help")
     assert done.returncode == 0, done.stderr
     shown = set(re.findall(r"^  --(\w+)", done.stdout, re.MULTILINE))
     assert shown == declared_names(command) and f"usage: troll {command} " in done.stdout

@@ -94,7 +94,7 @@ def test_warm_up_says_how_far_it_is_and_ends_with_an_error_when_nothing_is_learn
 
 def test_start_is_made_again_only_for_another_seed_or_success(problems, tmp_path, monkeypatch):
     warmed_up = []
-    monkeypatch.setattr(quickstart, "warm_up", lambda *_: warmed_up.append(1))
+    monkeypatch.setattr(small_models, "warm_up", lambda *_: warmed_up.append(1))
     for seed, success, times in ((0, 0.35, 1), (0, 0.35, 1), (1, 0.35, 2), (0, 0.35, 3), (0, 0.1, 4)):
         quickstart.make_start(tmp_path, problems[0][:20], seed, success)
         assert len(warmed_up) == times
@@ -105,14 +105,14 @@ def test_an_interrupted_warm_up_is_not_taken_for_a_start(problems, tmp_path, mon
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(quickstart, "warm_up", lambda *_: None)
-    quickstart.make_start(tmp_path, problems[0][:20], 0)
-    monkeypatch.setattr(quickstart, "warm_up", interrupted)
+    monkeypatch.setattr(small_models, "warm_up", lambda *_: None)
+    quickstart.make_start(tmp_path, problems[0][:20], 0, 0.35)
+    monkeypatch.setattr(small_models, "warm_up", interrupted)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            quickstart.make_start(tmp_path, problems[0][:20], 1)
+            quickstart.make_start(tmp_path, problems[0][:20], 1, 0.35)
     with pytest.raises(KeyboardInterrupt):  # the folder is in an unknown state: seed 0 starts anew as well
-        quickstart.make_start(tmp_path, problems[0][:20], 0)
+        quickstart.make_start(tmp_path, problems[0][:20], 0, 0.35)
 
 
 # -- The YAML ---------------------------------------------------------------------------------------------------------

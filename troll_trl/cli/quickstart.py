@@ -8,6 +8,8 @@ This runs on the CPU, without a model or dataset hub:
 4. print the success rate on the held-out sums before and after, and draw the curves.
 """
 
+from __future__ import annotations
+
 import argparse
 import hashlib
 import json
@@ -18,18 +20,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
-import tokenizers
-import torch
-import transformers
-from matplotlib.figure import Figure
-
-from troll_trl import small_models
 from troll_trl.cli.settings.command import stop
 from troll_trl.cli.settings.layers import read_layers
 from troll_trl.cli.settings.shipped import configs_folder
-from troll_trl.small_models import WARM_UP_SUCCESS, encode, make_model, make_tokenizer, warm_up, write_problems
+
+# Functions import torch and other large packages: seconds, after which a mistyped flag would be refused
+if TYPE_CHECKING:
+    import pandas as pd
 
 CONFIG = configs_folder() / "quickstart.yaml"
 
@@ -39,9 +38,6 @@ REQUIRED_RISE = 0.20
 THREADS = 1
 
 
-# -- Problems ---------------------------------------------------------------------------------------------------------
-
-
 def make_problems(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """All sums of two numbers below 100, shuffled: those to train on, and `HELD_OUT` others."""
     problems = [{"problem": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(100) for b in range(100)]
@@ -49,12 +45,15 @@ def make_problems(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]
     return problems[HELD_OUT:], problems[:HELD_OUT]
 
 
-# -- The start: a small model that solves some ------------------------------------------------------------------------
-
-
-def make_start(folder: Path, problems: list[dict[str, str]], seed: int, success: float = WARM_UP_SUCCESS) -> None:
+def make_start(folder: Path, problems: list[dict[str, str]], seed: int, success: float) -> None:
     """Write the warmed-up model and its tokenizer into `folder`, unless they are there already."""
-    # The start depends on these files, the seed, what is asked for and the libraries
+    import tokenizers
+    import torch
+    import transformers
+
+    from troll_trl import small_models
+
+    # The start depends on these files, the seed, the success rate and the libraries
     versions = [library.__version__ for library in (torch, transformers, tokenizers)]
     sources = [Path(file).read_text() for file in (__file__, small_models.__file__)]
     key = hashlib.sha256(repr((sources, seed, success, versions)).encode()).hexdigest()
@@ -64,10 +63,11 @@ def make_start(folder: Path, problems: list[dict[str, str]], seed: int, success:
         return
     print(f"Warm-up: supervised training of a small Qwen3 model, until it solves {success:.0%}")
     key_file.unlink(missing_ok=True)
+    torch.set_num_threads(THREADS)
     torch.manual_seed(seed)
-    tokenizer = make_tokenizer()
-    model = make_model(tokenizer)
-    warm_up(model, *encode(tokenizer, problems), success)
+    tokenizer = small_models.make_tokenizer()
+    model = small_models.make_model(tokenizer)
+    small_models.warm_up(model, *small_models.encode(tokenizer, problems), success)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     key_file.write_text(key)  # last: an interrupted warm-up does not count
@@ -82,9 +82,6 @@ def run_training(output: Path, seed: int, updates: int | None) -> None:
     print("Training with TROLL:", " ".join(command), flush=True)
     if subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": str(THREADS)}).returncode != 0:
         sys.exit("The training failed; its error is above.")
-
-
-# -- The result -------------------------------------------------------------------------------------------------------
 
 
 def judge(log: pd.DataFrame, kl_bound: float) -> tuple[list[tuple[str, str]], list[str]]:
@@ -108,6 +105,8 @@ def judge(log: pd.DataFrame, kl_bound: float) -> tuple[list[tuple[str, str]], li
 
 
 def draw_curves(log: pd.DataFrame, kl_bound: float, file: Path) -> None:
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(13, 4), layout="constrained")
     success, projected, kl = figure.subplots(1, 3)
     for axes, name, style, label in (
@@ -137,35 +136,29 @@ def parse_args(argv: Sequence[str] | None, program: str | None) -> argparse.Name
     parser = argparse.ArgumentParser(
         prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of problems, warm-up and training (default 0)")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("outputs/quickstart"),
-        help="folder to write to (default outputs/quickstart)",
-    )
-    parser.add_argument(
-        "--updates", type=int, help="number of updates (default 400); if given, the result is not judged"
-    )
-    parser.add_argument(
-        "--start_success", type=float, default=WARM_UP_SUCCESS, help="success rate that ends the warm-up (default 0.35)"
-    )
+    flag = parser.add_argument
+    flag("--seed", type=int, default=0, help="seed of problems, warm-up and training (default 0)")
+    flag("--output", type=Path, default="outputs/quickstart", help="folder to write to (default outputs/quickstart)")
+    flag("--updates", type=int, help="number of updates (default 400); if given, the result is not judged")
+    flag("--start_success", type=float, default=0.35, help="success rate that ends the warm-up (default 0.35)")
     options = parser.parse_args(argv)
     if options.updates is not None and options.updates < 1:
         stop(parser.prog, f"--updates must be at least 1, got {options.updates}.")
     if not 0 < options.start_success < 1:
-        stop(parser.prog, f"--start_success must lie between 0 and 1, got {options.start_success}.")
+        stop(parser.prog, f"--start_success must be between 0 and 1, got {options.start_success}.")
     return options
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     """Run the quickstart. Ends with code 1 if the training failed, or did not reach its goal."""
     options = parse_args(argv, program)
-    output = options.output.resolve()
-    kl_bound = float(read_layers(CONFIG)[-1].values["kl_bound"].text)
+    import pandas as pd
+
+    from troll_trl.small_models import write_problems
 
     start_time = time.monotonic()
-    torch.set_num_threads(THREADS)
+    output = options.output.resolve()
+    kl_bound = float(read_layers(CONFIG)[-1].values["kl_bound"].text)
     train, test = make_problems(options.seed)
     write_problems(output / "data", train, test)
     make_start(output / "start", train, options.seed, options.start_success)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from troll_trl.cli.settings.command import stop
-from troll_trl.report.runs import ReportError, load_groups
 
 RUN_HELP = """
     a run's output folder, a checkpoint, or LABEL=RUN[,RUN...] for runs of one configuration with different seeds.
@@ -33,8 +32,9 @@ def parse_args(argv: Sequence[str] | None, program: str) -> argparse.Namespace:
 
 def write_report(options: argparse.Namespace) -> None:
     from troll_trl.evaluation.tables import markdown
-    from troll_trl.report.figures import draw_figures  # imports matplotlib
+    from troll_trl.report.figures import draw_figures
     from troll_trl.report.page import make_table, warnings_of, write_page
+    from troll_trl.report.runs import load_groups
 
     groups = load_groups(options.runs)
     table = make_table(groups, options.success)
@@ -56,6 +56,8 @@ def write_report(options: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
     """Report, in this process. Ends with code 2, and one line for each thing that a user can set right."""
     options = parse_args(argv, program)
+    from troll_trl.report.runs import ReportError  # imports pandas
+
     try:
         write_report(options)
     except (ReportError, OSError) as error:
