@@ -82,9 +82,7 @@ def is_flag(word: str) -> bool:
 
 def describe_unknown(name: str, valid: Iterable[str], settings: str, prefix: str = "") -> str:
     """What to write in place of a name that is not one of the `valid` ones of `"grpo"`, `"rloo"` or `"eval"`."""
-    table = EVALUATION
     if settings != "eval":
-        table = RENAMED
         if settings == "rloo" and name in fields_of("troll_trl", "trainers/config.py", "TrollGRPOConfig"):
             return (
                 "It is an option of grpo alone: a mask decides token by token, and RLOO's ratio belongs to a whole "
@@ -95,8 +93,8 @@ def describe_unknown(name: str, valid: Iterable[str], settings: str, prefix: str
             return f"It is an option of {other}: set `algorithm: {other}`, or remove it."
         if name in launcher_names(settings):
             return "It belongs to the launcher: give it to `troll grpo`, `troll rloo` or `accelerate launch`."
-    if name in table:
-        return table[name]
+    if advice := (EVALUATION if settings == "eval" else RENAMED).get(name):
+        return advice
     near = nearest(name, valid)
     return f"The nearest valid name is {prefix}{near}." if near else "No valid name is near it."
 

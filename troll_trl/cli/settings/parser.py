@@ -15,7 +15,7 @@ from copy import deepcopy
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -26,7 +26,7 @@ from trl.scripts.utils import DatasetConfig
 
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.settings.command import Command, read_training_command, stop
-from troll_trl.cli.settings.layers import Layer, Value
+from troll_trl.cli.settings.layers import Value
 from troll_trl.cli.settings.names import nearest
 from troll_trl.data.files import FILE_BUILDERS
 from troll_trl.resilience.option_ranges import check_ranges
@@ -58,8 +58,8 @@ def parse_training_args(
 ) -> tuple[TrollScriptArguments, GRPOConfig | RLOOConfig, ModelConfig]:
     """
     The script's arguments, the trainer's ([`TrollGRPOConfig`], [`TrollRLOOConfig`], or TRL's plain one for `method:
-    clip`) and the model's, from a command line and the YAML files that its `--config` names. Ends with code 2 after
-    one paragraph that names the mistake, the value and the remedy.
+    clip`) and the model's, from a command line and the YAML files that its `--config` names. A mistake ends the
+    process with code 2, and one paragraph names it, the value and the remedy.
     """
     return parse_training_command(read_training_command(argv))
 
@@ -207,23 +207,24 @@ class StrictParser(HfArgumentParser):
         if found:
             name, kind, value = found.groups()
             choices = [str(choice) for choice in self._actions_of[name].choices or ()]
-            expected = f"one of {', '.join(choices)}" if choices else _SPOKEN.get(kind, kind)
+            expected = f"one of {', '.join(choices)}" if choices else _EXPECTED.get(kind, kind)
             near = nearest(value.strip("'\""), choices)
-            message = (
-                f"`{name}` must be {expected}, got {value}.{f' The nearest valid name is {near}.' if near else ''}"
-            )
+            message = f"`{name}` must be {expected}, got {value}."
+            if near:
+                message += f" The nearest valid name is {near}."
         message = re.sub(r"^argument --(\w+)[^:]*:", r"`\1`:", message)
         stop(self.prog, f"{self._file}{message}")
 
     def settings_of(self, command: Command) -> dict[str, Any]:
-        """The merged settings of the files and flags of a command, by name, each of the right type. Ends with code 2
-        after one paragraph that names the mistake."""
+        """The merged settings of the files and flags of a command, by name, each of the right type."""
         # If an option is present from the start, the parser sets no default. What differs in the end was given.
         not_given = object()
         namespace = argparse.Namespace(**dict.fromkeys(self._actions_of, not_given))
         for layer in command.layers:
             self._file = f"{layer.path}: "
-            self._take_layer(layer, namespace)
+            for name, value in layer.values.items():
+                if name != "env":
+                    self._set(name, value, namespace)
         self._file = ""
         namespace, unknown = self.parse_known_args(command.flags, namespace)
         if unknown and unknown[0].startswith("--"):
@@ -232,41 +233,31 @@ class StrictParser(HfArgumentParser):
             self.error(f"{unknown[0]!r} belongs to no flag. If it is the second of several values, its flag takes one.")
         return {name: value for name, value in vars(namespace).items() if value is not not_given}
 
-    def _take_layer(self, layer: Layer, namespace: argparse.Namespace) -> None:
-        for name, value in layer.values.items():
-            if name == "env":
-                continue
-            flag = self._as_flag(name, value)
-            if flag is None:
-                setattr(namespace, name, value.typed)
-            else:
-                self.parse_args(flag, namespace)
-
-    def _as_flag(self, name: str, value: Value) -> list[str] | None:
-        """The words of a flag with this value; `None` if no flag can say it and the field takes it as it is."""
-        types = _types_in(self._hints[name])
-        if isinstance(value.text, str):
-            return [f"--{name}={value.text}"]
-        if isinstance(value.text, list) and value.text and self._actions_of[name].nargs == "+":
-            if all(isinstance(item, str) and not re.match(r"-\D", item) for item in value.text):
-                return [f"--{name}", *value.text]
-            if name == "datasets" and all(isinstance(item, dict) for item in value.typed):
-                return None
-        elif type(value.typed) in types or (isinstance(value.typed, list) and tuple in types):
-            return None
-        expected = " or ".join(said for of_type, said in _EXPECTED.items() if of_type in types)
-        self.error(f"`{name}` must be {expected}, got {value.typed!r}.")
+    def _set(self, name: str, value: Value, namespace: argparse.Namespace) -> None:
+        """Take a value of a file as a flag's, or as YAML reads it if no flag can say it and the field takes it."""
+        types, (text, typed) = _types_in(self._hints[name]), value
+        items = text if isinstance(text, list) and self._actions_of[name].nargs == "+" else []
+        if isinstance(text, str):
+            self.parse_args([f"--{name}={text}"], namespace)
+        elif items and all(isinstance(item, str) and not re.match(r"-\D", item) for item in items):
+            self.parse_args([f"--{name}", *items], namespace)
+        elif (type(typed) in types or (isinstance(typed, list) and tuple in types)) and (
+            not items or (name == "datasets" and all(isinstance(item, dict) for item in items))
+        ):
+            setattr(namespace, name, typed)
+        else:
+            expected = " or ".join(_EXPECTED[kind] for kind in _EXPECTED if kind in {of.__name__ for of in types})
+            self.error(f"`{name}` must be {expected}, got {typed!r}.")
 
 
-_SPOKEN = {"float": "a number", "int": "a whole number"}
 _EXPECTED = {
-    bool: "true or false",
-    dict: "a mapping",
-    float: "a number",
-    int: "a whole number",
-    list: "a list",
-    str: "text",
-    NoneType: "null",
+    "bool": "true or false",
+    "dict": "a mapping",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list",
+    "str": "text",
+    "NoneType": "null",
 }
 
 
@@ -279,13 +270,12 @@ def _types_in(hint: Any) -> set[Any]:
 
 def _mapping(text: str) -> str:
     """Check that a text is a mapping, and leave it as it is. TRL reads it, but its errors name no key."""
+    reason = ""
     try:
-        read = json.loads(text)
+        if isinstance(json.loads(text), dict):
+            return text
     except ValueError as error:
-        read = error
-    if isinstance(read, dict):
-        return text
-    reason = f" ({read})" if isinstance(read, ValueError) else ""
+        reason = f" ({error})"
     raise argparse.ArgumentTypeError(f'must be a mapping, such as {{"name": 1}}, got {text!r}{reason}.')
 
 

@@ -1,4 +1,4 @@
-"""What to write in place of a name of TRL, transformers or open-r1, now or earlier, that is none of ours."""
+"""What to write in place of a name that TRL, transformers or open-r1 has or had, and this package lacks."""
 
 _GONE = "It no longer does anything: remove it."
 _OPEN_R1 = "It belongs to open-r1's own script: remove it."
@@ -95,6 +95,6 @@ EVALUATION = {
     "per_device_eval_batch_size": "Write `batch_size`.",
     "max_eval_samples": "Write `max_problems`.",
     "use_vllm": "Write `backend: vllm`.",
-    "use_cpu": "Remove it: an evaluation takes the CPU where there is no GPU.",
+    "use_cpu": "Remove it: an evaluation takes the CPU if there is no GPU.",
     **dict.fromkeys(("dataset_name", "eval_dataset_name"), "Write `benchmarks: [name=path]`."),
 }
