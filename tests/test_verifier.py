@@ -187,17 +187,18 @@ def test_a_batch_that_is_hostile_throughout_takes_the_limit_for_each_question():
 
 LIMIT_SCRIPT = """
 import os, signal, time
+from multiprocessing.connection import Pipe
 from troll_trl.rewards.verifier import worker
 
 def serve(answer, seconds, wall_seconds):
-    (questions, ask), (reply, replies) = os.pipe(), os.pipe()
+    ours, theirs = Pipe()
     child = os.fork()
     if child == 0:
-        os.close(ask)
-        worker._serve(questions, replies, answer, 1 << 40)
-    os.close(questions)
-    worker.write_message(ask, {"seconds": seconds, "wall_seconds": wall_seconds})
-    os.close(ask)
+        ours.close()
+        worker._serve(theirs, answer, 1 << 40)
+    theirs.close()
+    worker.send(ours, {"seconds": seconds, "wall_seconds": wall_seconds})
+    ours.close()
     return worker.REASONS.get(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "answered")
 
 def compute(question):

@@ -1,5 +1,5 @@
-"""The reward functions, the answer in a text, and the verifier.
-Imports neither torch nor another room: worker processes load it."""
+"""The reward functions, the answer in a text, and the verifier. Imports neither torch nor another package of ours,
+because worker processes load it."""
 
 from troll_trl.rewards.answers import extract_answer
 from troll_trl.rewards.functions import answer_format_reward, math_accuracy_reward

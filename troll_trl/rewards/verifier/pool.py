@@ -1,36 +1,24 @@
 """WorkerPool: processes for computer algebra that may be killed, shared by all calls and threads of this process."""
 
 import contextlib
-import json
+import itertools
 import os
 import queue
-import select
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from multiprocessing.connection import Pipe
 
-from troll_trl.rewards.verifier.worker import read_message, write_message
+from troll_trl.rewards.verifier.worker import receive, send
 
-# What a worker imports takes one to three seconds; on a machine that is busy starting a training, far longer
-START_SECONDS = 120
-# A worker ends itself at the limit of a question. One that has not done so by then is stuck in the kernel.
-GRACE_SECONDS = 5
-# A worker that shares its processor with so many others still gets its time. Against what waits and does not compute
+START_SECONDS = 120  # imports take one to three; on a machine that is busy starting a training, far longer
+GRACE_SECONDS = 5  # a worker ends itself at the limit of a question; later than this, it is stuck in the kernel
+# Clock time over processor time: a worker that waits and does not compute ends, one that shares its processor does not
 WALL_FACTOR = 30
-# What any worker can answer
-TRIVIAL = {"gold": "2x", "answer": "x+x"}
-
-# A main module of its own, with the import path of this process: neither the user's script nor what it would need is
-# looked at, and this package is found wherever it was imported from.
-_MAIN = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from troll_trl.rewards.verifier.worker import main
-main(int(sys.argv[2]))
-"""
+TRIVIAL = {"gold": "2x", "answer": "x+x"}  # any worker can answer it
 
 
 class WorkerError(RuntimeError):
@@ -38,28 +26,35 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """One worker process with so much address space, and the pipes to it; [`WorkerError`] if it cannot start."""
+    """One worker process with this much address space, and the connection to it; [`WorkerError`] if it cannot start."""
 
     def __init__(self, memory_bytes: int):
         if not sys.executable:
             raise WorkerError("this Python does not know its own executable")
-        command = [sys.executable, "-c", _MAIN, json.dumps(sys.path), str(memory_bytes)]
-        # One thread per worker, and no accelerator, whatever a sitecustomize may import
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self.connection, theirs = Pipe()
+        # A main module of its own, with the import path of this process: the user's script is not run again, and this
+        # package is found wherever it was imported from
+        code = f"""
+import sys
+sys.path[:] = {[str(folder) for folder in sys.path]!r}
+from troll_trl.rewards.verifier.worker import main
+main({theirs.fileno()}, {memory_bytes})
+"""
         try:
             self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                bufsize=0,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for the trainer, which closes the pipe
+                pass_fds=[theirs.fileno()],
+                # One thread per worker, and no accelerator, whatever a sitecustomize may import
+                env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                start_new_session=True,  # Ctrl-C is for the trainer, which closes the connection
             )
         except OSError as error:
             raise WorkerError(str(error)) from error
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self._questions, self._replies = self.process.stdin.fileno(), self.process.stdout.fileno()
+        finally:
+            theirs.close()
         hello = self._receive(START_SECONDS)
         if hello is None or "ready" not in hello:
             self.kill()
@@ -67,23 +62,21 @@ class Worker:
 
     def ask(self, question: dict, seconds: float) -> dict:
         """
-        The reply to one question, or `{"died": "timeout"}`, `"memory"` or `"crash"`; of [`WorkerPool.ask`] also
+        The reply to one question, or `{"died": "timeout"}`, `"memory"` or `"crash"`; [`WorkerPool.ask`] adds
         `"broken"`, if a fresh worker dies of a trivial question too. `seconds` is processor time; by the clock it is
         [`WALL_FACTOR`] times as long. Only one thread may ask. Raises [`WorkerError`] if the process is gone.
         """
-        try:
-            write_message(self._questions, question | {"seconds": seconds, "wall_seconds": WALL_FACTOR * seconds})
-        except OSError as error:
-            raise WorkerError(str(error)) from error
-        reply = self._receive(WALL_FACTOR * seconds + GRACE_SECONDS)
-        if reply is None:
-            raise WorkerError("it did not reply")
-        return reply
+        with contextlib.suppress(OSError):
+            send(self.connection, question | {"seconds": seconds, "wall_seconds": WALL_FACTOR * seconds})
+            reply = self._receive(WALL_FACTOR * seconds + GRACE_SECONDS)
+            if reply is not None:
+                return reply
+        raise WorkerError("it did not reply")
 
     def _receive(self, seconds: float) -> dict | None:
-        poll = select.poll()  # select() cannot watch descriptors above 1023, which a trainer may well have
-        poll.register(self._replies, select.POLLIN)
-        return read_message(self._replies) if poll.poll(seconds * 1000) else None
+        with contextlib.suppress(EOFError, OSError):
+            return receive(self.connection) if self.connection.poll(seconds) else None
+        return None
 
     def kill(self) -> None:
         """End the process and its child, and wait until it is gone. A thread that waits for a reply gets none."""
@@ -91,15 +84,9 @@ class Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def close_pipes(self) -> None:
-        """Close this process's ends of the pipes. No other thread may be using them."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-
 
 class WorkerPool:
-    """Worker processes with so much address space each, started when needed; by default [`default_size`] of them."""
+    """Worker processes with this much address space each, started if needed; by default [`default_size`] of them."""
 
     def __init__(self, size: int | None = None, memory_bytes: int = 1 << 30):
         self.size = size or default_size()
@@ -111,20 +98,12 @@ class WorkerPool:
         self.closed = False
 
     def ask(self, questions: Sequence[dict], seconds: float) -> list[dict]:
-        """
-        A reply to each question, in parallel; see [`Worker.ask`]. Any thread may call this; a slow question delays only
-        its worker. Raises [`WorkerError`] if no worker can be started.
-        """
-        futures: list[Future] = []
+        """A reply to each question, in parallel; see [`Worker.ask`]. Any thread may call this; a slow question delays
+        only its worker. Raises [`WorkerError`] if no worker can be started."""
         try:
-            for question in questions:
-                futures.append(self._executor.submit(self._ask_one, question, seconds))
-            return [future.result() for future in futures]
+            return list(self._executor.map(self._ask_one, questions, itertools.repeat(seconds)))
         except (CancelledError, RuntimeError) as error:  # closed meanwhile, or the interpreter is ending
             raise WorkerError(str(error) or "the pool is closed") from error
-        finally:
-            for future in futures:
-                future.cancel()
 
     def start(self) -> None:
         """Start the workers in the background. A failure shows when they are needed."""
@@ -184,9 +163,9 @@ class WorkerPool:
             worker.kill()
 
     def forget(self) -> None:
-        """In a forked child: let go of the parent's pipes, or its workers would not see that the parent ends."""
+        """In a forked child: close the parent's connections, or its workers would not see that the parent ends."""
         for worker in self._workers:
-            worker.close_pipes()
+            worker.connection.close()
 
 
 def default_size() -> int:
