@@ -251,8 +251,10 @@ def test_forms_of_an_options_column(options):
 
 @pytest.mark.parametrize("options", [5, "A) 50 m B) 75 m", {"first": "50 m"}, [["50 m"], ["75 m"]]])
 def test_options_that_cannot_be_read_are_warned_of(options, caplog):
-    choices._warn_of_options.cache_clear()
-    assert math_accuracy_reward([r"\boxed{75 m}", "Answer: B"], ["B"] * 2, options=[options] * 2) == [0.0, 1.0]
+    """Once: a warning came for every row, because each has other options."""
+    choices._warned.clear()
+    texts = [r"\boxed{75 m}", "Answer: B", r"\boxed{1 m}"]
+    assert math_accuracy_reward(texts, ["B"] * 3, options=[options, options, "A) 1 m B) 2 m"]) == [0.0, 1.0, 0.0]
     assert len(caplog.messages) == 1 and repr(options) in caplog.messages[0]
 
 

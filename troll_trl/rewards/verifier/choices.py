@@ -2,13 +2,14 @@
 
 import logging
 import re
+import threading
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 logger = logging.getLogger(__name__)
+_warned = threading.Event()  # of options that cannot be read
 
-# Of a multiple choice: see [`options_by_letter`]
+# The options of a multiple choice: see [`options_by_letter`]
 Options = list[Any] | dict[str, Any] | None
 
 LETTERS = "ABCDEFGHIJ"
@@ -115,17 +116,14 @@ def options_by_letter(options: Options) -> dict[str, str]:
         if isinstance(text, (str, int, float)) and str(text).strip()
     }
     read = {letter: text for letter, text in by_letter.items() if text and letter and letter in LETTERS}
-    if options and not read and (not texts or any(text is not None for _, text in texts)):
-        _warn_of_options(repr(options)[:200])
+    if options and not read and (not texts or any(text is not None for _, text in texts)) and not _warned.is_set():
+        _warned.set()
+        logger.warning(
+            f"Options of a multiple choice that cannot be read, so only the letter is right: {repr(options)[:200]}. "
+            'Give a list of texts, {"A": text, ...}, {"label": [...], "text": [...]}, or a list of {"label": ..., '
+            '"text": ...}. This warning comes once.'
+        )
     return read
-
-
-@lru_cache(maxsize=1)
-def _warn_of_options(options: str) -> None:
-    logger.warning(
-        f"Options of a multiple choice that cannot be read, so only the letter is right: {options}. Give a list of "
-        'texts, {"A": text, ...}, {"label": [...], "text": [...]}, or a list of {"label": ..., "text": ...}.'
-    )
 
 
 def is_option_text(answer: str, text: str) -> bool:
