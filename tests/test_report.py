@@ -141,12 +141,14 @@ def test_torn_state_falls_back_to_the_newest_whole_checkpoint(tmp_path):
     assert run.notes[0].endswith("checkpoint-4/trainer_state.json instead.")
 
 
-def test_resumed_and_stopped_run_is_continued_from_its_checkpoint(tmp_path):
+@pytest.mark.parametrize("last", [11, 14])
+def test_resumed_and_stopped_run_is_continued_from_its_checkpoint(tmp_path, last):
+    """One more update was overlooked, as the last line of the earlier training made both logs equally long."""
     end = {"step": 10, "train_runtime": 99.0, "train_loss": 0.0}
     write_state(tmp_path, [*(troll_line(step) for step in range(1, 11)), end])
-    write_troll(tmp_path / "checkpoint-14", last=14)
+    write_troll(tmp_path / f"checkpoint-{last}", last=last)
     run = load_run(tmp_path)
-    assert run.last_update == 14
+    assert run.last_update == last
     assert "the run was resumed and stopped" in run.notes[0]
 
 
@@ -184,8 +186,10 @@ def test_folder_of_runs_names_them(tmp_path):
         load_run(tmp_path)
 
 
-def test_settings_that_cannot_be_read_are_noted(tmp_path):
-    run = load_run(write_troll(tmp_path, settings="a: [1"))
+@pytest.mark.parametrize("settings", ["a: [1", "- 1", "", "kl_bound: high", "kl_bound: null"])
+def test_settings_that_cannot_be_read_are_noted(tmp_path, settings):
+    """A bound that is not a number ended in a traceback."""
+    run = load_run(write_troll(tmp_path, settings=settings))
     assert "kl_bound" not in run.settings and "cannot be read as settings" in run.notes[0]
 
 
@@ -203,6 +207,12 @@ def test_a_run_that_went_on_with_other_settings_says_so_and_is_held_to_no_bound(
     assert run.changed == {"kl_bound", "learning_rate"}
     groups = [Group("x", [run])]
     assert groups[0].kl_bound is None and not warnings_of(groups)
+
+
+def test_a_run_that_resumed_with_its_default_spelled_out_has_a_bound(tmp_path):
+    folder = write_troll(tmp_path, settings="kl_bound: 0.05")
+    (folder / "config-until-checkpoint-4.yaml").write_text("method: troll")
+    assert load_groups([str(folder)])[0].kl_bound == 0.05
 
 
 def test_earlier_settings_that_cannot_be_read_are_noted_and_no_change(tmp_path):

@@ -1,6 +1,7 @@
 """The figures of a report: runs overlaid, seeds as a band, legible in black and white."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from troll_trl.report import metrics
 from troll_trl.report.metrics import Metric
@@ -25,22 +26,35 @@ _LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (2, 1)
 _MARKERS = ("o", "s", "^", "D", "v")
 _DOTTED = {"linestyle": (0, (1, 1.3)), "markerfacecolor": "white"}
 _HELD_OUT = {"markersize": 7, "markerfacecolor": "white", "linewidth": 0.8}
+_ERROR_BAR: Any = {"clip_on": False, "markeredgewidth": 1.5, "elinewidth": 1.5, "capsize": 3, "zorder": 4}
 _BOUND: Any = {"linestyle": "--", "linewidth": 1.1}
 _STYLE: Any = {"font.size": 9, "axes.titlesize": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False}
 _STYLE |= {"axes.spines.right": False, "text.parse_math": False}  # a label with dollars is no formula
 _WIDTH, _PANEL_HEIGHT = 9.6, 2.8  # inches
 _LONGEST_LABEL = 60  # characters in a legend
+CAPTIONS = {
+    "reward": "Left against updates (optimizer steps), right against training time: the sum of TRL's step_time, which "
+    "is generation, forward and backward passes, without evaluations and checkpoints. Held-out points of the same "
+    "update are drawn side by side.",
+    "optimization": "",
+    "trust_region": "KL from the old policy q before the projection, KL(p‖q), and after it, KL(π‖q), to which the "
+    "bound applies. A logarithmic axis leaves out zeros (updates with the weights of the rollout).",
+    "clip": "Share of tokens whose gradient the clip dropped.",
+    "mask": "Share of tokens whose gradient the mask dropped, and the divergence that it compares with its bound.",
+    "completions": "On training problems.",
+    "cost": "Tokens of prompts and completions on all ranks per second of training time, each rollout batch over the "
+    "time of all its updates; largest memory of one process since its start.",
+}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: the first metric as the group's line, a second one thin and dotted."""
+    """One pair of axes: the first metric as the group's line, a second one thin and dotted, and the bound of both."""
 
     title: str
     metrics: tuple[Metric, ...]
     against_time: bool = False
     held_out: bool = False
-    bound: bool = False
 
     def curves(self, group: Group, metric: Metric) -> list[pd.Series]:
         curves = (metrics.curve(run, metric, self.against_time) for run in group.runs)
@@ -60,7 +74,6 @@ class Plot:
     name: str
     title: str
     panels: list[Panel]
-    caption: str = ""
     columns: int = 2
     file: Path | None = None
     notes: list[str] = field(default_factory=list)
@@ -89,53 +102,35 @@ def _plans(groups: Sequence[Group], success: str | None) -> list[Plot]:
         for against_time in (False, True)
     ]
     kl = [
-        Panel("Largest KL of a token from the old policy", (metrics.KL_MAX_AFTER, metrics.KL_MAX_BEFORE), bound=True),
-        Panel("Mean KL of the tokens from the old policy", (metrics.KL_MEAN_AFTER, metrics.KL_MEAN_BEFORE), bound=True),
+        Panel("Largest KL of a token from the old policy", (metrics.KL_MAX_AFTER, metrics.KL_MAX_BEFORE)),
+        Panel("Mean KL of the tokens from the old policy", (metrics.KL_MEAN_AFTER, metrics.KL_MEAN_BEFORE)),
         *panels(metrics.PROJECTED, metrics.ETA, metrics.REGRESSION, metrics.SUPPORT),
     ]
     clip = panels(metrics.CLIPPED, metrics.CLIPPED_LOW, metrics.CLIPPED_HIGH)
     mask = panels(metrics.MASKED, metrics.MASKED_NEGATIVE, metrics.MASKED_POSITIVE)
     mask += panels(metrics.DIVERGENCE_MAX, metrics.DIVERGENCE_MEAN)
-    of_reward = (
-        "Left against updates (optimizer steps), right against training time: the sum of TRL's step_time, which is "
-        "generation, forward and backward passes, without evaluations and checkpoints. Held-out points of the same "
-        "update are drawn side by side."
-    )
-    of_kl = (
-        "KL from the old policy q before the projection, KL(p‖q), and after it, KL(π‖q), to which the bound applies. "
-        "A logarithmic axis leaves out zeros (updates with the weights of the rollout)."
-    )
-    of_clip = "Share of tokens whose gradient the clip dropped."
-    of_mask = "Share of tokens whose gradient the mask dropped, and the divergence that it compares with its bound."
-    of_cost = (
-        "Tokens of prompts and completions on all ranks per second of training time, each rollout batch over the time "
-        "of all its updates; largest memory of one process since its start."
-    )
-    plots = [
-        Plot("reward", "Reward and success", rewards, of_reward),
-        Plot("optimization", "Entropy and gradient", panels(metrics.ENTROPY, metrics.GRADIENT)),
-        Plot("trust_region", "Trust region", kl, of_kl),
-        Plot("clip", "Clip", clip, of_clip, columns=3),
-        Plot("mask", "Mask", mask, of_mask, columns=3),
-        Plot("completions", "Completions", panels(metrics.LENGTH, metrics.TRUNCATED), "On training problems."),
-        Plot("cost", "Throughput and memory", panels(metrics.THROUGHPUT, metrics.MEMORY), of_cost),
-    ]
     masked = any(metrics.MASKED.key in group.log for group in groups)
-    return [plot for plot in plots if masked or plot.name != "mask"]
+    return [
+        Plot("reward", "Reward and success", rewards),
+        Plot("optimization", "Entropy and gradient", panels(metrics.ENTROPY, metrics.GRADIENT)),
+        Plot("trust_region", "Trust region", kl),
+        Plot("clip", "Clip", clip, columns=3),
+        *([Plot("mask", "Mask", mask, columns=3)] if masked else []),
+        Plot("completions", "Completions", panels(metrics.LENGTH, metrics.TRUNCATED)),
+        Plot("cost", "Throughput and memory", panels(metrics.THROUGHPUT, metrics.MEMORY)),
+    ]
 
 
 def _left_out(groups: Sequence[Group], plot: Plot) -> Iterator[str]:
     """Notes on what a figure leaves out: why, for which groups, and in which panels."""
-    found = [
-        (panel.title + " against time" * panel.against_time, reason, group.label)
-        for panel in plot.panels
-        for group in groups
-        if (reason := _why_missing(group, panel))
-    ]
-    missing = pd.DataFrame(found, columns=["panel", "reason", "who"])
-    by_panel = missing.groupby(["panel", "reason"], sort=False)["who"].agg(", ".join).reset_index()
-    for (reason, who), panels in by_panel.groupby(["reason", "who"], sort=False)["panel"].agg(list).items():
-        yield f"{reason} {who}: {'any of this' if len(panels) == len(plot.panels) else '; '.join(panels)}."
+    titles = defaultdict(list)
+    for panel in plot.panels:
+        found = [(reason, group.label) for group in groups if (reason := _why_missing(group, panel))]
+        for reason in dict(found):
+            who = ", ".join(label for other, label in found if other == reason)
+            titles[f"{reason} {who}"].append(panel.title + " against time" * panel.against_time)
+    for who, left_out in titles.items():
+        yield f"{who}: {'any of this' if len(left_out) == len(plot.panels) else '; '.join(left_out)}."
 
 
 def _why_missing(group: Group, panel: Panel) -> str:
@@ -159,11 +154,8 @@ def _draw(groups: Sequence[Group], plot: Plot, file: Path) -> None:
     rows = math.ceil(len(shown) / columns)
     size = (_WIDTH if len(shown) > 1 else _WIDTH / 2, _PANEL_HEIGHT * rows + 0.5)
     figure = Figure(figsize=size, layout="constrained")
-    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, panel in zip(grid, shown, strict=False):
-        _draw_panel(axes, groups, panel)
-    for axes in grid[len(shown) :]:
-        axes.remove()
+    for place, panel in enumerate(shown, 1):
+        _draw_panel(figure.add_subplot(rows, columns, place), groups, panel)
     handles = list(_legend(groups, shown))
     # A space in front: matplotlib leaves out labels that begin with an underscore
     figure.legend(handles, [f" {handle.get_label()}" for handle in handles], loc="outside upper center", ncols=3)
@@ -175,33 +167,26 @@ def _draw_panel(axes: Axes, groups: Sequence[Group], panel: Panel) -> None:
     runs = [run for group in groups for run in group.runs]
     longest = max(max(run.clock, default=0.0) if panel.against_time else run.last_update for run in runs)
     unit, scale = metrics.time_unit(longest) if panel.against_time else ("", 1.0)
-    axes.set_title(panel.title)
-    axes.set_xlabel(f"training time ({unit})" if panel.against_time else "updates")
-    axes.set_ylabel(panel.metrics[0].unit.replace("%", "share") or "no unit")
-    axes.set_yscale("log" if panel.metrics[0].log else "linear")
+    first = panel.metrics[0]
+    axes.set(title=panel.title, xlabel=f"training time ({unit})" if panel.against_time else "updates")
+    axes.set(ylabel=first.unit.replace("%", "share") or "no unit", yscale="log" if first.log else "linear")
     for number, group in enumerate(groups):
         look = _style(number)
-        held_out = panel.band_held_out(group)
-        if len(held_out):
+        if len(held_out := panel.band_held_out(group)):
             aside = 0.0 if panel.against_time else (number - (len(groups) - 1) / 2) * 0.012 * held_out.index[-1]
-            _draw_held_out(axes, held_out.set_axis(held_out.index / scale + aside), look)
+            mean, low, high = (held_out[name] for name in ("mean", "min", "max"))
+            spread = None if low.equals(high) else (mean - low, high - mean)
+            axes.errorbar(held_out.index / scale + aside, mean, spread, **look | _HELD_OUT | _ERROR_BAR)
             look["marker"] = ""
         for metric, dotted in zip(panel.metrics, ({}, _DOTTED | {"linewidth": 1.0}), strict=False):
             if curves := [curve.set_axis(curve.index / scale) for curve in panel.curves(group, metric)]:
                 _draw_curves(axes, curves, look | dotted, number)
-    _set_limits(axes, panel.metrics[0])
+    _set_limits(axes, first)
     axes.set_xlim(0, 1.03 * longest / scale or None)
-    for bound, colour in _bounds(groups).items() if panel.bound else ():
+    for bound, colour in _bounds(groups).items() if len(panel.metrics) > 1 else ():
         axes.axhline(bound, color=colour, zorder=1, **_BOUND)
         bottom, top = axes.get_ylim()
         axes.set_ylim(min(bottom, bound / 1.5), max(top, bound * 1.5))  # well inside a logarithmic axis
-
-
-def _draw_held_out(axes: Axes, points: pd.DataFrame, look: dict[str, Any]) -> None:
-    one_value = points["min"].equals(points["max"])
-    spread = None if one_value else (points["mean"] - points["min"], points["max"] - points["mean"])
-    look = look | _HELD_OUT | {"clip_on": False, "markeredgewidth": 1.5}
-    axes.errorbar(points.index, points["mean"], yerr=spread, elinewidth=1.5, capsize=3, zorder=4, **look)
 
 
 def _draw_curves(axes: Axes, curves: list[pd.Series], look: dict[str, Any], number: int) -> None:
@@ -224,8 +209,8 @@ def _set_limits(axes: Axes, metric: Metric) -> None:
     if metric.is_share:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     if metric.log:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter("")
     elif math.isfinite(metric.lowest):
         top = axes.dataLim.y1
         axes.set_ylim(metric.lowest, metric.lowest + 1.08 * (top - metric.lowest) if top > metric.lowest else None)
@@ -257,5 +242,5 @@ def _legend(groups: Sequence[Group], panels: Sequence[Panel]) -> Iterator[Line2D
         yield Line2D([], [], **grey | _HELD_OUT, label="large markers: held-out problems")
     if any(len(panel.metrics) > 1 for panel in panels):
         yield Line2D([], [], **grey | _DOTTED, markersize=4.5, label="dotted: before the projection")
-    for bound, colour in _bounds(groups).items() if any(panel.bound for panel in panels) else ():
-        yield Line2D([], [], color=colour, **_BOUND, label=f"bound {bound:.3g} nats")
+        for bound, colour in _bounds(groups).items():
+            yield Line2D([], [], color=colour, **_BOUND, label=f"bound {bound:.3g} nats")

@@ -67,15 +67,15 @@ def reward_metrics(groups: Sequence[Group], success: str | None = None) -> list[
     names = [key.split("/")[1] for key in means]
     if success is not None and success not in names:
         raise ReportError(f"No run logged a reward function {success!r}; there are: {', '.join(names) or 'none'}.")
-    rates, others = [], []
+    found = [Metric("reward", "Reward, weighted sum of all functions", lowest=-math.inf)]
+    if len(names) == 1 and "reward" in log and log["reward"].equals(means.squeeze(axis=1)):
+        found = []  # a single function of weight 1: the total is the same curve again
     for name, key in zip(names, means, strict=True):
         if name == success or (success is None and "accuracy" in name and means[key].dropna().between(0, 1).all()):
-            rates.append(Metric(key, f"Success rate ({name})", "% of completions"))
+            found.append(Metric(key, f"Success rate ({name})", "% of completions"))
         else:
-            others.append(Metric(key, f"Reward: {name}", lowest=-math.inf))
-    if len(names) == 1 and "reward" in log and log["reward"].equals(means.squeeze(axis=1)):
-        return rates + others  # a single function of weight 1: the total is the same curve again
-    return [*rates, Metric("reward", "Reward, weighted sum of all functions", lowest=-math.inf), *others]
+            found.append(Metric(key, f"Reward: {name}", lowest=-math.inf))
+    return sorted(found, key=lambda metric: not metric.is_share)
 
 
 # -- Curves: series by update, or by seconds of training --------------------------------------------------------------
@@ -144,15 +144,13 @@ def final(group: Group, metric: Metric, prefix: str = "", first: bool = False) -
     ends = []
     for run in group.runs:
         values = run.values(prefix + metric.key)
-        if values.empty:
-            continue
-        tail = values[values.index > (1 - FINAL_SHARE) * run.last_update]
+        end = values[values.index > (1 - FINAL_SHARE) * run.last_update]
         if metric.largest:
-            ends.append(values.nlargest(1))
-        elif prefix or tail.empty:
-            ends.append(values[:1] if first else values[-1:])
-        else:
-            ends.append(tail)
+            end = values.nlargest(1)
+        elif prefix or end.empty:
+            end = values[:1] if first else values[-1:]
+        ends.append(end)
+    ends = [end for end in ends if len(end)]
     if not ends:
         return None
     means = ends[0] if len(ends) == 1 else [end.mean() for end in ends]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from troll_trl.evaluation.statistics import Estimate
 from troll_trl.report import metrics
-from troll_trl.report.figures import Plot
+from troll_trl.report.figures import CAPTIONS, Plot
 from troll_trl.report.metrics import Metric
 from troll_trl.report.runs import Group
 
@@ -148,7 +148,7 @@ def write_page(groups: Sequence[Group], plots: Sequence[Plot], table: Sequence[S
             image = base64.b64encode(plot.file.read_bytes()).decode()
             text = escape(f"{plot.title}: " + "; ".join(panel.title for panel in plot.panels))
             parts += [f'<figure><img alt="{text}" src="data:image/png;base64,{image}">']
-            parts += [f"<figcaption>{escape(plot.caption)}</figcaption></figure>"]
+            parts += [f"<figcaption>{escape(CAPTIONS[plot.name])}</figcaption></figure>"]
         parts += [f'<p class="note">{escape(note)}</p>' for note in plot.notes]
     runs = [
         [group.label, str(run.state_file), str(run.last_update), " ".join(run.notes) or "–"]

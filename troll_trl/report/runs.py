@@ -46,8 +46,10 @@ class Run:
 
     def values(self, key: str, against_time: bool = False) -> pd.Series:
         """The values of a metric by update, or by seconds of training; empty if these were not logged."""
-        log = self._log_by_time if against_time else self.log
-        return log[key].dropna() if key in log else pd.Series(dtype=float)
+        values = self.log[key].dropna() if key in self.log else pd.Series(dtype=float)
+        if against_time:
+            return values.iloc[:0] if self.clock.empty else values.set_axis(self.seconds(values.index))
+        return values
 
     @property
     def last_update(self) -> int:
@@ -61,10 +63,6 @@ class Run:
         # bridges lines without one (a torn record).
         seconds = (step_time * np.diff(step_time.index, prepend=0)).cumsum()
         return seconds if seconds.empty else pd.concat([pd.Series({0: 0.0}), seconds])
-
-    @cached_property
-    def _log_by_time(self) -> pd.DataFrame:
-        return pd.DataFrame() if self.clock.empty else self.log.set_axis(self.seconds(self.log.index))
 
     def seconds(self, updates: Sequence[int] | pd.Index) -> np.ndarray:
         """The training seconds that had passed by some updates, for a run with logged times."""
@@ -112,12 +110,10 @@ def load_run(path: Path) -> Run:
     states = [folder / STATE_FILE, *(checkpoint / STATE_FILE for checkpoint in reversed(checkpoints(folder)))]
     files = [path] if path.is_file() else [file for file in states if file.is_file()]
     if not files:
-        message = (
-            f"{folder}: there is no {STATE_FILE} in this folder or in a {CHECKPOINT}* below it, which a Trainer writes."
-        )
+        where = f"in this folder or in a {CHECKPOINT}* below it, which a Trainer writes."
         if inner := sorted(file.parent.name for file in folder.glob(f"*/{STATE_FILE}")):
-            message += f" Some of its subfolders hold one: name these, as in {folder / inner[0]} ({', '.join(inner)})."
-        raise ReportError(message)
+            where += f" Some of its subfolders hold one: name these, as in {folder / inner[0]} ({', '.join(inner)})."
+        raise ReportError(f"{folder}: there is no {STATE_FILE} {where}")
     notes: list[str] = []
     history, state_file = _read_newest(files, notes)
     if not history:
@@ -126,10 +122,9 @@ def load_run(path: Path) -> Run:
     if log.empty:
         raise ReportError(f"{state_file}: no line of its `log_history` holds a `step` and a finite number.")
     run = Run(path, state_file, log, *_read_settings(folder, notes), notes)
-    if "method" not in run.settings:
-        prefixes = {"troll/": "troll", "clip_ratio/": "clip"}
-        logged = [method for prefix, method in prefixes.items() if log.columns.str.startswith(prefix).any()]
-        run.settings["method"] = [*logged, "unknown"][0]
+    is_logged = lambda prefix: log.columns.str.startswith(prefix).any()
+    method = "troll" if is_logged("troll/") else "clip" if is_logged("clip_ratio/") else "unknown"
+    run.settings.setdefault("method", method)
     run.settings.setdefault("learning_rate", max(run.values("learning_rate"), default="unknown"))
     log[PEAK_MEMORY] = run.values("memory/gpu_peak_gib").combine_first(run.values("memory/cpu_peak_gib"))
     log[TOKENS_PER_SECOND] = _throughput(run)
@@ -157,7 +152,7 @@ def _read_newest(files: Sequence[Path], notes: list[str]) -> tuple[list[dict], P
         notes.append(f"{'; '.join(errors)}: the report reads {file} instead.")
     finished = [line for line in history if "train_runtime" not in line]  # a line that no checkpoint holds
     for later, later_file in readable[1:]:
-        if len(later) > len(history) and finished == later[: len(finished)]:
+        if len(later) > len(finished) and finished == later[: len(finished)]:
             notes.append(f"{later_file} continues {file}: the run was resumed and stopped. Read the former.")
             return later, later_file
     return history, file
@@ -214,16 +209,16 @@ def _read_settings(folder: Path, notes: list[str]) -> tuple[dict[str, Any], set[
         said = "; ".join(f"`{name}` {before.get(name)!r} → {after.get(name)!r}" for name in names)
         notes.append(f"It resumed from checkpoint-{step} with other settings: {said}. The page names the last ones.")
         changed.update(names)
-    if settings.get("method", "troll") != "troll" or settings.get("trust_region") == "mask":
-        settings.pop("kl_bound", None)  # which these do not read
-    elif settings:
-        settings["kl_bound"] = float(settings.get("kl_bound", DEFAULT_KL_BOUND))
     return settings, changed
 
 
 def _read_yaml(file: Path, notes: list[str]) -> dict[str, Any]:
+    """Settings of a file, with the KL bound only if the training reads it; empty if there is no file."""
     try:
-        return dict(yaml.safe_load(file.read_text(encoding="utf-8")))
+        settings = {"kl_bound": DEFAULT_KL_BOUND} | yaml.safe_load(file.read_text(encoding="utf-8"))
+        if settings.get("method", "troll") == "troll" and settings.get("trust_region") != "mask":
+            return settings | {"kl_bound": float(settings["kl_bound"])}
+        return {name: value for name, value in settings.items() if name != "kl_bound"}
     except FileNotFoundError:
         return {}
     except (OSError, TypeError, ValueError, yaml.YAMLError):
