@@ -11,7 +11,7 @@ from troll_trl.data.files import shortened
 from troll_trl.data.problems import bare_problem, warn
 
 MESSAGES = datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
-_BY_PROMPT: Any = {"batched": True, "batch_size": 100, "input_columns": ["prompt"]}  # a stream reads so far ahead
+_BY_PROMPT: Any = {"batched": True, "batch_size": 100, "input_columns": ["prompt"]}  # a stream reads this far ahead
 _MISSING = object()
 
 

@@ -1,10 +1,10 @@
-r"""extract_answer: the final answer that a text states, in a `\boxed{}`, in `<answer>` or behind "Answer:"."""
+r"""extract_answer: the final answer that a text states, in a `\boxed{}`, in `<answer>` or after "Answer:"."""
 
 import re
 from collections.abc import Callable
 from decimal import Decimal
 
-# A completion that boxes more different answers than this, in whatever words, lists candidates
+# A completion that boxes more different answers than this lists candidates
 MAX_BOXES = 5
 
 _BOX_OR_BRACE = re.compile(
@@ -25,7 +25,7 @@ _ANSWER_END = re.compile(
     r"|,\s*+(?:which|so|as|where|that is|i\.e|hence|thus|therefore)\b",
     re.IGNORECASE,
 )
-# What may stand between boxes that state one answer together: \boxed{1} \quad\text{and}\quad \boxed{2}
+# What may separate boxes that state one answer together: \boxed{1} \quad\text{and}\quad \boxed{2}
 _CONNECTOR = re.compile(
     r"(?:\\[A-Za-z]+\*?|\\.|[\s$,;:.&*+(){}\[\]|/=-]|\d+(?:pt|em|ex|cm|mm)\b|\b(?:or|alternatively)\b[^.\n\d\\]*+"
     r"|\b(?:and|also|either|maybe|perhaps|possibly|to|the|final|answers?|is|it|could|may|might|be|are|solutions?|for|part|case"
@@ -62,9 +62,9 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
     last `<answer>...</answer>`; without either, what follows the last `Answer:`, `####` or "the (final) answer is" on
     its line.
 
-    Boxes that a connector joins state one answer together, a list, and so do more than `MAX_BOXES` boxes that differ:
-    who lists candidates has not answered. A box that `accept` refuses gives way to another, or to a later "the answer
-    is", that it accepts: the option of a multiple choice. A text is read in time linear in its length.
+    Boxes that a connector joins state one answer together, a list, and so do more than `MAX_BOXES` boxes that differ.
+    If `accept` refuses a box, it may accept another one, or a later "the answer is": the option of a multiple choice.
+    The time is linear in the length of the text.
     """
     text = _without_thoughts(text)
     boxes = _boxes(text)

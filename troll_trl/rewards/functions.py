@@ -24,13 +24,11 @@ def math_accuracy_reward(
     r"""
     Reward function that checks the final answer of each completion against the gold answer.
 
-    The answer follows the last thought: the last balanced `\boxed{...}`; without one, the last `<answer>...</answer>`;
-    without either, what follows the last `Answer:`, `####` or "the (final) answer is". Without any of these a
-    completion gets 0, as do a thought that never ends and a list of candidates. docs/rewards.md lists what is equal.
+    The answer is what the last balanced `\boxed{...}` holds; without one, the last `<answer>...</answer>`; without
+    either, what follows the last `Answer:`, `####` or "the (final) answer is". docs/rewards.md lists what is equal.
 
     It cannot hang: worker processes with limits of time and memory decide what rules do not
-    ([`~troll_trl.rewards.verifier.verify`]). An answer that exceeds a limit gets 0 and is counted. Any thread may call
-    it.
+    ([`~troll_trl.rewards.verifier.verify`]). Any thread may call it.
 
     Args:
         completions (`list[list[dict[str, str]]]` or `list[str]`):
@@ -42,18 +40,15 @@ def math_accuracy_reward(
             Given by the trainer: for the shares `math_accuracy/{path}` of `troll_trl.rewards.verifier.PATHS`, and for
             the columns `solution`, `answer` and `answer_path` of the table of logged completions.
         options (`list[list | dict | None]`, *optional*):
-            The options of multiple choice, if the dataset has such a column
-            ([`~troll_trl.rewards.verifier.choices.options_by_letter`]): for the gold answer `B` the text of option B is
-            then right too, unless the answer names a letter as well.
+            The options of multiple choice, if the dataset has such a column: for the gold answer `B` the text of option
+            B is then right too, unless the answer names a letter as well.
         allow_unevaluated (`bool`, *optional*, defaults to `False`):
             Whether `95^2` is an answer to 9025. By default an answer must be worked out as far as the gold answer is,
             or boxing an expression of the problem would pay.
-        **kwargs:
-            The other columns and arguments that TRL hands to every reward function; not used.
 
     Returns:
         `list[float | None]`: 1.0 for a right answer, 0.0 for a wrong or missing one. `None`, which the trainer skips,
-        if there is no gold answer, it cannot be read, or the workers crash on trivial questions, too.
+        if there is no gold answer, it cannot be read, or the workers crash at trivial questions too.
 
     Raises:
         ValueError: `completions` and `solution` differ in length.
@@ -81,7 +76,6 @@ math_accuracy_reward.start_workers = start  # type: ignore[attr-defined]
 
 
 def _text_of_gold(gold: str | int | float | None, row: int) -> str | None:
-    """A gold answer as text."""
     if gold is None or isinstance(gold, str):
         return gold
     if isinstance(gold, bool) or not isinstance(gold, numbers.Real) or not math.isfinite(gold):

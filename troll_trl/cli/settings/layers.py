@@ -16,7 +16,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             if isinstance(key_node, yaml.ScalarNode) and key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"the key `{key_node.value}` stands twice, remove one", problem_mark=key_node.start_mark
+                    problem=f"the key `{key_node.value}` occurs twice, remove one", problem_mark=key_node.start_mark
                 )
             if isinstance(key_node, yaml.ScalarNode):
                 seen.add(key_node.value)

@@ -55,8 +55,8 @@ _TEXT_COMMAND = re.compile(r"\\(?:text|mbox|mathrm)\{[^{}]*\}")
 @dataclass(frozen=True)
 class Verdict:
     """
-    What became of one text: 1.0 for the right answer, 0.0 for a wrong one or none, `None` if the gold answer cannot be
-    read or workers crash whatever they are asked; the answer that it states; how it was decided, one of `PATHS`.
+    The verdict on one text: 1.0 for the right answer, 0.0 for a wrong one or none, `None` if the gold answer cannot be
+    read or workers crash at trivial questions too; the answer that the text states; and which of `PATHS` decided.
     """
 
     reward: float | None
@@ -106,7 +106,7 @@ def verify(
     ]
     pairs = [(gold_answers[gold], answer) for gold, answer in zip(golds, answers, strict=True)]
     verdicts = _verdicts(pairs, timeout, strict)
-    # The text of the right option, where the answer names no letter: one of each would be two guesses
+    # The text of the right option, if the answer names no letter: one of each would be two guesses
     again = {}
     for row, (gold, of_row) in enumerate(zip(golds, options or (), strict=False)):
         choice, answer = choices.get(gold), answers[row]
@@ -217,7 +217,7 @@ def _ask(questions: list[dict], timeout: float) -> list[tuple[bool | None, str]]
 def _decision(reply: dict) -> tuple[bool | None, str]:
     if "result" in reply:
         return reply["result"], "math_verify"
-    if reply.get("died") == "broken":  # whatever was asked: that says nothing of the answer
+    if reply.get("died") == "broken":  # at a trivial question too: that says nothing about the answer
         return None, "crash"
     return False, "timeout" if reply.get("died") == "timeout" else "crash"
 

@@ -25,7 +25,7 @@ from troll_trl.rewards.verifier.structure import (
 )
 from troll_trl.rewards.verifier.wording import is_judgement, is_word, unwrap, words
 
-# Of a list or a set. Comparing sets takes the square of it
+# Members of a list or a set. The time to compare sets grows with the square
 MAX_MEMBERS = 64
 MAX_DEPTH = 12
 
@@ -82,14 +82,18 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
         return _same_approximation(gold, answer, leaf, depth)
     if "mod" not in gold and r"\pmod" in answer:  # N \equiv 34 \pmod{1000}
         answer = re.sub(r"\\pmod\s?\{?\d+\}?", "", answer).replace(r"\equiv", "=").strip()
-    options = several_options(gold)
-    if options is not None and several_options(answer) is not None:
-        return options == several_options(answer)
+    gold_options, answer_options = several_options(gold), several_options(answer)
+    if gold_options is not None and answer_options is not None:
+        return gold_options == answer_options
     (gold_name, gold_number), (answer_name, answer_number) = _named_quantity(gold), _named_quantity(answer)
     if gold_number is not None and answer_number is not None and (answer_name in ("", gold_name) or not gold_name):
         return _same_number(gold_number, answer_number, leaf)
-    if gold_choice(gold) is not None:
-        return _is_chosen(gold, answer, leaf, depth)
+    option = gold_choice(gold)
+    if option is not None:
+        chosen = read_choice(answer)
+        if chosen is not None:
+            return chosen.letter == option.letter
+        return bool(option.text) and equal(option.text, answer, leaf, depth + 1)
     products = _PRODUCT.fullmatch(answer) and _PRODUCT.fullmatch(gold) and not is_word(gold)
     gold_words, answer_words = (None, None) if products else (words(gold), words(answer))
     parts = scalars.same_parts(gold, answer)
@@ -133,15 +137,6 @@ def _same_approximation(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
     return any(equal(side, value, leaf, depth + 1) for side in golds for value in {answers[0], answers[-1]})
 
 
-def _is_chosen(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
-    """Whether an answer names the option of a gold answer, or repeats the text of that option."""
-    option, chosen = gold_choice(gold), read_choice(answer)
-    assert option is not None
-    if chosen is not None:
-        return chosen.letter == option.letter
-    return bool(option.text) and equal(option.text, answer, leaf, depth + 1)
-
-
 def _same_condition(gold: str, answer: str) -> tuple[str, str] | None:
     """Both without "for all ...", which an answer may leave out but not add; `None` if it differs."""
     own, theirs = _CONDITION.fullmatch(gold), _CONDITION.fullmatch(answer)
@@ -166,11 +161,9 @@ def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
     gold = unwrap(gold)
     if not gold or depth > MAX_DEPTH or not is_balanced(gold):
         return False
-    if read_quantity(gold) is not None or words(gold) is not None or gold_choice(gold) is not None:
-        return True
     if (
-        scalars.RATIO.fullmatch(gold)
-        or scalars.read_time(gold) is not None
+        any(read(gold) is not None for read in (read_quantity, words, gold_choice, scalars.read_time))
+        or scalars.RATIO.fullmatch(gold)
         or scalars.same_parts(gold, gold)
         or scalars.is_formula(gold)
     ):
@@ -192,9 +185,8 @@ def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
 
 def _same_members(gold: str, left: Members | None, answer: str, right: Members | None, leaf, depth: int) -> bool:
     if left is None:
-        # One answer in several spellings, such as "1/2 or 0.5"
         assert right is not None
-        # Of none, as in "and", all members would be equal to anything
+        # One answer in several spellings, such as "1/2 or 0.5", but not in none, as "and"
         several = (right.kind in _BARE and 0 < len(right.parts) <= MAX_MEMBERS) or len(right.parts) == 1
         return several and all(equal(gold, part, leaf, depth + 1) for part in right.parts)
     if right is None:
@@ -258,8 +250,7 @@ def _same_scalar(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
         return _same_expression(gold, answer, leaf)
     if len(gold_sides) == 1:
         return _has_value(gold, answer_sides, leaf, depth)
-    if len(gold_sides) == 2 and NAME.fullmatch(gold_sides[1]) and not NAME.fullmatch(gold_sides[0]):
-        gold_sides = gold_sides[::-1]
+    gold_sides = _name_first(gold_sides)
     if len(gold_sides) == 2 and gold_sides == answer_sides[::-1] and all(map(NAME.fullmatch, gold_sides)):
         return True
     name, value = gold_sides[0], gold_sides[-1]
@@ -289,8 +280,13 @@ def _same_scalar(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
     return False
 
 
+def _name_first(sides: list[str]) -> list[str]:
+    """`3 = x` as `x = 3`."""
+    return sides[::-1] if len(sides) == 2 and NAME.fullmatch(sides[1]) and not NAME.fullmatch(sides[0]) else sides
+
+
 def _same_name(gold: str, answer: str) -> bool:
-    """Whether two names are the same; y stands for f(x), and a function may leave out its variable."""
+    """Whether two names are the same; y means f(x), and a function may leave out its variable."""
     if gold == answer:
         return True
     return {_FUNCTION.sub("y", gold), _FUNCTION.sub("y", answer)} == {"y"}
@@ -298,8 +294,7 @@ def _same_name(gold: str, answer: str) -> bool:
 
 def _has_value(gold: str, sides: list[str], leaf: Leaf, depth: int) -> bool:
     """Whether an equation says the gold value: `x = 3`, `3 = x`, `1 + 2 = 3`, but not `3 = 4` nor `a - b = 3`."""
-    if len(sides) == 2 and NAME.fullmatch(sides[1]) and not NAME.fullmatch(sides[0]):
-        sides = sides[::-1]
+    sides = _name_first(sides)
     if len(set(sides)) < len(sides):  # 2=2 says nothing
         return False
     if not equal(gold, sides[-1], leaf, depth + 1):

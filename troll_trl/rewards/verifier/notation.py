@@ -106,7 +106,7 @@ _RULES = tuple(
         # Otherwise read as the logarithm of 2/5
         (r"(\\(?:ln|log|lg|sin|cos|tan|exp))\s*([0-9A-Za-z])(?=\s*/)", r"\1(\2)"),
         (r"\s+", " "),
-        # Space says something only between two letters or digits, and behind a comma
+        # Space says something only between two letters or digits, and after a comma
         (r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])(?!\\text)", ""),
     )
 )  # fmt: skip
@@ -137,7 +137,7 @@ def normalise(text: str) -> str:
 
 
 def _index_of_base(match: re.Match) -> str:
-    """`_8`, for "base eight" behind a numeral."""
+    """`_8`, for "base eight" after a numeral."""
     base = (match[1] or match[2]).lower()
     base = _BASES.get(base, base)
     return f"_{{{base}}}" if base.isdigit() else match[0]

@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from troll_trl.rewards.verifier.quantities import read_quantity
 from troll_trl.rewards.verifier.structure import LETTER
@@ -86,10 +85,10 @@ class _Walk:
 
     def expression(self, closer: str | None = None) -> str:
         """Read up to a bracket. Returns it as one part of a term."""
-        operand = ""  # what stands directly before: "" (nothing, or an operator), "letter", "number" or "group"
+        operand = ""  # what directly precedes: "" (nothing, or an operator), "letter", "number" or "group"
         apart = bars = divides = False
         sums = [[_Term()]]
-        latest: list[str] = []  # where the last part stands
+        latest: list[str] = []  # the list that holds the last part
         while self.next < len(self.tokens):
             token, position = self.tokens[self.next]
             if token == closer:
@@ -193,14 +192,9 @@ class _Walk:
         return "other" if "other" in parts else "fraction"
 
     def _is_mixed(self, fraction: re.Match) -> bool:
-        whole = self._before(fraction.start())
+        """Whether a fraction is less than 1, with an integer before it."""
         top, bottom = (int(part) for part in fraction.groups() if part)
-        return whole is not None and bottom != 0 and Fraction(top, bottom) < 1
-
-    def _before(self, position: int) -> str | None:
-        """The integer before a position, if nothing but space stands between."""
-        match = re.search(r"(?<![\d.^_])(\d+)\s*\Z", self.text[:position])
-        return match[1] if match else None
+        return top < bottom and re.search(r"(?<![\d.^_])\d+\s*\Z", self.text[: fraction.start()]) is not None
 
     def _mixed(self, fraction: re.Match) -> str:
         self.part = "mixed"  # one number with the one before
@@ -213,12 +207,10 @@ class _Walk:
 
     def _script(self, operand: str) -> str:
         """A power or an index, which is returned."""
-        token = self._take()
-        start = len(self.written)
-        inner = self.kinds
-        self.kinds = Counter()
+        token, start = self._take(), len(self.written)
+        outside, self.kinds = self.kinds, Counter()
         self._argument()
-        inside, self.kinds = self.kinds, inner
+        inside, self.kinds = self.kinds, outside
         script = "".join(self.written[start:]).strip("{}() ")
         if token == "_" or script in (r"\circ", "") or not operand:
             return script

@@ -19,15 +19,11 @@ MAX_TRIES = 60
 # A polynomial of a higher degree is left to the other points
 MAX_DEGREE = 6
 
+_WHOLE = "ijklmnpqrKMN"  # letters that mean a whole number if it is rounded: n does, x does not
 _SWITCHING = (sympy.Abs, sympy.sign)
 _FAILURES = (
     ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError, sympy.PolynomialError, NoConvergence,
 )  # fmt: skip
-
-
-def is_whole(symbol: sympy.Symbol) -> bool:
-    """Whether a letter stands for a whole number where it is rounded: `n` does, `x` does not."""
-    return symbol.name[0] in "ijklmnpqrKMN"
 
 
 def is_rational(*expressions: sympy.Basic) -> bool:
@@ -42,7 +38,7 @@ def is_rational(*expressions: sympy.Basic) -> bool:
 def points(*expressions: sympy.Basic) -> Iterator[tuple[dict, bool]]:
     """
     Values for the symbols of expressions, the same at every call: signs, magnitudes, both sides of switching points,
-    irrational and whole ones; and whether a point is needed, or only follows where too few of these could be used.
+    irrational and whole ones; and whether a point is needed, or only follows if too few of the others could be used.
     """
     symbols = sorted(set().union(*(expression.free_symbols for expression in expressions)), key=str)
     if not symbols:
@@ -50,7 +46,8 @@ def points(*expressions: sympy.Basic) -> Iterator[tuple[dict, bool]]:
         return
     # What counts something is not negative, and the bound of a sum is whole
     bounds = _free_symbols_of((sympy.Sum, sympy.Product, Gcd, Lcm), expressions)
-    bounds |= {symbol for symbol in _free_symbols_of((sympy.floor, sympy.ceiling), expressions) if is_whole(symbol)}
+    rounded = _free_symbols_of((sympy.floor, sympy.ceiling), expressions)
+    bounds |= {symbol for symbol in rounded if symbol.name[0] in _WHOLE}
     counts = _free_symbols_of((sympy.factorial, sympy.binomial, sympy.gamma), expressions)
     ordinary = _ordinary(symbols, counts, bounds)
     first = list(itertools.islice(ordinary, 4))

@@ -11,7 +11,7 @@ from troll_trl.rewards.verifier.units import Unit, canonical_unit, read_unit
 MAX_EXPONENT = 400
 # Decimals that round a periodic value count as equal to it from this many significant digits on
 APPROXIMATION_DIGITS = 6
-# From so many on, two decimals that differ in length may be the same value
+# From this many digits on, two decimals that differ in length may be the same value
 LONG_DECIMAL_DIGITS = 8
 
 _NUMERAL = r"(?:(?!0[,\d])\d{1,3}(?:[, ]\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
@@ -58,8 +58,7 @@ def read_quantity(text: str) -> Quantity | None:
     if unit is None:
         return None
     negative = "-" in (match["sign"], match["sign2"])
-    if match["base"] or match["base2"]:
-        base = match["base"] or match["base2"]
+    if base := match["base"] or match["base2"]:
         return None if match["unit"] else Quantity(-value if negative else value, base=base)
     number = (match["number"] or "").replace(",", "").replace(" ", "")
     is_decimal = "." in number and match["exponent"] is None

@@ -9,7 +9,7 @@ from troll_trl.rewards.verifier.structure import is_name
 from troll_trl.rewards.verifier.units import Unit, canonical_unit, read_unit
 
 RATIO = re.compile(r"\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+")
-# Of which degrees are a part, not a unit that may be left out
+# Degrees are a part of these, not a unit that may be left out
 OF_AN_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _UNIT_BEHIND = re.compile(r"(?:(?:\s|/|\\cdot|-){0,2}\\text\{(?:[^{}]|\{[^{}]*\})*\}(?:\^\{?-?\d\}?)?)+$")
 _TIME = re.compile(r"(\d{1,2})(?::([0-5]\d))?\s?(?:([ap])\.?\s?(?:m\.?)?)?", re.IGNORECASE)
@@ -59,7 +59,7 @@ def letters(text: str) -> str:
 
 
 def without_unit(text: str) -> tuple[str, Unit]:
-    """An expression without the unit behind it, and the unit."""
+    """An expression without the unit after it, and the unit."""
     if text.endswith(r"^\circ") and not OF_AN_ANGLE.search(text):
         return text.removesuffix(r"^\circ"), Unit("deg^1")
     match = _UNIT_BEHIND.search(text)

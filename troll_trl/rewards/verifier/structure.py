@@ -125,7 +125,8 @@ def read_members(text: str) -> Members | None:
         return replace(members, name=members.name or member["name"].strip())
     excluded = _EXCLUDED.fullmatch(text)
     if excluded and NAME.fullmatch(excluded["name"] or "x") and not LETTER.search(excluded["value"]):
-        return _all_but(excluded["value"], excluded["name"])
+        ends = [r"-\infty", *split(excluded["value"], (",",)), r"\infty"]
+        return Members("union", [f"({low},{high})" for low, high in itertools.pairwise(ends)], excluded["name"])
     if text == r"\mathbb{R}":
         return Members("()", [r"-\infty", r"\infty"])
     if r"\cup" in text:
@@ -153,12 +154,6 @@ def read_members(text: str) -> Members | None:
         members = read_members(sides[1])
         return members and replace(members, name=sides[0].replace(" ", ""))
     return _bracketed(text) or _interval(text)
-
-
-def _all_but(value: str, name: str | None) -> Members:
-    """The real numbers without one, or without those of a list."""
-    ends = [r"-\infty", *split(value, (",",)), r"\infty"]
-    return Members("union", [f"({low},{high})" for low, high in itertools.pairwise(ends)], name)
 
 
 def _system(rows: list[str]) -> Members:
@@ -229,13 +224,13 @@ def _interval(text: str) -> Members | None:
     if not upwards[0]:
         parts, relations = parts[::-1], relations[::-1]
     closed = [_RELATIONS[token] for token in relations]
-    if len(parts) == 3 and NAME.fullmatch(parts[1]):
-        return Members("[("[not closed[0]] + "])"[not closed[1]], [parts[0], parts[2]], parts[1])
     if len(parts) == 2 and NAME.fullmatch(parts[0]) and not LETTER.search(parts[1]):
-        return Members("(" + "])"[not closed[0]], [r"-\infty", parts[1]], parts[0])
-    if len(parts) == 2 and NAME.fullmatch(parts[1]) and not LETTER.search(parts[0]):
-        return Members("[("[not closed[0]] + ")", [parts[0], r"\infty"], parts[1])
-    return None
+        parts, closed = [r"-\infty", *parts], [False, *closed]
+    elif len(parts) == 2 and not LETTER.search(parts[0]):
+        parts, closed = [*parts, r"\infty"], [*closed, False]
+    if len(parts) == 2 or not NAME.fullmatch(parts[1]):
+        return None
+    return Members("(["[closed[0]] + ")]"[closed[1]], [parts[0], parts[2]], parts[1])
 
 
 def _both(parts: list[str]) -> Members | None:
@@ -284,7 +279,7 @@ def _top_level(text: str) -> Iterator[tuple[str, int]]:
 
 
 def closing(text: str) -> int:
-    """Position of the bracket that closes the first one, of whatever kind; -1 if none does."""
+    """Position of the bracket that closes the first one, of any kind; -1 if none does."""
     depth = 0
     for match in _TOKEN.finditer(text):
         if match[0] in _OPENERS:

@@ -17,13 +17,13 @@ from troll_trl.rewards.verifier.compare import Leaf, equal, is_readable
 from troll_trl.rewards.verifier.points import is_rational, points, real_roots
 from troll_trl.rewards.verifier.reading import Gcd, Lcm, read
 
-# So many that the -1 of 2^{1009}\sqrt{3}-1 is seen. Fewer for functions: the gamma function would take seconds
+# Enough to see the -1 of 2^{1009}\sqrt{3}-1. Fewer for functions: the gamma function would take seconds
 DIGITS, DIGITS_OF_FUNCTIONS = 1000, 40
 SLACK = 15  # digits that may be lost
 ROOT_SLACK = sympy.Rational(1, 10**20)  # of zeros of thirty digits
 # Decimals that round an irrational or periodic value count as equal to it from this many significant digits on
 APPROXIMATION_DIGITS = 6
-# Of points; quotients of polynomials need fewer
+# Numbers of points to compare at; quotients of polynomials need fewer
 ENOUGH, ENOUGH_OF_RATIONAL, ENOUGH_OF_WHOLE = 10, 5, 24
 
 # Read once before the first question: the grammar is ten times slower the first time that it meets a construct
@@ -43,7 +43,7 @@ def answer_question(question: dict) -> dict:
         if "answer" in question:
             leaf = Leaf(expressions_equal, question.get("strict", True), number)
             return {"result": bool(equal(question["gold"], question["answer"], leaf))}
-        return {"result": is_readable(question["gold"], expression_is_readable)}
+        return {"result": is_readable(question["gold"], lambda text: read(text) is not None)}
     except MemoryError:
         raise
     except Exception as error:  # sympy raises anything on odd input. It is counted as a crash
@@ -54,11 +54,6 @@ def warm_up() -> None:
     """Make the first questions as fast as the later ones."""
     for expression in WARM_UP:
         expressions_equal(expression, expression + "+0")
-
-
-def expression_is_readable(text: str) -> bool:
-    """Whether math-verify reads this LaTeX as mathematics."""
-    return read(text) is not None
 
 
 def number(text: str) -> Fraction | None:
@@ -179,8 +174,7 @@ def _same_relation(gold, answer) -> bool:
         if not isinstance(side, Relational) or isinstance(side, sympy.Eq):
             return False
         kinds.append((isinstance(side, sympy.Ne), isinstance(side, (sympy.GreaterThan, sympy.LessThan))))
-        downwards = isinstance(side, (sympy.StrictLessThan, sympy.LessThan))
-        differences.append(side.rhs - side.lhs if downwards else side.lhs - side.rhs)
+        differences.append(side.lhs - side.rhs if isinstance(side, sympy.Ne) else side.gts - side.lts)
     ratio = _ratio(*differences)
     return kinds[0] == kinds[1] and ratio is not None and (kinds[0][0] or bool(sympy.re(ratio) > 0))
 

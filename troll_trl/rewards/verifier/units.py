@@ -1,4 +1,4 @@
-"""Units and words of magnitude behind a number."""
+"""Units and words of magnitude after a number."""
 
 import re
 from typing import NamedTuple
@@ -107,7 +107,7 @@ def read_unit(text: str) -> Unit | None:
     name = canonical_unit(text, lone_letters=apart)
     if name is not None:
         return Unit(name, factor)
-    # "km north", "apples", "dollars per hour": words that are not known, of which a few may follow
+    # "km north", "apples", "dollars per hour": a few unknown words may follow
     first, _, rest = text.partition(" ")
     name = canonical_unit(first, lone_letters=apart) if rest and len(first) < 9 else None
     words = _words_of(rest if name else text) if apart else None

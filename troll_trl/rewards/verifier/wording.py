@@ -1,4 +1,4 @@
-"""Answers in words, and what may stand around a whole answer."""
+"""Answers in words, and what may surround a whole answer."""
 
 import re
 
@@ -6,11 +6,11 @@ from troll_trl.rewards.verifier.structure import CHANGING, closing, split
 
 MAX_WRAPPINGS = 12
 
-# Chinese, Japanese and Korean letters stand in words too
+# Words may have Chinese, Japanese and Korean letters
 _LETTER = r"[A-Za-z\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 _WORDS = re.compile(rf"{_LETTER}(?:{_LETTER}|['-])*(?: (?:{_LETTER}|['-])+)*")
 _MATHEMATICS = re.compile(r"[\d\\<>=^+]|\A\s?[A-Za-z](?:\s?-\s?[A-Za-z])*\s?\Z")
-# What may stand before the whole answer: an "= 5" without a left side, "Answer: 5", "therefore", "the point"
+# What may precede the whole answer: an "= 5" without a left side, "Answer: 5", "therefore", "the point"
 _KIND = r"(?:the )?(?:point|(?:ordered )?(?:pair|triple)|interval|set|vector|matrix)"
 _INTRODUCTION = re.compile(
     rf"\A(?:\\text\{{)?\s?{_KIND}\s?\}}?\s?(?=[(\[\\])|"
