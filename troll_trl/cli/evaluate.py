@@ -86,7 +86,8 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
 
     datasets.disable_progress_bars()  # the samples have one
     logger = logging.getLogger("troll_trl.evaluation")
-    logger.handlers, logger.level = [logging.StreamHandler()], logging.INFO
+    logger.handlers = [logging.StreamHandler()]
+    logger.setLevel(logging.INFO)
     warnings.showwarning = lambda message, *_: print_error(f"warning: {message}")
     again = "The same command" + (" without `overwrite`" if args.overwrite else "")  # which would discard what is there
     try:
