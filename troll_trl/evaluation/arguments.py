@@ -40,7 +40,7 @@ class EvaluationArguments:
     )
     system_prompt: str | None = setting(None, "System message before every problem.")
     enable_thinking: bool | None = setting(
-        None, "Whether the chat template turns thinking on. The default is the template's own."
+        None, "Whether the chat template turns thinking on. Set it if a template reads it, and only then."
     )
     backend: str = setting(
         "auto",
