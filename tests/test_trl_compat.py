@@ -1,16 +1,33 @@
 """What the overrides rest on in TRL and transformers: names and parameters, which are checked at start as well, and
-what the methods say, which is only checked here. `make test-trl` runs this with another TRL."""
+what the methods say, which is only checked here, as is that no name is missing. `make test-trl` runs this with another
+TRL."""
 
+import ast
+import functools
 import inspect
+import pkgutil
+import re
+import subprocess
+import sys
 import warnings
+from importlib import import_module
+from pathlib import Path
 
 import pytest
+from accelerate.optimizer import AcceleratedOptimizer
 from transformers import Trainer
 from trl import GRPOTrainer, RLOOTrainer
 from trl_comparison import make_trainer
 
+import troll_trl
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOTrainer
+from troll_trl.experimental.async_grpo import trl_compat as async_compat
 from troll_trl.trainers import trl_compat
+
+PACKAGE = Path(troll_trl.__file__).parent
+PRIVATE = re.compile(r"_[a-z]\w*")
+# Private names of named tuples, os, argparse and math-verify's parser
+OTHERS = {"_fields", "_replace", "_exit", "_actions", "_interp"}
 
 # What each method must say for its override to mean what it means
 BUFFER = (
@@ -91,6 +108,95 @@ def test_what_has_moved_is_named_with_its_library(owner, name, library, monkeypa
     monkeypatch.setattr(owner, name, None)
     with pytest.raises(ImportError, match=rf"does not support {library} .*\.{name}` is gone"):
         trl_compat.check_trl(trainer)
+
+
+@pytest.mark.parametrize(
+    ("owner", "library"), [(GRPOTrainer, "trl"), (Trainer, "transformers"), (AcceleratedOptimizer, "accelerate")]
+)
+def test_an_attribute_that_is_gone_is_named_with_its_library(owner, library, monkeypatch):
+    """Attributes were in a docstring alone: without `_tr_loss` the first checkpoint failed, hours after the start."""
+    monkeypatch.setitem(trl_compat.ATTRIBUTES, owner, trl_compat.ATTRIBUTES[owner] + " _moved_away")
+    message = rf"does not support {library} \d.*`{owner.__name__}\._moved_away` is gone.* tested with {library} \d"
+    with pytest.raises(ImportError, match=message):
+        trl_compat.check_trl(TrollGRPOTrainer)
+
+
+def test_an_import_that_fails_names_the_versions():
+    code = "import trl.trainer.utils as utils; del utils.maybe_gather_lm_head_ctx; import troll_trl.trainers.grpo"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    message = r"ImportError: troll_trl does not support trl \d.* 'maybe_gather_lm_head_ctx' .* is tested with trl \d"
+    assert re.search(message, run.stderr), run.stderr
+
+
+def test_the_tested_versions_are_the_pinned_ones():
+    constraints = (PACKAGE.parent / "constraints.txt").read_text()
+    pinned = dict(re.findall(r"^(\w+)==(\d+\.\d+)", constraints, re.MULTILINE))
+    assert {library: pinned[library] for library in trl_compat.TESTED} == trl_compat.TESTED
+
+
+def test_no_private_name_is_missing():
+    """`_get_train_sampler`, `_name`, `_paper` and `_tag_names` were."""
+    used, strings, defined = set(), set(), set(OTHERS)
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    defined.add(name)
+                case ast.ClassDef(body=body):
+                    defined |= {ast.unparse(part.targets[0]) for part in body if isinstance(part, ast.Assign)}
+                    defined |= {part.target.id for part in body if isinstance(part, ast.AnnAssign) and part.value}
+                case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                    defined.add(name)
+                case ast.Attribute(attr=name):
+                    used.add(name)
+                case ast.Constant(value=str(text)) if path.name != "trl_compat.py":
+                    strings.add(text)
+    theirs = set().union(*(names_of(base) for _, bases in classes() for base in bases))
+    found = {name for name in (used - defined) | (strings & theirs) if PRIVATE.fullmatch(name)}
+    assert found - listed() == set()
+
+
+def test_no_private_name_of_ours_hides_one_of_theirs():
+    """The asynchronous trainer's `_evaluate` replaced the Trainer's: a callback that asked for an evaluation ended the
+    run with a `TypeError`."""
+    for cls, bases in classes():
+        ours = set().union(*(names_of(base) for base in cls.__mro__ if base.__module__.startswith("troll_trl.")))
+        theirs = set().union(*map(names_of, bases))
+        assert ours & theirs - listed() == set(), cls
+
+
+def test_private_names_are_imported_under_the_check():
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith(("trl.", "transformers.", "accelerate.")):
+                for name in (alias.name for alias in node.names):
+                    if node.module == "trl.trainer.utils":
+                        assert hasattr(trl_compat, name), f"{path} imports {name}"
+                    assert not name.startswith("_") or path.name == "trl_compat.py", f"{path} imports {name}"
+
+
+def listed():
+    compats = (trl_compat, async_compat)
+    methods = {name for compat in compats for names in compat.PARAMETERS.values() for name in names}
+    return methods | {name for compat in compats for names in compat.ATTRIBUTES.values() for name in names.split()}
+
+
+@functools.cache
+def classes():
+    """Our classes with bases in TRL, transformers or accelerate, and these bases."""
+    modules = [import_module(module.name) for module in pkgutil.walk_packages(troll_trl.__path__, "troll_trl.")]
+    ours = {cls for module in modules for cls in vars(module).values() if inspect.isclass(cls)}
+    ours = [cls for cls in ours if cls.__module__.startswith("troll_trl.")]
+    libraries = ("trl.", "transformers.", "accelerate.")
+    found = [(cls, [base for base in cls.__mro__ if base.__module__.startswith(libraries)]) for cls in ours]
+    return [(cls, bases) for cls, bases in found if bases]
+
+
+@functools.cache
+def names_of(cls):
+    """Private names that a class has, or gives its instances."""
+    assigned = re.findall(r"\bself\.(\w+)(?:: [^=\n]+)? = ", inspect.getsource(cls))
+    return {name for name in (*vars(cls), *assigned) if PRIVATE.fullmatch(name)}
 
 
 def test_a_method_that_was_written_anew_stops_no_run(monkeypatch):

@@ -1,61 +1,57 @@
 """
-Every private part of TRL and of transformers' Trainer that the package uses, and the check that it still exists.
+Every private part of TRL, transformers and accelerate that the package uses, and the check that it still exists.
 `experimental/async_grpo` has a file of the same name. `tests/test_trl_compat.py` checks what the methods do: a patch
-release that only rewrites a line stops no run.
-
-`PARAMETERS` lists the overridden methods with their first parameters, and what else each of them relies on. In use are
-also
-
-- of both trainers of TRL: `temperature`, `max_completion_length`, `num_iterations`, `_is_vlm`, `reward_func_names`,
-  `beta`; `_metrics`, saved and restored, without `clip_ratio/*`; `completion_ids` and `completion_mask` of the rollout
-  batch;
-- of GRPOTrainer: `loss_type`, `importance_sampling_level`, `use_vllm`, `vllm_importance_sampling_correction`,
-  `current_gradient_accumulation_steps`; `kl` added to `_metrics`; `entropy_coef` and `_last_world_entropy`, put back if
-  an update is skipped; `tool_mask`, `num_items_in_batch`, `old_per_token_logps`, `ref_per_token_logps` of the batch;
-- of transformers' Trainer: `_tr_loss`, `_globalstep_last_logged`, saved and restored;
-- of accelerate's optimizer, if an update is skipped: `_is_overflow` is set, so the schedule stays where it is, and
-  `scaler` is None for that step;
-- of `trl.trainer.utils`: `is_async_callable`, `maybe_gather_lm_head_ctx`, `get_config_model_id`.
+release that only rewrites a line stops no run. It also finds names that are missing here.
 """
 
+import dis
+import functools
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
 
-import transformers
-import trl
+from accelerate.optimizer import AcceleratedOptimizer
 from transformers import Trainer
 from trl import GRPOTrainer, RLOOTrainer
 
-TESTED_TRL, TESTED_TRANSFORMERS = "1.16", "5.23"
+TESTED = {"trl": "1.16", "transformers": "5.23", "accelerate": "1.15"}
 
-_BOTH = {
+_METHODS = {
     # Calls `model(**inputs, labels=…, fused_lm_head=True)` and reads `.log_probs`, `.entropy`, `.aux_loss`
     "_get_per_token_logps_and_entropies": "self model input_ids attention_mask logits_to_keep",
-    # Returns the rollout batch. Scores it with the current weights before the reference model does
+    # Scores the rollout with the current weights before the reference model does. Returns the rollout batch, of which
+    # `completion_ids`, `completion_mask` and `tool_mask` are read
     "_generate_and_score_completions": "self inputs",
-    # Reads `epsilon_low`, `epsilon_high` and the rollout batch; GRPO's also `beta`
+    # Reads `epsilon_low`, `epsilon_high` and the rollout batch; GRPO's also `beta`. GRPO's batch has
+    # `old_per_token_logps`, `ref_per_token_logps` and `num_items_in_batch`
     "_compute_loss": "self model inputs",
     # Calls `reward_funcs` with keyword arguments, and returns the rewards of all ranks
     "_calculate_rewards": "self inputs prompts completions completion_ids_list",
     # Returns the token ids first
     "_tokenize_prompts": "self prompts",
-    # Generates if `_step` says so or `_buffered_inputs` is None, which are saved and restored. Shuffles and splits the
-    # lists of the rollout batch with its tensors
+    # Generates if `_step` says so or `_buffered_inputs` is None. Shuffles and splits the rollout batch, lists included
     "_prepare_inputs": "self generation_batch",
+    # Returns the sampler of the data, which draws a new order whenever it is iterated
+    "_get_train_sampler": "self",
 }
+# Overridden methods: their first parameters, and what else the package relies on
 PARAMETERS: dict[type, dict[str, str]] = {
     GRPOTrainer: {
-        **_BOTH,
+        **_METHODS,
         # Called with keyword arguments
         "get_off_policy_mask": "advantages per_token_logps sampling_per_token_logps mask",
     },
-    RLOOTrainer: _BOTH,
+    RLOOTrainer: _METHODS,
     Trainer: {
         # Called once an update, between the gradient's clip and the optimizer's step
         "_get_grad_norm": "self model grad_norm",
         # Called with keyword arguments
-        "_run_epoch": "self model epoch train_dataloader steps_in_epoch",
+        "_run_epoch": (
+            "self model epoch train_dataloader steps_in_epoch num_update_steps_per_epoch trial ignore_keys_for_eval "
+            "start_time resume_from_checkpoint epochs_trained steps_trained_in_current_epoch"
+        ),
         # How a checkpoint is written, and what is read before the next update
         "_save_checkpoint": "self model trial",
         "_get_output_dir": "self trial",
@@ -67,6 +63,23 @@ PARAMETERS: dict[type, dict[str, str]] = {
     },
 }
 
+_ATTRIBUTES = (
+    "temperature max_completion_length num_iterations beta reward_func_names use_vllm vllm_mode _is_vlm "  # read
+    "epsilon_low epsilon_high reward_funcs "  # set
+    "_step _buffered_inputs _metrics "  # saved and restored; `_metrics` without `clip_ratio/*`
+    "_name _paper _tag_names "  # of the model card, overridden
+)
+# Attributes of a class or of its instances
+ATTRIBUTES: dict[type, str] = {
+    GRPOTrainer: _ATTRIBUTES
+    + "loss_type importance_sampling_level vllm_importance_sampling_correction environment_factories rollout_func "
+    "entropy_coef _last_world_entropy",  # put back if an update is skipped
+    RLOOTrainer: _ATTRIBUTES,
+    Trainer: "current_gradient_accumulation_steps _tr_loss _globalstep_last_logged",  # the last two saved and restored
+    # Set if an update is skipped: the schedule stays where it is, and the scaler is None for that step
+    AcceleratedOptimizer: "_is_overflow scaler",
+}
+
 
 def silence_known_warnings() -> None:
     """Hide what no user can act on: TRL 1.16 calls methods by names that transformers deprecates, until its 6.0."""
@@ -74,27 +87,52 @@ def silence_known_warnings() -> None:
 
 
 def check_trl(trainer_class: type = GRPOTrainer) -> None:
-    """[`check_parameters`] for a trainer of TRL, or a subclass."""
-    for known in (known for known in PARAMETERS if issubclass(trainer_class, known)):
-        check_parameters(known, PARAMETERS[known])
+    """[`check_parts`] of all of the above, for a trainer of TRL or a subclass."""
+    for owner in (*trainer_class.__mro__, AcceleratedOptimizer):
+        check_parts(owner, PARAMETERS.get(owner, {}), ATTRIBUTES.get(owner, ""))
 
 
-def check_parameters(owner: type, methods: Mapping[str, str]) -> None:
-    """Raise an `ImportError` unless a class has these methods, with these parameters first. The message names the
-    method, the library, the installed version and the tested one."""
+def check_parts(owner: type, methods: Mapping[str, str], attributes: str) -> None:
+    """Raise an `ImportError` unless a class has these methods, with these parameters first, and these attributes. The
+    message names the part, the library, the installed version and the tested one."""
+    library = owner.__module__.partition(".")[0]
     for name, parameters in methods.items():
         method = getattr(owner, name, None)
         if method is None:
-            raise ImportError(_moved(owner, f"`{owner.__name__}.{name}` is gone"))
+            raise ImportError(_moved(library, f"`{owner.__name__}.{name}` is gone"))
         expected, actual = tuple(parameters.split()), tuple(inspect.signature(method).parameters)
         if actual[: len(expected)] != expected:
-            raise ImportError(_moved(owner, f"`{owner.__name__}.{name}` takes {actual}, expected {expected} first"))
+            raise ImportError(_moved(library, f"`{owner.__name__}.{name}` takes {actual}, expected {expected} first"))
+    for name in attributes.split():
+        if name not in _attributes_of(owner):
+            raise ImportError(_moved(library, f"`{owner.__name__}.{name}` is gone"))
 
 
-def _moved(owner: type, what: str) -> str:
-    library, tested = (transformers, TESTED_TRANSFORMERS) if owner is Trainer else (trl, TESTED_TRL)
-    name = library.__name__
+@functools.cache
+def _attributes_of(owner: type) -> set[str]:
+    """The attributes of a class, and those that its methods assign: some exist only while a training runs."""
+    functions = [f for base in owner.__mro__ for f in vars(base).values() if inspect.isfunction(f)]
+    steps = (step for f in functions for step in dis.get_instructions(inspect.unwrap(f)))
+    return {*dir(owner), *(step.argval for step in steps if step.opname == "STORE_ATTR")}
+
+
+@contextmanager
+def naming_versions(library: str) -> Iterator[None]:
+    """Around imports of private names: says which versions have them."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(_moved(library, str(error))) from error
+
+
+def _moved(library: str, what: str) -> str:
+    installed, tested = import_module(library).__version__, TESTED[library]
     return (
-        f"troll_trl does not support {name} {library.__version__}: {what}. It is tested with {name} {tested}; install "
-        f'that with `pip install "{name}=={tested}.*"`, or a newer troll_trl.'
+        f"troll_trl does not support {library} {installed}: {what}. It is tested with {library} {tested}; install that "
+        f'with `pip install "{library}=={tested}.*"`, or a newer troll_trl.'
     )
+
+
+# Imported by this package and those below it. This module comes first, see `trainers/__init__.py`
+with naming_versions("trl"):
+    from trl.trainer.utils import get_config_model_id, is_async_callable, maybe_gather_lm_head_ctx  # noqa: F401

@@ -17,7 +17,9 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample, _AsyncRolloutLoop
+from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample
+
+from troll_trl.experimental.async_grpo.trl_compat import _AsyncRolloutLoop
 
 # Smallest mass of the rest. Rounding of the engine's float32 makes `1 − Σ` of a peaked distribution anything from −1e-7
 # to 1e-7. At 0 the projection would forbid the rest; a floor costs a policy inside the bound at most 1e-6 nats.

@@ -109,7 +109,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
 
         def bounded_policy(**model_inputs):
             nonlocal bounded
-            output, policy, old = self._evaluate(model, model_inputs, index, rows)
+            output, policy, old = self._policies(model, model_inputs, index, rows)
             self._check_finite(policy)
             bounded = self.trust_region(policy, old, advantages)
             return SparseCausalLMOutput(log_probs=bounded.log_probs, entropy=output.entropy, aux_loss=output.aux_loss)
@@ -126,7 +126,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         regression = bounded.regression.sum() / tokens_per_rank / self.current_gradient_accumulation_steps
         return loss + self.args.regression_coef * regression
 
-    def _evaluate(
+    def _policies(
         self, model, model_inputs: dict[str, Any], index: torch.Tensor, rows: torch.Tensor
     ) -> tuple[SparseCausalLMOutput, torch.Tensor, torch.Tensor]:
         """The model's output `(1, M)` at the positions `index` `(M,)`, its policy and the old policy `(1, M, S)`."""

@@ -1,34 +1,44 @@
 """
 Every private part of TRL's asynchronous GRPO in use, and the check that it still exists.
-`tests/test_async_compat.py` checks what the methods do.
+`tests/test_async_compat.py` checks what the methods do, `tests/test_trl_compat.py` that no name is missing here.
 """
 
-from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, RolloutQueueDataset
-from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, _AsyncRolloutLoop
-from trl.experimental.async_grpo.packing import TreeRow
+from transformers import Trainer
 
-from troll_trl.trainers.trl_compat import check_parameters
+from troll_trl.trainers.trl_compat import check_parts, naming_versions
+
+with naming_versions("trl"):
+    from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, RolloutQueueDataset
+    from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, _AsyncRolloutLoop
+    from trl.experimental.async_grpo.packing import TreeRow
 
 PARAMETERS: dict[type, dict[str, str]] = {
     AsyncGRPOTrainer: {
         # Overridden. Reads `epsilon_low`, `epsilon_high`, `old_log_probs`, and the `log_probs` and `entropy` of the
         # given model at `token_index`
         "compute_loss": "self model inputs return_outputs num_items_in_batch",
-        # Overridden: no `clip_ratio/*` of `_metrics`
-        "log": "self logs start_time",
+        "log": "self logs start_time",  # overridden
     },
-    # The trainer alone drains its `rollout_queue`, which is replaced
+    # The trainer alone drains its `rollout_queue`
     RolloutQueueDataset: {"__iter__": "self"},
-    # `_loop_cls` and `_loop_kwargs` are set on the worker that TRL has made
-    AsyncRolloutWorker: {"start": "self", "_loop_cls": ""},
+    AsyncRolloutWorker: {"start": "self"},
     # Subclassed, with both methods overridden
     _AsyncRolloutLoop: {"_post": "self path payload timeout", "_score_group": "self group"},
     # Takes, packs and pads `old_log_probs` of a sample also if a token has a row of numbers
     TreeRow: {"pack": "self"},
 }
+# Attributes of a class or of its instances
+ATTRIBUTES: dict[type, str] = {
+    AsyncGRPOTrainer: "rollout_worker vllm_client "  # read
+    "epsilon_low epsilon_high rollout_queue "  # set
+    "_metrics "  # without `clip_ratio/*`
+    "_name _paper _tag_names",  # of the model card, overridden
+    AsyncRolloutWorker: "_loop_cls _loop_kwargs",  # set on the worker that TRL has made
+    Trainer: "current_gradient_accumulation_steps",
+}
 
 
 def check_async_trl() -> None:
-    """Raise an `ImportError` unless the installed TRL has all of the above, see [`check_parameters`]."""
-    for owner, methods in PARAMETERS.items():
-        check_parameters(owner, methods)
+    """[`check_parts`] of all of the above."""
+    for owner in PARAMETERS | ATTRIBUTES:
+        check_parts(owner, PARAMETERS.get(owner, {}), ATTRIBUTES.get(owner, ""))
