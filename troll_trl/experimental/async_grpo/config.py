@@ -8,6 +8,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig
 from troll_trl.fields import document, setting
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.config import TrollGRPOConfig, check_mask
+from troll_trl.trainers.trl_compat import silence_known_warnings
 from troll_trl.trust_region.mask import needs_support
 from troll_trl.trust_region.sparse import check_support_options
 
@@ -44,6 +45,7 @@ class AsyncTrollGRPOConfig(AsyncGRPOConfig):
     ratio_cap: float | None = setting(None, _HELP["ratio_cap"])
 
     def __post_init__(self):
+        silence_known_warnings()
         super().__post_init__()
         check_ranges(self)
         check_mask(self)
