@@ -42,9 +42,8 @@ class KernelCheck(NamedTuple):
     error: str  # why it did not run; else empty
 
     def __str__(self) -> str:
-        said = f"agrees with torch to {self.difference:.1e} of the largest entry"
-        if not self.ok:
-            said = f"FAILS: {self.error or f'differs from torch by {self.difference:.1e} of the largest entry'}"
+        size = f"{self.difference:.1e} of the largest entry"
+        said = f"agrees with torch to {size}" if self.ok else f"FAILS: {self.error or f'differs from torch by {size}'}"
         return f"{self.kernel} ({self.shapes}): {said}"
 
 
@@ -95,25 +94,22 @@ def _check_fold(case, device):
     tile, bias, token_ids, start = _tile_of(case, device)
     states = [fold.FoldState.of(token_ids) for _ in range(2)]
     rest = (case.transform, token_ids, start)
-    fallback = tile.float().clone()
+    fallback = tile.to(torch.float32, copy=True)
     fold._fold_triton(tile, bias, *rest, states[0], None)
     fold._fold_torch(fallback, bias, *rest, states[1], torch.empty_like(fallback))
-    # Slots that no tile has filled hold the floor; beside it no difference would show
-    outputs = [state._replace(kept=state.kept.masked_fill(state.kept < FLOOR / 2, 0.0)) for state in states]
-    return list(zip(*outputs, strict=True))
+    # Slots that no tile has filled hold the floor; next to it no difference would show
+    return list(zip(*(s._replace(kept=s.kept.masked_fill(s.kept < FLOOR / 2, 0.0)) for s in states), strict=True))
 
 
 def _check_gradient(case, device):
     generator = torch.Generator().manual_seed(1)
-    kept = torch.randn(case.rows, case.slots, generator=generator)
-    columns = [torch.randn(case.rows, 1, generator=generator) for _ in range(2)]
-    log_z = torch.full((case.rows, 1), 12.0)
-    of = gradient.Coefficients(*(x.to(device) for x in (kept, log_z, *columns)))
+    kept, *columns = (torch.randn(case.rows, n, generator=generator).to(device) for n in (case.slots, 1, 1))
+    of = gradient.Coefficients(kept, torch.full_like(columns[0], 12.0), *columns)
     pairs = []
     for coefficients in (of, of._replace(linear=None)):  # with a gradient of the entropy, and without
         tile, bias, token_ids, start = _tile_of(case, device)
         rest = (bias, case.transform, token_ids, start, coefficients)
-        fallback = tile.float().clone()
+        fallback = tile.to(torch.float32, copy=True)
         gradient._gradient_triton(tile, *rest)
         gradient._gradient_torch(fallback, *rest)
         pairs.append((tile[:, :-1], fallback[:, :-1]))
@@ -137,18 +133,19 @@ def _reduced(case, device):
 def _check_reduce(case, device):
     reduced, bias = _reduced(case, device)
     # The fallback's blocks have other members, so the truth here is made of whole logits
-    logits = reduced.tile[:, : case.vocabulary].float() + (0.0 if bias is None else bias)
-    logits = case.transform.apply_(logits)
+    logits = case.transform.apply_(reduced.tile[:, : case.vocabulary].float() + (0.0 if bias is None else bias))
     sampled = logits.gather(1, reduced.sampled_ids)
     logits = logits.scatter(1, reduced.sampled_ids, FLOOR)
     logits = torch.nn.functional.pad(logits, (0, reduced.tile.shape[1] - case.vocabulary), value=FLOOR)
     z = logits.unflatten(1, (-1, blocks.BLOCK))
     largest = z.amax(2)
-    exp = (z - largest.unsqueeze(2)).exp()
+    u = z - largest.unsqueeze(2)
     full = largest > FLOOR / 2  # a block that is all padding sums its floors, of which nothing is read
-    u_exp = ((z - largest.unsqueeze(2)) * exp).sum(2)
-    pairs = [(reduced.max, largest), (reduced.sum_exp, exp.sum(2)), (reduced.sum_exp_u, u_exp)]
-    return [(reduced.sampled, sampled), *((torch.where(full, a, 0), torch.where(full, b, 0)) for a, b in pairs)]
+    ours, theirs = (reduced.max, reduced.sum_exp, reduced.sum_exp_u), (largest, u.exp().sum(2), (u * u.exp()).sum(2))
+    return [
+        (reduced.sampled, sampled),
+        *((a.where(full, 0), b.where(full, 0)) for a, b in zip(ours, theirs, strict=True)),
+    ]
 
 
 def _check_choice(case, device):
@@ -159,8 +156,8 @@ def _check_choice(case, device):
     ours = candidates._choose_triton(reduced, bias, case.transform, k)
     theirs = candidates._choose_torch(reduced, bias, case.transform, k)
     # By logit, as tokens of one logit may come in any order
-    ours = ours._replace(logits=ours.logits.sort(1, descending=True).values)
-    return [(a, b) for a, b, name in zip(ours, theirs, ours._fields, strict=True) if name != "token_ids"]
+    ours = ours._replace(logits=ours.logits.sort(1, descending=True).values, token_ids=theirs.token_ids)
+    return list(zip(ours, theirs, strict=True))
 
 
 def _check_projection(case, device):
@@ -172,14 +169,13 @@ def _check_projection(case, device):
     old[::3, 5:-1] = new[::3, 5:-1] = -math.inf
     upstream = torch.randn(old.shape, generator=generator).to(device)
     policy, old = (x.log_softmax(-1).to(device) for x in (new, old))
-    results = []
-    for solve, backward in (
-        (projection._project_triton, projection._backward_triton),
-        (projection._project_torch, projection._backward_torch),
-    ):
+
+    def results(solve, backward):
         log_pi, t, *kls = solve(policy, old, case.kl_bound)
-        results.append([log_pi.exp(), t, *kls, backward(upstream, policy, old, log_pi, t)])
-    return list(zip(*results, strict=True))
+        return [log_pi.exp(), t, *kls, backward(upstream, policy, old, log_pi, t)]
+
+    ours = results(projection._project_triton, projection._backward_triton)
+    return list(zip(ours, results(projection._project_torch, projection._backward_torch), strict=True))
 
 
 _CHECKS: dict[str, tuple[Callable, float]] = {

@@ -112,12 +112,11 @@ def _reduce_torch(blocks, bias, transform, first, columns):
 
 
 def _keep_best(best: BestBlocks, block_max: torch.Tensor, logits: torch.Tensor, first: int) -> None:
-    """Keep the best among `best` and the blocks of a chunk, with maxima `(n, m)` and logits `(n, 64, m)`. Only new ones
-    are copied, and each chunk has fewer of them."""
+    """Keep the best among `best` and the blocks of a chunk, with maxima `(n, m)` and logits `(n, 64, m)`."""
     k = best.max.shape[1]
     every = torch.cat([best.max, block_max], 1)
     chosen = torch.zeros_like(every, dtype=torch.bool).scatter_(1, every.topk(k, 1, sorted=False).indices, True)
-    # In the order of the rows, of which each loses as many as it gets
+    # Only new ones are copied, fewer with each chunk; in the order of the rows, of which each loses as many as it gets
     rows, slots = (~chosen[:, :k]).nonzero(as_tuple=True)
     _, new = chosen[:, k:].nonzero(as_tuple=True)
     best.max[rows, slots] = block_max[rows, new]
@@ -165,7 +164,7 @@ def _reduce_kernel(
     first_block = tl.program_id(1) * BLOCKS
     block = first_block + tl.arange(0, BLOCKS)
     local = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]  # (BLOCKS, BLOCK) columns of the chunk
-    # Whole blocks are read, with the padding behind the vocabulary, so that 16 bytes are read at a time
+    # Whole blocks are read, with the padding after the vocabulary, so that 16 bytes are read at a time
     y = tl.load(tile_ptr + local, mask=block[:, None] < count, other=0.0).to(tl.float32)
     in_vocabulary = local < columns
     if HAS_BIAS:

@@ -47,9 +47,8 @@ def _choose_torch(blocks, bias, transform, k):
         best_blocks, logits = blocks.best.which, blocks.best.logits.flatten(1)  # (n, candidates)
     else:
         best_blocks = blocks.max.topk(min(k, blocks.max.shape[1]), 1).indices
-        columns = _columns_of(best_blocks.unsqueeze(2), torch.arange(BLOCK, device=best_blocks.device), blocks).flatten(
-            1
-        )
+        members = torch.arange(BLOCK, device=best_blocks.device)
+        columns = _columns_of(best_blocks.unsqueeze(2), members, blocks).flatten(1)
         logits = blocks.tile.gather(1, columns)
     if use_triton(blocks.tile.device):  # these are products still
         vocabulary = blocks.vocabulary
@@ -114,11 +113,9 @@ def _rank_key(z):
 
 @jit()
 def _choose_largest(key, k):
-    """
-    The k largest of up to 2¹⁴ integers, as a mask and the number of each among them, 0…k − 1: by bisection for a number
-    with k of them at or above it, whose cost does not depend on k. Where ties leave no such number it ends at the k-th
-    largest, and takes the first of those equal to it.
-    """
+    """The k largest of up to 2¹⁴ integers, as a mask, and the number of each among them, 0…k − 1."""
+    # By bisection for a number with k of them at or above it, whose cost does not depend on k. If ties leave no such
+    # number, it ends at the k-th largest, and takes the first of those equal to it.
     low, high = tl.min(key, axis=0), tl.max(key, axis=0)
     while low < high:
         middle = (low | high) - ((low ^ high) >> 1)  # rounded up, and the difference could overflow
@@ -168,7 +165,7 @@ def _best_blocks_kernel(
     chosen, number = _choose_largest(tl.where(in_row, _rank_key(block_max), -(2**31)), k_blocks)
     tl.store(best_blocks_ptr + row * k + number, block, mask=chosen)
 
-    # The others, against their own maximum: they may be tiny beside the chosen
+    # The others, against their own maximum: they may be tiny next to the chosen
     m = tl.max(tl.where(chosen, FLOOR, block_max), axis=0)
     left = tl.sum(tl.where(chosen, 0.0, s * tl.exp(block_max - m)), axis=0)
     tl.store(left_ptr + row, tl.where(left > 0, m + tl.log(left), FLOOR))
@@ -199,7 +196,7 @@ def _best_tokens_kernel(
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)[:, None]
     in_slot = slot < k_blocks
-    # (SLOTS, BLOCK), with whole blocks read, the padding behind the vocabulary too: 16 bytes at a time
+    # (SLOTS, BLOCK), with whole blocks read, the padding after the vocabulary too: 16 bytes at a time
     column = tl.load(best_blocks_ptr + row * k + slot, mask=in_slot, other=0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     used = in_slot & (column < vocabulary) & (column != tl.load(sampled_ids_ptr + row))
     y = tl.load(tile_ptr + row * tile_stride + column, mask=in_slot, other=0.0).to(tl.float32)

@@ -105,33 +105,17 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
     def forward(
         self, *args, support_size=None, tail_mass=None, token_ids=None, token_index=None, check_finite=True, **kwargs
     ):
-        if support_size is None and tail_mass is not None:
-            raise ValueError("`tail_mass` needs `support_size`: it is an option of the selection of a support.")
-        if support_size is None and token_ids is None:
+        if support_size is None and tail_mass is None and token_ids is None:
             return original_forward(*args, **kwargs)
         labels, shift_labels = kwargs.pop("labels", None), kwargs.pop("shift_labels", None)
         query = _Query(labels, shift_labels, token_index, token_ids, support_size, tail_mass)
-        if (labels is None) == (shift_labels is None) or not kwargs.pop("fused_lm_head", False):
-            raise ValueError(
-                "`support_size` and `token_ids` need `labels` and `fused_lm_head=True` (or `shift_labels` in place of "
-                "`labels`)."
-            )
-        if token_index is not None and shift_labels is None:
-            raise ValueError("`token_index` needs `shift_labels`, whose positions it names.")
-        if support_size is not None and token_ids is not None:
-            raise ValueError("Give either `support_size`, to select a support, or `token_ids`, to evaluate one.")
+        _check_query(query, kwargs.pop("fused_lm_head", False))
         output = _sparse_forward(self, args, kwargs, query, transform, cast_lm_head_to_fp32)
         if check_finite:
             _check_finite(output.entropy)
         return output
 
     model.forward = types.MethodType(forward, model)
-
-
-def _gathered(parameter: DTensor) -> torch.Tensor:
-    """The whole of a sharded parameter. Its gradient is the mean over the ranks, each of which has its batch's."""
-    mean_over_ranks = [Partial("avg")] * parameter.device_mesh.ndim  # without this a rank keeps its own
-    return parameter.full_tensor(grad_placements=mean_over_ranks)
 
 
 class _Query(NamedTuple):
@@ -145,8 +129,23 @@ class _Query(NamedTuple):
     tail_mass: float | None
 
 
+def _check_query(query: _Query, fused_lm_head: bool) -> None:
+    """Raise a `ValueError` for a call whose arguments contradict each other."""
+    if query.support_size is None and query.tail_mass is not None:
+        raise ValueError("`tail_mass` needs `support_size`: it is an option of the selection of a support.")
+    if (query.labels is None) == (query.shift_labels is None) or not fused_lm_head:
+        raise ValueError(
+            "`support_size` and `token_ids` need `labels` and `fused_lm_head=True` (or `shift_labels` in place of "
+            "`labels`)."
+        )
+    if query.token_index is not None and query.shift_labels is None:
+        raise ValueError("`token_index` needs `shift_labels`, whose positions it names.")
+    if query.support_size is not None and query.token_ids is not None:
+        raise ValueError("Give either `support_size`, to select a support, or `token_ids`, to evaluate one.")
+
+
 class _Targets(NamedTuple):
-    """What is evaluated: N positions."""
+    """The N positions that are evaluated."""
 
     positions: torch.Tensor  # (N,), of the hidden states, as numbers of the flattened batch B·T
     sampled_ids: torch.Tensor  # (N,), the labels
@@ -239,6 +238,12 @@ def _head(
     )
 
 
+def _gathered(parameter: DTensor) -> torch.Tensor:
+    """The whole of a sharded parameter, whose gradient is the mean over the ranks."""
+    mean_over_ranks = [Partial("avg")] * parameter.device_mesh.ndim  # without this a rank keeps its own
+    return parameter.full_tensor(grad_placements=mean_over_ranks)
+
+
 def _live_supports(
     token_ids: torch.Tensor, shape: torch.Size, outputs: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int
 ) -> torch.Tensor:
@@ -276,9 +281,9 @@ def _check_finite(entropy: torch.Tensor | None) -> None:
 
 
 def _scatter(values: torch.Tensor, positions: torch.Tensor, dead: torch.Tensor) -> torch.Tensor:
-    """`dead` `(B, T − 1, …)` with the values `(N, …)` at the `positions` `(N,)` of the flattened batch. Connected to
-    the model even when no position is live: an all-masked batch contributes a differentiable zero. By
-    positions and not by a mask, whose gradient would wait for the device."""
+    """`dead` `(B, T − 1, …)` with the values `(N, …)` at the `positions` `(N,)` of the flattened batch."""
+    # Connected to the model even when no position is live: an all-masked batch contributes a differentiable zero. By
+    # positions and not by a mask, whose gradient would wait for the device.
     # Contiguous: inductor before torch 2.14 writes into the one row of an expanded tensor
     return dead.flatten(0, 1).contiguous().index_copy(0, positions, values).unflatten(0, dead.shape[:2])
 

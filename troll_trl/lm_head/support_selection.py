@@ -22,7 +22,7 @@ _SUPPORT_ROWS = 8192  # positions whose support is settled at a time
 _FEWEST_COLUMNS = 8192  # on a GPU: in narrower chunks the matrix product of a tile has too few blocks to fill it
 # Numbers that are held at a time. On a GPU the logits of a tile, all of the vocabulary for a few tokens: 224 MiB in
 # bf16, some 700 tokens for V = 151,936, which with the blocks is less than TRL's tile of 256 MiB. On a CPU, where
-# products of few tokens are slow, one chunk, and blocks and candidates beside it: 24 MiB in float32, some 320 tokens.
+# products of few tokens are slow, one chunk, and next to it blocks and candidates: 24 MiB in float32, some 320 tokens.
 _TILE_ELEMENTS = {"cpu": 6 * 2**20, "accelerator": 7 * 2**24}
 
 
@@ -95,11 +95,9 @@ def _one_chunk_at_a_time(device: torch.device) -> bool:
 
 
 def _columns(device: torch.device, dtype: torch.dtype, vocabulary: int) -> int:
-    """
-    Columns of a chunk: on a GPU as many as leave half of its L2 cache free with all tokens of a tile, a power of two.
-    With V = 151,936 in bf16 a tile has some 730 tokens: 16,384 columns (24 MB) for an H100's 50 MB, 8,192 for an A100's
-    40 MB.
-    """
+    """Columns of a chunk: on a GPU the power of two with which all tokens of a tile leave half of its L2 cache free."""
+    # With V = 151,936 in bf16 a tile has some 730 tokens: 16,384 columns (24 MB) for an H100's 50 MB, 8,192 for an
+    # A100's 40 MB
     if device.type == "cpu":
         return _COLUMNS["cpu"]
     most = _COLUMNS["accelerator"]
