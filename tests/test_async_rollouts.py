@@ -236,7 +236,7 @@ def test_the_server_must_say_what_the_trust_region_reads(mode, most, support_siz
 
 def test_a_server_that_does_not_tell_is_warned_of(caplog):
     check_server(Client(), 20)
-    assert "does not tell its configuration" in caplog.text and "VLLM_SERVER_DEV_MODE=1" in caplog.text
+    assert "does not give its configuration" in caplog.text and "VLLM_SERVER_DEV_MODE=1" in caplog.text
 
 
 @pytest.mark.parametrize(("options", "support_size"), [

@@ -60,7 +60,7 @@ class Checkpoints:
             return
         if (folder / MARKER).exists():
             raise ValueError(f"The checkpoint {folder} is damaged: {reason}. Give another one.")
-        logger.warning(f"Resuming from {folder}, of which it is not known whether it is complete: {reason}.")
+        logger.warning(f"Resuming from {folder}, which may be incomplete: {reason}.")
 
     def folder(self, output_dir: str) -> str:
         """The folder for what the Trainer writes into `output_dir`: aside, while it saves a checkpoint."""

@@ -15,7 +15,7 @@ from troll_trl.trust_region.mask import DIVERGENCES, needs_support
 from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion
 from troll_trl.trust_region.sparse import check_support_options
 
-if TYPE_CHECKING:  # what stands behind the options
+if TYPE_CHECKING:  # TRL's config, which follows in the list of bases
     from trl import GRPOConfig as _TrlConfig
 else:
     _TrlConfig = object

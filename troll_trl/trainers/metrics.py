@@ -52,7 +52,7 @@ class TrollMetrics:
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Continue from what [`state_dict`] gave. What another trust region counted is left out."""
+        """Continue from what [`state_dict`] gave, except for what another trust region counted."""
         sums, maxima = state["sums"], state["maxima"]
         self._sums = self._sums.new_tensor([sums.get(name, 0.0) for name in self._names])
         self._maxima = self._maxima.new_tensor([maxima.get(name, 0.0) for name in self._largest])

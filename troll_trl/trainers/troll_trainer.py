@@ -38,7 +38,7 @@ from troll_trl.trainers.trl_compat import check_trl, silence_known_warnings
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion
 
-if TYPE_CHECKING:  # the trainer of TRL's that follows in the list of bases
+if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
     from trl import GRPOTrainer as _Trainer
 else:
     _Trainer = object
@@ -51,9 +51,9 @@ class TrollTrainer(_Trainer):
     Mixin that turns a TRL trainer into its TROLL counterpart, for trainers that sample completions and clip a ratio.
 
     Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
-    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as the trainer's is. TRL's own `_compute_loss` computes it: it is
-    given `log π(a)` in place of `log p(a)` and a clip range without ends. DPPO's mask takes the same way: it hands on
-    `log p(a)` with less gradient (see `trust_region/regions.py`).
+    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as the trainer's is. TRL's own `_compute_loss` computes it from
+    `log π(a)` in place of `log p(a)`, with an infinite clip range. With DPPO's mask it gets `log p(a)` with less
+    gradient (see `trust_region/regions.py`).
 
     The methods below override TRL's and the Trainer's. They are thin; each piece of state has one owner:
 
@@ -100,7 +100,7 @@ class TrollTrainer(_Trainer):
         self.support_size, self._kernels_failed = args.support_size, False
         if self.trust_region.needs_support:  # else TRL's own head serves
             self.support_size, self._kernels_failed = add_head(self.accelerator, base_model, args)
-        # The trust region takes the place of the clip: TRL's surrogate gets a range without ends
+        # The trust region takes the place of the clip, whose range becomes infinite
         self.epsilon_low = self.epsilon_high = math.inf
 
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}

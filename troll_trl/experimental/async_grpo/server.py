@@ -22,7 +22,7 @@ def check_server(client: Any, support_size: int | None) -> None:
         mode, most = model["logprobs_mode"], model["max_logprobs"]
     except (RequestException, KeyError) as error:
         logger.warning(
-            f"The vLLM server does not tell its configuration ({type(error).__name__}: {error}). Make sure that it was "
+            f"The vLLM server does not give its configuration ({type(error).__name__}: {error}). Make sure that it was "
             f"started with {_flags(support_size)}, or set VLLM_SERVER_DEV_MODE=1 for it."
         )
         return
