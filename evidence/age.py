@@ -57,10 +57,11 @@ class Runs:
 
     def exponent(self) -> int | None:
         """The rule's k, 1 or 2: it has the larger mean area over the rare tasks at 16 and 32 updates."""
-        areas = {k: self._mean_area((t, age, rule(age, k)) for t, age in product(RARE, (16, 32))) for k in (1, 2)}
+        areas = {k: self.mean_area((t, age, rule(age, k)) for t, age in product(RARE, (16, 32))) for k in (1, 2)}
         return None if None in areas.values() else max(areas, key=lambda k: areas[k] or 0.0)
 
-    def _mean_area(self, cells: Iterable[tuple[str, int, str]]) -> float | None:
+    def mean_area(self, cells: Iterable[tuple[str, int, str]]) -> float | None:
+        """Mean of `area` at `RATE` over cells (task, age, method); `None` until all of them are run."""
         areas = [self.area(task, age, Choice(method, RATE)) for task, age, method in cells]
         return None if None in areas else float(np.mean(np.array(areas, dtype=float)))
 
@@ -72,7 +73,7 @@ class Runs:
 
     def common_bound(self, age: int, geometry: str) -> str | None:
         """The method of a geometry with the best mean area over the rare tasks."""
-        means = {m: self._mean_area((task, age, m) for task in RARE) for m in bounds_of(geometry, age)}
+        means = {m: self.mean_area((task, age, m) for task in RARE) for m in bounds_of(geometry, age)}
         known = {method: area for method, area in means.items() if area is not None}
         return max(known, key=lambda method: known[method]) if len(known) == len(means) else None
 
@@ -198,6 +199,24 @@ def tuning(records: Sequence[Record]) -> str:
     return markdown(["updates per rollout batch", "geometry and bound", *RARE], rows)
 
 
+def best_bounds(records: Sequence[Record]) -> str:
+    """Mean area in percent over the rare tasks at 4e-4, with each geometry's best bound on each task; tuning seeds."""
+    runs, rows = Runs(records), []
+    for geometry, name in GEOMETRIES.items():
+        best = {age: [runs.best_bounds(task, age, geometry)[:1] for task in RARE] for age in AGES}
+        if all(all(methods) for methods in best.values()):
+            areas = [_mean(runs, age, [method for (method,) in best[age]]) for age in AGES]
+            rows.append([name, *areas])
+    for k in (1, 2):
+        rows.append([f"the rule, k = {k}", *(_mean(runs, age, [rule(age, k)] * len(RARE)) for age in AGES)])
+    return markdown(["trust region", *(f"{age} updates" for age in AGES)], rows)
+
+
+def _mean(runs: Runs, age: int, methods: Sequence[str]) -> str:
+    area = runs.mean_area(zip(RARE, [age] * len(RARE), methods, strict=True))
+    return "" if area is None else f"{100 * area:.1f}"
+
+
 def choices(records: Sequence[Record]) -> str:
     """The bound and the learning rate of the rule and of every geometry on the deciding seeds."""
     runs, rows = Runs(records), []
@@ -253,7 +272,13 @@ def by_age(records: Sequence[Record]) -> str:
     return markdown(["task", "updates", "trust region", "bound and rate", "area %", "success %"], rows)
 
 
-TABLES: dict[str, Table] = {"verdicts": verdicts, "by-age": by_age, "choices": choices, "tuning": tuning}
+TABLES: dict[str, Table] = {
+    "verdicts": verdicts,
+    "by-age": by_age,
+    "choices": choices,
+    "best-bounds": best_bounds,
+    "tuning": tuning,
+}
 
 
 def main() -> None:
