@@ -28,10 +28,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 test: $(INSTALLED)  ## Run the tests
-	$(PYTEST) -n auto --maxprocesses 8
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal
 
 test-slow: $(INSTALLED)  ## Run the slow tests
-	$(PYTEST) -n auto --maxprocesses 8 -m slow
+	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m slow
 
 test-kernels: $(INSTALLED)  ## Run the kernels' tests in Triton's interpreter, one by one (make test runs them too)
 	TRITON_INTERPRET=1 $(PYTEST) tests/test_kernels.py

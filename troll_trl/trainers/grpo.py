@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
     """
-    GRPO with TROLL (Trust Region Optimization for Large Language Models, https://huggingface.co/papers/2510.03817): the
-    clip of the probability ratio is replaced by a differentiable projection of every token's distribution onto a KL
-    trust region around the old policy.
+    GRPO with [TROLL](https://huggingface.co/papers/2510.03817) (Trust Region Optimization for Large Language Models): a
+    differentiable projection of every token's distribution onto a KL trust region around the old policy replaces the
+    clip of the probability ratio.
 
     Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
     `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as `loss_type` does. TRL's own `_compute_loss` computes it from

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 class TrollRLOOTrainer(TrollTrainer, RLOOTrainer):
     """
-    RLOO with TROLL (Trust Region Optimization for Large Language Models, https://huggingface.co/papers/2510.03817):
-    REINFORCE with a leave-one-out baseline, whose clip is replaced by a differentiable projection of every token's
-    distribution onto a KL trust region around the old policy.
+    RLOO with [TROLL](https://huggingface.co/papers/2510.03817) (Trust Region Optimization for Large Language Models):
+    REINFORCE with a leave-one-out baseline. A differentiable projection of every token's distribution onto a KL trust
+    region around the old policy replaces its clip.
 
     RLOO's ratio is the ratio of a whole completion. With policy `p`, old policy `q`, projection `π` and advantage `A`,
     the loss of a completion is `−exp(Σ_t log π_t(a_t) − log q_t(a_t))·A + α·Σ_t KL(p_t ‖ stopgrad π_t)`, averaged over
