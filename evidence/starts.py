@@ -1,6 +1,6 @@
 """
 Starts of runs: problems, and a model. Supervised training warms up a small new model until it solves some generated
-problems. A given model has generated problems, or those of a dataset that it solves sometimes.
+problems. A given model has generated problems, or the problems of a dataset that it solves sometimes.
 """
 
 import hashlib
@@ -101,8 +101,8 @@ def read_chance(folder: Path) -> dict[str, float]:
 
 def choose_solvable(folder: Path, task: GivenTask, evaluation: Path) -> None:
     """
-    Choose, from the first `task.candidates` training problems, those of which the model gets some but not all samples
-    right, and the first `task.test` test problems. Both keep their order.
+    Choose, from the first `task.candidates` training problems, the ones on which some but not all samples of the model
+    are right, and the first `task.test` test problems. Both keep their order.
     """
     lines = {
         split: (Path(task.dataset) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:count]

@@ -467,7 +467,7 @@ def test_compare_says_what_is_not_finished(tmp_path):
     args = EvaluationArguments(compare=[str(tmp_path / "a"), str(tmp_path / "b" / "samples.jsonl")])
     with logged() as messages:
         [result] = compare(args)["results"]
-    assert any(f"{tmp_path / 'a'} has 5 of 6 samples of b, those of the longest" in text for text in messages)
+    assert any(f"{tmp_path / 'a'} has 5 of 6 samples of b, all from the longest" in text for text in messages)
     assert any("`compare`: " in text and "from 1 to 2 samples" in text for text in messages)
     assert "maj" not in result["metrics"] and not any(f"{tmp_path / 'b'}" in text for text in messages)
 

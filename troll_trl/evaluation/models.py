@@ -87,7 +87,7 @@ def context_of(model: str, revision: str | None = None) -> int | None:
 
 def end_ids(generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """
-    The tokens that end a completion: the tokenizer's, and those of the model's generation config, since a chat model
+    The tokens that end a completion: the tokenizer's and the generation config's, since a chat model
     may end its turn with another one. Without any, every completion would run to the limit.
     """
     named = generation_config.eos_token_id if generation_config is not None else None

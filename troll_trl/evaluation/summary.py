@@ -195,7 +195,7 @@ def _check_finished(name: str, benchmark: str, scores: ProblemScores, folder: Pa
     wanted = _wanted(benchmark, json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else 0
     if scores.samples < wanted:
         logger.warning(
-            f"`compare`: {name} has {scores.samples} of {wanted} samples of {benchmark}, those of the longest "
+            f"`compare`: {name} has {scores.samples} of {wanted} samples of {benchmark}, all from the longest "
             "problems. Finish it by the command that began it before you trust a difference."
         )
 
