@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from troll_trl.cli.settings.layers import read_layers
 
 
@@ -95,7 +97,8 @@ def prompt_of(task: Task | GivenTask) -> dict[str, Any]:
 
 def content_of(file: Path) -> list[dict[str, Any]]:
     """The content, without comments, of a YAML file and of those that it is based on."""
-    return [{name: value.typed for name, value in layer.values.items()} for layer in read_layers(file)]
+    contents = [yaml.safe_load(layer.path.read_text(encoding="utf-8")) for layer in read_layers(file)]
+    return [{name: value for name, value in content.items() if name != "base"} for content in contents]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from evidence.tables import Cell, Record, Table, difference, markdown, signed
+from evidence.tables import Cell, Record, Table, compare, difference, markdown, signed
 
 TASK, CELL = "no-dropout", {"learning_rate": 1e-3}
 LEADS = ("area", "success")
@@ -70,4 +70,13 @@ def _lead(cell: Cell, other: Cell, key: str) -> str:
     return f"{100 * lead.value:+.1f}" if pairs == 1 else signed(lead, p_value)
 
 
-TABLES: dict[str, Table] = {"runs": every_run, "leads": leads}
+TABLES: dict[str, Table] = {
+    "runs": every_run,
+    "leads": leads,
+    "age": compare(
+        "16 updates per rollout batch, without dropout. `rule` is the projection with a bound of 0.2, `wide` with 0.5, "
+        "`tv` is DPPO's mask with a total variation of 0.15.",
+        "age",
+        "clip-wider",
+    ),
+}
