@@ -161,7 +161,7 @@ def missing_file(folder):
     (trainer := make_trainer(folder, save_strategy="steps", save_steps=3, max_steps=3)).train()
     trainer.accelerator.wait_for_everyone()
     if trainer.accelerator.process_index == 1:
-        Path(folder, "checkpoint-3", "rollout-state-1-of-2.safetensors").unlink()
+        Path(folder, "checkpoint-3", "rollout-state-1-of-2.pt").unlink()
         Path(folder, "checkpoint-3", "complete.json").unlink()
     trainer.accelerator.wait_for_everyone()
     (resumed := make_trainer(folder)).train(f"{folder}/checkpoint-3")

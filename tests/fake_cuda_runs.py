@@ -28,7 +28,6 @@ from trl_comparison import make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.lm_head import patch
 from troll_trl.trainers.metrics import TrollMetrics
-from troll_trl.trainers.old_policy import Prefetcher
 from troll_trl.trust_region import sparse
 from troll_trl.trust_region.ragged import RaggedDistribution
 
@@ -48,8 +47,6 @@ OPTIONS = {
 }
 # An edit of the package that must not go unseen: the function, its text, and another one
 MUTANTS = {
-    "no_wait": (Prefetcher, "take", "current.wait_stream(self._stream)", "pass"),
-    "no_record": (Prefetcher, "take", "tensor.record_stream(current)", "pass"),
     "not_pinned": (RaggedDistribution, "to_host_of", "host._each(torch.Tensor.pin_memory)", "host"),
     "host_positions": (patch, "_scatter", "0, positions,", "0, positions.cpu(),"),
     "host_metrics": (TrollMetrics, "_zeros", "self.accelerator.device", "torch.device('cpu')"),

@@ -2,7 +2,6 @@
 methods say, which is only checked here."""
 
 import inspect
-import warnings
 
 import pytest
 from async_engine import Engine, make_trainer
@@ -11,7 +10,7 @@ from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, Rol
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, _AsyncRolloutLoop
 from trl.experimental.async_grpo.packing import TreeRow
 
-from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig, trl_compat
+from troll_trl.experimental.async_grpo import trl_compat
 
 PHRASES = {
     (AsyncGRPOTrainer, "compute_loss"): (
@@ -58,11 +57,3 @@ def test_what_has_moved_is_named_at_the_start(owner, name, monkeypatch, tmp_path
         ImportError, match=rf"does not support trl .*`{owner.__name__}\.{name}` takes .*tested with trl"
     ):
         make_trainer(folder, tmp_path, Engine(folder))
-
-
-def test_the_config_shows_no_warning_of_a_name_that_trl_uses(tmp_path):
-    """TRL's default for `gradient_checkpointing`, which transformers deprecates, was warned of in every run."""
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("default")
-        AsyncTrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False)
-    assert [str(warning.message) for warning in shown] == []

@@ -369,7 +369,7 @@ def test_a_policy_that_is_not_finite_stops_the_run(region, folder, tmp_path):
     ({"trust_region": "clip"}, "`trust_region` must be 'projection' or 'mask', got 'clip'"),
     ({"trust_region": "mask", "divergence_type": "kl"}, "`divergence_type` must be one of binary_tv"),
     ({"trust_region": "mask", "divergence_bound": 1.5}, r"`divergence_bound` of binary_tv must be in \(0, 1\)"),
-    ({"trust_region": "mask", "ratio_cap": 0.5}, "`ratio_cap` must be at least 1"),
+    ({"trust_region": "mask", "ratio_cap": 0.5}, "`ratio_cap` must be at least 1 and finite"),
 ])  # fmt: skip
 def test_options_without_meaning_are_refused_by_name(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
@@ -386,7 +386,7 @@ def test_defaults_and_what_is_unused(tmp_path):
     )
     mask = AsyncTrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, trust_region="mask")
     assert mask.divergence_bound == 0.15 and plain.needs_support and not mask.needs_support
-    with pytest.warns(UserWarning, match="epsilon=0.1 unused: the trust region takes the place of the clip"):
+    with pytest.warns(UserWarning, match=r"epsilon=0.1 unused by this trust region \(KL bound 0.05\)"):
         AsyncTrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, epsilon=0.1)
 
 

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import weakref
 
 import pytest
 import torch
@@ -83,60 +82,6 @@ def test_training_is_that_of_the_dense_form(run, tmp_path, monkeypatch):
     assert max(logged(actual, "troll/projected_fraction")) > 0
     for name, weight in weights(expected).items():
         assert torch.equal(weight, weights(actual)[name]), name
-
-
-def test_on_the_device_are_a_micro_batch_and_the_next_one(tmp_path, monkeypatch):
-    """Whatever the rollout batch: 2 copies of 16 micro-batches' ragged numbers, and the dense form of one."""
-    length, copies, checked = 8, [], []
-    trainer = make_trainer(
-        TrollGRPOTrainer,
-        TrollGRPOConfig,
-        tmp_path,
-        steps_per_generation=16,
-        max_steps=17,
-        per_device_train_batch_size=4,
-    )
-    monkeypatch.setattr(trainer.prefetcher, "_device", "another than the host")
-    to = RaggedDistribution.to
-
-    def copying(self, device, non_blocking=False):
-        if device == "cpu":
-            return to(self, device)
-        copy = self._each(torch.Tensor.clone)
-        copies.extend(weakref.ref(tensor) for tensor in copy.tensors.values())
-        return copy
-
-    monkeypatch.setattr(RaggedDistribution, "to", copying)
-    compute_loss = trainer._compute_loss
-
-    def checking(model, inputs):
-        checked.append(1)
-        if len(checked) not in (1, 2, 16, 17):  # looking takes long
-            return compute_loss(model, inputs)
-        copied = [tensor for tensor in (reference() for reference in copies) if tensor is not None]
-        buffered = [batch[COLUMN].nbytes for batch in trainer._buffered_inputs]
-        assert sum(tensor.nbytes for tensor in copied) <= 2 * max(buffered) < sum(buffered) / 4
-        width = inputs[TOKEN_IDS].shape[-1]
-        dense = [
-            x for x in gc.get_objects()
-            if type(x) is torch.Tensor and x.dim() == 3 and x.shape[1] >= length and x.shape[2] in (width, width + 1)
-        ]  # fmt: skip
-        assert any(x is inputs[LOG_PROBS] for x in dense)
-        assert sum(len(x) for x in dense) <= 4 * len(inputs[LOG_PROBS]), "ids and log-probabilities, and a copy"
-        return compute_loss(model, inputs)
-
-    trainer._compute_loss = checking
-    trainer.train()
-    assert len(checked) == 17 and len(copies) == 5 * 18, "each micro-batch is copied once, the 18th ahead of use"
-
-
-def test_bytes_per_token_are_printed_once(tmp_path, capsys):
-    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, support_size=12, tail_mass=0.0, max_steps=8)
-    trainer.train()  # two rollout batches
-    lines = [line for line in capsys.readouterr().out.splitlines() if "bytes per completion token" in line]
-    assert len(lines) == 1
-    # 12 ids, 13 log-probabilities and their number, of 4 bytes each; and 4 for each completion of almost 8 tokens
-    assert lines[0].startswith("TROLL: the old policy takes 105 bytes per completion token, on the host: 12.0 tokens")
 
 
 def test_only_live_positions_and_used_slots_take_memory(tmp_path):

@@ -202,8 +202,8 @@ def test_that_accelerate_starts_one_process_in_place_of_several_is_said(started,
     [
         ("", ("--accelerate_config", "fsdp3"), "'fsdp3' is neither a file nor one of ddp, fsdp1, fsdp2"),
         ("", ("--num_proceses", "2"), "unknown flag --num_proceses. The nearest valid name is --num_processes."),
-        ("algorithm: rloo", (), "the file says `algorithm: rloo`: run `troll rloo`"),
-        ("", ("--algorithm", "rloo"), "--algorithm is given by the command"),
+        ("algorithm: rloo", (), "`algorithm` is rloo, but this is `troll grpo`."),
+        ("", ("--algorithm", "rloo"), "`algorithm` is rloo, but this is `troll grpo`."),
     ],
 )
 def test_a_mistake_is_told_before_a_process_is_started(started, capsys, text, flags, expected):

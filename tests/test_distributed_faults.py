@@ -61,7 +61,7 @@ def check_faults(folder, done, same_weights):
 
 
 def check_resume(folder, done):
-    files = [f"rollout-state-{rank}-of-2.safetensors" for rank in range(2)]
+    files = [f"rollout-state-{rank}-of-2.pt" for rank in range(2)]
     expected = {"same_weights": True, "same_log": True, "files": files, "lines": 6}
     assert results(folder, done, "resume") == [expected, expected]
 
@@ -78,7 +78,7 @@ def test_ddp(tmp_path):
     stopped = {"code": 143, "step": 3, "found": str(tmp_path / "sigterm" / "checkpoint-3")}
     assert results(tmp_path, done, "sigterm") == [stopped, stopped]
     assert results(tmp_path, done, "missing_file") == [{"step": 6}, {"step": 6}]
-    assert "rollout-state-0-of-2.safetensors is not in" in done.stderr and "for every rank" in done.stderr
+    assert "rollout-state-0-of-2.pt is not in" in done.stderr and "for every rank" in done.stderr
 
 
 @pytest.mark.slow

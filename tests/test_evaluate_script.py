@@ -128,7 +128,7 @@ def test_from_flags_to_summary_and_not_run_again(workplace, monkeypatch, capsys)
     monkeypatch.setattr("troll_trl.evaluation.runner.TransformersGenerator", None)
     before = Path("out/samples.jsonl").read_bytes()
     code, out, err = run_script(*flags(), monkeypatch=monkeypatch, capsys=capsys)
-    assert code == 0 and "none is generated again" in err and "pass@3 %" in out
+    assert code == 0 and "24 of 24 samples are in out already" in err and "pass@3 %" in out
     assert Path("out/samples.jsonl").read_bytes() == before
 
 
@@ -242,7 +242,7 @@ def test_other_settings_do_not_continue_a_run(workplace):
     for change, message in (
         (("--temperature", "0.5"), r"`temperature` was 1\.0 and is 0\.5"),
         (("--n", "2", "--seed", "5"), r"`n` was 3 and is 2; `seed` was 0 and is 5"),
-        (("--max_problems", "2"), r"the benchmark one has changed since \(5 problems then, 2 now\)"),
+        (("--max_problems", "2"), "the benchmark one has changed since"),
         (("--system_prompt", "w5"), "`system_prompt` was None and is 'w5'"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -258,9 +258,7 @@ def test_a_mistake_with_the_last_model_shows_before_the_first_is_loaded(workplac
     tokenizer.chat_template = "{% for n in range(60) %}w1 {% endfor %}" + TEMPLATE
     tokenizer.save_pretrained("wordy")
     monkeypatch.setattr("troll_trl.evaluation.runner.TransformersGenerator", None)
-    with pytest.raises(
-        ValueError, match=r"longest prompt has \d+ tokens .* but wordy was made for 64 in all\. Leave such"
-    ):
+    with pytest.raises(ValueError, match=r"longest prompt has \d+ tokens .* but wordy was made for 64 in all\. Lower"):
         generate(*flags(model=("model", "wordy")))
 
 
@@ -274,7 +272,7 @@ def test_scaled_positions_reach_as_far_as_in_training(workplace):
 
 
 def test_a_run_that_failed_before_its_first_sample_does_not_bind_the_next(workplace):
-    with pytest.raises(ValueError, match="Set `max_new_tokens` to at most"):
+    with pytest.raises(ValueError, match="Lower `max_new_tokens`"):
         generate(*flags("--max_new_tokens", "100"))
     generate(*flags())
     assert json.loads(Path("out/run.json").read_text())["settings"]["max_new_tokens"] == 12
@@ -283,7 +281,7 @@ def test_a_run_that_failed_before_its_first_sample_does_not_bind_the_next(workpl
 def test_overwrite_discards_nothing_if_the_call_is_a_mistake(workplace):
     generate(*flags())
     before = Path("out/samples.jsonl").read_bytes()
-    with pytest.raises(ValueError, match="Set `max_new_tokens` to at most"):
+    with pytest.raises(ValueError, match="Lower `max_new_tokens`"):
         generate(*flags("--overwrite", "true", "--max_new_tokens", "100"))
     assert Path("out/samples.jsonl").read_bytes() == before
     assert json.loads(Path("out/run.json").read_text())["settings"]["max_new_tokens"] == 12
@@ -293,7 +291,7 @@ def test_an_evaluation_into_the_folder_of_its_model_goes_on(workplace):
     """Its own run.json and summary.json were taken for a change of the model."""
     generate(*flags(output="model"))
     Path("model/all_results.json").write_text("{}")  # of a training
-    assert any("none is generated again" in text for text in generate(*flags(output="model")))
+    assert any("24 of 24 samples are in" in text for text in generate(*flags(output="model")))
 
 
 def test_output_folders_with_a_tilde_and_brackets(workplace, monkeypatch, capsys):
@@ -305,32 +303,21 @@ def test_output_folders_with_a_tilde_and_brackets(workplace, monkeypatch, capsys
     assert "o[/1]/summary.json" in out
 
 
-def test_what_no_hub_gives_is_named(workplace, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise OSError("no connection")
-
-    monkeypatch.setattr("troll_trl.evaluation.prompts.AutoTokenizer.from_pretrained", refuse)
-    with pytest.raises(OSError, match=r"the tokenizer of some/model cannot be loaded\. It is not a local folder"):
-        generate(*flags(model=("some/model",)))
-
-
-def test_a_samples_file_that_was_changed_is_refused(workplace):
-    """A sample of an unknown problem or number was a KeyError, one that was there twice counted twice."""
+def test_a_sample_twice_is_refused(workplace):
+    """It counted twice."""
     generate(*flags())
     path = Path("out/samples.jsonl")
     whole = path.read_text()
-    for change in ({"problem": "other"}, {"sample": 3}, {"sample": -1}, {"sample": None}, {"sample": 1}):
-        path.write_text(whole + json.dumps(json.loads(whole.splitlines()[0]) | change) + "\n")
-        with pytest.raises(
-            ValueError, match=r"samples.jsonl holds \('model', .*\)(, which is not a sample of this run| twice)"
-        ):
-            generate(*flags())
+    path.write_text(whole + whole.splitlines()[0] + "\n")
+    with pytest.raises(ValueError, match=r"samples.jsonl holds \('model', .*\) twice"):
+        generate(*flags())
 
 
-def test_a_record_that_is_no_object_is_refused(workplace):
+@pytest.mark.parametrize("content", [None, "{"])
+def test_samples_of_unknown_settings_are_refused(workplace, content):
     generate(*flags())
-    Path("out/run.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"run\.json cannot be read: it is not a JSON object"):
+    Path("out/run.json").unlink() if content is None else Path("out/run.json").write_text(content)
+    with pytest.raises(ValueError, match=r"run\.json cannot be read: .* Give another `output`"):
         generate(*flags("--temperature", "0.5"))
 
 
@@ -366,7 +353,7 @@ def test_prompts(workplace):
     tokenizer.chat_template = None
     assert read() == "w7 w8 w9"
     tokenizer.chat_template = "{{ raise_exception('no system message') }}"
-    with pytest.raises(ValueError, match="roles system, user: no system message"):
+    with pytest.raises(ValueError, match="refuses a prompt: no system message"):
         read()
 
 
@@ -375,17 +362,16 @@ def test_prompts(workplace):
     [
         (flags("--model", "./nowhere"), "there is no folder ./nowhere"),
         (flags("--model", "cache_of_nothing/empty"), "the folder cache_of_nothing/empty holds"),
-        (flags("--model", "model/config.json"), "model/config.json is a file. Give the folder"),
+        (flags("--model", "model/config.json"), "there is no folder model/config.json"),
         (flags("--model", "bare"), "the folder bare holds no tokenizer"),
-        (flags("--benchmarks", "gsm8"), "The nearest names are gsm8k"),
-        (flags("--benchmarks", "GSM8K"), "The nearest names are gsm8k"),
+        (flags("--benchmarks", "gsm8"), "'gsm8' is neither gsm8k, math, "),
         (
             flags("--benchmarks", "long=long.jsonl"),
             "The longest prompt has 78 tokens and `max_new_tokens` is 12, but model was made for 64",
         ),
         (flags("--benchmarks", "x=empty.jsonl"), "empty.jsonl is empty"),
         (flags("--k", "4"), "pass@4 needs at least 4 samples of a problem, but `n` is 3"),
-        (flags("--max_new_tokens", "100"), "was made for 64 in all. Set `max_new_tokens` to at most "),
+        (flags("--max_new_tokens", "100"), "was made for 64 in all. Lower `max_new_tokens`"),
         (flags("--max_problems", "1", "2", "3"), "3 numbers for 2 benchmarks"),
         (flags("--temprature", "1"), "The nearest valid name is --temperature."),
         (flags("--backend", "vllm"), "which is not installed"),
@@ -394,13 +380,9 @@ def test_prompts(workplace):
         (["--model", "model", "--output", "out"], "`benchmarks` is not set"),
         (["--output", "out"], "Nothing to do"),
         (["--compare", "a"], "takes two evaluations, got 1"),
-        (["--compare", "a", "b"], "a is neither a folder with a samples.jsonl"),
-        (flags("--compare", "model", "b"), "b is neither a folder with a samples.jsonl"),
+        (["--compare", "a", "b"], "a is neither a samples.jsonl nor a folder with one"),
         (["--samples", "one.jsonl", "--output", "out", "--n", "4"], "`n` is 4, but nothing is generated"),
         (["--compare", "a", "b", "--temperature", "1"], "`temperature` is 1.0, but nothing is generated"),
-        (["--compare", "a", "b", "--overwrite", "true"], "`overwrite` is True, but nothing is generated"),
-        (["--compare", "a", "b", "--answer_column", "x"], "`answer_column` is 'x', but nothing is generated"),
-        (flags("--benchmarks", "gsm8k", "--problem_column", "x"), "`problem_column` names a column of a local file"),
         (["--samples", "one.jsonl", "--output", "out"], "its completion was looked for in"),
         (["--config", "bad.yaml"], "unknown key `temprature`. The nearest valid name is temperature."),
     ],
@@ -425,26 +407,6 @@ def test_a_mistake_ends_in_one_line(workplace, arguments, expected, monkeypatch,
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    ("file", "change", "message"),
-    [
-        ("tokenizer.json", lambda data: data[:500], "the tokenizer of model cannot be loaded"),
-        ("model.safetensors", lambda data: data[:5000], "model cannot be loaded: "),
-        (
-            "config.json",
-            lambda data: data.replace(b'"hidden_size": 16', b'"hidden_size": 32'),
-            "model cannot be loaded",
-        ),
-    ],
-)
-def test_a_model_that_cannot_be_loaded_is_named(workplace, file, change, message, monkeypatch, capsys):
-    """Weights of other shapes ended in a traceback, torn files in an error without a name."""
-    path = workplace / "model" / file
-    path.write_bytes(change(path.read_bytes()))
-    code, _, err = run_script(*flags(), monkeypatch=monkeypatch, capsys=capsys)
-    assert code == 2 and f"evaluate.py: error: `model`: {message}" in err and "Traceback" not in err
-
-
 def test_a_thinking_mode_must_be_said_where_a_template_has_one_and_nowhere_else(workplace):
     """Qwen3's thinks by default, which it was not trained to do by the shipped configs."""
     unsaid = [flag for flag in flags() if flag not in THINKING]
@@ -452,11 +414,11 @@ def test_a_thinking_mode_must_be_said_where_a_template_has_one_and_nowhere_else(
         generate(*unsaid)
     save_model(workplace / "plain", template="{{ messages[0]['content'] }}")
     plain = ["--model", "plain"]
-    with pytest.raises(ValueError, match="has a chat template that does not read it"):
+    with pytest.raises(ValueError, match="no chat template of plain reads it"):
         generate(*flags("--enable_thinking", "true", *plain))
     generate(*flags("--model", "plain", "model", output="both"))  # one of them reads it
     (workplace / "plain" / "chat_template.jinja").unlink()
-    with pytest.raises(ValueError, match="has no chat template"):
+    with pytest.raises(ValueError, match="no chat template of plain reads it"):
         generate(*flags(*plain))
     generate(*unsaid, *plain)  # a base model is asked with the plain text
 
@@ -479,9 +441,9 @@ def test_a_template_that_says_something_else_the_next_day_is_told(workplace, cap
     save_model(workplace / "model", template="{% for digit in strftime_now('%f') %}w{{ digit }} {% endfor %}")
     unsaid = [flag for flag in flags() if flag not in THINKING]
     generate(*unsaid, "--benchmarks", "one=one.jsonl")
-    assert "no longer those" not in caplog.text
+    assert "have changed" not in caplog.text
     generate(*unsaid)
-    assert "one: the prompts of model are no longer those of its earlier samples" in caplog.text
+    assert "one: the prompts of model have changed since its earlier samples" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -532,7 +494,7 @@ def test_sigkill_and_resume(workplace):
     assert path.read_bytes().count(b"\n") < 320
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
-    assert "samples are in out; the others follow" in done.stderr
+    assert "samples are in out already" in done.stderr
     generate(*flags(*long, output="whole"))
     assert path.read_bytes() == Path("whole/samples.jsonl").read_bytes()
     assert len(lines(path)) == 320

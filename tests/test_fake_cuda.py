@@ -23,7 +23,7 @@ needed = [
 pytestmark = [pytest.mark.slow, *needed]
 TESTS = Path(__file__).parent
 RUNS = ["on_the_cpu", "kernels", "torch", "nan_reward", "resume"]
-MUTANTS = ["no_wait", "no_record", "not_pinned", "host_positions", "host_metrics", "host_number"]
+MUTANTS = ["not_pinned", "host_positions", "host_metrics", "host_number"]
 # The lines of this package that wait for the device, by a part of their text, and how often at most in `kernels`:
 # two updates on one rollout batch of four micro-batches
 BUDGET = {
@@ -110,8 +110,6 @@ def test_waits_are_on_the_list(runs):
 
 
 SEEN = {
-    "no_wait": "reads memory that another stream is still to write",
-    "no_record": "for want of `record_stream`",
     "not_pinned": "takes pageable memory",
     "host_positions": "expected all tensors on one device",
     "host_metrics": "expected all tensors on one device",

@@ -3,12 +3,13 @@
 import math
 
 import pytest
-from datasets import Dataset, IterableDataset
-from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
+from datasets import Dataset
+from tiny import tiny_model, tiny_tokenizer, token_reward
 from trl import GRPOConfig, GRPOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.cli.settings.parser import parse_training_args
+from troll_trl.resilience.prompt_room import check_prompts
 
 CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no"}
 BATCH = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 2, "disable_tqdm": True, "beta": 0.0}
@@ -91,17 +92,17 @@ def test_an_empty_prompt_is_named_with_its_row(empty, tmp_path):
     before = ["w1", "w2"] if isinstance(empty, str) else [[{"role": "user", "content": "w1"}]] * 2
     if isinstance(empty, list) and empty and isinstance(empty[0]["content"], list):
         before = [[{"role": "user", "content": [{"type": "text", "text": "w1"}]}]] * 2
-    with pytest.raises(ValueError, match="Row 2 of the train dataset has an empty prompt"):
+    with pytest.raises(ValueError, match="prompt of row 2 of train is empty"):
         make(tmp_path, Dataset.from_dict({"prompt": [*before, empty]}))
 
 
 @pytest.mark.parametrize("trainer", [(TrollGRPOTrainer, TrollGRPOConfig), (TrollRLOOTrainer, TrollRLOOConfig)])
 def test_prompts_that_leave_no_room_are_named_with_their_row(trainer, tmp_path):
     make(tmp_path, prompts(" ".join(["w1"] * 16)), *trainer)  # 16 + 8 tokens fit exactly
-    with pytest.raises(ValueError, match=r"row 2 of train has 17 tokens; with `max_completion_length` 8 .* at most 7"):
+    with pytest.raises(
+        ValueError, match=r"row 2 of train has 17 tokens; with `max_completion_length` 8 .* context of 24"
+    ):
         make(tmp_path, prompts(" ".join(["w1"] * 17)), *trainer)
-    with pytest.raises(ValueError, match=r"row 3 of train has 24 tokens, which leaves no room .* context of 24"):
-        make(tmp_path, prompts("w5", " ".join(["w1"] * 24)), *trainer)
     with pytest.raises(ValueError, match="row 2 of eval has 17 tokens"):
         make(tmp_path, prompts(), *trainer, eval_dataset=prompts(" ".join(["w1"] * 17)))
     with pytest.raises(ValueError, match="row 2 of hard has 17 tokens"):
@@ -111,7 +112,7 @@ def test_prompts_that_leave_no_room_are_named_with_their_row(trainer, tmp_path):
 def test_without_a_longest_completion_one_token_must_fit(tmp_path):
     """To TRL, `None` leaves the length to `generation_kwargs`."""
     make(tmp_path, prompts(" ".join(["w1"] * 23)), max_completion_length=None, loss_type="grpo")
-    with pytest.raises(ValueError, match=r"row 2 of train has 24 tokens, which leaves no room .* context of 24"):
+    with pytest.raises(ValueError, match=r"row 2 of train has 24 tokens; .* context of 24"):
         make(tmp_path, prompts(" ".join(["w1"] * 24)), max_completion_length=None, loss_type="grpo")
 
 
@@ -134,16 +135,16 @@ def test_prompts_that_surely_fit_are_not_tokenized(tmp_path, monkeypatch):
 def test_prompts_must_fit_vllms_length_where_it_is_shorter(tmp_path):
     trainer = make(tmp_path, prompts(" ".join(["w1"] * 16)))
     trainer.use_vllm, trainer.vllm_mode, trainer.args.vllm_max_model_length = True, "colocate", 20
-    with pytest.raises(ValueError, match=r"has 16 tokens; .* exceeds `vllm_max_model_length` 20\. Set .* at most 4"):
-        trainer._check_prompts()
+    with pytest.raises(ValueError, match=r"has 16 tokens; .* exceeds the context of 20 .*`vllm_max_model_length`"):
+        check_prompts(trainer)
     trainer.args.vllm_max_model_length = 4096
     trainer.train_dataset = prompts(" ".join(["w1"] * 17))
-    with pytest.raises(ValueError, match=r"has 17 tokens; .* exceeds the model's context of 24"):
-        trainer._check_prompts()
+    with pytest.raises(ValueError, match=r"has 17 tokens; .* exceeds the context of 24"):
+        check_prompts(trainer)
     trainer.train_dataset = prompts(" ".join(["w1"] * 16))
     trainer.vllm_mode = "server"  # which has a length of its own
     trainer.args.vllm_max_model_length = 20
-    trainer._check_prompts()
+    check_prompts(trainer)
 
 
 def test_what_a_rollout_function_does_with_a_prompt_is_its_own(tmp_path):
@@ -161,13 +162,6 @@ def test_what_a_rollout_function_does_with_a_prompt_is_its_own(tmp_path):
     )
     trainer.train()
     assert trainer.state.global_step == 1
-
-
-def test_a_streamed_prompt_is_named_when_it_comes(tmp_path):
-    rows = [{"prompt": prompt} for prompt in (*tiny_prompts(2)["prompt"], " ".join(["w1"] * 17), "w3")]
-    trainer = make(tmp_path, IterableDataset.from_generator(lambda: iter(rows)), per_device_train_batch_size=16)
-    with pytest.raises(ValueError, match="of the rollout batch on rank 0 has 17 tokens"):
-        trainer.train()
 
 
 def test_scaled_positions_reach_further_than_the_config_says(tmp_path):

@@ -187,7 +187,6 @@ def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(limit, start, 
     assert process.exitcode == 1
     said = (tmp_path / "errors").read_text()
     assert "checkpoint-4 could not be saved in" in said and "MiB free" in said
-    assert f"The last good checkpoint is {tmp_path}/run/checkpoint-2" in said
     assert not (tmp_path / "run" / SAVING).exists(), "what was written takes no room"
     train(tmp_path / "run")
     assert_same_weights(final_weights(uninterrupted), final_weights(tmp_path / "run"))
@@ -209,7 +208,7 @@ def test_a_full_disk(small_disk, start, uninterrupted, tmp_path):
     process.join(120)
     assert process.exitcode == 1
     said = (tmp_path / "errors").read_text()
-    assert "checkpoint-4 could not be saved" in said and f"good checkpoint is {small_disk}/checkpoint-2" in said
+    assert f"checkpoint-4 could not be saved in {small_disk} (" in said
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
     train(small_disk)
     assert_same_weights(final_weights(uninterrupted), final_weights(small_disk))
@@ -228,7 +227,7 @@ def test_a_marker_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, mo
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space left") as error:
         trainer.train()
-    assert f"The last good checkpoint is {tmp_path}/checkpoint-2" in error.value.__notes__[0]
+    assert f"checkpoint-4 could not be saved in {tmp_path} (" in error.value.__notes__[0]
     assert not (tmp_path / SAVING).exists() and not (tmp_path / "checkpoint-4").exists()
 
 
@@ -352,11 +351,11 @@ def test_a_damaged_checkpoint_given_by_its_path_is_refused(uninterrupted, tmp_pa
     shutil.copytree(uninterrupted / "checkpoint-4", folder)
     cut(folder / "optimizer.pt")
     trainer = grpo(tmp_path)
-    with pytest.raises(ValueError, match=r"checkpoint-4 is damaged: optimizer\.pt has .* bytes instead of"):
+    with pytest.raises(ValueError, match=r"checkpoint-4 is damaged.*: optimizer\.pt has .* bytes instead of"):
         trainer.train(str(folder))
     with pytest.raises(ValueError, match=r"no complete checkpoint .* Skipped: checkpoint-4 \(optimizer\.pt has"):
         trainer.train(resume_from_checkpoint=True)
-    with pytest.raises(ValueError, match="there is no such folder"):
+    with pytest.raises(ValueError, match="checkpoint-5 is damaged, or is not there"):
         trainer.train(str(tmp_path / "checkpoint-5"))
 
 

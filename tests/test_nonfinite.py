@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from trl_comparison import logged, make_trainer, micro_batch, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.resilience.finite_guard import without_masked
+from troll_trl.resilience.finite_guard import FiniteGuard, nan_to_inf
 
 BAD = [math.nan, math.inf, -math.inf]
 # Momentum and weight decay would move weights without a gradient; the schedule would move the learning rate
@@ -191,7 +191,7 @@ def reward_with(value, call, row=5):
 
 
 def with_reward(trainer, function):
-    trainer.reward_funcs, trainer.reward_func_names = [function], ["spoiled_reward"]
+    trainer.reward_funcs, trainer.reward_func_names = [nan_to_inf(function)], ["spoiled_reward"]
     return trainer
 
 
@@ -326,10 +326,13 @@ def test_what_is_not_masked_is_left_as_it_is():
     live = torch.tensor([[True, False], [False, False]])
     inputs = {"old_per_token_logps": torch.tensor([[-1.5, math.nan], [0.5, math.inf]]), "prompt_ids": live}
     inputs["advantages"] = torch.tensor([2.0, math.nan])
-    clean, counts = without_masked(inputs, live)
+    inputs["completion_mask"] = live.long()
+    guard = FiniteGuard(Accelerator(cpu=True), None)
+    with guard.watch_loss(inputs, training=True) as (clean, _):
+        pass
     assert clean["old_per_token_logps"].tolist() == [[-1.5, 0.0], [0.0, 0.0]]
     assert clean["advantages"].tolist() == [2.0, 0.0] and clean["prompt_ids"] is live
-    assert not any(counts.values())
+    assert not guard._counts[:-1].any()
     assert inputs["advantages"].isnan().any(), "the rollout batch itself is used again"
 
 

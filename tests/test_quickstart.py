@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 
@@ -92,29 +91,6 @@ def test_warm_up_says_how_far_it_is_and_ends_with_an_error_when_nothing_is_learn
     assert re.search(r"step 50 of at most 50, \d+:\d\d: solves 0%, target 35%", capsys.readouterr().out)
 
 
-def test_start_is_made_again_only_for_another_seed_or_success(problems, tmp_path, monkeypatch):
-    warmed_up = []
-    monkeypatch.setattr(small_models, "warm_up", lambda *_: warmed_up.append(1))
-    for seed, success, times in ((0, 0.35, 1), (0, 0.35, 1), (1, 0.35, 2), (0, 0.35, 3), (0, 0.1, 4)):
-        quickstart.make_start(tmp_path, problems[0][:20], seed, success)
-        assert len(warmed_up) == times
-    assert (tmp_path / "model.safetensors").exists() and (tmp_path / "tokenizer.json").exists()
-
-
-def test_an_interrupted_warm_up_is_not_taken_for_a_start(problems, tmp_path, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(small_models, "warm_up", lambda *_: None)
-    quickstart.make_start(tmp_path, problems[0][:20], 0, 0.35)
-    monkeypatch.setattr(small_models, "warm_up", interrupted)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            quickstart.make_start(tmp_path, problems[0][:20], 1, 0.35)
-    with pytest.raises(KeyboardInterrupt):  # the folder is in an unknown state: seed 0 starts anew as well
-        quickstart.make_start(tmp_path, problems[0][:20], 0, 0.35)
-
-
 # -- The YAML ---------------------------------------------------------------------------------------------------------
 
 
@@ -136,52 +112,17 @@ def test_yaml_makes_the_projection_act_and_measures_the_success(tokenizer):
 # -- The result -------------------------------------------------------------------------------------------------------
 
 
-def log_line(step, projected_fraction, policy_kl_max, kl_max):
-    return {
-        "step": step,
-        "reward": 0.5,
-        "troll/projected_fraction": projected_fraction,
-        "troll/policy_kl_mean": 0.01,
-        "troll/policy_kl_max": policy_kl_max,
-        "troll/kl_mean": 0.005,
-        "troll/kl_max": kl_max,
-    }
+def test_missed_goals_are_named():
+    def log(after, projected, kl):
+        update = {"troll/projected_fraction": projected, "troll/kl_max": kl}
+        return [{"eval_reward": 0.25}, update, {"eval_reward": after}, {"train_runtime": 3.0}]
 
-
-LOG_HISTORY = [
-    {"step": 0, "eval_reward": 0.25},
-    log_line(8, 0.02, 0.7, 0.04),
-    {"step": 8, "eval_reward": 0.4},
-    log_line(16, 0.06, 1.5, 0.05),
-    {"step": 16, "eval_reward": 0.75},
-    {"step": 16, "train_runtime": 3.0},
-]
-
-
-def test_table_of_a_log():
-    rows, failures = quickstart.judge(pd.DataFrame(LOG_HISTORY), kl_bound=0.05)
-    assert rows == [
-        ("success rate before", "25.0%"),
-        ("success rate after", "75.0%  (+50.0 points)"),
-        ("tokens projected", "4.0%"),
-        ("largest KL before the projection", "1.5000"),
-        ("largest KL after the projection", "0.0500  (bound 0.05)"),
-    ]
-    assert failures == []
-
-
-def test_failures_are_named():
-    log_history = [{"eval_reward": 0.25}, log_line(8, 0.0, 0.2, 0.0502), {"eval_reward": 0.4}]
-    assert quickstart.judge(pd.DataFrame(log_history), kl_bound=0.05)[1] == [
+    assert quickstart.missed_goals(log(0.75, 0.02, 0.05), kl_bound=0.05) == []
+    assert quickstart.missed_goals(log(0.4, 0.0, 0.0502), kl_bound=0.05) == [
         "the success rate rose by less than 20 points",
         "no token was projected",
         "the KL after the projection exceeds its bound",
     ]
-
-
-def test_curves_are_drawn(tmp_path):
-    quickstart.draw_curves(pd.DataFrame(LOG_HISTORY), 0.05, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -194,4 +135,4 @@ def test_the_success_rate_rises_by_20_points(tmp_path):
     updates = [line for line in log_history if "troll/kl_max" in line]
     assert all(line["troll/kl_max"] <= 0.05 * 1.001 for line in updates)
     assert any(line["troll/projected_fraction"] > 0 for line in updates)
-    assert (tmp_path / "curves.png").exists()
+    assert (tmp_path / "report" / "report.html").exists()

@@ -1,14 +1,11 @@
 """RaggedDistribution gives back what was packed, bit for bit, after TRL's shuffling and splitting as well."""
 
 import math
-from unittest import mock
 
 import pytest
 import torch
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
-from troll_trl.trainers import old_policy
-from troll_trl.trainers.old_policy import Prefetcher
 from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.sparse import SparseDistribution, sparsify
 
@@ -144,74 +141,3 @@ def test_the_dense_form_waits_for_no_device():
     ragged = RaggedDistribution.pack(example()[0]).to("meta")
     dense = ragged.dense(torch.empty(6, 9, dtype=torch.int64, device="meta"))
     assert dense.token_ids.shape == (6, 9, ragged.width) and dense.log_probs.shape == (6, 9, ragged.width + 1)
-
-
-class _Stream:
-    """Writes down what is asked of it."""
-
-    def __init__(self, name, log):
-        self.name, self.log = name, log
-
-    def wait_stream(self, other):
-        self.log.append(f"{self.name} waits for {other.name}")
-
-
-@pytest.fixture
-def streams(monkeypatch):
-    """In place of a GPU: the order in which copies start and are waited for."""
-    log = []
-    side, main = _Stream("side", log), _Stream("main", log)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: mock.MagicMock())
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: log.append(f"{stream.name} uses"))
-
-    def copy(self, device, non_blocking):
-        assert device.type == "cuda" and non_blocking
-        log.append("copy")
-        return self._each(torch.Tensor.clone)
-
-    monkeypatch.setattr(old_policy.RaggedDistribution, "to", copy)
-    return log
-
-
-def test_a_copy_that_was_begun_is_taken(streams):
-    copies = Prefetcher(torch.device("cuda"))
-    first, second = (RaggedDistribution.pack(example(seed=seed)[0]) for seed in (1, 2))
-    copies.take(first)
-    taken = ["main waits for side", *["main uses"] * 5]
-    assert streams == ["copy", *taken]
-    copies.start(second)
-    assert streams[len(taken) + 1 :] == ["copy"], "started, and not waited for"
-    copy = copies.take(second)
-    assert streams[len(taken) + 2 :] == taken, "not copied again"
-    assert all(torch.equal(a, second.tensors[name]) for name, a in copy.tensors.items())
-
-
-def test_another_than_the_one_begun_is_copied(streams):
-    """After an evaluation between two updates, for one."""
-    copies = Prefetcher(torch.device("cuda"))
-    first, second = (RaggedDistribution.pack(example(seed=seed)[0]) for seed in (1, 2))
-    copies.start(first)
-    assert torch.equal(copies.take(second).token_ids, second.token_ids)
-    assert torch.equal(copies.take(first).token_ids, first.token_ids)
-    assert streams.count("copy") == 3
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_copies_on_a_gpu_while_it_computes():
-    device = torch.device("cuda")
-    copies, busy = Prefetcher(device), torch.randn(4096, 4096, device=device)
-    hosts = [
-        RaggedDistribution.pack(example(rows=64, length=128, seed=seed)[0]).to_host_of(device) for seed in range(6)
-    ]
-    assert all(tensor.is_pinned() for tensor in hosts[0].tensors.values())
-    for now, following in zip(hosts, [*hosts[1:], hosts[0]], strict=True):
-        old = copies.take(now)
-        copies.start(following)
-        for _ in range(20):
-            busy = busy @ busy / 4096
-        dense = old.dense(none_sampled((64, 128)).to(device))
-        expected = now.dense(none_sampled((64, 128)))
-        assert_equal(SparseDistribution(dense.token_ids.cpu(), dense.log_probs.cpu()), expected)

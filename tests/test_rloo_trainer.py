@@ -14,7 +14,7 @@ from trl_comparison import (
     weights,
 )
 
-from troll_trl import TrollRLOOConfig, TrollRLOOTrainer, __version__
+from troll_trl import TrollRLOOConfig, TrollRLOOTrainer
 
 OPTIONS = {
     "default": {},
@@ -96,8 +96,7 @@ def test_metrics_and_what_is_said(tmp_path, capsys):
     assert not any("clip_ratio" in key for line in trainer.state.log_history for key in line)
     trainer.create_model_card()
     card = (tmp_path / "README.md").read_text()
-    assert "2510.03817" in card and "becker2025troll" in card and "ahmadian2024back" in card
-    assert "`kl_bound` 0.05" in card and f"troll_trl: {__version__}" in card
+    assert "2510.03817" in card and "becker2025troll" in card
 
 
 def test_config_of_another_trainer_is_refused(tmp_path):

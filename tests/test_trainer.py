@@ -276,9 +276,6 @@ def test_batch_arithmetic_is_printed(tmp_path, capsys):
         ({"delta": 2.0}, "`delta=2.0`"),
         ({"kl_bound": 0.0}, "`kl_bound` must be positive, got 0.0"),
         ({"kl_bound": math.nan}, "`kl_bound` must be positive, got nan"),
-        ({"kl_bound": None}, "`kl_bound` must be positive, got None"),
-        ({"kl_bound": "a"}, "`kl_bound` must be positive, got 'a'"),
-        ({"tail_mass": "a"}, "`tail_mass` must be .* got 'a'"),
         ({"regression_coef": -1.0}, "`regression_coef`.*got -1.0"),
         ({"support_size": 0}, "`support_size`.*got 0"),
         ({"tail_mass": 1.0}, "`tail_mass`.*got 1.0"),
@@ -290,13 +287,9 @@ def test_options_are_refused_by_name(options, message, tmp_path):
         TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **options)
 
 
-def test_a_support_larger_than_the_vocabulary_is_the_vocabulary(tmp_path, caplog):
+def test_a_support_larger_than_the_vocabulary_is_the_vocabulary(tmp_path):
     """A default of 64 should stop no tiny model."""
-    with caplog.at_level("WARNING"):
-        trainer = make_trainer(
-            TrollGRPOTrainer, TrollGRPOConfig, tmp_path, support_size=101, tail_mass=0.0, max_steps=2
-        )
-    assert caplog.text.count("`support_size` (101) exceeds the vocabulary of 100 tokens") == 1
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, support_size=101, tail_mass=0.0, max_steps=2)
     trainer.train()
     assert logged(trainer, "troll/support_size_mean") == [100, 100]
     assert logged(trainer, "troll/rest_mass_mean") == [0, 0]
@@ -319,7 +312,7 @@ def test_subclass_of_trls_config_is_refused(tmp_path):
 def test_noise_of_embeddings_is_said_to_look_like_drift(tmp_path, caplog):
     with caplog.at_level("WARNING"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, neftune_noise_alpha=5.0)
-    assert "neftune_noise_alpha=5.0" in caplog.text
+    assert "neftune_noise_alpha (5)" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["attention_dropout", "router_jitter_noise"])
@@ -328,7 +321,7 @@ def test_noise_that_no_option_disables_is_said_to_look_like_drift(name, tmp_path
     setattr(model.config, name, 0.1)
     with caplog.at_level("WARNING"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, model)
-    assert f"`{name}` 0.1" in caplog.text and f"Load the model with `{name}=0`" in caplog.text
+    assert f"{name} (0.1)" in caplog.text and "in `model_init_kwargs`" in caplog.text
 
 
 def test_dropout_that_is_no_module_is_said_to_look_like_drift(tmp_path, caplog):
@@ -338,7 +331,7 @@ def test_dropout_that_is_no_module_is_said_to_look_like_drift(tmp_path, caplog):
     )
     with caplog.at_level("WARNING"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, OPTForCausalLM(config), disable_dropout=True)
-    assert "`dropout` 0.1" in caplog.text and "Load the model with `dropout=0`" in caplog.text
+    assert "dropout (0.1)" in caplog.text and "in `model_init_kwargs`" in caplog.text
 
 
 @pytest.mark.parametrize("disabled", [False, True])
@@ -350,7 +343,7 @@ def test_dropout_looks_like_drift_and_is_said_to(disabled, tmp_path, caplog):
     if disabled:
         assert "dropout" not in caplog.text
     else:
-        assert "dropout (up to 0.3)" in caplog.text and "disable_dropout=True" in caplog.text
+        assert "dropout of modules (0.3)" in caplog.text and "disable_dropout=True" in caplog.text
     trainer.train()  # with the weights that the rollout was scored with
     assert (logged(trainer, "troll/policy_kl_max")[0] > 1e-4) is not disabled
 
@@ -360,21 +353,9 @@ def test_dropout_looks_like_drift_and_is_said_to(disabled, tmp_path, caplog):
     [
         (
             {"epsilon": 0.3, "epsilon_high": 0.28},
-            "epsilon=0.3, epsilon_high=0.28 unused: a trust region takes the place",
+            "epsilon=0.3, epsilon_high=0.28 unused by this trust region (KL bound 0.05).",
         ),
-        ({"sapo_temperature_neg": 2.0}, "sapo_temperature_neg=2.0 unused: they belong to loss types"),
-        ({"vespo_k_pos": 3.0}, "vespo_k_pos=3.0 unused"),
-        (
-            {
-                "use_vllm": True,
-                "vllm_importance_sampling_correction": False,
-                "vllm_importance_sampling_mode": "token_mask",
-            },
-            "vllm_importance_sampling_mode=token_mask unused: `vllm_importance_sampling_correction` is off",
-        ),
-        ({"ref_model_sync_steps": 3}, "ref_model_sync_steps=3 unused: `sync_ref_model` is off"),
-        ({"use_bias_correction_kl": False}, "use_bias_correction_kl=False unused: `beta` is 0"),
-        ({"entropy_target": 1.0}, "entropy_target=1.0 unused: `use_adaptive_entropy` is off"),
+        ({"epsilon": 0.3}, "epsilon=0.3 unused"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -394,21 +375,7 @@ def test_options_that_are_used_are_not_said_to_be_unused(tmp_path):
         warnings.filterwarnings("error", message=".*unused.*")
         TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
         TrollRLOOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
-        used = {"use_vllm": True, "vllm_mode": "server", "beta": 0.1, "sync_ref_model": True}
-        used |= {"vllm_server_host": "node1", "log_completions": True, "num_completions_to_print": 3}
-        used |= {
-            "ref_model_sync_steps": 3,
-            "use_bias_correction_kl": True,
-            "vllm_importance_sampling_mode": "token_mask",
-        }
-        TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **used)
-        # TRL's business, which changes nothing of the objective
-        others = {"vllm_mode": "server", "num_completions_to_print": 0, "label_smoothing_factor": 0.1}
-        TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **others)
-        used = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.4, "vllm_enable_sleep_mode": True}
-        TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **used)
-        # TRL's business, which changes nothing of the objective
-        others = {"vllm_mode": "server", "num_completions_to_print": 0, "label_smoothing_factor": 0.1}
+        others = {"vllm_mode": "server", "label_smoothing_factor": 0.1, "sapo_temperature_neg": 2.0}  # TRL's business
         TrollGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **others)
 
 
@@ -474,16 +441,15 @@ def test_off_policy_mask_sees_the_policy(tmp_path, monkeypatch):
 
 
 def test_off_policy_mask_is_called_as_trls(tmp_path):
-    """By position, on the class and on a trainer; overridden by a subclass; patched after the trainer was made."""
+    """By position; overridden by a subclass; patched after the trainer was made."""
     arguments = torch.tensor([[1.0], [-1.0]]), torch.full((2, 4), -2.0), torch.zeros(2, 4), torch.ones(2, 4), 1.0
 
     class Inverted(TrollGRPOTrainer):
         def get_off_policy_mask(self, *args, **kwargs):
-            return 1 - GRPOTrainer.get_off_policy_mask(*args, **kwargs)
+            return 1 - super().get_off_policy_mask(*args, **kwargs)
 
     options = {"off_policy_mask_threshold": 0.5, "max_steps": 2}
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
-    assert TrollGRPOTrainer.get_off_policy_mask(*arguments).flatten().tolist() == [1, 0]
     assert trainer.get_off_policy_mask(*arguments).flatten().tolist() == [1, 0]
     subclass = make_trainer(Inverted, TrollGRPOConfig, tmp_path, **options)
     assert subclass.get_off_policy_mask(*arguments).flatten().tolist() == [0, 1]
@@ -492,7 +458,7 @@ def test_off_policy_mask_is_called_as_trls(tmp_path):
     assert patched.call_count == 2
 
 
-def test_a_batch_that_lost_its_old_policy_is_said(tmp_path, caplog):
+def test_a_batch_that_lost_its_old_policy_is_refused(tmp_path):
     """A subclass that makes batches of its own and leaves out our columns would train without any trust region."""
 
     class OwnBatches(TrollGRPOTrainer):
@@ -501,14 +467,9 @@ def test_a_batch_that_lost_its_old_policy_is_said(tmp_path, caplog):
             return {name: value for name, value in output.items() if not name.startswith("troll_")}
 
     trainer = make_trainer(OwnBatches, TrollGRPOConfig, tmp_path, max_steps=2)
-    with caplog.at_level("WARNING"):
+    with pytest.raises(ValueError, match="lacks `troll_old_log_probs`, its old policy"):
         trainer.train()
-    assert caplog.text.count("lacks `troll_old_policy`, its old policy") == 1
-    caplog.clear()
-    idle = make_trainer(OwnBatches, TrollGRPOConfig, tmp_path, steps_per_generation=1, max_steps=1)
-    with caplog.at_level("WARNING"):
-        idle.train()
-    assert "its old policy" not in caplog.text
+    make_trainer(OwnBatches, TrollGRPOConfig, tmp_path, steps_per_generation=1, max_steps=1).train()
 
 
 def test_dataset_without_prompts_fails_early(tmp_path):

@@ -1,8 +1,6 @@
 """What `troll grpo` trains on: problems with answers, rows as they are, streams and mixtures; and rewards by name."""
 
 import json
-import re
-from importlib import import_module
 from types import SimpleNamespace
 
 import datasets
@@ -12,9 +10,8 @@ from trl import DatasetMixtureConfig
 from trl.rewards import get_soft_overlong_punishment
 
 from troll_trl.cli import training_data
-from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, check_columns, load_reward_function, load_reward_functions
+from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, check_reward_function, load_reward_function
 from troll_trl.cli.settings.arguments import TrollScriptArguments
-from troll_trl.cli.settings.renamed import REWARDS
 from troll_trl.cli.training_data import load_datasets
 from troll_trl.rewards import math_accuracy_reward
 
@@ -67,6 +64,7 @@ def test_problems_to_evaluate_on_that_are_trained_on_are_said_whatever_the_rewar
     ("evaluation", "asked"),
     [
         ({}, ("d.jsonl", "test", "main")),
+        ({"eval_dataset_config": "hard"}, ("d.jsonl", "test", "hard")),
         ({"eval_dataset_name": "d.jsonl"}, ("d.jsonl", "test", "main")),
         ({"eval_dataset_name": "d.jsonl", "eval_dataset_config": "hard"}, ("d.jsonl", "test", "hard")),
         ({"eval_dataset_name": "e.jsonl"}, ("e.jsonl", "test", None)),
@@ -181,10 +179,13 @@ def test_a_mixture_of_problems_and_a_streamed_one(load):
     assert isinstance(streamed, datasets.IterableDataset) and list(streamed) == TEXTS
 
 
-def test_a_local_file_as_the_path_of_an_entry_is_told_how_to_be_one(load):
-    """It was looked for on the hub."""
-    with pytest.raises(ValueError, match=r"write `path: json` and `data_files: texts\.jsonl`"):
-        load(mixture={"datasets": [{"path": "texts.jsonl"}]}, **OTHER_REWARD)
+def test_data_without_a_test_split_are_not_evaluated_on(load):
+    """The one split of a file has any name, so `test` would be the training data."""
+    with pytest.raises(ValueError, match=r"problems\.jsonl has no split to evaluate on\. Set `dataset_test_split`"):
+        load("problems", eval_strategy="epoch")
+    with pytest.raises(ValueError, match=r"no split 'test', it has train\."):
+        load(mixture={"datasets": [dict(TWO_FILES[0])]}, eval_strategy="epoch", **OTHER_REWARD)
+    assert len(load("problems", eval_strategy="epoch", eval_dataset_name="texts.jsonl", **OTHER_REWARD)[1]) == 6
 
 
 def test_a_split_that_the_mixture_lacks_is_named(load):
@@ -212,18 +213,11 @@ def test_short_name_of_trl_has_the_arguments_of_trls_command():
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        # It was accepted, and failed with a TypeError at the first reward
-        (
-            "trl.rewards.get_soft_overlong_punishment",
-            r"takes \(max_completion_len, soft_punish_cache\) and is handed completion_ids, completions, prompts too.*"
-            r"trl.rewards.get_soft_overlong_punishment\(max_completion_len=..., soft_punish_cache=...\)",
-        ),
-        ("trl.rewards.get_soft_overlong_punishment(max_completion_len=3)", "cannot be called so: .*soft_punish_cache"),
-        ("trl.rewards.get_soft_overlong_punishment(max_completion_len=3", "a comma ends an item"),
-        ("trl.rewards.get_soft_overlong_punishment(3, 4)", "arguments by name"),
-        ("trl.rewards.get_soft_overlong_punishment(max_completion_len=n)", "numbers or quoted texts"),
-        ("trl.rewards.get_x(a=1)", "has no 'get_x'"),
-        ("datasets.config.HF_DATASETS_CACHE", "is not a function but"),
+        ("trl.rewards.get_soft_overlong_punishment(max_completion_len=3)", "missing 1 required .*soft_punish_cache"),
+        ("trl.rewards.get_soft_overlong_punishment(max_completion_len=3", "never closed"),
+        ("trl.rewards.get_soft_overlong_punishment(max_completion_len=n)", "malformed node"),
+        ("trl.rewards.get_x(a=1)", "has no attribute get_x"),
+        ("math_acuracy", "which is none of math_accuracy, accuracy_reward, "),
     ],
 )
 def test_what_is_no_reward_function_is_refused_by_name(name, expected):
@@ -231,29 +225,18 @@ def test_what_is_no_reward_function_is_refused_by_name(name, expected):
         load_reward_function(name)
 
 
-def test_all_reward_functions_that_are_none_are_told_at_once_and_those_of_open_r1_with_what_to_write():
-    with pytest.raises(ValueError) as error:
-        load_reward_functions(["accuracy", "math_accuracy", "tag_count", "no_module.x"])
-    lines = str(error.value).splitlines()
-    assert len(lines) == 4 and lines[1].endswith("Write accuracy_reward.")
-    assert "of your own" in lines[2] and lines[3].endswith("'no_module.x': No module named 'no_module'.")
-    for name, advice in REWARDS.items():
-        assert name not in REWARD_FUNCTIONS
-        if not advice.startswith("Write it "):
-            path = re.split(r"[ (,]", advice.removeprefix("Write "))[0].rstrip(".")
-            module, _, function = REWARD_FUNCTIONS.get(path, path).partition("(")[0].rpartition(".")
-            assert hasattr(import_module(module), function)
-
-
-def test_a_column_that_a_reward_needs_and_the_data_lack_is_named():
-    """As of DAPO's rows for `accuracy_reward`; it failed with a TypeError at the first reward."""
+def test_a_function_that_cannot_take_what_trl_gives_is_refused():
+    """As `accuracy_reward` of DAPO's rows, or a function that makes a reward; it failed at the first reward."""
     reward = load_reward_function("accuracy_reward")
-    check_columns(reward, ["prompt", "solution"], "the training data")
-    with pytest.raises(ValueError, match=r"'accuracy_reward' wants the column solution, .* `answer_column` names"):
-        check_columns(reward, ["prompt", "reward_model"], "the training data")
-    with pytest.raises(ValueError, match=r"wants the column goal, and the evaluation data has prompt\.$"):
-        check_columns(
+    check_reward_function(reward, ["prompt", "solution"], "the training data")
+    with pytest.raises(ValueError, match=r"'accuracy_reward' cannot take the training data: .*argument: 'solution'"):
+        check_reward_function(reward, ["prompt", "reward_model"], "the training data")
+    with pytest.raises(ValueError, match=r"cannot take the evaluation data: missing .* 'goal'"):
+        check_reward_function(
             lambda completions, goal, length=3, *, log_metric, **kwargs: [], ["prompt"], "the evaluation data"
         )
+    for name in ("trl.rewards.get_soft_overlong_punishment", "datasets.config.HF_DATASETS_CACHE"):
+        with pytest.raises(ValueError, match="cannot take the training data"):
+            check_reward_function(load_reward_function(name), ["prompt"], "the training data")
     for name in REWARD_FUNCTIONS:
-        check_columns(load_reward_function(name), ["prompt", "solution"], "the training data")
+        check_reward_function(load_reward_function(name), ["prompt", "solution"], "the training data")

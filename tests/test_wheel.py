@@ -56,7 +56,7 @@ def test_links_of_its_readme_are_absolute(call):
 
 def test_quickstart_evaluation_and_report(call):
     shown = call("troll", "quickstart", "--updates", "8", "--start_success", "0.02", "--output", "quickstart")
-    assert "step 8/8, " in shown and "tokens projected" in shown
+    assert "step 8/8, " in shown and "Projected tokens" in shown
     settings = ["--instruction", "", "--max_problems", "16", "--max_new_tokens", "8", "--dtype", "float32"]
     benchmark = "sums=quickstart/data/test.jsonl"
     call("troll", "eval", "--model", "quickstart/run", "--benchmarks", benchmark, "--output", "eval", *settings)

@@ -1,7 +1,5 @@
-"""
-Small models, made on the spot: a tokenizer, new weights, and a supervised warm-up until some problems are solved. What
-the quickstart and the study in `evidence/` share.
-"""
+"""Small models, made on the spot: a tokenizer, new weights, and a supervised warm-up until some problems are solved.
+The quickstart and the study in `evidence/` use them."""
 
 import json
 import time
@@ -10,26 +8,14 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-)
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
 WARM_UP_SUCCESS = 0.35  # solved often enough for every group of completions to hold right ones and wrong ones
 WARM_UP_BATCH = 256
 MAX_WARM_UP_STEPS = 1500
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 192,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-}
+SIZES = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "max_position_embeddings": 64}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
@@ -75,22 +61,16 @@ def make_model(
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, problems: list[dict[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """
-    Token ids and labels `(problems, length)`; labels are −100 except for the solution, which the model learns. It is
-    the answer, unless a problem has a solution of its own.
-    """
+    """Token ids and labels `(problems, length)`; labels are −100 except for what the model learns: the solution that a
+    problem has, else its answer."""
     chats = [[{"role": "user", "content": row["problem"]}] for row in problems]
     prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     answers = [row.get("solution", f"Answer: {row['answer']}") + tokenizer.eos_token for row in problems]
     prompt_ids, answer_ids = tokenizer(prompts).input_ids, tokenizer(answers).input_ids
-    length = max(len(prompt) + len(answer) for prompt, answer in zip(prompt_ids, answer_ids, strict=True))
-    input_ids = torch.full((len(problems), length), tokenizer.pad_token_id)
-    labels = torch.full((len(problems), length), -100)
-    for row, (prompt, answer) in enumerate(zip(prompt_ids, answer_ids, strict=True)):
-        end = len(prompt) + len(answer)
-        input_ids[row, :end] = torch.tensor(prompt + answer)
-        labels[row, len(prompt) : end] = torch.tensor(answer)
-    return input_ids, labels
+    pairs = list(zip(prompt_ids, answer_ids, strict=True))
+    input_ids = [torch.tensor(prompt + answer) for prompt, answer in pairs]
+    labels = [torch.tensor([-100] * len(prompt) + answer) for prompt, answer in pairs]
+    return pad_sequence(input_ids, True, tokenizer.pad_token_id), pad_sequence(labels, True, -100)
 
 
 def warm_up(

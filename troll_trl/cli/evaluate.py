@@ -47,11 +47,8 @@ def parse_evaluation_args(argv: Sequence[str] | None = None, program: str | None
 def evaluate(args: EvaluationArguments):
     from troll_trl.evaluation import generate_samples, score_file, summarize
     from troll_trl.evaluation.samples import write_text
-    from troll_trl.evaluation.summary import check_compared
     from troll_trl.evaluation.tables import disagreements, markdown, notes, plain, results_table
 
-    if args.model:
-        check_compared(args)
     provenance = score_file(args) if args.samples is not None else generate_samples(args)
     summary = summarize(args, provenance)
     header, rows = results_table(summary)

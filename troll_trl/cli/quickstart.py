@@ -5,13 +5,10 @@ This runs on the CPU, without a model or dataset hub:
 1. write sums such as "What is 37 + 48?" as JSON lines, and hold some of them out;
 2. warm up a small Qwen3 model on the others, by supervised training, until it solves about a third;
 3. train it with TROLL, like any model: `troll grpo --config quickstart`;
-4. print the success rate on the held-out sums before and after, and draw the curves.
+4. report, as `troll report` does: the success rate on the held-out sums before and after, and the curves.
 """
 
-from __future__ import annotations
-
 import argparse
-import hashlib
 import json
 import os
 import random
@@ -20,15 +17,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from troll_trl.cli.settings.command import stop
+from troll_trl.cli.report import write_report
 from troll_trl.cli.settings.layers import read_layers
 from troll_trl.cli.settings.shipped import configs_folder
-
-# Functions import torch and other large packages: seconds, after which a mistyped flag would be refused
-if TYPE_CHECKING:
-    import pandas as pd
 
 CONFIG = configs_folder() / "quickstart.yaml"
 
@@ -46,23 +39,12 @@ def make_problems(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]
 
 
 def make_start(folder: Path, problems: list[dict[str, str]], seed: int, success: float) -> None:
-    """Write the warmed-up model and its tokenizer into `folder`, unless they are there already."""
-    import tokenizers
-    import torch
-    import transformers
+    """Write the warmed-up model and its tokenizer into `folder`."""
+    import torch  # seconds, after which a mistyped flag would be refused
 
     from troll_trl import small_models
 
-    # The start depends on these files, the seed, the success rate and the libraries
-    versions = [library.__version__ for library in (torch, transformers, tokenizers)]
-    sources = [Path(file).read_text() for file in (__file__, small_models.__file__)]
-    key = hashlib.sha256(repr((sources, seed, success, versions)).encode()).hexdigest()
-    key_file = folder / "cache_key.txt"
-    if key_file.exists() and key_file.read_text() == key:
-        print(f"Warm-up: using the model in {folder}")
-        return
     print(f"Warm-up: supervised training of a small Qwen3 model, until it solves {success:.0%}")
-    key_file.unlink(missing_ok=True)
     torch.set_num_threads(THREADS)
     torch.manual_seed(seed)
     tokenizer = small_models.make_tokenizer()
@@ -70,7 +52,6 @@ def make_start(folder: Path, problems: list[dict[str, str]], seed: int, success:
     small_models.warm_up(model, *small_models.encode(tokenizer, problems), success)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    key_file.write_text(key)  # last: an interrupted warm-up does not count
 
 
 def run_training(output: Path, seed: int, updates: int | None) -> None:
@@ -84,55 +65,23 @@ def run_training(output: Path, seed: int, updates: int | None) -> None:
         sys.exit("The training failed; its error is above.")
 
 
-def judge(log: pd.DataFrame, kl_bound: float) -> tuple[list[tuple[str, str]], list[str]]:
-    """The rows of the final table, and what a training run with this log did not reach."""
-    success = log["eval_reward"].dropna()
-    before, after = success.iloc[0], success.iloc[-1]
-    projected, kl = log["troll/projected_fraction"].mean(), log["troll/kl_max"].max()
-    rows = [
-        ("success rate before", f"{before:.1%}"),
-        ("success rate after", f"{after:.1%}  ({100 * (after - before):+.1f} points)"),
-        ("tokens projected", f"{projected:.1%}"),
-        ("largest KL before the projection", f"{log['troll/policy_kl_max'].max():.4f}"),
-        ("largest KL after the projection", f"{kl:.4f}  (bound {kl_bound:g})"),
-    ]
-    failures = {
-        f"the success rate rose by less than {100 * REQUIRED_RISE:.0f} points": after - before < REQUIRED_RISE,
-        "no token was projected": projected == 0,
-        "the KL after the projection exceeds its bound": kl > kl_bound * 1.001,
+def missed_goals(log: list[dict[str, Any]], kl_bound: float) -> list[str]:
+    """What a training run with these log lines did not reach."""
+    success = [line["eval_reward"] for line in log if "eval_reward" in line]
+    updates = [line for line in log if "troll/kl_max" in line]
+    missed = {
+        f"the success rate rose by less than {100 * REQUIRED_RISE:.0f} points": success[-1] - success[0]
+        < REQUIRED_RISE,
+        "no token was projected": all(line["troll/projected_fraction"] == 0 for line in updates),
+        "the KL after the projection exceeds its bound": any(
+            line["troll/kl_max"] > kl_bound * 1.001 for line in updates
+        ),
     }
-    return rows, [failure for failure, found in failures.items() if found]
+    return [goal for goal, found in missed.items() if found]
 
 
-def draw_curves(log: pd.DataFrame, kl_bound: float, file: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 4), layout="constrained")
-    success, projected, kl = figure.subplots(1, 3)
-    for axes, name, style, label in (
-        (success, "reward", "C0", "training problems"),
-        (success, "eval_reward", "o-C3", "held out"),
-        (projected, "troll/projected_fraction", "C0", ""),
-        (kl, "troll/policy_kl_max", "C1", "before the projection, largest"),
-        (kl, "troll/policy_kl_mean", ":C1", "before the projection, mean"),
-        (kl, "troll/kl_max", "C0", "after the projection, largest"),
-        (kl, "troll/kl_mean", ":C0", "after the projection, mean"),
-    ):
-        curve = log.set_index("step")[name].dropna()
-        axes.plot(curve.index, curve, style, label=label, alpha=0.5 if name == "reward" else 1.0)
-    success.set(title="Success rate", ylim=(0, 1))
-    success.legend(loc="lower right")
-    projected.set(title="Fraction of tokens projected", ylim=(0, None))
-    kl.axhline(kl_bound, color="black", linestyle="--", linewidth=1, label=f"bound {kl_bound:g}")
-    kl.set(title="KL from the old policy, per token (nats)", yscale="log")
-    kl.legend(fontsize="small")
-    for axes in (success, projected, kl):
-        axes.set_xlabel("updates")
-        axes.grid(alpha=0.3)
-    figure.savefig(file, dpi=120)
-
-
-def parse_args(argv: Sequence[str] | None, program: str | None) -> argparse.Namespace:
+def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
+    """Run the quickstart. Ends with code 1 if the training failed, or did not reach its goal."""
     parser = argparse.ArgumentParser(
         prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -142,36 +91,22 @@ def parse_args(argv: Sequence[str] | None, program: str | None) -> argparse.Name
     flag("--updates", type=int, help="number of updates (default 400); if given, the result is not judged")
     flag("--start_success", type=float, default=0.35, help="success rate that ends the warm-up (default 0.35)")
     options = parser.parse_args(argv)
-    if options.updates is not None and options.updates < 1:
-        stop(parser.prog, f"--updates must be at least 1, got {options.updates}.")
-    if not 0 < options.start_success < 1:
-        stop(parser.prog, f"--start_success must be between 0 and 1, got {options.start_success}.")
-    return options
-
-
-def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
-    """Run the quickstart. Ends with code 1 if the training failed, or did not reach its goal."""
-    options = parse_args(argv, program)
-    import pandas as pd
-
     from troll_trl.small_models import write_problems
 
     start_time = time.monotonic()
     output = options.output.resolve()
-    kl_bound = float(read_layers(CONFIG)[-1].values["kl_bound"].text)
     train, test = make_problems(options.seed)
     write_problems(output / "data", train, test)
     make_start(output / "start", train, options.seed, options.start_success)
-
     run_training(output, options.seed, options.updates)
-    log = pd.DataFrame(json.loads((output / "run" / "trainer_state.json").read_text())["log_history"])
-    draw_curves(log, kl_bound, output / "curves.png")
-    rows, failures = judge(log, kl_bound)
-    print("\n" + "\n".join(f"{name:<34}{value}" for name, value in rows))
-    print(f"{'time':<34}{time.monotonic() - start_time:.0f} s")
-    print(f"\nCurves: {output / 'curves.png'}\nModel:  {output / 'run'}")
-    if options.updates is None and failures:
-        sys.exit("The quickstart did not reach its goal: " + "; ".join(failures) + ".")
+    write_report([str(output / "run")], None, output / "report")
+    log = json.loads((output / "run" / "trainer_state.json").read_text())["log_history"]
+    success = [line["eval_reward"] for line in log if "eval_reward" in line]
+    print(f"Model:  {output / 'run'}, after {time.monotonic() - start_time:.0f} s")
+    print(f"Success rate on held-out sums: {success[0]:.1%} before, {success[-1]:.1%} after")
+    missed = missed_goals(log, kl_bound=float(read_layers(CONFIG)[-1].values["kl_bound"]))
+    if options.updates is None and missed:
+        sys.exit("The quickstart did not reach its goal: " + "; ".join(missed) + ".")
 
 
 if __name__ == "__main__":

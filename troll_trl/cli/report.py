@@ -30,38 +30,36 @@ def parse_args(argv: Sequence[str] | None, program: str) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def write_report(options: argparse.Namespace) -> None:
+def write_report(runs: Sequence[str], success: str | None, output: Path) -> None:
+    """Write the page, its figures and its table into `output`, and print the table and the notes."""
     from troll_trl.evaluation.tables import markdown
     from troll_trl.report.figures import draw_figures
     from troll_trl.report.page import make_table, warnings_of, write_page
     from troll_trl.report.runs import load_groups
 
-    groups = load_groups(options.runs)
-    table = make_table(groups, options.success)
-    options.output.mkdir(parents=True, exist_ok=True)
-    text = markdown(table[0], table[1:]) + "\n"
-    (options.output / "table.md").write_text(text, encoding="utf-8")
-    plots = draw_figures(groups, options.success, options.output)
-    write_page(groups, plots, table, options.output / "report.html")
+    groups = load_groups(runs)
+    table = make_table(groups, success)
+    output.mkdir(parents=True, exist_ok=True)
+    text = markdown(["", *table], table.itertuples()) + "\n"
+    (output / "table.md").write_text(text, encoding="utf-8")
+    plots = draw_figures(groups, success, output)
+    write_page(groups, plots, table, output / "report.html")
 
     print(text)
-    for note in warnings_of(groups) + [note for group in groups for run in group.runs for note in run.notes]:
+    for note in [*warnings_of(groups), *(note for group in groups for run in group.runs for note in run.notes)]:
         print(f"Note: {note}")
-    for plot in plots:
-        for note in plot.notes:
-            print(f"Left out of “{plot.title}”: {note}")
-    print(f"Report: {options.output / 'report.html'}")
+    print(f"Report: {output / 'report.html'}")
 
 
 def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
-    """Report, in this process. Ends with code 2, and one line for each thing that a user can set right."""
+    """Report, in this process. Ends with code 2, and one line for a mistake that a user can set right."""
     options = parse_args(argv, program)
     from troll_trl.report.runs import ReportError  # imports pandas
 
     try:
-        write_report(options)
+        write_report(options.runs, options.success, options.output)
     except (ReportError, OSError) as error:
-        stop(program, f"\n{program}: error: ".join(str(error).splitlines()))
+        stop(program, error)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from troll_trl.cli.settings.command import read_training_command, stop
@@ -30,17 +31,14 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     # Here, because they load torch, transformers and TRL: seconds, after which a mistyped name would be refused
     from transformers import ProgressCallback
 
-    from troll_trl.cli.make_trainer import check_trainer_settings, make_trainer
+    from troll_trl.cli.make_trainer import make_trainer
     from troll_trl.cli.output_folder import check_output_dir, find_checkpoint, save_settings
     from troll_trl.cli.progress import PeakMemory, ProgressLine
     from troll_trl.cli.settings.parser import parse_training_command
     from troll_trl.trainers.sharding import ReshardInEvaluation
-    from troll_trl.trainers.trl_compat import silence_known_warnings
 
-    silence_known_warnings()
     script_args, training_args, model_args = parse_training_command(command)
     try:
-        check_trainer_settings(training_args)
         check_output_dir(script_args, training_args)
         trainer = make_trainer(script_args, training_args, model_args)
         checkpoint = find_checkpoint(trainer, script_args.resume)
@@ -85,14 +83,11 @@ def launch(argv: Sequence[str], program: str) -> None:
         if is_flag(word):
             of_launcher = name_of(word) in names
         flags[of_launcher].append(word)
-    if any(is_flag(word) and name_of(word) == "algorithm" for word in flags[False]):
-        stop(program, f"--algorithm is given by the command, `troll grpo` or `troll rloo`; this is `{program}`.")
     run_flags = ["--algorithm", algorithm, *flags[False]]
     # Reads the files and checks all names before any process starts
     command = read_training_command(run_flags, program, names)
-    in_files = [layer.values["algorithm"].typed for layer in command.layers if "algorithm" in layer.values]
-    if in_files and in_files[-1] != algorithm:
-        stop(program, f"the file says `algorithm: {in_files[-1]}`: run `troll {in_files[-1]}`, or remove it.")
+    if (said := replace(command, flags=flags[False]).last("algorithm")) not in (None, algorithm):
+        stop(program, f"`algorithm` is {said}, but this is `{program}`. Remove `algorithm`, or run the other command.")
     launcher_flags = [*(f"--{name}={value}" for name, value in command.launcher.items()), *flags[True]]
     if not launcher_flags and _one_process_is_enough():
         main(run_flags, program)
@@ -147,14 +142,13 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
 
 
 def _warn_if_one_process_starts(options: argparse.Namespace, program: str) -> None:
-    """Without a config file and with fewer than two devices, accelerate silently starts one process."""
-    import torch
-    from accelerate.commands.config.config_args import default_config_file
-
+    """Unless its flags say how to start several, accelerate silently starts one process on fewer than two devices."""
     told_how = ("config_file", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "mpirun_hostfile")
-    if any(getattr(options, name, None) for name in told_how) or Path(default_config_file).is_file():
-        return
-    if (options.num_processes or 1) > 1 and torch.accelerator.device_count() < 2:
+    if (
+        (options.num_processes or 1) > 1
+        and _one_process_is_enough()
+        and not any(vars(options).get(name) for name in told_how)
+    ):
         print(
             f"{program}: warning: `num_processes` is {options.num_processes}, but with fewer than two devices "
             "accelerate starts one process. `--multi_gpu` starts as many as you ask for, on CPUs too.",

@@ -7,7 +7,7 @@ from typing import Any
 
 import datasets
 from transformers import AutoTokenizer, set_seed
-from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig, get_dataset
+from trl import GRPOConfig, ModelConfig, RLOOConfig, get_dataset
 
 from troll_trl.cli.reward_functions import REWARD_FUNCTIONS
 from troll_trl.cli.settings.arguments import TrollScriptArguments
@@ -32,7 +32,11 @@ def load_datasets(
     columns = {"problem_column": script_args.problem_column, "answer_column": script_args.answer_column}
     verified = {"math_accuracy", REWARD_FUNCTIONS["math_accuracy"]} & {*script_args.reward_funcs}
     math = bool(verified or script_args.answer_column)
-    mixture: Any = _load_mixture(script_args.mixture, training_args.seed) if script_args.mixture.datasets else None
+    mixture: Any = None
+    if script_args.mixture.datasets:
+        # TRL draws the test split from numpy's state, which must be the same in all processes, and in a resumed run
+        set_seed(training_args.seed)
+        mixture = get_dataset(script_args.mixture)
 
     def load(name: str | None, split: str, config: str | None, columns: dict[str, Any], options: PromptOptions) -> Any:
         if name is not None:
@@ -57,12 +61,16 @@ def load_datasets(
     if training_args.eval_strategy == "no":
         return train_dataset, None
     options = replace(options, max_samples=script_args.max_eval_samples)
+    same = script_args.eval_dataset_name in (None, name)
+    config = script_args.eval_dataset_config or (config if same else None)
     if script_args.eval_dataset_name is not None:  # of its own columns
-        same = script_args.eval_dataset_name == name
-        name, columns = script_args.eval_dataset_name, {}
-        config = script_args.eval_dataset_config or (config if same else None)
-        options = replace(options, row_filter=None)
-    eval_dataset = load(name, str(script_args.dataset_test_split), config, columns, options)
+        name, columns, options = script_args.eval_dataset_name, {}, replace(options, row_filter=None)
+    elif script_args.dataset_test_split is None and Path(str(name)).suffix in FILE_BUILDERS:
+        raise ValueError(
+            f"`eval_strategy` is set, but {name} has no split to evaluate on. Set `dataset_test_split`, such as "
+            "`train[90%:]`, or `eval_dataset_name`."
+        )
+    eval_dataset = load(name, script_args.dataset_test_split or "test", config, columns, options)
     if _are_problems(train_dataset) and _are_problems(eval_dataset):
         report_overlap(train_dataset, eval_dataset)
     return train_dataset, eval_dataset
@@ -94,19 +102,3 @@ def _prompt_options(
         max_prompt_tokens=script_args.max_prompt_tokens,
         chat_template_kwargs=training_args.chat_template_kwargs,
     )
-
-
-def _load_mixture(config: DatasetMixtureConfig, seed: int) -> Any:
-    for entry in config.datasets:
-        builder = FILE_BUILDERS.get(Path(entry.path).suffix)
-        if builder is not None:
-            raise ValueError(
-                f"an entry of `datasets` has the path {entry.path}. For a local file write `path: {builder}` and "
-                f"`data_files: {entry.path}`."
-            )
-    # TRL draws the test split from numpy's state, which must be the same in all processes, and in a resumed run
-    set_seed(seed)
-    try:
-        return get_dataset(config)
-    except (TypeError, AttributeError) as error:  # of a value of the wrong kind within an entry
-        raise ValueError(f"`datasets` cannot be read: {error}") from error

@@ -1,6 +1,5 @@
 r"""load_math_dataset: math problems of several public schemas as `prompt` and `solution` columns."""
 
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,8 +58,7 @@ def load_math_dataset(
 
     The columns of GSM8K, MATH, MATH-500, AIME, DAPO-Math-17k and Eurus-2-RL-Data are recognised. A gold answer is what
     follows `####`, the last balanced `\boxed{...}`, or the whole text. The function drops, with a warning, rows without
-    a problem or a readable gold answer, and reports repeated problems. Rows are read in batches from a memory-mapped
-    file. Nothing that is downloaded is executed.
+    a problem or a readable gold answer, and reports repeated problems. Nothing that is downloaded is executed.
 
     Args:
         name_or_path: a `.jsonl`, `.json` or `.parquet` file; a folder with `{split}` as one of these, or as
@@ -80,14 +78,13 @@ def load_math_dataset(
 
     Returns:
         A dataset with the columns `prompt`, a list of chat messages; `solution`, the gold answer as `\boxed{...}`; and
-        `options`, if the data have a column of this name that lists the texts of a multiple choice, in order or by
-        letter. All other columns are kept for reward functions, except `prompts` and `completions`, which TRL's
-        trainers cannot hand on.
+        `options`, if the data list the texts of a multiple choice in it, in order or by letter. All other columns are
+        kept for reward functions, except `prompts` and `completions`, which TRL's trainers cannot hand on.
 
     Raises:
-        FileNotFoundError: the file, the folder or the hub dataset does not exist, or the folder has no such split.
-        ValueError: columns that are not there, a prompt that is neither text nor chat messages, an unreadable file,
-            no row left, or a `max_samples` that is not positive. The message lists what was found.
+        FileNotFoundError: no such file, folder, split of a folder, or hub dataset.
+        ValueError: columns that are not there, a prompt that is neither text nor chat messages, an unreadable file, no
+            row left, or a `max_samples` that is not positive.
     """
     options = PromptOptions(
         instruction, system_prompt, max_samples, row_filter, tokenizer, max_prompt_tokens, chat_template_kwargs
@@ -113,22 +110,20 @@ def as_math_problems(
         )
     schema = _find_schema(dataset, problem_column, answer_column, name)
     dataset = options.choose_rows(dataset, name)
-    converted = _convert(dataset, schema, options.instruction, options.system_prompt)
+    converted = _convert(dataset, schema, options)
     converted = _drop_unusable_rows(converted, dataset, schema, name)
     converted = options.drop_long_prompts(converted, name)
     report_duplicates(converted, name)
     return converted
 
 
-def _convert(
-    dataset: datasets.Dataset, schema: Schema, instruction: str | None, system_prompt: str | None
-) -> datasets.Dataset:
+def _convert(dataset: datasets.Dataset, schema: Schema, options: PromptOptions) -> datasets.Dataset:
     def to_prompts_and_solutions(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
         prompts = []
         for row, index in zip(rows, indices, strict=True):
             try:
-                prompts.append(prompt_messages(column_value(row, schema.problem), instruction, system_prompt))
+                prompts.append(prompt_messages(column_value(row, schema.problem), options))
             except ValueError as error:
                 raise ValueError(f"Row {index}: {error}") from None
         converted: dict[str, list[Any]] = {
@@ -188,9 +183,7 @@ def _solution(answer: Any, worked: bool) -> str:
     """Gold answer in a box; empty if there is none."""
     if isinstance(answer, list):  # OlympiadBench has a list, mostly of one
         answer = ", ".join(map(str, answer))
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
-        return ""
-    if isinstance(answer, float) and not math.isfinite(answer):
+    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or str(answer) in ("nan", "inf", "-inf"):
         return ""
     text = written_out(answer) if isinstance(answer, float) else str(answer).strip()
     gold = extract_answer(text)

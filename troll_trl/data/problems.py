@@ -1,11 +1,11 @@
 """Problem texts: the instructions that public datasets wrap around them, and repeated problems."""
 
-import hashlib
 import os
 import warnings
 from collections.abc import Iterator
 
 import datasets
+import pandas as pd
 
 # The instruction around every problem of DAPO-Math-17k.
 DAPO_PREFIX = (
@@ -30,27 +30,22 @@ def warn(message: str) -> None:
 
 def report_duplicates(dataset: datasets.Dataset, name: str) -> None:
     """Warn of rows that repeat an earlier problem. All are kept: a dataset may repeat problems on purpose."""
-    first: dict[bytes, tuple[int, bytes]] = {}
-    repeated = contradicting = 0
-    example = ""
-    for index, (problem, solution) in enumerate(_digests(dataset)):
-        earlier, earlier_solution = first.setdefault(problem, (index, solution))
-        if earlier != index:
-            repeated += 1
-            contradicting += earlier_solution != solution
-            example = example or f"rows {earlier} and {index}"
-    if repeated:
+    rows = pd.DataFrame(_hashes(dataset), columns=["problem", "solution"])
+    repeats = rows[rows.duplicated("problem")]
+    if len(repeats):
+        earlier = (rows["problem"] == repeats["problem"].iloc[0]).idxmax()
+        contradicting = (rows.groupby("problem")["solution"].transform("first") != rows["solution"]).sum()
         warn(
-            f"{repeated} of the {len(dataset)} rows of {name} repeat the problem of an earlier row "
-            f"(the first: {example}), {contradicting} of them with another gold answer. All are kept."
+            f"{len(repeats)} of the {len(rows)} rows of {name} repeat the problem of an earlier row (the first: rows "
+            f"{earlier} and {repeats.index[0]}), {contradicting} of them with another gold answer. All are kept."
         )
 
 
 def report_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset) -> int:
     """Count the evaluation problems that are trained on, whatever their case, spaces and known instructions, and warn
     of them. Both datasets come from [`~troll_trl.data.load_math_dataset`]."""
-    trained = {problem for problem, _ in _digests(train_dataset)}
-    rows = [index for index, (problem, _) in enumerate(_digests(eval_dataset)) if problem in trained]
+    trained = {problem for problem, _ in _hashes(train_dataset)}
+    rows = [index for index, (problem, _) in enumerate(_hashes(eval_dataset)) if problem in trained]
     if rows:
         warn(
             f"{len(rows)} of the {len(eval_dataset)} evaluation problems are in the training data too, the first in "
@@ -59,12 +54,8 @@ def report_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Datas
     return len(rows)
 
 
-def _digests(dataset: datasets.Dataset) -> Iterator[tuple[bytes, bytes]]:
-    """Problem and solution of every row. As digests, because a dataset of gigabytes is then a few bytes a row."""
+def _hashes(dataset: datasets.Dataset) -> Iterator[tuple[int, int]]:
+    """Problem and solution of every row. As hashes, because a dataset of gigabytes is then a few bytes a row."""
     for batch in dataset.select_columns(["prompt", "solution"]).iter(batch_size=1000):
         for prompt, solution in zip(batch["prompt"], batch["solution"], strict=True):
-            yield _digest("".join(bare_problem(prompt[-1]["content"]).casefold().split())), _digest(solution)
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
+            yield hash("".join(bare_problem(prompt[-1]["content"]).casefold().split())), hash(solution)

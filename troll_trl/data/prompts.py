@@ -77,19 +77,16 @@ def prepare_prompts(
     prompt_column: str = "prompt",
 ) -> datasets.Dataset | datasets.IterableDataset:
     """
-    Rows with a column `prompt` for a TRL trainer, with all their other columns.
-
-    A stream's rows are dropped and changed as they come, uncounted. An instruction or a system prompt makes a chat
-    message of a plain text; so does a `prompt_column` of another name. A `ValueError` lists what was found: a prompt of
-    the wrong kind, or no row left.
+    Rows with a column `prompt` for a TRL trainer, with all their other columns; a stream's as they come, uncounted. An
+    instruction, a system prompt or a `prompt_column` of another name makes a chat message of a plain text. A
+    `ValueError` names a prompt of the wrong kind, or that no row is left.
     """
     dataset = options.choose_rows(dataset, name)
     if options.instruction is not None or options.system_prompt is not None or prompt_column != "prompt":
         features = dataset.features and datasets.Features(dataset.features | {"prompt": MESSAGES})
 
         def to_messages(row: dict[str, Any]) -> dict[str, list]:
-            problem = column_value(row, prompt_column)
-            return {"prompt": prompt_messages(problem, options.instruction, options.system_prompt)}
+            return {"prompt": prompt_messages(column_value(row, prompt_column), options)}
 
         dataset = dataset.map(to_messages, features=features)
     return options.drop_long_prompts(dataset, name)
@@ -111,7 +108,7 @@ def _filter_rows(dataset: Any, row_filter: str, name: str) -> Any:
     return kept
 
 
-def prompt_messages(problem: Any, instruction: str | None, system_prompt: str | None) -> list[dict[str, str]]:
+def prompt_messages(problem: Any, options: PromptOptions) -> list[dict[str, str]]:
     """Chat messages of one problem; none for a row without a problem."""
     if problem is None or problem in ("", []):
         return []
@@ -124,16 +121,17 @@ def prompt_messages(problem: Any, instruction: str | None, system_prompt: str | 
             f"A problem must be text or chat messages ({{'role': ..., 'content': ...}}, both text), got "
             f"{shortened(problem)}. Name its column with `problem_column`."
         )
-    if instruction is not None:
+    if options.instruction is not None:
         if messages[-1]["role"] != "user":
             raise ValueError(
                 f"`instruction` follows the last user message, but a prompt ends with the role "
                 f"{messages[-1]['role']!r}: {shortened(problem)}. Leave `instruction` out."
             )
-        messages[-1]["content"] = f"{bare_problem(messages[-1]['content'])}\n\n{instruction}"
-    if system_prompt is not None:
+        messages[-1]["content"] = f"{bare_problem(messages[-1]['content'])}\n\n{options.instruction}"
+    if options.system_prompt is not None:
         conversation = messages[1:] if messages[0]["role"] == "system" else messages
-        messages = [*([{"role": "system", "content": system_prompt}] if system_prompt else []), *conversation]
+        system = [{"role": "system", "content": options.system_prompt}] if options.system_prompt else []
+        messages = [*system, *conversation]
     return messages
 
 

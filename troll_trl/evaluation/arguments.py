@@ -89,10 +89,8 @@ def _check_numbers(args: EvaluationArguments):
     if args.k is not None and args.samples is None and args.model and max(args.k) > args.n:
         raise ValueError(f"pass@{max(args.k)} needs at least {max(args.k)} samples of a problem, but `n` is {args.n}.")
     if args.max_problems is not None and len(args.max_problems) not in (1, len(args.benchmarks)):
-        raise ValueError(
-            f"`max_problems` has {len(args.max_problems)} numbers for {len(args.benchmarks)} benchmarks: give one "
-            "number for all, or one for each."
-        )
+        counts = f"{len(args.max_problems)} numbers for {len(args.benchmarks)} benchmarks"
+        raise ValueError(f"`max_problems` has {counts}: give one number for all, or one for each.")
 
 
 def _check_task(args: EvaluationArguments):
@@ -100,26 +98,15 @@ def _check_task(args: EvaluationArguments):
         raise ValueError(f"`compare` takes two evaluations, got {len(args.compare)}.")
     if args.samples is not None and (args.model or args.benchmarks):
         raise ValueError("`samples` scores a file; `model` and `benchmarks` generate one. Give one or the other.")
-    if args.samples is None and args.completion_column is not None:
-        raise ValueError("`completion_column` names a column of `samples`, which is not set.")
     generates = bool(args.model or args.benchmarks)
     if generates and not (args.model and args.benchmarks):
         missing = "benchmarks" if args.model else "model"
         raise ValueError(f"`{missing}` is not set. An evaluation needs `model` and `benchmarks`.")
     if not generates:
         ignored = {*SAMPLING_SETTINGS, "max_problems", "backend", "batch_size"} - {"seed"}  # which the bootstrap has
-        if args.samples is None:  # nor scored
-            ignored |= {"problem_column", "answer_column", "overwrite"}
         for option in fields(args):
             if option.name in ignored and (value := getattr(args, option.name)) != option.default:
-                raise ValueError(
-                    f"`{option.name}` is {value!r}, but nothing is generated: without `model` and `benchmarks`, "
-                    "samples that are there are read as they are. Leave it out."
-                )
-    elif not any("=" in benchmark for benchmark in args.benchmarks):
-        for name in ("problem_column", "answer_column"):
-            if getattr(args, name) is not None:
-                raise ValueError(f"`{name}` names a column of a local file, but no benchmark is one (`name=path`).")
+                raise ValueError(f"`{option.name}` is {value!r}, but nothing is generated. Leave it out.")
     if not generates and args.samples is None and args.compare is None:
         raise ValueError("Nothing to do: set `model` and `benchmarks`, or `samples`, or `compare`.")
     if (generates or args.samples) and args.output is None:

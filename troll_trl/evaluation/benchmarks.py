@@ -1,6 +1,5 @@
 """Benchmarks by name, from the hub or from local files, as problems with an id that does not depend on their order."""
 
-import difflib
 import hashlib
 import warnings
 from collections import Counter
@@ -53,41 +52,23 @@ def load_benchmark(
     problem_column: str | None = None,
     answer_column: str | None = None,
 ) -> Benchmark:
-    """
-    Load a name of `HUB`, or `name=path` for a local file or folder (its split `test`, else `train`). Column names apply
-    to local files alone; the other arguments are as for [`~troll_trl.data.load_math_dataset`].
-    """
+    """Load a name of `HUB`, or `name=path` for a local file or folder (its split `test`, else `train`). Column names
+    apply to local files alone; the other arguments are as for [`~troll_trl.data.load_math_dataset`]."""
     name, local, path = spec.partition("=")
     load = partial(load_math_dataset, instruction=instruction, system_prompt=system_prompt, max_samples=max_problems)
     if not local:
         if name not in HUB:
-            raise ValueError(_unknown_benchmark(name))
-        try:
-            problems = load(*HUB[name])
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"`benchmarks`: {error}. A local copy is given as {name}=path.") from None
+            raise ValueError(f"`benchmarks`: {name!r} is neither {', '.join(HUB)} nor name=path, for a local file.")
+        problems = load(*HUB[name])
         source = f"{HUB[name].path} ({HUB[name].split})"
-    elif name and path:
+    else:
         split = _local_split(Path(path).expanduser())
         problems = load(path, split, problem_column=problem_column, answer_column=answer_column)
         source = path
-    else:
-        raise ValueError(f"`benchmarks`: {spec!r} must be `name=path`, with a name and the path of a file or folder.")
     return Benchmark(name, source, problems, list(_unique_ids(problems, instruction or "")))
 
 
-def _unknown_benchmark(name: str) -> str:
-    nearest = difflib.get_close_matches(name.lower(), HUB, n=3, cutoff=0.4)
-    said = f" The nearest names are {', '.join(nearest)}." if nearest else ""
-    hint = " A local file or folder is given as name=path."
-    if Path(name).exists():
-        hint = f" For a file or folder, give it a name: {Path(name).stem or 'name'}={name}."
-    return f"`benchmarks`: there is no benchmark {name!r}.{said} All of them: {', '.join(HUB)}.{hint}"
-
-
 def _local_split(path: Path) -> str:
-    if not path.exists():
-        raise FileNotFoundError(f"`benchmarks`: there is no file or folder {path} (working folder: {Path.cwd()}).")
     has_test = not path.is_dir() or any(path.glob("test.*")) or any(path.glob("test-*"))
     if not has_test:
         warnings.warn(f"{path} has no split test; its split train is evaluated.", stacklevel=3)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -22,9 +21,6 @@ from transformers.generation.logits_process import (
 
 from troll_trl.evaluation.arguments import EvaluationArguments
 from troll_trl.evaluation.models import adapter_settings, end_ids
-
-# What vLLM takes for `max_lora_rank`
-_VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class Completion(NamedTuple):
@@ -77,12 +73,7 @@ class TransformersGenerator:
         self._tokenizer, self._args = tokenizer, args
         self.batch_size = args.batch_size or (64 if torch.cuda.is_available() else 16)
         # A folder with an adapter loads its base model and the adapter on it
-        try:
-            loaded = AutoModelForCausalLM.from_pretrained(model, revision=args.revision, dtype=args.dtype)
-        except torch.OutOfMemoryError:
-            raise
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # torn weights, or of other shapes
-            raise ValueError(f"`model`: {model} cannot be loaded: {error}") from error
+        loaded = AutoModelForCausalLM.from_pretrained(model, revision=args.revision, dtype=args.dtype)
         self.revision: str | None = getattr(loaded.config, "_commit_hash", None)  # on the hub
         self._end_ids = end_ids(loaded.generation_config, tokenizer)
         # `generate` would fill in the model's own repetition penalty and the like
@@ -123,9 +114,9 @@ class TransformersGenerator:
 
 
 def lora_room(adapter: dict[str, Any]) -> int:
-    """The rank that vLLM reserves for a LoRA adapter: the next one that it has, for the largest of a layer."""
-    largest = max([adapter["r"], *(adapter.get("rank_pattern") or {}).values()])
-    return next((rank for rank in _VLLM_LORA_RANKS if rank >= largest), largest)
+    """The rank that vLLM reserves for a LoRA adapter: a power of two, 8 or more, for the largest of a layer."""
+    largest = max([8, adapter["r"], *(adapter.get("rank_pattern") or {}).values()])
+    return 1 << (largest - 1).bit_length()
 
 
 class VllmGenerator:

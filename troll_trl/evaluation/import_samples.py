@@ -6,12 +6,11 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
@@ -28,13 +27,12 @@ logger = logging.getLogger(__name__)
 # The first column that the file has is taken. lm-evaluation-harness writes `resps`, `target` and `doc_id`.
 COMPLETION_COLUMNS = (
     *("completion", "completions", "resps", "response", "responses", "output", "outputs", "generation", "generations"),
-    *("generated_text", "generated_texts", "model_output", "prediction", "predictions", "model_response"),
+    *("generated_text", "generated_texts", "model_output", "prediction", "predictions"),
     *("text", "texts", "code"),
 )
 ANSWER_COLUMNS = (
     *("gold", "target", "ground_truth", "reward_model.ground_truth", "gold_answer", "gt", "expected_answer"),
-    *("reference_answer", "reference", "answer", "final_answer", "solution", "label"),
-    *("doc.answer", "doc.solution", "doc.choices"),
+    *("reference_answer", "reference", "answer", "final_answer", "solution", "label", "doc.answer", "doc.solution"),
 )
 # `idx`, `index` and `id` come last: they may be those of the row, and each sample would be taken for a problem
 PROBLEM_COLUMNS = (
@@ -46,6 +44,9 @@ _LM_EVAL_NAME = re.compile(r"\Asamples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+\Z")
 BATCH = 64
 
 
+_MISSING = object()
+
+
 class Columns(NamedTuple):
     """The columns of a samples file that are read. A dot reaches into a nested column."""
 
@@ -55,16 +56,15 @@ class Columns(NamedTuple):
 
 
 def score_file(args: EvaluationArguments) -> dict[str, Any]:
-    """
-    Score the samples of the file `samples` that `output` does not hold yet, and return what `run.json` says, for
-    [`summarize`]. Raises a `FileNotFoundError` without that file, and a `ValueError` for missing columns or for rows
-    without a sample.
-    """
-    path = Path(args.samples or "").expanduser()
-    first, columns = _find_columns(path, args)
-    folder = Path(args.output or ".")
+    """Score the samples of the file `samples` that `output` does not hold yet, and return what `run.json` says, for
+    [`summarize`]. Raises a `FileNotFoundError` without that file, and a `ValueError` for rows that cannot be used."""
+    path, folder = Path(args.samples or "").expanduser(), Path(args.output or ".")
     if path.resolve() == (folder / SAMPLES).resolve():
         raise ValueError(f"`samples` {path} would be written over. Give another `output`.")
+    first = next(read_rows(path), None)
+    if first is None:
+        raise ValueError(f"{path} holds no sample.")
+    columns = _find_columns(path, first, args)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
     wanted: dict[str, Any] = {
@@ -76,26 +76,31 @@ def score_file(args: EvaluationArguments) -> dict[str, Any]:
         output.begin()
         if output.done:
             logger.info(f"Samples of {path} that are scored in {folder} already: {len(output.done)}.")
-        samples = _samples(path, columns, filters={"filter", "resps"} <= first.keys())
-        missing = (pair for pair in samples if key_of(pair[0]) not in output.done)
+        missing = (pair for pair in _samples(path, columns, first) if key_of(pair[0]) not in output.done)
         with tqdm(desc=f"scoring {path.name}", initial=len(output.done), unit="sample") as bar:
             while batch := list(islice(missing, BATCH)):
                 output.append(score_samples(*map(list, zip(*batch, strict=True))))
                 bar.update(len(batch))
-        if not output.samples.stat().st_size:
-            raise ValueError(f"{path} holds no sample.")
         output.content["versions"] = library_versions()
         output.save()
     return output.content
 
 
-def _find_columns(path: Path, args: EvaluationArguments) -> tuple[dict[str, Any], Columns]:
-    """The first row, and the columns that it shows."""
-    if not path.is_file():
-        raise FileNotFoundError(f"`samples`: there is no file {path} (working folder: {Path.cwd()}).")
-    first = next(read_rows(path), None)
-    if first is None:
-        raise ValueError(f"{path} holds no sample.")
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet or JSON-lines file, one at a time."""
+    if path.suffix != ".parquet":
+        with path.open("rb") as file:
+            if file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+                raise ValueError(f"{path} is one JSON array. Write its items on a line each, as `jq -c '.[]'` does.")
+        yield from read_lines(path)
+        return
+    # A row group may be the whole file, and `datasets` reads it at once: here its pages one by one
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:
+        for batch in file.iter_batches(batch_size=BATCH):
+            yield from batch.to_pylist()
+
+
+def _find_columns(path: Path, first: dict[str, Any], args: EvaluationArguments) -> Columns:
     known = {"completion": COMPLETION_COLUMNS, "answer": ANSWER_COLUMNS, "problem": PROBLEM_COLUMNS}
     if {"solution", "advantage", "completion"} <= first.keys():
         known["answer"] = ("solution", *ANSWER_COLUMNS)  # TRL's log of completions: `answer` is what the reward read
@@ -112,56 +117,27 @@ def _find_columns(path: Path, args: EvaluationArguments) -> tuple[dict[str, Any]
     told_apart = f"problems told apart by `{found['problem']}`" if found["problem"] else "each row taken as a problem"
     columns = Columns(**found)
     logger.info(f"{path}: completions from `{columns.completion}`, gold answers from `{columns.answer}`, {told_apart}.")
-    return first, columns
+    return columns
 
 
-_MISSING = object()
-
-
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a JSON-lines or Parquet file, one at a time."""
-    if path.suffix in (".jsonl", ".json"):
-        with path.open("rb") as file:
-            if file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-                raise ValueError(
-                    f"{path} is one JSON array, and is read line by line. Write its items on a line each: jq -c '.[]' "
-                    f"{path.name} > {path.stem}.jsonl"
-                )
-        yield from read_lines(path)
-    elif path.suffix == ".parquet":
-        try:
-            # A row group may be the whole file, and `datasets` reads it at once: here its pages one by one
-            file = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**20)
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"{path} cannot be read: {error}.") from None
-        with file:
-            for batch in file.iter_batches(batch_size=BATCH):
-                yield from batch.to_pylist()
-    else:
-        raise ValueError(f"`samples`: {path} must end in .jsonl, .json (JSON lines) or .parquet.")
-
-
-def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[tuple[Sample, Options]]:
-    """
-    The samples of a file in its order, not scored yet, each with the options of a multiple choice.
-    lm-evaluation-harness repeats the same responses for each of its answer filters: with `filters` only those of the
-    first are taken.
-    """
+def _samples(path: Path, columns: Columns, first: dict[str, Any]) -> Iterator[tuple[Sample, Options]]:
+    """The samples of a file in its order, not scored yet, each with the options of a multiple choice."""
     counts: Counter[tuple[str, str, str]] = Counter()
     golds: dict[tuple[str, str, str], int] = {}
-    notes: Counter[str] = Counter()
-    first_filter = None
+    empty = null = filtered = 0
     for number, row in enumerate(read_rows(path), 1):
-        if filters and row.get("filter") != (first_filter := first_filter or row.get("filter")):
-            notes[f"rows that repeat the completions of {first_filter!r} for other filters are left out"] += 1
+        # lm-evaluation-harness repeats the same responses for each of its answer filters
+        if "resps" in first and row.get("filter") != first.get("filter"):
+            filtered += 1
             continue
-        gold, texts = _gold(row, columns.answer), _texts(column_value(row, columns.completion, _MISSING))
-        if gold is _MISSING or texts is None:
-            column = columns.answer if gold is _MISSING else columns.completion
+        try:
+            gold = _gold_text(column_value(row, columns.answer, _MISSING))
+            texts = list(_texts(column_value(row, columns.completion, _MISSING)))
+        except TypeError:
             raise ValueError(
-                f"{path}: row {number} has no `{column}` that can be used; it has the columns {', '.join(row)}. A "
-                "completion is text, chat messages or a list of these."
-            )
+                f"{path}: row {number} has no `{columns.answer}` or `{columns.completion}` that can be used; it has "
+                f"the columns {', '.join(row)}. A completion is text, chat messages or a list of these."
+            ) from None
         id = number if columns.problem is None else column_value(row, columns.problem)
         if id is None:
             raise ValueError(f"{path}: row {number} has no `{columns.problem}`, which tells the problems apart.")
@@ -170,15 +146,14 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[tuple[Samp
             problem = hashlib.sha256(problem.encode("utf-8", "replace")).hexdigest()[:12]
         benchmark = row.get("benchmark") or row.get("task") or _LM_EVAL_NAME.sub(r"\1", path.stem)
         key = (str(row.get("model") or path.stem), str(benchmark), problem)
-        gold = _gold_text(gold)
         if golds.setdefault(key, hash(gold)) != hash(gold):
             raise ValueError(
                 f"{path}: row {number} has another gold answer than an earlier row with the same `{columns.problem}` "
                 f"({problem}). Name a column that tells problems apart with `problem_column`."
             )
-        notes["rows without a completion are left out"] += not texts
-        notes["completions are null. They count as empty, and so as wrong"] += texts.count(None)
-        tokens, truncated = _length(row) if len(texts) == 1 else (None, None)
+        empty += not texts
+        null += texts.count(None)
+        tokens, truncated = (row.get("tokens"), row.get("truncated")) if len(texts) == 1 else (None, None)
         for text in texts:
             sample = Sample(
                 model=key[0],
@@ -188,53 +163,41 @@ def _samples(path: Path, columns: Columns, filters: bool) -> Iterator[tuple[Samp
                 sample=counts[key],
                 gold=gold,
                 completion=text or "",
-                tokens=tokens,
-                truncated=truncated,
+                tokens=tokens if type(tokens) is int else None,
+                truncated=truncated if isinstance(truncated, bool) else None,
             )
             counts[key] += 1
             yield sample, row.get("options")
-    for note, count in (+notes).items():
-        logger.warning(f"{path}: {count} {note}.")
+    if filtered:
+        logger.warning(f"{path}: {filtered} rows of other filters than {first.get('filter')!r} are left out.")
+    if empty:
+        logger.warning(f"{path}: {empty} rows without a completion are left out.")
+    if null:
+        logger.warning(f"{path}: {null} completions are null, and count as wrong.")
 
 
-def _texts(value: Any) -> list[str | None] | None:
+def _texts(value: Any) -> Iterator[str | None]:
     """Completions in a cell: text, null, chat messages, or a list of these, nested as deep as it may be."""
-    if isinstance(value, str) or value is None:
-        return [value]
-    if isinstance(value, Mapping):
-        return next((_texts(value[name]) for name in ("text", "content", "message") if name in value), None)
-    if not isinstance(value, list):
-        return None
-    if value and all(isinstance(item, Mapping) and "role" in item for item in value):
-        contents = [_texts(item.get("content")) for item in value if item["role"] == "assistant"]
-        if not contents or contents[-1] is None:
-            return None if contents else [""]
-        return ["".join(part or "" for part in contents[-1])]  # a message may be in several parts
-    parts = [_texts(item) for item in value]
-    return None if any(part is None for part in parts) else [text for part in parts for text in part or []]
-
-
-def _gold(row: Mapping[str, Any], column: str) -> Any:
-    gold = column_value(row, column, _MISSING)
-    right = column_value(row, "doc.gold_index") if column == "doc.choices" else None
-    if right is None or gold is _MISSING:
-        return gold
-    # lighteval lists the wrong choices too
-    return [gold[index] for index in (right if isinstance(right, list) else [right])]
+    match value:
+        case str() | None:
+            yield value
+        case {"text": inner} | {"content": inner} | {"message": inner}:
+            yield from _texts(inner)
+        case [{"role": _}, *_]:  # chat messages; one may be in several parts
+            contents = ["", *(item.get("content") for item in value if item.get("role") == "assistant")]
+            yield "".join(part or "" for part in _texts(contents[-1]))
+        case list():
+            for item in value:
+                yield from _texts(item)
+        case _:
+            raise TypeError
 
 
 def _gold_text(gold: Any) -> str:
+    if gold is _MISSING:
+        raise TypeError
     if isinstance(gold, list):
         return ", ".join(map(_gold_text, gold))
     if isinstance(gold, float) and math.isfinite(gold):
         return written_out(gold)
     return "" if gold is None else str(gold)
-
-
-def _length(row: Mapping[str, Any]) -> tuple[int | None, bool | None]:
-    """The number of tokens of the only completion of a row, and whether it was cut; `None` if not known."""
-    tokens = next((row[name] for name in ("tokens", "num_tokens", "completion_tokens") if name in row), None)
-    truncated, reason = row.get("truncated"), row.get("finish_reason")
-    if not isinstance(truncated, bool):
-        truncated = reason == "length" if isinstance(reason, str) else None
-    return tokens if type(tokens) is int else None, truncated

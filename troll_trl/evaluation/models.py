@@ -16,42 +16,26 @@ ADAPTER_CONFIG = "adapter_config.json"
 _BLOCKS = 64
 _BLOCK_BYTES = 2**16
 # A training, or an evaluation into the same folder, writes other files there
-_READ_BY_A_LOAD = (
-    *("*config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("*.index.json", "*.jinja", "*.model", "*.tiktoken", "*.safetensors", "*.bin"),
-)
-_UNREAD = "training_args.bin"
+_READ_BY_A_LOAD = ["*config.json", "*token*.json", "vocab.json", "merges.txt", "*.index.json", "*.jinja", "*.model"]
+_READ_BY_A_LOAD += ["*.tiktoken", "*.safetensors", "*model*.bin"]
 
 
 def check_model(model: str, key: str = "model"):
     """Raise an error if a model, or its base model, is neither a folder with a model nor a possible hub name."""
     folder = Path(model)
-    if folder.is_file():
-        raise ValueError(f"`{key}`: {model} is a file. Give the folder that holds the model.")
     if not folder.is_dir():
-        if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        if folder.is_file() or model.startswith((".", "/", "~")) or model.count("/") > 1:
             raise FileNotFoundError(f"`{key}`: there is no folder {model} (working folder: {os.getcwd()}).")
-        return
-    adapter = adapter_settings(model)
-    if adapter is None and not (folder / "config.json").is_file():
-        found = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
-        raise ValueError(f"`model`: {model} holds neither a config.json nor an {ADAPTER_CONFIG}; it holds {found}.")
-    if adapter is not None:
-        base = adapter.get("base_model_name_or_path")
-        if not base:
-            raise ValueError(f"`model`: {folder / ADAPTER_CONFIG} names no `base_model_name_or_path`.")
-        check_model(base)
+    elif adapter := adapter_settings(model):
+        check_model(str(adapter.get("base_model_name_or_path")), key)
+    elif not (folder / "config.json").is_file():
+        raise ValueError(f"`{key}`: {model} holds neither a config.json nor an {ADAPTER_CONFIG}.")
 
 
 def adapter_settings(model: str) -> dict[str, Any] | None:
     """The settings of a LoRA adapter in a folder; `None` for anything else."""
     file = Path(model) / ADAPTER_CONFIG
-    if not file.is_file():
-        return None
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} cannot be read: {error}.") from None
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
 def model_digest(model: str, revision: str | None = None) -> str:
@@ -63,7 +47,7 @@ def model_digest(model: str, revision: str | None = None) -> str:
     if not folder.is_dir():
         return f"{model}@{revision or 'main'}"
     digest = hashlib.sha256()
-    for file in sorted({path for pattern in _READ_BY_A_LOAD for path in folder.glob(pattern)} - {folder / _UNREAD}):
+    for file in sorted({path for pattern in _READ_BY_A_LOAD for path in folder.glob(pattern)}):
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as handle:

@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 PROVENANCE = "run.json"
 VERSIONS = ("troll-trl", "torch", "transformers", "vllm", "peft", "datasets", "math-verify", "numpy")
 
-Key = tuple[str, str, str, int]  # of a sample: model, benchmark, problem, number
+Key = tuple[Any, ...]  # of a sample: model, benchmark, problem, number
 
 
 def key_of(sample: Any) -> Key:
     """The key of a sample, which no other sample of its file has."""
-    return str(sample.get("model")), str(sample.get("benchmark")), str(sample.get("problem")), sample.get("sample")
+    return tuple(map(sample.get, ("model", "benchmark", "problem", "sample")))
 
 
 class Output:
@@ -41,7 +41,6 @@ class Output:
         self.folder = self.samples.parent
         self._path, self._file, self._wanted, self._overwrite = self.folder / PROVENANCE, file, wanted, overwrite
         self.content: dict[str, Any] = {"settings": {}, "models": {}, "benchmarks": {}, "first_prompts": {}}
-        self.content["sessions"] = []
         self.done: set[Key] = set()
         if not overwrite:
             self._read()
@@ -88,32 +87,22 @@ class Output:
             self._compare()
 
     def _compare(self) -> None:
-        if not self._path.is_file():
-            raise ValueError(
-                f"{self.folder} holds a {SAMPLES}, but no {PROVENANCE} that says how it was made. Give another "
-                "`output`, or `overwrite` to discard it."
-            )
         try:
-            before = json.loads(self._path.read_text(encoding="utf-8"))
-            if not isinstance(before, dict):
-                raise ValueError("it is not a JSON object")
-        except ValueError as error:
+            self.content |= json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise ValueError(f"{self._path} cannot be read: {error}. Give another `output`, or `overwrite`.") from None
-        self.content |= before
         settings = self.content["settings"]
         differences = [
             f"`{name}` was {settings[name]!r} and is {value!r}"
             for name, value in self._wanted["settings"].items()
             if settings.get(name, value) != value
         ]
-        for kind in ("models", "benchmarks"):
-            for name, entry in self._wanted[kind].items():
-                then = self.content[kind].get(name, entry)
-                if then["digest"] != entry["digest"]:
-                    count = (
-                        f" ({then['problems']} problems then, {entry['problems']} now)" if "problems" in entry else ""
-                    )
-                    differences.append(f"the {kind.removesuffix('s')} {name} has changed since{count}")
+        differences += [
+            f"the {kind.removesuffix('s')} {name} has changed since"
+            for kind in ("models", "benchmarks")
+            for name, entry in self._wanted[kind].items()
+            if self.content[kind].get(name, entry)["digest"] != entry["digest"]
+        ]
         if differences:
             raise ValueError(
                 f"{self.folder} holds samples made otherwise: {'; '.join(differences)}. Set it as it was to "

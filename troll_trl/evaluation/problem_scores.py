@@ -1,6 +1,6 @@
 """What the metrics need of a samples file: a few numbers for each sample, no text."""
 
-import hashlib
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
@@ -12,7 +12,7 @@ import pandas as pd
 
 from troll_trl.evaluation.samples import read_lines
 from troll_trl.evaluation.scoring import strict_answer, vote
-from troll_trl.evaluation.statistics import default_ks, majority_score, pass_at_k
+from troll_trl.evaluation.statistics import majority_score, pass_at_k
 
 # Completions on which the verifier and the strict comparison disagree: the first of them are shown
 EXAMPLES = 3
@@ -34,8 +34,9 @@ class ProblemScores:
         if line["reward"] is None:
             self.unreadable_gold += 1
             return
-        texts = line["problem"], _short(vote(line["answer"])), _short(line["gold"]), line["path"]
-        self._rows.append((*texts, line["reward"], line["strict"], line.get("tokens"), line.get("truncated")))
+        gold = sys.intern(str(line["gold"]))  # one copy for all samples of a problem
+        numbers = line["reward"], line["strict"], line.get("tokens"), line.get("truncated")
+        self._rows.append((line["problem"], vote(line["answer"]), gold, line["path"], *numbers))
         if line["reward"] != line["strict"] and len(self.examples) < EXAMPLES:
             self.examples.append(_example(line))
 
@@ -48,7 +49,7 @@ class ProblemScores:
 
     @cached_property
     def problems(self) -> pd.DataFrame:
-        """A row for each problem, in the order of the file: lists of rewards and votes, mean strict score, gold."""
+        """A row for each problem, in the order of the file."""
         return self.table.groupby("problem", sort=False).agg(
             rewards=("reward", list), votes=("vote", list), strict=("strict", "mean"), gold=("gold", "first")
         )
@@ -69,15 +70,12 @@ class ProblemScores:
             "mean_tokens": self.table["tokens"].mean(),
         }
 
-    def metrics(self, ks: Sequence[int] | None = None, problems: Sequence[str] | None = None) -> pd.DataFrame:
-        """
-        Metrics of each problem, a column each: `mean`, `pass@k`, `maj`, `strict`; by default for all k that the samples
-        allow, and of all problems.
-        """
+    def metrics(self, ks: Sequence[int], problems: Sequence[str] | None = None) -> pd.DataFrame:
+        """Metrics of each problem, a column each: `mean`, `pass@k`, `maj`, `strict`; by default of all problems."""
         chosen = self.problems if problems is None else self.problems.loc[list(problems)]
         rewards = chosen["rewards"]
         metrics = {"mean": rewards.map(np.mean)}
-        for k in ks or default_ks(self.counts.min()):
+        for k in ks:
             metrics[f"pass@{k}"] = rewards.map(lambda own, k=k: pass_at_k(len(own), own.count(1), k))
         metrics["maj"] = chosen.apply(lambda problem: majority_score(problem["votes"], problem["rewards"]), axis=1)
         return pd.DataFrame(metrics | {"strict": chosen["strict"]})
@@ -87,21 +85,12 @@ def read_scores(path: Path) -> dict[tuple[str, str], ProblemScores]:
     """The scores of a `samples.jsonl`, by model and benchmark in the order of the file, which is read line by line."""
     scores: dict[tuple[str, str], ProblemScores] = defaultdict(ProblemScores)
     for number, line in enumerate(read_lines(path), 1):
-        lacking = [name for name in _NEEDED if name not in line]
-        if lacking:
+        if lacking := [name for name in _NEEDED if name not in line]:
             raise ValueError(
-                f"{path}: sample {number} has no {', '.join(lacking)}; it has {', '.join(line) or 'nothing'}. A "
-                "file of another tool is scored first: `samples`."
+                f"{path}: sample {number} has no {', '.join(lacking)}. Score other tools' files: `samples`."
             )
         scores[line["model"], line["benchmark"]].add(line)
     return scores
-
-
-def _short(value: Any) -> Any:
-    """A long text by its digest: a file's answers then cost little memory."""
-    if isinstance(value, str) and len(value) > 64:
-        return hashlib.sha256(value.encode("utf-8", "replace")).hexdigest()
-    return value
 
 
 def _example(line: dict[str, Any]) -> dict[str, Any]:

@@ -20,15 +20,8 @@ def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokeniz
         adapter = adapter_settings(model)
         if adapter:
             return load_tokenizer(adapter["base_model_name_or_path"])
-        raise ValueError(
-            f"`model`: the folder {model} holds no tokenizer (looked for {', '.join(_TOKENIZERS)}). Save it with "
-            "the model: tokenizer.save_pretrained(folder)."
-        )
-    try:
-        return AutoTokenizer.from_pretrained(model, revision=revision)
-    except (OSError, ValueError) as error:  # also for a torn file
-        where = "" if folder.is_dir() else " It is not a local folder, and the hub did not provide it."
-        raise OSError(f"`model`: the tokenizer of {model} cannot be loaded.{where} {error}") from None
+        raise ValueError(f"`model`: the folder {model} holds no tokenizer. Save it there: tokenizer.save_pretrained.")
+    return AutoTokenizer.from_pretrained(model, revision=revision)
 
 
 def check_thinking(tokenizers: Mapping[str, PreTrainedTokenizerBase], enable_thinking: bool | None):
@@ -44,10 +37,7 @@ def check_thinking(tokenizers: Mapping[str, PreTrainedTokenizerBase], enable_thi
             "training (the shipped configs have false), or to true for a model of the hub that is to think."
         )
     if enable_thinking is not None and not reading:
-        (model, tokenizer), *_ = tokenizers.items()
-        without = tokenizer.chat_template is None
-        what = "has no chat template" if without else "has a chat template that does not read it"
-        raise ValueError(f"`enable_thinking` is set, but {model} {what}. Leave it out.")
+        raise ValueError(f"`enable_thinking` is set, but no chat template of {', '.join(tokenizers)} reads it.")
 
 
 def tokenize_prompt(
@@ -57,19 +47,13 @@ def tokenize_prompt(
     Token ids of a prompt, up to where the answer begins.
 
     A chat template writes the messages and opens the assistant's turn. Without one, as for a base model, an empty line
-    follows the text of each message, and the tokenizer adds its special tokens. Raises a `ValueError` if the template
-    refuses the messages (some take no system message), or if no token is left.
+    follows the text of each message, and the tokenizer adds its special tokens.
     """
     if tokenizer.chat_template is None:
-        ids = tokenizer("".join(f"{message['content']}\n\n" for message in messages))["input_ids"]
-    else:
-        thinking: dict[str, Any] = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        try:
-            text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **thinking)
-        except jinja2.TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise ValueError(f"The chat template refuses a prompt with the roles {roles}: {error}.") from None
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not ids:
-        raise ValueError(f"A prompt has no token: {messages[-1]['content'][:100]!r}.")
-    return ids
+        return tokenizer("".join(f"{message['content']}\n\n" for message in messages))["input_ids"]
+    thinking: dict[str, Any] = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+    try:
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **thinking)
+    except jinja2.TemplateError as error:  # some take no system message
+        raise ValueError(f"The chat template refuses a prompt: {error}.") from None
+    return tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -25,16 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
-    """
-    Generate and score the samples that `output` does not hold yet, and return what `run.json` says, for [`summarize`].
-    Raises a `FileNotFoundError` if a model, a benchmark or a file is missing, and a `ValueError` for anything else that
-    a user can correct.
-    """
+    """Generate and score the samples that `output` does not hold yet, and return what `run.json` says, for
+    [`summarize`]. Raises an `OSError` or a `ValueError` for what a user can correct."""
     backend = resolve_backend(args.backend)
     if args.n > 1 and args.temperature == 0:
-        logger.warning(
-            f"`temperature` is 0: the {args.n} samples of a problem will be the same. Set it above 0, or n to 1."
-        )
+        logger.warning(f"`temperature` is 0: the {args.n} samples of a problem will be the same.")
     for model in args.model:
         check_model(model)
     check_thinking({model: load_tokenizer(model, args.revision) for model in args.model}, args.enable_thinking)
@@ -70,28 +65,16 @@ def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
 
 
 def _is_incomplete(model: str, n: int, benchmarks: list[Benchmark], output: Output) -> bool:
-    """Whether samples of a model are missing. A sample in the folder that no run makes is a `ValueError`."""
     keys = {(model, benchmark.name, id, i) for benchmark in benchmarks for id in benchmark.ids for i in range(n)}
-    names = {benchmark.name for benchmark in benchmarks}
-    strange = [key for key in output.done if key[0] == model and key[1] in names and key not in keys]
-    if strange:
-        raise ValueError(
-            f"{output.samples} holds {strange[0]}, which is not a sample of this run. Was the file changed? Remove the "
-            "line, or give another `output`, or `overwrite`."
-        )
     missing = len(keys - output.done)
-    if not missing:
-        logger.info(f"{model}: all {len(keys)} samples are in {output.folder}; none is generated again.")
-    elif missing < len(keys):
-        logger.info(f"{model}: {len(keys) - missing} of {len(keys)} samples are in {output.folder}; the others follow.")
+    if missing < len(keys):
+        logger.info(f"{model}: {len(keys) - missing} of {len(keys)} samples are in {output.folder} already.")
     return missing > 0
 
 
 class ModelRun:
-    """
-    The missing samples of one model, by the backend `"vllm"` or `"transformers"`. Raises a `ValueError` before anything
-    is loaded if a prompt cannot be written, or leaves too little room for an answer.
-    """
+    """The missing samples of one model, by the backend `"vllm"` or `"transformers"`. Raises a `ValueError` before
+    anything is loaded if a prompt cannot be written, or leaves too little room for an answer."""
 
     def __init__(self, model: str, args: EvaluationArguments, backend: str, benchmarks: list[Benchmark]):
         self.model, self.args, self.backend, self.benchmarks = model, args, backend, benchmarks
@@ -106,12 +89,9 @@ class ModelRun:
         self.longest = longest_prompt + args.max_new_tokens
         context = context_of(model, args.revision)
         if context is not None and self.longest > context:
-            remedy = f"Set `max_new_tokens` to at most {context - longest_prompt}."
-            if longest_prompt >= context:
-                remedy = "Leave such problems or the benchmark out, or take a model with a longer context."
             raise ValueError(
                 f"The longest prompt has {longest_prompt} tokens and `max_new_tokens` is {args.max_new_tokens}, but "
-                f"{model} was made for {context} in all. {remedy}"
+                f"{model} was made for {context} in all. Lower `max_new_tokens`, or leave long problems out."
             )
 
     def write(self, output: Output):
@@ -152,12 +132,9 @@ class ModelRun:
         for benchmark in self.benchmarks:
             prompt = self._first_prompt(benchmark)
             if prompts.setdefault(benchmark.name, prompt) != prompt:  # Llama 3's templates hold today's date
-                logger.warning(
-                    f"{benchmark.name}: the prompts of {self.model} are no longer those of its earlier samples: its "
-                    "chat template says something else today, such as the date."
-                )
+                logger.warning(f"{benchmark.name}: the prompts of {self.model} have changed since its earlier samples.")
         entry["chat_template"] = self.tokenizer.chat_template is not None
-        content["sessions"].append(
+        content.setdefault("sessions", []).append(
             {
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
                 "model": self.model,
@@ -171,11 +148,9 @@ class ModelRun:
     def _batches(
         self, benchmark: Benchmark, done: set[Key], generator: TransformersGenerator | VllmGenerator
     ) -> Iterator[list[Sample]]:
-        """
-        Batches of prompts of about one length, the longest first: memory runs short at the start or never. A batch is
-        cut at the same places whatever is done already, and one that a kill left half written is generated whole, so
-        no sample has other neighbours than in a run without a kill.
-        """
+        """Batches of prompts of about one length, the longest first: memory runs short at the start or never. A batch
+        is cut at the same places whatever is done already, and one that a kill left half written is generated whole, so
+        no sample has other neighbours than in a run without a kill."""
         lengths = self.lengths[benchmark.name]
         rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
         jobs = [(row, (self.model, benchmark.name, benchmark.ids[row], i)) for row in rows for i in range(self.args.n)]

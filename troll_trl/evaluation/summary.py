@@ -24,11 +24,9 @@ OVERALL = "overall"  # the mean of the benchmarks, each of the same weight
 
 
 def summarize(args: EvaluationArguments, provenance: dict[str, Any]) -> dict[str, Any]:
-    """
-    Compute the metrics of the samples in the output folder, shares of 1; write `summary.json` and `samples.parquet`.
+    """Compute the metrics of the samples in the output folder, shares of 1; write `summary.json` and `samples.parquet`.
     `provenance` is what [`generate_samples`] or [`score_file`] returned. Raises a `ValueError` if no sample can be
-    scored, or a k is above the number of samples of a problem.
-    """
+    scored, or a k is above the number of samples of a problem."""
     folder = Path(args.output or ".")
     by_key = read_scores(folder / SAMPLES)
     for key, scores in by_key.items():
@@ -54,20 +52,13 @@ def _bootstrap_settings(args: EvaluationArguments) -> dict[str, Any]:
 def _check_samples(name: str, scores: ProblemScores, ks: Sequence[int] | None):
     """Warn of samples that are left out or uneven, and refuse a k that is above their number."""
     if scores.unreadable_gold:
-        logger.warning(
-            f"{name}: the gold answer of {scores.unreadable_gold} of {scores.samples} samples cannot be read; they are "
-            "left out."
-        )
+        count = f"{scores.unreadable_gold} of {scores.samples}"
+        logger.warning(f"{name}: the gold answer of {count} samples cannot be read; they are left out.")
     fewest, most, k = scores.counts.min(), scores.counts.max(), max(ks or [1])
     if k > fewest:
-        raise ValueError(
-            f"{name}: pass@{k} needs at least {k} samples of every problem, and one has {fewest}. Lower `k`."
-        )
+        raise ValueError(f"{name}: pass@{k} needs {k} samples of every problem, and one has {fewest}. Lower `k`.")
     if most > fewest:
-        logger.warning(
-            f"{name}: the problems have from {fewest} to {most} samples. All are taken; n is the fewest, and maj@n of "
-            "a problem is over its own samples."
-        )
+        logger.warning(f"{name}: the problems have from {fewest} to {most} samples; n is the fewest.")
 
 
 def _result(
@@ -112,21 +103,17 @@ def _wanted(benchmark: str, provenance: dict[str, Any]) -> int:
 
 
 def compare(args: EvaluationArguments) -> dict[str, Any]:
-    """
-    Compare two evaluations, A and B, on the problems that both have: the differences B − A by benchmark, and overall,
+    """Compare two evaluations, A and B, on the problems that both have: the differences B − A by benchmark and overall,
     as shares of 1. Raises a `FileNotFoundError` for a missing folder or file, and a `ValueError` if there are several
-    models to choose from, no common benchmark or problem, or other gold answers.
-    """
+    models to choose from, no common benchmark or problem, or other gold answers."""
     names = list(args.compare or [])
     sides = [_scores_of(name, args) for name in names]
     (first, _), (second, _) = sides
     common = [benchmark for benchmark in first if benchmark in second]
+    if alone := sorted(first.keys() ^ second.keys()):
+        logger.warning(f"Only in one of the two, and left out: {', '.join(alone)}.")
     if not common:
-        raise ValueError(
-            f"`compare`: {names[0]} ({', '.join(first)}) and {names[1]} ({', '.join(second)}) share no benchmark."
-        )
-    for benchmark in sorted({*first, *second} - set(common)):
-        logger.warning(f"{benchmark} is only in one of the two, and left out.")
+        raise ValueError(f"`compare`: {names[0]} and {names[1]} share no benchmark.")
     problems = {benchmark: _common_problems(benchmark, first[benchmark], second[benchmark]) for benchmark in common}
     for name, (side, folder) in zip(names, sides, strict=True):
         for benchmark in common:
@@ -155,38 +142,24 @@ def _difference(benchmark: str, tables: list[list[pd.DataFrame]], args: Evaluati
     return {"benchmark": benchmark, "problems": sum(map(len, a)), "metrics": metrics}
 
 
-def check_compared(args: EvaluationArguments):
-    """Before anything is generated: that A and B are there, or to be made by this evaluation. Raises as [`compare`]."""
-    own = Path(args.output or ".").resolve()
-    for name in args.compare or []:
-        if name.rstrip("/") not in args.model and Path(name).expanduser().resolve() not in (own, own / SAMPLES):
-            _scores_of(name, args)
-
-
 def _scores_of(name: str, args: EvaluationArguments) -> tuple[dict[str, ProblemScores], Path]:
     """The scores of one side by benchmark, and their folder: of a folder or a file, or of a model in `output`."""
     path = Path(name).expanduser()
     file = path / SAMPLES if path.is_dir() else path
-    if file.is_file() and file.suffix == ".jsonl":
-        by_key = read_scores(file)
-        models = list(dict.fromkeys(model for model, _ in by_key))
-        if len(models) != 1:
-            raise ValueError(
-                f"`compare`: {file} holds samples of {len(models)} models ({', '.join(models) or 'none'}). Compare two "
-                "of them by their names, with their folder as `output`."
-            )
-        return {benchmark: scores for (_, benchmark), scores in by_key.items()}, file.parent
-    folder = Path(args.output or ".")
-    own = folder / SAMPLES
-    by_key = read_scores(own) if args.output is not None and own.is_file() else {}
-    of_model = {benchmark: scores for (model, benchmark), scores in by_key.items() if model == name.rstrip("/")}
-    if not of_model:
-        known_models = ", ".join(dict.fromkeys(model for model, _ in by_key))
-        known = f"and `output` has the models {known_models}" if by_key else "and `output` names no evaluation"
-        raise FileNotFoundError(
-            f"`compare`: {name} is neither a folder with a {SAMPLES} nor such a file ending in .jsonl, {known}."
+    is_model = not file.is_file()
+    if is_model:
+        file = Path(args.output or ".") / SAMPLES
+        if not file.is_file():
+            raise FileNotFoundError(f"`compare`: {name} is neither a {SAMPLES} nor a folder with one, nor is `output`.")
+    by_key = read_scores(file)
+    models = dict.fromkeys(model for model, _ in by_key)
+    chosen = [model for model in models if not is_model or model == name.rstrip("/")]
+    if len(chosen) != 1:
+        raise ValueError(
+            f"`compare`: {name} does not name one model: {file} holds samples of {', '.join(models) or 'none'}. Name "
+            "two of them, with their folder as `output`."
         )
-    return of_model, folder
+    return {benchmark: scores for (model, benchmark), scores in by_key.items() if model == chosen[0]}, file.parent
 
 
 def _check_finished(name: str, benchmark: str, scores: ProblemScores, folder: Path):
@@ -194,10 +167,8 @@ def _check_finished(name: str, benchmark: str, scores: ProblemScores, folder: Pa
     file = folder / PROVENANCE
     wanted = _wanted(benchmark, json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else 0
     if scores.samples < wanted:
-        logger.warning(
-            f"`compare`: {name} has {scores.samples} of {wanted} samples of {benchmark}, all from the longest "
-            "problems. Finish it by the command that began it before you trust a difference."
-        )
+        found = f"{scores.samples} of {wanted} samples of {benchmark}"
+        logger.warning(f"`compare`: {name} has {found}, all from the longest problems. Finish it first.")
 
 
 def _common_problems(benchmark: str, first: ProblemScores, second: ProblemScores) -> list[str]:
@@ -205,10 +176,7 @@ def _common_problems(benchmark: str, first: ProblemScores, second: ProblemScores
     if golds.empty:
         raise ValueError(f"`compare`: the two have no problem of {benchmark} in common.")
     for problem, a, b in golds[golds["a"] != golds["b"]].itertuples():
-        raise ValueError(
-            f"`compare`: {benchmark}, problem {problem} has the gold answer {a!r} in A and {b!r} in B. They are not "
-            "the same problems."
-        )
+        raise ValueError(f"`compare`: {benchmark}, problem {problem} has the gold answers {a!r} in A and {b!r} in B.")
     if len(golds) < max(len(first.problems), len(second.problems)):
         logger.warning(f"{benchmark}: compared on the {len(golds)} problems that both have.")
     return list(golds.index)

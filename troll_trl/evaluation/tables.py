@@ -36,18 +36,13 @@ def _plain(metric: str) -> str:
 
 
 def notes(summary: dict[str, Any]) -> list[str]:
-    """Notes below the table of a summary, on intervals without width and missing samples."""
-    found, results = [], summary["results"]
+    """Notes below the table of a summary, on intervals without width."""
+    results = summary["results"]
     alike = [row["problems"] for row in results if any(one["low"] == one["high"] for one in row["metrics"].values())]
-    if alike:
-        found.append(
-            "An interval without width: all problems have the same score, and the bootstrap cannot say more. By the "
-            f"rule of three, with {min(alike)} problems the truth may still be {min(300 / min(alike), 100):.1f} points "
-            "away."
-        )
-    if any(not row.get("complete", True) for row in results):
-        found.append("Incomplete: some samples are missing.")
-    return found
+    if not alike:
+        return []
+    away = f"with {min(alike)} problems the truth may still be {min(300 / min(alike), 100):.1f} points away."
+    return [f"An interval without width: all problems have the same score. By the rule of three, {away}"]
 
 
 def comparison_table(comparison: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

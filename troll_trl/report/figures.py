@@ -1,7 +1,6 @@
 """The figures of a report: runs overlaid, seeds as a band, legible in black and white."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,13 +29,9 @@ _ERROR_BAR: Any = {"clip_on": False, "markeredgewidth": 1.5, "elinewidth": 1.5, 
 _BOUND: Any = {"linestyle": "--", "linewidth": 1.1}
 _STYLE: Any = {"font.size": 9, "axes.titlesize": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False}
 _STYLE |= {"axes.spines.right": False, "text.parse_math": False}  # a label with dollars is no formula
-_WIDTH, _PANEL_HEIGHT = 9.6, 2.8  # inches
-_LONGEST_LABEL = 60  # characters in a legend
 CAPTIONS = {
-    "reward": "Left against updates (optimizer steps), right against training time: the sum of TRL's step_time, which "
-    "is generation, forward and backward passes, without evaluations and checkpoints. Held-out points of the same "
-    "update are drawn side by side.",
-    "optimization": "",
+    "reward": "Against updates (optimizer steps), and against training time: the sum of TRL's step_time, without "
+    "evaluations and checkpoints. Held-out points of the same update are drawn side by side.",
     "trust_region": "KL from the old policy q before the projection, KL(p‖q), and after it, KL(π‖q), to which the "
     "bound applies. A logarithmic axis leaves out zeros (updates with the weights of the rollout).",
     "clip": "Share of tokens whose gradient the clip dropped.",
@@ -54,17 +49,13 @@ class Panel:
     title: str
     metrics: tuple[Metric, ...]
     against_time: bool = False
-    held_out: bool = False
 
-    def curves(self, group: Group, metric: Metric) -> list[pd.Series]:
-        curves = (metrics.curve(run, metric, self.against_time) for run in group.runs)
-        return [curve for curve in curves if len(curve)]
-
-    def band_held_out(self, group: Group) -> pd.DataFrame:
-        return metrics.held_out(group, self.metrics[0], self.against_time) if self.held_out else pd.DataFrame()
+    def held_out(self, group: Group) -> pd.DataFrame:
+        return metrics.held_out(group, self.metrics[0], self.against_time)
 
     def shows(self, group: Group) -> bool:
-        return len(self.band_held_out(group)) > 0 or any(self.curves(group, metric) for metric in self.metrics)
+        drawn = (metrics.curves(group, metric, self.against_time) for metric in self.metrics)
+        return len(self.held_out(group)) > 0 or any(drawn)
 
 
 @dataclass
@@ -80,24 +71,22 @@ class Plot:
 
 
 def draw_figures(groups: Sequence[Group], success: str | None, output: Path) -> list[Plot]:
-    """
-    Draw all figures that the runs have data for into `output`, in the order of the page. Figures of an earlier report
-    that have no data this time are removed. `success` is as for [`reward_metrics`].
-    """
-    plots = _plans(groups, success)
+    """Draw all figures that the runs have data for into `output`, in the order of the page. Remove the other ones of an
+    earlier report. `success` is as for [`reward_metrics`]."""
+    plots = _plots(groups, success)
     with matplotlib.rc_context(_STYLE):
         for plot in plots:
             plot.notes = list(_left_out(groups, plot))
             _draw(groups, plot, output / f"{plot.name}.png")
-    return plots
+    return [plot for plot in plots if plot.file or plot.name != "mask"]  # few runs have a mask
 
 
-def _plans(groups: Sequence[Group], success: str | None) -> list[Plot]:
+def _plots(groups: Sequence[Group], success: str | None) -> list[Plot]:
     def panels(*shown: Metric) -> list[Panel]:
         return [Panel(one.title, (one,)) for one in shown]
 
     rewards = [
-        Panel(metric.title, (metric,), against_time, held_out=True)
+        Panel(metric.title, (metric,), against_time)
         for metric in metrics.reward_metrics(groups, success)
         for against_time in (False, True)
     ]
@@ -106,43 +95,26 @@ def _plans(groups: Sequence[Group], success: str | None) -> list[Plot]:
         Panel("Mean KL of the tokens from the old policy", (metrics.KL_MEAN_AFTER, metrics.KL_MEAN_BEFORE)),
         *panels(metrics.PROJECTED, metrics.ETA, metrics.REGRESSION, metrics.SUPPORT),
     ]
-    clip = panels(metrics.CLIPPED, metrics.CLIPPED_LOW, metrics.CLIPPED_HIGH)
     mask = panels(metrics.MASKED, metrics.MASKED_NEGATIVE, metrics.MASKED_POSITIVE)
     mask += panels(metrics.DIVERGENCE_MAX, metrics.DIVERGENCE_MEAN)
-    masked = any(metrics.MASKED.key in group.log for group in groups)
     return [
         Plot("reward", "Reward and success", rewards),
         Plot("optimization", "Entropy and gradient", panels(metrics.ENTROPY, metrics.GRADIENT)),
         Plot("trust_region", "Trust region", kl),
-        Plot("clip", "Clip", clip, columns=3),
-        *([Plot("mask", "Mask", mask, columns=3)] if masked else []),
+        Plot("clip", "Clip", panels(metrics.CLIPPED, metrics.CLIPPED_LOW, metrics.CLIPPED_HIGH), columns=3),
+        Plot("mask", "Mask", mask, columns=3),
         Plot("completions", "Completions", panels(metrics.LENGTH, metrics.TRUNCATED)),
         Plot("cost", "Throughput and memory", panels(metrics.THROUGHPUT, metrics.MEMORY)),
     ]
 
 
 def _left_out(groups: Sequence[Group], plot: Plot) -> Iterator[str]:
-    """Notes on what a figure leaves out: why, for which groups, and in which panels."""
-    titles = defaultdict(list)
-    for panel in plot.panels:
-        found = [(reason, group.label) for group in groups if (reason := _why_missing(group, panel))]
-        for reason in dict(found):
-            who = ", ".join(label for other, label in found if other == reason)
-            titles[f"{reason} {who}"].append(panel.title + " against time" * panel.against_time)
-    for who, left_out in titles.items():
-        yield f"{who}: {'any of this' if len(left_out) == len(plot.panels) else '; '.join(left_out)}."
-
-
-def _why_missing(group: Group, panel: Panel) -> str:
-    if not panel.shows(group):
-        return "Nothing to draw for"
-    keys = {prefix + metric.key for metric in panel.metrics for prefix in ("", metrics.HELD_OUT)[: 1 + panel.held_out]}
-    if metrics.HELD_OUT + panel.metrics[0].key in keys & set(group.log) and panel.band_held_out(group).empty:
-        return "Held-out points, as no update was evaluated by all runs, of"
-    return "" if all(keys & set(run.log) for run in group.runs) else "Logged by only some runs of"
-
-
-# -- Drawing ----------------------------------------------------------------------------------------------------------
+    """Notes on which panels of a figure lack a group: its runs did not log the metric, or no time."""
+    for group in groups:
+        empty = [panel.title + " against time" * panel.against_time for panel in plot.panels if not panel.shows(group)]
+        if empty:
+            what = "any of this" if len(empty) == len(plot.panels) else "; ".join(empty)
+            yield f"Nothing to draw for {group.label}: {what}."
 
 
 def _draw(groups: Sequence[Group], plot: Plot, file: Path) -> None:
@@ -152,8 +124,7 @@ def _draw(groups: Sequence[Group], plot: Plot, file: Path) -> None:
         return
     columns = min(plot.columns, len(shown))
     rows = math.ceil(len(shown) / columns)
-    size = (_WIDTH if len(shown) > 1 else _WIDTH / 2, _PANEL_HEIGHT * rows + 0.5)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(9.6 if len(shown) > 1 else 4.8, 2.8 * rows + 0.5), layout="constrained")
     for place, panel in enumerate(shown, 1):
         _draw_panel(figure.add_subplot(rows, columns, place), groups, panel)
     handles = list(_legend(groups, shown))
@@ -172,15 +143,16 @@ def _draw_panel(axes: Axes, groups: Sequence[Group], panel: Panel) -> None:
     axes.set(ylabel=first.unit.replace("%", "share") or "no unit", yscale="log" if first.log else "linear")
     for number, group in enumerate(groups):
         look = _style(number)
-        if len(held_out := panel.band_held_out(group)):
+        if len(held_out := panel.held_out(group)):
             aside = 0.0 if panel.against_time else (number - (len(groups) - 1) / 2) * 0.012 * held_out.index[-1]
             mean, low, high = (held_out[name] for name in ("mean", "min", "max"))
             spread = None if low.equals(high) else (mean - low, high - mean)
             axes.errorbar(held_out.index / scale + aside, mean, spread, **look | _HELD_OUT | _ERROR_BAR)
             look["marker"] = ""
         for metric, dotted in zip(panel.metrics, ({}, _DOTTED | {"linewidth": 1.0}), strict=False):
-            if curves := [curve.set_axis(curve.index / scale) for curve in panel.curves(group, metric)]:
-                _draw_curves(axes, curves, look | dotted, number)
+            curves = metrics.curves(group, metric, panel.against_time)
+            if curves:
+                _draw_curves(axes, [one.set_axis(one.index / scale) for one in curves], look | dotted, number)
     _set_limits(axes, first)
     axes.set_xlim(0, 1.03 * longest / scale or None)
     for bound, colour in _bounds(groups).items() if len(panel.metrics) > 1 else ():
@@ -222,7 +194,6 @@ def _style(number: int) -> dict[str, Any]:
 
 
 def _bounds(groups: Sequence[Group]) -> dict[float, str]:
-    """Each bound and its colour: that of a group, black if all groups share one."""
     bounds = [(group.kl_bound, _style(number)["color"]) for number, group in enumerate(groups)]
     known = {bound: colour for bound, colour in bounds if bound is not None and math.isfinite(bound)}
     return known if len(known) > 1 else dict.fromkeys(known, "black")
@@ -233,12 +204,10 @@ def _legend(groups: Sequence[Group], panels: Sequence[Panel]) -> Iterator[Line2D
     grey: Any = {"color": "0.3", "marker": "o"}
     for number, group in drawn:
         seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
-        label = " ".join(group.label.split())
-        label = label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
-        yield Line2D([], [], **_style(number), label=label + seeds)
+        yield Line2D([], [], **_style(number), label=f"{' '.join(group.label.split()):.60}{seeds}")
     if any(len(group.runs) > 1 for _, group in drawn):
         yield Patch(facecolor="0.5", alpha=0.3, label="band: smallest to largest seed")
-    if any(len(panel.band_held_out(group)) for _, group in drawn for panel in panels):
+    if any(len(panel.held_out(group)) for _, group in drawn for panel in panels):
         yield Line2D([], [], **grey | _HELD_OUT, label="large markers: held-out problems")
     if any(len(panel.metrics) > 1 for panel in panels):
         yield Line2D([], [], **grey | _DOTTED, markersize=4.5, label="dotted: before the projection")

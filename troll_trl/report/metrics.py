@@ -52,15 +52,13 @@ LENGTH = Metric("completions/mean_length", "Mean completion length", "tokens")
 TRUNCATED = Metric("completions/clipped_ratio", "Truncated completions", "% of completions")
 GRADIENT = Metric("grad_norm", "Gradient norm, before gradient clipping")
 THROUGHPUT = Metric(TOKENS_PER_SECOND, "Throughput, prompts and completions", "tokens/s")
-MEMORY = Metric(PEAK_MEMORY, "Peak memory of a process", "GiB")
+MEMORY = Metric(PEAK_MEMORY, "Peak memory of a process", "GiB", largest=True)
 
 
 def reward_metrics(groups: Sequence[Group], success: str | None = None) -> list[Metric]:
-    """
-    The total reward, and each reward function; success rates come first, in per cent. The function that `success` names
-    is a success rate; by default every function with `accuracy` in its name is one.
-    """
-    log = pd.concat([group.log for group in groups])
+    """The total reward, and each reward function; success rates come first, in per cent. The function that `success`
+    names is a success rate; by default every function with `accuracy` in its name is one."""
+    log = pd.concat([run.log for group in groups for run in group.runs])
     held_out = log.filter(regex=f"^{HELD_OUT}").rename(columns=lambda key: key.removeprefix(HELD_OUT))
     log = pd.concat([log, held_out])  # some functions are only evaluated
     means = log.filter(regex="^rewards/.*/mean$").sort_index(axis=1)
@@ -78,49 +76,42 @@ def reward_metrics(groups: Sequence[Group], success: str | None = None) -> list[
     return sorted(found, key=lambda metric: not metric.is_share)
 
 
-# -- Curves: series by update, or by seconds of training --------------------------------------------------------------
-
-
 def curve(run: Run, metric: Metric, against_time: bool) -> pd.Series:
-    """One run's values on training problems, at most `MAX_POINTS`. A logarithmic axis drops zeros."""
+    """One run's values on training problems; a logarithmic axis drops zeros. Neighbours are combined until at most
+    `MAX_POINTS` are left: places by their mean, values by their mean or maximum."""
     values = run.values(metric.key, against_time)
-    generations = len(run.values("num_tokens"))
-    values = thin_out(values, metric.largest, round(len(values) / generations) if generations else 1)
+    if len(values) > MAX_POINTS:
+        # Whole rollout batches: within a batch the policy drifts, and other groups would show a beat of that drift
+        batch = max(round(len(values) / (len(run.values("num_tokens")) or len(values))), 1)  # its number of lines
+        number = np.arange(len(values)) // (batch * math.ceil(len(values) / MAX_POINTS / batch))
+        places, groups = values.index.to_series().groupby(number).mean(), values.groupby(number)
+        values = (groups.max() if metric.largest else groups.mean()).set_axis(places)
     return values[values > 0] if metric.log else values
 
 
-def thin_out(values: pd.Series, largest: bool, lines_per_batch: int = 1) -> pd.Series:
-    """
-    Combine neighbours until at most `MAX_POINTS` are left: places by their mean, values by their mean or maximum.
-
-    A group is whole rollout batches, of `lines_per_batch` lines each. Within a batch the policy drifts from the old
-    policy, and groups of other sizes would show a beat of that drift.
-    """
-    if len(values) <= MAX_POINTS:
-        return values
-    batch = max(lines_per_batch, 1)
-    number = np.arange(len(values)) // (batch * math.ceil(len(values) / MAX_POINTS / batch))
-    x, y = values.index.to_series().groupby(number).mean(), values.groupby(number)
-    return (y.max() if largest else y.mean()).set_axis(x)
+def curves(group: Group, metric: Metric, against_time: bool) -> list[pd.Series]:
+    """The [`curve`]s of the runs that logged a metric."""
+    return [one for run in group.runs if len(one := curve(run, metric, against_time))]
 
 
 def band(curves: Sequence[pd.Series]) -> pd.DataFrame:
-    """
-    Columns `mean`, `min` and `max` over seeds, linearly interpolated to the places of all of them. The band ends where
-    the first seed ends; it is empty if the seeds share no place.
-    """
-    return _over_seeds(pd.concat(curves, axis=1, sort=True).interpolate("index", limit_area="inside").dropna())
+    """Columns `mean`, `min` and `max` over seeds, linearly interpolated to the places of all of them. The band ends
+    where the first seed ends; it is empty if the seeds share no place."""
+    values = pd.concat(curves, axis=1, sort=True).interpolate("index", limit_area="inside").dropna()
+    return values.agg(["mean", "min", "max"], axis=1)
 
 
 def held_out(group: Group, metric: Metric, against_time: bool) -> pd.DataFrame:
-    """As [`band`], on held-out problems, at the updates at which every run was evaluated; empty if there are none."""
-    common = pd.concat([run.values(HELD_OUT + metric.key) for run in group.runs], axis=1, join="inner").sort_index()
-    spread = _over_seeds(common)
+    """As [`band`], for a reward on held-out problems, at the updates at which every run was evaluated."""
+    if not metric.key.startswith("reward"):
+        return pd.DataFrame()
+    values = [run.values(HELD_OUT + metric.key) for run in group.runs]
+    spread = pd.concat(values, axis=1, join="inner").sort_index().agg(["mean", "min", "max"], axis=1)
     if not against_time:
         return spread
     if any(run.clock.empty for run in group.runs):
         return spread.iloc[:0]
-    return spread.set_axis(np.mean([run.seconds(common.index) for run in group.runs], axis=0))
+    return spread.set_axis(np.mean([run.seconds(spread.index) for run in group.runs], axis=0))
 
 
 def time_unit(longest: float) -> tuple[str, float]:
@@ -128,19 +119,10 @@ def time_unit(longest: float) -> tuple[str, float]:
     return next((unit for unit in (("hours", 3600.0), ("minutes", 60.0)) if longest > 2 * unit[1]), ("seconds", 1.0))
 
 
-def _over_seeds(values: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame({"mean": values.mean(axis=1), "min": values.min(axis=1), "max": values.max(axis=1)})
-
-
-# -- What a run ends with ---------------------------------------------------------------------------------------------
-
-
 def final(group: Group, metric: Metric, prefix: str = "", first: bool = False) -> tuple[Estimate, int] | None:
-    """
-    A metric at the end of its runs, over the seeds that logged it, and their number. The value of a run is the mean
+    """A metric at the end of its runs, over the seeds that logged it, and their number. The value of a run is the mean
     over the last tenth of its updates; for a maximum the largest of the run; for a held-out metric the last (or first).
-    For one seed the interval is over the last log lines, which says nothing about other seeds.
-    """
+    For one seed the interval is over the last log lines."""
     ends = []
     for run in group.runs:
         values = run.values(prefix + metric.key)
@@ -149,8 +131,8 @@ def final(group: Group, metric: Metric, prefix: str = "", first: bool = False) -
             end = values.nlargest(1)
         elif prefix or end.empty:
             end = values[:1] if first else values[-1:]
-        ends.append(end)
-    ends = [end for end in ends if len(end)]
+        if len(end):
+            ends.append(end)
     if not ends:
         return None
     means = ends[0] if len(ends) == 1 else [end.mean() for end in ends]

@@ -36,9 +36,14 @@ class Checkpoints:
         """
         if not resume:
             return None
-        if resume is not True and resume != "newest":
-            self._check_given(Path(resume))
-            return resume
+        if resume not in (True, "newest"):
+            folder = Path(str(resume))
+            reason = why_incomplete(folder)
+            if reason is not None and ((folder / MARKER).exists() or not folder.is_dir()):
+                raise ValueError(f"The checkpoint {folder} is damaged, or is not there: {reason}. Give another one.")
+            if reason is not None:
+                logger.warning(f"Resuming from {folder}, which may be incomplete: {reason}.")
+            return str(resume)
         # One process looks, and all take what it found
         found = [newest_complete(Path(self.args.output_dir))] if self.accelerator.is_main_process else [None]
         path, skipped = broadcast_object_list(found)[0]
@@ -51,16 +56,6 @@ class Checkpoints:
             f"Resuming from {path}." if path else f"No checkpoint in {self.args.output_dir}: starting."
         )
         return path and str(path)
-
-    def _check_given(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise ValueError(f"`resume_from_checkpoint` is {str(folder)!r}, but there is no such folder.")
-        reason = why_incomplete(folder)
-        if reason is None:
-            return
-        if (folder / MARKER).exists():
-            raise ValueError(f"The checkpoint {folder} is damaged: {reason}. Give another one.")
-        logger.warning(f"Resuming from {folder}, which may be incomplete: {reason}.")
 
     def folder(self, output_dir: str) -> str:
         """The folder for what the Trainer writes into `output_dir`: aside, while it saves a checkpoint."""
@@ -84,7 +79,11 @@ class Checkpoints:
             if self.accelerator.is_main_process:
                 publish(aside, destination)
         except Exception as error:
-            error.add_note(self._explain_failed_save(destination))
+            free = shutil.disk_usage(destination.parent).free
+            error.add_note(
+                f"{destination.name} could not be saved in {destination.parent} ({free / 2**20:,.0f} MiB free there). "
+                "What was written of it is removed. Make room, then resume with `resume_from_checkpoint=True`."
+            )
             if why_incomplete(aside) is not None:
                 shutil.rmtree(aside.parent, ignore_errors=True)
             raise
@@ -96,15 +95,6 @@ class Checkpoints:
         if self.args.should_save:
             best, limit = state.best_model_checkpoint, self.args.save_total_limit
             rotate_checkpoints(str(destination.parent), limit, best, use_mtime=True)
-
-    def _explain_failed_save(self, destination: Path) -> str:
-        free = shutil.disk_usage(destination.parent).free
-        last = newest_complete(destination.parent).path if self.accelerator.is_main_process else None
-        return (
-            f"{destination.name} could not be saved in {destination.parent} ({free / 2**20:,.0f} MiB free there). What "
-            f"was written of it is removed. The last good checkpoint is {last or 'not known to this rank'}: make "
-            "room, then resume with `resume_from_checkpoint=True`."
-        )
 
 
 class StopSignal(TrainerCallback):
@@ -133,14 +123,10 @@ class StopSignal(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         received = torch.tensor([self.received], device=args.device)
         if self.accelerator.gather(received).any():
-            finished = state.global_step >= state.max_steps
-            self.stopped = not finished
+            self.stopped = state.global_step < state.max_steps
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False  # there may be little time
-            logger.warning(
-                f"SIGTERM: saving after update {state.global_step}"
-                + (", the last." if finished else f" of {state.max_steps}; resume from there.")
-            )
+            logger.warning(f"SIGTERM: saving after update {state.global_step} of {state.max_steps}.")
 
     def restore(self):
         """Give SIGTERM back its earlier handler."""

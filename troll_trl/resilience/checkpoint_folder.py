@@ -28,13 +28,14 @@ def publish(folder: Path, destination: Path) -> None:
     Everything is on the disk before the marker is, and the marker before the rename. A process that dies on the way
     leaves what [`newest_complete`] can sort out.
     """
-    files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(_files(folder))}
+    paths = sorted(folder.rglob("*"))
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in paths if path.is_file()}
     for name in files:
         _sync(folder / name)
     marker = folder / MARKER
     marker.write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
     _sync(marker)
-    for part in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+    for part in (folder, *(path for path in paths if path.is_dir())):
         _sync_entries(part)
     _move(folder, destination)
 
@@ -76,17 +77,9 @@ def newest_complete(output_dir: Path) -> Found:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The folders that are named as checkpoints, complete or not, in the order of their steps."""
-    found = folder.glob(f"{CHECKPOINT}*") if folder.is_dir() else ()
-    named = [path for path in found if path.is_dir() and path.name.split("-")[-1].isdecimal()]
-    return sorted(named, key=_step)
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.split("-")[-1])
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and path.name != MARKER]
+    step = lambda path: path.name.removeprefix(CHECKPOINT)
+    named = [path for path in folder.glob(f"{CHECKPOINT}*") if path.is_dir() and step(path).isdecimal()]
+    return sorted(named, key=lambda path: int(step(path)))
 
 
 def _move(folder: Path, destination: Path) -> None:

@@ -1,7 +1,8 @@
 """FiniteGuard: skips and logs, on all ranks, any update that contains a NaN or an infinity."""
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,17 +18,13 @@ from troll_trl.kernels.dispatch import has_float64
 
 logger = get_logger(__name__)
 
-# TRL's columns of the rollout batch that the loss reads, and the value that replaces theirs at masked positions.
-# Nothing at a masked position may enter an exp: 0·exp(200) is NaN, and so is its gradient.
-_COLUMNS = {
-    "advantages": 0.0,
-    "old_per_token_logps": 0.0,
-    "old_logps": 0.0,  # RLOO: of a completion
-    "ref_per_token_logps": 0.0,
-    "sampling_per_token_logps": 0.0,
-    "importance_sampling_ratio": 1.0,
-}
-# Counted with them. TRL means something by NaN in `sampling_per_token_logps`: vLLM gave no value.
+# TRL's columns of the rollout batch that the loss reads; RLOO's `old_logps` is of a completion. At masked positions 0
+# replaces their values: nothing there may enter an exp. 0·exp(200) is NaN, and so is its gradient.
+_COLUMNS = (
+    *("advantages", "old_per_token_logps", "old_logps", "ref_per_token_logps", "sampling_per_token_logps"),
+    "importance_sampling_ratio",
+)
+# Not counted with them. TRL means something by NaN in `sampling_per_token_logps`: vLLM gave no value.
 _NOT_COUNTED = "sampling_per_token_logps"
 # What TRL's loss moves of its adaptive entropy bonus
 ENTROPY_CONTROL = ("entropy_coef", "_last_world_entropy")
@@ -55,12 +52,13 @@ class FiniteGuard:
 
     def __init__(self, accelerator: Accelerator, args: Any, sparse_columns: Sequence[str] = ()):
         self.accelerator, self.args = accelerator, args
-        self.columns = _COLUMNS | dict.fromkeys(sparse_columns)
+        self.columns = (*_COLUMNS, *sparse_columns)
         self._counted = [*(name for name in self.columns if name != _NOT_COUNTED), "logits", "loss", "gradient"]
         dtype = torch.float64 if has_float64(accelerator.device) else torch.float32
         # A slot for each of these, and for the live tokens
         self._counts = torch.zeros(len(self._counted) + 1, dtype=dtype, device=accelerator.device)
         self.live: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
+        self._counting = False  # whether that loss is one of the training
         self.bad_rewards: list[str] = []  # of the current rollout batch: those not finite, in words
         # Equal on all ranks: updates and skipped ones since the last log line, and the last skipped ones in a row
         self._updates = self._skipped = self._in_a_row = 0
@@ -110,19 +108,34 @@ class FiniteGuard:
         mask = inputs["completion_mask"]
         if "tool_mask" in inputs:
             mask = mask * inputs["tool_mask"]
-        self.live = mask.bool()
-        inputs, counts = without_masked(inputs, self.live, self.columns)
-        if training:
-            for name, count in counts.items():
-                self._count(name, count)
-            self._counts[-1] += self.live.sum()
+        self.live, self._counting = mask.bool(), training
+        self._counts[-1] += self.live.sum() * training
         try:
-            yield inputs, self.live
+            yield self._without_masked(inputs, self.live), self.live
         finally:
             self.live = None
 
+    def _without_masked(self, inputs: dict[str, Any], live: torch.Tensor) -> dict[str, Any]:
+        """A copy of a micro-batch whose masked positions hold harmless values. Counts what is not finite at the others;
+        of sparse log-probabilities it counts only: there −inf is a number, which marks an unused slot."""
+        inputs = dict(inputs)
+        for name in self.columns:
+            values = inputs.get(name)
+            if values is None:
+                continue
+            # Of a token (B, C), or of a completion (B,) or (B, 1), which is live if any of its tokens is
+            mask = live if values.shape[:2] == live.shape else live.any(1).view(-1, *values.shape[1:])
+            if values.dim() == 3:
+                bad = mask & (values.isnan() | (values == math.inf)).any(-1)
+            else:
+                bad = mask & ~values.isfinite()
+                inputs[name] = values.masked_fill(~mask, 0.0)
+            if self._counting and name != _NOT_COUNTED:
+                self._count(name, bad.sum())
+        return inputs
+
     def hide_masked(
-        self, log_probs: torch.Tensor, entropies: torch.Tensor | None, training: bool
+        self, log_probs: torch.Tensor, entropies: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What TRL's loss reads of log-probabilities and entropies `(B, C)`; outside of a loss both as they are."""
         if self.live is None:
@@ -130,7 +143,7 @@ class FiniteGuard:
         log_probs = log_probs.masked_fill(~self.live, 0.0)  # also where a tool's tokens have a value
         if entropies is not None:  # of all logits of a position
             finite = entropies.detach().isfinite()
-            if training:
+            if self._counting:
                 self._count("logits", (self.live & ~finite).sum())
             entropies = entropies.masked_fill(~(self.live & finite), 0.0)
         return log_probs, entropies
@@ -186,16 +199,13 @@ class FiniteGuard:
         """What was not finite since the last update, in words, and the live tokens; the same on all ranks."""
         counts = self.accelerator.gather(self._counts.unsqueeze(0)).tolist()  # (ranks, slots)
         self._counts.zero_()
-        found = []
-        for rank, row in enumerate(counts):
-            names = [name for name, count in zip(self._counted, row[:-1], strict=True) if count > 0]
-            # After the reduction every rank has the sum of all gradients
-            local = [name for name in names if name != "gradient"]
-            if local:
-                found.append(f"rank {rank}: {', '.join(local)}")
-            elif names and rank == 0:
-                found.append("gradient (its norm over all ranks)")
-        return "; ".join(found), sum(row[-1] for row in counts)
+        found = [[name for name, count in zip(self._counted, row, strict=False) if count > 0] for row in counts]
+        # The gradient is, once reduced, that of all ranks
+        own = [[name for name in names if name != "gradient"] for names in found]
+        said = [f"rank {rank}: {', '.join(names)}" for rank, names in enumerate(own) if names]
+        if any(found) and not said:
+            said = ["gradient (its norm over all ranks)"]
+        return "; ".join(said), sum(row[-1] for row in counts)
 
     def _report(self, bad: str, tokens: float, update: int) -> None:
         if not bad:
@@ -231,31 +241,6 @@ def some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def without_masked(
-    inputs: dict[str, Any], live: torch.Tensor, columns: Mapping[str, float | None] = _COLUMNS
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """A copy of a micro-batch whose masked positions hold harmless values, and how many of its values at the `live`
-    tokens `(B, C)`, bool, are not finite, by column. `columns` has the harmless value of each, or `None` for sparse
-    log-probabilities, which are only counted: there −inf is a number, which marks an unused slot."""
-    inputs, counts = dict(inputs), {}
-    for name, fill in columns.items():
-        values = inputs.get(name)
-        if values is None:
-            continue
-        # Of a token (B, C), or of a completion (B,) or (B, 1), which is live if any of its tokens is
-        mask = live
-        if values.shape[:2] != live.shape:
-            mask = live.any(1) if values.dim() == 1 else live.any(1, keepdim=True)
-        if fill is None:
-            bad = mask & (values.isnan() | (values == math.inf)).any(-1)
-        else:
-            bad = mask & ~values.isfinite()
-            inputs[name] = values.masked_fill(~mask, fill)
-        if name != _NOT_COUNTED:
-            counts[name] = bad.sum()
-    return inputs, counts
-
-
 def nan_to_inf(function: Callable) -> Callable:
     """A reward function whose NaN is an infinity, since TRL reads NaN as None: this function does not apply."""
 
@@ -266,8 +251,9 @@ def nan_to_inf(function: Callable) -> Callable:
         return function
     if is_async_callable(function):
 
+        @functools.wraps(function)
         async def marked_async(**kwargs):
             return mark(await function(**kwargs))
 
         return marked_async
-    return lambda **kwargs: mark(function(**kwargs))
+    return functools.wraps(function)(lambda **kwargs: mark(function(**kwargs)))

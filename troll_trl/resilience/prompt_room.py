@@ -1,6 +1,6 @@
-"""PromptRoom: names the first row of the data whose prompt is empty, or leaves no room for a completion."""
+"""check_prompts(): names the first row of the data whose prompt is empty, or leaves no room for a completion."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from datasets import Dataset
@@ -8,68 +8,41 @@ from datasets import Dataset
 from troll_trl.context_length import context_length
 
 
-def check_prompts(trainer: Any, length_of: Callable[[Any], int]) -> "PromptRoom | None":
-    """Check the datasets of a trainer; `length_of` counts the tokens of a prompt. Returns `None` if the model does not
-    read the text of the column `prompt`. A `ValueError` names the row whose prompt is empty or too long."""
+def check_prompts(trainer: Any) -> None:
+    """Raise a `ValueError` that names the first row of a trainer's datasets whose prompt is empty, or leaves less than
+    `max_completion_length` (or one token) of the model's context. Streamed data is not checked, nor are prompts that
+    the model does not read as they are."""
     makers = (getattr(trainer, name, None) for name in ("environment_factories", "rollout_func"))
     if trainer._is_vlm or any(maker is not None for maker in makers):
-        return None
+        return
     colocated = trainer.use_vllm and trainer.vllm_mode == "colocate"
     context = context_length(trainer.accelerator.unwrap_model(trainer.model).config)
-    vllm_length = trainer.args.vllm_max_model_length if colocated else None
-    room = PromptRoom(context, vllm_length, trainer.max_completion_length)
+    limit = min(filter(None, (context, trainer.args.vllm_max_model_length if colocated else None)), default=None)
+    completion = trainer.max_completion_length or 1
     evaluation = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval": trainer.eval_dataset}
     for name, dataset in {"train": trainer.train_dataset, **evaluation}.items():
-        if isinstance(dataset, Dataset) and "prompt" in dataset.column_names:  # else the rollouts are checked
-            room.check_dataset(name, dataset, length_of)
-    return room
-
-
-class PromptRoom:
-    """
-    Checks prompts: datasets that can be indexed at a trainer's construction, streamed ones a rollout batch at a time.
-    `context` and `vllm_length`, of the model and of a colocated engine, are in tokens and may be unknown. Without a
-    `max_completion_length`, a prompt must leave room for one token.
-    """
-
-    def __init__(self, context: int | None, vllm_length: int | None, max_completion_length: int | None):
-        self.context = min(filter(None, (context, vllm_length)), default=None)
-        of_vllm = self.context is not None and self.context == vllm_length
-        self._limit = "`vllm_max_model_length` {:,}" if of_vllm else "the model's context of {:,}"
-        self._completion = max_completion_length or 1
-
-    def check_dataset(self, name: str, dataset: Dataset, length_of: Callable[[Any], int]) -> None:
-        """Check the column `prompt` of a dataset."""
-        sizes = [sum(len(text.encode()) for text in _texts(prompt)) for prompt in dataset["prompt"]]  # bytes
-        if 0 in sizes:
-            row = sizes.index(0)
-            raise ValueError(
-                f"Row {row} of the {name} dataset has an empty prompt: {dataset[row]['prompt']!r}. Remove the row, or "
-                "look at how its prompt is built."
-            )
-        if self.context is None or not sizes:
-            return
+        if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
+            continue
+        lengths = [sum(len(text.encode()) for text in _texts(prompt)) for prompt in dataset["prompt"]]  # in bytes
+        if 0 in lengths:
+            raise ValueError(f"The prompt of row {lengths.index(0)} of {name} is empty. Remove the row.")
+        if limit is None or not lengths:
+            continue
         # A token is at least one byte of text, and the first row shows what the chat template adds. Few rows, mostly
         # none, can be too long, and only these are tokenized.
-        template = length_of(dataset[0]["prompt"])
-        room = self.context - self._completion
-        for row in [row for row, size in enumerate(sizes) if size + template > room]:
-            self.check_length(length_of(dataset[row]["prompt"]), f"row {row} of {name}")
+        longest = limit - completion
+        template = _tokens(trainer, dataset[0]["prompt"])
+        for row in [row for row, length in enumerate(lengths) if length + template > longest]:
+            if (tokens := _tokens(trainer, dataset[row]["prompt"])) > longest:
+                raise ValueError(
+                    f"The prompt of row {row} of {name} has {tokens:,} tokens; with `max_completion_length` "
+                    f"{completion:,} that exceeds the context of {limit:,} (the model's, or `vllm_max_model_length`). "
+                    "Lower `max_completion_length`, or shorten or remove the row."
+                )
 
-    def check_length(self, length: int, row: str) -> None:
-        """Raise a `ValueError` if a prompt of `length` tokens leaves too little room for its completion."""
-        if self.context is None or length + self._completion <= self.context:
-            return
-        limit = self._limit.format(self.context)
-        if length >= self.context:
-            raise ValueError(
-                f"The prompt of {row} has {length:,} tokens, which leaves no room for a completion in {limit}. Remove "
-                "or shorten it."
-            )
-        raise ValueError(
-            f"The prompt of {row} has {length:,} tokens; with `max_completion_length` {self._completion:,} that "
-            f"exceeds {limit}. Set `max_completion_length` to at most {self.context - length:,}, or remove the row."
-        )
+
+def _tokens(trainer: Any, prompt: Any) -> int:
+    return len(trainer._tokenize_prompts([prompt])[0][0])
 
 
 def _texts(prompt: Any) -> Iterable[str]:

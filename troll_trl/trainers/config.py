@@ -2,15 +2,13 @@
 
 import copy
 import warnings
-from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import GRPOConfig, RLOOConfig
 
 from troll_trl.fields import document, setting
 from troll_trl.resilience.option_ranges import check_ranges, is_number
-from troll_trl.trainers.trl_compat import silence_known_warnings
 from troll_trl.trust_region.mask import DIVERGENCES, needs_support
 from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion
 from troll_trl.trust_region.sparse import check_support_options
@@ -22,44 +20,15 @@ else:
 
 SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 
-# Options of TRL whose silent acceptance would lose a run, since another objective is trained than was asked for:
-# prefixes of their names, whether they have an effect, and why not. What else a config may set to no effect is TRL's
-# business.
-_UNUSED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (
-        ("epsilon",),
-        lambda _: False,
-        "a trust region takes the place of the clip; its bound is `kl_bound`, or `divergence_bound` of a mask",
-    ),
-    (("sapo_", "vespo_"), lambda _: False, "they belong to loss types that TROLL does not support"),
-    (
-        ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip", "vllm_importance_sampling_cap"),
-        lambda args: not args.use_vllm or args.vllm_importance_sampling_correction,
-        "`vllm_importance_sampling_correction` is off",
-    ),
-    (("ref_model_",), lambda args: args.sync_ref_model, "`sync_ref_model` is off"),
-    (("use_bias_correction_kl",), lambda args: args.beta != 0.0, "`beta` is 0"),
-    (("entropy_coef_", "entropy_target"), lambda args: args.use_adaptive_entropy, "`use_adaptive_entropy` is off"),
-    (("kl_bound", "regression_coef"), lambda args: not args.masks, "part of `trust_region` 'projection'"),
-    (("divergence_", "ratio_cap"), lambda args: args.masks, "part of `trust_region` 'mask'"),
-    (
-        ("support_size", "tail_mass"),
-        lambda args: not args.masks or needs_support(args.divergence_type),
-        "a binary divergence needs no support",
-    ),
-)
+# Options of a trust region: which it reads depends on its kind
+_PROJECTION = ("kl_bound", "regression_coef", "pessimistic")
+_MASK = ("divergence_type", "divergence_bound", "ratio_cap")
+_SUPPORT = ("support_size", "tail_mass")
 
 
 @dataclass
-class TrollOptions(_TrlConfig):
-    """
-    The options of TROLL, which [`TrollGRPOConfig`] and [`TrollRLOOConfig`] add to TRL's and document.
-
-    Raises:
-        ValueError: an option outside its range, TRL's own included, with the value.
-    """
-
-    _trl_config: ClassVar[type]  # the config of TRL's that is extended
+class TrustRegionOptions(_TrlConfig):
+    """The projection's options, which every config adds to TRL's, and their checks."""
 
     kl_bound: float = setting(
         0.05,  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
@@ -75,6 +44,110 @@ class TrollOptions(_TrlConfig):
         "Keep at most this number K ≥ 1 of tokens per position, including the sampled one. All other tokens share one "
         "rest bucket with their exact mass.",
     )
+
+    def __post_init__(self):
+        check_ranges(self)  # before TRL, which divides by some of them
+        super().__post_init__()
+        self._check()
+
+    @property
+    def masks(self) -> bool:
+        """Whether the trust region is a mask, and not the projection."""
+        return False
+
+    @property
+    def needs_support(self) -> bool:
+        """Whether the trust region reads more of the old policy than the sampled token."""
+        return True
+
+    def trust_region_options(self) -> dict[str, Any]:
+        """The options that define the trust region, by name: those that have an effect."""
+        names = (*(_MASK if self.masks else _PROJECTION), *(_SUPPORT if self.needs_support else ()))
+        return {name: getattr(self, name) for name in ("trust_region", *names) if hasattr(self, name)}
+
+    def make_trust_region(self) -> TrustRegion:
+        """The trust region that the options define."""
+        return ProjectionTrustRegion(self.kl_bound, getattr(self, "pessimistic", False))
+
+    def _check(self):
+        check_ranges(self)
+        check_support_options(self.support_size, getattr(self, "tail_mass", 0.0))
+        used, ours = self.trust_region_options(), {*_PROJECTION, *_MASK, *_SUPPORT, "epsilon", "epsilon_high"}
+        unused = [
+            f"{option.name}={value}"
+            for option in fields(self)
+            if option.name in ours - used.keys() and (value := getattr(self, option.name)) != option.default
+        ]
+        if unused and self.process_index == 0:
+            region = self.make_trust_region().describe()
+            warnings.warn(f"{', '.join(unused)} unused by this trust region ({region}).", stacklevel=5)
+
+
+@dataclass
+class MaskOptions(TrustRegionOptions):
+    """The choice between the projection and DPPO's mask, and the mask's options."""
+
+    trust_region: str = setting(
+        "projection",
+        "'projection' for TROLL or 'mask' for DPPO. The mask removes a token's gradient from the surrogate if the "
+        "token has moved with its advantage and its divergence from the old policy exceeds `divergence_bound`. It has "
+        "no regression.",
+    )
+    divergence_type: str = setting(
+        "binary_tv",
+        "How the mask measures the policy p against the old policy q. For the sampled token a: 'binary_tv' is "
+        "|p(a) − q(a)|, 'binary_kl' is KL(q‖p) of (a, not a). Over the kept tokens and the rest: 'topk_tv' is "
+        "½ Σ |p − q|, 'topk_kl' is KL(q‖p).",
+    )
+    divergence_bound: float | None = setting(
+        None,
+        "Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default "
+        "0.15. For a KL: positive, in nats, by default 0.05.",
+    )
+    ratio_cap: float | None = setting(
+        None, "Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none."
+    )
+
+    @property
+    def masks(self) -> bool:
+        return self.trust_region == "mask"
+
+    @property
+    def needs_support(self) -> bool:
+        return not self.masks or needs_support(self.divergence_type)
+
+    def make_trust_region(self) -> TrustRegion:
+        if not self.masks:
+            return super().make_trust_region()
+        assert self.divergence_bound is not None
+        return MaskTrustRegion(self.divergence_type, self.divergence_bound, self.ratio_cap)
+
+    def _check(self):
+        if self.trust_region not in ("projection", "mask"):
+            raise ValueError(f"`trust_region` must be 'projection' or 'mask', got {self.trust_region!r}.")
+        if self.divergence_type not in DIVERGENCES:
+            allowed = ", ".join(DIVERGENCES)
+            raise ValueError(f"`divergence_type` must be one of {allowed}, got {self.divergence_type!r}.")
+        is_tv = self.divergence_type.endswith("_tv")
+        if self.masks and self.divergence_bound is None:
+            self.divergence_bound = 0.15 if is_tv else 0.05
+        bound, allowed = self.divergence_bound, "(0, 1)" if is_tv else "(0, inf]"  # no total variation exceeds 1
+        if bound is not None and not (is_number(bound) and (0 < bound < 1 if is_tv else bound > 0)):
+            raise ValueError(f"`divergence_bound` of {self.divergence_type} must be in {allowed}, got {bound!r}.")
+        super()._check()
+
+
+@dataclass
+class TrollOptions(TrustRegionOptions):
+    """
+    The options of TROLL, which [`TrollGRPOConfig`] and [`TrollRLOOConfig`] add to TRL's and document.
+
+    Raises:
+        ValueError: an option outside its range, TRL's own included, with the value.
+    """
+
+    _trl_config: ClassVar[type]  # the config of TRL's that is extended
+
     tail_mass: float = setting(
         1e-5,
         "Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1).",
@@ -95,12 +168,6 @@ class TrollOptions(_TrlConfig):
         "Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit "
         "for bit. docs/reliability.md has its size.",
     )
-
-    def __post_init__(self):
-        silence_known_warnings()
-        check_ranges(self)  # before TRL, which divides by some of them
-        super().__post_init__()
-        self._check()
 
     @classmethod
     def from_trl(cls, args: Any) -> "TrollOptions":
@@ -136,36 +203,10 @@ class TrollOptions(_TrlConfig):
         """
         return self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) == 0
 
-    @property
-    def masks(self) -> bool:
-        """Whether the trust region is a mask, and not the projection. RLOO has the projection alone."""
-        return False
-
-    def trust_region_options(self) -> dict[str, Any]:
-        """The options that define the trust region, by name: those that have an effect."""
-        names = ("kl_bound", "regression_coef", "support_size", "tail_mass", "pessimistic")
-        return {name: getattr(self, name) for name in names}
-
-    def _check(self):
-        check_ranges(self)
-        check_support_options(self.support_size, self.tail_mass)
-        self._warn_of_unused_options()
-
-    def _warn_of_unused_options(self):
-        changed = {
-            option.name: getattr(self, option.name)
-            for option in fields(self)
-            if option.default is not MISSING and getattr(self, option.name) != option.default
-        }
-        for prefixes, is_used, reason in _UNUSED:
-            unused = [f"{name}={value}" for name, value in changed.items() if name.startswith(prefixes)]
-            if unused and not is_used(self) and self.process_index == 0:
-                warnings.warn(f"{', '.join(unused)} unused: {reason}.", stacklevel=5)
-
 
 @document
 @dataclass
-class TrollGRPOConfig(TrollOptions, GRPOConfig):
+class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
     """
     Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and the following. Their defaults
     are the papers' (TROLL, arXiv 2510.03817; DPPO, arXiv 2602.04879).
@@ -180,61 +221,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
 
     _trl_config = GRPOConfig
 
-    trust_region: str = setting(
-        "projection",
-        "'projection' for TROLL or 'mask' for DPPO. The mask removes a token's gradient from the surrogate if the "
-        "token has moved with its advantage and its divergence from the old policy exceeds `divergence_bound`. It has "
-        "no regression.",
-    )
-    divergence_type: str = setting(
-        "binary_tv",
-        "How the mask measures the policy p against the old policy q. For the sampled token a: 'binary_tv' is "
-        "|p(a) − q(a)|, 'binary_kl' is KL(q‖p) of (a, not a). Over the kept tokens and the rest: 'topk_tv' is "
-        "½ Σ |p − q|, 'topk_kl' is KL(q‖p).",
-    )
-    divergence_bound: float | None = setting(
-        None,
-        "Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default "
-        "0.15. For a KL: positive, in nats, by default 0.05.",
-    )
-    ratio_cap: float | None = setting(
-        None, "Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none."
-    )
-
-    @property
-    def masks(self) -> bool:
-        return self.trust_region == "mask"
-
-    def trust_region_options(self) -> dict[str, Any]:
-        chosen = {"trust_region": self.trust_region}
-        if not self.masks:
-            return chosen | super().trust_region_options()
-        names = ["divergence_type", "divergence_bound", "ratio_cap"]
-        names += ["support_size", "tail_mass"] if needs_support(self.divergence_type) else []
-        return chosen | {name: getattr(self, name) for name in names}
-
     def _check(self):
-        self._refuse_options_of_other_surrogates()
-        self._check_mask()
-        super()._check()
-
-    def _check_mask(self):
-        check_mask(self)
-        if not self.masks:
-            return
-        if self.importance_sampling_level != "token":
-            raise ValueError(
-                f"`importance_sampling_level={self.importance_sampling_level!r}` is not supported with `trust_region` "
-                "'mask': the mask decides token by token, and a completion's ratio is one number for all its tokens. "
-                "Set it to 'token', or `trust_region` to 'projection'."
-            )
-        if self.pessimistic:
-            raise ValueError(
-                "`pessimistic` is not supported with `trust_region` 'mask', which leaves a token that has moved "
-                "against its advantage its gradient anyway. Remove it."
-            )
-
-    def _refuse_options_of_other_surrogates(self):
         if self.loss_type not in SUPPORTED_LOSS_TYPES:
             raise ValueError(
                 f"`loss_type={self.loss_type!r}` is not supported: a trust region takes the place of the clipped "
@@ -246,6 +233,18 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
                 f"`delta={self.delta}` is not supported: it is the upper limit of two-sided clipping, and a trust "
                 "region does not clip. Remove it."
             )
+        if self.masks and self.importance_sampling_level != "token":
+            raise ValueError(
+                f"`importance_sampling_level={self.importance_sampling_level!r}` is not supported with `trust_region` "
+                "'mask': the mask decides token by token, and a completion's ratio is one number for all its tokens. "
+                "Set it to 'token', or `trust_region` to 'projection'."
+            )
+        if self.masks and self.pessimistic:
+            raise ValueError(
+                "`pessimistic` is not supported with `trust_region` 'mask', which leaves a token that has moved "
+                "against its advantage its gradient anyway. Remove it."
+            )
+        super()._check()
 
 
 @document
@@ -266,26 +265,3 @@ def troll_fields(config: type[TrollOptions]) -> list[Field]:
     """The dataclass fields that a config of TROLL's adds to TRL's."""
     trl_names = {option.name for option in fields(config._trl_config)}
     return [option for option in fields(config) if option.name not in trl_names]
-
-
-def trust_region_of(config: Any) -> TrustRegion:
-    """The trust region that a config asks for."""
-    if config.masks:
-        return MaskTrustRegion(config.divergence_type, config.divergence_bound, config.ratio_cap)
-    return ProjectionTrustRegion(config.kl_bound, getattr(config, "pessimistic", False))
-
-
-def check_mask(config: Any) -> None:
-    """Raise a `ValueError` for a `trust_region` or an option of the mask that has no meaning. If there is a mask, set
-    the default of its `divergence_bound`."""
-    if config.trust_region not in ("projection", "mask"):
-        raise ValueError(f"`trust_region` must be 'projection' or 'mask', got {config.trust_region!r}.")
-    if config.divergence_type not in DIVERGENCES:
-        raise ValueError(f"`divergence_type` must be one of {', '.join(DIVERGENCES)}, got {config.divergence_type!r}.")
-    is_tv = config.divergence_type.endswith("_tv")
-    if config.divergence_bound is None and config.masks:
-        config.divergence_bound = 0.15 if is_tv else 0.05
-    bound = config.divergence_bound
-    if bound is not None and not (is_number(bound) and bound > 0 and not (is_tv and bound >= 1)):
-        allowed = "in (0, 1), since no total variation exceeds 1" if is_tv else "positive"
-        raise ValueError(f"`divergence_bound` of {config.divergence_type} must be {allowed}, got {bound!r}.")

@@ -1,6 +1,5 @@
 """TrollGRPOTrainer: what differs from TRL's GRPOTrainer, and nothing else."""
 
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from trl.trainer.grpo_trainer import EnvironmentFactory, RewardFunc, RolloutFunc
 
 from troll_trl.trainers.bounded_policy import BoundedPolicy, equal_to_rounding
 from troll_trl.trainers.config import TrollGRPOConfig
-from troll_trl.trainers.model_card import paper_of
+from troll_trl.trainers.model_card import DPPO, TROLL
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
 if TYPE_CHECKING:
@@ -60,11 +59,8 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
 
     _tag_names = ["trl", "grpo", "troll"]
     _name = "TROLL"
-    _paper = paper_of(GRPOTrainer)
+    _paper = TROLL
     _config_class = TrollGRPOConfig
-
-    # TRL's, declared for the type checker, which does not follow TRL
-    get_off_policy_mask: Callable[..., torch.Tensor]
 
     def __init__(
         self,
@@ -104,9 +100,8 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
             rollout_func=rollout_func,
             environment_factory=environment_factory,
         )
-        if self.args.trust_region == "mask":
-            self._name, self._paper = "DPPO", paper_of(GRPOTrainer, mask=True)
-        self.get_off_policy_mask = self._off_policy_mask_of_policy  # on the instance: the class keeps TRL's
+        if self.args.masks:
+            self._name, self._paper = "DPPO", DPPO
 
     def _has_old_policy(self) -> bool:
         # TRL's own condition for scoring the rollout with the current weights
@@ -155,11 +150,9 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
             loss = values.sum(-1).mean()
         return loss / accumulation
 
-    def _off_policy_mask_of_policy(self, *args, **kwargs) -> torch.Tensor:
-        # The projection stays near the old policy by construction; the drift to be masked is the policy's own
+    def get_off_policy_mask(self, *args, **kwargs) -> torch.Tensor:
+        # The projection stays near the old policy by construction; the drift to be masked is the policy's own. A
+        # subclass that overrides this method must call it: TRL's own arguments hold the projection.
         if self._bounded_policy is not None:
             kwargs["per_token_logps"] = self._bounded_policy.policy_log_probs
-        # The class's, which this shadows: looked up at each call, since it may be a subclass's or have been patched
-        get_mask = inspect.getattr_static(type(self), "get_off_policy_mask")
-        get_mask = get_mask.__get__(self) if hasattr(get_mask, "__get__") else get_mask
-        return get_mask(*args, **kwargs)
+        return super().get_off_policy_mask(*args, **kwargs)

@@ -15,19 +15,13 @@ from troll_trl.lm_head.patch import logit_transform
 logger = get_logger(__name__)
 
 
-def add_head(accelerator: Accelerator, model: PreTrainedModel, args: Any) -> tuple[int, bool]:
-    """Add the sparse LM head that a trainer's `args` ask for. Returns the support size, at most the vocabulary, and
-    whether a kernel failed, see [`settle_kernels`]."""
-    vocabulary = model.config.get_text_config().vocab_size
-    if args.support_size > vocabulary:
-        logger.warning(
-            f"`support_size` ({args.support_size}) exceeds the vocabulary of {vocabulary} tokens: all are kept."
-        )
-    support_size = min(args.support_size, vocabulary)
-    failed = settle_kernels(accelerator, case_of_run(model, args, support_size))
+def add_head(accelerator: Accelerator, model: PreTrainedModel, args: Any) -> int:
+    """Add the sparse LM head that a trainer's `args` ask for. Returns the support size, at most the vocabulary."""
+    support_size = min(args.support_size, model.config.get_text_config().vocab_size)
+    settle_kernels(accelerator, case_of_run(model, args, support_size))
     # Not every config of TRL's has `cast_lm_head_to_fp32`
     add_sparse_lm_head(model, args.temperature, getattr(args, "cast_lm_head_to_fp32", False))
-    return support_size, failed
+    return support_size
 
 
 def case_of_run(model: PreTrainedModel, args: Any, support_size: int) -> Case:
@@ -48,26 +42,24 @@ def case_of_run(model: PreTrainedModel, args: Any, support_size: int) -> Case:
     )
 
 
-def settle_kernels(accelerator: Accelerator, run: Case | None = None) -> bool:
-    """Check the kernels. If any kernel fails on any rank, all ranks run the PyTorch fallbacks, and this returns `True`.
-    Every rank must call this. If `TROLL_KERNELS=triton` asks for the kernels, a failure is a `RuntimeError`."""
-    mode = kernels_mode()
+def settle_kernels(accelerator: Accelerator, run: Case | None = None) -> None:
+    """Check the kernels. If any kernel fails on any rank, all ranks run the PyTorch fallbacks. Every rank must call
+    this. If `TROLL_KERNELS=triton` asks for the kernels, a failure is a `RuntimeError`."""
+    kernels_mode()  # an unknown mode is refused on a CPU, too
     use_torch_alone(False)  # a trainer before this one in the process may have met another device
-    if not use_triton(accelerator.device) or INTERPRETED:
-        return False
     device = torch.device(accelerator.device)
+    if not use_triton(device) or INTERPRETED:
+        return
     failed = [check for check in self_check(device, run) if not check.ok]
-    failures = accelerator.gather(torch.tensor([len(failed)], device=device)).sum().item()
-    if failures == 0:
-        return False
+    if accelerator.gather(torch.tensor([len(failed)], device=device)).sum().item() == 0:
+        return
     said = "; ".join(map(str, failed)) or "on another rank"
-    message = f"Triton kernels of troll_trl fail on this device: {said}."
-    if mode == "triton":
-        raise RuntimeError(f"{message} Without `TROLL_KERNELS=triton` the run would take their torch versions.")
-    logger.warning(
-        f"{message} The run continues with their torch versions on all ranks, slower and with more memory, and logs "
-        "`troll/torch_kernels`. Please report this, with the versions of torch, Triton and the driver.",
-        main_process_only=not failed,
+    message = (
+        f"Triton kernels of troll_trl fail on this device: {said}. Unless `TROLL_KERNELS=triton` is set, all ranks run "
+        "their torch versions, slower and with more memory, and log `troll/torch_kernels`. Please report this, with "
+        "the versions of torch, Triton and the driver."
     )
+    if kernels_mode() == "triton":
+        raise RuntimeError(message)
+    logger.warning(message, main_process_only=not failed)
     use_torch_alone()
-    return True

@@ -88,35 +88,3 @@ class Recorder:
     def equal_where_rounded(self, log_probs: torch.Tensor) -> torch.Tensor:
         """The reference's log-probabilities `(B, C)`, or the old policy's where the two differ only by rounding."""
         return log_probs if self._log_probs is None else equal_to_rounding(log_probs, self._log_probs)
-
-
-class Prefetcher:
-    """
-    Copies the old policies of micro-batches to the device, each while the previous micro-batch is in work.
-
-    On a GPU a stream of its own copies: the copy waits for no computation, nor any computation for it.
-    """
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._started: tuple[RaggedDistribution, RaggedDistribution] | None = None  # on the host, on the device
-
-    def start(self, old: RaggedDistribution) -> None:
-        """Begin the copy of a distribution that [`take`] will ask for next."""
-        with torch.cuda.stream(self._stream):  # does nothing for None
-            self._started = old, old.to(self._device, non_blocking=True)
-
-    def take(self, old: RaggedDistribution) -> RaggedDistribution:
-        """The distribution on the device, copied now unless [`start`] has begun it."""
-        if self._started is None or self._started[0] is not old:
-            self.start(old)
-        assert self._started is not None
-        copy, self._started = self._started[1], None
-        if self._stream is not None:
-            current = torch.cuda.current_stream(self._device)
-            current.wait_stream(self._stream)
-            # The memory is the other stream's, and must not be given away before this one has read it
-            for tensor in copy.tensors.values():
-                tensor.record_stream(current)
-        return copy

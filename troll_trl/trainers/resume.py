@@ -1,17 +1,23 @@
-"""What a checkpoint holds of a trainer next to TRL's own files, and how a resumed run continues with it."""
+"""What a checkpoint holds of a trainer next to TRL's own files, and how a resumed run continues with it.
 
+The file of every rank holds counters and, if the checkpoint was taken between the updates of a rollout batch, the batch
+with its old policy. Its size is that of the batch: for a token with k kept ones 8·k + 8 bytes of the old policy, and,
+padding included, 24 to 32 for ids, mask and log-probabilities.
+"""
+
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.logging import get_logger
 
-from troll_trl.resilience import rollout_state
+from troll_trl.trust_region.ragged import RaggedDistribution
 
 logger = get_logger(__name__)
 
-# What a saved rollout batch must agree with: its cut into updates, and what its log-probabilities were computed by.
-# RLOO has not all of them.
+# What a saved rollout batch must agree with, next to the trust region: its cut into updates, and what its
+# log-probabilities were computed by. RLOO has not all of them.
 _LAYOUT = (
     *("steps_per_generation", "num_iterations", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("num_generations", "temperature", "cast_lm_head_to_fp32", "bf16", "fp16", "use_vllm"),
@@ -28,49 +34,51 @@ def save_state(trainer: Any, folder: str) -> None:
         "step": trainer._step,
         "unfinished": unfinished,
         "layout": _layout(trainer),
-        "trust_region": trainer._trust_region_options(),
-        "support": trainer.trust_region.needs_support,
         "loss": trainer._tr_loss.item(),
         "metrics": dict(trainer._metrics["train"]),
         "last_logged": trainer._globalstep_last_logged,
         "counters": {name: counter.state_dict() for name, counter in trainer._counters().items()},
     }
-    batches = trainer._buffered_inputs if unfinished and trainer.args.save_rollouts else None
-    rollout_state.save(_file(trainer, folder), info, batches)
+    batches = None
+    if unfinished and trainer.args.save_rollouts:
+        batches = [{name: _plain(value) for name, value in batch.items()} for batch in trainer._buffered_inputs]
+    # JSON, since a safe load refuses the numbers of other libraries
+    torch.save({"info": json.dumps(info), "batches": batches}, _file(trainer, folder))
 
 
 def load_state(trainer: Any, folder: str) -> None:
     """Continue from what [`save_state`] wrote, if every rank has such a file. Every rank must call this."""
     # A rank alone with its file would generate when others do not, or not when they do
-    path = _file(trainer, folder)
-    found = torch.tensor([path.is_file()], device=trainer.accelerator.device)
-    if not trainer.accelerator.gather(found).all():
-        others = ", ".join(sorted(file.name for file in Path(folder).glob("rollout-state-*")))
-        seen = f" It has {others}." if others else ""
-        _warn_of_a_fresh_batch(trainer, f"{path.name} is not in {folder} for every rank.{seen}")
+    path, device = _file(trainer, folder), trainer.accelerator.device
+    if not trainer.accelerator.gather(torch.tensor([path.is_file()], device=device)).all():
+        _warn_of_a_fresh_batch(trainer, f"{path.name} is not in {folder} for every rank.")
         return
-    if getattr(trainer.args, "sync_ref_model", False):
-        logger.warning(
-            "`sync_ref_model`: no checkpoint holds the reference model; it starts over as the initial model."
-        )
-    info, batches = rollout_state.load(path, trainer.accelerator.device)
+    with torch.serialization.safe_globals([RaggedDistribution]):
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    info, batches = json.loads(state["info"]), state["batches"]
     trainer._tr_loss.fill_(info["loss"])
     trainer._metrics["train"].update(info["metrics"])
     trainer._globalstep_last_logged = info["last_logged"]
     for name, counter in trainer._counters().items():
         counter.load_state_dict(info["counters"][name])
-    then, now = info["trust_region"], trainer._trust_region_options()
-    pairs = {name: (then.get(name, "unused"), now.get(name, "unused")) for name in then | now}
-    if changed := [f"`{name}` {a} (now {b})" for name, (a, b) in pairs.items() if a != b]:
-        logger.warning(f"The checkpoint was made with another trust region: {', '.join(changed)}.")
-    if changed := [name for name, value in _layout(trainer).items() if info["layout"].get(name) != value]:
+    then, now = info["layout"], _layout(trainer)
+    if changed := sorted(name for name in then | now if then.get(name) != now.get(name)):
         _warn_of_a_fresh_batch(trainer, f"The checkpoint was made with another {', '.join(changed)}.")
     elif info["unfinished"] and batches is None:
         _warn_of_a_fresh_batch(trainer, "The checkpoint was made with `save_rollouts=False`.")
-    elif info["unfinished"] and trainer.trust_region.needs_support and not info["support"]:
-        _warn_of_a_fresh_batch(trainer, "The checkpoint keeps no support, which this trust region needs.")
     else:
+        for batch in batches or ():
+            for name, value in batch.items():
+                if isinstance(value, RaggedDistribution):
+                    batch[name] = value.to_host_of(device)
+                elif isinstance(value, torch.Tensor):
+                    batch[name] = value.to(device)
         trainer._step, trainer._buffered_inputs = info["step"], batches
+
+
+def _plain(value: Any) -> Any:
+    """A column of a rollout batch as a safe load takes it. What it would refuse fails here, and not at a resume."""
+    return value if isinstance(value, (torch.Tensor, RaggedDistribution)) else json.loads(json.dumps(value))
 
 
 def _warn_of_a_fresh_batch(trainer: Any, reason: str) -> None:
@@ -88,9 +96,13 @@ def _is_unfinished(trainer: Any) -> bool:
 
 
 def _layout(trainer: Any) -> dict[str, Any]:
+    region = trainer.trust_region.describe()
     layout = {name: getattr(trainer.args, name) for name in _LAYOUT if hasattr(trainer.args, name)}
+    layout |= trainer.args.trust_region_options() | {
+        "trust_region": region + " with a support" * trainer.trust_region.needs_support
+    }
     return layout | {"beta": trainer.beta != 0}  # without it there is no reference log-probability
 
 
 def _file(trainer: Any, folder: str) -> Path:
-    return Path(folder, rollout_state.file_name(trainer.args.process_index, trainer.args.world_size))
+    return Path(folder, f"rollout-state-{trainer.args.process_index}-of-{trainer.args.world_size}.pt")

@@ -9,7 +9,7 @@ from trl import RLOOConfig, RLOOTrainer
 from trl.trainer.rloo_trainer import RewardFunc
 
 from troll_trl.trainers.config import TrollRLOOConfig
-from troll_trl.trainers.model_card import paper_of
+from troll_trl.trainers.model_card import TROLL
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class TrollRLOOTrainer(TrollTrainer, RLOOTrainer):
 
     _tag_names = ["trl", "rloo", "troll"]
     _name = "TROLL-RLOO"
-    _keeps_token_log_probs = False
-    _paper = paper_of(RLOOTrainer)
+    _paper = TROLL
     _config_class = TrollRLOOConfig
 
     def __init__(
@@ -75,6 +74,8 @@ class TrollRLOOTrainer(TrollTrainer, RLOOTrainer):
             quantization_config=quantization_config,
             peft_config=peft_config,
         )
+        if not self.trust_region.needs_support:
+            raise ValueError("RLOO needs a trust region with a support: it keeps no old log-probability of a token.")
 
     def _aggregate(self, values: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
         # A ratio of completions sums over tokens. Not scaled for gradient accumulation: the Trainer scales RLOO's loss

@@ -81,9 +81,8 @@ ATTRIBUTES: dict[type, str] = {
 }
 
 
-def silence_known_warnings() -> None:
-    """Hide what no user can act on: TRL 1.16 calls methods by names that transformers deprecates, until its 6.0."""
-    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
+# No user can act on it: TRL 1.16 calls methods by names that transformers deprecates, until its 6.0
+warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
 
 
 def check_trl(trainer_class: type = GRPOTrainer) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
-from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import SaveStrategy
 from trl.trainer.utils import get_config_model_id
 
@@ -17,26 +16,16 @@ from troll_trl.resilience.checkpoint_folder import CHECKPOINT
 from troll_trl.resilience.finite_guard import ENTROPY_CONTROL, FiniteGuard, nan_to_inf, some
 from troll_trl.resilience.prompt_room import check_prompts
 from troll_trl.trainers.bounded_policy import BoundedPolicy
-from troll_trl.trainers.config import TrollOptions, trust_region_of
+from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
-from troll_trl.trainers.model_card import add_trust_region
-from troll_trl.trainers.old_policy import (
-    COLUMN,
-    LOG_PROBS,
-    OLD_LOG_PROBS,
-    TOKEN_IDS,
-    Prefetcher,
-    Recorder,
-    join_rows,
-    with_dense,
-)
+from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, OLD_LOG_PROBS, TOKEN_IDS, Recorder, join_rows, with_dense
 from troll_trl.trainers.resume import load_state, save_state
-from troll_trl.trainers.run_start import print_batches, print_cache_size, warn_of_noise
+from troll_trl.trainers.run_start import print_batches, warn_of_noise
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
-from troll_trl.trainers.trl_compat import check_trl, silence_known_warnings
+from troll_trl.trainers.trl_compat import check_trl
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
-from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion
+from troll_trl.trust_region.regions import TrustRegion
 
 if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
     from trl import GRPOTrainer as _Trainer
@@ -59,17 +48,15 @@ class TrollTrainer(_Trainer):
 
     - `trust_region`: what bounds the policy;
     - `finite_guard` ([`FiniteGuard`]): what was not finite, and which updates are skipped;
-    - `recorder` ([`Recorder`]) and `prefetcher` ([`Prefetcher`]): the old policy of a rollout, and of a micro-batch;
+    - `recorder` ([`Recorder`]): the old policy of a rollout;
     - `troll_metrics` (`dict[str, TrollMetrics]`): by mode, what the trust region did since the last log line;
-    - `checkpoints` ([`Checkpoints`]): saving, resuming, SIGTERM;
-    - `prompt_room` ([`PromptRoom`]): whether prompts leave room for a completion.
+    - `checkpoints` ([`Checkpoints`]): saving, resuming, SIGTERM.
 
     A trainer defines `_config_class`, `_name` and `_aggregate`.
     """
 
     _config_class: type[TrollOptions]
     _name: str
-    _keeps_token_log_probs = True  # whether TRL's rollout batch holds the old log-probability of every token
     # TRL's, declared for the type checker
     beta: float
     reward_funcs: list[Any]
@@ -79,65 +66,47 @@ class TrollTrainer(_Trainer):
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
         check_trl(type(self))
-        silence_known_warnings()
         if args is None:
             model_id = model if isinstance(model, str) else get_config_model_id(model.config)
             args = self._config_class(f"{model_id.split('/')[-1]}-{self._name}")
         elif not isinstance(args, self._config_class):
             args = self._config_class.from_trl(args)
+        args.enable_jit_checkpoint = False  # our handler of SIGTERM takes its place
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
-        if not (self.trust_region.needs_support or self._keeps_token_log_probs):
-            raise ValueError(
-                f"{type(self).__name__} needs a trust region with a support (`needs_support = True`): its rollout "
-                "batch holds one log-probability for each completion, and none for its tokens."
-            )
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         for function in self.reward_funcs:  # in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()
+        self.reward_funcs = [nan_to_inf(function) for function in self.reward_funcs]
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        self.support_size, self._kernels_failed = args.support_size, False
-        if self.trust_region.needs_support:  # else TRL's own head serves
-            self.support_size, self._kernels_failed = add_head(self.accelerator, base_model, args)
+        # Without a support TRL's own head serves
+        self.support_size = add_head(self.accelerator, base_model, args) if self.trust_region.needs_support else 0
         # The trust region takes the place of the clip, whose range becomes infinite
         self.epsilon_low = self.epsilon_high = math.inf
 
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
         self.recorder = Recorder(self.support_size, args.tail_mass, self.temperature)
-        self.prefetcher = Prefetcher(self.accelerator.device)
         self.finite_guard = FiniteGuard(self.accelerator, args, [LOG_PROBS])
         self._bounded_policy: BoundedPolicy | None = None  # while TRL's loss runs
         self._entropy_control: dict[str, float] = {}  # TRL's, as it was before the last loss
         self._train_sampler: Any = None
-        self._cache_size_printed = False
         print_batches(self.accelerator, args, self.trust_region, self.support_size)
         warn_of_noise(self.model, args, base_model.config.get_text_config())
-        self._check_prompts()
+        check_prompts(self)
         self.checkpoints = Checkpoints(self.accelerator, args)
         if args.save_strategy != SaveStrategy.NO:
             self.add_callback(self.checkpoints.stop_signal)
-        if (other := self.pop_callback(JITCheckpointCallback)) is not None:
-            other.on_train_end(args, self.state, self.control)  # takes its handler back
 
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
         keep_output_dtypes(self.accelerator)
 
-    def _check_prompts(self):
-        tokenize = super()._tokenize_prompts
-        self.prompt_room = check_prompts(self, lambda prompt: len(tokenize([prompt])[0][0]))
-
     # -- What a trainer defines -------------------------------------------------------------------------------------
 
     def _make_trust_region(self, args: Any) -> TrustRegion:
         """What bounds the policy. A subclass may return a trust region of its own; the config's is then unused."""
-        return trust_region_of(args)
-
-    def _trust_region_options(self) -> dict[str, Any]:
-        """What defines the trust region, for checkpoints and the model card."""
-        from_config = type(self.trust_region) in (MaskTrustRegion, ProjectionTrustRegion)
-        return self.args.trust_region_options() if from_config else {"trust_region": self.trust_region.describe()}
+        return args.make_trust_region()
 
     def _has_old_policy(self) -> bool:
         """Whether TRL scores the next rollout with the current weights. If it does not, neither do we."""
@@ -217,15 +186,9 @@ class TrollTrainer(_Trainer):
 
     def _prepare_inputs(self, generation_batch):
         inputs = super()._prepare_inputs(generation_batch)
-        training = self.model.training
-        join_rows(self._buffered_inputs if training else [inputs], self.accelerator.device)
-        if COLUMN not in inputs or not self.trust_region.needs_support:  # a resumed batch may have more than is needed
-            return inputs
-        old = self.prefetcher.take(inputs[COLUMN])
-        step, steps = self._step + 1, self.args.steps_per_generation
-        if training and step % (steps * self.num_iterations) != 0:  # else a new rollout batch comes next
-            self.prefetcher.start(self._buffered_inputs[step % steps][COLUMN])
-        return with_dense(inputs, old)
+        device = self.accelerator.device
+        join_rows(self._buffered_inputs if self.model.training else [inputs], device)
+        return with_dense(inputs, inputs[COLUMN].to(device, non_blocking=True)) if COLUMN in inputs else inputs
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         training = self.model.training
@@ -243,8 +206,6 @@ class TrollTrainer(_Trainer):
         if old is not None:
             if "tool_mask" in output:  # a tool's tokens are scored, but not trained on
                 old = old.keep(output["tool_mask"].cpu().bool())
-            if not self._cache_size_printed:
-                self._cache_size_printed = print_cache_size(self.accelerator, old)
             output[COLUMN] = old.rows()
         if training and self.finite_guard.bad_rewards:
             # The other rewards of the group, or of the batch, were normalised with it. NaN stays with the rollout
@@ -252,22 +213,9 @@ class TrollTrainer(_Trainer):
             output["advantages"] = torch.full_like(output["advantages"], torch.nan)
         return output
 
-    def _tokenize_prompts(self, prompts: list):
-        tokenized = super()._tokenize_prompts(prompts)
-        if self.prompt_room is not None:
-            for row, ids in enumerate(tokenized[0]):
-                where = f"row {row} of the rollout batch on rank {self.accelerator.process_index}"
-                self.prompt_room.check_length(len(ids), where)
-        return tokenized
-
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        functions = self.reward_funcs
-        self.reward_funcs = [nan_to_inf(function) for function in functions]
-        try:
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        finally:
-            self.reward_funcs = functions
-        bad = self.finite_guard.check_rewards(rewards, functions, self.reward_func_names)
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        bad = self.finite_guard.check_rewards(rewards, self.reward_funcs, self.reward_func_names)
         if self.model.training:
             self.finite_guard.bad_rewards = bad
         elif bad:
@@ -289,7 +237,7 @@ class TrollTrainer(_Trainer):
             self.recorder.finish(log_probs)
         elif self._bounded_policy is None:
             log_probs = self.recorder.equal_where_rounded(log_probs)
-        return *self.finite_guard.hide_masked(log_probs, entropies, self.model.training), aux_loss
+        return *self.finite_guard.hide_masked(log_probs, entropies), aux_loss
 
     # -- Loss: replace the ratio's policy by the bounded one --------------------------------------------------------
 
@@ -306,7 +254,6 @@ class TrollTrainer(_Trainer):
             self._entropy_control = {name: getattr(self, name) for name in ENTROPY_CONTROL if hasattr(self, name)}
         with self.finite_guard.watch_loss(inputs, training) as (inputs, live):
             if (old := self._old_policy_of(inputs)) is None:  # idle: π = p, with divergences and regression 0
-                self._warn_of_a_lost_old_policy()
                 self.troll_metrics[mode].add_idle(live)
                 return super()._compute_loss(model, inputs)
 
@@ -323,18 +270,16 @@ class TrollTrainer(_Trainer):
 
     def _old_policy_of(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Old log-probabilities `(B, C, S)` of a micro-batch and their support; `None` if policies are equal."""
-        if self.trust_region.needs_support:
-            return (inputs[LOG_PROBS], inputs[TOKEN_IDS]) if TOKEN_IDS in inputs else None
-        old = inputs.get(OLD_LOG_PROBS)  # (B, C)
-        return None if old is None else (old.unsqueeze(-1), None)
-
-    def _warn_of_a_lost_old_policy(self):
+        column = LOG_PROBS if self.trust_region.needs_support else OLD_LOG_PROBS
+        if column in inputs:
+            old = inputs[column]
+            return (old, inputs[TOKEN_IDS]) if self.trust_region.needs_support else (old.unsqueeze(-1), None)
         if self._has_old_policy():
-            column = COLUMN if self.trust_region.needs_support else OLD_LOG_PROBS
-            logger.warning_once(
-                f"A batch lacks `{column}`, its old policy: neither a trust region nor a clip limits its ratios. "
-                "Preserve this column in custom batches."
+            raise ValueError(
+                f"A batch lacks `{column}`, its old policy: neither a trust region nor a clip would limit its ratios. "
+                "Keep the columns of the rollout batch."
             )
+        return None
 
     # -- Update and log ---------------------------------------------------------------------------------------------
 
@@ -354,8 +299,6 @@ class TrollTrainer(_Trainer):
             del metrics[name]
         for counter in self._counters().values() if mode == "train" else [self.troll_metrics["eval"]]:
             logs.update({prefix + name: value for name, value in counter.pop().items()})
-        if self._kernels_failed:
-            logs[prefix + "troll/torch_kernels"] = 1.0
         super().log(logs, start_time)
 
     def _counters(self) -> dict[str, Any]:
@@ -381,9 +324,3 @@ class TrollTrainer(_Trainer):
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)
         save_state(self, output_dir)
-
-    def create_model_card(self, *args, **kwargs):
-        """TRL's model card, with what this package adds: the trust region, its version, and both methods' citations."""
-        super().create_model_card(*args, **kwargs)
-        if self.is_world_process_zero():
-            add_trust_region(self.args.output_dir, self._trust_region_options())

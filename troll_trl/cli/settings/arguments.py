@@ -33,7 +33,7 @@ class TrollScriptArguments:
     dataset_config: str | None = setting(None, "Configuration of the dataset on the hub.")
     dataset_train_split: str = setting("train", "Split to train on, or a part of it, such as `train[:90%%]`.")
     dataset_test_split: str | None = setting(
-        None, "Split to evaluate on, or a part of it. Without it, the run has no evaluation set."
+        None, "Split to evaluate on, or a part of it. The default is `test`, which a single file does not have."
     )
     dataset_streaming: bool = setting(False, "Read rows as the training needs them. Gold answers do not work with it.")
     eval_dataset_name: str | None = setting(None, "Evaluation data, if it is not a split of `dataset_name`.")

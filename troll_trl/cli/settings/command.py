@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from troll_trl.cli.settings.help import EXAMPLE, help_text
-from troll_trl.cli.settings.layers import Layer, Value, read_layers
+from troll_trl.cli.settings.layers import Layer, read_layers
 from troll_trl.cli.settings.names import declared_names, describe_unknown, is_flag, launcher_names, name_of
 
 
@@ -27,7 +27,7 @@ class Command:
 
     def last(self, name: str) -> Any:
         """The value of a name: the last flag's, else the last file's; `None` if nothing sets it."""
-        given = [layer.values[name].typed for layer in self.layers if name in layer.values]
+        given = [layer.values[name] for layer in self.layers if name in layer.values]
         for word, following in pairwise([*self.flags, ""]):
             if is_flag(word) and name_of(word) == name:
                 given.append(word.partition("=")[2] if "=" in word else following)
@@ -41,17 +41,11 @@ class Command:
 
 
 def read_command(argv: Sequence[str] | None = None, program: str | None = None) -> Command:
-    """Split a command line, by default the process's, into `--config` and the other flags, and read the files. Ends
-    with code 2 and one message if a file is missing, cannot be read, or is named twice."""
+    """Split a command line, by default the process's, into `--config` and the other flags, and read the files; a later
+    `--config` replaces the settings of those before. Ends with code 2 and one message if a file cannot be read."""
     parser = argparse.ArgumentParser(prog=program or Path(sys.argv[0]).name, add_help=False, allow_abbrev=False)
-    parser.error = lambda message: stop(parser.prog, message)  # type: ignore[method-assign]
     parser.add_argument("--config", action="append", default=[])
     options, flags = parser.parse_known_args(argv)
-    if len(options.config) > 1:
-        stop(
-            parser.prog,
-            f"--config is given {len(options.config)} times. Name one file, and the others as its `base`.",
-        )
     try:
         layers = [layer for config in options.config for layer in read_layers(config)]
     except ValueError as error:
@@ -67,7 +61,7 @@ def read_training_command(
     launcher = launcher_names(command.algorithm) - {"env"}  # under `env` a file has variables
     for layer in command.layers:
         for name in [name for name in layer.values if name in launcher]:
-            command.launcher[name] = str(layer.values.pop(name).text)
+            command.launcher[name] = str(layer.values.pop(name))
     check_command(command, command.algorithm, other_flags)
     mixture = command.last("datasets") is not None
     needed = ("model_name_or_path",) if mixture else ("model_name_or_path", "dataset_name")
@@ -76,8 +70,8 @@ def read_training_command(
         said = " and ".join(f"`{name}`" for name in missing)
         stop(
             command.program,
-            f"{said} {'is' if len(missing) == 1 else 'are'} not set. A run needs a model (`model_name_or_path`) and "
-            f"data (`dataset_name`), each a hub name or a path, in a YAML file or as flags: troll grpo {EXAMPLE}",
+            f"{said} must be set: a run needs a model and data, each a hub name or a path, in a YAML file or as flags, "
+            f"as in troll grpo {EXAMPLE}",
         )
     return command
 
@@ -110,7 +104,7 @@ def check_command(command: Command, settings: str, other_flags: Iterable[str] = 
 
 def _set_environment(command: Command) -> None:
     for path, values in command.layers:
-        variables = values.get("env", Value({}, {})).typed
+        variables = values.get("env", {})
         if not isinstance(variables, dict) or any(isinstance(item, dict | list) for item in variables.values()):
             stop(command.program, f"{path}: `env` must map names to values, got {variables!r}.")
         for name, value in variables.items():

@@ -8,41 +8,29 @@ import yaml
 from troll_trl.cli.settings.shipped import find_config
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+class Layer(NamedTuple):
+    """
+    The settings of one file, except what its bases set.
+
+    A scalar, and each scalar of a list, is the text in the file, as a flag's value is; null is `None`. YAML reads only
+    what is nested deeper: `7`, `no` and `0123456` are text, and `{enable_thinking: false}` holds a boolean.
+    """
+
+    path: Path
+    values: dict[str, Any]
+
+
+class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, which also refuses equal keys."""
 
     def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key_node, _ in node.value:
-            if isinstance(key_node, yaml.ScalarNode) and key_node.value in seen:
+        keys = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if keys.count(key.value) > 1:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"the key `{key_node.value}` occurs twice, remove one", problem_mark=key_node.start_mark
+                    problem=f"the key `{key.value}` occurs twice, remove one", problem_mark=key.start_mark
                 )
-            if isinstance(key_node, yaml.ScalarNode):
-                seen.add(key_node.value)
         return super().construct_mapping(node, deep)
-
-
-class _TextLoader(_UniqueKeyLoader):
-    """Keeps every value except null as it is written, as a shell does."""
-
-
-for _tag in ("bool", "int", "float", "timestamp"):
-    _TextLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", yaml.SafeLoader.construct_yaml_str)
-
-
-class Value(NamedTuple):
-    """A value of a file: as it is written, like a flag's, and as YAML reads it."""
-
-    text: Any
-    typed: Any
-
-
-class Layer(NamedTuple):
-    """One file's own settings, without those of its bases."""
-
-    path: Path
-    values: dict[str, Value]
 
 
 def read_layers(name: str | Path) -> list[Layer]:
@@ -61,16 +49,32 @@ def _read(path: Path, named_by: tuple[Path, ...]) -> list[Layer]:
     if not path.is_file():
         raise ValueError(f"There is no file {path}, the `base` of {named_by[-1]} (relative to that file).")
     try:
-        source = path.read_text(encoding="utf-8")
-        text, typed = (yaml.load(source, Loader=loader) for loader in (_TextLoader, _UniqueKeyLoader))
+        values = _load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(text, dict):
-        raise ValueError(f"{path} must map names to values, got {text!r}.")
-    values = {name: Value(*both) for name, *both in zip(text, text.values(), typed.values(), strict=True)}
-    bases = values.pop("base", Value([], [])).typed
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must map names to values, got {values!r}.")
+    bases = values.pop("base", [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ValueError(f"{path}: `base` must be a path or a list of paths, got {bases!r}.")
     layers = [layer for base in bases for layer in _read(path.parent / base, (*named_by, path.resolve()))]
     return [*layers, Layer(path, values)]
+
+
+def _load(source: str) -> Any:
+    loader = _Loader(source)
+    node = loader.get_single_node()
+    if isinstance(node, yaml.MappingNode):
+        node.value = [(key, _as_text(value)) for key, value in node.value]
+    return node and loader.construct_document(node)
+
+
+def _as_text(node: yaml.Node) -> yaml.Node:
+    """A copy, because an anchor makes the same node a value elsewhere."""
+    if isinstance(node, yaml.SequenceNode):
+        items = [_as_text(item) if isinstance(item, yaml.ScalarNode) else item for item in node.value]
+        return yaml.SequenceNode(node.tag, items, node.start_mark, node.end_mark)
+    if isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:null":
+        return yaml.ScalarNode("tag:yaml.org,2002:str", node.value, node.start_mark, node.end_mark)
+    return node

@@ -15,6 +15,7 @@ from troll_trl.cli.settings.renamed import EVALUATION, RENAMED
 
 # Package, file and class
 _TRAINER = (
+    ("troll_trl", "trainers/config.py", "TrustRegionOptions"),
     ("troll_trl", "trainers/config.py", "TrollOptions"),
     ("troll_trl", "cli/settings/arguments.py", "TrollScriptArguments"),
     ("trl", "trainer/base_config.py", "_BaseConfig"),
@@ -25,13 +26,12 @@ _TRAINER = (
 SOURCES = {
     "grpo": (
         ("trl", "trainer/grpo_config.py", "GRPOConfig"),
-        ("troll_trl", "trainers/config.py", "TrollGRPOConfig"),
+        ("troll_trl", "trainers/config.py", "MaskOptions"),
         *_TRAINER,
     ),
     "rloo": (("trl", "trainer/rloo_config.py", "RLOOConfig"), *_TRAINER),
     "eval": (("troll_trl", "evaluation/arguments.py", "EvaluationArguments"),),
 }
-_CUTOFF = 0.75  # of difflib's ratio: below, the nearest name is seldom the one that was meant
 
 
 @cache
@@ -83,7 +83,7 @@ def is_flag(word: str) -> bool:
 def describe_unknown(name: str, valid: Iterable[str], settings: str, prefix: str = "") -> str:
     """What to write in place of a name that is not one of the `valid` ones of `"grpo"`, `"rloo"` or `"eval"`."""
     if settings != "eval":
-        if settings == "rloo" and name in fields_of("troll_trl", "trainers/config.py", "TrollGRPOConfig"):
+        if settings == "rloo" and name in fields_of("troll_trl", "trainers/config.py", "MaskOptions"):
             return (
                 "It is an option of grpo alone: a mask decides token by token, and RLOO's ratio belongs to a whole "
                 "completion. Remove it: RLOO has TROLL's projection."
@@ -95,9 +95,6 @@ def describe_unknown(name: str, valid: Iterable[str], settings: str, prefix: str
             return "It belongs to the launcher: give it to `troll grpo`, `troll rloo` or `accelerate launch`."
     if advice := (EVALUATION if settings == "eval" else RENAMED).get(name):
         return advice
-    near = nearest(name, valid)
-    return f"The nearest valid name is {prefix}{near}." if near else "No valid name is near it."
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, sorted(names), n=1, cutoff=_CUTOFF)), None)
+    # Below this ratio, the nearest name is seldom the one that was meant
+    near = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.75)
+    return f"The nearest valid name is {prefix}{near[0]}." if near else "No valid name is near it."

@@ -4,7 +4,7 @@ Asynchronous GRPO with a trust region around the engine's distribution, a swap o
 
     trainer.py       AsyncTrollGRPOTrainer: bounds the policy that TRL's loss reads
     config.py        AsyncTrollGRPOConfig: the trust region's options, and what is refused
-    engine.py        the old policy: what vLLM's answer says of every token, and how it travels to the loss
+    engine.py        the old policy: what vLLM must answer for every token, and how this travels to the loss
     queue.py         the samples between worker and trainer, without those that cannot be trained on
     trl_compat.py    every private part of TRL's that this reaches into, checked at the start
 """

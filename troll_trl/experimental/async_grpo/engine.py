@@ -89,15 +89,7 @@ class EngineRolloutLoop(_AsyncRolloutLoop):
             return await super()._post(path, payload, timeout, *args, **kwargs)
         others = self.support_size - 1
         payload = {**payload, "logprobs": others, "return_tokens_as_token_ids": True}
-        try:
-            answer = await super()._post(path, payload, timeout, *args, **kwargs)
-        except Exception as error:
-            if getattr(error, "status", None) != 400:
-                raise
-            raise ValueError(  # TRL would send a refused request again for minutes
-                f"vLLM refuses a request with `logprobs` {others}: {error}. For `support_size` {self.support_size} "
-                f"start the server with `--max-logprobs {others}`, or more. If it was, a prompt may be too long for it."
-            ) from error
+        answer = await super()._post(path, payload, timeout, *args, **kwargs)
         for choice in answer["choices"]:
             choice["logprobs"] = {"token_logprobs": sampled_log_probs(choice, others)}
         return answer
@@ -111,6 +103,20 @@ class EngineRolloutLoop(_AsyncRolloutLoop):
                 sequence.completion_mask, sequence.old_log_probs, others, self.support_size
             )
         return samples
+
+
+def check_server(client: Any, support_size: int | None) -> None:
+    """Wait for the server of TRL's `client`. A `ValueError` says that its answers will have log-probabilities before
+    the temperature, or too few for a support of `support_size` tokens."""
+    client.wait_for_server_ready()
+    model = client.get_server_info()["model_config"]
+    mode, most, needed = model["logprobs_mode"], model["max_logprobs"], (support_size or 1) - 1
+    if mode != "processed_logprobs" or 0 <= most < needed:  # -1: as many as asked for
+        raise ValueError(
+            f"The vLLM server at {client.server_url} runs with `--logprobs-mode {mode}` and `--max-logprobs {most}`: "
+            "its log-probabilities are not those that it samples from, or too few for `support_size`. Start it with "
+            f"`--logprobs-mode processed_logprobs --max-logprobs {max(needed, 20)}`."
+        )
 
 
 def sampled_log_probs(choice: dict[str, Any], others: int) -> list[SampledLogProb]:

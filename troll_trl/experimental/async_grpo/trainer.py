@@ -9,15 +9,13 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
 from troll_trl.experimental.async_grpo.config import AsyncTrollGRPOConfig
-from troll_trl.experimental.async_grpo.engine import EngineRolloutLoop
+from troll_trl.experimental.async_grpo.engine import EngineRolloutLoop, check_server
 from troll_trl.experimental.async_grpo.queue import CheckedQueue
-from troll_trl.experimental.async_grpo.server import check_server
 from troll_trl.experimental.async_grpo.trl_compat import check_async_trl
 from troll_trl.lm_head import SparseCausalLMOutput
-from troll_trl.trainers.config import trust_region_of
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
-from troll_trl.trainers.model_card import paper_of
+from troll_trl.trainers.model_card import DPPO, TROLL
 from troll_trl.trainers.sharding import keep_output_dtypes
 from troll_trl.trust_region.regions import Bounded, TrustRegion
 
@@ -42,7 +40,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
 
     _tag_names = ["trl", "async-grpo", "troll"]
     _name = "AsyncTROLL"
-    _paper = paper_of(AsyncGRPOTrainer)
+    _paper = TROLL
 
     # TRL's, declared for the type checker
     rollout_queue: Any
@@ -66,13 +64,10 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         self.epsilon_low = self.epsilon_high = math.inf  # the trust region takes the place of the clip
         if args.masks:
-            self._name, self._paper = "AsyncDPPO", paper_of(AsyncGRPOTrainer, mask=True)
+            self._name, self._paper = "AsyncDPPO", DPPO
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        self.support_size: int | None = None
-        self._kernels_failed = False
-        if self.trust_region.needs_support:
-            self.support_size, self._kernels_failed = add_head(self.accelerator, base_model, args)
+        self.support_size = add_head(self.accelerator, base_model, args) if self.trust_region.needs_support else None
         self._trust_region_metrics = TrollMetrics(self.accelerator, self.trust_region)
         if self.rollout_queue is not None:  # of the main process
             self.rollout_queue = CheckedQueue(self.rollout_queue, self.support_size)
@@ -83,22 +78,15 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
 
     def _make_trust_region(self, args: AsyncTrollGRPOConfig) -> TrustRegion:
         """What bounds the policy. A subclass may return a trust region of its own."""
-        return trust_region_of(args)
+        return args.make_trust_region()
 
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
         keep_output_dtypes(self.accelerator)
 
     def train(self, *args, **kwargs):
-        error = None
         if isinstance(self.rollout_worker, AsyncRolloutWorker):  # of the main process
-            try:
-                check_server(self.vllm_client, self.support_size)
-            except Exception as raised:  # on all ranks, or the others would wait for this one
-                error = raised
-        error = broadcast_object_list([error], from_process=0)[0]
-        if error is not None:
-            raise error
+            check_server(self.vllm_client, self.support_size)
         return super().train(*args, **kwargs)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -158,8 +146,6 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         if counted := self._trust_region_metrics.pop():
             logs.update(counted)
             logs["troll/dropped_samples"] = self._pop_dropped_samples()
-            if self._kernels_failed:
-                logs["troll/torch_kernels"] = 1.0
         super().log(logs, start_time)
 
     def _pop_dropped_samples(self) -> int:
