@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import DistributedType, PartialState
+from ranks import leave_together
 from tiny import tiny_prompts, tiny_tokenizer
 from torch.distributed.tensor import DTensor
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -166,3 +167,4 @@ def main(folder, output):
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    leave_together()

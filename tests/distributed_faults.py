@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
+from ranks import leave_together
 from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
@@ -191,5 +192,4 @@ if __name__ == "__main__":
     for name in sys.argv[2:]:
         result = globals()[name](output / name)
         (output / f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(result))
-    # Both have written before either exits: a process may abort as it exits, and torchrun then ends the other
-    PartialState().wait_for_everyone()
+    leave_together()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
+from ranks import leave_together
 from trl_comparison import EQUIVALENT, make_trainer, weights
 
 OURS = {algorithm: ours for algorithm, (_, ours) in EQUIVALENT.items()}
@@ -29,3 +30,4 @@ if __name__ == "__main__":
     changed = moved(Path(sys.argv[1]))
     state = PartialState()
     print(f"rank {state.process_index} of {state.num_processes}: {len(changed)} weights moved", flush=True)
+    leave_together()

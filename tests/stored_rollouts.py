@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import torch
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
+from ranks import leave_together
 from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainingArguments
@@ -186,10 +187,7 @@ def main(out: Path, cases: list[str]):
         (out / f"{case}-rank{rank}.json").write_text(json.dumps(lines))
         if rank == 0:
             torch.save(weights, out / f"{case}.pt")
-        # On a busy machine a process may abort while it exits, after all of the above, and its launcher then ends the
-        # other. So all have written before any exits.
-        trainer.accelerator.wait_for_everyone()
-    trainer.end()
+    leave_together()
 
 
 if __name__ == "__main__":

@@ -471,6 +471,7 @@ def test_sharded_by_fsdp2(tmp_path):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor import DTensor
+        from ranks import leave_together
         from tiny import tiny_model
         from troll_trl.lm_head import add_sparse_lm_head
 
@@ -517,8 +518,7 @@ def test_sharded_by_fsdp2(tmp_path):
                         sharded_grads[name], grads[name], rtol=1e-4, atol=1e-6, msg=lambda m: f"{where}, {name}: {m}"
                     )
         print("sharded head agrees", flush=True)
-        dist.barrier()  # neither exits before both have said so
-        dist.destroy_process_group()
+        leave_together()
         """)
     )
     tests = Path(__file__).parent

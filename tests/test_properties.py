@@ -257,12 +257,13 @@ def test_fifty_updates_on_two_ranks(whole, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
         "import json, sys, trajectory\nfrom pathlib import Path\nfrom accelerate.state import PartialState\n"
+        "from ranks import leave_together\n"
         "folder = Path(sys.argv[1])\n"
         "losses, _, _ = trajectory.train(folder, Path(sys.argv[2]), per_device_train_batch_size=8,\n"
         "                                ddp_find_unused_parameters=False)\n"
         "assert PartialState().num_processes == 2\n"
         "(folder / f'losses-{PartialState().process_index}.json').write_text(json.dumps(losses))\n"
-        "PartialState().wait_for_everyone()\n"
+        "leave_together()\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
