@@ -23,21 +23,19 @@ EVALUATED = {"apertus-8b": 32, "one-gpu": 32}  # where it is not 64 completions 
 NAMES = {**{model: f"{model}/dapo.yaml" for model in MODELS}, "one-gpu": "qwen3-0.6b/gsm8k-one-gpu.yaml"}
 
 
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    """What is measured of each of `NAMES`, without the files: they are parsed in each test."""
+def measure(folder, names) -> dict[str, dict]:
+    """What is measured of each of these `NAMES`, in one process: its start takes as long as one of them."""
     sharded = lambda model: "accelerate/fsdp2.yaml" in (CONFIGS / "base" / f"{model}.yaml").read_text()
-    measured = {
-        name: {"name": path.split("/")[0], "sharded": sharded(path.split("/")[0]), "rows": 8}
-        | {"evaluated": EVALUATED.get(name, 64), "length": PROMPT + (2048 if "gsm8k" in path else 4096)}
-        for name, path in NAMES.items()
+    cases = {
+        name: {"name": (model := NAMES[name].split("/")[0]), "sharded": sharded(model), "rows": 8}
+        | {"evaluated": EVALUATED.get(name, 64), "length": PROMPT + (2048 if "gsm8k" in NAMES[name] else 4096)}
+        for name in names
     }
-    folder = tmp_path_factory.mktemp("memory")
     file = folder / "cases.json"
-    file.write_text(json.dumps(measured))
+    file.write_text(json.dumps(cases))
     library = {"FAKE_CUDA_LIBRARY": str(build(folder)), "FAKE_CUDA_STORAGE": "meta"}
     call([sys.executable, str(TESTS / "fake_cuda_memory.py"), str(file)], **library)
-    return {name: {**measured[name], **of} for name, of in json.loads(file.read_text()).items()}
+    return {name: {**cases[name], **of} for name, of in json.loads(file.read_text()).items()}
 
 
 def needs(of: dict, args, card: float, gpus: int) -> dict[str, float]:
@@ -61,23 +59,26 @@ def needs(of: dict, args, card: float, gpus: int) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_config_fits_its_card(cases, parse, name):  # noqa: F811
-    of, one = cases[name], name == "one-gpu"
-    gpus = 1 if one else 8
-    _, args, _ = parse(CONFIGS / NAMES[name], gpus)
-    assert (args.per_device_train_batch_size, args.per_device_eval_batch_size) == (of["rows"], of["evaluated"])
-    assert args.max_completion_length + PROMPT == of["length"]
-    file = CONFIGS / "base" / ("one-gpu.yaml" if one else "batch.yaml")
-    card = CARDS[re.search(r"GPUs? of (\d+) GB", file.read_text())[1]]
-    gib = needs(of, args, card, gpus)
-    print(f"\n| {name} | {', '.join(f'{what} {x:.0f}' for what, x in gib.items())} | of {card} |")
-    assert max(gib.values()) <= card, gib
+def test_every_config_fits_its_card(tmp_path, parse):  # noqa: F811
+    for name, of in measure(tmp_path, NAMES).items():
+        one = name == "one-gpu"
+        gpus = 1 if one else 8
+        _, args, _ = parse(CONFIGS / NAMES[name], gpus)
+        assert (args.per_device_train_batch_size, args.per_device_eval_batch_size) == (of["rows"], of["evaluated"]), (
+            name
+        )
+        assert args.max_completion_length + PROMPT == of["length"], name
+        file = CONFIGS / "base" / ("one-gpu.yaml" if one else "batch.yaml")
+        card = CARDS[re.search(r"GPUs? of (\d+) GB", file.read_text())[1]]
+        gib = needs(of, args, card, gpus)
+        print(f"\n| {name} | {', '.join(f'{what} {x:.0f}' for what, x in gib.items())} | of {card} |")
+        assert max(gib.values()) <= card, (name, gib)
 
 
-def test_what_sharding_every_micro_batch_saves(cases, parse):  # noqa: F811
+def test_what_sharding_every_micro_batch_saves(tmp_path, parse):  # noqa: F811
     """Without it FSDP2 holds the gradients of 14B whole: 27.5 GiB a GPU."""
+    of = measure(tmp_path, ["qwen3-14b"])["qwen3-14b"]
     _, args, _ = parse(CONFIGS / NAMES["qwen3-14b"], 8)
-    with_it = needs(cases["qwen3-14b"], args, CARDS["80"], 8)["training"]
+    with_it = needs(of, args, CARDS["80"], 8)["training"]
     args.accelerator_config.gradient_accumulation_kwargs = None
-    assert needs(cases["qwen3-14b"], args, CARDS["80"], 8)["training"] - with_it == pytest.approx(20.6, abs=0.1)
+    assert needs(of, args, CARDS["80"], 8)["training"] - with_it == pytest.approx(20.6, abs=0.1)

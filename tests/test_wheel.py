@@ -4,57 +4,86 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]  # the installation takes most of it, and only a hang all
+CONSTRAINTS = ("-c", str(REPOSITORY / "constraints.txt"))
+EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+# `make install` makes the environment of these tests out of `dev`, and vLLM fixes a torch of its own
+ELSEWHERE = {"dev", "vllm"}
 
 
-@pytest.fixture(scope="module")
-def call(tmp_path_factory):
-    """Run a program of an environment that holds the wheel and what it depends on, in an empty folder."""
-    folder = tmp_path_factory.mktemp("wheel")
-    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    (folder / "work").mkdir()
+class Environment:
+    """An environment that holds the wheel and what it depends on, and an empty folder to work in."""
 
-    def call(*command: str, code: int = 0) -> str:
+    def __init__(self, folder: Path):
+        self.folder = folder
+        hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+        self.variables = {name: value for name, value in os.environ.items() if name not in hidden}
+        self.variables |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        (folder / "work").mkdir()
+        wheels = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(REPOSITORY))
+        subprocess.run([sys.executable, *wheels], env=self.variables, check=True)
+        (self.wheel,) = map(str, folder.glob("troll_trl-*.whl"))
+        venv.create(folder / "environment", with_pip=True)
+        self.install(self.wheel)
+
+    def install(self, what: str):
+        self.call("python", "-m", "pip", "install", "--quiet", *CONSTRAINTS, what)
+
+    def call(self, *command: str, code: int = 0) -> str:
+        """What a program of the environment prints."""
         done = subprocess.run(
-            [str(folder / "environment" / "bin" / command[0]), *command[1:]],
-            cwd=folder / "work",
-            env=environment,
+            [str(self.folder / "environment" / "bin" / command[0]), *command[1:]],
+            cwd=self.folder / "work",
+            env=self.variables,
             capture_output=True,
             text=True,
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    wheels = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(REPOSITORY))
-    subprocess.run([sys.executable, *wheels], env=environment, check=True)
-    (wheel,) = folder.glob("troll_trl-*.whl")
-    venv.create(folder / "environment", with_pip=True)
-    call("python", "-m", "pip", "install", "--quiet", "-c", str(REPOSITORY / "constraints.txt"), str(wheel))
-    return call
+
+@pytest.mark.slow
+@pytest.mark.timeout(5400)  # the installation takes most of it, and only a hang all
+def test_the_wheel(tmp_path):
+    """One test, since several may run in several processes, each of which would install everything."""
+    environment = Environment(tmp_path)
+    check_package(environment.call)
+    check_links_of_its_readme(environment.call)
+    check_a_shipped_config_for_both_launchers(environment.call)
+    check_quickstart_evaluation_and_report(environment.call)
+    for extra in EXTRAS.keys() - ELSEWHERE:
+        check_extra(environment, extra)
 
 
-def test_the_package_is_that_of_the_wheel(call):
+def check_package(call):
     shown = call("python", "-c", "import troll_trl; print(troll_trl.__file__)")
     assert "site-packages" in shown and str(REPOSITORY) not in shown
     assert "qwen3-0.6b/gsm8k" in call("troll", "configs").split()
 
 
-def test_links_of_its_readme_are_absolute(call):
+def check_links_of_its_readme(call):
+    """They are absolute."""
     text = call("python", "-c", "import importlib.metadata as m; print(m.metadata('troll-trl').get_payload())")
     assert "](https://github.com/troll-trl/troll_trl/blob/main/" in text
     assert "](https://raw.githubusercontent.com/troll-trl/troll_trl/main/" in text
     assert "](docs/" not in text and "](evidence/" not in text
 
 
-def test_quickstart_evaluation_and_report(call):
+def check_a_shipped_config_for_both_launchers(call):
+    """As far as the mistake in it, which names the shipped file's own neighbours."""
+    flags = ("--config", "qwen3-0.6b/gsm8k", "--lerning_rate", "1")
+    launcher = ("accelerate", "launch", "--cpu", "--num_processes", "1", "-m", "troll_trl.cli.train")
+    for command, code in ((("troll", "grpo"), 2), (launcher, 1)):
+        assert "The nearest valid name is --learning_rate." in call(*command, *flags, code=code)
+
+
+def check_quickstart_evaluation_and_report(call):
     shown = call("troll", "quickstart", "--updates", "8", "--start_success", "0.02", "--output", "quickstart")
     assert "step 8/8, " in shown and "Projected tokens" in shown
     settings = ["--instruction", "", "--max_problems", "16", "--max_new_tokens", "8", "--dtype", "float32"]
@@ -66,9 +95,10 @@ def test_quickstart_evaluation_and_report(call):
     assert "<img" in call("python", "-c", "print(open('report/report.html').read())")
 
 
-def test_a_shipped_config_is_read_by_the_launchers_module_too(call):
-    """As far as the mistake in it, which names the shipped file's own neighbours."""
-    flags = ("--config", "qwen3-0.6b/gsm8k", "--lerning_rate", "1")
-    launcher = ("accelerate", "launch", "--cpu", "--num_processes", "1", "-m", "troll_trl.cli.train")
-    for command, code in ((("troll", "grpo"), 2), (launcher, 1)):
-        assert "The nearest valid name is --learning_rate." in call(*command, *flags, code=code)
+def check_extra(environment, extra):
+    """The pinned pillow kept new versions of trackio out, and the old one that pip took instead broke `import trl`."""
+    environment.install(f"{environment.wheel}[{extra}]")
+    environment.call("python", "-m", "pip", "check")
+    modules = [requirement.partition(">=")[0] for requirement in EXTRAS[extra]]
+    uses = f"import {', '.join(modules)}; from trl import GRPOTrainer; from troll_trl import TrollGRPOTrainer"
+    environment.call("python", "-c", uses)
