@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from training_args import parse_training_args
 from transformers import TrainingArguments
 
 from troll_trl import TrollRLOOConfig
-from troll_trl.cli.settings.parser import parse_training_args
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 MODELS = {

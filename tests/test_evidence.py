@@ -19,6 +19,7 @@ import torch
 import yaml
 from limits import HANG
 from safetensors.torch import load_file
+from training_args import parse_training_args
 from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, weights
 
@@ -32,7 +33,6 @@ from evidence.starts import make_start, rewarded_chance
 from evidence.variants import MOVES, VARIANTS, MeasuredClipTrainer, Recording, gradient_kept
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.cli.evaluate import parse_evaluation_args
-from troll_trl.cli.settings.parser import parse_training_args
 from troll_trl.rewards import math_accuracy_reward
 
 EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"

@@ -5,10 +5,10 @@ import math
 import pytest
 from datasets import Dataset
 from tiny import tiny_model, tiny_tokenizer, token_reward
+from training_args import parse_training_args
 from trl import GRPOConfig, GRPOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.cli.settings.parser import parse_training_args
 from troll_trl.resilience.prompt_room import check_prompts
 
 CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no"}

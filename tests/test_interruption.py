@@ -35,7 +35,7 @@ def grpo(folder, **options):
 def train(folder, resume=True, **options):
     """As a cluster's job would: from the newest complete checkpoint, or from the start."""
     trainer = grpo(folder, **options)
-    trainer.train(resume_from_checkpoint=resume and newest_complete(Path(folder)).path is not None)
+    trainer.train(resume_from_checkpoint=resume and newest_complete(Path(folder))[0] is not None)
     return trainer
 
 
@@ -126,10 +126,10 @@ def test_killed_at_points_of_a_save(stale, start, uninterrupted, tmp_path):
         killed = start(die_at_access, str(folder), point, stale)
         killed.join(120)
         assert killed.exitcode == -signal.SIGKILL
-        found = newest_complete(folder)
-        assert found.path is not None and why_incomplete(folder / "checkpoint-2") is None
-        assert get_last_checkpoint(folder) == str(found.path), "stock transformers, too, finds a complete one"
-        seen.add(found.path.name)
+        found, _ = newest_complete(folder)
+        assert found is not None and why_incomplete(folder / "checkpoint-2") is None
+        assert get_last_checkpoint(folder) == str(found), "stock transformers, too, finds a complete one"
+        seen.add(found.name)
         train(folder)
         assert_same_weights(final_weights(uninterrupted), final_weights(folder))
         assert not (folder / SAVING).exists()
@@ -150,7 +150,7 @@ def test_killed_at_fifty_random_times(start, tmp_path):
         assert process.exitcode is None, "killed, not ended"
         process.kill()
         process.join(60)
-        found = newest_complete(tmp_path).path
+        found = newest_complete(tmp_path)[0]
         step = int(found.name.split("-")[1]) if found else 0
         assert step >= last, "a complete checkpoint is never lost"
         last = step
@@ -252,7 +252,7 @@ def test_sigterm_saves_and_stops(jit, uninterrupted, tmp_path, caplog):
         trainer.train()
     assert stop.value.code == 143
     assert "SIGTERM: saving after update 3 of 5" in caplog.text
-    assert newest_complete(tmp_path).path == tmp_path / "checkpoint-3"
+    assert newest_complete(tmp_path)[0] == tmp_path / "checkpoint-3"
     assert signal.getsignal(signal.SIGTERM) == before
     train(tmp_path)
     assert_same_weights(final_weights(uninterrupted), final_weights(tmp_path))
@@ -290,7 +290,7 @@ def test_a_second_sigterm_ends_at_once(start, tmp_path):
     process = start(terminate_twice, str(tmp_path))
     process.join(120)
     assert process.exitcode == -signal.SIGTERM
-    assert newest_complete(tmp_path).path == tmp_path / "checkpoint-2"
+    assert newest_complete(tmp_path)[0] == tmp_path / "checkpoint-2"
 
 
 # -- Folders ----------------------------------------------------------------------------------------------------------
@@ -328,9 +328,9 @@ def test_what_is_skipped_and_why(damage, reason, tmp_path):
     good, bad = published(tmp_path, 9), published(tmp_path, 10)  # as text, 9 would be the newer
     (tmp_path / "checkpoint-final").mkdir()
     damage(bad)
-    found = newest_complete(tmp_path)
-    assert found.path == good
-    assert len(found.skipped) == 1 and "checkpoint-10" in found.skipped[0] and reason in found.skipped[0]
+    found, skipped = newest_complete(tmp_path)
+    assert found == good
+    assert len(skipped) == 1 and "checkpoint-10" in skipped[0] and reason in skipped[0]
     assert newest_complete(tmp_path / "nowhere") == (None, [])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from limits import HANG
+from training_args import parse_training_args
 from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.rloo import RLOOScriptArguments
@@ -16,9 +17,9 @@ from trl.scripts.rloo import RLOOScriptArguments
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.settings.names import declared_names, describe_unknown, launcher_names
-from troll_trl.cli.settings.parser import CONFIGS, DOCUMENTED_CHOICES, parse_training_args
+from troll_trl.cli.settings.parser import CONFIGS, DOCUMENTED_CHOICES
 from troll_trl.cli.settings.renamed import EVALUATION, RENAMED
-from troll_trl.evaluation import EvaluationArguments
+from troll_trl.evaluation.arguments import EvaluationArguments
 from troll_trl.trainers.config import troll_fields
 
 ENOUGH = """

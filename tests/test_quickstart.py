@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from training_args import parse_training_args
 
 from troll_trl import small_models
 from troll_trl.cli import quickstart
-from troll_trl.cli.settings.parser import parse_training_args
 from troll_trl.data import load_math_dataset
 from troll_trl.rewards import math_accuracy_reward
 

@@ -7,19 +7,14 @@ Evaluate models on math benchmarks, score a file of samples, or compare two eval
     troll eval --compare DIR_A DIR_B
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from troll_trl.cli.settings.command import check_command, read_command, stop
-
-if TYPE_CHECKING:
-    from troll_trl.evaluation import EvaluationArguments
+from troll_trl.evaluation.arguments import EvaluationArguments
 
 
 def print_error(text: str):
@@ -31,9 +26,8 @@ def parse_evaluation_args(argv: Sequence[str] | None = None, program: str | None
     one paragraph that names the mistake, the value and the remedy."""
     command = read_command(argv, program)
     check_command(command, "eval")
-    # Here, because they load torch: seconds, after which a mistyped name would be refused
+    # Here, because it loads torch: seconds, after which a mistyped name would be refused
     from troll_trl.cli.settings.parser import StrictParser
-    from troll_trl.evaluation import EvaluationArguments
 
     settings = StrictParser((EvaluationArguments,), command.program).settings_of(command)
     try:

@@ -67,17 +67,17 @@ def run_training(output: Path, seed: int, updates: int | None) -> None:
 
 def missed_goals(log: list[dict[str, Any]], kl_bound: float) -> list[str]:
     """What a training run with these log lines did not reach."""
-    success = [line["eval_reward"] for line in log if "eval_reward" in line]
-    updates = [line for line in log if "troll/kl_max" in line]
-    missed = {
-        f"the success rate rose by less than {100 * REQUIRED_RISE:.0f} points": success[-1] - success[0]
-        < REQUIRED_RISE,
-        "no token was projected": all(line["troll/projected_fraction"] == 0 for line in updates),
-        "the KL after the projection exceeds its bound": any(
-            line["troll/kl_max"] > kl_bound * 1.001 for line in updates
-        ),
+    success, projected, kl = (
+        [line[name] for line in log if name in line]
+        for name in ("eval_reward", "troll/projected_fraction", "troll/kl_max")
+    )
+    rise = success[-1] - success[0]
+    goals = {
+        f"the success rate rose by less than {100 * REQUIRED_RISE:.0f} points": rise >= REQUIRED_RISE,
+        "no token was projected": max(projected) > 0,
+        "the KL after the projection exceeds its bound": max(kl) <= kl_bound * 1.001,
     }
-    return [goal for goal, found in missed.items() if found]
+    return [missed for missed, reached in goals.items() if not reached]
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:

@@ -144,11 +144,8 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
 def _warn_if_one_process_starts(options: argparse.Namespace, program: str) -> None:
     """Unless its flags say how to start several, accelerate silently starts one process on fewer than two devices."""
     told_how = ("config_file", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "mpirun_hostfile")
-    if (
-        (options.num_processes or 1) > 1
-        and _one_process_is_enough()
-        and not any(vars(options).get(name) for name in told_how)
-    ):
+    several = (options.num_processes or 1) > 1 and not any(vars(options).get(name) for name in told_how)
+    if several and _one_process_is_enough():
         print(
             f"{program}: warning: `num_processes` is {options.num_processes}, but with fewer than two devices "
             "accelerate starts one process. `--multi_gpu` starts as many as you ask for, on CPUs too.",

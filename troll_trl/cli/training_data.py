@@ -93,12 +93,10 @@ def _prompt_options(
             revision=model_args.model_revision,
             trust_remote_code=training_args.trust_remote_code,
         )
+    same = ("instruction", "system_prompt", "row_filter", "max_prompt_tokens")
     return PromptOptions(
-        instruction=script_args.instruction,
-        system_prompt=script_args.system_prompt,
+        **{name: getattr(script_args, name) for name in same},
         max_samples=script_args.max_train_samples,
-        row_filter=script_args.row_filter,
         tokenizer=tokenizer,
-        max_prompt_tokens=script_args.max_prompt_tokens,
         chat_template_kwargs=training_args.chat_template_kwargs,
     )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, get_args, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,12 +35,7 @@ class Sample(TypedDict):
     strict: NotRequired[float]  # 1 or 0 by the strict comparison
 
 
-_KINDS = {
-    **{"model": pa.string(), "benchmark": pa.string(), "problem": pa.string(), "index": pa.int64()},
-    **{"sample": pa.int64(), "gold": pa.string(), "completion": pa.string(), "tokens": pa.int64()},
-    **{"truncated": pa.bool_(), "reward": pa.float64(), "answer": pa.string(), "path": pa.string()},
-    **{"strict": pa.float64()},
-}
+_KINDS = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 # Rows in memory for the Parquet copy: 8 MB of the longest completions
 _ROWS_IN_MEMORY = 32
 
@@ -77,7 +72,8 @@ def read_with_ends(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 def write_parquet(source: Path, target: Path):
     """Copy a samples file to a Parquet file, which is replaced as a whole."""
-    schema, rows = pa.schema(_KINDS.items()), read_lines(source)
+    kinds = {name: (get_args(hint) or (hint,))[0] for name, hint in get_type_hints(Sample).items()}  # without `| None`
+    schema, rows = pa.schema((name, _KINDS[kind]) for name, kind in kinds.items()), read_lines(source)
     unfinished = _unfinished(target)
     with pq.ParquetWriter(unfinished, schema) as writer:
         while batch := list(islice(rows, _ROWS_IN_MEMORY)):

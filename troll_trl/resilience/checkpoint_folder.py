@@ -5,20 +5,12 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 CHECKPOINT = "checkpoint-"  # as transformers names the folders, before the step
 # A checkpoint is written into this folder of the output folder, where neither `get_last_checkpoint` nor an upload looks
 SAVING = "_saving"
 # Written last: every file of the checkpoint, and its size
 MARKER = "complete.json"
-
-
-class Found(NamedTuple):
-    """Result of [`newest_complete`]: the folder, if there is one, and why newer ones were passed over."""
-
-    path: Path | None
-    skipped: list[str]
 
 
 def publish(folder: Path, destination: Path) -> None:
@@ -57,7 +49,7 @@ def why_incomplete(folder: Path) -> str | None:
     return None
 
 
-def newest_complete(output_dir: Path) -> Found:
+def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
     """The newest complete checkpoint of a run, and a line for every newer folder that was skipped. Puts one that was
     complete but not yet renamed in its place."""
     skipped = []
@@ -70,9 +62,9 @@ def newest_complete(output_dir: Path) -> Found:
     for folder in reversed(checkpoints(output_dir)):
         reason = why_incomplete(folder)
         if reason is None:
-            return Found(folder, skipped)
+            return folder, skipped
         skipped.append(f"{folder.name} ({reason})")
-    return Found(None, skipped)
+    return None, skipped
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -53,7 +53,7 @@ class TrustRegionOptions(_TrlConfig):
     @property
     def masks(self) -> bool:
         """Whether the trust region is a mask, and not the projection."""
-        return False
+        return getattr(self, "trust_region", "projection") == "mask"
 
     @property
     def needs_support(self) -> bool:
@@ -107,10 +107,6 @@ class MaskOptions(TrustRegionOptions):
     ratio_cap: float | None = setting(
         None, "Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none."
     )
-
-    @property
-    def masks(self) -> bool:
-        return self.trust_region == "mask"
 
     @property
     def needs_support(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
+from datasets import Dataset, IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.grpo_trainer import EnvironmentFactory, RewardFunc, RolloutFunc
@@ -12,7 +12,7 @@ from trl.trainer.grpo_trainer import EnvironmentFactory, RewardFunc, RolloutFunc
 from troll_trl.trainers.bounded_policy import BoundedPolicy, equal_to_rounding
 from troll_trl.trainers.config import TrollGRPOConfig
 from troll_trl.trainers.model_card import DPPO, TROLL
-from troll_trl.trainers.troll_trainer import TrollTrainer
+from troll_trl.trainers.troll_trainer import EvalDataset, TrollTrainer
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -68,12 +68,7 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
         reward_funcs: RewardFunc | list[RewardFunc] | None = None,
         args: TrollGRPOConfig | GRPOConfig | None = None,
         train_dataset: Dataset | IterableDataset | None = None,
-        eval_dataset: Dataset
-        | IterableDataset
-        | DatasetDict
-        | IterableDatasetDict
-        | dict[str, Dataset | IterableDataset]
-        | None = None,
+        eval_dataset: EvalDataset | None = None,
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
         callbacks: list[TrainerCallback] | None = None,

@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
-from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
+from datasets import Dataset, IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from trl import RLOOConfig, RLOOTrainer
 from trl.trainer.rloo_trainer import RewardFunc
 
 from troll_trl.trainers.config import TrollRLOOConfig
 from troll_trl.trainers.model_card import TROLL
-from troll_trl.trainers.troll_trainer import TrollTrainer
+from troll_trl.trainers.troll_trainer import EvalDataset, TrollTrainer
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -48,12 +48,7 @@ class TrollRLOOTrainer(TrollTrainer, RLOOTrainer):
         reward_funcs: RewardFunc | list[RewardFunc],
         args: TrollRLOOConfig | RLOOConfig | None = None,
         train_dataset: Dataset | IterableDataset | None = None,
-        eval_dataset: Dataset
-        | IterableDataset
-        | DatasetDict
-        | IterableDatasetDict
-        | dict[str, Dataset | IterableDataset]
-        | None = None,
+        eval_dataset: EvalDataset | None = None,
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
         callbacks: list[TrainerCallback] | None = None,

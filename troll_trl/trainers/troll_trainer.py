@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
+from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from transformers.trainer_utils import SaveStrategy
 from trl.trainer.utils import get_config_model_id
 
@@ -33,6 +34,8 @@ else:
     _Trainer = object
 
 logger = get_logger(__name__)
+
+EvalDataset = Dataset | IterableDataset | DatasetDict | IterableDatasetDict | dict[str, Dataset | IterableDataset]
 
 
 class TrollTrainer(_Trainer):

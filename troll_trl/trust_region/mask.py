@@ -12,7 +12,6 @@ its value and has `w` times the gradient. Hence `w = M·min(1, C/r)`.
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -54,12 +53,7 @@ def topk_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     return kl_divergence(old, policy)
 
 
-DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "binary_tv": binary_tv,
-    "binary_kl": binary_kl,
-    "topk_tv": topk_tv,
-    "topk_kl": topk_kl,
-}
+DIVERGENCES = {divergence.__name__: divergence for divergence in (binary_tv, binary_kl, topk_tv, topk_kl)}
 
 
 def needs_support(divergence_type: str) -> bool:

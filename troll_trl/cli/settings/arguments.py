@@ -12,8 +12,8 @@ class TrollScriptArguments:
     """
     Arguments of a training run, next to those of the trainer and the model.
 
-    `parse_training_args` fills in `mixture`, the [`~trl.DatasetMixtureConfig`] to train on in place of `dataset_name`,
-    and `settings`, what files and flags set, merged.
+    `parse_training_command` fills in `mixture`, the [`~trl.DatasetMixtureConfig`] to train on in place of
+    `dataset_name`, and `settings`, what files and flags set, merged.
     """
 
     method: str = setting(

@@ -11,7 +11,7 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import fields
 from types import UnionType
@@ -21,7 +21,7 @@ from transformers import HfArgumentParser
 from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig
 
 from troll_trl.cli.settings.arguments import TrollScriptArguments
-from troll_trl.cli.settings.command import Command, read_training_command, stop
+from troll_trl.cli.settings.command import Command, stop
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.config import TrollGRPOConfig, TrollRLOOConfig, troll_fields
 
@@ -46,19 +46,12 @@ _TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint")
 _MAPPING_OR_PATH = ("accelerator_config", "fsdp_config", "deepspeed")
 
 
-def parse_training_args(
-    argv: Sequence[str] | None = None,
-) -> tuple[TrollScriptArguments, GRPOConfig | RLOOConfig, ModelConfig]:
+def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPOConfig | RLOOConfig, ModelConfig]:
     """
     The script's arguments, the trainer's ([`TrollGRPOConfig`], [`TrollRLOOConfig`], or TRL's plain one for `method:
-    clip`) and the model's, from a command line and the YAML files that its `--config` names. A mistake ends the
-    process with code 2, and one paragraph names it, the value and the remedy.
+    clip`) and the model's. A mistake ends the process with code 2, and one paragraph names it, the value and the
+    remedy.
     """
-    return parse_training_command(read_training_command(argv))
-
-
-def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPOConfig | RLOOConfig, ModelConfig]:
-    """[`parse_training_args`] for a command line that was read before."""
     troll_config, clip_config = CONFIGS[command.algorithm]
     types = (TrollScriptArguments, troll_config, ModelConfig, DatasetMixtureConfig)
     settings = StrictParser(types, command.program).settings_of(command)

@@ -3,12 +3,8 @@
 import re
 import unicodedata
 
-_SUPERSCRIPTS = {ord(sign): plain for sign, plain in zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True)}
-_SUBSCRIPTS = {ord(sign): plain for sign, plain in zip("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-", strict=True)}
-_SCRIPT_RUNS = (
-    (re.compile("[" + "".join(map(chr, _SUPERSCRIPTS)) + "]+"), "^", _SUPERSCRIPTS),
-    (re.compile("[" + "".join(map(chr, _SUBSCRIPTS)) + "]+"), "_", _SUBSCRIPTS),
-)
+_SCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-n0123456789+-")
+_SUPERSCRIPT, _SUBSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋]+")
 _GREEK = {
     "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "θ": "theta", "λ": "lambda", "μ": "mu",
     "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi", "ϕ": "phi", "ψ": "psi", "ω": "omega",
@@ -25,7 +21,7 @@ _SIGNS = {
     "∓": r"\mp ", "°": r"^\circ ", "º": r"^\circ ", "∅": r"\emptyset ", "⟨": r"\langle ", "⟩": r"\rangle ", "、": ", ",
     "，": ", ", "。": ".", "ℝ": r"\mathbb{R}", "∠": r"\angle ", "√": r"\sqrt ", "ƒ": "f",
 }  # fmt: skip
-_SIGN_TABLE = {ord(sign): replacement for sign, replacement in _SIGNS.items()}
+_SIGN_TABLE = str.maketrans(_SIGNS)
 _ROOT = re.compile(r"√\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\))")
 
 # An argument without braces: `\\frac\\pi4`, `\\sqrt\\pi`, `\\frac1\\sqrt2`; and one with
@@ -147,10 +143,8 @@ def _to_ascii(text: str) -> str:
     text = unicodedata.normalize("NFC", text)  # "=" with a stroke through it is one character
     text = _OVERLINED.sub(lambda digits: f"\\overline{{{digits[0][::2]}}}", text)
     text = _ROOT.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
-    for run, command, table in _SCRIPT_RUNS:
-        parts = run.split(text)
-        scripts = [f"{command}{{{found.translate(table)}}}" for found in run.findall(text)]
-        text = "".join(part + script for part, script in zip(parts, [*scripts, ""], strict=True))
+    text = _SUPERSCRIPT.sub(lambda run: f"^{{{run[0].translate(_SCRIPTS)}}}", text)
+    text = _SUBSCRIPT.sub(lambda run: f"_{{{run[0].translate(_SCRIPTS)}}}", text)
     text = text.translate(_SIGN_TABLE)
     return "".join(character if character.isascii() else _plain(character) for character in text)
 
