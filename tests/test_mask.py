@@ -363,6 +363,7 @@ def test_defaults_of_the_bound_are_the_papers(tmp_path):
             MASK | {"kl_bound": 0.1},
             "kl_bound=0.1 unused by this trust region (masked beyond a binary_tv of 0.15)",
         ),
+        (MASK | {"kl_bound": "auto", "steps_per_generation": 16}, "kl_bound=0.2 unused"),
         (MASK | {"regression_coef": 0.5}, "regression_coef=0.5 unused"),
         (MASK | {"support_size": 8}, "support_size=8 unused"),
         ({"divergence_type": "topk_kl"}, "divergence_type=topk_kl unused by this trust region (KL bound 0.05)"),

@@ -75,6 +75,12 @@ def test_values_reach_the_three_dataclasses(parse):
     assert script_args.reward_funcs == ["a.b", "c.d"]
 
 
+@pytest.mark.parametrize("given", [("kl_bound: auto",), ("kl_bound: 0.3", "--kl_bound", "auto")])
+def test_an_automatic_bound_is_saved_as_its_number(parse, given):
+    script_args, training_args, _ = parse("steps_per_generation: 16\n" + given[0], *given[1:])
+    assert training_args.kl_bound == script_args.settings["kl_bound"] == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize("flags", [("--max_steps", "7"), ("--max_steps=7",), ("--max-steps", "7")])
 def test_flags_replace_the_file(parse, flags):
     script_args, training_args, _ = parse("max_steps: 5\nseed: 3", *flags)
@@ -325,7 +331,8 @@ def test_flags_are_refused_with_name_and_value(refusal, flags, expected):
         ("model_name_or_path: null", "`model_name_or_path` must be set"),
         ("resume: true\nresume_from_checkpoint: true", "are both set"),
         ("eval_on_start: true", "`eval_on_start` needs an `eval_strategy`"),
-        ("kl_bound: -1", "`kl_bound` must be positive, got -1"),
+        ("kl_bound: -1", "`kl_bound` must be positive or 'auto', got -1"),
+        ("kl_bound: atuo", "argument --kl_bound/--kl-bound: invalid number_or_auto value: 'atuo'"),
         ("loss_type: cispo", "`loss_type='cispo'` is not supported: a trust region"),
         ("generation_batch_size: 12", "generation_batch_size (12) must be divisible"),
     ],

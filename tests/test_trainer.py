@@ -249,6 +249,30 @@ def test_one_scoring_pass_and_its_cache(tmp_path, monkeypatch):
     assert torch.equal(log_probs[..., 0].masked_fill(ids[..., 0] < 0, 0.0), batch["old_per_token_logps"])
 
 
+@pytest.mark.parametrize(
+    ("options", "updates"),
+    [
+        ({"steps_per_generation": 8}, 8),
+        ({"steps_per_generation": 16}, 16),
+        ({"generation_batch_size": 256}, 32),
+        ({"steps_per_generation": 8, "num_iterations": 2}, 16),
+        ({"steps_per_generation": 32, "gradient_accumulation_steps": 4}, 8),
+        ({"steps_per_generation": 12}, 12),
+    ],
+)
+@pytest.mark.parametrize("config", [TrollGRPOConfig, TrollRLOOConfig])
+def test_an_automatic_bound_grows_with_the_square_of_the_updates(config, options, updates, tmp_path):
+    args = config(str(tmp_path), use_cpu=True, bf16=False, kl_bound="auto", per_device_train_batch_size=8, **options)
+    assert args.kl_bound == pytest.approx(0.05 * updates * updates / 64)
+    assert args.to_dict()["kl_bound"] == args.kl_bound, "a tracker gets the number"
+
+
+def test_an_automatic_bound_is_printed_and_kept_as_its_number(tmp_path, capsys):
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, kl_bound="auto", steps_per_generation=16)
+    assert trainer.trust_region.kl_bound == pytest.approx(0.2)
+    assert "KL bound 0.2." in capsys.readouterr().out
+
+
 def test_idle_run_says_so(tmp_path, caplog):
     with caplog.at_level("WARNING"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, steps_per_generation=1)
@@ -274,8 +298,8 @@ def test_batch_arithmetic_is_printed(tmp_path, capsys):
         ({"loss_type": "sapo"}, "loss_type='sapo'"),
         ({"loss_type": "vespo"}, "loss_type='vespo'"),
         ({"delta": 2.0}, "`delta=2.0`"),
-        ({"kl_bound": 0.0}, "`kl_bound` must be positive, got 0.0"),
-        ({"kl_bound": math.nan}, "`kl_bound` must be positive, got nan"),
+        ({"kl_bound": 0.0}, "`kl_bound` must be positive or 'auto', got 0.0"),
+        ({"kl_bound": math.nan}, "`kl_bound` must be positive or 'auto', got nan"),
         ({"regression_coef": -1.0}, "`regression_coef`.*got -1.0"),
         ({"support_size": 0}, "`support_size`.*got 0"),
         ({"tail_mass": 1.0}, "`tail_mass`.*got 1.0"),

@@ -2,14 +2,14 @@
 
 import math
 from numbers import Real
-from typing import Any
+from typing import Any, TypeGuard
 
 _RANGES = {
     "positive and finite": (
         lambda x: 0 < x < math.inf,
         ("temperature", "repetition_penalty", "num_train_epochs", "adam_epsilon"),
     ),
-    "positive": (lambda x: x > 0, ("kl_bound", "vllm_importance_sampling_clip_max")),  # inf means no limit
+    "positive": (lambda x: x > 0, ("vllm_importance_sampling_clip_max",)),  # inf means no limit
     "at least 0 and finite": (
         lambda x: 0 <= x < math.inf,
         (
@@ -40,7 +40,7 @@ _RANGES = {
         ("max_steps",),
     ),
 }
-_NEVER_NONE = ("kl_bound", "regression_coef", "tail_mass")
+_NEVER_NONE = ("regression_coef", "tail_mass")
 
 
 def check_ranges(config: Any) -> None:
@@ -57,6 +57,6 @@ def check_ranges(config: Any) -> None:
             raise ValueError(f"`reward_weights` must be finite numbers, got {weight!r} for reward function {number}.")
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether an option is a number, which NaN and booleans are not."""
     return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)

@@ -30,10 +30,11 @@ _SUPPORT = ("support_size", "tail_mass")
 class TrustRegionOptions(_TrlConfig):
     """The projection's options, which every config adds to TRL's, and their checks."""
 
-    kl_bound: float = setting(
+    kl_bound: float | str = setting(
         0.05,  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
         "Bound ε on the KL of every token's projected policy π from the old policy q, in nats: KL(π‖q) ≤ ε. It must "
-        "be positive; inf switches the projection off.",
+        "be positive; inf switches the projection off. 'auto' becomes 0.05·(n/8)² for n updates per rollout batch, "
+        "which was measured for 8 to 32.",
     )
     regression_coef: float = setting(
         1.0,
@@ -67,10 +68,18 @@ class TrustRegionOptions(_TrlConfig):
 
     def make_trust_region(self) -> TrustRegion:
         """The trust region that the options define."""
-        return ProjectionTrustRegion(self.kl_bound, getattr(self, "pessimistic", False))
+        return ProjectionTrustRegion(float(self.kl_bound), getattr(self, "pessimistic", False))
+
+    def _automatic_kl_bound(self) -> float:
+        """The number that `kl_bound="auto"` becomes."""
+        raise ValueError("`kl_bound='auto'` needs rollout batches, which this trainer does not have. Set a number.")
 
     def _check(self):
         check_ranges(self)
+        if self.kl_bound == "auto":
+            self.kl_bound = self._automatic_kl_bound()
+        if not (is_number(self.kl_bound) and self.kl_bound > 0):  # inf means no limit
+            raise ValueError(f"`kl_bound` must be positive or 'auto', got {self.kl_bound!r}.")
         check_support_options(self.support_size, getattr(self, "tail_mass", 0.0))
         used, ours = self.trust_region_options(), {*_PROJECTION, *_MASK, *_SUPPORT, "epsilon", "epsilon_high"}
         unused = [
@@ -190,6 +199,9 @@ class TrollOptions(TrustRegionOptions):
     def updates_per_rollout_batch(self) -> float:
         """Optimizer updates taken on one rollout batch (every completion counted `num_iterations` times)."""
         return self.steps_per_generation * self.num_iterations / self.gradient_accumulation_steps
+
+    def _automatic_kl_bound(self) -> float:
+        return 0.05 * (self.updates_per_rollout_batch / 8) ** 2  # evidence/age.md has what was measured
 
     @property
     def trust_region_idle(self) -> bool:

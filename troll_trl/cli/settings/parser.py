@@ -23,7 +23,7 @@ from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.settings.command import Command, stop
 from troll_trl.resilience.option_ranges import check_ranges
-from troll_trl.trainers.config import TrollGRPOConfig, TrollRLOOConfig, troll_fields
+from troll_trl.trainers.config import TrollGRPOConfig, TrollOptions, TrollRLOOConfig, troll_fields
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
             script_args.reward_funcs = []
         check_ranges(script_args)
         check_ranges(training_args)
+        if "kl_bound" in settings and isinstance(training_args, TrollOptions):
+            settings["kl_bound"] = training_args.kl_bound  # the number of 'auto' is saved
         if script_args.resume and training_args.resume_from_checkpoint:
             raise ValueError("`resume` and `resume_from_checkpoint` are both set. Give one of them.")
         mixture = script_args.mixture
@@ -112,6 +114,8 @@ class StrictParser(HfArgumentParser):
                 action.type = lambda path: {"path": path}
             elif action.dest in _TEXT_OR_BOOLEAN:
                 action.type = _text_or_boolean
+            elif action.dest == "kl_bound":
+                action.type = number_or_auto
             elif dict in _types_in(hint) and action.dest not in _MAPPING_OR_PATH:
                 action.type = mapping
             elif tuple in _types_in(hint):
@@ -168,6 +172,10 @@ def mapping(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError
     return value
+
+
+def number_or_auto(text: str) -> float | str:
+    return text if text == "auto" else float(text)
 
 
 def _text_or_boolean(text: str) -> str | bool:
