@@ -373,7 +373,8 @@ def test_defaults_of_the_bound_are_the_papers(tmp_path):
 def test_options_of_the_other_trust_region_are_said_to_be_unused(options, unused, tmp_path):
     with pytest.warns(UserWarning) as said:
         config(tmp_path, **options)
-    assert any(unused in str(warning.message) for warning in said)
+    files = [warning.filename for warning in said if unused in str(warning.message)]
+    assert files == [__file__], "at the line that made the config"
 
 
 def test_what_is_printed_and_what_the_model_card_says(tmp_path, capsys):

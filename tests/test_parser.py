@@ -331,7 +331,7 @@ def test_flags_are_refused_with_name_and_value(refusal, flags, expected):
         ("model_name_or_path: null", "`model_name_or_path` must be set"),
         ("resume: true\nresume_from_checkpoint: true", "are both set"),
         ("eval_on_start: true", "`eval_on_start` needs an `eval_strategy`"),
-        ("kl_bound: -1", "`kl_bound` must be positive or 'auto', got -1"),
+        ("kl_bound: -1", "`kl_bound` must be positive or, except in asynchronous training, 'auto', got -1"),
         ("kl_bound: atuo", "argument --kl_bound/--kl-bound: invalid number_or_auto value: 'atuo'"),
         ("loss_type: cispo", "`loss_type='cispo'` is not supported: a trust region"),
         ("generation_batch_size: 12", "generation_batch_size (12) must be divisible"),

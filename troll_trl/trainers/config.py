@@ -33,8 +33,8 @@ class TrustRegionOptions(_TrlConfig):
     kl_bound: float | str = setting(
         0.05,  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
         "Bound ε on the KL of every token's projected policy π from the old policy q, in nats: KL(π‖q) ≤ ε. It must "
-        "be positive; inf switches the projection off. 'auto' becomes 0.05·(n/8)² for n updates per rollout batch, "
-        "which was measured for 8 to 32.",
+        "be positive; inf switches the projection off. 'auto' becomes 0.05·(n/8)² for n updates per rollout batch; "
+        "n from 8 to 32 was measured.",
     )
     regression_coef: float = setting(
         1.0,
@@ -50,6 +50,7 @@ class TrustRegionOptions(_TrlConfig):
         check_ranges(self)  # before TRL, which divides by some of them
         super().__post_init__()
         self._check()
+        self._warn_of_unused()
 
     @property
     def masks(self) -> bool:
@@ -70,17 +71,15 @@ class TrustRegionOptions(_TrlConfig):
         """The trust region that the options define."""
         return ProjectionTrustRegion(float(self.kl_bound), getattr(self, "pessimistic", False))
 
-    def _automatic_kl_bound(self) -> float:
-        """The number that `kl_bound="auto"` becomes."""
-        raise ValueError("`kl_bound='auto'` needs rollout batches, which this trainer does not have. Set a number.")
-
     def _check(self):
         check_ranges(self)
-        if self.kl_bound == "auto":
-            self.kl_bound = self._automatic_kl_bound()
         if not (is_number(self.kl_bound) and self.kl_bound > 0):  # inf means no limit
-            raise ValueError(f"`kl_bound` must be positive or 'auto', got {self.kl_bound!r}.")
+            allowed = "positive or, except in asynchronous training, 'auto'"
+            raise ValueError(f"`kl_bound` must be {allowed}, got {self.kl_bound!r}.")
         check_support_options(self.support_size, getattr(self, "tail_mass", 0.0))
+
+    def _warn_of_unused(self):
+        """Name options without an effect on this trust region, at the line that made the config."""
         used, ours = self.trust_region_options(), {*_PROJECTION, *_MASK, *_SUPPORT, "epsilon", "epsilon_high"}
         unused = [
             f"{option.name}={value}"
@@ -89,7 +88,7 @@ class TrustRegionOptions(_TrlConfig):
         ]
         if unused and self.process_index == 0:
             region = self.make_trust_region().describe()
-            warnings.warn(f"{', '.join(unused)} unused by this trust region ({region}).", stacklevel=5)
+            warnings.warn(f"{', '.join(unused)} unused by this trust region ({region}).", stacklevel=4)
 
 
 @dataclass
@@ -174,6 +173,11 @@ class TrollOptions(TrustRegionOptions):
         "for bit. docs/reliability.md has its size.",
     )
 
+    def _check(self):
+        if self.kl_bound == "auto":  # the more updates, the farther a token moves within a rollout batch
+            self.kl_bound = 0.05 * (self.updates_per_rollout_batch / 8) ** 2
+        super()._check()
+
     @classmethod
     def from_trl(cls, args: Any) -> "TrollOptions":
         """
@@ -193,15 +197,13 @@ class TrollOptions(TrustRegionOptions):
         for option in troll_fields(cls):
             setattr(config, option.name, option.default)
         config._check()
+        config._warn_of_unused()
         return config
 
     @property
     def updates_per_rollout_batch(self) -> float:
         """Optimizer updates taken on one rollout batch (every completion counted `num_iterations` times)."""
         return self.steps_per_generation * self.num_iterations / self.gradient_accumulation_steps
-
-    def _automatic_kl_bound(self) -> float:
-        return 0.05 * (self.updates_per_rollout_batch / 8) ** 2  # evidence/age.md has what was measured
 
     @property
     def trust_region_idle(self) -> bool:
