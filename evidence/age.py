@@ -14,7 +14,7 @@ import numpy as np
 
 from evidence.grid import read_grid
 from evidence.results import read_records
-from evidence.tables import Cell, Record, Table, markdown, mean, percent, pooled_difference, signed
+from evidence.tables import Cell, Record, Table, markdown, mean, percent, points, pooled_difference, signed
 
 RARE = ("label-2", "sorting-label-2", "steps-2")
 COMMON = ("common", "common-equations", "common-sorting")
@@ -259,6 +259,19 @@ def _judge(pairs: list[tuple[Cell, Cell]] | None, leads: bool) -> list[str]:
     return [signed(area, p_value), signed(*success), "holds" if holds else "fails"]
 
 
+def costs(records: Sequence[Record]) -> str:
+    """Statement 4, reported only: 32 updates per rollout batch less 8, for the rule and each geometry's choice."""
+    runs, rows = Runs(records), []
+    for tasks, where in ((RARE, "rare"), (COMMON, "common")):
+        for name in ("rule", *(GEOMETRIES if tasks == RARE else OTHERS)):
+            old, young = runs.cells(tasks, 32, name), runs.cells(tasks, 8, name)
+            if old is not None and young is not None:
+                pairs = list(zip(old, young, strict=True))
+                lost = [points(pooled_difference(pairs, key)[0]) for key in ("area", "success")]
+                rows.append([where, GEOMETRIES.get(name, "TROLL, the rule"), *lost])
+    return markdown(["tasks", "trust region", "area, points", "success, points"], rows)
+
+
 def by_age(records: Sequence[Record]) -> str:
     """Area and success of the rule and of each geometry's choice on the deciding seeds."""
     runs, rows = Runs(records), []
@@ -274,6 +287,7 @@ def by_age(records: Sequence[Record]) -> str:
 
 TABLES: dict[str, Table] = {
     "verdicts": verdicts,
+    "costs": costs,
     "by-age": by_age,
     "choices": choices,
     "best-bounds": best_bounds,

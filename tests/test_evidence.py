@@ -986,6 +986,18 @@ def test_the_verdicts_are_those_that_were_written_down(monkeypatch):
     assert verdicts["3. 8 updates, common: mask, total variation less TROLL"] == "holds"
 
 
+def test_what_an_old_rollout_batch_costs_is_the_difference_of_the_choices():
+    def older_is_worse(task, n, method, rate):
+        lost = {"projection": 0.05, "clip": 0.1, "tv": 0.15, "kl": 0.2}.get(method.partition("-")[0], 0.0)
+        return wide_is_best(task, n, method, rate) - lost * (n == 32)
+
+    rows = [row.strip("| ").split(" | ") for row in age.costs(age_records(older_is_worse)).splitlines()[2:]]
+    found = {(where, region): area.partition(" ")[0] for where, region, area, _ in rows}
+    assert found[("rare", "TROLL, the rule")] == found[("common", "TROLL, the rule")] == "-5.0"
+    assert found[("rare", "clip")] == found[("common", "clip")] == "-10.0" and found[("rare", "mask, KL")] == "-20.0"
+    assert len(rows) == 9
+
+
 def test_the_plan_of_age_has_as_many_runs_as_was_written_down():
     """Without edges: 294, at most 324, 144, 48 for no limits, 450 and 240 that decide."""
     flat = lambda task, n, method, rate: 0.5 if rate == 4e-4 else 0.1
