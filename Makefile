@@ -61,7 +61,7 @@ $(VLLM)/installed: pyproject.toml constraints.txt constraints-vllm.txt
 
 test-vllm: $(VLLM)/installed  ## Run the tests that need vLLM, with its build for a CPU (installs 4 GB)
 	CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 \
-		$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) -m vllm
+		$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) -n 2 --dist loadfile -m vllm
 
 test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-trl TRL=1.16.0, or TRL=main
 	@test -n "$(TRL)" || { echo "Which TRL? make test-trl TRL=1.16.0, or TRL=main"; exit 1; }

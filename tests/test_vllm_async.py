@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from trl_comparison import logged
 from vllm_async import make_served_trainer, send_weights_by_loopback
 from vllm_engine import model_for_vllm
-from vllm_server import serving
+from vllm_server import environment_of_a_process, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 K = 8
@@ -84,8 +84,7 @@ def test_the_bound_holds_around_a_real_engine(server, model, tmp_path, monkeypat
 
 def test_a_killed_run_continues_with_the_same_server(server, model, tmp_path):
     command = [sys.executable, str(TESTS / "vllm_async.py"), str(model), server.url, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
-    environment["VLLM_HOST_IP"] = "127.0.0.1"
+    environment = environment_of_a_process(TESTS.parent)
     with open(tmp_path / "first.log", "wb") as log:
         run = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:

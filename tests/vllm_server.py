@@ -23,6 +23,14 @@ def free_port() -> int:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port
 
 
+def environment_of_a_process(*folders: Path) -> dict[str, str]:
+    """Without what a colocated engine of an earlier test has left, and with `folders` on the import path."""
+    left = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    environment = {name: value for name, value in os.environ.items() if name not in left}
+    paths = [str(TESTS), *map(str, folders), os.environ.get("PYTHONPATH")]
+    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "VLLM_HOST_IP": "127.0.0.1"}
+
+
 class Server:
     """A server of `model` at `url`."""
 
@@ -39,14 +47,8 @@ class Server:
         )
         loopback = ["--weight-transfer-config", '{"backend": "loopback"}']
         loopback += ["--worker-extension-cls", "vllm_loopback.Extension", "--kv-cache-memory-bytes", str(2**26)]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), str(folder), os.environ.get("PYTHONPATH")])),
-            "VLLM_HOST_IP": "127.0.0.1",
-            "VLLM_SERVER_DEV_MODE": "1",  # as `trl vllm-serve` sets it
-        }
-        # Left by a colocated engine of an earlier test
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            environment.pop(name, None)
+        environment = environment_of_a_process(folder)
+        environment["VLLM_SERVER_DEV_MODE"] = "1"  # as `trl vllm-serve` sets it
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 build_command(settings, loopback),
