@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from trl_comparison import logged, make_trainer, micro_batch, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.resilience.finite_guard import FiniteGuard, nan_to_inf
+from troll_trl.resilience.finite_guard import FiniteGuard
 
 BAD = [math.nan, math.inf, -math.inf]
 # Momentum and weight decay would move weights without a gradient; the schedule would move the learning rate
@@ -191,7 +191,7 @@ def reward_with(value, call, row=5):
 
 
 def with_reward(trainer, function):
-    trainer.reward_funcs, trainer.reward_func_names = [nan_to_inf(function)], ["spoiled_reward"]
+    trainer.reward_funcs, trainer.reward_func_names = [function], ["spoiled_reward"]
     return trainer
 
 

@@ -186,7 +186,7 @@ def test_without_its_rollout_batch_a_run_generates_a_fresh_one(reason, tmp_path,
         resumed.train(str(folder))
     assert "a fresh one is generated" in caplog.text
     if reason in options:
-        assert f"The checkpoint was made with another {reason}." in caplog.text
+        assert f"The checkpoint was made with another {reason} (1.0, now 0.5)." in caplog.text
     assert resumed.state.global_step == 17
     if reason == "layout":
         assert [step for step, _ in fresh] == [11, 12, 16]
@@ -198,17 +198,29 @@ def test_without_its_rollout_batch_a_run_generates_a_fresh_one(reason, tmp_path,
 def test_another_trust_region_is_said_and_gets_a_fresh_batch(uninterrupted, tmp_path, caplog):
     binary, projection = uninterrupted("binary_mask", binary_mask), uninterrupted("eight_updates")
     for before, make, changed in (
-        (binary, topk_mask, "divergence_type, support_size, tail_mass, trust_region"),
-        (projection, binary_mask, "divergence_bound, divergence_type, kl_bound, "),
+        (binary, topk_mask, ["divergence_type (binary_tv, now topk_kl)", "another support_size (None, now "]),
+        (projection, binary_mask, ["divergence_bound (None, now 0.", "another support_size (", ", now None)"]),
     ):
         caplog.clear()
         resumed = make(tmp_path / make.__name__, steps_per_generation=8, save_strategy="no")
         rollouts = rollouts_of(resumed)
         with caplog.at_level("WARNING"):
             resumed.train(f"{before.args.output_dir}/checkpoint-3")
-        assert f"The checkpoint was made with another {changed}" in caplog.text
+        assert "The checkpoint was made with another trust region: " in caplog.text
+        assert all(part in caplog.text for part in changed), caplog.text
         assert [step for step, _ in rollouts] == [3, 8]
         assert resumed.state.global_step == 9
+
+
+def test_another_bound_keeps_the_rollout_batch(uninterrupted, tmp_path, caplog):
+    before = uninterrupted("eight_updates").args
+    resumed = grpo(tmp_path, steps_per_generation=8, save_strategy="no", kl_bound=0.4, regression_coef=0.5)
+    rollouts = rollouts_of(resumed)
+    with caplog.at_level("WARNING"):
+        resumed.train(f"{before.output_dir}/checkpoint-3")
+    assert f"kl_bound ({before.kl_bound}, now 0.4), regression_coef (1.0, now 0.5)" in caplog.text
+    assert "a fresh one" not in caplog.text
+    assert [step for step, _ in rollouts] == [8]
 
 
 def test_the_same_trust_region_is_not_said_to_be_another(uninterrupted, tmp_path, caplog):

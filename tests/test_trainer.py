@@ -7,11 +7,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import trl_comparison
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tiny import saved_model, tiny_model
 from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, TrlParser
 from trl_comparison import (
     assert_same_movement,
     logged,
@@ -267,6 +268,27 @@ def test_an_automatic_bound_grows_with_the_square_of_the_updates(config, options
     assert args.to_dict()["kl_bound"] == args.kl_bound, "a tracker gets the number"
 
 
+@pytest.mark.parametrize("steps", [4, 64])
+def test_an_automatic_bound_beyond_what_was_measured_is_said(steps, tmp_path):
+    with pytest.warns(UserWarning, match=f"for {steps} updates per rollout batch; it was measured for 8 to 32") as said:
+        TrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, kl_bound="auto", steps_per_generation=steps)
+    assert __file__ in [warning.filename for warning in said]
+
+
+@pytest.mark.parametrize(("text", "number"), [("auto", 0.2), ("0.3", 0.3)])
+def test_trls_parser_takes_an_automatic_bound(text, number, tmp_path):
+    flags = ["--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false", "--steps_per_generation", "16"]
+    (args,) = TrlParser(TrollGRPOConfig).parse_args_and_config([*flags, "--kl_bound", text])
+    assert args.kl_bound == pytest.approx(number)
+
+
+def test_a_swapped_class_names_the_users_line(tmp_path):
+    args = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, epsilon=0.1, steps_per_generation=2)
+    with pytest.warns(UserWarning, match="epsilon=0.1 unused") as said:
+        make_trainer(TrollGRPOTrainer, lambda *_, **__: args, tmp_path)
+    assert [w.filename for w in said if "epsilon=0.1" in str(w.message)] == [trl_comparison.__file__]
+
+
 def test_an_automatic_bound_is_printed_and_kept_as_its_number(tmp_path, capsys):
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, kl_bound="auto", steps_per_generation=16)
     assert trainer.trust_region.kl_bound == pytest.approx(0.2)
@@ -298,8 +320,8 @@ def test_batch_arithmetic_is_printed(tmp_path, capsys):
         ({"loss_type": "sapo"}, "loss_type='sapo'"),
         ({"loss_type": "vespo"}, "loss_type='vespo'"),
         ({"delta": 2.0}, "`delta=2.0`"),
-        ({"kl_bound": 0.0}, "`kl_bound` must be positive or, except in asynchronous training, 'auto', got 0.0"),
-        ({"kl_bound": math.nan}, "`kl_bound` must be positive or, except in asynchronous training, 'auto', got nan"),
+        ({"kl_bound": 0.0}, "`kl_bound` must be positive or 'auto', got 0.0"),
+        ({"kl_bound": math.nan}, "`kl_bound` must be positive or 'auto', got nan"),
         ({"regression_coef": -1.0}, "`regression_coef`.*got -1.0"),
         ({"support_size": 0}, "`support_size`.*got 0"),
         ({"tail_mass": 1.0}, "`tail_mass`.*got 1.0"),
@@ -470,10 +492,11 @@ def test_off_policy_mask_is_called_as_trls(tmp_path):
 
     class Inverted(TrollGRPOTrainer):
         def get_off_policy_mask(self, *args, **kwargs):
-            return 1 - super().get_off_policy_mask(*args, **kwargs)
+            return 1 - GRPOTrainer.get_off_policy_mask(*args, **kwargs)
 
     options = {"off_policy_mask_threshold": 0.5, "max_steps": 2}
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
+    assert TrollGRPOTrainer.get_off_policy_mask(*arguments).flatten().tolist() == [1, 0]
     assert trainer.get_off_policy_mask(*arguments).flatten().tolist() == [1, 0]
     subclass = make_trainer(Inverted, TrollGRPOConfig, tmp_path, **options)
     assert subclass.get_off_policy_mask(*arguments).flatten().tolist() == [0, 1]

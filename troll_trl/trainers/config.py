@@ -1,5 +1,6 @@
 """TRL's configs with TROLL's options added, and what TROLL cannot honour refused by name."""
 
+import contextlib
 import copy
 import warnings
 from dataclasses import Field, dataclass, fields
@@ -25,17 +26,17 @@ _PROJECTION = ("kl_bound", "regression_coef", "pessimistic")
 _MASK = ("divergence_type", "divergence_bound", "ratio_cap")
 _SUPPORT = ("support_size", "tail_mass")
 
+_KL_BOUND = (
+    "Bound ε on the KL of every token's projected policy π from the old policy q, in nats: KL(π‖q) ≤ ε. It must be "
+    "positive; inf switches the projection off."
+)
+
 
 @dataclass
 class TrustRegionOptions(_TrlConfig):
     """The projection's options, which every config adds to TRL's, and their checks."""
 
-    kl_bound: float | str = setting(
-        0.05,  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
-        "Bound ε on the KL of every token's projected policy π from the old policy q, in nats: KL(π‖q) ≤ ε. It must "
-        "be positive; inf switches the projection off. 'auto' becomes 0.05·(n/8)² for n updates per rollout batch; "
-        "n from 8 to 32 was measured.",
-    )
+    kl_bound: float = setting(0.05, _KL_BOUND)  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
     regression_coef: float = setting(
         1.0,
         "Weight α ≥ 0 of the regression term KL(p ‖ stopgrad π), which pulls the policy p to its projection π.",
@@ -69,16 +70,16 @@ class TrustRegionOptions(_TrlConfig):
 
     def make_trust_region(self) -> TrustRegion:
         """The trust region that the options define."""
-        return ProjectionTrustRegion(float(self.kl_bound), getattr(self, "pessimistic", False))
+        return ProjectionTrustRegion(self.kl_bound, getattr(self, "pessimistic", False))
 
     def _check(self):
         check_ranges(self)
         if not (is_number(self.kl_bound) and self.kl_bound > 0):  # inf means no limit
-            allowed = "positive or, except in asynchronous training, 'auto'"
+            allowed = "positive" + " or 'auto'" * isinstance(self, TrollOptions)
             raise ValueError(f"`kl_bound` must be {allowed}, got {self.kl_bound!r}.")
         check_support_options(self.support_size, getattr(self, "tail_mass", 0.0))
 
-    def _warn_of_unused(self):
+    def _warn_of_unused(self, stacklevel: int = 4):
         """Name options without an effect on this trust region, at the line that made the config."""
         used, ours = self.trust_region_options(), {*_PROJECTION, *_MASK, *_SUPPORT, "epsilon", "epsilon_high"}
         unused = [
@@ -88,7 +89,7 @@ class TrustRegionOptions(_TrlConfig):
         ]
         if unused and self.process_index == 0:
             region = self.make_trust_region().describe()
-            warnings.warn(f"{', '.join(unused)} unused by this trust region ({region}).", stacklevel=4)
+            warnings.warn(f"{', '.join(unused)} unused by this trust region ({region}).", stacklevel=stacklevel)
 
 
 @dataclass
@@ -152,6 +153,11 @@ class TrollOptions(TrustRegionOptions):
 
     _trl_config: ClassVar[type]  # the config of TRL's that is extended
 
+    # Text to a parser, as TRL's `scale_rewards`: one of `float | str` would take no 'auto'. A made config has a number.
+    kl_bound: str = setting(  # type: ignore[assignment]
+        0.05,
+        _KL_BOUND + " 'auto' becomes 0.05·(n/8)² for n updates per rollout batch; n from 8 to 32 was measured.",
+    )
     tail_mass: float = setting(
         1e-5,
         "Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1).",
@@ -175,7 +181,14 @@ class TrollOptions(TrustRegionOptions):
 
     def _check(self):
         if self.kl_bound == "auto":  # the more updates, the farther a token moves within a rollout batch
-            self.kl_bound = 0.05 * (self.updates_per_rollout_batch / 8) ** 2
+            updates = self.updates_per_rollout_batch
+            self.kl_bound = 0.05 * (updates / 8) ** 2
+            if not 8 <= updates <= 32 and self.process_index == 0:
+                rule = f"`kl_bound` 'auto' is {self.kl_bound:.3g} for {updates:g} updates per rollout batch"
+                warnings.warn(f"{rule}; it was measured for 8 to 32.", stacklevel=6)
+        elif isinstance(self.kl_bound, str):  # of a flag
+            with contextlib.suppress(ValueError):
+                self.kl_bound = float(self.kl_bound)
         super()._check()
 
     @classmethod
@@ -197,7 +210,7 @@ class TrollOptions(TrustRegionOptions):
         for option in troll_fields(cls):
             setattr(config, option.name, option.default)
         config._check()
-        config._warn_of_unused()
+        config._warn_of_unused(stacklevel=5)
         return config
 
     @property

@@ -1,5 +1,6 @@
 """TrollGRPOTrainer: what differs from TRL's GRPOTrainer, and nothing else."""
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,7 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
             rollout_func=rollout_func,
             environment_factory=environment_factory,
         )
+        self.get_off_policy_mask = self._off_policy_mask_of_policy  # on the instance: the class keeps TRL's
         if self.args.masks:
             self._name, self._paper = "DPPO", DPPO
 
@@ -145,9 +147,10 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
             loss = values.sum(-1).mean()
         return loss / accumulation
 
-    def get_off_policy_mask(self, *args, **kwargs) -> torch.Tensor:
-        # The projection stays near the old policy by construction; the drift to be masked is the policy's own. A
-        # subclass that overrides this method must call it: TRL's own arguments hold the projection.
+    def _off_policy_mask_of_policy(self, *args, **kwargs) -> torch.Tensor:
+        # The projection stays near the old policy by construction; the drift to be masked is the policy's own
         if self._bounded_policy is not None:
             kwargs["per_token_logps"] = self._bounded_policy.policy_log_probs
-        return super().get_off_policy_mask(*args, **kwargs)
+        # The class's, which this shadows: TRL's static one, or what a subclass or a patch has put in its place
+        get_mask = inspect.getattr_static(type(self), "get_off_policy_mask")
+        return (get_mask.__get__(self) if hasattr(get_mask, "__get__") else get_mask)(*args, **kwargs)

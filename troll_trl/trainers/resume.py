@@ -16,7 +16,7 @@ from troll_trl.trust_region.ragged import RaggedDistribution
 
 logger = get_logger(__name__)
 
-# What a saved rollout batch must agree with, next to the trust region: its cut into updates, and what its
+# What a saved rollout batch must agree with, next to the support of its old policy: its cut into updates, and what its
 # log-probabilities were computed by. RLOO has not all of them.
 _LAYOUT = (
     *("steps_per_generation", "num_iterations", "per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -33,6 +33,7 @@ def save_state(trainer: Any, folder: str) -> None:
     info = {
         "step": trainer._step,
         "unfinished": unfinished,
+        "trust_region": _trust_region(trainer),
         "layout": _layout(trainer),
         "loss": trainer._tr_loss.item(),
         "metrics": dict(trainer._metrics["train"]),
@@ -61,9 +62,10 @@ def load_state(trainer: Any, folder: str) -> None:
     trainer._globalstep_last_logged = info["last_logged"]
     for name, counter in trainer._counters().items():
         counter.load_state_dict(info["counters"][name])
-    then, now = info["layout"], _layout(trainer)
-    if changed := sorted(name for name in then | now if then.get(name) != now.get(name)):
-        _warn_of_a_fresh_batch(trainer, f"The checkpoint was made with another {', '.join(changed)}.")
+    if changed := _changed(info["trust_region"], _trust_region(trainer)):
+        logger.warning(f"The checkpoint was made with another trust region: {changed}.")
+    if changed := _changed(info["layout"], _layout(trainer)):
+        _warn_of_a_fresh_batch(trainer, f"The checkpoint was made with another {changed}.")
     elif info["unfinished"] and batches is None:
         _warn_of_a_fresh_batch(trainer, "The checkpoint was made with `save_rollouts=False`.")
     else:
@@ -95,13 +97,20 @@ def _is_unfinished(trainer: Any) -> bool:
     return trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
 
 
+def _trust_region(trainer: Any) -> dict[str, Any]:
+    return trainer.args.trust_region_options() | {"trust_region": trainer.trust_region.describe()}
+
+
 def _layout(trainer: Any) -> dict[str, Any]:
-    region = trainer.trust_region.describe()
-    layout = {name: getattr(trainer.args, name) for name in _LAYOUT if hasattr(trainer.args, name)}
-    layout |= trainer.args.trust_region_options() | {
-        "trust_region": region + " with a support" * trainer.trust_region.needs_support
-    }
+    names = (*_LAYOUT, *("support_size", "tail_mass") * trainer.trust_region.needs_support)
+    layout = {name: getattr(trainer.args, name) for name in names if hasattr(trainer.args, name)}
     return layout | {"beta": trainer.beta != 0}  # without it there is no reference log-probability
+
+
+def _changed(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """What differs, in words, with its value now and then; empty if nothing does."""
+    names = sorted(name for name in then | now if then.get(name) != now.get(name))
+    return ", ".join(f"{name} ({then.get(name)}, now {now.get(name)})" for name in names)
 
 
 def _file(trainer: Any, folder: str) -> Path:

@@ -80,7 +80,6 @@ class TrollTrainer(_Trainer):
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         for function in self.reward_funcs:  # in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()
-        self.reward_funcs = [nan_to_inf(function) for function in self.reward_funcs]
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         # Without a support TRL's own head serves
@@ -217,7 +216,11 @@ class TrollTrainer(_Trainer):
         return output
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        functions, self.reward_funcs = self.reward_funcs, [nan_to_inf(function) for function in self.reward_funcs]
+        try:
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        finally:
+            self.reward_funcs = functions
         bad = self.finite_guard.check_rewards(rewards, self.reward_funcs, self.reward_func_names)
         if self.model.training:
             self.finite_guard.bad_rewards = bad

@@ -107,6 +107,7 @@ class StrictParser(HfArgumentParser):
         self._hints: dict[str, Any] = {}
         for option_type in self.dataclass_types:
             self._hints |= get_type_hints(option_type)
+        self._hints["kl_bound"] = float | str  # TROLL's; its annotation is for parsers that are less strict
         for action in self._actions:
             hint = self._hints[action.dest]
             action.choices = DOCUMENTED_CHOICES.get(action.dest, action.choices)
@@ -115,7 +116,7 @@ class StrictParser(HfArgumentParser):
             elif action.dest in _TEXT_OR_BOOLEAN:
                 action.type = _text_or_boolean
             elif action.dest == "kl_bound":
-                action.type = number_or_auto
+                action.type = _number_or_auto
             elif dict in _types_in(hint) and action.dest not in _MAPPING_OR_PATH:
                 action.type = mapping
             elif tuple in _types_in(hint):
@@ -168,14 +169,20 @@ def _is_argument(item: Any) -> bool:
 
 def mapping(text: str) -> dict[str, Any]:
     """Read JSON, as in `--chat_template_kwargs '{"enable_thinking": false}'`."""
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
     if not isinstance(value, dict):
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON mapping. Write it as '{{\"name\": value}}'.")
     return value
 
 
-def number_or_auto(text: str) -> float | str:
-    return text if text == "auto" else float(text)
+def _number_or_auto(text: str) -> float | str:
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor 'auto'.") from None
 
 
 def _text_or_boolean(text: str) -> str | bool:
