@@ -37,7 +37,7 @@ test-kernels: $(INSTALLED)  ## Run the kernels' tests in Triton's interpreter, o
 	TRITON_INTERPRET=1 $(PYTEST) tests/test_kernels.py
 
 test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
-	$(PYTEST) -m gpu tests/test_kernels.py tests/test_ragged.py
+	$(PYTEST) -m gpu tests/test_kernels.py
 
 # Apart from .venv, since transformers and accelerate behave differently where DeepSpeed is installed
 EXTRAS := .venv/extras

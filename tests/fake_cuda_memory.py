@@ -18,6 +18,7 @@ from pathlib import Path
 
 import counts
 import torch
+from ranks import leave_together
 from transformers import (
     ApertusConfig,
     AttentionInterface,
@@ -145,3 +146,4 @@ def measure_whole(name: str, **case) -> dict[str, int]:
 if __name__ == "__main__":
     cases = json.loads(Path(sys.argv[1]).read_text())
     Path(sys.argv[1]).write_text(json.dumps({key: measure_whole(**case) for key, case in cases.items()}))
+    leave_together()  # the threads of autograd on this device may abort the interpreter's teardown

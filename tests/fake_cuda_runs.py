@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 import trl.trainer.grpo_trainer
 from interpreter import round_as_a_gpu
+from ranks import leave_together
 from test_compatibility_rollouts import FakeVLLM
 from tiny import tiny_model, token_reward
 from trl_comparison import make_trainer, weights
@@ -129,3 +130,4 @@ def main(folder: Path, names: list[str]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2:])
+    leave_together()  # as in fake_cuda_memory.py

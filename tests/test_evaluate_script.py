@@ -382,6 +382,11 @@ def test_prompts(workplace):
         (["--compare", "a"], "takes two evaluations, got 1"),
         (["--compare", "a", "b"], "a is neither a samples.jsonl nor a folder with one"),
         (["--samples", "one.jsonl", "--output", "out", "--n", "4"], "`n` is 4, but nothing is generated"),
+        (["--compare", "a", "b", "--overwrite"], "`overwrite` is True, but nothing is generated or read but scores"),
+        (flags("--completion_column", "x"), "`completion_column` is 'x', but it is for `samples`. Leave"),
+        (flags("--benchmarks", "math500", "--answer_column", "x"), "it is for `samples`, or for benchmarks name=path"),
+        (flags("--compare", "model", "modle"), "modle is neither a model of this evaluation nor a folder or file"),
+        (flags("--model", "adapter"), "the adapter_config.json of adapter has no `base_model_name_or_path`"),
         (["--compare", "a", "b", "--temperature", "1"], "`temperature` is 1.0, but nothing is generated"),
         (["--samples", "one.jsonl", "--output", "out"], "its completion was looked for in"),
         (["--config", "bad.yaml"], "unknown key `temprature`. The nearest valid name is temperature."),
@@ -392,6 +397,8 @@ def test_a_mistake_ends_in_one_line(workplace, arguments, expected, monkeypatch,
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (workplace / "bare" / name).unlink()
     (workplace / "cache_of_nothing" / "empty").mkdir(parents=True)
+    (workplace / "adapter").mkdir()
+    (workplace / "adapter" / "adapter_config.json").write_text(json.dumps({"r": 8}))
     (workplace / "empty.jsonl").touch()
     (workplace / "long.jsonl").write_text(json.dumps({"question": "w1 " * 65, "answer": "1"}) + "\n")
     (workplace / "bad.yaml").write_text("temprature: 1\n")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from tiny import tiny_model, tiny_tokenizer
+from torch.nn.modules.module import _IncompatibleKeys
 from transformers import TrainerCallback
 from trl_comparison import make_trainer, weights
 
@@ -257,6 +258,16 @@ def test_the_file_is_of_the_stated_size(uninterrupted):
     # Nor is anything else of a storage written
     size, overhead = Path(folder, "checkpoint-3", FILE).stat().st_size, 300 * 8 * 16
     assert size <= 8 * kept + 8 * live + 32 * tokens + prompts + 2 * rows + overhead
+
+
+def test_a_tied_head_is_not_missing(uninterrupted, tmp_path, caplog):
+    """It is in no file, and was reported as a missing key, which looks like a damaged checkpoint."""
+    resumed = grpo(tmp_path, **CONFIGURATIONS["eight_updates"] | {"save_strategy": "no"})
+    with caplog.at_level("WARNING"):
+        resumed.train(f"{uninterrupted('eight_updates').args.output_dir}/checkpoint-8")
+        assert "missing keys" not in caplog.text
+        resumed._issue_warnings_after_load(_IncompatibleKeys(["lm_head.weight", "model.norm.weight"], []))
+    assert "missing keys in the checkpoint model loaded: ['model.norm.weight']" in caplog.text
 
 
 def test_a_stock_checkpoint_resumes_with_a_warning(tmp_path, caplog):

@@ -1,5 +1,6 @@
 """The arguments of an evaluation, from a YAML file or flags: `troll_trl.cli.evaluate` parses them."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -93,24 +94,36 @@ def _check_numbers(args: EvaluationArguments):
         raise ValueError(f"`max_problems` has {counts}: give one number for all, or one for each.")
 
 
+def _refuse(args: EvaluationArguments, ignored: Collection[str], reason: str):
+    for option in fields(args):
+        if option.name in ignored and (value := getattr(args, option.name)) != option.default:
+            raise ValueError(f"`{option.name}` is {value!r}, but {reason}. Leave it out.")
+
+
 def _check_task(args: EvaluationArguments):
     if args.compare is not None and len(args.compare) != 2:
         raise ValueError(f"`compare` takes two evaluations, got {len(args.compare)}.")
     if args.samples is not None and (args.model or args.benchmarks):
         raise ValueError("`samples` scores a file; `model` and `benchmarks` generate one. Give one or the other.")
+    columns = ("problem_column", "answer_column", "completion_column")
     generates = bool(args.model or args.benchmarks)
     if generates and not (args.model and args.benchmarks):
         missing = "benchmarks" if args.model else "model"
         raise ValueError(f"`{missing}` is not set. An evaluation needs `model` and `benchmarks`.")
     if not generates:
         ignored = {*SAMPLING_SETTINGS, "max_problems", "backend", "batch_size"} - {"seed"}  # which the bootstrap has
-        for option in fields(args):
-            if option.name in ignored and (value := getattr(args, option.name)) != option.default:
-                raise ValueError(f"`{option.name}` is {value!r}, but nothing is generated. Leave it out.")
+        ignored |= {"overwrite", *columns} if args.samples is None else set()
+        _refuse(args, ignored, "nothing is generated" + " or read but scores" * (args.samples is None))
+    else:
+        files = any("=" in benchmark for benchmark in args.benchmarks)
+        _refuse(args, columns[files * 2 :], "it is for `samples`" + ", or for benchmarks name=path" * (not files))
     if not generates and args.samples is None and args.compare is None:
         raise ValueError("Nothing to do: set `model` and `benchmarks`, or `samples`, or `compare`.")
     if (generates or args.samples) and args.output is None:
         raise ValueError("`output` is not set. Give a folder for the samples and the summary.")
+    for name in args.compare or () if generates else ():  # before hours of generation
+        if name not in args.model and not Path(name).expanduser().exists():
+            raise ValueError(f"`compare`: {name} is neither a model of this evaluation nor a folder or file.")
     names = [benchmark.partition("=")[0] for benchmark in args.benchmarks]
     for key, values in (("model", args.model), ("benchmarks", names)):
         if twice := [value for value in values if values.count(value) > 1]:

@@ -27,7 +27,9 @@ def check_model(model: str, key: str = "model"):
         if folder.is_file() or model.startswith((".", "/", "~")) or model.count("/") > 1:
             raise FileNotFoundError(f"`{key}`: there is no folder {model} (working folder: {os.getcwd()}).")
     elif adapter := adapter_settings(model):
-        check_model(str(adapter.get("base_model_name_or_path")), key)
+        if not (base := adapter.get("base_model_name_or_path")):
+            raise ValueError(f"`{key}`: the {ADAPTER_CONFIG} of {model} has no `base_model_name_or_path`.")
+        check_model(base, key)
     elif not (folder / "config.json").is_file():
         raise ValueError(f"`{key}`: {model} holds neither a config.json nor an {ADAPTER_CONFIG}.")
 

@@ -22,6 +22,7 @@ def publish(folder: Path, destination: Path) -> None:
     """
     paths = sorted(folder.rglob("*"))
     files = {str(path.relative_to(folder)): path.stat().st_size for path in paths if path.is_file()}
+    files.pop(MARKER, None)  # of a checkpoint that was copied here
     for name in files:
         _sync(folder / name)
     marker = folder / MARKER

@@ -180,15 +180,16 @@ class TrollOptions(TrustRegionOptions):
     )
 
     def _check(self):
-        if self.kl_bound == "auto":  # the more updates, the farther a token moves within a rollout batch
+        bound: Any = self.kl_bound
+        if bound == "auto":  # the more updates, the farther a token moves within a rollout batch
             updates = self.updates_per_rollout_batch
-            self.kl_bound = 0.05 * (updates / 8) ** 2
+            bound = 0.05 * (updates / 8) ** 2
             if not 8 <= updates <= 32 and self.process_index == 0:
-                rule = f"`kl_bound` 'auto' is {self.kl_bound:.3g} for {updates:g} updates per rollout batch"
+                rule = f"`kl_bound` 'auto' is {bound:.3g} for {updates:g} updates per rollout batch"
                 warnings.warn(f"{rule}; it was measured for 8 to 32.", stacklevel=6)
-        elif isinstance(self.kl_bound, str):  # of a flag
-            with contextlib.suppress(ValueError):
-                self.kl_bound = float(self.kl_bound)
+        with contextlib.suppress(ValueError, TypeError):
+            bound = float(bound)  # of a flag
+        self.kl_bound = bound
         super()._check()
 
     @classmethod

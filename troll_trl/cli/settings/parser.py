@@ -74,6 +74,10 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
                 "`test_split_size` and `streaming` are for a mixture, under `datasets`. Set `dataset_test_split` or "
                 "`dataset_streaming` instead."
             )
+        if mixture.test_split_size and mixture.streaming:
+            raise ValueError("`test_split_size` cannot split streamed rows. Leave it or `streaming` out.")
+        if bad := [item for item in mixture.datasets if not isinstance(item.path, str)]:
+            raise ValueError(f"`datasets`: `path` must be a hub name or a path, got {bad[0].path!r}.")
         if training_args.eval_on_start and training_args.eval_strategy == "no":
             raise ValueError("`eval_on_start` needs an `eval_strategy`, which is 'no'. Set one, or remove it.")
     except (ValueError, TypeError, OSError, ImportError) as error:  # the last two of files and packages that are named
@@ -82,8 +86,9 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
         unused = [option.name for option in troll_fields(troll_config) if option.name in settings]
         if script_args.method == "clip" and unused:
             logger.warning(f"method clip: {', '.join(unused)} unused, being TROLL's own.")
-        if script_args.mixture.datasets and script_args.dataset_name:
-            logger.warning("`datasets` is used, and `dataset_name` ignored, as by `trl grpo`.")
+        of_one = ("dataset_name", "dataset_config", "dataset_streaming")
+        if script_args.mixture.datasets and (ignored := [name for name in of_one if settings.get(name)]):
+            logger.warning(f"`datasets` is used, and `{'`, `'.join(ignored)}` ignored, as by `trl grpo`.")
         if training_args.eval_strategy == "no" and (script_args.dataset_test_split or script_args.eval_dataset_name):
             logger.warning("Nothing is evaluated: set `eval_strategy: steps` and `eval_steps`.")
     script_args.settings = settings
@@ -169,21 +174,19 @@ def _is_argument(item: Any) -> bool:
 
 def mapping(text: str) -> dict[str, Any]:
     """Read JSON, as in `--chat_template_kwargs '{"enable_thinking": false}'`."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
+    value = json.loads(text)
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON mapping. Write it as '{{\"name\": value}}'.")
+        raise ValueError
     return value
 
 
 def _number_or_auto(text: str) -> float | str:
-    try:
-        return text if text == "auto" else float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor 'auto'.") from None
+    return text if text == "auto" else float(text)
 
 
 def _text_or_boolean(text: str) -> str | bool:
     return {"true": True, "false": False}.get(text.lower(), text)
+
+
+# argparse puts the names into its messages
+mapping.__name__, _number_or_auto.__name__ = "JSON mapping", "number or 'auto'"
