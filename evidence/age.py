@@ -20,6 +20,7 @@ RARE = ("label-2", "sorting-label-2", "steps-2")
 COMMON = ("common", "common-equations", "common-sorting")
 AGES, COMMON_AGES = (8, 16, 32), (8, 32)  # updates per rollout batch
 GEOMETRIES = {"projection": "tuned projection", "clip": "clip", "tv": "mask, total variation", "kl": "mask, KL"}
+LABELS = {"rule": "TROLL, the rule", **GEOMETRIES, "none": "no limits"}
 OTHERS = ("clip", "tv", "kl")
 RATE, OTHER_RATES, EDGES = 4e-4, (2e-4, 8e-4), {2e-4: 1e-4, 8e-4: 1.6e-3}
 TUNING_SEEDS, SEEDS = (102, 103), tuple(range(20, 30))
@@ -259,6 +260,19 @@ def _judge(pairs: list[tuple[Cell, Cell]] | None, leads: bool) -> list[str]:
     return [signed(area, p_value), signed(*success), "holds" if holds else "fails"]
 
 
+def means(records: Sequence[Record]) -> str:
+    """Area and success in percent, means over the rare tasks and the deciding seeds."""
+    runs, rows = Runs(records), []
+    for name, label in LABELS.items():
+        found = [runs.cells(RARE, age, name) for age in AGES]
+        rows.append([label, *("" if cells is None else _area_and_success(cells) for cells in found)])
+    return markdown(["trust region", *(f"{age} updates" for age in AGES)], rows)
+
+
+def _area_and_success(cells: Sequence[Cell]) -> str:
+    return ", ".join(f"{100 * np.mean([cell.values(key).mean() for cell in cells]):.1f}" for key in ("area", "success"))
+
+
 def costs(records: Sequence[Record]) -> str:
     """Statement 4, reported only: 32 updates per rollout batch less 8, for the rule and each geometry's choice."""
     runs, rows = Runs(records), []
@@ -268,26 +282,36 @@ def costs(records: Sequence[Record]) -> str:
             if old is not None and young is not None:
                 pairs = list(zip(old, young, strict=True))
                 lost = [points(pooled_difference(pairs, key)[0]) for key in ("area", "success")]
-                rows.append([where, GEOMETRIES.get(name, "TROLL, the rule"), *lost])
+                rows.append([where, LABELS[name], *lost])
     return markdown(["tasks", "trust region", "area, points", "success, points"], rows)
+
+
+def limits(records: Sequence[Record]) -> str:
+    """What a trust region gains over no limits with 32 updates per rollout batch, on the rare tasks."""
+    runs, rows = Runs(records), []
+    for name in ("rule", *GEOMETRIES):
+        if (pairs := _pairs(runs, RARE, 32, name, "none")) is not None:
+            rows.append([LABELS[name], *(signed(*pooled_difference(pairs, key)) for key in ("area", "success"))])
+    return markdown(["trust region", "area, points", "success, points"], rows)
 
 
 def by_age(records: Sequence[Record]) -> str:
     """Area and success of the rule and of each geometry's choice on the deciding seeds."""
     runs, rows = Runs(records), []
-    for task, name, age in product((*RARE, *COMMON), ("rule", *GEOMETRIES, "none"), AGES):
+    for task, name, age in product((*RARE, *COMMON), LABELS, AGES):
         choice = runs.choice(task, age, name)
         cell = None if choice is None else runs.cell(task, age, choice)
         if choice is not None and cell is not None:
-            label = GEOMETRIES.get(name, "TROLL, the rule" if name == "rule" else "no limits")
             chosen = f"{choice.method} at {choice.rate:g}"
-            rows.append([task, str(age), label, chosen, percent(mean(cell, "area")), percent(mean(cell, "success"))])
+            rows.append([task, str(age), LABELS[name], chosen, percent(mean(cell, "area")), percent(mean(cell, "success"))])
     return markdown(["task", "updates", "trust region", "bound and rate", "area %", "success %"], rows)
 
 
 TABLES: dict[str, Table] = {
     "verdicts": verdicts,
+    "means": means,
     "costs": costs,
+    "limits": limits,
     "by-age": by_age,
     "choices": choices,
     "best-bounds": best_bounds,

@@ -998,6 +998,15 @@ def test_what_an_old_rollout_batch_costs_is_the_difference_of_the_choices():
     assert len(rows) == 9
 
 
+def test_the_means_of_age_and_what_a_limit_gains():
+    records = age_records(lambda task, n, method, rate: wide_is_best(task, n, method, rate) - 0.1 * (task == "steps-2"))
+    rows_of = lambda text: {cells[0]: cells[1:] for row in text.splitlines()[2:] if (cells := row.strip("| ").split(" | "))}
+    means, limits = rows_of(age.means(records)), rows_of(age.limits(records))
+    # The mean over tasks of 0.45, 0.45 and 0.35; success is one and the same
+    assert [text.partition(", ")[0] for text in means["clip"]] == ["41.7"] * 3
+    assert len(limits) == 5 and limits["clip"][0].startswith("+35.0 [+35.0, +35.0]"), limits
+
+
 def test_the_plan_of_age_has_as_many_runs_as_was_written_down():
     """Without edges: 294, at most 324, 144, 48 for no limits, 450 and 240 that decide."""
     flat = lambda task, n, method, rate: 0.5 if rate == 4e-4 else 0.1
