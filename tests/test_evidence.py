@@ -1000,11 +1000,24 @@ def test_what_an_old_rollout_batch_costs_is_the_difference_of_the_choices():
 
 def test_the_means_of_age_and_what_a_limit_gains():
     records = age_records(lambda task, n, method, rate: wide_is_best(task, n, method, rate) - 0.1 * (task == "steps-2"))
-    rows_of = lambda text: {cells[0]: cells[1:] for row in text.splitlines()[2:] if (cells := row.strip("| ").split(" | "))}
+    rows_of = lambda text: {
+        cells[0]: cells[1:] for row in text.splitlines()[2:] if (cells := row.strip("| ").split(" | "))
+    }
     means, limits = rows_of(age.means(records)), rows_of(age.limits(records))
     # The mean over tasks of 0.45, 0.45 and 0.35; success is one and the same
     assert [text.partition(", ")[0] for text in means["clip"]] == ["41.7"] * 3
     assert len(limits) == 5 and limits["clip"][0].startswith("+35.0 [+35.0, +35.0]"), limits
+
+
+@pytest.mark.parametrize(
+    ("tasks", "n"), [(age.RARE, 8), (age.RARE, 16), (age.RARE, 32), (age.COMMON, 8), (age.COMMON, 32)]
+)
+def test_pairs_that_age_judges_are_of_one_machine_and_one_start(tasks, n):
+    runs = age.Runs(read_records(EVIDENCE / "results" / "age.jsonl"))
+    names = ("rule", *(age.GEOMETRIES if tasks == age.RARE else age.OTHERS))
+    for of_task in zip(*(runs.cells(tasks, n, name) for name in names), strict=True):
+        starts = [{record["seed"]: (record["start"], record["machine"]) for record in cell.records} for cell in of_task]
+        assert all(start == starts[0] for start in starts), of_task[0].records[0]["task"]
 
 
 def test_the_plan_of_age_has_as_many_runs_as_was_written_down():
