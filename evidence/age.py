@@ -303,7 +303,9 @@ def by_age(records: Sequence[Record]) -> str:
         cell = None if choice is None else runs.cell(task, age, choice)
         if choice is not None and cell is not None:
             chosen = f"{choice.method} at {choice.rate:g}"
-            rows.append([task, str(age), LABELS[name], chosen, percent(mean(cell, "area")), percent(mean(cell, "success"))])
+            rows.append(
+                [task, str(age), LABELS[name], chosen, percent(mean(cell, "area")), percent(mean(cell, "success"))]
+            )
     return markdown(["task", "updates", "trust region", "bound and rate", "area %", "success %"], rows)
 
 

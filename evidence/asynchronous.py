@@ -157,7 +157,7 @@ class AsyncRunner(Runner):
         trainer_class, config_class = CLASSES[settings.pop("method", "troll")]
         age = settings.pop("versions_old")
         config = config_class(output_dir=str(folder), **settings)
-        needed = isinstance(config, AsyncTrollGRPOConfig) and config.needs_support
+        needed = isinstance(config, AsyncTrollGRPOConfig) and config.make_trust_region().needs_support
         engine = ProblemEngine(start, age - 1, config.support_size if needed else None, config)
         held_out = HeldOut(engine.model, Problems(start, "test"))
         # The data set and the rewards are the engine's; TRL's trainer asks for the first

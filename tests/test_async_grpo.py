@@ -359,7 +359,7 @@ def test_a_policy_that_is_not_finite_stops_the_run(region, folder, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"top_p": 0.9}, "`top_p=0.9` is not supported: the engine then samples from another distribution"),
+    ({"top_p": 0.9}, "`top_p=0.9` is not supported: the engine would sample from another distribution"),
     ({"top_k": 5}, "`top_k=5` is not supported"),
     ({"min_p": 0.1}, "`min_p=0.1` is not supported"),
     ({"repetition_penalty": 1.1}, "`repetition_penalty=1.1` is not supported"),
@@ -386,7 +386,8 @@ def test_defaults_and_what_is_unused(tmp_path):
         20,
     )
     mask = AsyncTrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, trust_region="mask")
-    assert mask.divergence_bound == 0.15 and plain.needs_support and not mask.needs_support
+    assert mask.divergence_bound == 0.15 and plain.make_trust_region().needs_support
+    assert not mask.make_trust_region().needs_support
     with pytest.warns(UserWarning, match=r"epsilon=0.1 unused by this trust region \(KL bound 0.05\)"):
         AsyncTrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, epsilon=0.1)
 

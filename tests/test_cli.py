@@ -58,7 +58,7 @@ def test_help_names_every_setting_and_imports_nothing_heavy(command):
     assert done.stdout.endswith("set()\n")
     if command != "eval":
         assert "  --max_steps int = -1\n      Overrides `num_train_epochs`." in done.stdout
-        assert "  --kl_bound float | str = 0.05\n" in done.stdout
+        assert "  --kl_bound str = 0.05\n      Bound ε on the KL" in done.stdout and "'auto' becomes" in done.stdout
 
 
 @pytest.mark.parametrize("command", [["grpo", "--help"], ["eval", "--help"], ["configs"], []])
@@ -183,6 +183,14 @@ def test_the_launchers_settings_may_stand_in_the_file_and_flags_replace_them(sta
     )
 
 
+@pytest.mark.parametrize(("value", "expected"), [("true", True), ("false", False)])
+def test_a_switch_of_the_launcher_may_stand_in_the_file(started, value, expected):
+    """`multi_gpu: true` became `--multi_gpu=true`, which accelerate refused with its whole usage."""
+    Path("run.yaml").write_text(f"{Path('run.yaml').read_text()}num_processes: 2\nmulti_gpu: {value}")
+    options = started("--config", "run.yaml")
+    assert (options.multi_gpu, options.num_processes) == (expected, 2)
+
+
 def test_that_accelerate_starts_one_process_in_place_of_several_is_said(started, capsys, monkeypatch):
     """On a machine with fewer than two devices `--num_processes 2` trained in one, with half of the batch."""
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 0)
@@ -202,6 +210,7 @@ def test_that_accelerate_starts_one_process_in_place_of_several_is_said(started,
     [
         ("", ("--accelerate_config", "fsdp3"), "'fsdp3' is neither a file nor one of ddp, fsdp1, fsdp2"),
         ("", ("--num_proceses", "2"), "unknown flag --num_proceses. The nearest valid name is --num_processes."),
+        ("multi_gpu: perhaps", (), "`multi_gpu` must be true or false, got 'perhaps'."),
         ("algorithm: rloo", (), "`algorithm` is rloo, but this is `troll grpo`."),
         ("", ("--algorithm", "rloo"), "`algorithm` is rloo, but this is `troll grpo`."),
     ],

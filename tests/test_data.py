@@ -16,6 +16,7 @@ from tiny import tiny_tokenizer
 from troll_trl.data import load_math_dataset
 from troll_trl.data.files import load_rows as load_rows_of
 from troll_trl.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, report_overlap
+from troll_trl.data.prompts import PromptOptions, prepare_prompts
 from troll_trl.rewards import math_accuracy_reward
 
 GSM8K = [
@@ -458,6 +459,17 @@ def test_long_prompts_are_dropped_with_a_count(tmp_path):
         load_rows(tmp_path, rows, max_prompt_tokens=5)
     with pytest.raises(ValueError, match="`max_prompt_tokens` must be at least 1, got 0"):
         load_rows(tmp_path, rows, max_prompt_tokens=0, **limit)
+
+
+def test_an_empty_prompt_is_counted_and_left_to_the_trainer():
+    """A null problem ended in the chat template's own error; the trainer names the row."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ messages[0]['content'] }} {% endfor %}"
+    rows = datasets.Dataset.from_list([{"question": "w1"}, {"question": None}, {"question": "w1 w2 w3"}])
+    options = PromptOptions(tokenizer=tokenizer, max_prompt_tokens=2)
+    with pytest.warns(UserWarning, match="Dropped 1 of the 3 prompts"):
+        kept = prepare_prompts(rows, "rows", options, "question")["prompt"]
+    assert [len(prompt) for prompt in kept] == [1, 0]
 
 
 MEASURE = """

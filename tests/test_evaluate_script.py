@@ -20,7 +20,7 @@ from logged import logged
 from peft import LoraConfig, get_peft_model
 from tiny import tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from troll_trl.cli.evaluate import parse_evaluation_args
 from troll_trl.evaluation import EvaluationArguments, generate_samples
@@ -229,6 +229,22 @@ def test_lora_adapter_of_a_folder_without_a_tokenizer(workplace):
     assert {row["model"] for row in lines("out/samples.jsonl")} == {"base", "adapter"}
 
 
+def test_a_revision_is_not_that_of_an_adapters_base_model(workplace, monkeypatch):
+    """Both backends evaluate the base model's default; transformers' loading alone took its `revision`."""
+    base, tokenizer = save_model(workplace / "base")
+    base.name_or_path = "base"
+    get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained("adapter")
+    load, seen = AutoModelForCausalLM.from_pretrained, []
+    monkeypatch.setattr(
+        "troll_trl.evaluation.generation.AutoModelForCausalLM.from_pretrained",
+        lambda name, revision, dtype: seen.append(revision) or load(name, dtype=dtype),
+    )
+    args = EvaluationArguments(model=["base"], benchmarks=["gsm8k"], output="out", revision="v2")
+    for name in ("base", "adapter"):
+        TransformersGenerator(name, tokenizer, args, 10)
+    assert seen == ["v2", None]
+
+
 def test_a_model_that_was_trained_on_since_is_not_taken_for_the_old_one(workplace):
     generate(*flags())
     save_model(workplace / "model", seed=1)
@@ -380,7 +396,7 @@ def test_prompts(workplace):
         (["--model", "model", "--output", "out"], "`benchmarks` is not set"),
         (["--output", "out"], "Nothing to do"),
         (["--compare", "a"], "takes two evaluations, got 1"),
-        (["--compare", "a", "b"], "a is neither a samples.jsonl nor a folder with one"),
+        (["--compare", "a", "b"], "a is neither a samples.jsonl nor its folder"),
         (["--samples", "one.jsonl", "--output", "out", "--n", "4"], "`n` is 4, but nothing is generated"),
         (["--compare", "a", "b", "--overwrite"], "`overwrite` is True, but nothing is generated or read but scores"),
         (flags("--completion_column", "x"), "`completion_column` is 'x', but it is for `samples`. Leave"),

@@ -423,7 +423,7 @@ def test_compare_on_common_problems(tmp_path):
     assert (mean["low"], mean["high"]) == (0, 0.75)
     assert mean["p_value"] == 1, "one problem differs"
     assert any("compared on the 4 problems" in text for text in messages)
-    assert "Only in one of the two, and left out: only a, only b." in messages
+    assert "`compare` leaves out only a, only b: only one of the two evaluations has it." in messages
 
 
 def test_compare_models_of_one_folder(tmp_path):

@@ -135,6 +135,18 @@ def test_prompts_that_surely_fit_are_not_tokenized(tmp_path, monkeypatch):
     assert seen[1:] == ["w1 w2", "w1 w2 w3 w4 w5 w6"], "17 bytes, and room for 16 tokens"
 
 
+def test_what_the_chat_template_adds_to_every_message_counts(tmp_path):
+    """Row 0 has one message: a conversation of many short ones passed, whatever the template adds to each."""
+    trainer = make(tmp_path, prompts())
+    trainer.processing_class.chat_template = "{% for message in messages %}w2 w2 {{ message['content'] }} {% endfor %}"
+    chat = lambda count: [{"role": "user", "content": "w1"}] * count
+    trainer.train_dataset = Dataset.from_dict({"prompt": [chat(1), chat(5)]})
+    check_prompts(trainer)  # 15 tokens, and room for 16
+    trainer.train_dataset = Dataset.from_dict({"prompt": [chat(1), chat(6)]})
+    with pytest.raises(ValueError, match=r"row 1 of train has 18 tokens; .* context of 24"):
+        check_prompts(trainer)
+
+
 def test_prompts_must_fit_vllms_length_where_it_is_shorter(tmp_path):
     trainer = make(tmp_path, prompts(" ".join(["w1"] * 16)))
     trainer.use_vllm, trainer.vllm_mode, trainer.args.vllm_max_model_length = True, "colocate", 20

@@ -139,6 +139,9 @@ def test_env_is_set(parse, monkeypatch):
     monkeypatch.setenv("TROLL_TEST_VARIABLE", "before")
     parse("env: {TROLL_TEST_VARIABLE: 3}")
     assert os.environ["TROLL_TEST_VARIABLE"] == "3"
+    for text in ("0123456", "12:30:00", "no"):  # YAML reads numbers and a boolean
+        parse(f"env: {{TROLL_TEST_VARIABLE: {text}}}")
+        assert os.environ["TROLL_TEST_VARIABLE"] == text
 
 
 @pytest.mark.parametrize(
@@ -236,6 +239,7 @@ def test_the_layer_with_the_mistake_is_named(tmp_path, capsys):
         ("max_steps: 1\nmax_steps: 2", "`max_steps` occurs twice"),
         ("model_init_kwargs:\n  dtype: a\n  dtype: b", "`dtype` occurs twice"),
         ("env: 3", "`env` must map names to values"),
+        ("env: {A: null}", "`env` must map names to values"),
         ("config: other.yaml", "unknown key `config`"),
         ("1: 2", "unknown key `1`"),
     ],
@@ -357,7 +361,7 @@ def test_clip_is_trls_own_config_with_any_of_its_loss_types(parse, loss_type, ca
     _, args, _ = parse(f"method: clip\nkl_bound: 0.1\nloss_type: {loss_type}\nepsilon: 0.1", "--support_size", "32")
     assert type(args) is GRPOConfig
     assert (args.loss_type, args.epsilon) == (loss_type, 0.1)
-    assert "method clip: kl_bound, support_size unused" in caplog.text
+    assert "`method: clip` ignores kl_bound, support_size, which only TROLL uses." in caplog.text
 
 
 def test_algorithm_decides_the_config(parse, tmp_path):
@@ -391,7 +395,7 @@ def test_a_mixture_of_datasets_is_read_as_trl_reads_it(parse, caplog):
     assert (entry.path, entry.data_files, entry.fraction, entry.split) == ("json", "a.jsonl", 0.5, "train")
     assert script_args.mixture.test_split_size == 0.25
     assert parse("", "--datasets", "a/b", "c/d")[0].settings["datasets"] == [{"path": "a/b"}, {"path": "c/d"}]
-    assert "`datasets` is used, and `dataset_name` ignored" in caplog.text
+    assert "`datasets` replaces `dataset_name`, which the run ignores" in caplog.text
     assert parse("ignore_bias_buffers: true")[0].ignore_bias_buffers
 
 

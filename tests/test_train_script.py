@@ -136,7 +136,7 @@ def test_clip_trains_on_the_same_file(workplace):
     done = train(workplace, "--method", "clip")
     lines = [line for line in log_of(workplace / "out") if "loss" in line]
     assert len(lines) == 2
-    assert "method clip: kl_bound unused" in done.stderr
+    assert "`method: clip` ignores kl_bound" in done.stderr
     assert not any(name.startswith("troll/") for name in lines[0])
     assert "clip_ratio/region_mean" in lines[0]
     AutoModelForCausalLM.from_pretrained(workplace / "out")
@@ -320,7 +320,7 @@ def test_resume_starts_continues_and_finishes(workplace):
     (out / "checkpoint-7" / "optimizer.pt").unlink()
     before = load_file(out / "model.safetensors")
     done = train(workplace, "--resume")
-    assert "Not resumed from checkpoint-7 (optimizer.pt is missing)." in done.stderr
+    assert "The run does not resume from checkpoint-7 (optimizer.pt is missing)." in done.stderr
     assert "Resuming from out/checkpoint-1." in done.stdout
     after = load_file(out / "model.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -31,11 +31,9 @@ def parse_evaluation_args(argv: Sequence[str] | None = None, program: str | None
 
     settings = StrictParser((EvaluationArguments,), command.program).settings_of(command)
     try:
-        args = EvaluationArguments(**settings)
+        return EvaluationArguments(**settings)
     except ValueError as error:
         stop(command.program, error)
-    args.settings = settings
-    return args
 
 
 def evaluate(args: EvaluationArguments):
@@ -93,7 +91,3 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     except KeyboardInterrupt:
         print_error(f"Stopped. {again} continues where it was.")
         raise SystemExit(130) from None
-
-
-if __name__ == "__main__":
-    main()

@@ -9,6 +9,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from troll_trl.cli.settings.arguments import TrollScriptArguments
+from troll_trl.evaluation.samples import write_text
 from troll_trl.resilience.checkpoint_folder import checkpoints
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
@@ -90,4 +91,4 @@ def save_settings(settings: dict, output_dir: str, checkpoint: str | None = None
         earlier = file.with_stem(f"{file.stem}-until-{Path(checkpoint).name}")
         if not earlier.exists():
             file.rename(earlier)
-    file.write_text(text, encoding="utf-8")
+    write_text(file, text)

@@ -107,7 +107,3 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     missed = missed_goals(log, kl_bound=float(read_layers(CONFIG)[-1].values["kl_bound"]))
     if options.updates is None and missed:
         sys.exit("The quickstart did not reach its goal: " + "; ".join(missed) + ".")
-
-
-if __name__ == "__main__":
-    main()

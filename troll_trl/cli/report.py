@@ -17,21 +17,9 @@ RUN_HELP = """
 """
 
 
-def parse_args(argv: Sequence[str] | None, program: str) -> argparse.Namespace:
-    description = str(__doc__).strip().splitlines()[0]
-    parser = argparse.ArgumentParser(prog=program, description=description, allow_abbrev=False)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--output", type=Path, required=True, help="folder for report.html, table.md and the figures")
-    parser.add_argument(
-        "--success",
-        metavar="FUNCTION",
-        help="reward function whose mean is the success rate (default: functions with `accuracy` in their name)",
-    )
-    return parser.parse_args(argv)
-
-
 def write_report(runs: Sequence[str], success: str | None, output: Path) -> None:
     """Write the page, its figures and its table into `output`, and print the table and the notes."""
+    from troll_trl.evaluation.samples import write_text
     from troll_trl.evaluation.tables import markdown
     from troll_trl.report.figures import draw_figures
     from troll_trl.report.page import make_table, warnings_of, write_page
@@ -41,7 +29,7 @@ def write_report(runs: Sequence[str], success: str | None, output: Path) -> None
     table = make_table(groups, success)
     output.mkdir(parents=True, exist_ok=True)
     text = markdown(["", *table], table.itertuples()) + "\n"
-    (output / "table.md").write_text(text, encoding="utf-8")
+    write_text(output / "table.md", text)
     plots = draw_figures(groups, success, output)
     write_page(groups, plots, table, output / "report.html")
 
@@ -53,14 +41,19 @@ def write_report(runs: Sequence[str], success: str | None, output: Path) -> None
 
 def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
     """Report, in this process. Ends with code 2, and one line for a mistake that a user can set right."""
-    options = parse_args(argv, program)
+    description = str(__doc__).strip().splitlines()[0]
+    parser = argparse.ArgumentParser(prog=program, description=description, allow_abbrev=False)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--output", type=Path, required=True, help="folder for report.html, table.md and the figures")
+    parser.add_argument(
+        "--success",
+        metavar="FUNCTION",
+        help="reward function whose mean is the success rate (default: functions with `accuracy` in their name)",
+    )
+    options = parser.parse_args(argv)
     from troll_trl.report.runs import ReportError  # imports pandas
 
     try:
         write_report(options.runs, options.success, options.output)
     except (ReportError, OSError) as error:
         stop(program, error)
-
-
-if __name__ == "__main__":
-    main()

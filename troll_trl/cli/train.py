@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
         stop(command.program, error)
     if command.launcher and "TROLL_LAUNCHED" not in os.environ and training_args.process_index == 0:
         said = ", ".join(f"`{name}`" for name in command.launcher)
-        logger.warning(f"{said} unused: only the commands `troll grpo` and `troll rloo` start processes.")
+        logger.warning(f"The run ignores {said}: only `troll grpo` and `troll rloo` start processes.")
     if training_args.process_index == 0:
         save_settings(script_args.settings, training_args.output_dir, checkpoint)
     trainer.add_callback(PeakMemory)
@@ -129,7 +129,14 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
     # After SIGTERM the launcher kills its processes when this time is over. The default of 30 seconds is too short for
     # a large model to finish its update and save.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
-    options = launch_command_parser().parse_args([*launcher_flags, "-m", "troll_trl.cli.train", *run_flags])
+    parser, words = launch_command_parser(), []
+    switches = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
+    for flag in launcher_flags:  # a switch takes no value, and a file has one
+        name, _, value = flag.partition("=")
+        if name in switches and value not in ("", "true", "false"):
+            stop(program, f"`{name.lstrip('-')}` must be true or false, got {value!r}.")
+        words += [flag] if name not in switches else [name] * (value != "false")
+    options = parser.parse_args([*words, "-m", "troll_trl.cli.train", *run_flags])
     _warn_if_one_process_starts(options, program)
     try:
         launch_command(options)

@@ -45,13 +45,7 @@ def load_math_dataset(
     config_name: str | None = None,
     problem_column: str | None = None,
     answer_column: str | None = None,
-    instruction: str | None = None,
-    system_prompt: str | None = None,
-    max_samples: int | None = None,
-    row_filter: str | None = None,
-    tokenizer: Any = None,
-    max_prompt_tokens: int | None = None,
-    chat_template_kwargs: dict[str, Any] | None = None,
+    **options: Any,
 ) -> datasets.Dataset:
     r"""
     Load math problems with their gold answers, ready for a trainer and [`~troll_trl.rewards.math_accuracy_reward`].
@@ -86,13 +80,10 @@ def load_math_dataset(
         ValueError: columns that are not there, a prompt that is neither text nor chat messages, an unreadable file, no
             row left, or a `max_samples` that is not positive.
     """
-    options = PromptOptions(
-        instruction, system_prompt, max_samples, row_filter, tokenizer, max_prompt_tokens, chat_template_kwargs
-    )
-    name = str(name_or_path)
+    name, prompt_options = str(name_or_path), PromptOptions(**options)
     dataset, files = load_rows(name, split, config_name)
     with naming_bad_lines(name, files):
-        return as_math_problems(dataset, name, options, problem_column, answer_column)
+        return as_math_problems(dataset, name, prompt_options, problem_column, answer_column)
 
 
 def as_math_problems(

@@ -61,12 +61,13 @@ class PromptOptions:
         return kept
 
     def _lengths(self, prompts: list) -> list[int]:
-        if not isinstance(prompts[0], str):
+        if not any(isinstance(prompt, str) for prompt in prompts):
             template = {"tokenize": False, "add_generation_prompt": True, **(self.chat_template_kwargs or {})}
-            prompts = self.tokenizer.apply_chat_template(list(prompts), **template)
+            chats = [prompt or [{"role": "user", "content": ""}] for prompt in prompts]  # the trainer names empty rows
+            prompts = self.tokenizer.apply_chat_template(chats, **template)
             encoded = self.tokenizer(prompts, add_special_tokens=False)
         else:
-            encoded = self.tokenizer(list(prompts))
+            encoded = self.tokenizer([prompt or "" for prompt in prompts])
         return [len(ids) for ids in encoded.input_ids]
 
 

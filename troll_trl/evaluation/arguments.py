@@ -1,9 +1,8 @@
 """The arguments of an evaluation, from a YAML file or flags: `troll_trl.cli.evaluate` parses them."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from troll_trl.fields import document, setting
 
@@ -20,7 +19,7 @@ SAMPLING_SETTINGS = (
 @document
 @dataclass
 class EvaluationArguments:
-    """Arguments of an evaluation, in a YAML file or as flags. `settings` holds what files and flags set, merged."""
+    """Arguments of an evaluation, in a YAML file or as flags."""
 
     model: list[str] = setting(help="Models: hub names or folders. LoRA adapters work too.", default_factory=list)
     benchmarks: list[str] = setting(
@@ -67,7 +66,6 @@ class EvaluationArguments:
     compare: list[str] | None = setting(
         None, "Two evaluations to compare, A and B: folders, files of samples, or models of this evaluation."
     )
-    settings: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self):
         self.model = [name.rstrip("/") or name for name in self.model]

@@ -72,8 +72,9 @@ class TransformersGenerator:
     def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, args: EvaluationArguments, max_length: int):
         self._tokenizer, self._args = tokenizer, args
         self.batch_size = args.batch_size or (64 if torch.cuda.is_available() else 16)
-        # A folder with an adapter loads its base model and the adapter on it
-        loaded = AutoModelForCausalLM.from_pretrained(model, revision=args.revision, dtype=args.dtype)
+        # A folder with an adapter loads its base model, which `revision` does not mean, and the adapter on it
+        revision = None if adapter_settings(model) else args.revision
+        loaded = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=args.dtype)
         self.revision: str | None = getattr(loaded.config, "_commit_hash", None)  # on the hub
         self._end_ids = end_ids(loaded.generation_config, tokenizer)
         # `generate` would fill in the model's own repetition penalty and the like

@@ -34,7 +34,7 @@ def check_thinking(tokenizers: Mapping[str, PreTrainedTokenizerBase], enable_thi
     if enable_thinking is None and reading:
         raise ValueError(
             f"`enable_thinking` is not set, and the chat template of {', '.join(reading)} reads it. Set it as in the "
-            "training (the shipped configs have false), or to true for a model of the hub that is to think."
+            "training (the shipped configs have false). Set it to true if a model of the hub should think."
         )
     if enable_thinking is not None and not reading:
         raise ValueError(f"`enable_thinking` is set, but no chat template of {', '.join(tokenizers)} reads it.")

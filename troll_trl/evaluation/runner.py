@@ -148,9 +148,9 @@ class ModelRun:
     def _batches(
         self, benchmark: Benchmark, done: set[Key], generator: TransformersGenerator | VllmGenerator
     ) -> Iterator[list[Sample]]:
-        """Batches of prompts of about one length, the longest first: memory runs short at the start or never. A batch
-        is cut at the same places whatever is done already, and one that a kill left half written is generated whole, so
-        no sample has other neighbours than in a run without a kill."""
+        """Batches of prompts of about one length. The longest come first: memory runs short at the start or never. A
+        resumed run cuts the batches at the same places, and generates a half-written batch again, so each sample keeps
+        its neighbours."""
         lengths = self.lengths[benchmark.name]
         rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
         jobs = [(row, (self.model, benchmark.name, benchmark.ids[row], i)) for row in rows for i in range(self.args.n)]

@@ -58,7 +58,7 @@ def _check_samples(name: str, scores: ProblemScores, ks: Sequence[int] | None):
     if k > fewest:
         raise ValueError(f"{name}: pass@{k} needs {k} samples of every problem, and one has {fewest}. Lower `k`.")
     if most > fewest:
-        logger.warning(f"{name}: the problems have from {fewest} to {most} samples; n is the fewest.")
+        logger.warning(f"{name}: the problems have from {fewest} to {most} samples. The table uses n = {fewest}.")
 
 
 def _result(
@@ -111,7 +111,7 @@ def compare(args: EvaluationArguments) -> dict[str, Any]:
     (first, _), (second, _) = sides
     common = [benchmark for benchmark in first if benchmark in second]
     if alone := sorted(first.keys() ^ second.keys()):
-        logger.warning(f"Only in one of the two, and left out: {', '.join(alone)}.")
+        logger.warning(f"`compare` leaves out {', '.join(alone)}: only one of the two evaluations has it.")
     if not common:
         raise ValueError(f"`compare`: {names[0]} and {names[1]} share no benchmark.")
     problems = {benchmark: _common_problems(benchmark, first[benchmark], second[benchmark]) for benchmark in common}
@@ -150,7 +150,7 @@ def _scores_of(name: str, args: EvaluationArguments) -> tuple[dict[str, ProblemS
     if is_model:
         file = Path(args.output or ".") / SAMPLES
         if not file.is_file():
-            raise FileNotFoundError(f"`compare`: {name} is neither a {SAMPLES} nor a folder with one, nor is `output`.")
+            raise FileNotFoundError(f"`compare`: {name} is neither a {SAMPLES} nor its folder, and `output` has none.")
     by_key = read_scores(file)
     models = dict.fromkeys(model for model, _ in by_key)
     chosen = [model for model in models if not is_model or model == name.rstrip("/")]

@@ -13,7 +13,9 @@ from troll_trl.evaluation.statistics import smallest_p_value
 def results_table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of what [`summarize`] returns, in percent."""
     results = summary["results"]
-    metrics = [{_plain(name): metric for name, metric in result["metrics"].items()} for result in results]
+    # `mean` for `mean@4`, but `pass@4` as it is
+    plain_name = lambda name: name if name.startswith("pass@") else name.partition("@")[0]
+    metrics = [{plain_name(name): metric for name, metric in result["metrics"].items()} for result in results]
     # pass@1 is the mean
     ks = sorted({int(name[5:]) for row in metrics for name in row if name.startswith("pass@")} - {1})
     names = ["mean", *(f"pass@{k}" for k in ks), *(["maj"] if ks else []), "strict"]
@@ -28,11 +30,6 @@ def results_table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         tokens = result.get("mean_tokens")
         rows.append([*row, "" if tokens is None else f"{tokens:.0f}"])
     return header, rows
-
-
-def _plain(metric: str) -> str:
-    """`mean` for `mean@4`, but `pass@4` as it is."""
-    return metric if metric.startswith("pass@") else metric.partition("@")[0]
 
 
 def notes(summary: dict[str, Any]) -> list[str]:

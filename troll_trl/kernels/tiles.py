@@ -128,6 +128,11 @@ def training_tile(device: torch.device) -> tuple[int, int]:
     return TRAINING_TILE["cpu" if device.type == "cpu" else "accelerator"]
 
 
+def slices(length: int, step: int) -> list[slice]:
+    """The parts of a length, `step` long each, of which the last may be shorter."""
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+
 def to_slots(token_ids: torch.Tensor, start: int, tile: torch.Tensor) -> torch.Tensor:
     """Column `(n, K)` of every kept token within a tile `(n, v + 1)` from token `start` on, or its spare column."""
     spare = tile.shape[1] - 1

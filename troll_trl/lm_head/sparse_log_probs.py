@@ -24,6 +24,7 @@ from troll_trl.kernels.tiles import (
     compute_dtype,
     empty_tile,
     product_into,
+    slices,
     training_tile,
 )
 from troll_trl.trust_region.sparse import UNUSED
@@ -60,10 +61,10 @@ class SparseLogProbs(torch.autograd.Function):
         log_z, entropy = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(2))
         tile = _tile(hidden, weight, tokens, columns, dtype)
         scratch = None if use_triton(hidden.device) else _tile(hidden, weight, tokens, columns, dtype)
-        for rows in _slices(len(hidden), tokens):
+        for rows in slices(len(hidden), tokens):
             state = FoldState.of(token_ids[rows])
             hidden_rows = hidden[rows].to(dtype)
-            for cols in _slices(len(weight), columns):
+            for cols in slices(len(weight), columns):
                 products = _products(tile, hidden_rows, weight[cols])
                 fold_tile(products, _slice(bias, cols, dtype), transform, token_ids[rows], cols.start, state, scratch)
             log_probs[rows], log_z[rows], entropy[rows] = _finish(state, token_ids[rows])
@@ -85,7 +86,7 @@ class SparseLogProbs(torch.autograd.Function):
             grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else weight.new_empty(0)
             grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else weight.new_empty(0)
             tile = _tile(hidden, weight, tokens, columns, dtype)
-            for rows in _slices(len(hidden), tokens):
+            for rows in slices(len(hidden), tokens):
                 coefficients = gradient_coefficients(
                     log_probs[rows],
                     log_z[rows],
@@ -95,7 +96,7 @@ class SparseLogProbs(torch.autograd.Function):
                     transform,
                 )
                 hidden_rows = hidden[rows].to(dtype)
-                for cols in _slices(len(weight), columns):
+                for cols in slices(len(weight), columns):
                     weight_cols = weight[cols].to(dtype)
                     products = _products(tile, hidden_rows, weight_cols)
                     bias_cols = _slice(bias, cols, dtype)
@@ -145,7 +146,3 @@ def _products(tile: torch.Tensor, hidden_rows: torch.Tensor, weight_cols: torch.
 
 def _slice(bias: torch.Tensor | None, cols: slice, dtype: torch.dtype) -> torch.Tensor | None:
     return None if bias is None else bias[cols].to(dtype)
-
-
-def _slices(length: int, step: int) -> list[slice]:
-    return [slice(start, min(start + step, length)) for start in range(0, length, step)]

@@ -13,7 +13,7 @@ import torch
 from troll_trl.kernels.blocks import BLOCK, blocks_of, reduce_chunk
 from troll_trl.kernels.candidates import choose_candidates
 from troll_trl.kernels.dispatch import use_triton
-from troll_trl.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into
+from troll_trl.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into, slices
 from troll_trl.trust_region.sparse import UNUSED, mass_rule
 
 # Vocabulary columns that are reduced while they are still in the cache, at most
@@ -55,7 +55,7 @@ def select_support(
     tokens = max(1, math.ceil(len(hidden) / tiles))  # as many in each tile
     tile = empty_tile(min(tokens, len(hidden)), width, dtype, device)
     bias = None if bias is None else bias.to(dtype)
-    columns = [slice(first, min(first + chunk, vocabulary)) for first in range(0, vocabulary, chunk)]
+    columns = slices(vocabulary, chunk)
     # A head in another dtype is cast once, in pieces of a chunk, and not again for each tile of tokens: V·H more bytes
     # of bf16 for the call, half of what the training pass then holds for the head's gradient in float32.
     weights = [weight[cols] for cols in columns]
@@ -66,8 +66,7 @@ def select_support(
     entropy = torch.empty(len(hidden), device=device)
     logits = torch.empty((len(hidden), support_size - 1), device=device)
     token_ids = torch.empty((len(hidden), support_size - 1), device=device, dtype=torch.int32)
-    for start in range(0, len(hidden), tokens):
-        rows = slice(start, min(start + tokens, len(hidden)))
+    for rows in slices(len(hidden), tokens):
         hidden_rows = hidden[rows].to(dtype)
         blocks = blocks_of(tile[: len(hidden_rows)], sampled_ids[rows], vocabulary, chunk, keep)
         for cols, weight_cols in zip(columns, weights, strict=True):
@@ -81,8 +80,7 @@ def select_support(
     del tile
     # In chunks, whose float64 numbers take some 4 MiB at K = 64, whatever the number of positions
     supports = []
-    for start in range(0, max(len(hidden), 1), _SUPPORT_ROWS):
-        rows = slice(start, start + _SUPPORT_ROWS)
+    for rows in slices(max(len(hidden), 1), _SUPPORT_ROWS):
         parts = (sampled_ids[rows].unsqueeze(1), sampled[rows], logits[rows], token_ids[rows], left[rows])
         supports.append(_support(*parts, tail_mass))
     ids, log_probs = supports[0] if len(supports) == 1 else (torch.cat(x) for x in zip(*supports, strict=True))

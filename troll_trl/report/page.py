@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from troll_trl.evaluation.samples import write_text
 from troll_trl.evaluation.statistics import Estimate
 from troll_trl.report import metrics
 from troll_trl.report.figures import CAPTIONS, Plot
@@ -134,7 +135,7 @@ def write_page(groups: Sequence[Group], plots: Sequence[Plot], table: pd.DataFra
     parts += ["<h2>Runs</h2>", _html(pd.DataFrame(rows, labels, ["read from", "updates", "notes"]))]
     made = f"Made by `troll report` on {datetime.now():%Y-%m-%d %H:%M}. Curves of more than {metrics.MAX_POINTS} lines"
     parts += [f'<p class="note">{made} are averaged over whole rollout batches (of maxima, their maximum).</p>']
-    file.write_text("\n".join(parts) + "\n</body>\n</html>\n", encoding="utf-8")
+    write_text(file, "\n".join(parts) + "\n</body>\n</html>\n")
 
 
 def _html(table: pd.DataFrame) -> str:

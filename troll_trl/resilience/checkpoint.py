@@ -48,7 +48,7 @@ class Checkpoints:
         found = [newest_complete(Path(self.args.output_dir))] if self.accelerator.is_main_process else [None]
         path, skipped = broadcast_object_list(found)[0]
         for line in skipped:
-            logger.warning(f"Not resumed from {line}.")
+            logger.warning(f"The run does not resume from {line}.")
         if path is None and resume is True:
             seen = f" Skipped: {'; '.join(skipped)}. One of them can still be given by its path." if skipped else ""
             raise ValueError(f"There is no complete checkpoint in {self.args.output_dir}.{seen}")
@@ -102,8 +102,8 @@ class StopSignal(TrainerCallback):
     On SIGTERM, which a cluster sends before it takes a machine back: finish the update, save, and end the training. A
     second SIGTERM ends the process at once. One rank's signal stops all.
 
-    transformers' own callback (`enable_jit_checkpoint`) saves where the signal finds the run, on the rank that got it,
-    which is neither exact nor safe with several ranks; this one takes its place.
+    transformers' own callback (`enable_jit_checkpoint`) saves at once, on the rank that got the signal. That is not
+    exact, and not safe with several ranks. This callback replaces it.
     """
 
     def __init__(self, accelerator: Accelerator):

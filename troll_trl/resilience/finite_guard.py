@@ -220,7 +220,7 @@ class FiniteGuard:
             bad += f", because of {some(self.bad_rewards)}"
         limit = self.args.max_skipped_updates
         logger.warning(
-            f"Update {update} skipped, weights and optimizer unchanged. Not finite: {bad}. "
+            f"Update {update} skipped: weights and optimizer stay unchanged. Not finite: {bad}. "
             f"({self._in_a_row} in a row; `max_skipped_updates` is {limit}.)"
         )
         if self._in_a_row >= limit:

@@ -24,15 +24,17 @@ def check_prompts(trainer: Any) -> None:
         if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
             continue
         lengths = [sum(len(text.encode()) for text in _texts(prompt)) for prompt in dataset["prompt"]]  # in bytes
+        messages = [1 if isinstance(prompt, str) else len(prompt or ()) for prompt in dataset["prompt"]]
         if 0 in lengths:
             raise ValueError(f"The prompt of row {lengths.index(0)} of {name} is empty. Remove the row.")
         if limit is None or not lengths:
             continue
-        # A token is at least one byte of text, and the first row shows what the chat template adds. Few rows, mostly
-        # none, can be too long, and only these are tokenized.
+        # A token is at least one byte of text, and the first row shows what the chat template adds to a message. Few
+        # rows, mostly none, can be too long, and only these are tokenized.
         longest = limit - completion
-        template = _tokens(trainer, dataset[0]["prompt"])
-        for row in [row for row, length in enumerate(lengths) if length + template > longest]:
+        template = _tokens(trainer, dataset[0]["prompt"]) / messages[0]
+        bounds = [n + template * max(count, messages[0]) for n, count in zip(lengths, messages, strict=True)]
+        for row in [row for row, bound in enumerate(bounds) if bound > longest]:
             if (tokens := _tokens(trainer, dataset[row]["prompt"])) > longest:
                 raise ValueError(
                     f"The prompt of row {row} of {name} has {tokens:,} tokens; with `max_completion_length` "

@@ -59,9 +59,9 @@ class BoundedPolicy:
                 policy = output.sparse_log_probs[:, -completion_length:]  # (B, C, K + 1)
             if policy.dtype != torch.float32:
                 raise TypeError(
-                    f"The model's log-probabilities are {policy.dtype}, not float32: what wraps the model casts its "
-                    "outputs, and the trust region would take their rounding for steps of the policy. Have it keep "
-                    "their dtype."
+                    f"The model's log-probabilities are {policy.dtype}, not float32: a wrapper of the model casts its "
+                    "outputs. The trust region would take their rounding for steps of the policy. Make the wrapper "
+                    "keep the dtype."
                 )
             # What takes no part in the loss enters no exp. Nor does NaN, which `project` would refuse, on one rank
             # while the others wait: the guard has counted it, and the update will be skipped.

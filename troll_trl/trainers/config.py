@@ -10,7 +10,7 @@ from trl import GRPOConfig, RLOOConfig
 
 from troll_trl.fields import document, setting
 from troll_trl.resilience.option_ranges import check_ranges, is_number
-from troll_trl.trust_region.mask import DIVERGENCES, needs_support
+from troll_trl.trust_region.mask import DIVERGENCES
 from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion
 from troll_trl.trust_region.sparse import check_support_options
 
@@ -26,20 +26,20 @@ _PROJECTION = ("kl_bound", "regression_coef", "pessimistic")
 _MASK = ("divergence_type", "divergence_bound", "ratio_cap")
 _SUPPORT = ("support_size", "tail_mass")
 
-_KL_BOUND = (
-    "Bound ε on the KL of every token's projected policy π from the old policy q, in nats: KL(π‖q) ≤ ε. It must be "
-    "positive; inf switches the projection off."
-)
-
 
 @dataclass
 class TrustRegionOptions(_TrlConfig):
     """The projection's options, which every config adds to TRL's, and their checks."""
 
-    kl_bound: float = setting(0.05, _KL_BOUND)  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
+    # Text to a parser, as TRL's `scale_rewards`: one of `float | str` would take no 'auto'. A made config has a number.
+    kl_bound: str = setting(
+        0.05,  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
+        "Bound ε on the KL of every token's projected policy π from the old policy q, in nats: KL(π‖q) ≤ ε. It must be "
+        "positive; inf switches the projection off. Except in asynchronous training, 'auto' becomes 0.05·(n/8)² for n "
+        "updates per rollout batch; n from 8 to 32 was measured.",
+    )
     regression_coef: float = setting(
-        1.0,
-        "Weight α ≥ 0 of the regression term KL(p ‖ stopgrad π), which pulls the policy p to its projection π.",
+        1.0, "Weight α ≥ 0 of the regression term KL(p ‖ stopgrad π), which pulls the policy p to its projection π."
     )
     support_size: int = setting(
         64,
@@ -58,25 +58,25 @@ class TrustRegionOptions(_TrlConfig):
         """Whether the trust region is a mask, and not the projection."""
         return getattr(self, "trust_region", "projection") == "mask"
 
-    @property
-    def needs_support(self) -> bool:
-        """Whether the trust region reads more of the old policy than the sampled token."""
-        return True
-
     def trust_region_options(self) -> dict[str, Any]:
         """The options that define the trust region, by name: those that have an effect."""
-        names = (*(_MASK if self.masks else _PROJECTION), *(_SUPPORT if self.needs_support else ()))
+        names = (*(_MASK if self.masks else _PROJECTION), *(_SUPPORT if self.make_trust_region().needs_support else ()))
         return {name: getattr(self, name) for name in ("trust_region", *names) if hasattr(self, name)}
 
     def make_trust_region(self) -> TrustRegion:
         """The trust region that the options define."""
-        return ProjectionTrustRegion(self.kl_bound, getattr(self, "pessimistic", False))
+        return ProjectionTrustRegion(float(self.kl_bound), getattr(self, "pessimistic", False))
 
     def _check(self):
         check_ranges(self)
-        if not (is_number(self.kl_bound) and self.kl_bound > 0):  # inf means no limit
+        bound: Any = self.kl_bound
+        if isinstance(bound, str):  # of a flag
+            with contextlib.suppress(ValueError):
+                bound = float(bound)
+        self.kl_bound = bound
+        if not (is_number(bound) and bound > 0):  # inf means no limit
             allowed = "positive" + " or 'auto'" * isinstance(self, TrollOptions)
-            raise ValueError(f"`kl_bound` must be {allowed}, got {self.kl_bound!r}.")
+            raise ValueError(f"`kl_bound` must be {allowed}, got {bound!r}.")
         check_support_options(self.support_size, getattr(self, "tail_mass", 0.0))
 
     def _warn_of_unused(self, stacklevel: int = 4):
@@ -117,10 +117,6 @@ class MaskOptions(TrustRegionOptions):
         None, "Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none."
     )
 
-    @property
-    def needs_support(self) -> bool:
-        return not self.masks or needs_support(self.divergence_type)
-
     def make_trust_region(self) -> TrustRegion:
         if not self.masks:
             return super().make_trust_region()
@@ -153,14 +149,8 @@ class TrollOptions(TrustRegionOptions):
 
     _trl_config: ClassVar[type]  # the config of TRL's that is extended
 
-    # Text to a parser, as TRL's `scale_rewards`: one of `float | str` would take no 'auto'. A made config has a number.
-    kl_bound: str = setting(  # type: ignore[assignment]
-        0.05,
-        _KL_BOUND + " 'auto' becomes 0.05·(n/8)² for n updates per rollout batch; n from 8 to 32 was measured.",
-    )
     tail_mass: float = setting(
-        1e-5,
-        "Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1).",
+        1e-5, "Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1)."
     )
     pessimistic: bool = setting(
         False,
@@ -180,16 +170,13 @@ class TrollOptions(TrustRegionOptions):
     )
 
     def _check(self):
-        bound: Any = self.kl_bound
-        if bound == "auto":  # the more updates, the farther a token moves within a rollout batch
+        if self.kl_bound == "auto":  # the more updates, the farther a token moves within a rollout batch
             updates = self.updates_per_rollout_batch
-            bound = 0.05 * (updates / 8) ** 2
+            bound: Any = 0.05 * (updates / 8) ** 2
+            self.kl_bound = bound
             if not 8 <= updates <= 32 and self.process_index == 0:
                 rule = f"`kl_bound` 'auto' is {bound:.3g} for {updates:g} updates per rollout batch"
                 warnings.warn(f"{rule}; it was measured for 8 to 32.", stacklevel=6)
-        with contextlib.suppress(ValueError, TypeError):
-            bound = float(bound)  # of a flag
-        self.kl_bound = bound
         super()._check()
 
     @classmethod
@@ -265,8 +252,8 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
             )
         if self.masks and self.pessimistic:
             raise ValueError(
-                "`pessimistic` is not supported with `trust_region` 'mask', which leaves a token that has moved "
-                "against its advantage its gradient anyway. Remove it."
+                "`pessimistic` is not supported with `trust_region` 'mask': the mask already keeps the gradient of a "
+                "token that moved against its advantage. Remove it."
             )
         super()._check()
 

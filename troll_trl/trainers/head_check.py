@@ -15,11 +15,7 @@ _TOLERANCE = 0.01
 
 @torch.no_grad()
 def check_head(
-    model: torch.nn.Module,
-    model_inputs: dict[str, Any],
-    completion_length: int,
-    support_size: int,
-    temperature: float,
+    model: torch.nn.Module, model_inputs: dict[str, Any], completion_length: int, support_size: int, temperature: float
 ) -> None:
     """
     Compare the log-probabilities of the sparse head with those of the model's own logits.
@@ -69,8 +65,7 @@ def check_head(
     if difference > _TOLERANCE * max(1.0, logits.abs().max().item()):  # a NaN is not: it is for `nonfinite`
         tokens = kept.any(-1).sum().item()
         raise ValueError(
-            "The LM head that keeps a sparse distribution is wrong for this model: its log-probabilities differ from "
-            f"those of the model's own logits by {difference:.2g} nats on average over {tokens} tokens. The model "
-            "changes its logits in a way that neither this head nor TRL's implements. Train another model, and please "
-            "report this one."
+            "The sparse LM head is wrong for this model: its log-probabilities differ from the model's own by "
+            f"{difference:.2g} nats on average over {tokens} tokens. The model changes its logits in a way that neither "
+            "this head nor TRL's implements. Train another model, and please report this one."
         )

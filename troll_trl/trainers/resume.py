@@ -1,8 +1,8 @@
 """What a checkpoint holds of a trainer next to TRL's own files, and how a resumed run continues with it.
 
 The file of every rank holds counters and, if the checkpoint was taken between the updates of a rollout batch, the batch
-with its old policy. Its size is that of the batch: for a token with k kept ones 8·k + 8 bytes of the old policy, and,
-padding included, 24 to 32 for ids, mask and log-probabilities.
+with its old policy. A token with k kept ones takes 8·k + 8 bytes of the old policy and, padding included, 24 to 32 of
+ids, mask and log-probabilities.
 """
 
 import json

@@ -44,6 +44,6 @@ def warn_of_noise(model: torch.nn.Module, args: TrollOptions, config: Any) -> No
         logger.warning(
             f"The model draws random numbers: {', '.join(noisy)}. The pass that scores a rollout and the loss draw "
             "them differently. The policy then differs from the old policy even at equal weights, and the trust region "
-            "acts on that noise. Set `disable_dropout=True` for modules. Set the others to 0, in `model_init_kwargs` "
-            "what is of the model's configuration."
+            "acts on that noise. Set `disable_dropout=True` for modules, and the others to 0. Options of the model's "
+            "configuration belong in `model_init_kwargs`."
         )

@@ -215,19 +215,6 @@ class TrollTrainer(_Trainer):
             output["advantages"] = torch.full_like(output["advantages"], torch.nan)
         return output
 
-    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        functions, self.reward_funcs = self.reward_funcs, [nan_to_inf(function) for function in self.reward_funcs]
-        try:
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        finally:
-            self.reward_funcs = functions
-        bad = self.finite_guard.check_rewards(rewards, self.reward_funcs, self.reward_func_names)
-        if self.model.training:
-            self.finite_guard.bad_rewards = bad
-        elif bad:
-            logger.warning(f"In the evaluation at step {self.state.global_step}, not finite: {some(bad)}.")
-        return rewards
-
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
@@ -244,6 +231,19 @@ class TrollTrainer(_Trainer):
         elif self._bounded_policy is None:
             log_probs = self.recorder.equal_where_rounded(log_probs)
         return *self.finite_guard.hide_masked(log_probs, entropies), aux_loss
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        functions, self.reward_funcs = self.reward_funcs, [nan_to_inf(function) for function in self.reward_funcs]
+        try:
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        finally:
+            self.reward_funcs = functions
+        bad = self.finite_guard.check_rewards(rewards, self.reward_funcs, self.reward_func_names)
+        if self.model.training:
+            self.finite_guard.bad_rewards = bad
+        elif bad:
+            logger.warning(f"In the evaluation at step {self.state.global_step}, not finite: {some(bad)}.")
+        return rewards
 
     # -- Loss: replace the ratio's policy by the bounded one --------------------------------------------------------
 
@@ -313,9 +313,6 @@ class TrollTrainer(_Trainer):
 
     # -- Save -------------------------------------------------------------------------------------------------------
 
-    def _get_output_dir(self, trial):
-        return self.checkpoints.folder(super()._get_output_dir(trial))
-
     def _save_checkpoint(self, model, trial):
         destination = Path(self._get_output_dir(trial), f"{CHECKPOINT}{self.state.global_step}")
         with self.checkpoints.saving_to(destination, self.state):
@@ -323,10 +320,13 @@ class TrollTrainer(_Trainer):
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(destination))
 
-    def _push_from_checkpoint(self, checkpoint_folder):
-        if not self.checkpoints.saving:  # the Trainer calls it before the folder has its name
-            super()._push_from_checkpoint(checkpoint_folder)
+    def _get_output_dir(self, trial):
+        return self.checkpoints.folder(super()._get_output_dir(trial))
 
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)
         save_state(self, output_dir)
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if not self.checkpoints.saving:  # the Trainer calls it before the folder has its name
+            super()._push_from_checkpoint(checkpoint_folder)

@@ -20,9 +20,9 @@ def check_vllm(args: Any) -> None:
         VLLMClient(server_url(args), connection_timeout=args.vllm_server_timeout)
     if args.vllm_mode == "colocate" and args.vllm_model_impl == "transformers":
         logger.warning(
-            "`vllm_model_impl='transformers'` with `vllm_mode='colocate'`: vLLM changes the model's class in "
-            "transformers for the whole process, and the trainer's model with it, which then fails (under TRL's own "
-            "trainer too). Leave it at 'auto', or give vLLM a server of its own (`vllm_mode='server'`)."
+            "`vllm_model_impl='transformers'` with `vllm_mode='colocate'`: vLLM changes the model's class for the "
+            "whole process. The trainer's model then fails, under TRL's own trainer too. Leave it at 'auto', or give "
+            "vLLM a server of its own (`vllm_mode='server'`)."
         )
 
 

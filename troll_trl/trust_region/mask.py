@@ -56,11 +56,6 @@ def topk_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 DIVERGENCES = {divergence.__name__: divergence for divergence in (binary_tv, binary_kl, topk_tv, topk_kl)}
 
 
-def needs_support(divergence_type: str) -> bool:
-    """Whether a divergence reads more than the sampled token."""
-    return divergence_type.startswith("topk_")
-
-
 @torch.no_grad()
 def mask_weight(
     policy: torch.Tensor,

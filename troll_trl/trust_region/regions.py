@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from troll_trl.trust_region.mask import mask_weight, needs_support, with_gradient_weight
+from troll_trl.trust_region.mask import mask_weight, with_gradient_weight
 from troll_trl.trust_region.projection import kl_divergence, project
 
 _OF_SUPPORT = {
@@ -120,7 +120,7 @@ class MaskTrustRegion(TrustRegion):
 
     def __init__(self, divergence_type: str, divergence_bound: float, ratio_cap: float | None = None):
         self.divergence_type, self.divergence_bound, self.ratio_cap = divergence_type, divergence_bound, ratio_cap
-        self.needs_support = needs_support(divergence_type)
+        self.needs_support = divergence_type.startswith("topk_")
         self.ratios = {
             "troll/masked_fraction": ("masked", "tokens"),
             "troll/masked_fraction_positive": ("masked_positive", "positive"),

@@ -70,8 +70,8 @@ def read_training_command(
         said = " and ".join(f"`{name}`" for name in missing)
         stop(
             command.program,
-            f"{said} must be set: a run needs a model and data, each a hub name or a path, in a YAML file or as flags, "
-            f"as in troll grpo {EXAMPLE}",
+            f"{said} must be set: a run needs a model and data. Each is a hub name or a path, in a YAML file or as a "
+            f"flag: troll grpo {EXAMPLE}",
         )
     return command
 
@@ -105,10 +105,9 @@ def check_command(command: Command, settings: str, other_flags: Iterable[str] = 
 def _set_environment(command: Command) -> None:
     for path, values in command.layers:
         variables = values.get("env", {})
-        if not isinstance(variables, dict) or any(isinstance(item, dict | list) for item in variables.values()):
+        if not isinstance(variables, dict) or not all(isinstance(item, str) for item in variables.values()):
             stop(command.program, f"{path}: `env` must map names to values, got {variables!r}.")
-        for name, value in variables.items():
-            os.environ[str(name)] = str(value)
+        os.environ |= {str(name): value for name, value in variables.items()}
 
 
 def stop(program: str, message: object, code: int = 2) -> NoReturn:

@@ -12,8 +12,8 @@ class Layer(NamedTuple):
     """
     The settings of one file, except what its bases set.
 
-    A scalar, and each scalar of a list, is the text in the file, as a flag's value is; null is `None`. YAML reads only
-    what is nested deeper: `7`, `no` and `0123456` are text, and `{enable_thinking: false}` holds a boolean.
+    A scalar, and each scalar of a list or under `env`, is the text in the file, as a flag's value is; null is `None`.
+    YAML reads only what is nested deeper: `7`, `no` and `0123456` are text, `{enable_thinking: false}` holds a boolean.
     """
 
     path: Path
@@ -67,6 +67,9 @@ def _load(source: str) -> Any:
     node = loader.get_single_node()
     if isinstance(node, yaml.MappingNode):
         node.value = [(key, _as_text(value)) for key, value in node.value]
+        for key, value in node.value:
+            if key.value == "env" and isinstance(value, yaml.MappingNode):
+                value.value = [(name, _as_text(text)) for name, text in value.value]
     return node and loader.construct_document(node)
 
 

@@ -11,9 +11,8 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import fields
 from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -53,13 +52,14 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
     remedy.
     """
     troll_config, clip_config = CONFIGS[command.algorithm]
-    types = (TrollScriptArguments, troll_config, ModelConfig, DatasetMixtureConfig)
-    settings = StrictParser(types, command.program).settings_of(command)
+    parser = StrictParser((TrollScriptArguments, troll_config, ModelConfig, DatasetMixtureConfig), command.program)
+    settings = parser.settings_of(command)
+    if settings.get("method") == "clip":
+        parser.dataclass_types[1] = clip_config
     try:
-        script_args = _fill(TrollScriptArguments, settings)
-        training_args = _fill(clip_config if script_args.method == "clip" else troll_config, settings)
-        model_args = _fill(ModelConfig, settings)
-        script_args.mixture = _fill(DatasetMixtureConfig, settings)
+        # A copy: transformers writes into `accelerator_config`, and the settings are saved
+        script_args, training_args, model_args, mixture = parser.parse_dict(deepcopy(settings), allow_extra_keys=True)
+        script_args.mixture = mixture
         if script_args.reward_model_name_or_path is not None and "reward_funcs" not in settings:
             script_args.reward_funcs = []
         check_ranges(script_args)
@@ -68,7 +68,6 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
             settings["kl_bound"] = training_args.kl_bound  # the number of 'auto' is saved
         if script_args.resume and training_args.resume_from_checkpoint:
             raise ValueError("`resume` and `resume_from_checkpoint` are both set. Give one of them.")
-        mixture = script_args.mixture
         if (mixture.test_split_size or mixture.streaming) and not mixture.datasets:
             raise ValueError(
                 "`test_split_size` and `streaming` are for a mixture, under `datasets`. Set `dataset_test_split` or "
@@ -85,20 +84,14 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
     if training_args.process_index == 0:
         unused = [option.name for option in troll_fields(troll_config) if option.name in settings]
         if script_args.method == "clip" and unused:
-            logger.warning(f"method clip: {', '.join(unused)} unused, being TROLL's own.")
+            logger.warning(f"`method: clip` ignores {', '.join(unused)}, which only TROLL uses.")
         of_one = ("dataset_name", "dataset_config", "dataset_streaming")
         if script_args.mixture.datasets and (ignored := [name for name in of_one if settings.get(name)]):
-            logger.warning(f"`datasets` is used, and `{'`, `'.join(ignored)}` ignored, as by `trl grpo`.")
+            logger.warning(f"`datasets` replaces `{'`, `'.join(ignored)}`, which the run ignores, as `trl grpo` does.")
         if training_args.eval_strategy == "no" and (script_args.dataset_test_split or script_args.eval_dataset_name):
             logger.warning("Nothing is evaluated: set `eval_strategy: steps` and `eval_steps`.")
     script_args.settings = settings
     return script_args, training_args, model_args
-
-
-def _fill(dataclass_type: type, settings: Mapping[str, Any]) -> Any:
-    names = {option.name for option in fields(dataclass_type) if option.init}
-    # Copies: transformers writes into `accelerator_config`, and the settings are saved
-    return dataclass_type(**{name: deepcopy(value) for name, value in settings.items() if name in names})
 
 
 class StrictParser(HfArgumentParser):

@@ -37,7 +37,7 @@ class AsyncTrollGRPOConfig(MaskOptions, AsyncGRPOConfig):
         for name, without_effect in _CHANGES_THE_DISTRIBUTION.items():
             if getattr(self, name) not in without_effect:
                 raise ValueError(
-                    f"`{name}={getattr(self, name)}` is not supported: the engine then samples from another "
-                    "distribution than the policy's, and the trust region would be around that one. "
+                    f"`{name}={getattr(self, name)}` is not supported: the engine would sample from another "
+                    "distribution than the policy's, and the trust region would surround the wrong one. "
                     f"Set `{name}` to {without_effect[0]}."
                 )

@@ -13,7 +13,7 @@ its row is NaN.
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,7 @@ def check_server(client: Any, support_size: int | None) -> None:
     if mode != "processed_logprobs" or 0 <= most < needed:  # -1: as many as asked for
         raise ValueError(
             f"The vLLM server at {client.server_url} runs with `--logprobs-mode {mode}` and `--max-logprobs {most}`: "
-            "its log-probabilities are not those that it samples from, or too few for `support_size`. Start it with "
+            "its log-probabilities are from before the temperature, or too few for `support_size`. Start it with "
             f"`--logprobs-mode processed_logprobs --max-logprobs {max(needed, 20)}`."
         )
 
@@ -123,18 +123,14 @@ def sampled_log_probs(choice: dict[str, Any], others: int) -> list[SampledLogPro
     """The log-probability of every token of an answer, and of the `others` most likely tokens there; NaN if the answer
     lacks one."""
     said = choice.get("logprobs") or {}
-    values, top = said.get("token_logprobs") or [], said.get("top_logprobs") or []
+    # Either may be shorter than the answer
+    values, top = (chain(said.get(name) or [], repeat(None)) for name in ("token_logprobs", "top_logprobs"))
     result = []
-    for i, token in enumerate(choice["token_ids"]):
-        likely = {int(name.removeprefix("token_id:")): value for name, value in (_get(top, i) or {}).items()}
-        value = _get(values, i)
+    for token, value, listed in zip(choice["token_ids"], values, top, strict=False):
+        likely = {int(name.removeprefix("token_id:")): number for name, number in (listed or {}).items()}
         complete = value is not None and None not in likely.values() and len(likely) >= others
         likely.pop(token, None)
         # vLLM lists the sampled token too, and one token more where that is not among the most likely
         kept = sorted(likely.items(), key=lambda item: item[1], reverse=True)[:others] if complete else []
         result.append(SampledLogProb(value if complete else math.nan, dict(kept)))
     return result
-
-
-def _get(values: Sequence[Any], index: int) -> Any:
-    return values[index] if index < len(values) else None

@@ -46,14 +46,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
     rollout_queue: Any
     rollout_worker: Any
 
-    def __init__(
-        self,
-        model: str,
-        reward_funcs: Any = None,
-        args: AsyncTrollGRPOConfig | None = None,
-        *others: Any,
-        **kwargs: Any,
-    ):
+    def __init__(self, model: str, reward_funcs=None, args: AsyncTrollGRPOConfig | None = None, *others, **kwargs):
         check_async_trl()
         if args is None:
             args = AsyncTrollGRPOConfig(f"{model.split('/')[-1]}-{self._name}")
@@ -130,7 +123,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         return output, output.sparse_log_probs, old.unsqueeze(0)
 
     def _check_finite(self, policy: torch.Tensor):
-        """Raise on all ranks if any log-probability `(1, M, S)` is NaN, or that of a sampled token infinite."""
+        """Raise on all ranks if a log-probability `(1, M, S)` is NaN, or a sampled token's is infinite."""
         not_finite = policy.isnan().any(-1) | ~policy[..., 0].isfinite()
         if bad := self.accelerator.reduce(not_finite.sum(), reduction="sum").item():
             raise ValueError(
@@ -145,12 +138,8 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
             del metrics[name]
         if counted := self._trust_region_metrics.pop():
             logs.update(counted)
-            logs["troll/dropped_samples"] = self._pop_dropped_samples()
+            dropped = 0
+            if self.rollout_queue is not None:  # the main process alone has a queue
+                dropped, self.rollout_queue.dropped = self.rollout_queue.dropped, 0
+            logs["troll/dropped_samples"] = broadcast_object_list([dropped], from_process=0)[0]
         super().log(logs, start_time)
-
-    def _pop_dropped_samples(self) -> int:
-        """Samples dropped since the last call, the same number on all ranks."""
-        dropped = 0
-        if self.rollout_queue is not None:  # the main process alone has a queue
-            dropped, self.rollout_queue.dropped = self.rollout_queue.dropped, 0
-        return broadcast_object_list([dropped], from_process=0)[0]

@@ -32,7 +32,7 @@ _QUANTITY = re.compile(
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number with what is around it. Its value is exact; that of the digits if it has a percent sign or a base."""
+    """A number with what is around it. The value is exact. With a percent sign or a base it is the digits' value."""
 
     value: Fraction
     percent: bool = False

@@ -15,14 +15,13 @@ from sympy.core.relational import Relational
 
 from troll_trl.rewards.verifier.compare import Leaf, equal, is_readable
 from troll_trl.rewards.verifier.points import is_rational, points, real_roots
+from troll_trl.rewards.verifier.quantities import APPROXIMATION_DIGITS
 from troll_trl.rewards.verifier.reading import Gcd, Lcm, read
 
 # Enough to see the -1 of 2^{1009}\sqrt{3}-1. Fewer for functions: the gamma function would take seconds
 DIGITS, DIGITS_OF_FUNCTIONS = 1000, 40
 SLACK = 15  # digits that may be lost
 ROOT_SLACK = sympy.Rational(1, 10**20)  # of zeros of thirty digits
-# Decimals that round an irrational or periodic value count as equal to it from this many significant digits on
-APPROXIMATION_DIGITS = 6
 # Numbers of points to compare at; quotients of polynomials need fewer
 ENOUGH, ENOUGH_OF_RATIONAL, ENOUGH_OF_WHOLE = 10, 5, 24
 
