@@ -66,6 +66,6 @@ def check_head(
         tokens = kept.any(-1).sum().item()
         raise ValueError(
             "The sparse LM head is wrong for this model: its log-probabilities differ from the model's own by "
-            f"{difference:.2g} nats on average over {tokens} tokens. The model changes its logits in a way that neither "
-            "this head nor TRL's implements. Train another model, and please report this one."
+            f"{difference:.2g} nats on average over {tokens} tokens. The model changes its logits in a way that "
+            "neither this head nor TRL's implements. Train another model, and please report this one."
         )
