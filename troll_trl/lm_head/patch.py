@@ -294,8 +294,8 @@ def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransf
     if unread or config.model_type in _UNREAD_TYPES:
         how = f" by {', '.join(unread)}" if unread else ""
         raise ValueError(
-            f"A {config.model_type} model changes its logits{how}, which the LM head of troll_trl does not do, nor does "
-            "TRL's. All log-probabilities would be wrong. Train another model."
+            f"A {config.model_type} model changes its logits{how}, which the LM head of troll_trl does not do, nor "
+            "does TRL's. All log-probabilities would be wrong. Train another model."
         )
     # Cohere; Muse Glimmer; Falcon-H1
     names = ("logit_scale", "output_multiplier", "lm_head_multiplier")
