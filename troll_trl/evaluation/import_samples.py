@@ -138,10 +138,10 @@ def _samples(path: Path, columns: Columns, first: dict[str, Any]) -> Iterator[tu
                 f"{path}: row {number} has no `{columns.answer}` or `{columns.completion}` that can be used; it has "
                 f"the columns {', '.join(row)}. A completion is text, chat messages or a list of these."
             ) from None
-        id = number if columns.problem is None else column_value(row, columns.problem)
-        if id is None:
+        name = number if columns.problem is None else column_value(row, columns.problem)
+        if name is None:
             raise ValueError(f"{path}: row {number} has no `{columns.problem}`, which tells the problems apart.")
-        problem = id if isinstance(id, str) else json.dumps(id, ensure_ascii=False, default=str)
+        problem = name if isinstance(name, str) else json.dumps(name, ensure_ascii=False, default=str)
         if len(problem) > 64:
             problem = hashlib.sha256(problem.encode("utf-8", "replace")).hexdigest()[:12]
         benchmark = row.get("benchmark") or row.get("task") or _LM_EVAL_NAME.sub(r"\1", path.stem)

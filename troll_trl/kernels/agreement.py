@@ -104,9 +104,9 @@ def _check_fold(case, device):
 def _check_gradient(case, device):
     generator = torch.Generator().manual_seed(1)
     kept, *columns = (torch.randn(case.rows, n, generator=generator).to(device) for n in (case.slots, 1, 1))
-    of = gradient.Coefficients(kept, torch.full_like(columns[0], 12.0), *columns)
+    both = gradient.Coefficients(kept, torch.full_like(columns[0], 12.0), *columns)
     pairs = []
-    for coefficients in (of, of._replace(linear=None)):  # with a gradient of the entropy, and without
+    for coefficients in (both, both._replace(linear=None)):  # with a gradient of the entropy, and without
         tile, bias, token_ids, start = _tile_of(case, device)
         rest = (bias, case.transform, token_ids, start, coefficients)
         fallback = tile.to(torch.float32, copy=True)

@@ -190,7 +190,7 @@ def _set_limits(axes: Axes, metric: Metric) -> None:
 
 def _style(number: int) -> dict[str, Any]:
     cycles = {"color": _COLOURS, "linestyle": _LINES, "marker": _MARKERS}
-    return {name: of[number % len(of)] for name, of in cycles.items()} | {"markersize": 4.5, "linewidth": 1.5}
+    return {name: cycle[number % len(cycle)] for name, cycle in cycles.items()} | {"markersize": 4.5, "linewidth": 1.5}
 
 
 def _bounds(groups: Sequence[Group]) -> dict[float, str]:

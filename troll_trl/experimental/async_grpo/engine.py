@@ -91,7 +91,7 @@ class EngineRolloutLoop(_AsyncRolloutLoop):
         payload = {**payload, "logprobs": others, "return_tokens_as_token_ids": True}
         answer = await super()._post(path, payload, timeout, *args, **kwargs)
         for choice in answer["choices"]:
-            choice["logprobs"] = {"token_logprobs": sampled_log_probs(choice, others)}
+            choice["logprobs"] = {"token_logprobs": log_probs_of_answer(choice, others)}
         return answer
 
     async def _score_group(self, group: RolloutGroup) -> list[RolloutSample]:
@@ -119,7 +119,7 @@ def check_server(client: Any, support_size: int | None) -> None:
         )
 
 
-def sampled_log_probs(choice: dict[str, Any], others: int) -> list[SampledLogProb]:
+def log_probs_of_answer(choice: dict[str, Any], others: int) -> list[SampledLogProb]:
     """The log-probability of every token of an answer, and of the `others` most likely tokens there; NaN if the answer
     lacks one."""
     said = choice.get("logprobs") or {}
