@@ -119,8 +119,7 @@ def write_page(groups: Sequence[Group], plots: Sequence[Plot], table: pd.DataFra
     """Write one self-contained HTML file, which requests nothing: the runs, their final table, their figures."""
     title = f"Training report: {', '.join(group.label for group in groups)}"
     parts = [f"{_HEAD}<title>{escape(title)}</title>\n</head>\n<body>\n<h1>Training report</h1>"]
-    parts += [_html(_settings_table(groups))]
-    parts += [f'<p class="warning">{escape(warning)}</p>' for warning in warnings_of(groups)]
+    parts += [_html(_settings_table(groups)), *(f'<p class="warning">{escape(w)}</p>' for w in warnings_of(groups))]
     parts += ["<h2>Result</h2>", _html(table), f'<p class="note">{escape(INTERVALS)}</p>']
     for plot in plots:
         parts += [f"<h2>{escape(plot.title)}</h2>"]
