@@ -13,6 +13,7 @@ from limits import HANG
 
 from troll_trl import __version__
 from troll_trl.cli import configs, environment, main, train
+from troll_trl.cli.output_folder import save_settings
 from troll_trl.cli.settings.layers import read_layers
 from troll_trl.cli.settings.names import declared_names
 from troll_trl.cli.settings.shipped import config_names, configs_folder, find_config
@@ -183,7 +184,7 @@ def test_the_launchers_settings_may_stand_in_the_file_and_flags_replace_them(sta
     )
 
 
-@pytest.mark.parametrize(("value", "expected"), [("true", True), ("false", False)])
+@pytest.mark.parametrize(("value", "expected"), [("true", True), ("True", True), ("false", False)])
 def test_a_switch_of_the_launcher_may_stand_in_the_file(started, value, expected):
     """`multi_gpu: true` became `--multi_gpu=true`, which accelerate refused with its whole usage."""
     Path("run.yaml").write_text(f"{Path('run.yaml').read_text()}num_processes: 2\nmulti_gpu: {value}")
@@ -226,3 +227,17 @@ def test_a_flag_of_the_launcher_that_reaches_the_run_is_named_as_one(tmp_path, c
     with pytest.raises(SystemExit):
         train.main(["--num_processes", "2"], "train.py")
     assert "unknown flag --num_processes. It belongs to the launcher" in capsys.readouterr().err
+
+
+def test_settings_are_replaced_as_a_whole(tmp_path, monkeypatch):
+    """A kill while they were written left half a file, which `--resume` then compared with."""
+    save_settings({"max_steps": "1"}, str(tmp_path))
+    before = (tmp_path / "config.yaml").read_text()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_settings({"max_steps": "2"}, str(tmp_path))
+    assert (tmp_path / "config.yaml").read_text() == before

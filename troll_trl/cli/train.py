@@ -133,7 +133,7 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
     switches = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
     for flag in launcher_flags:  # a switch takes no value, and a file has one
         name, _, value = flag.partition("=")
-        if name in switches and value not in ("", "true", "false"):
+        if name in switches and (value := value.lower()) not in ("", "true", "false"):
             stop(program, f"`{name.lstrip('-')}` must be true or false, got {value!r}.")
         words += [flag] if name not in switches else [name] * (value != "false")
     options = parser.parse_args([*words, "-m", "troll_trl.cli.train", *run_flags])

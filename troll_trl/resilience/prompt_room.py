@@ -23,8 +23,8 @@ def check_prompts(trainer: Any) -> None:
     for name, dataset in {"train": trainer.train_dataset, **evaluation}.items():
         if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
             continue
-        lengths = [sum(len(text.encode()) for text in _texts(prompt)) for prompt in dataset["prompt"]]  # in bytes
-        messages = [1 if isinstance(prompt, str) else len(prompt or ()) for prompt in dataset["prompt"]]
+        sizes = [[len(text.encode()) for text in _texts(prompt)] for prompt in dataset["prompt"]]  # bytes of each text
+        lengths = list(map(sum, sizes))
         if 0 in lengths:
             raise ValueError(f"The prompt of row {lengths.index(0)} of {name} is empty. Remove the row.")
         if limit is None or not lengths:
@@ -32,8 +32,8 @@ def check_prompts(trainer: Any) -> None:
         # A token is at least one byte of text, and the first row shows what the chat template adds to a message. Few
         # rows, mostly none, can be too long, and only these are tokenized.
         longest = limit - completion
-        template = _tokens(trainer, dataset[0]["prompt"]) / messages[0]
-        bounds = [n + template * max(count, messages[0]) for n, count in zip(lengths, messages, strict=True)]
+        template = _tokens(trainer, dataset[0]["prompt"]) / len(sizes[0])
+        bounds = [sum(size) + template * max(len(size), len(sizes[0])) for size in sizes]
         for row in [row for row, bound in enumerate(bounds) if bound > longest]:
             if (tokens := _tokens(trainer, dataset[row]["prompt"])) > longest:
                 raise ValueError(
@@ -53,6 +53,6 @@ def _texts(prompt: Any) -> Iterable[str]:
         yield prompt.strip()
         return
     for message in prompt or ():
-        content = message.get("content")
-        blocks = [{"text": content}] if isinstance(content, str) else content or ()
-        yield from (block["text"].strip() for block in blocks if block.get("text"))
+        content = message.get("content") or ""  # the template adds to a message without a text, too
+        blocks = [{"text": content}] if isinstance(content, str) else content
+        yield from ((block.get("text") or "").strip() for block in blocks)

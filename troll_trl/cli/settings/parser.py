@@ -55,7 +55,7 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
     parser = StrictParser((TrollScriptArguments, troll_config, ModelConfig, DatasetMixtureConfig), command.program)
     settings = parser.settings_of(command)
     if settings.get("method") == "clip":
-        parser.dataclass_types[1] = clip_config
+        parser.dataclass_types[1] = clip_config  # which the parser makes of the same settings
     try:
         # A copy: transformers writes into `accelerator_config`, and the settings are saved
         script_args, training_args, model_args, mixture = parser.parse_dict(deepcopy(settings), allow_extra_keys=True)
