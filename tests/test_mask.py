@@ -108,6 +108,15 @@ def test_binary_kl_of_certain_tokens_is_finite():
     assert kl[0] == pytest.approx(1e-3, rel=1e-2) and kl[3] > 1 and kl[4] == pytest.approx(-math.log(1 - math.exp(-1)))
 
 
+def test_binary_kl_resolves_what_its_dtype_does():
+    """Float32 knows no log-probability between -2⁻²⁴ and 0 of a softmax; float64 does."""
+    log_p, log_q = -1e-12, -0.01
+    kl = DIVERGENCES["binary_kl"](*(torch.tensor([[x]], dtype=torch.float64) for x in (log_p, log_q)))
+    other_q = -math.expm1(log_q)
+    expected = math.exp(log_q) * (log_q - log_p) + other_q * (math.log(other_q) - math.log(-math.expm1(log_p)))
+    assert kl.item() == pytest.approx(expected, rel=1e-12)
+
+
 def test_a_cap_leaves_every_token_a_gradient():
     old = torch.tensor([[-80.0, 0.0], [-20.0, 0.0], [0.0, -1.0]])
     policy = torch.zeros(3, 2)
@@ -332,6 +341,7 @@ def config(tmp_path, **options):
     [
         ({"trust_region": "ball"}, "`trust_region` must be 'projection' or 'mask', got 'ball'"),
         ({"divergence_type": "tv"}, "`divergence_type` must be one of binary_tv, .* got 'tv'"),
+        ({"divergence_type": ["binary_tv"]}, r"`divergence_type` must be one of .* got \['binary_tv'\]"),
         ({"divergence_bound": 0.0}, r"`divergence_bound` of binary_tv must be in \(0, 1\).* got 0.0"),
         ({"divergence_bound": 1.0}, r"`divergence_bound` of binary_tv must be in \(0, 1\).* got 1.0"),
         ({"divergence_bound": math.nan}, r"`divergence_bound` .* got nan"),
@@ -348,6 +358,18 @@ def config(tmp_path, **options):
 def test_what_a_mask_cannot_do_is_refused_by_name(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         config(tmp_path, **MASK | options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound"),
+    [("tv", 0.1), ("binary_tv", 1.0), ("topk_tv", -0.1), ("binary_kl", math.nan), ("topk_kl", 0), ("topk_kl", True)],
+)
+def test_what_a_mask_cannot_do_is_refused_without_a_config(kind, bound):
+    message = f"`divergence_(type|bound)` .* got ('tv'|{bound})"
+    with pytest.raises(ValueError, match=message):
+        MaskTrustRegion(kind, bound)
+    with pytest.raises(ValueError, match=message):
+        mask_weight(torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(2), kind, bound)
 
 
 def test_defaults_of_the_bound_are_the_papers(tmp_path):

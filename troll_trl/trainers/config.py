@@ -10,7 +10,7 @@ from trl import GRPOConfig, RLOOConfig
 
 from troll_trl.fields import document, setting
 from troll_trl.resilience.option_ranges import check_ranges, is_number
-from troll_trl.trust_region.mask import DIVERGENCES
+from troll_trl.trust_region.mask import checked_bound
 from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion
 from troll_trl.trust_region.sparse import check_support_options
 
@@ -120,21 +120,14 @@ class MaskOptions(TrustRegionOptions):
     def make_trust_region(self) -> TrustRegion:
         if not self.masks:
             return super().make_trust_region()
-        assert self.divergence_bound is not None
         return MaskTrustRegion(self.divergence_type, self.divergence_bound, self.ratio_cap)
 
     def _check(self):
         if self.trust_region not in ("projection", "mask"):
             raise ValueError(f"`trust_region` must be 'projection' or 'mask', got {self.trust_region!r}.")
-        if self.divergence_type not in DIVERGENCES:
-            allowed = ", ".join(DIVERGENCES)
-            raise ValueError(f"`divergence_type` must be one of {allowed}, got {self.divergence_type!r}.")
-        is_tv = self.divergence_type.endswith("_tv")
-        if self.masks and self.divergence_bound is None:
-            self.divergence_bound = 0.15 if is_tv else 0.05
-        bound, allowed = self.divergence_bound, "(0, 1)" if is_tv else "(0, inf]"  # no total variation exceeds 1
-        if bound is not None and not (is_number(bound) and (0 < bound < 1 if is_tv else bound > 0)):
-            raise ValueError(f"`divergence_bound` of {self.divergence_type} must be in {allowed}, got {bound!r}.")
+        bound = checked_bound(self.divergence_type, self.divergence_bound)
+        if self.masks:
+            self.divergence_bound = bound
         super()._check()
 
 

@@ -31,6 +31,9 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
     `log π(a)` in place of `log p(a)`, with an infinite clip range. Loss types, sequence-level ratios, masks, entropy
     bonus, vLLM correction and MoE loss are therefore TRL's.
 
+    With `trust_region="mask"`, [DPPO](https://huggingface.co/papers/2602.04879) takes the place of TROLL: a token that
+    has moved too far with its advantage loses its gradient, and there is no regression.
+
     [`~troll_trl.trainers.troll_trainer.TrollTrainer`] overrides what any trainer needs. Two parts of GRPO read the
     unprojected policy: `get_off_policy_mask` and the reference KL. TRL's metric `policy_loss` is the
     surrogate alone: the regression and the reference KL are added after it.

@@ -12,14 +12,12 @@ its value and has `w` times the gradient. Hence `w = M·min(1, C/r)`.
 """
 
 import math
+from numbers import Real
 from typing import NamedTuple
 
 import torch
 
 from troll_trl.trust_region.projection import kl_divergence
-
-# Largest log-probability of a sampled token in a binary KL. Rounding gives 0 and above, where 1 − q has no logarithm.
-_LARGEST = -(2.0**-24)
 
 
 class MaskWeight(NamedTuple):
@@ -37,7 +35,8 @@ def binary_tv(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
 def binary_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """KL(q‖p) of (a, not a), in nats, from the sampled token alone."""
-    log_p, log_q = policy[..., 0].clamp(max=_LARGEST), old[..., 0].clamp(max=_LARGEST)
+    largest = -torch.finfo(policy.dtype).eps / 2  # rounding gives 0 and above, where 1 − q has no logarithm
+    log_p, log_q = policy[..., 0].clamp(max=largest), old[..., 0].clamp(max=largest)
     log_other_p, log_other_q = (-torch.expm1(log_p)).log(), (-torch.expm1(log_q)).log()
     sampled = torch.where(log_q > -math.inf, log_q.exp() * (log_q - log_p), 0.0)
     return sampled + log_other_q.exp() * (log_other_q - log_other_p)
@@ -54,6 +53,19 @@ def topk_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
 
 DIVERGENCES = {divergence.__name__: divergence for divergence in (binary_tv, binary_kl, topk_tv, topk_kl)}
+
+
+def checked_bound(divergence_type: str, divergence_bound: float | None = None) -> float:
+    """The bound, by default the paper's 0.15 or 0.05 nats. A `ValueError` names a type or a bound out of range."""
+    if divergence_type not in [*DIVERGENCES]:  # a list, since YAML may hold what a dictionary cannot look up
+        raise ValueError(f"`divergence_type` must be one of {', '.join(DIVERGENCES)}, got {divergence_type!r}.")
+    # No total variation exceeds 1
+    default, limit, allowed = (0.15, 1, "(0, 1)") if divergence_type.endswith("_tv") else (0.05, None, "(0, inf]")
+    bound = default if divergence_bound is None else divergence_bound
+    # NaN is not above 0
+    if isinstance(bound, bool) or not (isinstance(bound, Real) and bound > 0 and (limit is None or bound < limit)):
+        raise ValueError(f"`divergence_bound` of {divergence_type} must be in {allowed}, got {bound!r}.")
+    return bound
 
 
 @torch.no_grad()
@@ -83,11 +95,14 @@ def mask_weight(
 
     Returns:
         [`MaskWeight`]: `weight`, `divergence` and `masked`, all `(...)`.
+
+    Raises:
+        ValueError: an unknown divergence, or a bound out of its range.
     """
+    divergence_bound = checked_bound(divergence_type, divergence_bound)
     log_ratio = policy[..., 0] - old[..., 0]
     divergence = DIVERGENCES[divergence_type](policy, old)
-    with_advantage = (log_ratio * advantages.sign()) > 0
-    masked = (divergence > divergence_bound) & with_advantage
+    masked = (divergence > divergence_bound) & (log_ratio * advantages.sign() > 0)  # and moved with its advantage
     weight = torch.ones_like(log_ratio)
     if ratio_cap is not None:
         weight = (math.log(ratio_cap) - log_ratio).exp().clamp(max=1.0)  # no overflow of the ratio makes it 0
@@ -96,5 +111,4 @@ def mask_weight(
 
 def with_gradient_weight(log_probs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`log_probs` `(...)` as they are, with `weight` `(...)` times their gradient."""
-    constant = log_probs.detach()
-    return constant + weight * (log_probs - constant)
+    return log_probs.detach() + weight * (log_probs - log_probs.detach())

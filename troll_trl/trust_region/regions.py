@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from troll_trl.trust_region.mask import mask_weight, with_gradient_weight
+from troll_trl.trust_region.mask import checked_bound, mask_weight, with_gradient_weight
 from troll_trl.trust_region.projection import kl_divergence, project
 
 _OF_SUPPORT = {
@@ -112,14 +112,15 @@ class MaskTrustRegion(TrustRegion):
     DPPO (arXiv 2602.04879): a token that has moved too far with its advantage loses its gradient.
 
     Args:
-        divergence_type (`str`), divergence_bound (`float`), ratio_cap (`float`, *optional*):
-            As in [`~troll_trl.trust_region.mask.mask_weight`].
+        divergence_type (`str`), divergence_bound (`float`, *optional*), ratio_cap (`float`, *optional*):
+            As in [`~troll_trl.trust_region.mask.mask_weight`]. The bound is by default the paper's.
     """
 
     maxima = {"troll/divergence_max": "divergence"}
 
-    def __init__(self, divergence_type: str, divergence_bound: float, ratio_cap: float | None = None):
-        self.divergence_type, self.divergence_bound, self.ratio_cap = divergence_type, divergence_bound, ratio_cap
+    def __init__(self, divergence_type: str, divergence_bound: float | None = None, ratio_cap: float | None = None):
+        self.divergence_type, self.ratio_cap = divergence_type, ratio_cap
+        self.divergence_bound = checked_bound(divergence_type, divergence_bound)
         self.needs_support = divergence_type.startswith("topk_")
         self.ratios = {
             "troll/masked_fraction": ("masked", "tokens"),
@@ -141,9 +142,8 @@ class MaskTrustRegion(TrustRegion):
             "masked_positive": masked & positive,
             "masked_negative": masked & negative,
             "divergence": divergence,
+            **(_of_support(old) if self.needs_support else {}),
         }
-        if self.needs_support:
-            counted |= _of_support(old)
         # The value of a masked token has no gradient, and is the old policy's: a ratio that overflows would make it NaN
         log_probs = torch.where(masked, old[..., 0], with_gradient_weight(policy[..., 0], weight))
         return Bounded(log_probs, counted=counted)
