@@ -3,7 +3,8 @@
 import inspect
 import textwrap
 from dataclasses import MISSING, field, fields
-from typing import Any
+from numbers import Real
+from typing import Any, TypeGuard
 
 
 def setting(
@@ -30,3 +31,8 @@ def document(cls: type) -> type:
     before, raises, after = inspect.cleandoc(cls.__doc__ or "").partition("\n\nRaises:")
     cls.__doc__ = "\n".join([before, "", "Args:", *lines]) + raises + after + "\n"
     return cls
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether an option is a number, which a boolean is not. NaN is one, and lies in no range."""
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -1,8 +1,9 @@
 """The ranges of numeric options, TRL's own included, checked before anything is loaded."""
 
 import math
-from numbers import Real
-from typing import Any, TypeGuard
+from typing import Any
+
+from troll_trl.fields import is_number
 
 _RANGES = {
     "positive and finite": (
@@ -55,8 +56,3 @@ def check_ranges(config: Any) -> None:
     for number, weight in enumerate(getattr(config, "reward_weights", None) or ()):
         if not (is_number(weight) and math.isfinite(weight)):
             raise ValueError(f"`reward_weights` must be finite numbers, got {weight!r} for reward function {number}.")
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether an option is a number, which NaN and booleans are not."""
-    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)

@@ -33,7 +33,7 @@ def check_prompts(trainer: Any) -> None:
         # rows, mostly none, can be too long, and only these are tokenized.
         longest = limit - completion
         template = _tokens(trainer, dataset[0]["prompt"]) / len(sizes[0])
-        bounds = [sum(size) + template * max(len(size), len(sizes[0])) for size in sizes]
+        bounds = [n + template * max(len(size), len(sizes[0])) for n, size in zip(lengths, sizes, strict=True)]
         for row in [row for row, bound in enumerate(bounds) if bound > longest]:
             if (tokens := _tokens(trainer, dataset[row]["prompt"])) > longest:
                 raise ValueError(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import GRPOConfig, RLOOConfig
 
-from troll_trl.fields import document, setting
-from troll_trl.resilience.option_ranges import check_ranges, is_number
+from troll_trl.fields import document, is_number, setting
+from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trust_region.mask import checked_bound
 from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion
 from troll_trl.trust_region.sparse import check_support_options
@@ -164,9 +164,8 @@ class TrollOptions(TrustRegionOptions):
 
     def _check(self):
         if self.kl_bound == "auto":  # the more updates, the farther a token moves within a rollout batch
-            updates = self.updates_per_rollout_batch
-            bound: Any = 0.05 * (updates / 8) ** 2
-            self.kl_bound = bound
+            updates: Any = self.updates_per_rollout_batch
+            self.kl_bound = bound = 0.05 * (updates / 8) ** 2
             if not 8 <= updates <= 32 and self.process_index == 0:
                 rule = f"`kl_bound` 'auto' is {bound:.3g} for {updates:g} updates per rollout batch"
                 warnings.warn(f"{rule}; it was measured for 8 to 32.", stacklevel=6)

@@ -12,11 +12,11 @@ its value and has `w` times the gradient. Hence `w = M·min(1, C/r)`.
 """
 
 import math
-from numbers import Real
 from typing import NamedTuple
 
 import torch
 
+from troll_trl.fields import is_number
 from troll_trl.trust_region.projection import kl_divergence
 
 
@@ -35,8 +35,8 @@ def binary_tv(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
 def binary_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """KL(q‖p) of (a, not a), in nats, from the sampled token alone."""
-    largest = -torch.finfo(policy.dtype).eps / 2  # rounding gives 0 and above, where 1 − q has no logarithm
-    log_p, log_q = policy[..., 0].clamp(max=largest), old[..., 0].clamp(max=largest)
+    # Rounding gives 0 and above, where 1 − q has no logarithm
+    log_p, log_q = (x[..., 0].clamp(max=-torch.finfo(x.dtype).eps / 2) for x in (policy, old))
     log_other_p, log_other_q = (-torch.expm1(log_p)).log(), (-torch.expm1(log_q)).log()
     sampled = torch.where(log_q > -math.inf, log_q.exp() * (log_q - log_p), 0.0)
     return sampled + log_other_q.exp() * (log_other_q - log_other_p)
@@ -59,11 +59,10 @@ def checked_bound(divergence_type: str, divergence_bound: float | None = None) -
     """The bound, by default the paper's 0.15 or 0.05 nats. A `ValueError` names a type or a bound out of range."""
     if divergence_type not in [*DIVERGENCES]:  # a list, since YAML may hold what a dictionary cannot look up
         raise ValueError(f"`divergence_type` must be one of {', '.join(DIVERGENCES)}, got {divergence_type!r}.")
-    # No total variation exceeds 1
-    default, limit, allowed = (0.15, 1, "(0, 1)") if divergence_type.endswith("_tv") else (0.05, None, "(0, inf]")
-    bound = default if divergence_bound is None else divergence_bound
-    # NaN is not above 0
-    if isinstance(bound, bool) or not (isinstance(bound, Real) and bound > 0 and (limit is None or bound < limit)):
+    is_tv = divergence_type.endswith("_tv")
+    bound = (0.15 if is_tv else 0.05) if divergence_bound is None else divergence_bound
+    if not (is_number(bound) and bound > 0 and (bound < 1 or not is_tv)):  # no total variation exceeds 1
+        allowed = "(0, 1)" if is_tv else "(0, inf]"
         raise ValueError(f"`divergence_bound` of {divergence_type} must be in {allowed}, got {bound!r}.")
     return bound
 
