@@ -14,14 +14,13 @@ from math_verify.grader import verify
 from sympy.core.relational import Relational
 
 from troll_trl.rewards.verifier.compare import Leaf, equal, is_readable
-from troll_trl.rewards.verifier.points import is_rational, points, real_roots
+from troll_trl.rewards.verifier.points import is_rational, points
 from troll_trl.rewards.verifier.quantities import APPROXIMATION_DIGITS
 from troll_trl.rewards.verifier.reading import Gcd, Lcm, read
 
 # Enough to see the -1 of 2^{1009}\sqrt{3}-1. Fewer for functions: the gamma function would take seconds
 DIGITS, DIGITS_OF_FUNCTIONS = 1000, 40
 SLACK = 15  # digits that may be lost
-ROOT_SLACK = sympy.Rational(1, 10**20)  # of zeros of thirty digits
 # Numbers of points to compare at; quotients of polynomials need fewer
 ENOUGH, ENOUGH_OF_RATIONAL, ENOUGH_OF_WHOLE = 10, 5, 24
 
@@ -179,16 +178,12 @@ def _same_relation(gold, answer) -> bool:
 
 
 def _same_equation(gold: sympy.Eq, answer: sympy.Eq) -> bool:
-    """Whether two equations have the same solutions; where everything or nothing solves them, the same sides."""
+    """Whether one equation is a multiple of the other; where everything or nothing solves them, the same sides."""
     left, right = gold.lhs - gold.rhs, answer.lhs - answer.rhs
     if gold.free_symbols != answer.free_symbols:
         return False
     if not _is_constant(left) and not _is_constant(right):
-        if _ratio(left, right) is not None:
-            return True
-        same = _same_solutions(left, right)
-        if same is not None:
-            return same
+        return _ratio(left, right) is not None
     return any(
         bool(_agree(gold.lhs, one)) and bool(_agree(gold.rhs, other))
         for one, other in ((answer.lhs, answer.rhs), (answer.rhs, answer.lhs))
@@ -216,41 +211,6 @@ def _ratio(gold: sympy.Expr, answer: sympy.Expr):
     if len(ratios) < 2 or not all(_close(ratio, ratios[0], digits) for ratio in ratios):
         return None
     return ratios[0]
-
-
-def _same_solutions(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
-    """
-    Whether two differences are zero at the same places, looked for in one symbol at a time; `None` if neither is zero
-    anywhere. Differences that are a polynomial in no symbol count as unequal.
-    """
-    symbols = sorted(gold.free_symbols, key=str)
-    found = looked = False
-    for symbol, (point, _) in itertools.product(symbols, list(itertools.islice(points(gold, answer), 4))):
-        others = {other: value for other, value in point.items() if other != symbol}
-        left, right = (real_roots(side, symbol, others) for side in (gold, answer))
-        if left is None or right is None:
-            continue
-        looked = True
-        if len(left) != len(right) or any(
-            abs(a - b) > ROOT_SLACK * (1 + abs(a)) for a, b in zip(left, right, strict=True)
-        ):
-            return False
-        found = found or bool(left)
-    if found:
-        return not any(_solves_one(gold, answer, symbol) for symbol in symbols)
-    return None if looked else False
-
-
-def _solves_one(gold: sympy.Expr, answer: sympy.Expr, symbol: sympy.Symbol) -> bool:
-    """Whether a small number solves only one of two equations, as 1 does after both sides are multiplied by q-1."""
-    point, _ = next(points(gold, answer))
-    for number in (0, 1, -1, 2):
-        values = [_value(side, point | {symbol: sympy.Integer(number)}, DIGITS_OF_FUNCTIONS) for side in (gold, answer)]
-        if all(value is not None and value is not sympy.nan for value in values):
-            zeros = [_close(1 + value, sympy.Integer(1), DIGITS_OF_FUNCTIONS) for value in values]
-            if zeros[0] != zeros[1]:
-                return True
-    return False
 
 
 def _approximates(text: str, value: sympy.Expr) -> bool:
