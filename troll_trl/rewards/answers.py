@@ -48,9 +48,12 @@ _MAGNITUDE = re.compile(r"\$?\s?(?:\\text\{\s?)?((?:hundred|thousand|million|bil
 _OPERATOR_AFTER = re.compile(
     r"\s*(?:[-+/^<>_]|\\(?:cdot|times|div|pm|sqrt|[dt]?frac|pi|binom)(?![A-Za-z])|!(?!=)|\d)|\s?\}+\s*(?:\^|\Z|[-+/}])"
 )
+# Before a box on its line: marks of a quotation, or cells of a table
+_MARGIN = re.compile(r"\s*(?:(>[>\s]*)|\|(?:.*\|)?)")
+_ASIDE = re.compile(r"(?:[^\\]*[a-z]{2} )?\(\s*")
 # Where the expression around a box begins or ends
 _EDGE = re.compile(
-    r"(?<!\\)\$+|\\[()\[\]]|\n|(?<!\\)=|[,;:&]|\\\\|\.(?=\s|\Z)|\*\*"
+    r"(?<!\\)\$+|\\[()\[\]]|</?[a-z]+>|\n|(?<!\\)=|[,;:&]|\\\\|\.(?=\s|\Z)|\*\*"
     r"|\\(?:approx|le|ge|leq|geq|implies|[Rr]ightarrow|to|iff|q?quad|therefore|equiv|pmod|cong|sim|simeq|text\w*|mathrm|begin|end)(?![A-Za-z])"
 )
 MAX_EXPRESSION_CHARACTERS = 200
@@ -156,10 +159,19 @@ def _answer_of_boxes(text: str, boxes: list[tuple[str, int, int]], accept: Calla
 
 def _with_operators(text: str, content: str, start: int, end: int) -> str:
     r"""The expression around a box that is only a part of it: `-\boxed{10}`, `\frac{1}{\boxed{10}}`."""
-    before, after = text[max(0, start - MAX_EXPRESSION_CHARACTERS) : start], text[end : end + MAX_EXPRESSION_CHARACTERS]
+    line = text[text.rfind("\n", 0, start) + 1 : start]
+    after = text[end : end + MAX_EXPRESSION_CHARACTERS]
+    margin = _MARGIN.match(line)
+    if margin and line.count("$") % 2 == 0 and (margin[1] or "|" in after.partition("\n")[0]):
+        line = line[margin.end() :]
+    before = line[-MAX_EXPRESSION_CHARACTERS:]
     edges = list(_EDGE.finditer(before))
-    in_formula = bool(edges) and edges[-1][0] != "\n"
+    in_formula = bool(edges)
     before = before[edges[-1].end() if edges else 0 :]
+    if (
+        _ASIDE.fullmatch(before) and re.match(r"\)(?!\s*\()", after) and not _OPERATOR_AFTER.match(after, 1)
+    ):  # (\boxed{10})
+        return content.strip()
     edge = _EDGE.search(after)
     after = after[: edge.start()] if edge else after
     after = after if re.search(r"[\w!}]", after) else ""  # of \boxed{4}/\mathrm{cm} the operator belongs to the unit

@@ -16,16 +16,16 @@ from troll_trl.rewards.verifier.quantities import Quantity, read_quantity, same_
 from troll_trl.rewards.verifier.structure import (
     LETTER,
     NAME,
-    Members,
+    Compound,
     is_balanced,
     is_name,
     is_ratio,
-    read_members,
+    read_compound,
     split,
 )
 from troll_trl.rewards.verifier.wording import is_judgement, is_word, unwrap, words
 
-# Members of a list or a set. The time to compare sets grows with the square
+# Compound of a list or a set. The time to compare sets grows with the square
 MAX_MEMBERS = 64
 MAX_DEPTH = 12
 
@@ -116,11 +116,11 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
     dotted = _DECIMAL_COMMA.sub(r"\1.\2", gold)
     if dotted != gold and read_quantity(dotted) is not None and answer_number is not None:
         return equal(dotted, answer, leaf, depth + 1)
-    gold_members = None if gold_number is not None and _GROUPED.search(gold) else read_members(gold)
-    answer_members = read_members(answer)
+    gold_members = None if gold_number is not None and _GROUPED.search(gold) else read_compound(gold)
+    answer_members = read_compound(answer)
     if gold_members is None and answer_members is None:
         return _same_scalar(gold, answer, leaf, depth)
-    return _same_members(gold, gold_members, answer, answer_members, leaf, depth)
+    return _same_compound(gold, gold_members, answer, answer_members, leaf, depth)
 
 
 def _same_number(gold: Quantity, answer: Quantity, leaf: Leaf) -> bool:
@@ -171,10 +171,10 @@ def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
     condition = _CONDITION.fullmatch(gold)
     if condition is not None:
         return is_readable(condition["body"], leaf, depth + 1)
-    members = read_members(gold)
-    if members is not None:
-        in_cells = members.kind in ("matrix", "cases")
-        rows = (split(part, ("&",)) for part in members.parts) if in_cells else [members.parts]
+    compound = read_compound(gold)
+    if compound is not None:
+        in_cells = compound.kind in ("matrix", "cases")
+        rows = (split(part, ("&",)) for part in compound.parts) if in_cells else [compound.parts, compound.without]
         parts = [part for row in rows for part in row]
         return bool(parts) and all(is_readable(part, leaf, depth + 1) for part in parts)
     sides = split(gold, ("=",))
@@ -183,7 +183,7 @@ def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
     return leaf(scalars.without_unit(gold)[0])
 
 
-def _same_members(gold: str, left: Members | None, answer: str, right: Members | None, leaf, depth: int) -> bool:
+def _same_compound(gold: str, left: Compound | None, answer: str, right: Compound | None, leaf, depth: int) -> bool:
     if left is None:
         assert right is not None
         # One answer in several spellings, such as "1/2 or 0.5", but not in none, as "and"
@@ -196,6 +196,8 @@ def _same_members(gold: str, left: Members | None, answer: str, right: Members |
     if left.kind == "matrix" or right.kind == "matrix":
         return _same_matrix(left, right, leaf, depth)
     if len(left.parts) != len(right.parts) or len(left.parts) > MAX_MEMBERS:
+        return False
+    if len(left.without) != len(right.without) or not _same_set(left.without, right.without, leaf, depth):
         return False
     if left.kind == right.kind == "cases":
         return _same_set(left.parts, right.parts, leaf, depth)
@@ -229,7 +231,7 @@ def _same_set(gold: list[str], answer: list[str], leaf, depth: int) -> bool:
     return True
 
 
-def _same_matrix(left: Members, right: Members, leaf, depth: int) -> bool:
+def _same_matrix(left: Compound, right: Compound, leaf, depth: int) -> bool:
     cells = []
     for members in (left, right):
         if members.kind == "matrix":
@@ -309,7 +311,7 @@ def _has_value(gold: str, sides: list[str], leaf: Leaf, depth: int) -> bool:
 
 def _same_expression(gold: str, answer: str, leaf: Leaf) -> bool:
     gold, gold_unit = scalars.without_unit(gold)
-    answer, answer_unit = scalars.without_unit(answer)
+    answer, answer_unit = scalars.without_unit(answer, lone_letters=not LETTER.search(gold))
     names = {gold_unit.name, answer_unit.name}
     if answer_unit.contradicts(gold_unit) and names != {"deg^1", "rad^1"}:
         return False

@@ -16,10 +16,12 @@ _SIGNS = {
     **dict.fromkeys("·⋅∙•", r"\cdot "),
     **dict.fromkeys("“”„‟\"", ""),
     **dict.fromkeys("′’", "'"),
+    **{sign: f"\\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚℂ", "RZNQC", strict=True)},
     "×": r"\times ", "÷": r"\div ", "∕": "/", "⁄": "/", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ",
     "⩾": r"\ge ", "≠": r"\neq ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ",
     "∓": r"\mp ", "°": r"^\circ ", "º": r"^\circ ", "∅": r"\emptyset ", "⟨": r"\langle ", "⟩": r"\rangle ", "、": ", ",
-    "，": ", ", "。": ".", "ℝ": r"\mathbb{R}", "∠": r"\angle ", "√": r"\sqrt ", "ƒ": "f",
+    "，": ", ", "。": ".", "∀": r"\forall ", "∖": r"\setminus ", "∠": r"\angle ", "√": r"\sqrt ",
+    "ƒ": "f",
 }  # fmt: skip
 _SIGN_TABLE = str.maketrans(_SIGNS)
 _ROOT = re.compile(r"√\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\))")
@@ -66,8 +68,12 @@ _RULES = tuple(
         (r"\\(?:land|wedge)(?![A-Za-z])", " and "),
         (r"\\infin(?![A-Za-z])", r"\\infty"),
         (r"\\%", "%"),
-        (r"\\(?:mathbb|Bbb)\s*(?:\{R\}|R(?![A-Za-z]))|\\R(?:eals)?(?![A-Za-z])", r"\\mathbb{R}"),
+        (r"\\(?:mathbb|Bbb)\s*(?:\{\s?([NZQRC])\s?\}|([NZQRC])(?![A-Za-z]))", r"\\mathbb{\1\2}"),
+        (r"\\R(?:eals)?(?![A-Za-z])", r"\\mathbb{R}"),
+        (r"\\(?:smallsetminus|backslash)(?![A-Za-z])", r"\\setminus "),
+        (r"(?<=[)\]}])\s?(?:-|\\)\s?(?=\\\{)", r"\\setminus "),  # (0,5)-\{4\}
         (r"\\(?:mathrm|operatorname|rm)\s*\{\s*([eid])\s*\}|\\(?:mathrm|rm)\s+([eid])(?![A-Za-z])", r"\1\2"),
+        (r"(?<![\d.])\{10\}\^", "10^"),
         (r"\A\\operatorname\{([A-Za-z]{3,})\}\Z", r"\\text{\1}"),
         (r"\\operatorname\*?\{([A-Za-z]+)\}|\\(?:text|mathrm)\{(gcd|lcm)\}", r"\\\1\2 "),
         # Periods: 0.\dot{3}, 0.\bar{3}, 0.(3), 0.333...
@@ -75,11 +81,15 @@ _RULES = tuple(
         (r"(?<=\d)(\.\d*)(?:\\bar\s?\{?(\d+)\}?|\((\d+)\))", r"\1\\overline{\2\3}"),
         (r"(?<=\d)(\.\d{0,9}?)((?P<one>\d)(?=(?P=one){2,}[.\\])|(?P<more>\d{2,9}?)(?=(?P=more)+[.\\]))\d+"
          r"(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))", r"\1\\overline{\2}"),
+        (r"\\textsuperscript(?=\{)", "^"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])|(?<=\d)\^\{?o\}?(?!\w)", r"^\\circ "),
         (r"\\(?:textbf|textit|textrm|textsf|texttt|textnormal|emph|mbox|hbox|mathrm|mathbf|mathsf|mathit|bm|text)\s*\{",
          r"\\text{"),
         (r"(?<![\d.,^_])\\text\{\s*([+-]?[\d.,/]+)\s*\}(?![\d.])", r"\1"),
         (r"\A\s*(?:\\text\{)?\s*(?i:all real(?: number)?s)\s*\}?\s*\Z", r"\\mathbb{R}"),
+        # An ordinal is its number: 12^{\text{th}}, 12-th, 21st, but 2^{nd} may be a power
+        (r"(?<![\d.,/}])(?<!\d )(\d{1,3}(?:,\d{3})+|\d+)(?:\s?-)?\s?(?:\^?\s?\{?\s?\\text\{\s?-?(?:st|nd|rd|th)\s?\}\}?"
+         r"|(?:st|nd|rd|th)(?![A-Za-z])|\^(?:\{th\}|th(?![A-Za-z])))", r"\1"),
         # A quantifier that says nothing. What excepts something stays
         (r"(?<=\S),?\s*(?:\\text\{)?\s*\bfor (?:all|any|every|each)\b(?:[\s{}$,]|\\text\{|\\in(?![A-Za-z])"
          r"|\\mathbb\{[RZQNC]\}|\b(?:reals?|integers?|complex|rational|natural|values?|numbers?|of|[A-Za-z])\b)*\Z",
@@ -102,8 +112,8 @@ _RULES = tuple(
         # Otherwise read as the logarithm of 2/5
         (r"(\\(?:ln|log|lg|sin|cos|tan|exp))\s*([0-9A-Za-z])(?=\s*/)", r"\1(\2)"),
         (r"\s+", " "),
-        # Space says something only between two letters or digits, and after a comma
-        (r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])(?!\\text)", ""),
+        # Space says something only between two letters or digits, after a comma, and before a unit: 10^{7} m
+        (r"(?<![0-9A-Za-z,])(?<!\}) |(?<=\}) (?![A-Za-z])| (?![0-9A-Za-z])(?!\\text)", ""),
     )
 )  # fmt: skip
 _BASE_WORDS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"

@@ -35,6 +35,7 @@ _OPERATORS = re.compile(
     r"|[A-Z]\}?\^\{?(?:T|H|\\ast|\*)\}?(?![A-Za-z])|[A-Z]\s?[A-Z]\^\{?-1|[A-Z]\^\{?-1\}?\s?[A-Z]"
     r"|(?<![\\A-Za-z])[A-Za-z]\}?\s?\\times\s?\{?[A-Za-z](?![A-Za-z])"
 )
+_ORDINAL = re.compile(r"\A(\d+)\^\{(?:st|nd|rd)\}\Z")
 _BASE = re.compile(r"(?<![\^\d])\d+_\{?\d|(?:(?<![A-Za-z\d])\d+|\))\^(?:\{[^{}]*\}|\w)_")
 
 
@@ -58,8 +59,9 @@ def letters(text: str) -> str:
     return re.sub(r"\{(\w)\}", r"\1", re.sub(r"\\text\{([^{}]*)\}", r"\1", text).casefold().replace(" ", ""))
 
 
-def without_unit(text: str) -> tuple[str, Unit]:
-    """An expression without the unit after it, and the unit."""
+def without_unit(text: str, lone_letters: bool = False) -> tuple[str, Unit]:
+    """An expression without the unit after it, and the unit; `lone_letters` says whether `m` is a metre, no variable."""
+    text = _ORDINAL.sub(r"\1", text) if lone_letters else text
     if text.endswith(r"^\circ") and not OF_AN_ANGLE.search(text):
         return text.removesuffix(r"^\circ"), Unit("deg^1")
     match = _UNIT_BEHIND.search(text)
@@ -68,7 +70,7 @@ def without_unit(text: str) -> tuple[str, Unit]:
         if unit is not None and unit == Unit(unit.name, words=unit.words):
             return text[: match.start()].strip(), unit
     head, space, tail = text.partition(" ")
-    while space and not (tail and canonical_unit(tail, lone_letters=False)):
+    while space and not (tail and canonical_unit(tail, lone_letters)):
         more, space, tail = tail.partition(" ")
         head = f"{head} {more}"
     return (head, Unit(canonical_unit(tail))) if space else (text, Unit())

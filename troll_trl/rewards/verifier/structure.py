@@ -1,9 +1,11 @@
 r"""The structure of an answer: the parts of lists, sets, tuples, intervals, matrices, inequalities and equations."""
 
 import itertools
+import math
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from troll_trl.rewards.verifier.quantities import read_quantity
 
@@ -31,11 +33,9 @@ _UNIT_VECTOR = re.compile(
 )
 _COMPONENT = re.compile(r"(?P<factor>.*?)(?:\\cdot)?\s?(?P<unit>[ijk])", re.DOTALL)
 _MEMBER_OF = re.compile(r"(?P<name>[^=<>]{1,20}?)\\in\s?(?=[\[(\]\\])(?P<set>.*)", re.DOTALL)
-# x \ne 1, and the real numbers without 1
-_EXCLUDED = re.compile(
-    r"(?:(?P<name>[^=<>]{1,20}?)\\neq\s?|\\mathbb\{R\}\s?(?:\\setminus|\\backslash|-|\\)\s?\\\{)"
-    r"(?P<value>[^{}]*(?:\{[^{}]*\}[^{}]*)*?)(?:\\\})?"
-)
+_EXCLUDED = re.compile(r"(?P<name>[^=<>]{1,20}?)\\neq\s?(?P<value>[^=<>]+)")
+_RANGE = re.compile(r"[<>]|\\(?:le|ge|in|neq)(?![A-Za-z])")
+MAX_PIECES = 16  # of a union of intervals
 _SET_BUILDER = re.compile(
     r"\\\{(?P<name>\\?[A-Za-z]+)(?:\\in\s?\\mathbb\{R\})?\s?(?:\\mid|\||:)\s?(?P<condition>.*)\\\}", re.DOTALL
 )
@@ -92,24 +92,25 @@ def is_name(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Members:
+class Compound:
     """
     An answer of several parts. Its kind is `"list"` (bare), `"or"` (alternatives), `"set"`, `"union"`, `"matrix"` or
     `"cases"` (rows with `&` between the cells), or the two brackets of a tuple or an interval: `"(]"`. Its name is the
-    variable of an inequality, or the left side of an equation such as `(x,y)=(3,5)`.
+    variable of an inequality, or the left side of an equation such as `(x,y)=(3,5)`. A union may lack some points.
     """
 
     kind: str
     parts: list[str]
     name: str | None = None
+    without: list[str] = field(default_factory=list)
 
 
-def read_members(text: str) -> Members | None:
-    r"""The parts of an answer that has several. `\pm` is two answers, an inequality of one variable its interval."""
+def read_compound(text: str) -> Compound | None:
+    r"""An answer of several parts. `\pm` is two answers, an inequality of one variable its interval."""
     builder = _SET_BUILDER.fullmatch(text)
     if builder and closing(text) == len(text) - len(r"\}"):
-        members = read_members(builder["condition"])
-        return members and replace(members, name=None)
+        compound = read_compound(builder["condition"])
+        return compound and replace(compound, name=None)
     plain = _TEXT_SEPARATOR.sub(r" \1 ", text)
     groups = split(plain, (";",))  # p=5,q=2; p=7,q=2
     parts = groups if len(groups) > 1 and all(len(split(group, (",",))) > 1 for group in groups) else []
@@ -117,27 +118,31 @@ def read_members(text: str) -> Members | None:
     if len(parts) > 1:
         parts = [part for part in parts if part]
         kind = "or" if len(split(plain, ("or",))) > 1 else "list"
-        both = _both(parts) if kind == "list" and len(split(plain, ("and",))) == 2 else None
-        return both or Members(kind, [choice for part in parts for choice in _signs(part)])
+        joined = _both(parts) if kind == "list" and len(split(plain, ("and",))) == 2 else None
+        joined = joined or (_restricted(parts) if kind == "list" else None)
+        if joined is None and "=" not in text and all(map(_RANGE.search, parts)):
+            joined = _union(parts)
+        return joined or Compound(kind, [choice for part in parts for choice in _signs(part)])
     member = _MEMBER_OF.fullmatch(text)
     if member and NAME.fullmatch(member["name"]):
-        members = read_members(member["set"]) or Members("list", [member["set"]])
-        return replace(members, name=members.name or member["name"].strip())
-    excluded = _EXCLUDED.fullmatch(text)
-    if excluded and NAME.fullmatch(excluded["name"] or "x") and not LETTER.search(excluded["value"]):
-        ends = [r"-\infty", *split(excluded["value"], (",",)), r"\infty"]
-        return Members("union", [f"({low},{high})" for low, high in itertools.pairwise(ends)], excluded["name"])
+        compound = read_compound(member["set"]) or Compound("list", [member["set"]])
+        return replace(compound, name=compound.name or member["name"].strip())
     if text == r"\mathbb{R}":
-        return Members("()", [r"-\infty", r"\infty"])
-    if r"\cup" in text:
-        parts = split(text, (r"\cup",))
-        if len(parts) > 1:
-            return Members("union", parts)
+        return Compound("()", [r"-\infty", r"\infty"])
+    sides = split(text, (r"\setminus",))
+    if len(sides) == 2:
+        return _difference(*sides)
+    parts = split(text, (r"\cup",))
+    if len(parts) > 1:
+        return _union(parts) or Compound("union", parts)
+    restricted = _restricted([text])
+    if restricted:
+        return restricted
     choices = _signs(text)
     if len(choices) > 1:
         sides = split(text, ("=",))
         named = len(sides) > 1 and all(map(NAME.fullmatch, sides[:-1]))
-        return Members("list", choices, sides[0] if named else None)
+        return Compound("list", choices, sides[0] if named else None)
     system = None if r"\begin{array}" in text and not text.startswith(r"\{") else _SYSTEM.fullmatch(text)
     if system:
         return _system([row for row in split(system[1], (r"\\",)) if row])
@@ -145,27 +150,27 @@ def read_members(text: str) -> Members | None:
     if matrix:
         rows = [row for row in split(matrix["rows"], (r"\\",)) if row]
         factor = matrix["factor"].strip()
-        return Members("matrix", [_times(factor, row) for row in rows] if factor else rows)
+        return Compound("matrix", [_times(factor, row) for row in rows] if factor else rows)
     vector = _vector(text)
     if vector:
         return vector
     sides = split(text, ("=",))
     if len(sides) == 2 and NAME.fullmatch(sides[0]):
-        members = read_members(sides[1])
-        return members and replace(members, name=sides[0].replace(" ", ""))
+        compound = read_compound(sides[1])
+        return compound and replace(compound, name=sides[0].replace(" ", ""))
     return _bracketed(text) or _interval(text)
 
 
-def _system(rows: list[str]) -> Members:
+def _system(rows: list[str]) -> Compound:
     """Equations, one on each line, or the cases of a function: a value and a condition each."""
     rows = [row.strip(" ,.;") for row in rows]
     if any(re.search(r"[<>]|\\(?:le|ge|neq)(?![A-Za-z])|\\text", row.partition("&")[2]) for row in rows):
         cells = [re.sub(r"\\text\{\s?(?:if|for|when)\s?\}|&?\s?\b(?:if|for|when)\b", "", row) for row in rows]
-        return Members("cases", [re.sub(r"[,\s]*&[&\s]*", "&", cell, count=1) for cell in cells])
-    return Members("list", [row.replace("&", "") for row in rows])
+        return Compound("cases", [re.sub(r"[,\s]*&[&\s]*", "&", cell, count=1) for cell in cells])
+    return Compound("list", [row.replace("&", "") for row in rows])
 
 
-def _vector(text: str) -> Members | None:
+def _vector(text: str) -> Compound | None:
     r"""The components of `2\mathbf{i}+3\mathbf{j}`."""
     plain = _UNIT_VECTOR.sub(r"\1", text)
     if plain == text and not re.search(r"(?<![A-Za-z\\])j\Z|(?<![A-Za-z\\])j\s?[+-].*k\Z", text):
@@ -177,7 +182,7 @@ def _vector(text: str) -> Members | None:
             return None
         factor = found["factor"].strip()
         components[found["unit"]] = factor + "1" if factor in ("", "-") else factor
-    return Members("()", [components.get(unit, "0") for unit in ("ijk" if "k" in components else "ij")])
+    return Compound("()", [components.get(unit, "0") for unit in ("ijk" if "k" in components else "ij")])
 
 
 def _times(factor: str, row: str) -> str:
@@ -193,7 +198,7 @@ def _times(factor: str, row: str) -> str:
     return "&".join(cells)
 
 
-def _bracketed(text: str) -> Members | None:
+def _bracketed(text: str) -> Compound | None:
     for opener in _BRACKETS:
         if not text.startswith(opener):
             continue
@@ -204,14 +209,14 @@ def _bracketed(text: str) -> Members | None:
         inner = text[len(opener) : end]
         parts = split(inner, (",", ";"))
         if opener == r"\{":
-            return Members("set", [choice for part in parts if part for choice in _signs(part)])
+            return Compound("set", [choice for part in parts if part for choice in _signs(part)])
         if opener == r"\langle":
             opener, closer = "(", ")"
-        return Members(opener + closer, parts) if len(parts) > 1 or opener == "[" else None
+        return Compound(opener + closer, parts) if len(parts) > 1 or opener == "[" else None
     return None
 
 
-def _interval(text: str) -> Members | None:
+def _interval(text: str) -> Compound | None:
     """An inequality of one variable, as an interval."""
     tokens = [(token, position) for token, position in _top_level(text) if token in _RELATIONS]
     if not 1 <= len(tokens) <= 2:
@@ -230,16 +235,113 @@ def _interval(text: str) -> Members | None:
         parts, closed = [*parts, r"\infty"], [*closed, False]
     if len(parts) == 2 or not NAME.fullmatch(parts[1]):
         return None
-    return Members("(["[closed[0]] + ")]"[closed[1]], [parts[0], parts[2]], parts[1])
+    return Compound("(["[closed[0]] + ")]"[closed[1]], [parts[0], parts[2]], parts[1])
 
 
-def _both(parts: list[str]) -> Members | None:
+def _both(parts: list[str]) -> Compound | None:
     r"""The interval that `x > 2` and `x \le 5` say together."""
     sides = [side for side in map(_interval, parts) if side is not None]
     if not len(sides) == len(parts) == 2 or sides[0].name != sides[1].name:
         return None
     low, high = sorted(sides, key=lambda side: side.parts[0] == r"-\infty")
-    return Members(low.kind[0] + high.kind[1], [low.parts[0], high.parts[1]], low.name)
+    return Compound(low.kind[0] + high.kind[1], [low.parts[0], high.parts[1]], low.name)
+
+
+def _intervals(whole: Compound | None) -> list[Compound]:
+    """The intervals of a set of real numbers; empty for anything else."""
+    found = [_bracketed(part) for part in whole.parts] if whole and whole.kind == "union" else [whole]
+    return [part for part in found if part] if all(p and p.kind[0] in "([" and len(p.parts) == 2 for p in found) else []
+
+
+def _union(parts: list[str]) -> Compound | None:
+    """Sets of real numbers as one set, `x < 4 or x > 4`; `None` if one of them is something else."""
+    bare = [part[1:-1] if r"\setminus" in part and closing(part) == len(part) - 1 else part for part in parts]
+    sets = [read_compound(part) for part in bare]
+    if len(parts) > MAX_PIECES or not all(map(_intervals, sets)):
+        return None
+    return _joined([found for found in sets if found], [])
+
+
+def _joined(sets: list[Compound], points: list[str]) -> Compound | None:
+    r"""
+    The union of sets without some points. Two intervals that a point parts are joined, `(0,4)\cup(4,25)` as `(0,25)`
+    without 4, so that every spelling of a set has the same parts.
+    """
+    names = {found.name for found in sets if found.name is not None}
+    without = [*points, *(point for found in sets for point in found.without)]
+    pieces = [(*piece.kind, *piece.parts) for found in sets for piece in _intervals(found)]  # left, right, low, high
+    pieces = [
+        ("(" if low in without else left, ")" if high in without else right, low, high)
+        for left, right, low, high in pieces
+    ]
+    without = [point for point in without if all(point not in piece for piece in pieces)]
+    while meeting := next((p for p in itertools.permutations(pieces, 2) if _meet(*p)), None):
+        (left, _, low, point), (_, right, _, high) = meeting
+        pieces = [(left, right, low, high), *(piece for piece in pieces if piece not in meeting)]
+        without.append(point)
+    if len(names) > 1:
+        return None
+    name = names.pop() if names else None
+    if len(pieces) == 1 and not without:
+        left, right, low, high = pieces[0]
+        return Compound(left + right, [low, high], name)
+    return Compound("union", [f"{left}{low},{high}{right}" for left, right, low, high in pieces], name, without)
+
+
+def _meet(first: tuple[str, ...], second: tuple[str, ...]) -> bool:
+    """Whether one open interval ends at the point where another one begins."""
+    return first[1] == ")" and second[0] == "(" and first[3] == second[2]
+
+
+def _difference(whole: str, removed: str) -> Compound | None:
+    r"""`(0,25)\setminus\{4\}`, or a set of real numbers without an interval."""
+    found, hole = read_compound(whole), read_compound(removed)
+    if not _intervals(found) or found is None or hole is None:
+        return None
+    if hole.kind == "set":
+        return _joined([found], hole.parts)
+    ends = [_number(end) for side in (found, hole) for end in side.parts]
+    if found.kind == "union" or not _intervals(hole) or hole.kind == "union" or None in ends:
+        return None
+    low, high, start, end = (number or 0 for number in ends)
+    if not low <= start < end <= high:
+        return None
+    pieces = []
+    if low < start:
+        pieces.append(Compound(found.kind[0] + ")]"[hole.kind[0] == "("], [found.parts[0], hole.parts[0]]))
+    if end < high:
+        pieces.append(Compound("(["[hole.kind[1] == ")"] + found.kind[1], [hole.parts[1], found.parts[1]]))
+    return _joined(pieces, []) if pieces else None
+
+
+def _number(end: str) -> Fraction | float | None:
+    if end.lstrip("+-") == r"\infty":
+        return -math.inf if end.startswith("-") else math.inf
+    quantity = read_quantity(end)
+    return quantity.value if quantity else None
+
+
+def _restricted(parts: list[str]) -> Compound | None:
+    r"""What `0 < x < 25, x \neq 4` say together, or `x \neq \pm 1` alone; `None` without such an exception."""
+    ranges, points, names = [], [], set()
+    for part in parts:
+        excluded = _EXCLUDED.fullmatch(part)
+        if excluded and NAME.fullmatch(excluded["name"]) and not LETTER.search(excluded["value"]):
+            names.add(excluded["name"])
+            points += [sign for value in split(excluded["value"], (",",)) for sign in _signs(value)]
+        elif points and not LETTER.search(part) and not _RANGE.search(part):  # x \neq -1, 1
+            points += _signs(part)
+        else:
+            ranges.append(part)
+    if not points or len(ranges) > 2 or len(names) > 1:
+        return None
+    whole = Compound("()", [r"-\infty", r"\infty"])
+    if ranges:
+        found = _both(ranges) if len(ranges) == 2 else read_compound(ranges[0])
+        if found is None or found.name not in names or not _intervals(found):
+            return None
+        whole = found
+    return _joined([replace(whole, name=names.pop())], points)
 
 
 def _signs(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Units and words of magnitude after a number."""
 
 import re
+from fractions import Fraction
 from typing import NamedTuple
 
 _MAGNITUDES = {
@@ -25,6 +26,11 @@ _UNIT_NAMES = {
     for variant in ({name, f"{name}s", name.capitalize(), f"{name.capitalize()}s"} if len(name) > 2 else {name})
 }
 _UNIT_TOKEN = re.compile(r"[A-Za-zΩμ]+|\$|\^\{?(-?\d)\}?|/|\\cdot|\\circ|[()^{}.\s-]|\S")
+# In seconds, and in months
+_TIMES: tuple[dict[str | None, Fraction | int], ...] = (
+    {"ms^1": Fraction(1, 1000), "s^1": 1, "min^1": 60, "h^1": 3600, "day^1": 86400, "week^1": 604800},
+    {"month^1": 1, "year^1": 12},
+)
 # What changes the value, continues it or takes it back is no unit
 _CONTINUING = """
     and or plus minus over half halves thirds quarters fourths fifths sixths sevenths eighths ninths squared cubed pi
@@ -36,7 +42,7 @@ _CONTINUING = """
     root log exp negative negated opposite inverse reciprocal complement conjugate transpose
     remainder percent percents permille ppm ppb basis recurring repeating imaginary
     gross score scores couple myriad lakh lakhs crore crores kilo mega milli micro nano googol binary octal hex
-    hexadecimal base mille
+    hexadecimal base mille ths
 """
 # "seven", "twenties", "zillion"; "tenths", "thousandth", "nths"; "threefold", "quadrupled"
 _COUNT_WORD = re.compile(
@@ -76,6 +82,11 @@ class Unit(NamedTuple):
         if self.name is not None and gold.name is not None and self.name != gold.name:
             return True
         return bool(self.words - gold.words and gold.words - self.words)
+
+
+def time_ratio(one: str | None, other: str | None) -> Fraction | None:
+    """How many of another unit of time one is, exactly: 60 minutes in an hour; `None` for other units."""
+    return next((Fraction(table[one]) / table[other] for table in _TIMES if one in table and other in table), None)
 
 
 def read_unit(text: str) -> Unit | None:

@@ -102,4 +102,4 @@ def unwrap(text: str) -> str:
                 text = inner
                 continue
         break
-    return re.sub(r"\A(?:approximately|about|exactly) (?=\S)", "", text)
+    return re.sub(r"\A(?:(?:approximately|about|exactly) (?=\S)|the (?=\d))", "", text)
