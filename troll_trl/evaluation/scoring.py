@@ -22,17 +22,18 @@ _DROPPED = re.compile(r"\\left|\\right|\\[!,;:]|\\?\$|\\[()\[\]]|\s+")
 
 def score(golds: Sequence[str], texts: Sequence[str], options: Sequence[Options] | None = None) -> list[Verdict]:
     r"""
-    The verdicts of the training's verifier, with the path `"unreadable_answer"` for a wrong answer that is not
+    The verdicts of the training's verifier, decided by `"unreadable_answer"` for a wrong answer that is not
     mathematics. With the `options` of a multiple choice, the text of the right option is right too.
     """
     verdicts = verify(golds, texts, options=options)
     wrong: dict[int, str] = {}  # answers that were compared, without running into a limit; normalised
     for i, verdict in enumerate(verdicts):
-        if verdict.reward == 0 and verdict.answer is not None and verdict.path not in ("timeout", "crash", "refused"):
-            wrong[i] = normalise(verdict.answer) if len(verdict.answer) <= MAX_ANSWER_CHARACTERS else ""
+        computed = verdict.answer is not None and verdict.decided_by not in ("timeout", "crash", "refused")
+        if computed and verdict.reward == 0:
+            wrong[i] = normalise(verdict.answer or "") if len(verdict.answer or "") <= MAX_ANSWER_CHARACTERS else ""
     readable = are_readable(wrong.values())  # all at once: its workers answer in parallel
     return [
-        replace(verdict, path="unreadable_answer") if i in wrong and not readable[wrong[i]] else verdict
+        replace(verdict, decided_by="unreadable_answer") if i in wrong and not readable[wrong[i]] else verdict
         for i, verdict in enumerate(verdicts)
     ]
 
@@ -41,7 +42,7 @@ def score_samples(samples: Sequence[Sample], options: Sequence[Options]) -> list
     """Fill in the scores of samples, with the `options` of their multiple choices."""
     golds, texts = [sample["gold"] for sample in samples], [sample["completion"] for sample in samples]
     for sample, verdict in zip(samples, score(golds, texts, options), strict=True):
-        sample["reward"], sample["answer"], sample["path"] = verdict.reward, verdict.answer, verdict.path
+        sample["reward"], sample["answer"], sample["path"] = verdict.reward, verdict.answer, verdict.decided_by
         sample["strict"] = strict_score(sample["gold"], sample["completion"])
     return list(samples)
 

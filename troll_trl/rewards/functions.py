@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from troll_trl.rewards.answers import extract_answer, written_out
-from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, PATHS, TIMEOUT_SECONDS, start, verify
+from troll_trl.rewards.verifier import DECIDERS, MAX_ANSWER_CHARACTERS, TIMEOUT_SECONDS, start, verify
 from troll_trl.rewards.verifier.choices import Options
 from troll_trl.rewards.verifier.notation import normalise
 from troll_trl.rewards.verifier.quantities import read_quantity
@@ -37,8 +37,8 @@ def math_accuracy_reward(
             Gold answers: `\boxed{...}`, bare, `$...$`, a worked solution that ends in one of the forms above, or a
             number. `None`, for a row of another task in a mixed dataset, gives `None`.
         log_metric, log_extra (`Callable`, *optional*):
-            Given by the trainer: for the shares `math_accuracy/{path}` of `troll_trl.rewards.verifier.PATHS`, and for
-            the columns `solution`, `answer` and `answer_path` of the table of logged completions.
+            Given by the trainer: for the shares `math_accuracy/{decider}` of `troll_trl.rewards.verifier.DECIDERS`, and
+            for the columns `solution`, `answer` and `answer_path` of the table of logged completions.
         options (`list[list | dict | None]`, *optional*):
             The options of multiple choice, if the dataset has such a column: for the gold answer `B` the text of option
             B is then right too, unless the answer names a letter as well.
@@ -60,14 +60,14 @@ def math_accuracy_reward(
     texts = [_text_of(completion) for completion in completions]
     verdicts = verify(golds, texts, TIMEOUT_SECONDS, strict=not allow_unevaluated, options=options)
     if log_metric is not None and verdicts:
-        counts = Counter(verdict.path for verdict in verdicts)
-        for path in PATHS:  # all of them, always: the ranks average by name
-            log_metric(f"math_accuracy/{path}", counts[path] / len(verdicts))
+        counts = Counter(verdict.decided_by for verdict in verdicts)
+        for decider in DECIDERS:  # all of them, always: the ranks average by name
+            log_metric(f"math_accuracy/{decider}", counts[decider] / len(verdicts))
     if log_extra is not None:
         log_extra("solution", ["[none]" if gold is None else gold for gold in golds])
         answers = ["[none]" if verdict.answer is None else verdict.answer for verdict in verdicts]
         log_extra("answer", [answer[:MAX_ANSWER_CHARACTERS] for answer in answers])  # of a million characters, say
-        log_extra("answer_path", [verdict.path for verdict in verdicts])
+        log_extra("answer_path", [verdict.decided_by for verdict in verdicts])
     return [verdict.reward for verdict in verdicts]
 
 

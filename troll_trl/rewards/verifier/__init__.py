@@ -20,7 +20,7 @@ from troll_trl.rewards.verifier.quantities import read_quantity
 from troll_trl.rewards.verifier.structure import is_balanced
 from troll_trl.rewards.verifier.wording import words
 
-__all__ = ["PATHS", "TIMEOUT_SECONDS", "Verdict", "close", "start", "verify"]
+__all__ = ["DECIDERS", "PATHS", "TIMEOUT_SECONDS", "Verdict", "close", "start", "verify"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ MAX_ANSWER_CHARACTERS = 1000
 # milliseconds
 TIMEOUT_SECONDS = 2.0
 
-PATHS = (
+# What may decide a verdict
+DECIDERS = (
     "text",  # the same text, or words
     "number",  # both are numbers
     "structure",  # lists, sets, intervals, ... of numbers and words
@@ -42,6 +43,7 @@ PATHS = (
     "unparsed",  # the gold answer cannot be read
     "no_gold",  # the row has none
 )
+PATHS = DECIDERS  # the older name
 
 # Towers, long exponents, factorials of large numbers or of factorials, deep nesting: seconds of computer algebra for a
 # few characters. Only compared if the gold answer has such a thing as well.
@@ -56,12 +58,17 @@ _TEXT_COMMAND = re.compile(r"\\(?:text|mbox|mathrm)\{[^{}]*\}")
 class Verdict:
     """
     The verdict on one text: 1.0 for the right answer, 0.0 for a wrong one or none, `None` if the gold answer cannot be
-    read or workers crash at trivial questions too; the answer that the text states; and which of `PATHS` decided.
+    read or workers crash at trivial questions too; the answer that the text states; and which of `DECIDERS` decided.
     """
 
     reward: float | None
     answer: str | None
-    path: str
+    decided_by: str
+
+    @property
+    def path(self) -> str:
+        """The older name of `decided_by`."""
+        return self.decided_by
 
 
 def verify(
@@ -90,7 +97,7 @@ def verify(
             Options of each multiple choice, see [`~troll_trl.rewards.math_accuracy_reward`].
 
     Returns:
-        `list[Verdict]`: for each pair the `reward` (1.0, 0.0 or `None`), the `answer`, and the `path` that decided.
+        `list[Verdict]`: for each pair the `reward` (1.0, 0.0 or `None`), the `answer`, and what it was `decided_by`.
 
     Raises:
         ValueError: `golds`, `texts` and `options` differ in length.
@@ -132,8 +139,8 @@ def _verdicts(pairs: list[tuple[str | None, str | None]], timeout: float, strict
     decided |= zip(open_pairs, _ask(questions, timeout), strict=True)
     verdicts = []
     for pair in pairs:
-        right, path = decided[pair] or (False, "crash")
-        verdicts.append(Verdict(None if right is None else float(right), pair[1], path))
+        right, decided_by = decided[pair] or (False, "crash")
+        verdicts.append(Verdict(None if right is None else float(right), pair[1], decided_by))
     return verdicts
 
 
@@ -147,9 +154,11 @@ def are_readable(golds, timeout: float = TIMEOUT_SECONDS) -> dict[str, bool]:
     """Whether answers can be compared with each of these normalised gold answers, in `timeout` seconds each."""
     result = {gold: _is_readable_fast(gold) for gold in dict.fromkeys(golds)}
     open_golds = [gold for gold, known in result.items() if known is None]
-    for gold, (known, path) in zip(open_golds, _ask([{"gold": gold} for gold in open_golds], timeout), strict=True):
+    for gold, (known, decided_by) in zip(
+        open_golds, _ask([{"gold": gold} for gold in open_golds], timeout), strict=True
+    ):
         result[gold] = known
-        if path == "math_verify":  # a limit says nothing about the next time
+        if decided_by == "math_verify":  # a limit says nothing about the next time
             _KNOWN_GOLDS[gold] = bool(known)
     return {gold: bool(known) for gold, known in result.items()}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from troll_trl.rewards.verifier import scalars
 from troll_trl.rewards.verifier.choices import gold_choice, read_choice, several_options
+from troll_trl.rewards.verifier.conditions import split_condition
 from troll_trl.rewards.verifier.operations import is_worked_out
 from troll_trl.rewards.verifier.quantities import Quantity, read_quantity, same_quantity
 from troll_trl.rewards.verifier.structure import (
@@ -30,7 +31,7 @@ MAX_MEMBERS = 64
 MAX_DEPTH = 12
 
 _CHOICE_LABEL = re.compile(r"(?:\\text\{\s?\(?[A-J]\)?[.:]?\s?\}|\([A-J]\)|[A-J][.):])\s?[.:]?\s?(?=[^\s=<>^_])")
-_CONDITION = re.compile(
+_QUANTIFIED = re.compile(
     r"(?P<body>\S.*?),?\s?(?:\\text\{\s?|\b)(?P<condition>for (?:all|any|every|each)\b.*)", re.DOTALL
 )
 _GROUPED = re.compile(r",0\d\d(?!\d)")  # 1,000 is no list
@@ -72,63 +73,18 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
     gold, answer = unwrap(gold), unwrap(answer)
     if not gold or not answer or depth > MAX_DEPTH:
         return False
-    if gold == answer:
-        return True
-    if "for " in gold or "for " in answer:
-        bodies = _same_condition(gold, answer)
-        if bodies != (gold, answer):
-            return bodies is not None and equal(*bodies, leaf, depth + 1)
-    if r"\approx" in gold or r"\approx" in answer:
-        return _same_approximation(gold, answer, leaf, depth)
     if "mod" not in gold and r"\pmod" in answer:  # N \equiv 34 \pmod{1000}
         answer = re.sub(r"\\pmod\s?\{?\d+\}?", "", answer).replace(r"\equiv", "=").strip()
-    gold_options, answer_options = several_options(gold), several_options(answer)
-    if gold_options is not None and answer_options is not None:
-        return gold_options == answer_options
-    (gold_name, gold_number), (answer_name, answer_number) = _named_quantity(gold), _named_quantity(answer)
-    if gold_number is not None and answer_number is not None and (answer_name in ("", gold_name) or not gold_name):
-        return _same_number(gold_number, answer_number, leaf)
-    option = gold_choice(gold)
-    if option is not None:
-        chosen = read_choice(answer)
-        if chosen is not None:
-            return chosen.letter == option.letter
-        return bool(option.text) and equal(option.text, answer, leaf, depth + 1)
-    products = _PRODUCT.fullmatch(answer) and _PRODUCT.fullmatch(gold) and not is_word(gold)
-    gold_words, answer_words = (None, None) if products else (words(gold), words(answer))
-    parts = scalars.same_parts(gold, answer)
-    if parts is not None:
-        return parts
-    if gold_words is not None or answer_words is not None:
-        return gold_words == answer_words or answer == rf"\text{{{gold}}}"
-    if _SEQUENCE.fullmatch(gold):  # no arithmetic
-        return _SEQUENCE.fullmatch(answer) is not None and _NUMERAL.findall(gold) == _NUMERAL.findall(answer)
-    label = _CHOICE_LABEL.match(answer)
-    if label is not None and not _CHOICE_LABEL.match(gold):
-        text = answer[label.end() :]
-        return not _CHOICE_LABEL.match(text) and equal(gold, text, leaf, depth + 1)
-    gold_time, answer_time = scalars.read_time(gold), scalars.read_time(answer)
-    if gold_time is not None and answer_time is not None:
-        return scalars.same_time(gold_time, answer_time)
-    ratio = gold.rpartition("=")[2].strip() if is_ratio(gold.partition("=")[0]) else gold
-    if scalars.RATIO.fullmatch(ratio):
-        return scalars.same_ratio(ratio, answer)
-    dotted = _DECIMAL_COMMA.sub(r"\1.\2", gold)
-    if dotted != gold and read_quantity(dotted) is not None and answer_number is not None:
-        return equal(dotted, answer, leaf, depth + 1)
-    gold_members = None if gold_number is not None and _GROUPED.search(gold) else read_compound(gold)
-    answer_members = read_compound(answer)
-    if gold_members is None and answer_members is None:
-        return _same_scalar(gold, answer, leaf, depth)
-    return _same_compound(gold, gold_members, answer, answer_members, leaf, depth)
+    if gold == answer:
+        return True
+    verdicts = (rule(gold, answer, leaf, depth) for rule in _RULES)
+    return next(verdict for verdict in verdicts if verdict is not None)
 
 
-def _same_number(gold: Quantity, answer: Quantity, leaf: Leaf) -> bool:
-    return (not leaf.strict or answer.worked_out or not gold.worked_out) and same_quantity(gold, answer)
-
-
-def _same_approximation(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
+def _same_approximation(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | None:
     r"""A value and its rounding, `x = \sqrt{2} \approx 1.41`: either may be the gold answer's, if they agree."""
+    if r"\approx" not in gold and r"\approx" not in answer:
+        return None
     golds, answers = (
         [side for side in split(text, ("=", r"\approx")) if side and not is_name(side)] for text in (gold, answer)
     )
@@ -137,15 +93,90 @@ def _same_approximation(gold: str, answer: str, leaf: Leaf, depth: int) -> bool:
     return any(equal(side, value, leaf, depth + 1) for side in golds for value in {answers[0], answers[-1]})
 
 
-def _same_condition(gold: str, answer: str) -> tuple[str, str] | None:
-    """Both without "for all ...", which an answer may leave out but not add; `None` if it differs."""
-    own, theirs = _CONDITION.fullmatch(gold), _CONDITION.fullmatch(answer)
-    if theirs is not None and (
-        own is None
-        or scalars.letters(own["condition"]).strip("{}.") != scalars.letters(theirs["condition"]).strip("{}.")
-    ):
+def _same_named_number(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | None:
+    (gold_name, gold_number), (answer_name, answer_number) = _named_quantity(gold), _named_quantity(answer)
+    if gold_number is None or answer_number is None or (gold_name and answer_name not in ("", gold_name)):
         return None
-    return (own["body"] if own else gold), (theirs["body"] if theirs else answer)
+    return _same_number(gold_number, answer_number, leaf)
+
+
+def _same_choice(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | None:
+    gold_options, answer_options = several_options(gold), several_options(answer)
+    if gold_options is not None and answer_options is not None:
+        return gold_options == answer_options
+    option, chosen = gold_choice(gold), read_choice(answer)
+    if option is None:
+        return None
+    if chosen is not None:
+        return chosen.letter == option.letter
+    return bool(option.text) and equal(option.text, answer, leaf, depth + 1)
+
+
+def _same_words(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | None:
+    if _PRODUCT.fullmatch(answer) and _PRODUCT.fullmatch(gold) and not is_word(gold):
+        return None
+    gold_words, answer_words = words(gold), words(answer)
+    if gold_words is None and answer_words is None:
+        return None
+    return gold_words == answer_words or answer == rf"\text{{{gold}}}"
+
+
+def _same_sequence(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | None:
+    """`2-1-3`, which is no arithmetic."""
+    if not _SEQUENCE.fullmatch(gold):
+        return None
+    return _SEQUENCE.fullmatch(answer) is not None and _NUMERAL.findall(gold) == _NUMERAL.findall(answer)
+
+
+def _same_after_label(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | None:
+    """The text of an option, after its letter."""
+    label = _CHOICE_LABEL.match(answer)
+    if label is None or _CHOICE_LABEL.match(gold):
+        return None
+    text = answer[label.end() :]
+    return not _CHOICE_LABEL.match(text) and equal(gold, text, leaf, depth + 1)
+
+
+def _same_time(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | None:
+    """A duration, a date or an angle of several parts, or a time of day."""
+    gold_time, answer_time = scalars.read_time(gold), scalars.read_time(answer)
+    if gold_time is not None and answer_time is not None:
+        return scalars.same_time(gold_time, answer_time)
+    return scalars.same_parts(gold, answer)
+
+
+def _same_ratio(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | None:
+    ratio = gold.rpartition("=")[2].strip() if is_ratio(gold.partition("=")[0]) else gold
+    return scalars.same_ratio(ratio, answer) if scalars.RATIO.fullmatch(ratio) else None
+
+
+def _same_decimal_comma(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | None:
+    """`3.14` for a gold answer `3,14`."""
+    dotted = _DECIMAL_COMMA.sub(r"\1.\2", gold)
+    if dotted == gold or read_quantity(dotted) is None or _named_quantity(answer)[1] is None:
+        return None
+    return equal(dotted, answer, leaf, depth + 1)
+
+
+def _same_number(gold: Quantity, answer: Quantity, leaf: Leaf) -> bool:
+    return (not leaf.strict or answer.worked_out or not gold.worked_out) and same_quantity(gold, answer)
+
+
+def _same_condition(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | None:
+    """An answer may leave out a condition, and may add the range of a variable, but no other condition."""
+    (gold_value, gold_range), (answer_value, answer_range) = split_condition(gold), split_condition(answer)
+    own, theirs = _QUANTIFIED.fullmatch(gold), _QUANTIFIED.fullmatch(answer)
+    if gold_range or answer_range:
+        if answer_range and (gold_range or own) and answer_range != gold_range:
+            return False
+        return equal(gold_value, answer_value, leaf, depth + 1)
+    if own is None and theirs is None:
+        return None
+    conditions = [scalars.letters(side["condition"]).strip("{}.") for side in (own, theirs) if side]
+    if theirs is not None and (own is None or conditions[0] != conditions[1]):
+        return False
+    assert own is not None
+    return equal(own["body"], theirs["body"] if theirs else answer, leaf, depth + 1)
 
 
 def _named_quantity(text: str):
@@ -168,9 +199,10 @@ def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
         or scalars.is_formula(gold)
     ):
         return True
-    condition = _CONDITION.fullmatch(gold)
-    if condition is not None:
-        return is_readable(condition["body"], leaf, depth + 1)
+    condition = _QUANTIFIED.fullmatch(gold)
+    value = condition["body"] if condition else split_condition(gold)[0]
+    if value != gold:
+        return is_readable(value, leaf, depth + 1)
     compound = read_compound(gold)
     if compound is not None:
         in_cells = compound.kind in ("matrix", "cases")
@@ -183,9 +215,13 @@ def is_readable(gold: str, leaf: Callable[[str], bool], depth: int = 0) -> bool:
     return leaf(scalars.without_unit(gold)[0])
 
 
-def _same_compound(gold: str, left: Compound | None, answer: str, right: Compound | None, leaf, depth: int) -> bool:
+def _same_compound(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | None:
+    """Lists, sets, tuples, intervals, matrices, systems."""
+    is_grouped = _named_quantity(gold)[1] is not None and _GROUPED.search(gold)
+    left, right = None if is_grouped else read_compound(gold), read_compound(answer)
     if left is None:
-        assert right is not None
+        if right is None:
+            return None
         # One answer in several spellings, such as "1/2 or 0.5", but not in none, as "and"
         several = (right.kind in _BARE and 0 < len(right.parts) <= MAX_MEMBERS) or len(right.parts) == 1
         return several and all(equal(gold, part, leaf, depth + 1) for part in right.parts)
@@ -335,3 +371,20 @@ def _same_expression(gold: str, answer: str, leaf: Leaf) -> bool:
     if gold.count("'") != answer.count("'"):  # math-verify would skip a prime
         return False
     return leaf(gold, answer)
+
+
+# Each rule decides, or gives `None` and leaves the pair to the next. The last one always decides.
+_RULES = (
+    _same_condition,  # 2^{n-1}, n \ge 2
+    _same_approximation,  # \frac{25}{3} \approx 8.33
+    _same_named_number,  # x = 1,000
+    _same_choice,  # (C) 12; A, B, D
+    _same_words,  # east
+    _same_sequence,  # 2-1-3
+    _same_after_label,  # (C) 12, for 12
+    _same_time,  # 2 h 30 min; 4:30 p.m.
+    _same_ratio,  # 3:4
+    _same_decimal_comma,  # 3,14
+    _same_compound,  # (1,2]
+    _same_scalar,  # y = 2\sqrt{3}x
+)

@@ -90,6 +90,7 @@ _RULES = tuple(
         # An ordinal is its number: 12^{\text{th}}, 12-th, 21st, but 2^{nd} may be a power
         (r"(?<![\d.,/}])(?<!\d )(\d{1,3}(?:,\d{3})+|\d+)(?:\s?-)?\s?(?:\^?\s?\{?\s?\\text\{\s?-?(?:st|nd|rd|th)\s?\}\}?"
          r"|(?:st|nd|rd|th)(?![A-Za-z])|\^(?:\{th\}|th(?![A-Za-z])))", r"\1"),
+        (r"\\forall(?![A-Za-z])", " for all "),
         # A quantifier that says nothing. What excepts something stays
         (r"(?<=\S),?\s*(?:\\text\{)?\s*\bfor (?:all|any|every|each)\b(?:[\s{}$,]|\\text\{|\\in(?![A-Za-z])"
          r"|\\mathbb\{[RZQNC]\}|\b(?:reals?|integers?|complex|rational|natural|values?|numbers?|of|[A-Za-z])\b)*\Z",

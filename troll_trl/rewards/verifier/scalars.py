@@ -60,7 +60,7 @@ def letters(text: str) -> str:
 
 
 def without_unit(text: str, lone_letters: bool = False) -> tuple[str, Unit]:
-    """An expression without the unit after it, and the unit; `lone_letters` says whether `m` is a metre, no variable."""
+    """An expression without the unit after it, and the unit; `lone_letters`: whether `m` is a metre."""
     text = _ORDINAL.sub(r"\1", text) if lone_letters else text
     if text.endswith(r"^\circ") and not OF_AN_ANGLE.search(text):
         return text.removesuffix(r"^\circ"), Unit("deg^1")

@@ -44,8 +44,8 @@ _GREEK = (
     r"|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega|ell|hbar)(?![A-Za-z])"
 )
 _INDEX = r"_(?:\{(?:[^{}]|\{[^{}]*\}){1,30}\}|\\[A-Za-z]+|\w)"
-_SYMBOL = rf"(?:[A-Za-z]|{_GREEK})(?:{_INDEX})?"
-_ITEM = rf"\s?(?:-?(?:\d+(?:\.\d+)?|\\frac\{{\d+\}}\{{\d+\}}|{_SYMBOL}|\\pi)|[fgh]\(-?\w+\))\s?"
+SYMBOL = rf"(?:[A-Za-z]|{_GREEK})(?:{_INDEX})?"
+_ITEM = rf"\s?(?:-?(?:\d+(?:\.\d+)?|\\frac\{{\d+\}}\{{\d+\}}|{SYMBOL}|\\pi)|[fgh]\(-?\w+\))\s?"
 _EVENT = r"(?:[A-Za-z0-9,|=<>_ ]|\\(?:cap|cup|mid|text|ge|le|bar|overline|ldots)(?![a-z])|\{|\}){1,40}"
 # Words that make "twice the answer" another value
 CHANGING = (
@@ -56,13 +56,13 @@ CHANGING = (
 # or words
 NAME = re.compile(
     r"(?:m?\\(?:angle|measuredangle|overline|triangle|vec|hat|bar|tilde|overrightarrow|widehat|mathbf|mathcal|mathbb)\s?)?"
-    rf"\{{?(?:{_SYMBOL}|[A-Z]{{2,4}})\}}?'{{0,3}}(?:{_INDEX})?(?:\^(?:\{{-1\}}|\*|\{{\(\d\)\}}))?"
+    rf"\{{?(?:{SYMBOL}|[A-Z]{{2,4}})\}}?'{{0,3}}(?:{_INDEX})?(?:\^(?:\{{-1\}}|\*|\{{\(\d\)\}}))?"
     rf"(?:\({_ITEM}(?:,{_ITEM}){{0,3}}\))?"
-    rf"|\\(?:det|deg|dim|rank|tr|ord)\s?\(?{_SYMBOL}\)?"
+    rf"|\\(?:det|deg|dim|rank|tr|ord)\s?\(?{SYMBOL}\)?"
     rf"|[PEnN]\({_EVENT}\)|E\[{_EVENT}\]|\\(?:text|Pr|Var)\{{?(?:Var|Cov|Pr|P)?\}}?\({_EVENT}\)"
-    rf"|\|[A-Z](?:[A-Za-z_0-9]|\\c[au]p ?){{0,9}}\||\\\|{_SYMBOL}\\\||\|(?:z|\\vec\{{?\s?\w\}}?)\|"
-    rf"|\\frac\{{d{_SYMBOL}\}}\{{d{_SYMBOL}\}}"
-    rf"|\((?:\s?{_SYMBOL},?)+\s?\)"
+    rf"|\|[A-Z](?:[A-Za-z_0-9]|\\c[au]p ?){{0,9}}\||\\\|{SYMBOL}\\\||\|(?:z|\\vec\{{?\s?\w\}}?)\|"
+    rf"|\\frac\{{d{SYMBOL}\}}\{{d{SYMBOL}\}}"
+    rf"|\((?:\s?{SYMBOL},?)+\s?\)"
     rf"|(?!.*{CHANGING})(?:\\text\{{[^{{}}0-9]*\}}\s?)+(?:\\triangle\s?)?[A-Z]{{0,4}}"
     rf"|(?!.*{CHANGING})(?:[A-Za-z]{{5,}}|[Aa]rea)(?: [A-Za-z]+){{0,5}}"
 )
