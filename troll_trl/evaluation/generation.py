@@ -7,11 +7,12 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -20,7 +21,8 @@ from transformers.generation.logits_process import (
 )
 
 from troll_trl.evaluation.arguments import EvaluationArguments
-from troll_trl.evaluation.models import adapter_settings, end_ids
+from troll_trl.evaluation.loading import load_model, vllm_ignores
+from troll_trl.evaluation.models import adapter_settings, base_of, end_ids
 
 
 class Completion(NamedTuple):
@@ -72,18 +74,20 @@ class TransformersGenerator:
     def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, args: EvaluationArguments, max_length: int):
         self._tokenizer, self._args = tokenizer, args
         self.batch_size = args.batch_size or (64 if torch.cuda.is_available() else 16)
-        # A folder with an adapter loads its base model, which `revision` does not mean, and the adapter on it
-        revision = None if adapter_settings(model) else args.revision
-        loaded = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=args.dtype)
+        loaded = load_model(model, args.revision, args.dtype)
         self.revision: str | None = getattr(loaded.config, "_commit_hash", None)  # on the hub
         self._end_ids = end_ids(loaded.generation_config, tokenizer)
         # `generate` would fill in the model's own repetition penalty and the like
         loaded.generation_config = GenerationConfig()
+        self._virtual_tokens = (adapter_settings(model) or {}).get("num_virtual_tokens")
         self._model = loaded.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[list[int]], seeds: Sequence[int]) -> list[Completion]:
         """Completions of tokenized prompts, each drawn by its own seed."""
+        if self._virtual_tokens and len(set(map(len, prompts))) > 1:  # padding after them would change the completion
+            rows = groupby(zip(prompts, seeds, strict=True), lambda row: len(row[0]))
+            return [one for _, group in rows for one in self.generate(*map(list, zip(*group, strict=True)))]
         width = max(map(len, prompts))
         pad = self._end_ids[0] if self._tokenizer.pad_token_id is None else self._tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
@@ -94,7 +98,7 @@ class TransformersGenerator:
         device = self._model.device
         processors = LogitsProcessorList(self._processors(seeds, width))
         inputs = {"attention_mask": mask.to(device), "generation_config": config, "logits_processor": processors}
-        output = self._model.generate(ids.to(device), **inputs)
+        output = self._model.generate(input_ids=ids.to(device), **inputs)
         return [self._completion(row) for row in output[:, width:].tolist()]
 
     def _processors(self, seeds: Sequence[int], width: int) -> Iterator[LogitsProcessor]:
@@ -114,10 +118,9 @@ class TransformersGenerator:
         return Completion(self._tokenizer.decode(tokens, skip_special_tokens=True), len(tokens), not ends)
 
 
-def lora_room(adapter: dict[str, Any]) -> int:
-    """The rank that vLLM reserves for a LoRA adapter: a power of two, 8 or more, for the largest of a layer."""
-    largest = max([8, adapter["r"], *(adapter.get("rank_pattern") or {}).values()])
-    return 1 << (largest - 1).bit_length()
+def lora_room(rank: int) -> int:
+    """The rank that vLLM reserves for a LoRA adapter: a power of two, 8 or more."""
+    return 1 << (max(8, rank) - 1).bit_length()
 
 
 class VllmGenerator:
@@ -130,7 +133,7 @@ class VllmGenerator:
         self._tokenizer, self._args = tokenizer, args
         self.batch_size = args.batch_size or 512
         adapter = adapter_settings(model)
-        base, revision = (adapter["base_model_name_or_path"], None) if adapter else (model, args.revision)
+        base, revision = base_of(model, args.revision)
         config = AutoConfig.from_pretrained(base, revision=revision)
         self.revision: str | None = getattr(config, "_commit_hash", None)  # on the hub
         # vLLM's own "auto" makes bfloat16 of float32
@@ -141,7 +144,7 @@ class VllmGenerator:
         with contextlib.suppress(OSError):  # not every model has one
             own_config = GenerationConfig.from_pretrained(base, revision=revision)
         self._end_ids = end_ids(own_config, tokenizer)
-        lora = {"enable_lora": True, "max_lora_rank": lora_room(adapter)} if adapter else {}
+        lora = {"enable_lora": True, "max_lora_rank": lora_room(adapter["r"])} if adapter else {}
         # Without `max_model_len`, vLLM reserves memory for the whole context. With another `generation_config`, it
         # fills in the model's own repetition penalty and the like
         options = {"max_model_len": max_length, "generation_config": "vllm", **lora}
@@ -171,11 +174,18 @@ class VllmGenerator:
         return [Completion(decode(one.token_ids), len(one.token_ids), one.finish_reason == "length") for one in choices]
 
 
-def resolve_backend(backend: str) -> str:
-    """The name of a backend: `"auto"` is vLLM if it is installed and there is a GPU, else transformers."""
+def resolve_backend(backend: str, models: Sequence[str]) -> str:
+    """The name of a backend: `"auto"` is vLLM if it is installed, there is a GPU, and it can serve all models, else
+    transformers."""
+    ignored = {model: what for model in models if (what := vllm_ignores(model))}
     installed = importlib.util.find_spec("vllm") is not None
     if backend == "vllm" and not installed:
         raise ValueError("`backend` is 'vllm', which is not installed. `pip install troll-trl[vllm]`, or leave it out.")
+    for model, what in ignored.items() if backend == "vllm" else ():
+        raise ValueError(
+            f"`backend` is 'vllm', which does not apply {what} of the adapter {model}. Use the backend 'transformers', "
+            "or merge the adapter into its model: `merge_and_unload` and `save_pretrained` of PEFT."
+        )
     if backend == "auto":
-        return "vllm" if installed and torch.cuda.is_available() else "transformers"
+        return "vllm" if installed and torch.cuda.is_available() and not ignored else "transformers"
     return backend

@@ -29,15 +29,23 @@ def check_model(model: str, key: str = "model"):
     elif adapter := adapter_settings(model):
         if not (base := adapter.get("base_model_name_or_path")):
             raise ValueError(f"`{key}`: the {ADAPTER_CONFIG} of {model} has no `base_model_name_or_path`.")
+        if adapter_settings(base):
+            raise ValueError(f"`{key}`: the base model {base} of {model} is an adapter too. Merge it into its own first.")
         check_model(base, key)
     elif not (folder / "config.json").is_file():
         raise ValueError(f"`{key}`: {model} holds neither a config.json nor an {ADAPTER_CONFIG}.")
 
 
 def adapter_settings(model: str) -> dict[str, Any] | None:
-    """The settings of a LoRA adapter in a folder; `None` for anything else."""
+    """The settings of an adapter in a folder; `None` for anything else."""
     file = Path(model) / ADAPTER_CONFIG
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def base_of(model: str, revision: str | None) -> tuple[str, str | None]:
+    """The base model of an adapter with the revision that it was trained on; else the model and its revision."""
+    adapter = adapter_settings(model)
+    return (adapter["base_model_name_or_path"], adapter.get("revision")) if adapter else (model, revision)
 
 
 def model_digest(model: str, revision: str | None = None) -> str:
@@ -57,18 +65,19 @@ def model_digest(model: str, revision: str | None = None) -> str:
             for position in range(0, size, step):
                 handle.seek(position)
                 digest.update(handle.read(_BLOCK_BYTES))
-    adapter = adapter_settings(model)
-    if adapter is not None:
-        digest.update(model_digest(adapter["base_model_name_or_path"]).encode())
+    base, revision = base_of(model, revision)
+    if base != model:
+        digest.update(model_digest(base, revision).encode())
     return digest.hexdigest()[:16]
 
 
 def context_of(model: str, revision: str | None = None) -> int | None:
-    """The context length in tokens of a model or of an adapter's base model; `None` if its config has none."""
-    adapter = adapter_settings(model)
-    if adapter is not None:
-        return context_of(adapter["base_model_name_or_path"])
-    return context_length(AutoConfig.from_pretrained(model, revision=revision))
+    """The context length in tokens of a model, or what an adapter's virtual tokens leave of its base model's; `None` if
+    the config has none."""
+    name, revision = base_of(model, revision)
+    context = context_length(AutoConfig.from_pretrained(name, revision=revision))
+    virtual = (adapter_settings(model) or {}).get("num_virtual_tokens") or 0
+    return None if context is None else context - virtual
 
 
 def end_ids(generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:

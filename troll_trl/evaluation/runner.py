@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from troll_trl.evaluation.arguments import SAMPLING_SETTINGS, EvaluationArguments
 from troll_trl.evaluation.benchmarks import Benchmark, load_benchmark
 from troll_trl.evaluation.generation import TransformersGenerator, VllmGenerator, resolve_backend, sample_seed
+from troll_trl.evaluation.loading import check_weights
 from troll_trl.evaluation.models import check_model, context_of, model_digest
 from troll_trl.evaluation.output import Key, Output, describe_device, library_versions, open_output
 from troll_trl.evaluation.prompts import check_thinking, load_tokenizer, tokenize_prompt
@@ -27,11 +28,11 @@ logger = logging.getLogger(__name__)
 def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
     """Generate and score the samples that `output` does not hold yet, and return what `run.json` says, for
     [`summarize`]. Raises an `OSError` or a `ValueError` for what a user can correct."""
-    backend = resolve_backend(args.backend)
     if args.n > 1 and args.temperature == 0:
         logger.warning(f"`temperature` is 0: the {args.n} samples of a problem will be the same.")
     for model in args.model:
         check_model(model)
+    backend = resolve_backend(args.backend, args.model)
     check_thinking({model: load_tokenizer(model, args.revision) for model in args.model}, args.enable_thinking)
     columns = args.problem_column, args.answer_column
     benchmarks = [
@@ -78,6 +79,7 @@ class ModelRun:
 
     def __init__(self, model: str, args: EvaluationArguments, backend: str, benchmarks: list[Benchmark]):
         self.model, self.args, self.backend, self.benchmarks = model, args, backend, benchmarks
+        check_weights(model, args.revision)
         self.tokenizer = load_tokenizer(model, args.revision)
         # If the prompt ends with the tag, completions lack it, and a thought that is cut off would pass for an answer
         opens = self._first_prompt(benchmarks[0]).rstrip().endswith("<think>")
