@@ -236,13 +236,16 @@ def test_a_revision_is_not_that_of_an_adapters_base_model(workplace, monkeypatch
     get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained("adapter")
     load, seen = AutoModelForCausalLM.from_pretrained, []
     monkeypatch.setattr(
-        "troll_trl.evaluation.generation.AutoModelForCausalLM.from_pretrained",
-        lambda name, revision, dtype: seen.append(revision) or load(name, dtype=dtype),
+        "troll_trl.evaluation.loading.AutoModelForCausalLM.from_pretrained",
+        lambda name, revision, **options: seen.append(revision) or load(name, **options),
     )
     args = EvaluationArguments(model=["base"], benchmarks=["gsm8k"], output="out", revision="v2")
     for name in ("base", "adapter"):
         TransformersGenerator(name, tokenizer, args, 10)
-    assert seen == ["v2", None]
+    settings = json.loads(Path("adapter/adapter_config.json").read_text())
+    Path("adapter/adapter_config.json").write_text(json.dumps(settings | {"revision": "v1"}))  # that it was trained on
+    TransformersGenerator("adapter", tokenizer, args, 10)
+    assert seen == ["v2", None, "v1"]
 
 
 def test_a_model_that_was_trained_on_since_is_not_taken_for_the_old_one(workplace):
@@ -469,11 +472,9 @@ def test_a_template_that_says_something_else_the_next_day_is_told(workplace, cap
     assert "one: the prompts of model have changed since its earlier samples" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("adapter", "room"), [({"r": 8}, 8), ({"r": 24, "rank_pattern": {"q": 40}}, 64), ({"r": 2}, 8)]
-)
-def test_vllms_room_for_an_adapter_is_one_that_it_has(adapter, room):
-    assert lora_room(adapter) == room
+@pytest.mark.parametrize(("rank", "room"), [(8, 8), (24, 32), (40, 64), (2, 8)])
+def test_vllms_room_for_an_adapter_is_one_that_it_has(rank, room):
+    assert lora_room(rank) == room
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "eval").glob("*.yaml")), ids=lambda path: path.stem)

@@ -21,7 +21,7 @@ SAMPLING_SETTINGS = (
 class EvaluationArguments:
     """Arguments of an evaluation, in a YAML file or as flags."""
 
-    model: list[str] = setting(help="Models: hub names or folders. LoRA adapters work too.", default_factory=list)
+    model: list[str] = setting(help="Models: hub names or folders. Adapters work too.", default_factory=list)
     benchmarks: list[str] = setting(
         help="Benchmarks: names, or name=path for a local file or folder.", default_factory=list
     )

@@ -33,7 +33,8 @@ def vllm_ignores(model: str) -> str | None:
 
 
 def load_model(model: str, revision: str | None, dtype: str = "auto", meta: bool = False) -> Any:
-    """A model, or its base model with an adapter, on the CPU; with `meta`, without weights. A `ValueError` names weights that the checkpoint lacks, or has and the model does not."""
+    """A model, or its base model with an adapter, on the CPU; with `meta`, without weights. A `ValueError` names
+    weights that the checkpoint lacks, or has and the model does not."""
     name, revision = base_of(model, revision)
     device = "meta" if meta else None
     loaded, info = AutoModelForCausalLM.from_pretrained(

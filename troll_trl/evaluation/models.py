@@ -30,7 +30,9 @@ def check_model(model: str, key: str = "model"):
         if not (base := adapter.get("base_model_name_or_path")):
             raise ValueError(f"`{key}`: the {ADAPTER_CONFIG} of {model} has no `base_model_name_or_path`.")
         if adapter_settings(base):
-            raise ValueError(f"`{key}`: the base model {base} of {model} is an adapter too. Merge it into its own first.")
+            raise ValueError(
+                f"`{key}`: the base model {base} of {model} is an adapter too. Merge it into its own first."
+            )
         check_model(base, key)
     elif not (folder / "config.json").is_file():
         raise ValueError(f"`{key}`: {model} holds neither a config.json nor an {ADAPTER_CONFIG}.")
