@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
-from tiny import tiny_model, tiny_tokenizer
+from tiny import tiny_model, tiny_prompts, tiny_tokenizer
 from torch.nn.modules.module import _IncompatibleKeys
 from transformers import TrainerCallback
-from trl_comparison import make_trainer, weights
+from trl_comparison import logged, make_trainer, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trust_region.ragged import RaggedDistribution
@@ -83,6 +83,34 @@ def test_any_update_resumes_exactly(name, offset, uninterrupted, tmp_path):
     resumed = grpo(tmp_path, **CONFIGURATIONS[name] | {"save_strategy": "no"})
     resumed.train(f"{expected.args.output_dir}/checkpoint-{offset}")
     assert_same_run(expected, resumed)
+
+
+def streamed(folder, **options):
+    return grpo(folder, dataset=tiny_prompts(16).to_iterable_dataset(), **options)
+
+
+@pytest.mark.parametrize(("accumulation", "updates", "offsets"), [(1, 26, (6, 9, 16, 17, 25)), (3, 8, (2, 3, 4, 7))])
+def test_a_later_epoch_of_a_streamed_dataset_resumes_exactly(accumulation, updates, offsets, tmp_path):
+    """The Trainer takes all of a stream for its first epoch: every later one was resumed at its own start. Here an
+    epoch has 8 micro-batches, so with an accumulation of 3 an update goes on into the next epoch."""
+    options = {"gradient_accumulation_steps": accumulation, "steps_per_generation": 1, "max_steps": updates}
+    expected = streamed(tmp_path, **options)
+    expected.train()
+    for offset in offsets:
+        resumed = streamed(tmp_path / str(offset), **options | {"save_strategy": "no"})
+        resumed.train(f"{tmp_path}/checkpoint-{offset}")
+        assert_same_run(expected, resumed)
+
+
+def test_a_streamed_dataset_stays_in_step_without_our_state(tmp_path):
+    """The length that the Trainer gives to a stream's epoch, all 25 updates, is no whole number of rollout batches."""
+    expected = streamed(tmp_path, steps_per_generation=2, max_steps=25)
+    expected.train()
+    for name in (FILE, "complete.json"):
+        (tmp_path / "checkpoint-10" / name).unlink()
+    resumed = streamed(tmp_path / "resumed", steps_per_generation=2, max_steps=25, save_strategy="no")
+    resumed.train(f"{tmp_path}/checkpoint-10")
+    assert logged(resumed, "loss") == logged(expected, "loss")
 
 
 def bfloat16(folder, **options):

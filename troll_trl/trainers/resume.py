@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 from accelerate.logging import get_logger
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import has_length
 
 from troll_trl.trust_region.ragged import RaggedDistribution
 
@@ -76,6 +79,17 @@ def load_state(trainer: Any, folder: str) -> None:
                 elif isinstance(value, torch.Tensor):
                     batch[name] = value.to(device)
         trainer._step, trainer._buffered_inputs = info["step"], batches
+
+
+def epochs_of_stream(trainer: Any, checkpoint: str | None) -> tuple[int, int] | None:
+    """Epochs and micro-batches of the last one that a run had trained on at a checkpoint. The Trainer counts an epoch
+    by its length, so it takes all of a stream, which has none, for the first. `None` if the Trainer counts right."""
+    file = Path(checkpoint or "", TRAINER_STATE_NAME)
+    if has_length(trainer.train_dataset) or trainer.args.ignore_data_skip or not (checkpoint and file.is_file()):
+        return None
+    state = TrainerState.load_from_json(str(file))  # with the `max_steps` of that run
+    epochs = int(state.epoch)  # a stream's epoch ends before `max_steps` updates, of which `state.epoch` is a share
+    return epochs, round((state.epoch - epochs) * state.max_steps) * trainer.args.gradient_accumulation_steps
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import SaveStrategy, has_length
 from trl.trainer.utils import get_config_model_id
 
 from troll_trl.resilience.checkpoint import Checkpoints
@@ -21,7 +21,7 @@ from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, OLD_LOG_PROBS, TOKEN_IDS, Recorder, join_rows, with_dense
-from troll_trl.trainers.resume import load_state, save_state
+from troll_trl.trainers.resume import epochs_of_stream, load_state, save_state
 from troll_trl.trainers.run_start import print_batches, warn_of_noise
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.trl_compat import check_trl
@@ -165,6 +165,14 @@ class TrollTrainer(_Trainer):
         self._train_sampler = super()._get_train_sampler(*args, **kwargs)
         return self._train_sampler
 
+    def _init_training_state(
+        self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+    ) -> tuple[int, int]:
+        epochs, steps = super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        return epochs_of_stream(self, resume_from_checkpoint) or (epochs, steps)
+
     def _run_epoch(self, **arguments):
         if self.state.global_step >= self.state.max_steps:  # the Trainer looks only after its next update
             self.control.should_training_stop = True
@@ -174,8 +182,10 @@ class TrollTrainer(_Trainer):
             # TRL's sampler draws a new order whenever it is iterated, from a generator that the process starts over
             for _ in range(first if self._train_sampler is not None else 0):
                 next(iter(self._train_sampler), None)
-            # Unless a saved state says otherwise: in step with the data, and with a fresh rollout batch at once
-            self._step = first * arguments["steps_in_epoch"] + arguments["steps_trained_in_current_epoch"]
+            # Unless a saved state says otherwise: in step with the data, and with a fresh rollout batch at once. An
+            # epoch of a stream has no length, but whole rollout batches.
+            before = first * arguments["steps_in_epoch"] if has_length(self.train_dataset) else 0
+            self._step = before + arguments["steps_trained_in_current_epoch"]
             self._buffered_inputs = None
         super()._run_epoch(**arguments)
 
