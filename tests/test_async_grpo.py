@@ -245,6 +245,17 @@ def test_a_distribution_on_the_support_alone_moves_nothing(folder, tmp_path):
     assert [name for name, weight in weights(trainer).items() if not torch.equal(weight, start[name])] == []
 
 
+@pytest.mark.parametrize("support_size", [99, 100])  # of 100 tokens
+def test_equal_policies_do_not_diverge_by_the_floor_of_the_rest(support_size, tmp_path):
+    """Where the policy's rest is empty, KL(q‖p) from the engine's floor was infinite; far below it, 1e-6·log."""
+    model = saved_model(tmp_path / "model", spread=4000.0)  # the least likely tokens have e⁻⁵⁰⁰ and less
+    engine = Engine(model, support_size=support_size, reward=lambda ids: 1.0)
+    options = REGIONS["topk_kl"] | {"support_size": support_size, "max_steps": 2}
+    trainer = make_trainer(model, tmp_path, engine, **options)
+    trainer.train()
+    assert max(logged(trainer, "troll/divergence_max")) < 2e-5
+
+
 # -- Two ranks ------------------------------------------------------------------------------------------------------
 
 

@@ -117,6 +117,39 @@ def test_binary_kl_resolves_what_its_dtype_does():
     assert kl.item() == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rest", [-math.inf, math.log(1e-6), math.log(1e-3)])
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_an_empty_rest_of_the_policy_masks_nothing(name, rest, dtype):
+    """A support of the whole vocabulary: an engine's rest is rounding, which was an infinite KL from the policy's."""
+    policy = torch.tensor([[0.5001, 0.2999, 0.2, 0.0]], dtype=dtype).log()
+    old = torch.tensor([[math.log(0.5), math.log(0.3), math.log(0.2), rest]], dtype=dtype)
+    expected = reference_divergence(name, policy[0, :3].double().numpy(), old[0, :3].double().numpy())
+    weight, divergence, masked = mask_weight(policy, old, torch.ones(1, dtype=dtype), name, 2e-3)
+    assert weight.item() == 1.0 and not masked
+    assert divergence.item() == pytest.approx(expected, abs=6e-4 if name == "topk_tv" else 2e-7)
+    assert mask_weight(policy, old, torch.ones(1, dtype=dtype), name, 1e-9).masked.item() is (divergence.item() > 1e-9)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_impossible_and_certain_tokens_give_no_nan(name):
+    """Probabilities of 0 and 1 in either policy, in every pair: finite, except a KL to a policy that has lost a kept
+    token."""
+    rows = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0], [0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]]).log()
+    policy, old = rows.repeat_interleave(6, 0), rows.repeat(6, 1)
+    expected = [reference_divergence(name, p.numpy(), q.numpy()) for p, q in zip(policy, old, strict=True)]
+    for p, q, divergence, exact in zip(policy, old, DIVERGENCES[name](policy, old).tolist(), expected, strict=True):
+        if name == "topk_kl" and p[2] == -math.inf < q[2]:  # the policy has no rest
+            exact = reference_divergence(name, p[:2].numpy(), q[:2].numpy())
+        if name == "binary_kl" and p[0] == 0 > q[0]:  # float32 has no probability between 1 − 2⁻²⁴ and 1
+            exact = min(exact, divergence)
+            assert divergence > 8 * (1 - q[0].exp())
+        assert divergence == pytest.approx(exact, abs=3e-6), (p.exp(), q.exp())
+    for advantage in (-1.0, 0.0, 1.0):
+        weight = mask_weight(policy, old, torch.full((36,), advantage), name, 0.1).weight
+        assert (weight.isfinite()).all()
+
+
 def test_a_cap_leaves_every_token_a_gradient():
     old = torch.tensor([[-80.0, 0.0], [-20.0, 0.0], [0.0, -1.0]])
     policy = torch.zeros(3, 2)

@@ -49,7 +49,11 @@ def topk_tv(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
 def topk_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """KL(q‖p) over the kept tokens and the rest, in nats: at most the full one."""
-    return kl_divergence(old, policy)
+    # A policy's rest, a log-sum-exp, is −∞ only if the support is the whole vocabulary. What an engine's old policy has
+    # there is rounding, and not mass that the policy has lost.
+    empty = policy == -math.inf
+    empty[..., :-1] = False
+    return kl_divergence(old.masked_fill(empty, -math.inf), policy)
 
 
 DIVERGENCES = {divergence.__name__: divergence for divergence in (binary_tv, binary_kl, topk_tv, topk_kl)}

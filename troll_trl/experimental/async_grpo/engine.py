@@ -22,7 +22,8 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, Rollo
 from troll_trl.experimental.async_grpo.trl_compat import _AsyncRolloutLoop
 
 # Smallest mass of the rest. Rounding of the engine's float32 makes `1 − Σ` of a peaked distribution anything from −1e-7
-# to 1e-7. At 0 the projection would forbid the rest; a floor costs a policy inside the bound at most 1e-6 nats.
+# to 1e-7. At 0 the projection would forbid the rest; a floor costs a policy inside the bound at most 1e-6 nats. If the
+# policy has less there, the trainer lowers the floor to it: KL(q‖p) of the masks would count up to all of `−log p`.
 REST_FLOOR = 1e-6
 # What vLLM writes in place of −∞
 NO_LOG_PROB = -9999.0

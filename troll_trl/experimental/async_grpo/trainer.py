@@ -9,7 +9,7 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
 from troll_trl.experimental.async_grpo.config import AsyncTrollGRPOConfig
-from troll_trl.experimental.async_grpo.engine import EngineRolloutLoop, check_server
+from troll_trl.experimental.async_grpo.engine import REST_FLOOR, EngineRolloutLoop, check_server
 from troll_trl.experimental.async_grpo.queue import CheckedQueue
 from troll_trl.experimental.async_grpo.trl_compat import check_async_trl
 from troll_trl.lm_head import SparseCausalLMOutput
@@ -120,7 +120,11 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         old, others = rows.split([self.support_size + 1, self.support_size - 1], 1)  # (M, K + 1), (M, K − 1)
         token_ids = torch.cat([sampled.unsqueeze(1), others.long()], 1)  # (M, K)
         output = model(**model_inputs, token_ids=token_ids.unsqueeze(0), token_index=index, check_finite=False)
-        return output, output.sparse_log_probs, old.unsqueeze(0)
+        policy, old = output.sparse_log_probs, old.unsqueeze(0).clone()
+        # Of a rest at the floor the engine says only that it is small: so may the policy's be, and smaller by far
+        rest = old[..., -1]
+        old[..., -1] = torch.where(rest > math.log(REST_FLOOR), rest, torch.minimum(rest, policy[..., -1].detach()))
+        return output, policy, old
 
     def _check_finite(self, policy: torch.Tensor):
         """Raise on all ranks if a log-probability `(1, M, S)` is NaN, or a sampled token's is infinite."""
