@@ -61,6 +61,33 @@ def refusal(parse, capsys):
 # -- What is understood -----------------------------------------------------------------------------------------------
 
 
+# Under a mapping YAML 1.1 read text, booleans, 8, 750 and a date
+NESTED = {
+    "1e-7": 1e-7, "-1E+5": -1e5, ".5": 0.5, "5.": 5.0, "1_000": 1000, "010": 10, "-010": -10, "0x10": 16, "0o17": 15,
+    ".inf": float("inf"), "12345678901234567890123": 12345678901234567890123, "1__0": "1__0", "1e": "1e",
+    "12:30": "12:30", "1:2:3.5": "1:2:3.5", "2024-01-01": "2024-01-01", "off": "off", "Yes": "Yes", "no": "no",
+    "true": True, "False": False, "null": None, "~": None, "''": "", "'010'": "010", '"1e-7"': "1e-7",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NESTED)
+def test_numbers_and_text_below_a_mapping_are_what_they_look_like(text, parse, caplog):
+    args = parse(f"generation_kwargs:\n  a: {text}\n  b: [{text}, {{c: {text}}}]\n  on: 1\n")[1]
+    value = NESTED[text]
+    assert args.generation_kwargs == {"a": value, "b": [value, {"c": value}], "on": 1}
+    assert type(args.generation_kwargs["a"]) is type(value)
+    said = "`generation_kwargs`: a is the text " in caplog.text
+    assert said is (text in ("off", "Yes", "no")), "text counts as true where a boolean is expected"
+
+
+def test_numbers_in_mappings_mean_the_same_in_files_and_flags(parse):
+    flags = ("--lr_scheduler_kwargs", '{"min_lr": 1e-7}', "--model_init_kwargs", '{"a": "off", "b": [1e5, null]}')
+    text = "lr_scheduler_kwargs: {min_lr: 1e-7}\nmodel_init_kwargs:\n  a: off\n  b: [1e5, null]\n"
+    for args in (parse("", *flags)[1], parse(text)[1]):
+        assert args.lr_scheduler_kwargs == {"min_lr": 1e-7}
+        assert args.model_init_kwargs == {"a": "off", "b": [1e5, None]}
+
+
 def test_values_reach_the_three_dataclasses(parse):
     script_args, training_args, model_args = parse(
         "learning_rate: 1e-6\nkl_bound: 0.1\nlora_r: 4\nreward_funcs: [a.b, c.d]\nlr_scheduler_type: constant\n"
@@ -406,7 +433,8 @@ def test_a_mixture_of_datasets_is_read_as_trl_reads_it(parse, caplog):
         ("datasets: [{path: a, pth: b}]", "unexpected keyword argument 'pth'"),
         ("datasets: [{path: a}, b]", "`datasets` must be list[trl.scripts.utils.DatasetConfig]"),
         ("streaming: true", "`test_split_size` and `streaming` are for a mixture"),
-        ("datasets: [{path: 5}]", "`path` must be a hub name or a path, got 5"),
+        ("datasets: [{path: 5}]", "`path` must be text, got 5. Write a number in quotes"),
+        ("datasets: [{path: a, name: 2024}]", "`name` must be text, got 2024. Write a number in quotes"),
         ("datasets: [{path: a}]\nstreaming: true\ntest_split_size: 0.5", "cannot split streamed rows"),
         ("datasets: {path: a}", "`datasets` must be list[trl.scripts.utils.DatasetConfig], got {'path': 'a'}"),
         ("test_split_size: 0.1", "`test_split_size` and `streaming` are for a mixture, under `datasets`"),

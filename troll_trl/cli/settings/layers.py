@@ -1,5 +1,6 @@
 """YAML files in layers: a file's key `base` names the files whose settings it takes over and may replace."""
 
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ class Layer(NamedTuple):
 
     A scalar, and each scalar of a list or under `env`, is the text in the file, as a flag's value is; null is `None`.
     YAML reads only what is nested deeper: `7`, `no` and `0123456` are text, `{enable_thinking: false}` holds a boolean.
+    It reads as YAML 1.2 does, and numbers as Python does: `{min_lr: 1e-7}` holds a number, `{start: 12:30}` text.
     """
 
     path: Path
@@ -21,7 +23,10 @@ class Layer(NamedTuple):
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which also refuses equal keys."""
+    """PyYAML's safe loader, which also refuses equal keys. YAML 1.1, which it reads by itself, has numbers to the base
+    of 60 and of 8, dates, and text for `1e-7`."""
+
+    yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
 
     def construct_mapping(self, node, deep=False):
         keys = [key.value for key, _ in node.value]
@@ -31,6 +36,21 @@ class _Loader(yaml.SafeLoader):
                     problem=f"the key `{key.value}` occurs twice, remove one", problem_mark=key.start_mark
                 )
         return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node):
+        text = self.construct_scalar(node)
+        return int(text, 0 if text.lstrip("+-")[:2] in ("0x", "0o") else 10)
+
+
+_WHOLE = r"[0-9]+(_[0-9]+)*"
+for _name, _text in {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": rf"[-+]?({_WHOLE}|0x[0-9a-fA-F]+|0o[0-7]+)",
+    "float": rf"[-+]?(({_WHOLE}(\.({_WHOLE})?)?|\.{_WHOLE})([eE][-+]?[0-9]+)?|\.(inf|Inf|INF))|\.(nan|NaN|NAN)",
+}.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"({_text})\Z"), None)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def read_layers(name: str | Path) -> list[Layer]:

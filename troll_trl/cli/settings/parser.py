@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Iterable
 from copy import deepcopy
+from itertools import product
 from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -75,8 +76,9 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
             )
         if mixture.test_split_size and mixture.streaming:
             raise ValueError("`test_split_size` cannot split streamed rows. Leave it or `streaming` out.")
-        if bad := [item for item in mixture.datasets if not isinstance(item.path, str)]:
-            raise ValueError(f"`datasets`: `path` must be a hub name or a path, got {bad[0].path!r}.")
+        for item, name in product(mixture.datasets, ("path", "name", "data_dir", "split")):
+            if not isinstance(value := getattr(item, name), str) and (name == "path" or value is not None):
+                raise ValueError(f"`datasets`: `{name}` must be text, got {value!r}. Write a number in quotes.")
         if training_args.eval_on_start and training_args.eval_strategy == "no":
             raise ValueError("`eval_on_start` needs an `eval_strategy`, which is 'no'. Set one, or remove it.")
     except (ValueError, TypeError, OSError, ImportError) as error:  # the last two of files and packages that are named
@@ -85,6 +87,10 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
         unused = [option.name for option in troll_fields(troll_config) if option.name in settings]
         if script_args.method == "clip" and unused:
             logger.warning(f"`method: clip` ignores {', '.join(unused)}, which only TROLL uses.")
+        for name, value in settings.items():
+            for key, text in value.items() if isinstance(value, dict) else ():
+                if isinstance(text, str) and text.lower() in ("yes", "no", "on", "off"):
+                    logger.warning(f"`{name}`: {key} is the text {text!r}, and no boolean. Write true or false for one.")
         of_one = ("dataset_name", "dataset_config", "dataset_streaming")
         if script_args.mixture.datasets and (ignored := [name for name in of_one if settings.get(name)]):
             logger.warning(f"`datasets` replaces `{'`, `'.join(ignored)}`, which the run ignores, as `trl grpo` does.")
