@@ -90,7 +90,7 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
         for name, value in settings.items():
             for key, text in value.items() if isinstance(value, dict) else ():
                 if isinstance(text, str) and text.lower() in ("yes", "no", "on", "off"):
-                    logger.warning(f"`{name}`: {key} is the text {text!r}, and no boolean. Write true or false for one.")
+                    logger.warning(f"`{name}`: {key} is the text {text!r}, not a boolean. Write true or false for one.")
         of_one = ("dataset_name", "dataset_config", "dataset_streaming")
         if script_args.mixture.datasets and (ignored := [name for name in of_one if settings.get(name)]):
             logger.warning(f"`datasets` replaces `{'`, `'.join(ignored)}`, which the run ignores, as `trl grpo` does.")
