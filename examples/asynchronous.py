@@ -7,7 +7,8 @@ Run:    CUDA_VISIBLE_DEVICES=0 VLLM_SERVER_DEV_MODE=1 vllm serve Qwen/Qwen3-0.6B
         CUDA_VISIBLE_DEVICES=1 accelerate launch examples/asynchronous.py
 Prints: a log line per update, and at the end the mean reward of the first and of the last 20 updates.
 
-Experimental, as TRL's asynchronous trainer is. Nobody has run these settings on a GPU yet.
+Without a GPU: asynchronous_cpu.py. Experimental, as TRL's asynchronous trainer is. Nobody has run these settings on a
+GPU yet.
 """
 
 from datasets import load_dataset

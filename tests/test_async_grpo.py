@@ -350,6 +350,30 @@ def test_samples_of_a_worker_without_the_support_that_is_needed_are_refused(carr
         make_trainer(folder, tmp_path, Engine(folder, support_size=carried), **REGIONS[region]).train()
 
 
+@pytest.mark.parametrize(("wrong", "message"), [
+    ("sampled", "token twice: the sampled token is among"), ("repeated", "token twice"), ("mass", "mass of"),
+])  # fmt: skip
+def test_rows_that_are_no_distribution_are_refused(wrong, message, folder, tmp_path):
+    """A worker that left the sampled token among the likely ones had 58 % of the tokens projected at equal weights."""
+
+    class Doubling(Engine):
+        def group(self):
+            samples = super().group()
+            for sample in samples:
+                for position in np.flatnonzero(sample.completion_mask):
+                    row = sample.old_log_probs[position]
+                    if wrong == "sampled":
+                        row[1], row[K + 1] = row[0], sample.input_ids[position]
+                    elif wrong == "repeated":
+                        row[2], row[K + 2] = row[1], row[K + 1]
+                    else:
+                        row[:K] = -0.1
+            return samples
+
+    with pytest.raises(ValueError, match=message):
+        make_trainer(folder, tmp_path, Doubling(folder, support_size=K), **REGIONS["projection"]).train()
+
+
 @pytest.mark.parametrize("region", ["projection", "binary_tv"])
 def test_a_policy_that_is_not_finite_stops_the_run(region, folder, tmp_path):
     """TRL's trainer goes on, and so would a mask, with weights that are NaN."""

@@ -27,6 +27,7 @@ from troll_trl.experimental.async_grpo.engine import (
     check_server,
     sample_log_probs,
 )
+from troll_trl.experimental.async_grpo.worker import WatchedRolloutLoop
 
 K = 4
 
@@ -66,7 +67,8 @@ def loop():
     tokenizer = tiny_tokenizer()
     tokenizer.response_template = {}  # what a known chat template brings
     made = EngineRolloutLoop(
-        support_size=K, model_name="model", dataset=tiny_prompts(), reward_funcs=[first_token], eos_token_ids=[1],
+        support_size=K, hang_seconds=300, model_name="model", dataset=tiny_prompts(), reward_funcs=[first_token],
+        eos_token_ids=[1],
         processing_class=tokenizer, rollout_buffer=queue.Queue(), model_version_value=multiprocessing.Value("i", 0),
         heartbeat_value=multiprocessing.Value("d", 0.0), failed_event=multiprocessing.Event(),
         exception_info_queue=queue.Queue(), metrics_queue=queue.Queue(), num_generations=2,
@@ -225,7 +227,7 @@ def test_the_server_must_say_what_the_trust_region_reads(mode, most, support_siz
     ({"support_size": 500}, 100),  # the vocabulary
     ({"trust_region": "mask"}, None),
 ])  # fmt: skip
-def test_trls_worker_runs_our_loop_if_a_support_is_needed(options, support_size, monkeypatch, tmp_path):
+def test_trls_worker_runs_our_loop(options, support_size, monkeypatch, tmp_path):
     """It is pickled for its child process. `train` asks the server first."""
     folder = saved_model(tmp_path / "model")
     monkeypatch.setattr(trl_worker, "is_vllm_available", lambda: True)
@@ -234,9 +236,28 @@ def test_trls_worker_runs_our_loop_if_a_support_is_needed(options, support_size,
     engine = Engine(folder)
     trainer = make_trainer(folder, tmp_path, engine, rollout_worker=None, reward_funcs=[no_reward], **options)
     worker = trainer.rollout_worker
-    assert worker._loop_cls is (_AsyncRolloutLoop if support_size is None else EngineRolloutLoop)
+    assert worker._loop_cls is (WatchedRolloutLoop if support_size is None else EngineRolloutLoop)
     assert worker._loop_kwargs.get("support_size") == support_size
     pickle.dumps((worker._loop_cls, worker._loop_kwargs))
+    assert worker._loop_kwargs["min_p"] == 0.0, "vLLM would take that of the model's generation_config.json"
     trainer.vllm_client = Client(logprobs_mode="raw_logprobs", max_logprobs=20)
     with pytest.raises(ValueError, match="--logprobs-mode processed_logprobs"):
         trainer.train()
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"top_k": 5}, "`top_k=5` is not supported"),
+    ({"min_p": 0.1}, "`min_p=0.1` is not supported"),
+    ({"temperature": 0.7}, "`temperature` is 0.7, and the trainer's is 1.0"),
+])  # fmt: skip
+def test_a_worker_of_trls_class_samples_from_the_policy_too(given, message, monkeypatch, tmp_path):
+    """One that a user makes, as for OpenEnv, has sampling options of its own."""
+    folder = saved_model(tmp_path / "model")
+    for available in ("is_vllm_available", "is_aiohttp_available"):
+        monkeypatch.setattr(trl_worker, available, lambda: True)
+    make = lambda **options: make_trainer(
+        folder, tmp_path, Engine(folder), rollout_worker=trl_worker.AsyncRolloutWorker(**options), trust_region="mask"
+    )
+    assert make().rollout_worker._loop_kwargs["min_p"] == 0.0
+    with pytest.raises(ValueError, match=message):
+        make(**given)

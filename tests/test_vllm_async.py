@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,6 +81,19 @@ def test_the_bound_holds_around_a_real_engine(server, model, tmp_path, monkeypat
     # Queue and requests hold 40 samples of the first weights, and the run trains on more; how many more versions come
     # depends on the speed of the machine
     assert max(sample.model_version for sample in trainer.received) >= 1, "no weights were sent"
+
+
+def test_nothing_is_taken_from_the_models_generation_config(model, tmp_path, monkeypatch):
+    """`min_p` was: the ratio of the first update was 0.20."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    options = {"temperature": 0.5, "top_k": 3, "top_p": 0.6, "min_p": 0.4, "repetition_penalty": 1.5}
+    (folder / "generation_config.json").write_text(json.dumps(options))
+    send_weights_by_loopback(monkeypatch.setattr)
+    with serving(str(folder), tmp_path) as server:
+        for region in ("mask", "projection"):
+            trainer = make_served_trainer(str(folder), server.url, tmp_path, trust_region=region, max_steps=1)
+            trainer.train()
+            assert logged(trainer, "ratio")[0] == pytest.approx(1, abs=1e-4)
 
 
 def test_a_killed_run_continues_with_the_same_server(server, model, tmp_path):

@@ -6,16 +6,28 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
-from transformers.trainer_utils import rotate_checkpoints
+from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
 
-from troll_trl.resilience.checkpoint_folder import MARKER, SAVING, newest_complete, publish, why_incomplete
+from troll_trl.resilience.checkpoint_folder import (
+    CHECKPOINT,
+    MARKER,
+    SAVING,
+    newest_complete,
+    publish,
+    why_incomplete,
+)
+
+if TYPE_CHECKING:  # the trainer, which follows in the list of bases
+    from transformers import Trainer as _Trainer
+else:
+    _Trainer = object
 
 logger = get_logger(__name__)
 
@@ -95,6 +107,57 @@ class Checkpoints:
         if self.args.should_save:
             best, limit = state.best_model_checkpoint, self.args.save_total_limit
             rotate_checkpoints(str(destination.parent), limit, best, use_mtime=True)
+
+
+class CheckpointedTrainer(_Trainer):
+    """Mixin for a Trainer whose checkpoints are complete or absent, and which saves and ends on SIGTERM. The Trainer's
+    `enable_jit_checkpoint` must be off. `__init__` calls [`set_up_checkpoints`] last."""
+
+    checkpoints: Checkpoints
+
+    def set_up_checkpoints(self) -> None:
+        self.checkpoints = Checkpoints(self.accelerator, self.args)
+        if self.args.save_strategy != SaveStrategy.NO:
+            self.add_callback(self.checkpoints.stop_signal)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
+        """
+        As [`~transformers.Trainer.train`], except how it resumes and ends.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*):
+                A checkpoint; or `True` for the newest complete one in `output_dir`.
+
+        Raises:
+            ValueError: no complete checkpoint, or a given one that is known to be incomplete, with the reason.
+            SystemExit: with code 143, on all ranks, after SIGTERM: the run was saved and can be resumed.
+        """
+        stop_signal = self.checkpoints.stop_signal
+        try:
+            output = super().train(self.find_checkpoint(resume_from_checkpoint), *args, **kwargs)
+        finally:
+            stop_signal.restore()
+        if stop_signal.stopped:
+            raise SystemExit(128 + signal.SIGTERM)
+        return output
+
+    def find_checkpoint(self, resume: str | bool | None) -> str | None:
+        """The checkpoint that `train(resume)` resumes from: as [`Checkpoints.find`]."""
+        return self.checkpoints.find(resume)
+
+    def _save_checkpoint(self, model, trial):
+        destination = Path(self._get_output_dir(trial), f"{CHECKPOINT}{self.state.global_step}")
+        with self.checkpoints.saving_to(destination, self.state):
+            super()._save_checkpoint(model, trial)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(destination))
+
+    def _get_output_dir(self, trial):
+        return self.checkpoints.folder(super()._get_output_dir(trial))
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if not self.checkpoints.saving:  # the Trainer calls it before the folder has its name
+            super()._push_from_checkpoint(checkpoint_folder)
 
 
 class StopSignal(TrainerCallback):

@@ -10,6 +10,7 @@ from trl import GRPOConfig, RLOOConfig
 
 from troll_trl.fields import document, is_number, setting
 from troll_trl.resilience.option_ranges import check_ranges
+from troll_trl.trainers.vllm import check_sampling
 from troll_trl.trust_region.mask import checked_bound
 from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion
 from troll_trl.trust_region.sparse import check_support_options
@@ -169,6 +170,8 @@ class TrollOptions(TrustRegionOptions):
             if not 8 <= updates <= 32 and self.process_index == 0:
                 rule = f"`kl_bound` 'auto' is {bound:.3g} for {updates:g} updates per rollout batch"
                 warnings.warn(f"{rule}; it was measured for 8 to 32.", stacklevel=6)
+        if self.use_vllm:
+            check_sampling(vars(self), engine_is_old_policy=False)
         super()._check()
 
     @classmethod

@@ -1,19 +1,16 @@
 """TrollTrainer: every method of TRL's trainers that TROLL overrides, in the order in which TRL calls them."""
 
 import math
-import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
-from transformers.trainer_utils import SaveStrategy, has_length
+from transformers.trainer_utils import has_length
 from trl.trainer.utils import get_config_model_id
 
-from troll_trl.resilience.checkpoint import Checkpoints
-from troll_trl.resilience.checkpoint_folder import CHECKPOINT
+from troll_trl.resilience.checkpoint import CheckpointedTrainer
 from troll_trl.resilience.finite_guard import ENTROPY_CONTROL, FiniteGuard, nan_to_inf, some
 from troll_trl.resilience.prompt_room import check_prompts
 from troll_trl.trainers.bounded_policy import BoundedPolicy
@@ -38,7 +35,7 @@ logger = get_logger(__name__)
 EvalDataset = Dataset | IterableDataset | DatasetDict | IterableDatasetDict | dict[str, Dataset | IterableDataset]
 
 
-class TrollTrainer(_Trainer):
+class TrollTrainer(CheckpointedTrainer, _Trainer):
     """
     Mixin that turns a TRL trainer into its TROLL counterpart, for trainers that sample completions and clip a ratio.
 
@@ -53,7 +50,7 @@ class TrollTrainer(_Trainer):
     - `finite_guard` ([`FiniteGuard`]): what was not finite, and which updates are skipped;
     - `recorder` ([`Recorder`]): the old policy of a rollout;
     - `troll_metrics` (`dict[str, TrollMetrics]`): by mode, what the trust region did since the last log line;
-    - `checkpoints` ([`Checkpoints`]): saving, resuming, SIGTERM.
+    - `checkpoints` ([`Checkpoints`]): saving, resuming, SIGTERM, by the methods of [`CheckpointedTrainer`].
 
     A trainer defines `_config_class`, `_name` and `_aggregate`.
     """
@@ -96,9 +93,7 @@ class TrollTrainer(_Trainer):
         print_batches(self.accelerator, args, self.trust_region, self.support_size)
         warn_of_noise(self.model, args, base_model.config.get_text_config())
         check_prompts(self)
-        self.checkpoints = Checkpoints(self.accelerator, args)
-        if args.save_strategy != SaveStrategy.NO:
-            self.add_callback(self.checkpoints.stop_signal)
+        self.set_up_checkpoints()
 
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
@@ -129,31 +124,9 @@ class TrollTrainer(_Trainer):
 
     # -- Start of a training ----------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
-        """
-        As [`~transformers.Trainer.train`], except how it resumes and ends.
-
-        Args:
-            resume_from_checkpoint (`str` or `bool`, *optional*):
-                A checkpoint; or `True` for the newest complete one in `output_dir`.
-
-        Raises:
-            ValueError: no complete checkpoint, or a given one that is known to be incomplete, with the reason.
-            SystemExit: with code 143, on all ranks, after SIGTERM: the run was saved and can be resumed.
-        """
+    def train(self, *args, **kwargs):
         self.finite_guard.start_training()
-        stop_signal = self.checkpoints.stop_signal
-        try:
-            output = super().train(self.find_checkpoint(resume_from_checkpoint), *args, **kwargs)
-        finally:
-            stop_signal.restore()
-        if stop_signal.stopped:
-            raise SystemExit(128 + signal.SIGTERM)
-        return output
-
-    def find_checkpoint(self, resume: str | bool | None) -> str | None:
-        """The checkpoint that `train(resume)` resumes from: as [`Checkpoints.find`]."""
-        return self.checkpoints.find(resume)
+        return super().train(*args, **kwargs)
 
     def _issue_warnings_after_load(self, load_result):
         # A tied head is in no file: the Trainer would report it as a missing key, which looks like a damaged checkpoint
@@ -323,20 +296,6 @@ class TrollTrainer(_Trainer):
 
     # -- Save -------------------------------------------------------------------------------------------------------
 
-    def _save_checkpoint(self, model, trial):
-        destination = Path(self._get_output_dir(trial), f"{CHECKPOINT}{self.state.global_step}")
-        with self.checkpoints.saving_to(destination, self.state):
-            super()._save_checkpoint(model, trial)
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(destination))
-
-    def _get_output_dir(self, trial):
-        return self.checkpoints.folder(super()._get_output_dir(trial))
-
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)
         save_state(self, output_dir)
-
-    def _push_from_checkpoint(self, checkpoint_folder):
-        if not self.checkpoints.saving:  # the Trainer calls it before the folder has its name
-            super()._push_from_checkpoint(checkpoint_folder)

@@ -1,12 +1,57 @@
-"""Messages for faults around vLLM: no server, a server that is lost, an engine that breaks the model."""
+"""Around vLLM: sampling options, and messages for no server, a lost one, and an engine that breaks the model."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from accelerate.logging import get_logger
 
 logger = get_logger(__name__)
+
+# Options that vLLM takes from the model's `generation_config.json` if a request lacks them, or has null
+_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# Options with which the engine samples from another distribution than the policy's, and values without that effect
+_CHANGES_THE_DISTRIBUTION: dict[str, tuple[Any, ...]] = {
+    **{"top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0, None), "repetition_penalty": (1.0,)},
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_tokens"), (0, None)),
+    **dict.fromkeys(("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"), (None, {}, [])),
+    **dict.fromkeys(("vllm_structured_outputs_regex", "logits_processors"), (None, [])),
+}
+
+
+def check_sampling(options: Mapping[str, Any], engine_is_old_policy: bool) -> None:
+    """
+    Refuse (`ValueError`) sampling `options` that would leave a choice to the model's `generation_config.json`. If the
+    engine's distribution is the old policy, refuse also those with which the engine samples from another distribution
+    than the policy's.
+
+    Args:
+        options (`Mapping[str, Any]`):
+            A config's, by name. Those in `generation_kwargs` take precedence, as in TRL's requests.
+        engine_is_old_policy (`bool`):
+            Whether the trust region is around what the engine reports.
+    """
+    options = {**options, "min_p": options.get("min_p") or 0.0}  # as TRL's synchronous trainers send it
+    requests = options | (options.get("generation_kwargs") or {})
+    for name in _FROM_MODEL:
+        if name in requests and requests[name] is None:
+            raise ValueError(
+                f"`{name}=None` is not supported: vLLM would take `{name}` from the model's generation_config.json. "
+                "Give a number."
+            )
+    if not engine_is_old_policy:
+        return
+    for name, without_effect in _CHANGES_THE_DISTRIBUTION.items():
+        if (value := requests.get(name, without_effect[0])) not in without_effect:
+            raise ValueError(
+                f"`{name}={value}` is not supported: the engine would sample from another distribution than the "
+                f"policy's, and the trust region would surround the wrong one. Set `{name}` to {without_effect[0]}."
+            )
+    if requests["temperature"] != options["temperature"]:
+        raise ValueError(
+            f"The engine's `temperature` is {requests['temperature']}, and the trainer's is {options['temperature']}: "
+            "the trust region would surround another distribution than the policy's. Set both to the same."
+        )
 
 
 def check_vllm(args: Any) -> None:
@@ -17,7 +62,8 @@ def check_vllm(args: Any) -> None:
     if args.vllm_mode == "server" and args.process_index == 0:
         from trl.generation.vllm_client import VLLMClient
 
-        VLLMClient(server_url(args), connection_timeout=args.vllm_server_timeout)
+        # Asks for the endpoints that TRL needs: without VLLM_SERVER_DEV_MODE its next request would be a bare 404
+        VLLMClient(server_url(args), connection_timeout=args.vllm_server_timeout).get_server_info()
     if args.vllm_mode == "colocate" and args.vllm_model_impl == "transformers":
         logger.warning(
             "`vllm_model_impl='transformers'` with `vllm_mode='colocate'`: vLLM changes the model's class for the "
@@ -31,24 +77,45 @@ def server_url(args: Any) -> str:
     return args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
 
 
+def check_health(url: str) -> None:
+    """Raise an error of `requests` unless the server at `url` answers, and its engine lives."""
+    import requests
+
+    requests.get(f"{url}/health", timeout=10).raise_for_status()
+
+
+def explain_lost_server(args: Any) -> AbstractContextManager[None]:
+    """[`explain_server`] around a rollout, if there is a server."""
+    return explain_server(server_url(args)) if args.use_vllm and args.vllm_mode == "server" else nullcontext()
+
+
 @contextmanager
-def explain_lost_server(args: Any) -> Iterator[None]:
-    """Around a rollout: if the server stops answering, raise a `ConnectionError` with its address and what to do. TRL's
-    client gives up after five retries, a minute, with the address of one request."""
-    if not (args.use_vllm and args.vllm_mode == "server"):
-        yield
-        return
+def explain_server(url: str, every_error: bool = False) -> Iterator[None]:
+    """
+    Around requests to the server at `url`: after an error of `requests`, or `every_error`, raise one that says what to
+    do if the server stopped answering (`ConnectionError`) or lacks an endpoint (`ValueError`). TRL's clients raise
+    errors with the address of one request, some after a minute of retries.
+    """
     import requests
 
     try:
         yield
-    except requests.RequestException as error:
-        try:  # a reward function may ask servers of its own
-            requests.get(f"{server_url(args)}/health", timeout=10)
+    except Exception as error:
+        if not every_error and not isinstance(error, requests.RequestException):
+            raise
+        # A reward function may ask servers of its own
+        response = getattr(error, "response", None)
+        if response is not None and response.status_code == 404 and response.url.startswith(url):
+            raise ValueError(
+                f"The vLLM server has no {response.url}. Start it with `VLLM_SERVER_DEV_MODE=1` in its environment: "
+                "without it, the server has no endpoints for the exchange of weights."
+            ) from error
+        try:
+            check_health(url)
         except requests.RequestException:
             raise ConnectionError(
-                f"The vLLM server at {server_url(args)} stopped answering ({type(error).__name__}). Look at its log, "
-                "start it again, and continue from the newest checkpoint: `--resume`, or "
+                f"The vLLM server at {url} stopped answering ({type(error).__name__}). Look at its log, start it "
+                "again, and continue from the newest checkpoint: `--resume`, or "
                 "`trainer.train(resume_from_checkpoint=True)`."
             ) from error
         raise

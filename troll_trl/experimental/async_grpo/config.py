@@ -6,9 +6,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig
 
 from troll_trl.fields import document, setting
 from troll_trl.trainers.config import MaskOptions
-
-# Options with which the engine samples from another distribution than the policy's, and the values that have no effect
-_CHANGES_THE_DISTRIBUTION = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (None, 0.0), "repetition_penalty": (1.0,)}
+from troll_trl.trainers.vllm import check_sampling
 
 
 @document
@@ -34,10 +32,4 @@ class AsyncTrollGRPOConfig(MaskOptions, AsyncGRPOConfig):
 
     def _check(self):
         super()._check()
-        for name, without_effect in _CHANGES_THE_DISTRIBUTION.items():
-            if getattr(self, name) not in without_effect:
-                raise ValueError(
-                    f"`{name}={getattr(self, name)}` is not supported: the engine would sample from another "
-                    "distribution than the policy's, and the trust region would surround the wrong one. "
-                    f"Set `{name}` to {without_effect[0]}."
-                )
+        check_sampling(vars(self), engine_is_old_policy=True)

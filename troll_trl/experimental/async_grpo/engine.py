@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample
 
-from troll_trl.experimental.async_grpo.trl_compat import _AsyncRolloutLoop
+from troll_trl.experimental.async_grpo.worker import WatchedRolloutLoop
 
 # Smallest mass of the rest. Rounding of the engine's float32 makes `1 − Σ` of a peaked distribution anything from −1e-7
 # to 1e-7. At 0 the projection would forbid the rest; a floor costs a policy inside the bound at most 1e-6 nats. If the
@@ -77,7 +77,7 @@ def _row(log_prob: float, others: Likely, support_size: int) -> list[float]:
     return [*numbers, *[-math.inf] * unused, math.log(rest), *others, *[-1.0] * unused]
 
 
-class EngineRolloutLoop(_AsyncRolloutLoop):
+class EngineRolloutLoop(WatchedRolloutLoop):
     """TRL's rollout loop, which also asks vLLM for the most likely tokens (`_post`) and keeps them in the samples
     (`_score_group`)."""
 

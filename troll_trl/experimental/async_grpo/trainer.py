@@ -1,26 +1,33 @@
 """AsyncTrollGRPOTrainer: TRL's asynchronous GRPO with a trust region around the engine's policy in place of a clip."""
 
+import contextlib
 import math
 from typing import Any
 
 import torch
+from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list, is_peft_model
 from trl.experimental.async_grpo import AsyncGRPOTrainer
-from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
+from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample
 
 from troll_trl.experimental.async_grpo.config import AsyncTrollGRPOConfig
 from troll_trl.experimental.async_grpo.engine import REST_FLOOR, EngineRolloutLoop, check_server
 from troll_trl.experimental.async_grpo.queue import CheckedQueue
 from troll_trl.experimental.async_grpo.trl_compat import check_async_trl
+from troll_trl.experimental.async_grpo.worker import StopEvent, WatchedRolloutLoop, check_worker
 from troll_trl.lm_head import SparseCausalLMOutput
+from troll_trl.resilience.checkpoint import CheckpointedTrainer
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO, TROLL
 from troll_trl.trainers.sharding import keep_output_dtypes
+from troll_trl.trainers.vllm import check_health, check_sampling, explain_server
 from troll_trl.trust_region.regions import Bounded, TrustRegion
 
+logger = get_logger(__name__)
 
-class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
+
+class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
     """
     TRL's `AsyncGRPOTrainer` with a trust region in place of the clip: TROLL's projection (arXiv 2510.03817) or DPPO's
     mask (arXiv 2602.04879). The old policy is the engine's, token by token, whichever weights it sampled with.
@@ -30,10 +37,12 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
 
     - `compute_loss`: bounds the policy, adds the regression, and raises on all ranks if the policy is NaN;
     - `log`: adds the `troll/…` metrics, reduced over ranks, and leaves out `clip_ratio/…`, which would always be 0;
-    - `train`: asks the server whether its answers will have what the trust region needs;
+    - `train`: asks the server whether its answers will have what the trust region needs, and explains a lost one;
+    - `_save_checkpoint`: passes over groups that were dropped, and saves as [`CheckpointedTrainer`];
     - `create_accelerator_and_postprocess`: has FSDP2 keep float32 log-probabilities.
 
-    If the trust region reads a support, the worker that TRL makes asks the engine for the most likely tokens. A sample
+    The worker that TRL makes runs a loop of ours ([`WatchedRolloutLoop`]). If the trust region reads a support, the
+    loop asks the engine for the most likely tokens. A sample
     whose log-probabilities are not whole is dropped and counted. The arguments are those of TRL's trainer; a
     `rollout_worker` of your own needs [`sample_log_probs`] unless the mask is a binary one.
     """
@@ -45,6 +54,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
     # TRL's, declared for the type checker
     rollout_queue: Any
     rollout_worker: Any
+    _trained_groups: set[int]
 
     def __init__(self, model: str, reward_funcs=None, args: AsyncTrollGRPOConfig | None = None, *others, **kwargs):
         check_async_trl()
@@ -53,8 +63,10 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         elif not isinstance(args, AsyncTrollGRPOConfig):
             given = f"{type(args).__module__}.{type(args).__name__}"
             raise TypeError(f"`args` must be an AsyncTrollGRPOConfig, got {given}.")
+        args.enable_jit_checkpoint = False  # our handler of SIGTERM takes its place
         self.trust_region = self._make_trust_region(args)
-        super().__init__(model, reward_funcs, args, *others, **kwargs)
+        with explain_server(args.vllm_server_base_url):
+            super().__init__(model, reward_funcs, args, *others, **kwargs)
         self.epsilon_low = self.epsilon_high = math.inf  # the trust region takes the place of the clip
         if args.masks:
             self._name, self._paper = "AsyncDPPO", DPPO
@@ -62,25 +74,74 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         self.support_size = add_head(self.accelerator, base_model, args) if self.trust_region.needs_support else None
         self._trust_region_metrics = TrollMetrics(self.accelerator, self.trust_region)
+        self._watches_server = isinstance(self.rollout_worker, AsyncRolloutWorker)  # on the main process
+        if self._watches_server:
+            self._prepare_worker()
         if self.rollout_queue is not None:  # of the main process
-            self.rollout_queue = CheckedQueue(self.rollout_queue, self.support_size)
-        if type(self.rollout_worker) is AsyncRolloutWorker and self.support_size is not None:  # as TRL makes it
-            self.rollout_worker._loop_cls = EngineRolloutLoop
-            self.rollout_worker._loop_kwargs["support_size"] = self.support_size
+            self.rollout_queue = CheckedQueue(
+                self.rollout_queue, self.support_size, self._is_stale, self._check_worker, self._warn_while_waiting
+            )
+        self.set_up_checkpoints()
         self.accelerator.print(f"TROLL: a trust region around the engine's policy, {self.trust_region.describe()}.")
 
     def _make_trust_region(self, args: AsyncTrollGRPOConfig) -> TrustRegion:
         """What bounds the policy. A subclass may return a trust region of its own."""
         return args.make_trust_region()
 
+    def _prepare_worker(self):
+        worker = self.rollout_worker
+        options = worker._loop_kwargs
+        options["min_p"] = options.get("min_p") or 0.0  # TRL leaves `None` out of its requests
+        requests = {"temperature": 1.0, **options}
+        check_sampling({"temperature": self.args.temperature, "generation_kwargs": requests}, engine_is_old_policy=True)
+        worker._stop_event_mp = StopEvent(worker._mp_ctx)
+        if type(worker) is AsyncRolloutWorker:  # as TRL makes it
+            worker._loop_cls = WatchedRolloutLoop
+            options["hang_seconds"] = self.args.heartbeat_stale_after_s
+            if self.support_size is not None:
+                worker._loop_cls = EngineRolloutLoop
+                options["support_size"] = self.support_size
+
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
         keep_output_dtypes(self.accelerator)
 
-    def train(self, *args, **kwargs):
-        if isinstance(self.rollout_worker, AsyncRolloutWorker):  # of the main process
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
+        if not self._watches_server:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        url = self.vllm_client.server_url
+        with explain_server(url):
             check_server(self.vllm_client, self.support_size)
-        return super().train(*args, **kwargs)
+        if resume_from_checkpoint:
+            with contextlib.suppress(Exception):  # there is one only if the run was killed while it sent weights
+                self.vllm_client.finish_weight_update(timeout=60)
+        with explain_server(url, every_error=True):
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _check_worker(self):
+        if self._watches_server:
+            check_worker(self.rollout_worker)
+
+    def _warn_while_waiting(self):
+        logger.warning(
+            "No sample for a minute: completions are long, a reward function, a tool or an environment is slow or "
+            f"hangs, or every sample is dropped (`max_staleness` is {self.args.max_staleness})."
+        )
+        if self._watches_server:
+            check_health(self.vllm_client.server_url)  # `train` explains its error
+
+    def _is_stale(self, sample: RolloutSample) -> bool:
+        """Whether TRL drops it as soon as it has it."""
+        return self.model_version - sample.model_version > self.args.max_staleness
+
+    def _save_checkpoint(self, model, trial):
+        # TRL saves the first prompt that was not trained on as the next one. A group that was dropped never will be
+        trained = self._trained_groups
+        self._trained_groups = trained | getattr(self.rollout_queue, "dropped_groups", set())
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._trained_groups = trained
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         selected = inputs["token_index"] >= 0  # (1, M) and padding

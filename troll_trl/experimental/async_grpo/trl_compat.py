@@ -18,10 +18,11 @@ PARAMETERS: dict[type, dict[str, str]] = {
         # given model at `token_index`
         "compute_loss": "self model inputs return_outputs num_items_in_batch",
         "log": "self logs start_time",  # overridden
+        "_save_checkpoint": "self model trial",  # overridden; reads `_trained_groups`
     },
     # The trainer alone drains its `rollout_queue`
     RolloutQueueDataset: {"__iter__": "self"},
-    AsyncRolloutWorker: {"start": "self"},
+    AsyncRolloutWorker: {"start": "self", "stop": "self"},
     # Subclassed, with both methods overridden
     _AsyncRolloutLoop: {"_post": "self path payload timeout", "_score_group": "self group"},
     # Takes, packs and pads `old_log_probs` of a sample also if a token has a row of numbers
@@ -30,10 +31,13 @@ PARAMETERS: dict[type, dict[str, str]] = {
 # Attributes of a class or of its instances
 ATTRIBUTES: dict[type, str] = {
     AsyncGRPOTrainer: "rollout_worker vllm_client "  # read
-    "epsilon_low epsilon_high rollout_queue "  # set
+    "model_version "  # read
+    "epsilon_low epsilon_high rollout_queue _trained_groups "  # set
     "_metrics "  # without `clip_ratio/*`
     "_name _paper _tag_names",  # of the model card, overridden
-    AsyncRolloutWorker: "_loop_cls _loop_kwargs",  # set on the worker that TRL has made
+    AsyncRolloutWorker: "_mp_ctx _process _failed_event _exception_info_queue "  # read
+    "_loop_cls _loop_kwargs _stop_event_mp",  # set on the worker that TRL has made
+    _AsyncRolloutLoop: "reward_funcs reward_func_names _exception_info_queue _failed_event",
     Trainer: "current_gradient_accumulation_steps",
 }
 
