@@ -22,7 +22,7 @@ install: $(INSTALLED)  ## Create .venv and install the package in its tested ver
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python of at least 3.11 found. Give one: make install PYTHON=/path/to/python"; exit 1; }
-	@echo "Setting up .venv with $(PYTHON): about 70 packages, torch among them, in some minutes"
+	@echo "Setting up .venv with $(PYTHON): torch and what else the tests need, in some minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@

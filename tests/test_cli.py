@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import trl
 from limits import HANG
 
@@ -143,7 +144,7 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "main", lambda argv, program: calls.append((argv, program)))
     monkeypatch.setattr("accelerate.commands.launch.launch_command", calls.append)
     monkeypatch.setattr(train, "_one_process_is_enough", lambda: True)
-    Path("run.yaml").write_text("model_name_or_path: m\ndataset_name: d\n")
+    Path("run.yaml").write_text("model_name_or_path: m\ndataset_name: d\nuse_cpu: true\n")
 
     def started(*flags: str, algorithm: str = "grpo"):
         train.launch(flags, f"troll {algorithm}")
@@ -241,3 +242,39 @@ def test_settings_are_replaced_as_a_whole(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         save_settings({"max_steps": "2"}, str(tmp_path))
     assert (tmp_path / "config.yaml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "needs"),
+    [
+        ((), "bf16"),
+        (("--bf16", "true"), "bf16"),
+        (("--fp16", "--bf16", "false"), "fp16"),
+        (("--use_cpu", "false", "--num_processes", "8"), "bf16"),
+        (("--use_cpu",), None),
+        (("--use_cpu=true", "--fp16", "false"), None),
+        (("--bf16=no",), None),
+    ],
+)
+def test_half_precision_without_a_gpu_is_refused_before_the_slow_imports(flags, needs, monkeypatch, capsys):
+    """accelerate's message came after 20 seconds, and did not name `bf16: false`."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(train, "main", lambda *arguments: None)
+    monkeypatch.setattr(train, "_launch", lambda *arguments: None)
+    arguments = ["--model_name_or_path", "m", "--dataset_name", "d", *flags]
+    if needs is None:
+        train.launch(arguments, "troll grpo")
+        return
+    with pytest.raises(SystemExit) as stop:
+        train.launch(arguments, "troll grpo")
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and f"finds no GPU on this machine, and `{needs}` needs one" in said
+    assert "--use_cpu true --bf16 false" in said
+
+
+@pytest.mark.parametrize("config", ["quickstart", "qwen3-0.6b/gsm8k"])
+def test_what_another_algorithm_lacks_in_a_shipped_config_can_be_removed_from_a_copy(config, capsys):
+    with pytest.raises(SystemExit):
+        train.launch(["--config", config], "troll rloo")
+    said = capsys.readouterr().err
+    assert "unknown key `loss_type`" in said and said.endswith(f"the package: troll configs copy {config}\n")

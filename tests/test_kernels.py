@@ -385,7 +385,7 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
             self.name = name
 
         def __getitem__(self, grid):
-            return lambda *arguments, **options: launched.append((self.name, *guarded))
+            return lambda *arguments, **options: launched.append((self.name, options["enable_fp_fusion"], *guarded))
 
     kernels = {name: module for module in (blocks, candidates, fold, gradient, projection) for name in vars(module)}
     kernels = {name: module for name, module in kernels.items() if name.endswith("_kernel")}
@@ -402,7 +402,8 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
     rows = torch.empty(3, 65, device=device)
     _, t, *_ = projection._project_triton(rows, rows, 0.05)
     projection._backward_triton(rows, rows, rows, rows, t)
-    assert sorted(launched) == sorted((name, device) for name in kernels)
+    # Triton 3.10 changes its default of fusion, and with it the last bits of a run
+    assert sorted(launched) == sorted((name, dispatch.FP_FUSION, device) for name in kernels)
 
 
 def test_state_starts_at_the_floor(device):

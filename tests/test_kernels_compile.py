@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from troll_trl.kernels import blocks, candidates, fold, gradient, projection
-from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
+from troll_trl.kernels.dispatch import FP_FUSION, INTERPRETED, TRITON_AVAILABLE
 from troll_trl.kernels.tiles import FLOOR
 
 if not TRITON_AVAILABLE:
@@ -62,7 +62,7 @@ def make(kernel, dtype, softcap, bias, warps, pointers=None, **constants):
         name for name, kind in signature.items() if kind.startswith("*") or name in ("tile_stride", "columns", "first")
     ]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-    return ASTSource(kernel, signature, constants, attributes), {"num_warps": warps}
+    return ASTSource(kernel, signature, constants, attributes), {"num_warps": warps, "enable_fp_fusion": FP_FUSION}
 
 
 def fold_source(dtype, softcap, bias, block=fold.BLOCK_SIZE):

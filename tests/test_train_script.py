@@ -67,6 +67,15 @@ def workplace(tmp_path):
     return tmp_path
 
 
+def refused(folder: Path, *flags: str) -> str:
+    """What the command says before it ends with code 2."""
+    command = [sys.executable, "-m", "troll_trl.cli.main", *flags]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    return done.stderr
+
+
 def train(folder: Path, *flags: str, config: str = "run.yaml") -> subprocess.CompletedProcess:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(SCRIPT), "--config", config, *flags]
@@ -351,3 +360,21 @@ def test_bad_numbers_and_sigterm_end_with_a_code_and_no_traceback(workplace, mon
 
 
 BAD_REWARD = "    return [float('nan')] + [0.0] * (len(completion_ids) - 1)\n"
+
+
+def test_an_adapters_folder_is_no_model_to_start_from(workplace):
+    """transformers said that `model_type` is missing in its config.json, which an adapter does not have."""
+    (workplace / "adapter").mkdir()
+    (workplace / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "model"}')
+    said = refused(workplace, "grpo", "--config", "run.yaml", "--model_name_or_path", "adapter")
+    assert "adapter is an adapter" in said and "Merge the adapter into model" in said and "--use_peft" in said
+
+
+def test_a_local_models_card_warnings_and_adapter_are_for_its_reader(workplace):
+    """TRL's card said `Model Card for None`; a warning quoted our source; LoRA had a dropout of 0.05."""
+    done = train(workplace, "--use_peft", "--max_steps", "1", "--divergence_bound", "0.2")
+    card = (workplace / "out" / "README.md").read_text()
+    assert "# Model Card for out" in card and "fine-tuned version of `model`" in card and "None" not in card
+    assert "UserWarning: divergence_bound=0.2 unused by this trust region (KL bound 0.001).\n" in done.stderr
+    assert ".py:" not in done.stderr and "warn(" not in done.stderr
+    assert json.loads((workplace / "out" / "adapter_config.json").read_text())["lora_dropout"] == 0.0

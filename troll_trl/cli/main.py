@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from troll_trl import __version__
-from troll_trl.cli.settings.command import show
+from troll_trl.cli.settings.command import show, show_warnings_plainly
 
 # Command: the module and the function that run it, and what it does
 COMMANDS = {
@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         show(parser.format_help().rstrip())
         return
     command = parser.parse_args(argv[:1]).command
+    show_warnings_plainly()
     module, function, _ = COMMANDS[command]
     getattr(import_module(f"troll_trl.cli.{module}"), function)(argv[1:], f"troll {command}")
 

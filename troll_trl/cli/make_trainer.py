@@ -11,7 +11,7 @@ from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.cli.reward_functions import check_reward_function, load_reward_function
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.training_data import load_datasets
-from troll_trl.evaluation.models import check_model
+from troll_trl.evaluation.models import adapter_settings, check_model
 
 # By `algorithm` and `method`
 TRAINERS = {
@@ -27,6 +27,12 @@ def make_trainer(
 ) -> GRPOTrainer | RLOOTrainer:
     model, revision = str(model_args.model_name_or_path), model_args.model_revision
     check_model(model, "model_name_or_path")
+    if adapter := adapter_settings(model):
+        raise ValueError(
+            f"`model_name_or_path`: {model} is an adapter, and training starts from a whole model. Merge the adapter "
+            f"into {adapter['base_model_name_or_path']} (`merge_and_unload` of PEFT), or train a new adapter of that "
+            "model with `--use_peft`. `--resume` continues the adapter's own run."
+        )
     # A wrong hub name is refused here, not after minutes of reading data
     AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=training_args.trust_remote_code)
     try:

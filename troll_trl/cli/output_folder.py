@@ -92,3 +92,10 @@ def save_settings(settings: dict, output_dir: str, checkpoint: str | None = None
         if not earlier.exists():
             file.rename(earlier)
     write_text(file, text)
+
+
+def name_local_model(output_dir: str, base_model: str) -> None:
+    """Write paths into a model card where TRL writes `None`: it names models on the hub alone."""
+    card = Path(output_dir, "README.md")
+    text = card.read_text(encoding="utf-8").replace("[None](https://huggingface.co/None)", f"`{base_model}`")
+    write_text(card, text.replace('model="None"', f'model="{output_dir}"'))

@@ -15,9 +15,10 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
-from troll_trl.cli.settings.command import read_training_command, stop
+from troll_trl.cli.settings.command import Command, read_training_command, show_warnings_plainly, stop
 from troll_trl.cli.settings.names import find_package, is_flag, launcher_names, name_of
 from troll_trl.cli.settings.shipped import configs_folder
 
@@ -27,12 +28,14 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     """Train, in this process. Ends with code 2 and one message for a mistake of the user; with code 1 if numbers were
     not finite, or a vLLM server was lost."""
+    show_warnings_plainly()
     command = read_training_command(argv, program)
+    _refuse_half_precision_without_a_gpu(command)
     # Here, because they load torch, transformers and TRL: seconds, after which a mistyped name would be refused
     from transformers import ProgressCallback
 
     from troll_trl.cli.make_trainer import make_trainer
-    from troll_trl.cli.output_folder import check_output_dir, find_checkpoint, save_settings
+    from troll_trl.cli.output_folder import check_output_dir, find_checkpoint, name_local_model, save_settings
     from troll_trl.cli.progress import PeakMemory, ProgressLine
     from troll_trl.cli.settings.parser import parse_training_command
     from troll_trl.trainers.sharding import ReshardInEvaluation
@@ -62,11 +65,30 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     trainer.save_model(training_args.output_dir)
     # TRL writes a card with a checkpoint, and there may be none. A local file has no page to link to.
     dataset = None if Path(str(script_args.dataset_name)).exists() else script_args.dataset_name
-    trainer.create_model_card(dataset_name=dataset)
+    trainer.create_model_card(Path(training_args.output_dir).resolve().name, dataset)
+    if training_args.process_index == 0:
+        name_local_model(training_args.output_dir, str(model_args.model_name_or_path))
     trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=dataset)
     trainer.end()
+
+
+def _refuse_half_precision_without_a_gpu(command: Command) -> None:
+    """As transformers does, of which the import alone takes many seconds, and with a cure for it."""
+    no = ("no", "false", "f", "n", "0", "none")
+    on = {name: str(command.last(name)).lower() not in no for name in ("use_cpu", "bf16", "fp16")}
+    bf16 = on["bf16"] if command.last("bf16") is not None else not on["fp16"]  # TRL's default
+    if on["use_cpu"] or not (bf16 or on["fp16"]):
+        return
+    import torch
+
+    if not torch.accelerator.is_available() and find_spec("torch_xla") is None:
+        stop(
+            command.program,
+            f"torch {torch.__version__} finds no GPU on this machine, and `{'bf16' if bf16 else 'fp16'}` needs one. To "
+            "train on the CPU, which takes long for all but small models: --use_cpu true --bf16 false --fp16 false",
+        )
 
 
 # -- The launcher -----------------------------------------------------------------------------------------------------
@@ -88,6 +110,7 @@ def launch(argv: Sequence[str], program: str) -> None:
     command = read_training_command(run_flags, program, names)
     if (said := replace(command, flags=flags[False]).last("algorithm")) not in (None, algorithm):
         stop(program, f"`algorithm` is {said}, but this is `{program}`. Remove `algorithm`, or run the other command.")
+    _refuse_half_precision_without_a_gpu(command)
     launcher_flags = [*(f"--{name}={value}" for name, value in command.launcher.items()), *flags[True]]
     if not launcher_flags and _one_process_is_enough():
         main(run_flags, program)

@@ -21,6 +21,9 @@ if TRITON_AVAILABLE:
 # `triton.jit` makes its choice when a kernel is defined, so this is read once as well
 INTERPRETED = TRITON_AVAILABLE and bool(triton.knobs.runtime.interpret)
 MODES = ("auto", "triton", "torch")
+# Whether the compiler may fuse a product and a sum into one operation, which rounds once. Chosen here, because Triton's
+# default changes with 3.10, and with it the last bits of a run.
+FP_FUSION = True
 
 _torch_alone = False
 
@@ -61,6 +64,8 @@ def on_device(device: torch.device) -> AbstractContextManager:
 def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *arguments: Any, **options: Any) -> None:
     """Launch a kernel that [`jit`] made, on the `device` of its tensors. Every kernel of the package is launched here.
     A `grid` without any program, which CUDA would refuse, launches nothing."""
+    if not torch.compiler.is_compiling():  # Inductor chooses for its graphs, and takes no such argument
+        options["enable_fp_fusion"] = FP_FUSION
     if all(grid):
         with on_device(device):
             kernel[grid](*arguments, **options)

@@ -47,10 +47,8 @@ PARAMETERS: dict[type, dict[str, str]] = {
     Trainer: {
         # Called once an update, between the gradient's clip and the optimizer's step
         "_get_grad_norm": "self model grad_norm",
-        # Returns the epochs and the micro-batches of the next one that a resumed run skips
-        "_init_training_state": (
-            "self max_steps num_update_steps_per_epoch num_train_epochs resume_from_checkpoint trial"
-        ),
+        # Called without keywords. Returns the epochs, and the micro-batches of the next one, that a resumed run skips
+        "_init_training_state": "self max_steps num_update_steps_per_epoch num_train_epochs resume_from_checkpoint",
         # Called with keyword arguments
         "_run_epoch": (
             "self model epoch train_dataloader steps_in_epoch num_update_steps_per_epoch trial ignore_keys_for_eval "

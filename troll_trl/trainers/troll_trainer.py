@@ -19,7 +19,7 @@ from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, OLD_LOG_PROBS, TOKEN_IDS, Recorder, join_rows, with_dense
 from troll_trl.trainers.resume import epochs_of_stream, load_state, save_state
-from troll_trl.trainers.run_start import print_batches, warn_of_noise
+from troll_trl.trainers.run_start import check_trainable, print_batches, warn_of_noise
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.trl_compat import check_trl
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
@@ -125,6 +125,8 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
     # -- Start of a training ----------------------------------------------------------------------------------------
 
     def train(self, *args, **kwargs):
+        base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        check_trainable(self.model, base_model.get_output_embeddings())
         self.finite_guard.start_training()
         return super().train(*args, **kwargs)
 
@@ -138,13 +140,9 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         self._train_sampler = super()._get_train_sampler(*args, **kwargs)
         return self._train_sampler
 
-    def _init_training_state(
-        self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
-    ) -> tuple[int, int]:
-        epochs, steps = super()._init_training_state(
-            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
-        )
-        return epochs_of_stream(self, resume_from_checkpoint) or (epochs, steps)
+    def _init_training_state(self, *arguments):
+        trained = super()._init_training_state(*arguments)
+        return epochs_of_stream(self, checkpoint=arguments[3]) or trained
 
     def _run_epoch(self, **arguments):
         if self.state.global_step >= self.state.max_steps:  # the Trainer looks only after its next update

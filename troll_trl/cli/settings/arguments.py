@@ -3,7 +3,18 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from trl import ModelConfig
+
 from troll_trl.fields import document, setting
+
+
+@dataclass
+class TrollModelConfig(ModelConfig):
+    """TRL's arguments of the model, with another default."""
+
+    lora_dropout: float = setting(
+        0.0, "Dropout of LoRA. TRL's default is 0.05, which a trust region takes for a step of the policy."
+    )
 
 
 @document

@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 from troll_trl.cli.settings.help import EXAMPLE, help_text
 from troll_trl.cli.settings.layers import Layer, read_layers
 from troll_trl.cli.settings.names import declared_names, describe_unknown, is_flag, launcher_names, name_of
+from troll_trl.cli.settings.shipped import config_names, configs_folder
 
 
 @dataclass
@@ -96,6 +98,11 @@ def check_command(command: Command, settings: str, other_flags: Iterable[str] = 
         if is_flag(word) and name.removeprefix("no_") not in names:
             advice = describe_unknown(name, names.union(other_flags), settings, "--")
             said.append(f"unknown flag {word.partition('=')[0]}. {advice}")
+    shipped = configs_folder()
+    if any(shipped in layer.path.parents and {*layer.values} - names - {"env"} for layer in command.layers):
+        paths = {layer.path for layer in command.layers}
+        configs = [name for name in config_names() if shipped / f"{name}.yaml" in paths]
+        said[-1] += f" To change a config that comes with the package: troll configs copy {' '.join(configs)}"
     if len(said) == 1:
         stop(command.program, said[0])
     if said:
@@ -115,6 +122,11 @@ def stop(program: str, message: object, code: int = 2) -> NoReturn:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"{program}: error: {message}", file=sys.stderr)
     raise SystemExit(code)
+
+
+def show_warnings_plainly() -> None:
+    """Have Python's warnings print their text alone: a user of the command has no use for a line of our source."""
+    warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}\n"
 
 
 def show(text: str) -> None:

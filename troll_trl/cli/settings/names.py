@@ -18,6 +18,7 @@ _TRAINER = (
     ("troll_trl", "trainers/config.py", "TrustRegionOptions"),
     ("troll_trl", "trainers/config.py", "TrollOptions"),
     ("troll_trl", "cli/settings/arguments.py", "TrollScriptArguments"),
+    ("troll_trl", "cli/settings/arguments.py", "TrollModelConfig"),
     ("trl", "trainer/base_config.py", "_BaseConfig"),
     ("trl", "trainer/model_config.py", "ModelConfig"),
     ("trl", "scripts/utils.py", "DatasetMixtureConfig"),

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 from transformers import HfArgumentParser
 from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig
 
-from troll_trl.cli.settings.arguments import TrollScriptArguments
+from troll_trl.cli.settings.arguments import TrollModelConfig, TrollScriptArguments
 from troll_trl.cli.settings.command import Command, stop
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.config import TrollGRPOConfig, TrollOptions, TrollRLOOConfig, troll_fields
@@ -53,7 +53,7 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
     remedy.
     """
     troll_config, clip_config = CONFIGS[command.algorithm]
-    parser = StrictParser((TrollScriptArguments, troll_config, ModelConfig, DatasetMixtureConfig), command.program)
+    parser = StrictParser((TrollScriptArguments, troll_config, TrollModelConfig, DatasetMixtureConfig), command.program)
     settings = parser.settings_of(command)
     if settings.get("method") == "clip":
         parser.dataclass_types[1] = clip_config  # which the parser makes of the same settings

@@ -182,7 +182,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         token_ids = torch.cat([sampled.unsqueeze(1), others.long()], 1)  # (M, K)
         output = model(**model_inputs, token_ids=token_ids.unsqueeze(0), token_index=index, check_finite=False)
         policy, old = output.sparse_log_probs, old.unsqueeze(0).clone()
-        # Of a rest at the floor the engine says only that it is small: so may the policy's be, and smaller by far
+        # The floor says only that the engine's rest is small. The policy's own may be smaller by far.
         rest = old[..., -1]
         old[..., -1] = torch.where(rest > math.log(REST_FLOOR), rest, torch.minimum(rest, policy[..., -1].detach()))
         return output, policy, old
