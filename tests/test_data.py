@@ -6,9 +6,12 @@ import re
 import subprocess
 import sys
 import warnings
+from decimal import Decimal
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from real_problems import DATA, SIZES
 from tiny import tiny_tokenizer
@@ -390,6 +393,84 @@ def test_answers_of_several_types(tmp_path):
         loaded = load_rows(tmp_path, rows)
     expected = ["1", "2", "2.5", r"\frac{1}{2}", "1", "1/3", "05"]
     assert math_accuracy_reward([f"\\boxed{{{gold}}}" for gold in expected], loaded["solution"]) == [1.0] * 7
+
+
+# What a JSON file has as answers, in one column, and the first that `datasets` reads as another number
+LOST = [
+    (["12157665459056928803"], "12157665459056928803"),
+    (["5", "-9223372036854775809"], "-9223372036854775809"),
+    (["9007199254740993", "0.5"], "9007199254740993"),
+    (["123456789012345678901234567890", "5"], "123456789012345678901234567890"),
+    (["123456789012345678901234567890", '"x"'], "123456789012345678901234567890"),
+    (["[1, 12157665459056928803]", "[0.5]"], "12157665459056928803"),
+    (["1", "0.1000000000000000055"], "0.1000000000000000055"),
+    (["1", "1e400"], "1E+400"),
+    (["1", "1e-400"], "1E-400"),
+    (["null", "12157665459056928803"], "12157665459056928803"),
+]
+KEPT = [
+    ["1", "9223372036854775807"],
+    ["9007199254740993", "9007199254740995"],
+    ["12157665459056928803", '"x+1"'],
+    ['"12157665459056928803"', '"0.1000000000000000055"'],
+    ["9007199254740992", "0.5", "0.1", "2.50", "1e5"],
+    ["[9007199254740993]", "[1, 2]"],
+]
+
+
+def json_files(folder, answers):
+    """The answers in a file of lines and one of an array, in a column and in one in a mapping."""
+    for name, row in (
+        ("flat", '{{"problem": "p{}", "answer": {}}}'),
+        ("nested", '{{"prompt": "p{}", "reward_model": {{"ground_truth": {}, "weight": 0.5}}}}'),
+    ):
+        rows = [row.format(index, answer) for index, answer in enumerate(answers)]
+        for suffix, text in ((".jsonl", "\n".join(rows)), (".json", "[" + ",\n".join(rows) + "]")):
+            (folder / (name + suffix)).write_text(text)
+            yield folder / (name + suffix)
+
+
+@pytest.mark.parametrize(("answers", "lost"), LOST)
+def test_a_number_that_would_lose_digits_is_named_with_its_row(tmp_path, answers, lost):
+    """They became floats: right answers earned 0, and a row with 1e400 was missing."""
+    index = next(index for index, answer in enumerate(answers) if lost.lower().replace("+", "") in answer)
+    for path in json_files(tmp_path, answers):
+        place = f"line {index + 1}" if path.suffix == ".jsonl" else f"row {index}"
+        with pytest.raises(
+            ValueError, match=re.escape(f"{place} of {path.name}: ") + f".* number {re.escape(lost)}, which"
+        ):
+            load_math_dataset(path)
+
+
+@pytest.mark.parametrize("answers", KEPT)
+def test_numbers_keep_their_digits(tmp_path, answers):
+    for path in json_files(tmp_path, answers):
+        solutions = load_math_dataset(path)["solution"]
+        for answer, solution in zip(answers, solutions, strict=True):
+            assert math_accuracy_reward([f"\\boxed{{{str(answer).strip('[]')}}}".replace('"', "")], [solution]) == [1.0]
+
+
+def test_numbers_of_a_stream_and_of_a_parquet_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "p", "level": 0.5}\n{"prompt": "q", "level": 9007199254740993}\n')
+    with pytest.raises(ValueError, match=r"line 2 of rows\.jsonl: 'level' has the number 9007199254740993"):
+        load_rows_of(str(path), "train", None, streaming=True)
+    answers = pa.array([Decimal("123456789012345678901234567890"), Decimal("0.50")], pa.decimal128(38, 2))
+    pq.write_table(pa.table({"problem": ["p", "q"], "answer": answers}), tmp_path / "rows.parquet")
+    solutions = load_math_dataset(tmp_path / "rows.parquet")["solution"][:]
+    assert solutions[1] == r"\boxed{0.50}" and solutions[0].startswith(r"\boxed{123456789012345678901234567890")
+
+
+def test_reading_problems_does_not_look_through_the_verifier(tmp_path, monkeypatch):
+    """`datasets` made its fingerprint of all objects that the function reaches: ten seconds a dataset."""
+    monkeypatch.setattr(
+        "datasets.fingerprint.Hasher.update", lambda self, value: None if value is None else _refuse(value)
+    )
+    assert load_rows(tmp_path, [{"problem": "p", "answer": "1"}])["solution"] == [r"\boxed{1}"]
+
+
+def _refuse(value):
+    assert not callable(value), f"{value} is hashed"
 
 
 def test_trls_own_schema(tmp_path):

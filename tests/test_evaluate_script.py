@@ -277,7 +277,7 @@ def test_a_mistake_with_the_last_model_shows_before_the_first_is_loaded(workplac
     tokenizer.chat_template = "{% for n in range(60) %}w1 {% endfor %}" + TEMPLATE
     tokenizer.save_pretrained("wordy")
     monkeypatch.setattr("troll_trl.evaluation.runner.TransformersGenerator", None)
-    with pytest.raises(ValueError, match=r"longest prompt has \d+ tokens .* but wordy was made for 64 in all\. Lower"):
+    with pytest.raises(ValueError, match=r"longest prompt has \d+ tokens .* but wordy was made for 64 in all\."):
         generate(*flags(model=("model", "wordy")))
 
 
@@ -386,11 +386,15 @@ def test_prompts(workplace):
         (flags("--benchmarks", "gsm8"), "'gsm8' is neither gsm8k, math, "),
         (
             flags("--benchmarks", "long=long.jsonl"),
-            "The longest prompt has 78 tokens and `max_new_tokens` is 12, but model was made for 64",
+            "The longest prompt has 78 tokens and `max_new_tokens` is 12, but model was made for 64 in all. The "
+            "prompt is row 0 of long.jsonl. Remove such rows",
         ),
         (flags("--benchmarks", "x=empty.jsonl"), "empty.jsonl is empty"),
         (flags("--k", "4"), "pass@4 needs at least 4 samples of a problem, but `n` is 3"),
-        (flags("--max_new_tokens", "100"), "was made for 64 in all. Lower `max_new_tokens`"),
+        (
+            flags("--max_new_tokens", "100"),
+            "was made for 64 in all. The prompt is row 4 of one.jsonl. Lower `max_new_tokens` to 46 or less",
+        ),
         (flags("--max_problems", "1", "2", "3"), "3 numbers for 2 benchmarks"),
         (flags("--temprature", "1"), "The nearest valid name is --temperature."),
         (flags("--backend", "vllm"), "which is not installed"),

@@ -486,3 +486,13 @@ def test_a_summary_says_what_is_missing(tmp_path):
     [result] = summarize(args, record)["results"]
     assert result["complete"] is False
     assert read_scores(tmp_path / "samples.jsonl")["m", "b"].counts.tolist() == [1]
+
+
+def test_gold_answers_of_another_tool_keep_their_digits(tmp_path):
+    golds = ["12157665459056928803", "0.12345678901234567891", "1e22"]
+    rows = [f'{{"completion": "\\\\boxed{{{gold}}}", "answer": {gold}}}' for gold in golds]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    evaluate_file(tmp_path / "rows.jsonl", tmp_path / "out")
+    written = pq.read_table(tmp_path / "out" / "samples.parquet")
+    assert written["gold"].to_pylist() == [*golds[:2], "1" + "0" * 22]
+    assert written["reward"].to_pylist()[:2] == [1.0, 1.0]

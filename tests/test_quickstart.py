@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from training_args import parse_training_args
 
 from troll_trl import small_models
-from troll_trl.cli import quickstart
+from troll_trl.cli import evaluate, quickstart
 from troll_trl.data import load_math_dataset
 from troll_trl.rewards import math_accuracy_reward
 
@@ -128,7 +129,7 @@ def test_missed_goals_are_named():
 @pytest.mark.slow
 def test_the_success_rate_rises_by_20_points(tmp_path):
     options = ["--seed", "0", "--updates", "160", "--output", str(tmp_path)]  # of 400
-    subprocess.run([sys.executable, str(SCRIPT), *options], check=True, cwd=REPOSITORY)
+    done = subprocess.run([sys.executable, str(SCRIPT), *options], check=True, cwd=REPOSITORY, stdout=-1, text=True)
     log_history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
     success = [line["eval_reward"] for line in log_history if "eval_reward" in line]
     assert success[-1] - success[0] >= 0.20
@@ -136,3 +137,6 @@ def test_the_success_rate_rises_by_20_points(tmp_path):
     assert all(line["troll/kl_max"] <= 0.05 * 1.001 for line in updates)
     assert any(line["troll/projected_fraction"] > 0 for line in updates)
     assert (tmp_path / "report" / "report.html").exists()
+    evaluate.main(shlex.split(done.stdout.partition("Evaluate it greedily: troll eval ")[2]))
+    [result] = json.loads((tmp_path / "evaluation" / "summary.json").read_text())["results"]
+    assert result["metrics"]["mean@1"]["estimate"] >= success[-1] - 0.05

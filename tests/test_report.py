@@ -150,6 +150,16 @@ def test_resumed_and_stopped_run_is_continued_from_its_checkpoint(tmp_path, last
     assert run.last_update == last and run.state_file.parent.name == f"checkpoint-{last}"
 
 
+def test_updates_after_the_last_full_line_are_in_the_line_that_ends_the_training(tmp_path):
+    """20 updates with a line every 8 were reported as 16."""
+    end = troll_line(20) | {"train_runtime": 99.0, "train_loss": 0.0, "reward": 0.875}
+    write_state(tmp_path, [troll_line(8), troll_line(16), end])
+    run = load_run(tmp_path)
+    assert run.last_update == 20 and run.values("reward")[20] == 0.875 and "train_loss" not in run.log
+    write_state(tmp_path, [troll_line(8), {"step": 8, "train_runtime": 99.0, "train_loss": 0.0}])
+    assert load_run(tmp_path).last_update == 8
+
+
 def test_checkpoint_of_another_run_in_the_same_folder_is_not_mixed_in(tmp_path):
     write_troll(tmp_path, last=5)
     write_troll(tmp_path / "checkpoint-14", last=14, entropy=3.0)

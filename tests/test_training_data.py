@@ -179,6 +179,17 @@ def test_a_mixture_of_problems_and_a_streamed_one(load):
     assert isinstance(streamed, datasets.IterableDataset) and list(streamed) == TEXTS
 
 
+def test_named_columns_hold_for_an_evaluation_file_that_has_them(load, tmp_path):
+    """Such a file was refused, with the advice to name its columns."""
+    own = [{"task": f"w{n} w5", "key": str(n)} for n in range(3)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    (tmp_path / "evaluation.jsonl").write_text(json.dumps({"task": "w7 w5", "key": "7"}) + "\n")
+    names = {"problem_column": "task", "answer_column": "key", "eval_strategy": "steps"}
+    for file, solution in (("evaluation.jsonl", "7"), ("problems.jsonl", "0")):
+        train, evaluation = load("own", eval_dataset_name=file, **names)
+        assert train[2]["solution"] == r"\boxed{2}" and evaluation[0]["solution"] == f"\\boxed{{{solution}}}"
+
+
 def test_data_without_a_test_split_are_not_evaluated_on(load):
     """The one split of a file has any name, so `test` would be the training data."""
     with pytest.raises(ValueError, match=r"problems\.jsonl has no split to evaluate on\. Set `dataset_test_split`"):

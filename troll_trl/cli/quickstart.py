@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import shlex
 import subprocess
 import sys
 import time
@@ -104,6 +105,10 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     success = [line["eval_reward"] for line in log if "eval_reward" in line]
     print(f"Model:  {output / 'run'}, after {time.monotonic() - start_time:.0f} s")
     print(f"Success rate on held-out sums: {success[0]:.1%} before, {success[-1]:.1%} after")
+    # The model knows sums alone, and no instruction to answer in a box
+    evaluation = ["troll", "eval", "--model", str(output / "run"), "--benchmarks", f"sums={output / 'data'}"]
+    evaluation += ["--instruction", "", "--max_new_tokens", "8", "--output", str(output / "evaluation")]
+    print("Evaluate it greedily:", shlex.join(evaluation))
     missed = missed_goals(log, kl_bound=float(read_layers(CONFIG)[-1].values["kl_bound"]))
     if options.updates is None and missed:
         sys.exit("The quickstart did not reach its goal: " + "; ".join(missed) + ".")

@@ -46,8 +46,12 @@ def load_datasets(
         else:
             raise ValueError(f"The mixture of `datasets` has no split {split!r}, it has {', '.join(mixture)}.")
         with naming_bad_lines(name, files):
-            prompt_column = columns.get("problem_column") or "prompt"
             found: Mapping[str, Any] = rows.features or next(iter(rows), {})
+            if name == script_args.eval_dataset_name:  # may have columns of its own
+                columns = {
+                    key: column for key, column in columns.items() if column_value(found, column or "") is not None
+                }
+            prompt_column = columns.get("problem_column") or "prompt"
             if math or (prompt_column == "prompt" and "prompt" not in found):
                 return as_math_problems(rows, name, options, **columns)
             if column_value(found, prompt_column) is None:
@@ -63,8 +67,8 @@ def load_datasets(
     options = replace(options, max_samples=script_args.max_eval_samples)
     same = script_args.eval_dataset_name in (None, name)
     config = script_args.eval_dataset_config or (config if same else None)
-    if script_args.eval_dataset_name is not None:  # of its own columns
-        name, columns, options = script_args.eval_dataset_name, {}, replace(options, row_filter=None)
+    if script_args.eval_dataset_name is not None:
+        name, options = script_args.eval_dataset_name, replace(options, row_filter=None)
     elif script_args.dataset_test_split is None and Path(str(name)).suffix in FILE_BUILDERS:
         raise ValueError(
             f"`eval_strategy` is set, but {name} has no split to evaluate on. Set `dataset_test_split`, such as "

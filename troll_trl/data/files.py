@@ -2,8 +2,10 @@
 
 import glob
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 # Builder of `datasets` for each kind of local file.
 FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+# Sixteen digits, or an exponent: every number of a JSON file that float64 may not hold has one of these
+_LONG_NUMBER = re.compile(rb"[0-9][0-9.]{15}|[0-9][eE]")
 
 
 def load_rows(
@@ -84,10 +88,69 @@ def _load_files(files: list[Path], split: str, streaming: bool) -> datasets.Data
             raise ValueError(f"{file} is empty.")
     patterns = [glob.escape(str(file)) for file in files]  # a builder takes patterns, not paths
     try:
-        return datasets.load_dataset(builder, data_files=patterns, split=split, streaming=streaming)
+        dataset = datasets.load_dataset(builder, data_files=patterns, split=split, streaming=streaming)
     except (DatasetGenerationError, ValueError) as error:
+        check_numbers(files, None)
         reason = find_bad_line(files) or error.__cause__ or error
         raise ValueError(f"Cannot read {', '.join(map(str, files))}: {reason}") from error
+    check_numbers(files, dataset.features)
+    return dataset
+
+
+def check_numbers(files: list[Path], features: datasets.Features | None) -> None:
+    """
+    Raise a `ValueError` for the first number of JSON files that `datasets` would change. It reads fractions, integers
+    beyond 63 bits (64 beside texts) and all integers of a column with fractions as float64.
+
+    Args:
+        files (`list[Path]`):
+            Those that are not JSON are skipped.
+        features (`datasets.Features`, *optional*):
+            Of the dataset that was read. Without them, any column may have fractions.
+    """
+    for file in files:
+        if file.suffix == ".parquet":
+            continue
+        for place, row in _rows_with_long_numbers(file):
+            for name, value in row.items():
+                for number, column in _numbers(value, "float" if features is None else features.get(name)):
+                    bits = 0 if "float" in column else 64 if "Json" in column else 63
+                    is_exact = number.as_tuple().exponent == 0 and abs(number) < 2**bits
+                    if not is_exact and number != Decimal(repr(float(number))):
+                        raise ValueError(
+                            f"{place} of {file.name}: {name!r} has the number {number}, which would become "
+                            f"{float(number)!r}. Write it as text, in quotes: then all its digits are kept."
+                        )
+
+
+def _rows_with_long_numbers(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Place and content of the rows that may have a number that float64 does not hold. Numbers are `Decimal`."""
+    read = json.JSONDecoder(parse_int=Decimal, parse_float=Decimal).decode
+    with open(file, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if number == 1 and line.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+                line += lines.read()
+            if not _LONG_NUMBER.search(line):
+                continue
+            try:
+                content = read(line.decode("utf-8-sig"))
+            except ValueError:
+                continue  # of what is no JSON, its reader complains
+            for index, row in enumerate(content) if isinstance(content, list) else [(number, content)]:
+                if isinstance(row, dict):
+                    yield f"{'row' if isinstance(content, list) else 'line'} {index}", row
+
+
+def _numbers(value: Any, feature: Any) -> Iterator[tuple[Decimal, str]]:
+    """The numbers in a value, each with the feature of its column, as text."""
+    if isinstance(value, Decimal):
+        yield value, str(feature)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _numbers(inner, feature.get(name) if isinstance(feature, dict) else feature)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _numbers(inner, getattr(feature, "feature", feature))
 
 
 @contextmanager

@@ -1,9 +1,12 @@
 r"""load_math_dataset: math problems of several public schemas as `prompt` and `solution` columns."""
 
+import math
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
+from datasets.fingerprint import generate_random_fingerprint
 
 from troll_trl.data.columns import column_value
 from troll_trl.data.files import load_rows, naming_bad_lines, shortened
@@ -139,8 +142,10 @@ def _convert(dataset: datasets.Dataset, schema: Schema, options: PromptOptions) 
         with_indices=True,
         remove_columns=replaced,
         features=datasets.Features(written | kept),
-        # The cache does not notice a newer version of this package or of math-verify.
+        # The cache does not notice a newer version of this package or of math-verify. Without a given fingerprint,
+        # `datasets` makes one of all objects that the function can reach, the whole verifier: ten seconds.
         load_from_cache_file=False,
+        new_fingerprint=generate_random_fingerprint(),
         desc="Reading problems",
     )
 
@@ -173,10 +178,14 @@ def _solutions(answers: list[Any], worked: bool) -> list[str]:
 def _solution(answer: Any, worked: bool) -> str:
     """Gold answer in a box; empty if there is none."""
     if isinstance(answer, list):  # OlympiadBench has a list, mostly of one
-        answer = ", ".join(map(str, answer))
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or str(answer) in ("nan", "inf", "-inf"):
+        answer = ", ".join(written_out(item) if isinstance(item, (float, Decimal)) else str(item) for item in answer)
+    if isinstance(answer, bool) or not isinstance(answer, (str, int, float, Decimal)):
         return ""
-    text = written_out(answer) if isinstance(answer, float) else str(answer).strip()
+    if isinstance(answer, (float, Decimal)):  # decimals are Parquet's
+        if not math.isfinite(answer):
+            return ""
+        answer = written_out(answer)
+    text = str(answer).strip()
     gold = extract_answer(text)
     if gold is None and not worked and "\n" not in text:
         gold = text.strip("$").strip()

@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,7 +93,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         with path.open("rb") as file:
             if file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
                 raise ValueError(f"{path} is one JSON array. Write its items on a line each, as `jq -c '.[]'` does.")
-        yield from read_lines(path)
+        yield from read_lines(path, parse_float=Decimal)  # all digits that were written
         return
     # A row group may be the whole file, and `datasets` reads it at once: here its pages one by one
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:
@@ -198,6 +199,6 @@ def _gold_text(gold: Any) -> str:
         raise TypeError
     if isinstance(gold, list):
         return ", ".join(map(_gold_text, gold))
-    if isinstance(gold, float) and math.isfinite(gold):
+    if isinstance(gold, (float, Decimal)) and math.isfinite(gold):
         return written_out(gold)
     return "" if gold is None else str(gold)

@@ -91,10 +91,25 @@ class ModelRun:
         self.longest = longest_prompt + args.max_new_tokens
         context = context_of(model, args.revision)
         if context is not None and self.longest > context:
-            raise ValueError(
-                f"The longest prompt has {longest_prompt} tokens and `max_new_tokens` is {args.max_new_tokens}, but "
-                f"{model} was made for {context} in all. Lower `max_new_tokens`, or leave long problems out."
-            )
+            raise ValueError(self._no_room(longest_prompt, context))
+
+    def _no_room(self, longest_prompt: int, context: int) -> str:
+        """What to do about a `longest_prompt` that leaves less than `max_new_tokens` of the `context`."""
+        benchmark = next(one for one in self.benchmarks if longest_prompt in self.lengths[one.name])
+        row = self.lengths[benchmark.name].index(longest_prompt)
+        *_, last = (message["content"] for message in benchmark.problems[row]["prompt"])
+        instruction = self.args.instruction
+        if longest_prompt < context:
+            cure = f"Lower `max_new_tokens` to {context - longest_prompt} or less"
+        else:
+            cure = "Remove such rows"
+        if instruction and last.endswith(instruction):
+            tokens = len(self.tokenizer(instruction, add_special_tokens=False)["input_ids"])
+            cure += f'. Without the `instruction` (`--instruction ""`) the prompt has {tokens} tokens less'
+        return (
+            f"The longest prompt has {longest_prompt} tokens and `max_new_tokens` is {self.args.max_new_tokens}, but "
+            f"{self.model} was made for {context} in all. The prompt is row {row} of {benchmark.source}. {cure}."
+        )
 
     def write(self, output: Output):
         """Generate and score what is missing."""

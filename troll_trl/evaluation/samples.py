@@ -40,12 +40,13 @@ _KINDS = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_
 _ROWS_IN_MEMORY = 32
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file, one at a time. A torn last line is left out, one before it is a ValueError."""
-    return (row for row, _ in read_with_ends(path))
+def read_lines(path: Path, **options: Any) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON-lines file, one at a time. A torn last line is left out, one before it is a ValueError.
+    `options` are those of `json.loads`."""
+    return (row for row, _ in read_with_ends(path, **options))
 
 
-def read_with_ends(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+def read_with_ends(path: Path, **options: Any) -> Iterator[tuple[dict[str, Any], int]]:
     """As [`read_lines`], each object with the position in the file at which its line ends."""
     end, torn = 0, None
     with path.open("rb") as file:
@@ -59,7 +60,7 @@ def read_with_ends(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
                     f"{path}: line {torn[0]} is not a JSON object, it begins with {shown!r}. Correct or remove it."
                 )
             try:
-                row = json.loads(line)
+                row = json.loads(line, **options)
             except (ValueError, RecursionError):
                 row = None
             if isinstance(row, dict):

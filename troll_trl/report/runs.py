@@ -113,21 +113,24 @@ def load_run(path: Path) -> Run:
 
 def _read_newest(files: Sequence[Path], notes: list[str]) -> tuple[list[dict], Path]:
     """The log of the first readable file, or of the next if that one continues it, and the file."""
-    readable: list[tuple[list[dict], Path]] = []
+    readable: list[tuple[list[dict], list[dict], Path]] = []
     for file in files:
         try:
             # A NaN as an infinity: in a table, a NaN is what a line lacks
             state = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda _: math.inf)
-            # Without the line that ends a training: no checkpoint holds it
-            readable.append(([line for line in state["log_history"] if "train_runtime" not in line], file))
+            history = state["log_history"]
+            # The line that ends a training is in no checkpoint. It has the metrics of the updates since the one before.
+            readable.append(([line for line in history if "train_runtime" not in line], history, file))
         except (OSError, ValueError, LookupError, TypeError) as error:
             notes.append(f"{file} is torn, or not a trainer's state ({error!r}).")
         if len(readable) == 2:
             break
     if not readable:
         raise ReportError(" ".join(notes))
-    history, _ = readable[0]
-    return max((one for one in readable if one[0][: len(history)] == history), key=lambda one: len(one[0]))
+    common = readable[0][0]
+    _, history, file = max((one for one in readable if one[0][: len(common)] == common), key=lambda one: len(one[0]))
+    of_training = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")
+    return [{key: line[key] for key in line if key not in of_training} for line in history], file
 
 
 def _by_update(history: list[dict], notes: list[str]) -> pd.DataFrame:

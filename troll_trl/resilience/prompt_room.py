@@ -36,10 +36,11 @@ def check_prompts(trainer: Any) -> None:
         bounds = [n + template * max(len(size), len(sizes[0])) for n, size in zip(lengths, sizes, strict=True)]
         for row in [row for row, bound in enumerate(bounds) if bound > longest]:
             if (tokens := _tokens(trainer, dataset[row]["prompt"])) > longest:
+                drop = f", or drop long prompts with `--max_prompt_tokens {longest}`" if longest > template else ""
                 raise ValueError(
                     f"The prompt of row {row} of {name} has {tokens:,} tokens; with `max_completion_length` "
                     f"{completion:,} that exceeds the context of {limit:,} (the model's, or `vllm_max_model_length`). "
-                    "Lower `max_completion_length`, or shorten or remove the row."
+                    f"Lower `max_completion_length`{drop}."
                 )
 
 

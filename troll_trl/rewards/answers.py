@@ -84,9 +84,9 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
     return _stated(text)
 
 
-def written_out(number: float) -> str:
+def written_out(number: float | Decimal) -> str:
     """A number without an exponent: the "e" of "1e+16" may be read as Euler's number."""
-    return format(Decimal(repr(number)), "f")
+    return format(Decimal(str(number)), "f")
 
 
 def _without_thoughts(text: str) -> str:

@@ -54,13 +54,13 @@ class TrollScriptArguments:
     )
     problem_column: str | None = setting(
         None,
-        "Column with the problems, if the dataset has neither a known schema nor a column `prompt`. The dataset of "
-        "`eval_dataset_name` must have a known schema.",
+        "Column with the problems, if the dataset has neither a known schema nor a column `prompt`. Of the dataset of "
+        "`eval_dataset_name` too, if that has the column. Otherwise that must have a known schema.",
     )
     answer_column: str | None = setting(
         None,
         "Column with the gold answers, if the dataset has no known schema. `math_accuracy` and other rewards that "
-        "read `solution` need them.",
+        "read `solution` need them. For `eval_dataset_name` as `problem_column`.",
     )
     instruction: str | None = setting(None, "Text after every problem or prompt, such as how to mark the final answer.")
     system_prompt: str | None = setting(None, "System message before every problem.")
