@@ -42,10 +42,10 @@ class TrustRegionOptions(_TrlConfig):
     regression_coef: float = setting(
         1.0, "Weight α ≥ 0 of the regression term KL(p ‖ stopgrad π), which pulls the policy p to its projection π."
     )
-    support_size: int = setting(
-        64,
+    support_size: int | None = setting(
+        None,
         "Keep at most this number K ≥ 1 of tokens per position, including the sampled one. All other tokens share one "
-        "rest bucket with their exact mass.",
+        "rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.",
     )
 
     def __post_init__(self):
@@ -68,8 +68,14 @@ class TrustRegionOptions(_TrlConfig):
         """The trust region that the options define."""
         return ProjectionTrustRegion(float(self.kl_bound), getattr(self, "pessimistic", False))
 
+    @property
+    def _default_support_size(self) -> int:
+        return 20 if getattr(self, "old_policy", "engine") == "engine" else 64
+
     def _check(self):
         check_ranges(self)
+        if self.support_size is None:
+            self.support_size = self._default_support_size
         bound: Any = self.kl_bound
         if isinstance(bound, str):  # of a flag
             with contextlib.suppress(ValueError):
@@ -86,7 +92,9 @@ class TrustRegionOptions(_TrlConfig):
         unused = [
             f"{option.name}={value}"
             for option in fields(self)
-            if option.name in ours - used.keys() and (value := getattr(self, option.name)) != option.default
+            if option.name in ours - used.keys()
+            and (value := getattr(self, option.name)) != option.default
+            and not (option.name == "support_size" and value == self._default_support_size)
         ]
         if unused and self.process_index == 0:
             region = self.make_trust_region().describe()
@@ -143,6 +151,12 @@ class TrollOptions(TrustRegionOptions):
 
     _trl_config: ClassVar[type]  # the config of TRL's that is extended
 
+    old_policy: str = setting(
+        "trainer",
+        "The distribution that the trust region surrounds. 'trainer': a pass of the model over the rollout gives it. "
+        "'engine': vLLM's, from which the rollout was sampled. No pass scores the rollout then, and "
+        "`vllm_importance_sampling_correction` is off.",
+    )
     tail_mass: float = setting(
         1e-5, "Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1)."
     )
@@ -163,15 +177,22 @@ class TrollOptions(TrustRegionOptions):
         "for bit. docs/reliability.md has its size.",
     )
 
+    def __post_init__(self):
+        if self.old_policy not in ("trainer", "engine"):
+            raise ValueError(f"`old_policy` must be 'trainer' or 'engine', got {self.old_policy!r}.")
+        super().__post_init__()
+
     def _check(self):
+        if self.old_policy == "engine" and not self.use_vllm:
+            raise ValueError("`old_policy='engine'` needs vLLM, whose distribution it is. Set `use_vllm=True`.")
+        if self.use_vllm:
+            check_sampling(vars(self), engine_is_old_policy=self.old_policy == "engine")
         if self.kl_bound == "auto":  # the more updates, the farther a token moves within a rollout batch
             updates: Any = self.updates_per_rollout_batch
             self.kl_bound = bound = 0.05 * (updates / 8) ** 2
             if not 8 <= updates <= 32 and self.process_index == 0:
                 rule = f"`kl_bound` 'auto' is {bound:.3g} for {updates:g} updates per rollout batch"
                 warnings.warn(f"{rule}; it was measured for 8 to 32.", stacklevel=6)
-        if self.use_vllm:
-            check_sampling(vars(self), engine_is_old_policy=False)
         super()._check()
 
     @classmethod
@@ -203,10 +224,13 @@ class TrollOptions(TrustRegionOptions):
 
     @property
     def trust_region_idle(self) -> bool:
-        """
-        Whether every update uses completions of the current weights. Policy and old policy are then equal, and
-        neither a clip nor a projection ever acts. It is TRL's own test for whether an old policy must be scored.
-        """
+        """Whether policy and old policy are always equal, so that neither a clip nor a projection ever acts."""
+        return self.on_policy and self.old_policy == "trainer"
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether every update uses completions of the current weights. It is TRL's own test for whether an old policy
+        must be scored."""
         return self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) == 0
 
 
@@ -227,7 +251,24 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
 
     _trl_config = GRPOConfig
 
+    # TRL's; `None` tells a value that was set from the default
+    vllm_importance_sampling_correction: bool | None = setting(
+        None,
+        "Whether TRL's importance sampling corrects the surrogate for the difference between vLLM and the training "
+        "model. By default it does, except with `old_policy` 'engine', which leaves nothing to correct.",
+    )
+
+    def __post_init__(self):
+        if self.vllm_importance_sampling_correction is None:
+            self.vllm_importance_sampling_correction = self.old_policy != "engine"
+        super().__post_init__()
+
     def _check(self):
+        if self.old_policy == "engine" and self.vllm_importance_sampling_correction:
+            raise ValueError(
+                "`vllm_importance_sampling_correction` is not supported with `old_policy='engine'`: ratios are then "
+                "taken to the distribution that sampled, and nothing is left to correct. Remove it."
+            )
         if self.loss_type not in SUPPORTED_LOSS_TYPES:
             raise ValueError(
                 f"`loss_type={self.loss_type!r}` is not supported: a trust region takes the place of the clipped "

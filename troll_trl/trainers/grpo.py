@@ -103,9 +103,15 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
         if self.args.masks:
             self._name, self._paper = "DPPO", DPPO
 
+    def _trl_scores_rollouts(self) -> bool:
+        # TRL's own condition
+        return not self.args.on_policy or (self.use_vllm and self.vllm_importance_sampling_correction)
+
     def _has_old_policy(self) -> bool:
-        # TRL's own condition for scoring the rollout with the current weights
-        return super()._has_old_policy() or (self.use_vllm and self.vllm_importance_sampling_correction)
+        return super()._has_old_policy() or self._trl_scores_rollouts()
+
+    def _keep_engine_policy(self, recorder, _prompts, completion_ids, tool_mask, _completions, log_probs, *_):
+        recorder.keep(completion_ids, log_probs, tool_mask)
 
     def _terms_of_policy(self, bounded_policy: BoundedPolicy, mask: torch.Tensor, inputs: dict[str, Any], mode: str):
         terms = super()._terms_of_policy(bounded_policy, mask, inputs, mode)

@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 # log-probabilities were computed by. RLOO has not all of them.
 _LAYOUT = (
     *("steps_per_generation", "num_iterations", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("num_generations", "temperature", "cast_lm_head_to_fp32", "bf16", "fp16", "use_vllm"),
+    *("num_generations", "temperature", "cast_lm_head_to_fp32", "bf16", "fp16", "use_vllm", "old_policy"),
     *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
     *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"),
 )

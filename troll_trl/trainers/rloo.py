@@ -72,6 +72,9 @@ class TrollRLOOTrainer(TrollTrainer, RLOOTrainer):
         if not self.trust_region.needs_support:
             raise ValueError("RLOO needs a trust region with a support: it keeps no old log-probability of a token.")
 
+    def _keep_engine_policy(self, recorder, _prompts, completion_ids, *_):
+        recorder.keep(completion_ids, None, None)  # TRL's RLOO asks the engine once, and drops its numbers
+
     def _aggregate(self, values: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
         # A ratio of completions sums over tokens. Not scaled for gradient accumulation: the Trainer scales RLOO's loss
         return (values * mask).sum(-1).mean()

@@ -20,6 +20,12 @@ def print_batches(accelerator: Accelerator, args: TrollOptions, trust_region: Tr
         f"TROLL: {prompts} prompts x {args.num_generations} completions per rollout batch, {updates:g} "
         f"update{'s' * (updates != 1)} per rollout batch, {kept * trust_region.needs_support}{trust_region.describe()}."
     )
+    if args.old_policy == "engine":
+        accelerator.print(
+            "The old policy is vLLM's distribution: no pass scores the rollout, and "
+            "`vllm_importance_sampling_correction` is off. The trust region acts in every update. In the first one of "
+            "a rollout batch it bounds what vLLM and the trainer disagree on."
+        )
     if args.trust_region_idle:
         logger.warning(
             "The trust region is idle: every update uses completions of the current weights, because "

@@ -29,6 +29,8 @@ _METHODS = {
     "_compute_loss": "self model inputs",
     # Calls `reward_funcs` with keyword arguments, and returns the rewards of all ranks
     "_calculate_rewards": "self inputs prompts completions completion_ids_list",
+    # Returns the completions' ids second; GRPO's also the tools' mask third and the log-probabilities fifth
+    "_generate": "self prompts",
     # Returns the token ids first
     "_tokenize_prompts": "self prompts",
     # Generates if `_step` says so or `_buffered_inputs` is None. Shuffles and splits the rollout batch, lists included
@@ -66,7 +68,8 @@ PARAMETERS: dict[type, dict[str, str]] = {
 }
 
 _ATTRIBUTES = (
-    "temperature max_completion_length num_iterations beta reward_func_names use_vllm vllm_mode _is_vlm "  # read
+    "temperature max_completion_length num_iterations beta reward_func_names _is_vlm "  # read
+    "use_vllm vllm_mode vllm_generation "  # read
     "epsilon_low epsilon_high reward_funcs "  # set
     "_step _buffered_inputs _metrics "  # saved and restored; `_metrics` without `clip_ratio/*`
     "_name _paper _tag_names "  # of the model card, overridden

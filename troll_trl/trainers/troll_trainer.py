@@ -15,6 +15,7 @@ from troll_trl.resilience.finite_guard import ENTROPY_CONTROL, FiniteGuard, nan_
 from troll_trl.resilience.prompt_room import check_prompts
 from troll_trl.trainers.bounded_policy import BoundedPolicy
 from troll_trl.trainers.config import TrollOptions
+from troll_trl.trainers.engine_policy import EngineRecorder
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, OLD_LOG_PROBS, TOKEN_IDS, Recorder, join_rows, with_dense
@@ -22,7 +23,7 @@ from troll_trl.trainers.resume import epochs_of_stream, load_state, save_state
 from troll_trl.trainers.run_start import check_trainable, print_batches, warn_of_noise
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.trl_compat import check_trl
-from troll_trl.trainers.vllm import check_vllm, explain_lost_server
+from troll_trl.trainers.vllm import check_server, check_vllm, explain_lost_server
 from troll_trl.trust_region.regions import TrustRegion
 
 if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
@@ -85,7 +86,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         self.epsilon_low = self.epsilon_high = math.inf
 
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
-        self.recorder = Recorder(self.support_size, args.tail_mass, self.temperature)
+        self.recorder = self._make_recorder(args, base_model.config.get_text_config().vocab_size)
         self.finite_guard = FiniteGuard(self.accelerator, args, [LOG_PROBS])
         self._bounded_policy: BoundedPolicy | None = None  # while TRL's loss runs
         self._entropy_control: dict[str, float] = {}  # TRL's, as it was before the last loss
@@ -104,6 +105,19 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
     def _make_trust_region(self, args: Any) -> TrustRegion:
         """What bounds the policy. A subclass may return a trust region of its own; the config's is then unused."""
         return args.make_trust_region()
+
+    def _make_recorder(self, args: Any, vocabulary: int) -> Recorder | EngineRecorder:
+        if args.old_policy == "trainer":
+            return Recorder(self.support_size, args.tail_mass, self.temperature)
+        generation = self.vllm_generation
+        if args.vllm_mode == "server" and self.accelerator.is_main_process:
+            check_server(generation.vllm_client, self.support_size)
+        asked = self._trl_scores_rollouts()
+        return EngineRecorder(self.accelerator, generation, self.support_size, args.tail_mass, vocabulary, asked)
+
+    def _trl_scores_rollouts(self) -> bool:
+        """Whether TRL asks for the scores of every rollout, by the current weights."""
+        return True
 
     def _has_old_policy(self) -> bool:
         """Whether TRL scores the next rollout with the current weights. If it does not, neither do we."""
@@ -182,11 +196,14 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         with explain_lost_server(self.args), self.recorder.recording(records):
             output = super()._generate_and_score_completions(inputs)
         old, self.recorder.recorded = self.recorder.recorded, None  # or the host would hold it twice
-        if (old is not None) != records:
+        if (old is not None) != records and self.args.old_policy == "trainer":
             raise RuntimeError(
                 "TRL scored the old policy under another condition than troll_trl expects; see trainers/trl_compat.py."
             )
-        if old is not None:
+        if isinstance(self.recorder, EngineRecorder):
+            unscored = self.recorder.add_to(output)
+            self._metrics["train" if training else "eval"]["troll/unscored_tokens"].append(unscored)
+        elif old is not None:
             if "tool_mask" in output:  # a tool's tokens are scored, but not trained on
                 old = old.keep(output["tool_mask"].cpu().bool())
             output[COLUMN] = old.rows()
@@ -196,21 +213,34 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
             output["advantages"] = torch.full_like(output["advantages"], torch.nan)
         return output
 
+    def _generate(self, prompts):
+        generated = super()._generate(prompts)
+        if isinstance(self.recorder, EngineRecorder):
+            self._keep_engine_policy(self.recorder, *generated)
+        return generated
+
+    def _keep_engine_policy(self, recorder: EngineRecorder, *generated: Any) -> None:
+        """Have `recorder` keep what TRL's `_generate` returned."""
+        raise NotImplementedError
+
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        scored_by, records = model, self.recorder.waits
+        recorder: Any = self.recorder
+        if isinstance(recorder, EngineRecorder) and recorder.waits:
+            return recorder.answer(logits_to_keep), None, None
+        scored_by, records = model, recorder.waits
         if self._bounded_policy is not None:  # in the loss
             scored_by, records = self._bounded_policy.wrap(model, logits_to_keep), False
         elif records:
-            scored_by = self.recorder.wrap(model, logits_to_keep)
+            scored_by = recorder.wrap(model, logits_to_keep)
         log_probs, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
             scored_by, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
         if records:
-            self.recorder.finish(log_probs)
+            recorder.finish(log_probs)
         elif self._bounded_policy is None:
-            log_probs = self.recorder.equal_where_rounded(log_probs)
+            log_probs = recorder.equal_where_rounded(log_probs)
         return *self.finite_guard.hide_masked(log_probs, entropies), aux_loss
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):

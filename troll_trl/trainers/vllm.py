@@ -17,9 +17,16 @@ _CHANGES_THE_DISTRIBUTION: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"), (None, {}, [])),
     **dict.fromkeys(("vllm_structured_outputs_regex", "logits_processors"), (None, [])),
 }
+# Of `generation_kwargs`: what else is known to leave the distribution as it is. vLLM has many that do not.
+_LEAVES_THE_DISTRIBUTION = {
+    *("temperature", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output"),
+    *("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "flat_logprobs", "truncate_prompt_tokens"),
+}
 
 
-def check_sampling(options: Mapping[str, Any], engine_is_old_policy: bool) -> None:
+def check_sampling(
+    options: Mapping[str, Any], engine_is_old_policy: bool, requests: Mapping[str, Any] | None = None
+) -> None:
     """
     Refuse (`ValueError`) sampling `options` that would leave a choice to the model's `generation_config.json`. If the
     engine's distribution is the old policy, refuse also those with which the engine samples from another distribution
@@ -30,9 +37,12 @@ def check_sampling(options: Mapping[str, Any], engine_is_old_policy: bool) -> No
             A config's, by name. Those in `generation_kwargs` take precedence, as in TRL's requests.
         engine_is_old_policy (`bool`):
             Whether the trust region is around what the engine reports.
+        requests (`Mapping[str, Any]`, *optional*):
+            What a rollout worker of one's own sends, among other things.
     """
     options = {**options, "min_p": options.get("min_p") or 0.0}  # as TRL's synchronous trainers send it
-    requests = options | (options.get("generation_kwargs") or {})
+    own = options.get("generation_kwargs") or {}
+    requests = options | own | (requests or {})
     for name in _FROM_MODEL:
         if name in requests and requests[name] is None:
             raise ValueError(
@@ -47,6 +57,11 @@ def check_sampling(options: Mapping[str, Any], engine_is_old_policy: bool) -> No
                 f"`{name}={value}` is not supported: the engine would sample from another distribution than the "
                 f"policy's, and the trust region would surround the wrong one. Set `{name}` to {without_effect[0]}."
             )
+    for name in own.keys() - _CHANGES_THE_DISTRIBUTION - _LEAVES_THE_DISTRIBUTION:
+        raise ValueError(
+            f"`{name}` in `generation_kwargs` is not supported: with it, the engine may sample from another distribution "
+            "than the policy's, and the trust region would surround the wrong one. Remove it."
+        )
     if requests["temperature"] != options["temperature"]:
         raise ValueError(
             f"The engine's `temperature` is {requests['temperature']}, and the trainer's is {options['temperature']}: "
@@ -119,3 +134,17 @@ def explain_server(url: str, every_error: bool = False) -> Iterator[None]:
                 "`trainer.train(resume_from_checkpoint=True)`."
             ) from error
         raise
+
+
+def check_server(client: Any, support_size: int | None) -> None:
+    """Wait for the server of TRL's `client`. A `ValueError` says that its answers will have log-probabilities before
+    the temperature, or too few for a support of `support_size` tokens."""
+    client.wait_for_server_ready()
+    model = client.get_server_info()["model_config"]
+    mode, most, needed = model["logprobs_mode"], model["max_logprobs"], (support_size or 1) - 1
+    if mode != "processed_logprobs" or 0 <= most < needed:  # -1: as many as asked for
+        raise ValueError(
+            f"The vLLM server at {client.server_url} runs with `--logprobs-mode {mode}` and `--max-logprobs {most}`: "
+            "its log-probabilities are from before the temperature, or too few for `support_size`. Start it with "
+            f"`--logprobs-mode processed_logprobs --max-logprobs {max(needed, 20)}`."
+        )

@@ -23,7 +23,7 @@ class AsyncTrollGRPOConfig(MaskOptions, AsyncGRPOConfig):
             effect. The message has the value and the reason.
     """
 
-    support_size: int = setting(
+    support_size: int | None = setting(
         20,
         "Number K ≥ 1 of tokens kept per position, including the sampled one. The trainer asks the engine for the "
         "K − 1 most likely others. All remaining tokens share one rest bucket. vLLM returns up to 20 unless the server "

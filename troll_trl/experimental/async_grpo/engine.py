@@ -11,7 +11,6 @@ of the kept tokens, good to about 1e-7, and no less than `REST_FLOOR`. If the en
 its row is NaN.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
@@ -20,26 +19,9 @@ import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample
 
 from troll_trl.experimental.async_grpo.worker import WatchedRolloutLoop
-
-# Smallest mass of the rest. Rounding of the engine's float32 makes `1 − Σ` of a peaked distribution anything from −1e-7
-# to 1e-7. At 0 the projection would forbid the rest; a floor costs a policy inside the bound at most 1e-6 nats. If the
-# policy has less there, the trainer lowers the floor to it: KL(q‖p) of the masks would count up to all of `−log p`.
-REST_FLOOR = 1e-6
-# What vLLM writes in place of −∞
-NO_LOG_PROB = -9999.0
+from troll_trl.trainers.engine_policy import SampledLogProb, old_policy_rows, read_answer
 
 Likely = Mapping[int, float]  # log-probability of tokens by id
-
-
-class SampledLogProb(float):
-    """Log-probability of a sampled token, which carries those of the most likely `others` through TRL's turns."""
-
-    others: Likely
-
-    def __new__(cls, value: float, others: Likely):
-        self = super().__new__(cls, value)
-        self.others = others
-        return self
 
 
 def sample_log_probs(
@@ -61,20 +43,20 @@ def sample_log_probs(
     Returns:
         `np.ndarray` of shape `(T, 2K)`, float32.
     """
-    rows = np.zeros((len(log_probs), 2 * support_size), dtype=np.float32)
-    for row, trained, log_prob, likely in zip(rows, completion_mask, log_probs, others, strict=True):
-        if trained:
-            row[:] = _row(log_prob, likely, support_size)
+    carrying = [
+        SampledLogProb(log_prob, [*likely], [*likely.values()])
+        for log_prob, likely in zip(log_probs, others, strict=True)
+    ]
+    return _rows(completion_mask, carrying, support_size)
+
+
+def _rows(completion_mask: Sequence[int], log_probs: Sequence[float], support_size: int) -> np.ndarray:
+    """As [`sample_log_probs`], of numbers that carry the most likely other tokens."""
+    ids, numbers, rest = old_policy_rows(log_probs, completion_mask, support_size - 1)
+    rows = np.concatenate([numbers, rest[:, None], ids], 1).astype(np.float32)
+    rows[np.isnan(numbers[:, 0])] = np.nan
+    rows[np.asarray(completion_mask) == 0] = 0.0
     return rows
-
-
-def _row(log_prob: float, others: Likely, support_size: int) -> list[float]:
-    numbers = [log_prob, *others.values()]
-    if any(math.isnan(number) or number <= NO_LOG_PROB for number in numbers):
-        return [math.nan] * (2 * support_size)
-    unused = support_size - 1 - len(others)
-    rest = max(1.0 - math.fsum(map(math.exp, numbers)), REST_FLOOR)
-    return [*numbers, *[-math.inf] * unused, math.log(rest), *others, *[-1.0] * unused]
 
 
 class EngineRolloutLoop(WatchedRolloutLoop):
@@ -99,25 +81,8 @@ class EngineRolloutLoop(WatchedRolloutLoop):
         samples = await super()._score_group(group)
         sequences = chain.from_iterable(group.completions_sequences)  # in TRL's order of the samples
         for sample, sequence in zip(samples, sequences, strict=True):
-            others = [getattr(log_prob, "others", {}) for log_prob in sequence.old_log_probs]
-            sample.old_log_probs = sample_log_probs(
-                sequence.completion_mask, sequence.old_log_probs, others, self.support_size
-            )
+            sample.old_log_probs = _rows(sequence.completion_mask, sequence.old_log_probs, self.support_size)
         return samples
-
-
-def check_server(client: Any, support_size: int | None) -> None:
-    """Wait for the server of TRL's `client`. A `ValueError` says that its answers will have log-probabilities before
-    the temperature, or too few for a support of `support_size` tokens."""
-    client.wait_for_server_ready()
-    model = client.get_server_info()["model_config"]
-    mode, most, needed = model["logprobs_mode"], model["max_logprobs"], (support_size or 1) - 1
-    if mode != "processed_logprobs" or 0 <= most < needed:  # -1: as many as asked for
-        raise ValueError(
-            f"The vLLM server at {client.server_url} runs with `--logprobs-mode {mode}` and `--max-logprobs {most}`: "
-            "its log-probabilities are from before the temperature, or too few for `support_size`. Start it with "
-            f"`--logprobs-mode processed_logprobs --max-logprobs {max(needed, 20)}`."
-        )
 
 
 def log_probs_of_answer(choice: dict[str, Any], others: int) -> list[SampledLogProb]:
@@ -126,12 +91,9 @@ def log_probs_of_answer(choice: dict[str, Any], others: int) -> list[SampledLogP
     said = choice.get("logprobs") or {}
     # Either may be shorter than the answer
     values, top = (chain(said.get(name) or [], repeat(None)) for name in ("token_logprobs", "top_logprobs"))
-    result = []
-    for token, value, listed in zip(choice["token_ids"], values, top, strict=False):
-        likely = {int(name.removeprefix("token_id:")): number for name, number in (listed or {}).items()}
-        complete = value is not None and None not in likely.values() and len(likely) >= others
-        likely.pop(token, None)
-        # vLLM lists the sampled token too, and one token more where that is not among the most likely
-        kept = sorted(likely.items(), key=lambda item: item[1], reverse=True)[:others] if complete else []
-        result.append(SampledLogProb(value if complete else math.nan, dict(kept)))
-    return result
+    tokens, listed = choice["token_ids"], []
+    for token, value, likely in zip(tokens, values, top, strict=False):
+        by_id = {int(name.removeprefix("token_id:")): number for name, number in (likely or {}).items()}
+        # vLLM lists the sampled token too, and one token more if that is not among the most likely
+        listed.append({token: value if len(by_id) >= others else None} | by_id | {token: value})
+    return read_answer(tokens, [[*row] for row in listed], [[*row.values()] for row in listed], others)

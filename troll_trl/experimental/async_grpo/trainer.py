@@ -11,17 +11,18 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample
 
 from troll_trl.experimental.async_grpo.config import AsyncTrollGRPOConfig
-from troll_trl.experimental.async_grpo.engine import REST_FLOOR, EngineRolloutLoop, check_server
+from troll_trl.experimental.async_grpo.engine import EngineRolloutLoop
 from troll_trl.experimental.async_grpo.queue import CheckedQueue
 from troll_trl.experimental.async_grpo.trl_compat import check_async_trl
 from troll_trl.experimental.async_grpo.worker import StopEvent, WatchedRolloutLoop, check_worker
 from troll_trl.lm_head import SparseCausalLMOutput
 from troll_trl.resilience.checkpoint import CheckpointedTrainer
+from troll_trl.trainers.engine_policy import REST_FLOOR
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO, TROLL
 from troll_trl.trainers.sharding import keep_output_dtypes
-from troll_trl.trainers.vllm import check_health, check_sampling, explain_server
+from troll_trl.trainers.vllm import check_health, check_sampling, check_server, explain_server
 from troll_trl.trust_region.regions import Bounded, TrustRegion
 
 logger = get_logger(__name__)
@@ -93,7 +94,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         options = worker._loop_kwargs
         options["min_p"] = options.get("min_p") or 0.0  # TRL leaves `None` out of its requests
         requests = {"temperature": 1.0, **options}
-        check_sampling({"temperature": self.args.temperature, "generation_kwargs": requests}, engine_is_old_policy=True)
+        check_sampling({"temperature": self.args.temperature}, engine_is_old_policy=True, requests=requests)
         worker._stop_event_mp = StopEvent(worker._mp_ctx)
         if type(worker) is AsyncRolloutWorker:  # as TRL makes it
             worker._loop_cls = WatchedRolloutLoop

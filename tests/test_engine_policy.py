@@ -1,0 +1,220 @@
+"""`old_policy: engine`: the old policy is what an engine answered while it sampled. The engine here is the model."""
+
+import math
+
+import pytest
+import torch
+import trl.trainer.grpo_trainer
+import trl.trainer.rloo_trainer
+from tiny import saved_model, tiny_model
+from trl_comparison import make_trainer
+from trl_comparison import weights as weights_by_name
+
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.trainers.engine_policy import SampledLogProb, old_policy_rows, read_answer
+from troll_trl.trainers.old_policy import COLUMN, with_dense
+from troll_trl.trust_region.sparse import sparsify
+
+V = 100
+SGD = {"optim": "sgd", "learning_rate": 0.3}
+
+
+class Engine:
+    """In place of TRL's `VLLMGeneration`, in server mode: samples from the trainer's model, in float32, and lists the
+    most likely tokens by rank, the sampled one wherever its rank puts it."""
+
+    mode = "server"
+    shift = 0  # of the lists, by tokens: what a mutant gets wrong
+
+    def __init__(self, model, **options):
+        self.model, self.options = model, options
+        self.logprobs = options["logprobs"]
+        self.generator = torch.Generator().manual_seed(0)
+        self.vllm_client = self
+        self.server_url = "stub"
+        self.spoil = lambda listed: listed
+        self.asked = []
+
+    def wait_for_server_ready(self): ...
+
+    def get_server_info(self):
+        return {"model_config": {"logprobs_mode": "processed_logprobs", "max_logprobs": V}}
+
+    def sync_weights(self): ...
+
+    @torch.no_grad()
+    def generate(self, prompts, images=None, num_generations=1, profiler=None):
+        self.asked.append(self.logprobs)
+        training, completions, log_probs, ids = self.model.training, [], [], []
+        self.model.eval()
+        for number, prompt in enumerate(prompts):
+            tokens = list(prompt)
+            for _ in range(1 + (3 * number) % self.options["max_completion_length"]):
+                probabilities = self.model(torch.tensor([tokens])).logits[0, -1].float().softmax(-1)
+                tokens.append(torch.multinomial(probabilities, 1, generator=self.generator).item())
+            completion = tokens[len(prompt) :]
+            rows = self.model(torch.tensor([tokens])).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+            listed = []
+            for token, row in zip(completion, rows, strict=True):
+                top = row.argsort(descending=True)[: self.logprobs or 0].tolist()
+                listed.append({i: row[i].item() for i in sorted({*top, token}, key=lambda i: -row[i].item())})
+            listed = self.spoil(listed)
+            completions.append(completion)
+            ids.append([list(row) for row in listed])
+            log_probs.append([list(row.values()) for row in listed])
+        self.model.train(training)
+        return list(prompts), completions, log_probs if self.logprobs is not None else None, ids
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch):
+    monkeypatch.setattr(trl.trainer.grpo_trainer, "VLLMGeneration", Engine)
+    monkeypatch.setattr(trl.trainer.rloo_trainer, "VLLMGeneration", Engine)
+    monkeypatch.setattr("troll_trl.trainers.troll_trainer.check_vllm", lambda args: None)
+
+
+def trainer_of(folder, algorithm="grpo", old_policy="engine", **options):
+    classes = {"grpo": (TrollGRPOTrainer, TrollGRPOConfig), "rloo": (TrollRLOOTrainer, TrollRLOOConfig)}[algorithm]
+    if algorithm == "grpo" and old_policy == "trainer":
+        options = {"vllm_importance_sampling_correction": False, **options}
+    options = {
+        **SGD,
+        "beta": 0.0,
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "old_policy": old_policy,
+        "kl_bound": 0.01,
+        **options,
+    }
+    return make_trainer(*classes, folder, model=options.pop("model", None) or tiny_model(), **options)
+
+
+def weights(trainer):
+    return torch.cat([value.flatten() for value in weights_by_name(trainer).values()])
+
+
+WHOLE = {"support_size": V, "tail_mass": 0.0}
+
+
+@pytest.mark.parametrize(("algorithm", "options"), [
+    ("grpo", WHOLE),
+    ("grpo", {**WHOLE, "loss_type": "grpo", "importance_sampling_level": "sequence"}),
+    ("grpo", {**WHOLE, "mask_truncated_completions": True}),
+    ("grpo", {**WHOLE, "steps_per_generation": 2, "num_iterations": 2, "gradient_accumulation_steps": 2}),
+    ("grpo", {"trust_region": "mask", "divergence_bound": 0.05}),
+    ("grpo", {**WHOLE, "trust_region": "mask", "divergence_type": "topk_kl"}),
+    ("grpo", {**WHOLE, "off_policy_mask_threshold": 0.01}),
+    ("rloo", WHOLE),
+])  # fmt: skip
+def test_an_engine_with_the_trainers_numbers_trains_its_weights(algorithm, options, tmp_path):
+    runs = []
+    for old in ("trainer", "engine"):
+        runs.append(trainer_of(tmp_path / old, algorithm, old, **options))
+        starts = weights(runs[-1])
+        runs[-1].train()
+    moved = (weights(runs[0]) - starts).abs().max().item()
+    assert moved > 1e-3
+    assert (weights(runs[0]) - weights(runs[1])).abs().max().item() < 1e-4 * moved
+
+
+@pytest.mark.parametrize("bias_correction", [False, True])
+def test_the_reference_kl_reads_the_engines_numbers(bias_correction, tmp_path):
+    options = {**WHOLE, "beta": 0.1, "use_bias_correction_kl": bias_correction}
+    model = saved_model(tmp_path / "model")
+    runs = []
+    for old in ("trainer", "engine"):
+        runs.append(trainer_of(tmp_path / old, "grpo", old, model=model, **options))
+        runs[-1].train()
+    assert torch.allclose(weights(runs[0]), weights(runs[1]), atol=1e-5)
+
+
+def test_with_one_update_the_old_policy_is_the_engines_too(tmp_path):
+    run = trainer_of(tmp_path, steps_per_generation=1, max_steps=2)
+    run.train()
+    assert not run.args.trust_region_idle
+    lines = [line for line in run.state.log_history if "troll/policy_kl_max" in line]
+    assert lines and all(line["troll/policy_kl_max"] < 1e-5 for line in lines)
+
+
+def test_the_support_is_that_of_the_trainer(tmp_path):
+    """With 19 likely tokens asked for, the sampled one first whatever its rank, trimmed by the mass."""
+    run = trainer_of(tmp_path, max_steps=1)
+    run.train()
+    assert set(run.vllm_generation.asked) == {19} and run.support_size == 20
+    for inputs in run._buffered_inputs:
+        dense = with_dense(inputs, inputs[COLUMN])
+        ids, log_probs = dense["troll_old_token_ids"], dense["troll_old_log_probs"]
+        assert torch.equal(
+            ids[..., 0][inputs["completion_mask"].bool()],
+            inputs["completion_ids"][inputs["completion_mask"].bool()].int(),
+        )
+        live = inputs["completion_mask"].bool()
+        assert torch.allclose(log_probs[live].exp().sum(-1), torch.ones(int(live.sum())), atol=2e-6)
+
+
+def test_rows_agree_with_a_dense_selection():
+    torch.manual_seed(0)
+    logits = 4 * torch.randn(50, V)
+    tokens = torch.randint(V, (50,))
+    expected = sparsify(logits, tokens, 8, 0.0)
+    rows = logits.log_softmax(-1)
+    top = [row.argsort(descending=True)[:7].tolist() for row in rows]
+    listed = [
+        sorted({*likely, token}, key=lambda i: -row[i])
+        for likely, token, row in zip(top, tokens.tolist(), rows, strict=True)
+    ]
+    answer = read_answer(
+        tokens.tolist(), listed, [[row[i].item() for i in ids] for ids, row in zip(listed, rows, strict=True)], 7
+    )
+    ids, numbers, rest = old_policy_rows(answer, [1] * 50, 7)
+    for place in range(50):
+        used = int((ids[place] >= 0).sum())
+        assert ids[place, :used].tolist() == expected.token_ids[place, 1 : used + 1].tolist()
+        assert used == (6 if tokens[place] in top[place] else 7)
+        assert numbers[place, 0] == pytest.approx(rows[place, tokens[place]].item(), rel=1e-6)
+        assert math.exp(rest[place]) == pytest.approx(1 - math.fsum(map(math.exp, numbers[place])), abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, -9999.0, None])
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_a_token_without_a_number_leaves_loss_and_counts(bad, algorithm, tmp_path):
+    run = trainer_of(tmp_path, algorithm, max_steps=1, steps_per_generation=4)
+
+    def spoil(listed):
+        return [dict.fromkeys(listed[0], bad), *listed[1:]]  # the first token of every completion
+
+    run.vllm_generation.spoil = spoil
+    run.train()
+    batch = run._buffered_inputs[0]
+    assert not batch["tool_mask"][:, 0].any()
+    line = run.state.log_history[0]
+    assert line["troll/unscored_tokens"] == 32 and math.isfinite(line["grad_norm"]) and line["grad_norm"] > 0
+    assert line["troll/skipped_updates"] == 0
+
+
+def test_an_engine_that_scores_nothing_stops_the_run(tmp_path):
+    run = trainer_of(tmp_path, max_steps=1)
+    run.vllm_generation.spoil = lambda listed: [dict.fromkeys(row, math.nan) for row in listed]
+    with pytest.raises(RuntimeError, match="gave no log-probability for any"):
+        run.train()
+
+
+def test_numbers_without_likely_tokens_are_refused_except_for_binary_masks():
+    with pytest.raises(ValueError, match="Give a `SampledLogProb`"):
+        old_policy_rows([-1.0], [1], 19)
+    ids, numbers, _ = old_policy_rows([-1.0, SampledLogProb(-2.0)], [1, 0], 0)
+    assert ids.shape == (2, 0) and numbers[0, 0] == -1.0 and math.isnan(numbers[1, 0])
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"use_vllm": False}, "needs vLLM"),
+    ({"vllm_importance_sampling_correction": True}, "nothing is left to correct"),
+    ({"top_p": 0.9}, "top_p=0.9"),
+    ({"generation_kwargs": {"frequency_penalty": 0.5}}, "frequency_penalty"),
+    ({"vllm_structured_outputs_regex": "a*"}, "vllm_structured_outputs_regex"),
+    ({"old_policy": "vllm"}, "must be 'trainer' or 'engine'"),
+])  # fmt: skip
+def test_what_an_engine_cannot_honour_is_refused(options, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        TrollGRPOConfig(str(tmp_path), **{"use_vllm": True, "old_policy": "engine", "bf16": False, **options})
+    assert TrollGRPOConfig(str(tmp_path), bf16=False).vllm_importance_sampling_correction is True
