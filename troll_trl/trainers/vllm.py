@@ -42,7 +42,7 @@ def check_sampling(
     """
     options = {**options, "min_p": options.get("min_p") or 0.0}  # as TRL's synchronous trainers send it
     own = options.get("generation_kwargs") or {}
-    requests = options | own | (requests or {})
+    requests = {**options, **own, **(requests or {})}
     for name in _FROM_MODEL:
         if name in requests and requests[name] is None:
             raise ValueError(
@@ -59,8 +59,8 @@ def check_sampling(
             )
     for name in own.keys() - _CHANGES_THE_DISTRIBUTION - _LEAVES_THE_DISTRIBUTION:
         raise ValueError(
-            f"`{name}` in `generation_kwargs` is not supported: with it, the engine may sample from another distribution "
-            "than the policy's, and the trust region would surround the wrong one. Remove it."
+            f"`{name}` in `generation_kwargs` is not supported: the engine may sample from another distribution than "
+            "the policy's, and the trust region would surround the wrong one. Remove it."
         )
     if requests["temperature"] != options["temperature"]:
         raise ValueError(
