@@ -6,11 +6,14 @@ import pytest
 import torch
 import trl.trainer.grpo_trainer
 import trl.trainer.rloo_trainer
+from test_compatibility_rollouts import byte_tokenizer, chats, multiply
+from test_resume import assert_same_run
 from tiny import saved_model, tiny_model
-from trl_comparison import make_trainer
+from trl_comparison import logged, make_trainer, micro_batch, reference_tokens
 from trl_comparison import weights as weights_by_name
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.trainers import engine_policy
 from troll_trl.trainers.engine_policy import SampledLogProb, old_policy_rows, read_answer
 from troll_trl.trainers.old_policy import COLUMN, with_dense
 from troll_trl.trust_region.sparse import sparsify
@@ -24,7 +27,6 @@ class Engine:
     most likely tokens by rank, the sampled one wherever its rank puts it."""
 
     mode = "server"
-    shift = 0  # of the lists, by tokens: what a mutant gets wrong
 
     def __init__(self, model, **options):
         self.model, self.options = model, options
@@ -33,12 +35,13 @@ class Engine:
         self.vllm_client = self
         self.server_url = "stub"
         self.spoil = lambda listed: listed
+        self.speak = lambda prompt: []  # sample
         self.asked = []
 
     def wait_for_server_ready(self): ...
 
     def get_server_info(self):
-        return {"model_config": {"logprobs_mode": "processed_logprobs", "max_logprobs": V}}
+        return {"model_config": {"logprobs_mode": "processed_logprobs", "max_logprobs": -1}}
 
     def sync_weights(self): ...
 
@@ -48,10 +51,11 @@ class Engine:
         training, completions, log_probs, ids = self.model.training, [], [], []
         self.model.eval()
         for number, prompt in enumerate(prompts):
-            tokens = list(prompt)
-            for _ in range(1 + (3 * number) % self.options["max_completion_length"]):
-                probabilities = self.model(torch.tensor([tokens])).logits[0, -1].float().softmax(-1)
-                tokens.append(torch.multinomial(probabilities, 1, generator=self.generator).item())
+            tokens = list(prompt) + self.speak(prompt)
+            if len(tokens) == len(prompt):
+                for _ in range(1 + (3 * number) % self.options["max_completion_length"]):
+                    probabilities = self.model(torch.tensor([tokens])).logits[0, -1].float().softmax(-1)
+                    tokens.append(torch.multinomial(probabilities, 1, generator=self.generator).item())
             completion = tokens[len(prompt) :]
             rows = self.model(torch.tensor([tokens])).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
             listed = []
@@ -112,9 +116,7 @@ def test_an_engine_with_the_trainers_numbers_trains_its_weights(algorithm, optio
         runs.append(trainer_of(tmp_path / old, algorithm, old, **options))
         starts = weights(runs[-1])
         runs[-1].train()
-    moved = (weights(runs[0]) - starts).abs().max().item()
-    assert moved > 1e-3
-    assert (weights(runs[0]) - weights(runs[1])).abs().max().item() < 1e-4 * moved
+    assert_same_weights(*runs, starts)
 
 
 @pytest.mark.parametrize("bias_correction", [False, True])
@@ -126,6 +128,175 @@ def test_the_reference_kl_reads_the_engines_numbers(bias_correction, tmp_path):
         runs.append(trainer_of(tmp_path / old, "grpo", old, model=model, **options))
         runs[-1].train()
     assert torch.allclose(weights(runs[0]), weights(runs[1]), atol=1e-5)
+
+
+def numbers_of(trainer, prompts):
+    """As a rollout function gets them: completions, and the log-probability of every token."""
+    _, completions, log_probs, _ = trainer.vllm_generation.generate(prompts)
+    return completions, [[value for (value,) in row] for row in log_probs]
+
+
+def rollout_of(change):
+    """A rollout function of two turns, whose tokens in between are an environment's; `change` its log-probabilities."""
+
+    def rollout(prompts, trainer):
+        prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+        first, numbers = numbers_of(trainer, prompt_ids)
+        words = [[5, 6]] * len(prompts)
+        so_far = [a + b + c for a, b, c in zip(prompt_ids, first, words, strict=True)]
+        second, more = numbers_of(trainer, so_far)
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": [a + b + c for a, b, c in zip(first, words, second, strict=True)],
+            "logprobs": change([[*a, 0.0, 0.0, *b] for a, b in zip(numbers, more, strict=True)]),
+            "env_mask": [[1] * len(a) + [0, 0] + [1] * len(b) for a, b in zip(first, second, strict=True)],
+        }
+
+    return rollout
+
+
+def assert_same_weights(trainer_run, engine_run, start):
+    moved = (weights(trainer_run) - start).abs().max().item()
+    assert moved > 1e-3
+    assert (weights(trainer_run) - weights(engine_run)).abs().max().item() < 1e-4 * moved
+
+
+def test_a_rollout_function_of_two_turns(tmp_path):
+    runs = []
+    for old in ("trainer", "engine"):
+        runs.append(trainer_of(tmp_path / old, old_policy=old, rollout_func=rollout_of(lambda rows: rows), **WHOLE))
+        start = weights(runs[-1])
+        runs[-1].train()
+    assert_same_weights(*runs, start)
+
+
+def test_a_rollout_function_without_the_engines_numbers_is_refused(tmp_path):
+    plain = rollout_of(lambda rows: [list(map(float, row)) for row in rows])
+    with pytest.raises(ValueError, match="Give a `SampledLogProb`"):
+        trainer_of(tmp_path, rollout_func=plain).train()
+    with pytest.raises(ValueError, match="returned no `logprobs`"):
+        trainer_of(tmp_path, rollout_func=rollout_of(lambda rows: None)).train()
+    mask = {"trust_region": "mask", "divergence_bound": 0.05}
+    trainer_of(tmp_path, rollout_func=plain, max_steps=1, **mask).train()  # reads the sampled token alone
+
+
+def test_tools(tmp_path):
+    """Tool calls and answers to them are two answers of the engine, with the tool's words in between."""
+    runs = []
+    for old in ("trainer", "engine"):
+        tokenizer = byte_tokenizer()
+        model = tiny_model(vocab_size=len(tokenizer), pad_token_id=0, eos_token_id=2)
+        run = trainer_of(
+            tmp_path / old,
+            old_policy=old,
+            model=model,
+            tokenizer=tokenizer,
+            tools=[multiply],
+            dataset=chats(),
+            max_completion_length=256,
+            max_tool_calling_iterations=1,
+            support_size=len(tokenizer),
+            tail_mass=0.0,
+            steps_per_generation=2,
+            max_steps=2,
+        )
+        called = []
+
+        def speak(prompt, called=called, tokenizer=tokenizer):
+            called.append(prompt)
+            text = tokenizer.decode(prompt)
+            call = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3}}\n</tool_call><|im_end|>'
+            words = "<tool_response>" in text.rpartition("</tools>")[2] or len(called) % 2
+            return tokenizer("It is 6.<|im_end|>" if words else call)["input_ids"]
+
+        run.vllm_generation.speak = speak
+        start = weights(run)
+        run.train()
+        runs.append(run)
+    assert_same_weights(*runs, start)
+    assert max(logged(runs[1], "tools/call_frequency")) == 0.5 and max(logged(runs[1], "troll/unscored_tokens")) == 0
+    for inputs in runs[1]._buffered_inputs:
+        trained = (inputs["tool_mask"] * inputs["completion_mask"]).sum()
+        assert trained < inputs["completion_mask"].sum() and inputs[COLUMN].counts.count_nonzero() == trained
+
+
+MUTANTS = {
+    "sorted by rank": lambda read: lambda tokens, ids, values, n: read([row[0] for row in ids], ids, values, n),
+    "shifted by a token": lambda read: lambda tokens, ids, values, n: (
+        lambda answer: answer[1:] + answer[:1]
+    )(read(tokens, ids, values, n)),
+    "without the last likely token": lambda read: lambda tokens, ids, values, n: [
+        SampledLogProb(value, value.ids[:-1], value.log_probs[:-1]) for value in read(tokens, ids, values, n)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_train_other_weights(mutant, tmp_path, monkeypatch):
+    """What [`test_an_engine_with_the_trainers_numbers_trains_its_weights`] would miss is not tested by it."""
+    expected = trainer_of(tmp_path, old_policy="trainer", **WHOLE)
+    start = weights(expected)
+    expected.train()
+    monkeypatch.setattr(engine_policy, "read_answer", MUTANTS[mutant](read_answer))
+    spoiled = trainer_of(tmp_path, **WHOLE)
+    spoiled.train()
+    with pytest.raises(AssertionError):
+        assert_same_weights(expected, spoiled, start)
+
+
+@pytest.mark.parametrize(("support_size", "kl_bound"), [(2, 2e-5), (20, 5e-4), (V, 2e-3)])
+def test_the_loss_is_that_of_an_independent_root_finder_in_float64(support_size, kl_bound, tmp_path):
+    """On a rollout batch that three updates have moved away from, and a step of its gradient lowers it as it says."""
+    options = {
+        "support_size": support_size,
+        "tail_mass": 0.0,
+        "kl_bound": kl_bound,
+        "loss_type": "grpo",
+        "max_steps": 3,
+    }
+    run = trainer_of(tmp_path, **options)
+    run.train()
+    assert max(logged(run, "troll/projected_fraction")) > 0
+    assert max(logged(run, "troll/kl_max")) <= kl_bound + 1e-6
+    inputs, model = micro_batch(run, 3), run.model.train()
+    loss = run._compute_loss(model, inputs)
+    gradient = torch.autograd.grad(loss, parameters := list(model.parameters()))
+
+    def expected():
+        mask, projected = inputs["completion_mask"].double(), 0
+        losses = torch.zeros_like(mask)
+        for b, t, p, q, pi, is_projected in reference_tokens(run, inputs):
+            projected += is_projected
+            regression = (p.exp() * (p - pi)).nan_to_num(0.0).sum()  # NaN where there is no rest
+            losses[b, t] = regression - (pi[0] - q[0]).exp() * inputs["advantages"][b]
+        assert projected >= 5
+        return ((losses * mask).sum(1) / mask.sum(1)).mean()
+
+    torch.testing.assert_close(loss.double(), expected(), rtol=1e-3, atol=1e-5)
+    size = torch.stack([part.square().sum() for part in gradient]).sum().item()
+    with torch.no_grad():
+        for parameter, part in zip(parameters, gradient, strict=True):
+            parameter -= 1e-4 / size * part
+        assert run._compute_loss(model, inputs) < loss
+
+
+@pytest.mark.parametrize("stop", [2, 4])
+def test_resumes_exactly(stop, tmp_path):
+    options = {"save_strategy": "steps", "save_steps": stop, "max_steps": 6}
+    whole = trainer_of(tmp_path / "whole", **options)
+    states = {}
+
+    def speak(prompt):
+        states.setdefault(whole.state.global_step, whole.vllm_generation.generator.get_state())
+        return []
+
+    whole.vllm_generation.speak = speak
+    whole.train()
+    resumed = trainer_of(tmp_path / "resumed", **options)
+    # A server draws from its own generator: here as if the sampling had gone on
+    resumed.vllm_generation.generator.set_state(states[4])
+    resumed.train(str(tmp_path / "whole" / f"checkpoint-{stop}"))
+    assert_same_run(whole, resumed)
 
 
 def test_with_one_update_the_old_policy_is_the_engines_too(tmp_path):

@@ -182,12 +182,11 @@ class EngineRecorder:
     def keep(
         self,
         completion_ids: Sequence[Sequence[int]],
-        log_probs: Sequence[Sequence[float | None]] | None,
+        log_probs: Sequence[Sequence[float | None]],
         tool_mask: Sequence[Sequence[int]] | None,
     ) -> None:
-        """The rollout as TRL generated it: completions, the engine's numbers for their tokens (by default those of the
-        last answer), and 0 in `tool_mask` for tokens of tools."""
-        log_probs = self.answered if log_probs is None else log_probs
+        """The rollout as TRL generated it: completions, the engine's numbers for their tokens, and 0 in `tool_mask` for
+        tokens of tools."""
         masks = [[1] * len(ids) for ids in completion_ids] if tool_mask is None else tool_mask
         self._old = []
         for ids, values, mask in zip(completion_ids, log_probs, masks, strict=True):

@@ -111,6 +111,11 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
         return super()._has_old_policy() or self._trl_scores_rollouts()
 
     def _keep_engine_policy(self, recorder, _prompts, completion_ids, tool_mask, _completions, log_probs, *_):
+        if log_probs is None:
+            raise ValueError(
+                "`rollout_func` returned no `logprobs`, and with `old_policy='engine'` they are the old policy. Return "
+                "those that `trainer.vllm_generation.generate` gives, or use `old_policy='trainer'`."
+            )
         recorder.keep(completion_ids, log_probs, tool_mask)
 
     def _terms_of_policy(self, bounded_policy: BoundedPolicy, mask: torch.Tensor, inputs: dict[str, Any], mode: str):

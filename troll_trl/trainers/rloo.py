@@ -73,7 +73,7 @@ class TrollRLOOTrainer(TrollTrainer, RLOOTrainer):
             raise ValueError("RLOO needs a trust region with a support: it keeps no old log-probability of a token.")
 
     def _keep_engine_policy(self, recorder, _prompts, completion_ids, *_):
-        recorder.keep(completion_ids, None, None)  # TRL's RLOO asks the engine once, and drops its numbers
+        recorder.keep(completion_ids, recorder.answered, None)  # TRL's RLOO asks once, and drops the numbers
 
     def _aggregate(self, values: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
         # A ratio of completions sums over tokens. Not scaled for gradient accumulation: the Trainer scales RLOO's loss

@@ -111,7 +111,8 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
             return Recorder(self.support_size, args.tail_mass, self.temperature)
         generation = self.vllm_generation
         if args.vllm_mode == "server" and self.accelerator.is_main_process:
-            check_server(generation.vllm_client, self.support_size)
+            whole = self.support_size >= vocabulary  # then without a rest: all tokens are asked for
+            check_server(generation.vllm_client, self.support_size + whole)
         asked = self._trl_scores_rollouts()
         return EngineRecorder(self.accelerator, generation, self.support_size, args.tail_mass, vocabulary, asked)
 
