@@ -3,6 +3,7 @@
     python benchmarks/step.py                          # the sizes of this device
     python benchmarks/step.py --shape qwen3-0.6b --completion 2048 --prompts 1
     python benchmarks/step.py --trust_region mask     # DPPO's, of a binary divergence, in place of the projection
+    python benchmarks/step.py --old_policy engine     # as with vLLM, whose numbers are stored like the completions
 
 One figure is one rollout batch: the pass that scores it with the current weights (TROLL also selects the supports in
 it), then 8 updates with AdamW. Runs of the two trainers alternate, and each starts from the same weights. Peak memory
@@ -10,6 +11,9 @@ is the allocator's over such a run. The weights are random, because only shapes 
 makes the distributions as peaked as a trained model's. "projected" is the share of tokens outside of the bound over the
 8 updates. "projection share" is the part of the time that `project` takes, forward and backward, timed alone with half
 of the tokens outside.
+
+With `--old_policy engine` both trainers train as with vLLM. TRL's clip scores the rollout for its importance-sampling
+correction. TROLL takes the engine's numbers, and reading its lists is in its time.
 
 Floor: 2 FLOPs per weight and token in the scoring pass, 6 in an update (8 with recomputed activations).
 """
@@ -21,8 +25,10 @@ import tempfile
 import time
 import warnings
 from functools import partial
+from unittest import mock
 
 import torch
+import trl.trainer.grpo_trainer
 from common import MIB, Floor, Report, parser, peak_bytes, ratio, synchronize
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -75,6 +81,45 @@ def stored_rollout(prompts, trainer, vocabulary: int, completion: int) -> dict:
     return {"prompt_ids": draw(PROMPT), "completion_ids": draw(completion), "logprobs": None}
 
 
+class StoredEngine:
+    """In place of TRL's `VLLMGeneration`: stored completions, and the numbers of the model before its first update."""
+
+    mode, server_url = "server", "stored"
+    stored: tuple[list, list, list]  # completions; at each position ids and log-probabilities
+
+    def __init__(self, logprobs, **_):
+        self.logprobs, self.vllm_client = logprobs, self
+
+    def wait_for_server_ready(self): ...
+
+    def sync_weights(self): ...
+
+    def get_server_info(self):
+        return {"model_config": {"logprobs_mode": "processed_logprobs", "max_logprobs": -1}}
+
+    def generate(self, prompts, *_, **__):
+        completions, ids, log_probs = self.stored
+        count = 1 + self.logprobs  # the sampled token comes first
+        cut = [[[values[:count] for values in row] for row in lists] for lists in (ids, log_probs)]
+        return prompts, completions, cut[1], cut[0]
+
+
+@torch.no_grad()
+def store_answers(model, temperature: float, completion: int, sequences: int, likely: int) -> None:
+    """Have [`StoredEngine`] answer with random completions, with what the model says of them and of `likely` others."""
+    vocabulary = model.config.vocab_size
+    rollout = stored_rollout([None] * sequences, None, vocabulary, completion)
+    ids, log_probs = [], []
+    for tokens in rollout["completion_ids"]:
+        context = torch.tensor([[2, *tokens]], device=model.device)  # the prompt is one token
+        rows = (model(context).logits[0, :-1].float() / temperature).log_softmax(-1)
+        values, listed = rows.topk(likely)
+        sampled = torch.tensor(tokens, device=model.device).unsqueeze(1)
+        ids.append(torch.cat([sampled, listed], 1).tolist())
+        log_probs.append(torch.cat([rows.gather(1, sampled), values], 1).tolist())
+    StoredEngine.stored = (rollout["completion_ids"], ids, log_probs)
+
+
 def alternating_reward(completions, **kwargs) -> list[float]:
     return [float(i % 2) for i in range(len(completions))]
 
@@ -102,12 +147,20 @@ class Trainers:
             "temperature": 0.05,
             "max_steps": UPDATES,
         }
-        ours = {"support_size": args.support} if args.trust_region == "projection" else {"trust_region": "mask"}
+        projects, engine = args.trust_region == "projection", args.old_policy == "engine"
+        ours = {"support_size": args.support} if projects else {"trust_region": "mask"}
+        if engine:
+            options |= {"use_vllm": True, "vllm_mode": "server"}
+            ours |= {"old_policy": "engine"} | ({"support_size": 20} if projects else {})
+            sequences = UPDATES * args.prompts * GENERATIONS
+            store_answers(self.model, options["temperature"], args.completion, sequences, likely=19)
+            trl.trainer.grpo_trainer.VLLMGeneration = StoredEngine
+            mock.patch("troll_trl.trainers.troll_trainer.check_vllm").start()
         self.make = {
             "troll": partial(self._trainer, TrollGRPOTrainer, TrollGRPOConfig(**options, **ours)),
             "clip": partial(self._trainer, GRPOTrainer, GRPOConfig(**options)),
         }
-        self.rollout = partial(stored_rollout, vocabulary=vocabulary, completion=args.completion)
+        self.rollout = None if engine else partial(stored_rollout, vocabulary=vocabulary, completion=args.completion)
         self.cache_bytes = self.projection_seconds = self.projected = 0.0
         self.device = args.device
 
@@ -183,6 +236,7 @@ def main() -> None:
     options.add_argument("--prompts", type=int, default=1, help="prompts of an update, with two completions each")
     options.add_argument("--support", type=int, default=64)
     options.add_argument("--trust_region", choices=("projection", "mask"), default="projection")
+    options.add_argument("--old_policy", choices=("trainer", "engine"), default="trainer")
     args = options.parse_args()
     shapes = [args.shape] if args.shape else ["qwen3-0.6b", "qwen3-4b"] if args.device == "cuda" else ["small"]
     args.completion = args.completion or (2048 if args.device == "cuda" else 96)

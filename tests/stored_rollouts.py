@@ -9,6 +9,7 @@ Every rank writes what it logged to OUT/<case>-rank<i>.json, and rank 0 the weig
 """
 
 import json
+import math
 import os
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+import trl.trainer.grpo_trainer
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from ranks import leave_together
@@ -27,6 +29,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.trainers import troll_trainer
+from troll_trl.trainers.engine_policy import SampledLogProb, read_answer
 from troll_trl.trainers.sharding import ReshardInEvaluation, reshard
 
 GROUP, GLOBAL_BATCH = 4, 8
@@ -45,6 +49,7 @@ CASES = {
     "idle": {"loss_type": "dapo", "num_iterations": 1},
     "mask": {"trust_region": "mask", "divergence_type": "topk_tv", "divergence_bound": 0.01},
     "binary_mask": {"trust_region": "mask", "divergence_bound": 0.001},
+    "engine": {"old_policy": "engine", "use_vllm": True, "vllm_mode": "server"},
 }
 CLASSES = {"rloo": (TrollRLOOTrainer, TrollRLOOConfig), "shipped_clip": (GRPOTrainer, GRPOConfig)}
 # As the configs for FSDP2 train, with a head of its own; before every generation the weights are read as for vLLM
@@ -70,6 +75,33 @@ def stored(trainer, prompt_ids):
     return [completion(ids, (first + i) % GROUP) for i, ids in enumerate(prompt_ids)]
 
 
+class StaleEngine:
+    """In place of TRL's `VLLMGeneration`: it has the first weights for ever, and knows nothing of every fifth token."""
+
+    mode, server_url = "server", "stored"
+
+    def __init__(self, **_):
+        self.vllm_client, self.model = self, tiny_model()
+
+    def wait_for_server_ready(self): ...
+
+    def sync_weights(self): ...
+
+    def get_server_info(self):
+        return {"model_config": {"logprobs_mode": "processed_logprobs", "max_logprobs": -1}}
+
+    def generate(self, *_, **__): ...
+
+    @torch.no_grad()
+    def numbers(self, prompt_ids: list[int], ids: list[int]) -> list[SampledLogProb]:
+        rows = self.model(torch.tensor([prompt_ids + ids])).logits[0, len(prompt_ids) - 1 : -1].log_softmax(-1)
+        likely = rows.topk(19)
+        listed = [[token, *others] for token, others in zip(ids, likely.indices.tolist(), strict=True)]
+        values = [rows[place, tokens].tolist() for place, tokens in enumerate(listed)]
+        values[4:5] = [[math.nan] * 20 for _ in values[4:5]]
+        return read_answer(ids, listed, values, 19)
+
+
 def weights_for_vllm(trainer) -> dict:
     """What TRL loads into a colocated engine in sleep mode before every generation."""
     engine = SimpleNamespace(accelerator=trainer.accelerator, _fix_param_name_to_vllm=lambda name, **_: name)
@@ -87,7 +119,10 @@ def rollout(prompts, trainer):
         first = trainer.accelerator.process_index * len(prompts)
         half = len(prompts) * trainer.accelerator.num_processes // 2
         mask = [[int(first + i < half)] * len(row) for i, row in enumerate(ids)]
-    return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": None, "env_mask": mask}
+    numbers = None
+    if getattr(trainer.args, "old_policy", None) == "engine":
+        numbers = list(map(trainer.vllm_generation.numbers, prompt_ids, ids))
+    return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": numbers, "env_mask": mask}
 
 
 def shipped_model():
@@ -96,6 +131,8 @@ def shipped_model():
 
 def make(case: str, out: Path):
     processes = int(os.environ.get("WORLD_SIZE", 1))
+    trl.trainer.grpo_trainer.VLLMGeneration = StaleEngine
+    troll_trainer.check_vllm = lambda args: None
     trainer_class, config_class = CLASSES.get(case, (TrollGRPOTrainer, TrollGRPOConfig))
     shipped = case.startswith("shipped")
     options = {"beta": 0.0, "num_iterations": 2, "gradient_checkpointing": False}

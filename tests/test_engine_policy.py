@@ -6,6 +6,7 @@ import pytest
 import torch
 import trl.trainer.grpo_trainer
 import trl.trainer.rloo_trainer
+from peft import LoraConfig
 from test_compatibility_rollouts import byte_tokenizer, chats, multiply
 from test_resume import assert_same_run
 from tiny import saved_model, tiny_model
@@ -90,7 +91,7 @@ def trainer_of(folder, algorithm="grpo", old_policy="engine", **options):
         "kl_bound": 0.01,
         **options,
     }
-    return make_trainer(*classes, folder, model=options.pop("model", None) or tiny_model(), **options)
+    return make_trainer(*classes, folder, **options)
 
 
 def weights(trainer):
@@ -108,6 +109,9 @@ WHOLE = {"support_size": V, "tail_mass": 0.0}
     ("grpo", {"trust_region": "mask", "divergence_bound": 0.05}),
     ("grpo", {**WHOLE, "trust_region": "mask", "divergence_type": "topk_kl"}),
     ("grpo", {**WHOLE, "off_policy_mask_threshold": 0.01}),
+    ("grpo", {**WHOLE, "peft_config": LoraConfig(r=4, target_modules=["q_proj", "down_proj"]), "learning_rate": 3.0}),
+    ("grpo", {**WHOLE, "architecture": "qwen3_moe"}),
+    ("grpo", {**WHOLE, "eval_strategy": "steps", "eval_steps": 3, "num_generations_eval": 2}),
     ("rloo", WHOLE),
 ])  # fmt: skip
 def test_an_engine_with_the_trainers_numbers_trains_its_weights(algorithm, options, tmp_path):

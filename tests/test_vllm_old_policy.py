@@ -1,12 +1,18 @@
 """`old_policy: engine` with vLLM's engine, the real one, on a CPU. Run by `make test-vllm`."""
 
+import gc
+
 import pytest
 import torch
 from test_resume import assert_same_run
+from training_args import parse_training_args
 from trl_comparison import logged, make_trainer, micro_batch
 from vllm_engine import model_for_vllm, plain_linear_layers, start_engines_with
 
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, small_models
+from troll_trl.cli.make_trainer import make_trainer as make_trainer_of_command
+from troll_trl.cli.quickstart import CONFIG, make_problems
+from troll_trl.small_models import write_problems
 from troll_trl.trainers.old_policy import COLUMN
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -95,3 +101,34 @@ def test_resumes_exactly(trainer, tmp_path, stop):
     torch.manual_seed(0)
     resumed.train(str(tmp_path / "whole" / f"checkpoint-{stop}"))
     assert_same_run(whole, resumed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_learns_sums_as_with_the_trainers_old_policy(monkeypatch, tmp_path, seed):
+    """160 of the quickstart's 400 updates, from the same start. Three seeds ended within 5 points of each other."""
+    plain_linear_layers(monkeypatch.setattr)
+    torch.manual_seed(seed)
+    train, held_out = make_problems(seed)
+    tokenizer = small_models.make_tokenizer()
+    model = small_models.make_model(tokenizer, head_dim=32)  # vLLM has no attention kernel for smaller heads on a CPU
+    small_models.warm_up(model, *small_models.encode(tokenizer, train))
+    model.save_pretrained(tmp_path / "start")
+    tokenizer.save_pretrained(tmp_path / "start")
+    success = {}
+    for old_policy in ("trainer", "engine"):
+        start_engines_with(monkeypatch, "float32")
+        flags = ["--config", str(CONFIG), "--use_vllm", "--vllm_mode", "colocate", "--vllm_max_model_length", "64"]
+        flags += ["--old_policy", old_policy, "--max_steps", "160", "--eval_steps", "160", "--seed", str(seed)]
+        script_args, training_args, model_args = parse_training_args(flags)
+        write_problems(tmp_path / "data", train, held_out)
+        script_args.dataset_name, model_args.model_name_or_path = str(tmp_path / "data"), str(tmp_path / "start")
+        training_args.output_dir = str(tmp_path / old_policy)
+        run = make_trainer_of_command(script_args, training_args, model_args)
+        run.train()
+        success[old_policy] = logged(run, "eval_reward")
+        assert max(logged(run, "troll/kl_max")) <= 0.05 * (1 + 1e-4)
+        gc.collect()
+    print(f"seed {seed}: success before and after {success}")
+    before, after = zip(*success.values(), strict=True)
+    assert min(after) - max(before) > 0.2 and abs(after[0] - after[1]) < 0.1

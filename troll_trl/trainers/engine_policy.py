@@ -74,8 +74,8 @@ def read_answer(
     if not len(sampled):
         return []
     width = max(others + 1, *map(len, ids))
-    token_ids = np.array([[*row, *[UNUSED] * (width - len(row))] for row in ids], dtype=np.int64)  # (T, W)
-    values = np.array([[*row, *[-np.inf] * (width - len(row))] for row in log_probs], dtype=np.float64)  # None: NaN
+    token_ids = _padded(ids, width, UNUSED).astype(np.int64)  # (T, W)
+    values = _padded(log_probs, width, -np.inf).astype(np.float64)  # (T, W); NaN for None
     is_sampled = token_ids == np.asarray(sampled)[:, None]
     distinct = (token_ids != UNUSED).sum(1) - np.maximum(is_sampled.sum(1) - 1, 0)
     complete = is_sampled.any(1) & (distinct >= others) & ~np.isnan(values).any(1)
@@ -85,6 +85,12 @@ def read_answer(
     likely = np.take_along_axis(token_ids, order, 1).astype(np.int32)  # (T, N)
     values = np.take_along_axis(values, order, 1).astype(np.float32)
     return list(map(SampledLogProb, own.tolist(), likely, values))
+
+
+def _padded(rows: Sequence[Sequence[float | None]], width: int, padding: float) -> np.ndarray:
+    if isinstance(rows, np.ndarray) and rows.shape[1] == width:
+        return rows
+    return np.array([[*row, *[padding] * (width - len(row))] for row in rows])
 
 
 def old_policy_rows(
@@ -112,6 +118,7 @@ def old_policy_rows(
     ids = np.full((len(log_probs), others), UNUSED, dtype=np.int32)
     numbers = np.full((len(log_probs), others + 1), -np.inf)
     numbers[:, 0] = np.nan
+    whole: dict[int, Any] = {}  # that carry N others, by place
     for place, (value, is_trained) in enumerate(zip(log_probs, trained, strict=True)):
         if is_trained and value is not None:
             listed = getattr(value, "ids", ())
@@ -123,9 +130,14 @@ def old_policy_rows(
                     "which reads the sampled token alone."
                 )
             numbers[place, 0] = value
-            if len(listed):  # of a `SampledLogProb`
+            if others and len(listed) == others:
+                whole[place] = value
+            elif len(listed):  # of a `SampledLogProb`
                 ids[place, : len(listed)] = listed
                 numbers[place, 1 : 1 + len(listed)] = value.log_probs  # type: ignore[attr-defined]
+    if whole:  # at once: a completion has thousands of tokens
+        ids[[*whole]] = [value.ids for value in whole.values()]
+        numbers[[*whole], 1:] = [value.log_probs for value in whole.values()]
     used = np.concatenate([np.ones((len(ids), 1), dtype=bool), ids != UNUSED], 1)
     numbers[(~(numbers > NO_LOG_PROB) & used).any(1)] = np.nan  # also catches NaN
     rest = np.log(np.maximum(1 - np.exp(numbers).sum(1), REST_FLOOR))
@@ -308,7 +320,10 @@ def ask_for_likely_tokens(generation: Any, recorder: EngineRecorder) -> None:
     generation.generate = generate
 
 
-def _by_position(flat: Any, name: str) -> list[list]:
-    """A list of vLLM's `FlatLogprobs`, cut into its positions."""
-    values = getattr(flat, name)
+def _by_position(flat: Any, name: str) -> Any:
+    """A list of vLLM's `FlatLogprobs`, cut into its positions: an array if all are of one length."""
+    values, starts = getattr(flat, name), np.asarray(flat.start_indices)
+    lengths = np.asarray(flat.end_indices) - starts
+    if len(lengths) and (lengths == lengths[0]).all():
+        return np.asarray(values, dtype=np.float64).reshape(len(lengths), lengths[0])
     return [values[start:end] for start, end in zip(flat.start_indices, flat.end_indices, strict=True)]
