@@ -96,6 +96,16 @@ def test_nothing_is_taken_from_the_models_generation_config(model, tmp_path, mon
             assert logged(trainer, "ratio")[0] == pytest.approx(1, abs=1e-4)
 
 
+def test_the_example_for_a_cpu_runs(tmp_path):
+    environment = environment_of_a_process(TESTS.parent) | {"UPDATES": "2", "OMP_NUM_THREADS": "1"}
+    script = TESTS.parent / "examples" / "asynchronous_cpu.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "Mean reward of the first updates: " in done.stdout.splitlines()[-1]
+
+
 def test_a_killed_run_continues_with_the_same_server(server, model, tmp_path):
     command = [sys.executable, str(TESTS / "vllm_async.py"), str(model), server.url, str(tmp_path)]
     environment = environment_of_a_process(TESTS.parent)
