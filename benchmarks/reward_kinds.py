@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from troll_trl.rewards import math_accuracy_reward
+from math_answers import math_accuracy_reward
 
 Case = tuple[str, str, float]  # gold answer, completion, reward that it deserves
 KINDS: dict[str, Callable[[random.Random], Iterator[Case]]] = {}

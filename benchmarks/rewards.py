@@ -25,8 +25,8 @@ from pathlib import Path
 from math_verify import LatexExtractionConfig, parse
 from math_verify import verify as math_verify_verify
 
-from troll_trl.rewards import math_accuracy_reward, verifier
-from troll_trl.rewards.answers import extract_answer
+from math_answers.rewards import math_accuracy_reward, verifier
+from math_answers.rewards.answers import extract_answer
 
 HOSTILE = [r"9^{9^{9^9}}", "100000000!", r"\Gamma(10^{10})", "9" * 1_000_000, r"\frac{1}{" * 50 + "1" + "}" * 50]
 

@@ -20,8 +20,8 @@ from evidence.engine import Engine, make_cpu_trainer
 from evidence.grid import Run, content_of
 from evidence.results import describe, mean_height, mean_logged
 from evidence.run import Runner, main
+from math_answers import math_accuracy_reward
 from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig, AsyncTrollGRPOTrainer, sample_log_probs
-from troll_trl.rewards import math_accuracy_reward
 
 CLASSES: dict[str, tuple[type[AsyncGRPOTrainer], type[AsyncGRPOConfig]]] = {
     "troll": (AsyncTrollGRPOTrainer, AsyncTrollGRPOConfig),

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from evidence import age
 from evidence.tables import RESAMPLES, Cell, Record, mean, select, tasks_of
-from troll_trl.evaluation.statistics import Estimate, estimate
+from math_answers.evaluation.statistics import Estimate, estimate
 
 # Distinct without colours as well
 STYLES: dict[str, dict[str, Any]] = {

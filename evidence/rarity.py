@@ -23,7 +23,7 @@ from evidence.tables import (
     tasks_of,
 )
 from evidence.tables import mean as mean_of
-from troll_trl.evaluation.statistics import Estimate
+from math_answers.evaluation.statistics import Estimate
 
 CLIPS = {"clip": "0.2", "clip-higher": "0.2/0.28", "clip-wide": "0.2/0.5", "clip-wider": "0.2/1.0"}  # their ranges
 METHODS = ("troll", *CLIPS, "none", "cispo", "sapo")

@@ -21,7 +21,7 @@ from evidence.engine import make_cpu_trainer
 from evidence.grid import Run, Task, content_of, read_grid
 from evidence.results import describe, machine, mean_logged, write_records
 from evidence.starts import make_start
-from troll_trl.rewards import math_accuracy_reward
+from math_answers import math_accuracy_reward
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "async-served.jsonl"

@@ -9,8 +9,8 @@ import numpy as np
 import scipy.stats
 
 from evidence.results import DEFAULTS
-from troll_trl.evaluation.statistics import Estimate, estimate, smallest_p_value
-from troll_trl.evaluation.tables import markdown
+from math_answers.evaluation.statistics import Estimate, estimate, smallest_p_value
+from math_answers.evaluation.tables import markdown
 
 Record = dict[str, Any]
 Table = Callable[[Sequence[Record]], str]  # markdown; its docstring is the caption

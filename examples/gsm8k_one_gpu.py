@@ -10,8 +10,8 @@ The settings come from configs/qwen3-0.6b/gsm8k-one-gpu.yaml. Nobody has run the
 
 from datasets import load_dataset
 
+from math_answers import math_accuracy_reward
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
-from troll_trl.rewards import math_accuracy_reward
 
 OUTPUT = "outputs/examples/gsm8k-one-gpu"
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from real_problems import DATA
 
-from troll_trl.rewards import math_accuracy_reward, verifier
-from troll_trl.rewards.verifier import verify
+from math_answers.rewards import math_accuracy_reward, verifier
+from math_answers.rewards.verifier import verify
 
 _spec = importlib.util.spec_from_file_location(
     "reward_kinds", Path(__file__).resolve().parents[1] / "benchmarks" / "reward_kinds.py"

@@ -14,11 +14,11 @@ from math_verify import LatexExtractionConfig, parse
 from math_verify import verify as math_verify_verify
 from real_problems import COMPLETE, DATA, SIZES
 
-from troll_trl.rewards.answers import MAX_BOXES, extract_answer
-from troll_trl.rewards.verifier import reading, verify
-from troll_trl.rewards.verifier.notation import normalise
-from troll_trl.rewards.verifier.operations import explicit_products
-from troll_trl.rewards.verifier.quantities import read_quantity
+from math_answers.rewards.answers import MAX_BOXES, extract_answer
+from math_answers.rewards.verifier import reading, verify
+from math_answers.rewards.verifier.notation import normalise
+from math_answers.rewards.verifier.operations import explicit_products
+from math_answers.rewards.verifier.quantities import read_quantity
 
 GOLDEN = Path(__file__).parent / "data" / "answers.jsonl"
 PROPERTY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])

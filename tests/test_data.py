@@ -16,11 +16,11 @@ import pytest
 from real_problems import DATA, SIZES
 from tiny import tiny_tokenizer
 
-from troll_trl.data import load_math_dataset
-from troll_trl.data.files import load_rows as load_rows_of
-from troll_trl.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, report_overlap
-from troll_trl.data.prompts import PromptOptions, prepare_prompts
-from troll_trl.rewards import math_accuracy_reward
+from math_answers import math_accuracy_reward
+from math_answers.data import load_math_dataset
+from math_answers.data.files import load_rows as load_rows_of
+from math_answers.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, report_overlap
+from math_answers.data.prompts import PromptOptions, prepare_prompts
 
 GSM8K = [
     {"question": "one?", "answer": "It is <<1*1234=1234>>1,234.\n#### 1,234"},
@@ -556,8 +556,8 @@ def test_an_empty_prompt_is_counted_and_left_to_the_trainer():
 MEASURE = """
 import sys, threading, time, datasets
 from pathlib import Path
-from troll_trl.data import load_math_dataset
-from troll_trl.data.files import load_rows as load_rows_of
+from math_answers.data import load_math_dataset
+from math_answers.data.files import load_rows as load_rows_of
 datasets.disable_progress_bars()
 anonymous = lambda: next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon")) / 1024
 peak, before, done = 0, anonymous(), threading.Event()

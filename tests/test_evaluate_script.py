@@ -22,19 +22,19 @@ from tiny import tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
-from troll_trl.cli.evaluate import parse_evaluation_args
-from troll_trl.evaluation import EvaluationArguments, generate_samples
-from troll_trl.evaluation.arguments import DEFAULT_INSTRUCTION
-from troll_trl.evaluation.benchmarks import HUB
-from troll_trl.evaluation.generation import (
+from math_answers.evaluation import EvaluationArguments, generate_samples
+from math_answers.evaluation.arguments import DEFAULT_INSTRUCTION
+from math_answers.evaluation.benchmarks import HUB
+from math_answers.evaluation.generation import (
     Completion,
     SeededSampling,
     TransformersGenerator,
     lora_room,
     sample_seed,
 )
-from troll_trl.evaluation.models import model_digest
-from troll_trl.evaluation.prompts import load_tokenizer, tokenize_prompt
+from math_answers.evaluation.models import model_digest
+from math_answers.evaluation.prompts import load_tokenizer, tokenize_prompt
+from troll_trl.cli.evaluate import parse_evaluation_args
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "evaluate.py"
@@ -125,7 +125,7 @@ def test_from_flags_to_summary_and_not_run_again(workplace, monkeypatch, capsys)
     assert "pass@2 %" in Path("out/table.md").read_text()
     assert "pass@2 %" in out and "disagree on" in out
     # A second call makes nothing, and loads no model
-    monkeypatch.setattr("troll_trl.evaluation.runner.TransformersGenerator", None)
+    monkeypatch.setattr("math_answers.evaluation.runner.TransformersGenerator", None)
     before = Path("out/samples.jsonl").read_bytes()
     code, out, err = run_script(*flags(), monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0 and "24 of 24 samples are in out already" in err and "pass@3 %" in out
@@ -236,7 +236,7 @@ def test_a_revision_is_not_that_of_an_adapters_base_model(workplace, monkeypatch
     get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained("adapter")
     load, seen = AutoModelForCausalLM.from_pretrained, []
     monkeypatch.setattr(
-        "troll_trl.evaluation.loading.AutoModelForCausalLM.from_pretrained",
+        "math_answers.evaluation.loading.AutoModelForCausalLM.from_pretrained",
         lambda name, revision, **options: seen.append(revision) or load(name, **options),
     )
     args = EvaluationArguments(model=["base"], benchmarks=["gsm8k"], output="out", revision="v2")
@@ -276,7 +276,7 @@ def test_a_mistake_with_the_last_model_shows_before_the_first_is_loaded(workplac
     _, tokenizer = save_model(workplace / "wordy")
     tokenizer.chat_template = "{% for n in range(60) %}w1 {% endfor %}" + TEMPLATE
     tokenizer.save_pretrained("wordy")
-    monkeypatch.setattr("troll_trl.evaluation.runner.TransformersGenerator", None)
+    monkeypatch.setattr("math_answers.evaluation.runner.TransformersGenerator", None)
     with pytest.raises(ValueError, match=r"longest prompt has \d+ tokens .* but wordy was made for 64 in all\."):
         generate(*flags(model=("model", "wordy")))
 

@@ -1,4 +1,4 @@
-"""troll_trl.evaluation without a model: statistics, scores, benchmarks, the samples file, comparisons."""
+"""math_answers.evaluation without a model: statistics, scores, benchmarks, the samples file, comparisons."""
 
 import itertools
 import json
@@ -12,9 +12,9 @@ import pytest
 import scipy.stats
 from real_problems import DATA, SIZES
 
-from troll_trl.evaluation.benchmarks import HUB, load_benchmark
-from troll_trl.evaluation.scoring import score, strict_answer, strict_form, strict_score, vote
-from troll_trl.evaluation.statistics import (
+from math_answers.evaluation.benchmarks import HUB, load_benchmark
+from math_answers.evaluation.scoring import score, strict_answer, strict_form, strict_score, vote
+from math_answers.evaluation.statistics import (
     Estimate,
     default_ks,
     estimate,
@@ -22,7 +22,7 @@ from troll_trl.evaluation.statistics import (
     paired_difference,
     pass_at_k,
 )
-from troll_trl.evaluation.tables import comparison_table, notes, plain
+from math_answers.evaluation.tables import comparison_table, notes, plain
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def test_bootstrap_interval_is_that_of_all_resamples():
 def test_bootstrap_does_not_depend_on_its_batches(monkeypatch):
     values = np.random.default_rng(0).random((30, 3))
     whole = estimate([values], 500, seed=3)
-    monkeypatch.setattr("troll_trl.evaluation.statistics._BATCH_NUMBERS", 7 * 30 * 3)
+    monkeypatch.setattr("math_answers.evaluation.statistics._BATCH_NUMBERS", 7 * 30 * 3)
     assert estimate([values], 500, seed=3) == whole
     assert estimate([values], 500, seed=4) != whole
 
@@ -240,7 +240,7 @@ def test_unreadable_answers_are_asked_for_at_once(monkeypatch):
         asked.append(list(answers))
         return dict.fromkeys(asked[-1], False)
 
-    monkeypatch.setattr("troll_trl.evaluation.scoring.are_readable", are_readable)
+    monkeypatch.setattr("math_answers.evaluation.scoring.are_readable", are_readable)
     texts = [r"\boxed{1}", r"\boxed{2}", r"\boxed{x + 1}", r"\boxed{x + 2}", "none", r"\boxed{2}"]
     paths = [verdict.path for verdict in score(["1", "1", "x+2", "x+2", "1", "2"], texts)]
     assert [path == "unreadable_answer" for path in paths] == [False, True, True, False, False, False]

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from tiny import saved_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from troll_trl.evaluation import EvaluationArguments
-from troll_trl.evaluation.generation import TransformersGenerator, resolve_backend
-from troll_trl.evaluation.loading import check_weights, load_model, vllm_ignores
-from troll_trl.evaluation.models import check_model, context_of
+from math_answers.evaluation import EvaluationArguments
+from math_answers.evaluation.generation import TransformersGenerator, resolve_backend
+from math_answers.evaluation.loading import check_weights, load_model, vllm_ignores
+from math_answers.evaluation.models import check_model, context_of
 
 TARGETS = {"r": 4, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM"}
 PLAIN = {

@@ -1,4 +1,4 @@
-"""Samples files of troll_trl.evaluation: torn lines, the Parquet copy, files of other tools, comparisons."""
+"""Samples files of math_answers.evaluation: torn lines, the Parquet copy, files of other tools, comparisons."""
 
 import json
 import tracemalloc
@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from logged import logged
 
-from troll_trl.evaluation import EvaluationArguments, compare, score_file, summarize
-from troll_trl.evaluation.import_samples import read_rows
-from troll_trl.evaluation.output import Output, open_output
-from troll_trl.evaluation.problem_scores import read_scores
-from troll_trl.evaluation.samples import read_lines, write_parquet
+from math_answers.evaluation import EvaluationArguments, compare, score_file, summarize
+from math_answers.evaluation.import_samples import read_rows
+from math_answers.evaluation.output import Output, open_output
+from math_answers.evaluation.problem_scores import read_scores
+from math_answers.evaluation.samples import read_lines, write_parquet
 
 FULL = r"So it is \boxed{%s}."
 
@@ -105,7 +105,7 @@ def test_lone_surrogates_of_a_tokenizer_are_written(tmp_path):
 def test_parquet_has_the_same_rows_whatever_an_earlier_copy_held(tmp_path, monkeypatch):
     rows = [line(sample=i, tokens=None if i == 3 else i) for i in range(10)]
     path = write(tmp_path / "samples.jsonl", rows)
-    monkeypatch.setattr("troll_trl.evaluation.samples._ROWS_IN_MEMORY", 3)
+    monkeypatch.setattr("math_answers.evaluation.samples._ROWS_IN_MEMORY", 3)
     (tmp_path / ".samples.parquet.unfinished").touch()  # of a run that was killed
     for changed in (rows, rows[::-1]):
         write(path, changed)
@@ -284,7 +284,7 @@ def test_scoring_goes_on_where_it_was_killed(tmp_path, monkeypatch):
     rows = [{"id": i // 2, "text": f"#### {i}", "answer": "3"} for i in range(10)]
     path = write(tmp_path / "x.jsonl", rows)
     evaluate_file(path, tmp_path / "whole")
-    monkeypatch.setattr("troll_trl.evaluation.import_samples.BATCH", 4)
+    monkeypatch.setattr("math_answers.evaluation.import_samples.BATCH", 4)
     whole = (tmp_path / "whole" / "samples.jsonl").read_bytes()
     evaluate_file(path, tmp_path / "out")
     target = tmp_path / "out" / "samples.jsonl"

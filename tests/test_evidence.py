@@ -31,9 +31,9 @@ from evidence.rewards import last_number_reward
 from evidence.run import Runner
 from evidence.starts import make_start, rewarded_chance
 from evidence.variants import MOVES, VARIANTS, MeasuredClipTrainer, Recording, gradient_kept
+from math_answers import math_accuracy_reward
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.cli.evaluate import parse_evaluation_args
-from troll_trl.rewards import math_accuracy_reward
 
 EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
 RARITY = EVIDENCE / "rarity.yaml"
@@ -861,7 +861,7 @@ def test_a_given_model_trains_on_what_it_solves_sometimes(tmp_path, run_study):
 def test_a_given_model_trains_on_generated_problems(tmp_path, run_study):
     start = tmp_path / "start"
     make_start(start, Task(**TASK, settings={}), 0, EVIDENCE / "eval-cpu.yaml")
-    rewards = ["math_accuracy", "troll_trl.rewards.answer_format_reward", "evidence.rewards.last_number_reward"]
+    rewards = ["math_accuracy", "math_answers.answer_format_reward", "evidence.rewards.last_number_reward"]
     training = {"base": str(EVIDENCE / "train-cpu.yaml"), "reward_funcs": rewards, "reward_weights": [1.0, 0.0, 0.0]}
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(training))
     generated = {"family": "sorting", "model": "on/a-hub", "train": 64, "test": 16}

@@ -15,9 +15,9 @@ from test_compatibility_rollouts import FakeVLLM, byte_tokenizer
 from tiny import saved_model, tiny_model, token_reward
 
 import troll_trl
+from math_answers import math_accuracy_reward
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.experimental import async_grpo
-from troll_trl.rewards import math_accuracy_reward
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ON_A_CPU = {

@@ -14,12 +14,12 @@ from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.rloo import RLOOScriptArguments
 
+from math_answers.evaluation.arguments import EvaluationArguments
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.settings.names import declared_names, describe_unknown, launcher_names
 from troll_trl.cli.settings.parser import CONFIGS, DOCUMENTED_CHOICES
 from troll_trl.cli.settings.renamed import EVALUATION, RENAMED
-from troll_trl.evaluation.arguments import EvaluationArguments
 from troll_trl.trainers.config import troll_fields
 
 ENOUGH = """

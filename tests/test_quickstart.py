@@ -11,10 +11,10 @@ import pytest
 import torch
 from training_args import parse_training_args
 
+from math_answers import math_accuracy_reward
+from math_answers.data import load_math_dataset
 from troll_trl import small_models
 from troll_trl.cli import evaluate, quickstart
-from troll_trl.data import load_math_dataset
-from troll_trl.rewards import math_accuracy_reward
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPT = REPOSITORY / "scripts" / "quickstart.py"

@@ -13,9 +13,9 @@ from tiny import tiny_model, tiny_tokenizer
 from trl import GRPOConfig, GRPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 
+from math_answers.rewards import MAX_ANSWER_CHARACTERS, extract_answer, math_accuracy_reward, verifier
+from math_answers.rewards.verifier import PATHS, choices
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
-from troll_trl.rewards import MAX_ANSWER_CHARACTERS, extract_answer, math_accuracy_reward, verifier
-from troll_trl.rewards.verifier import PATHS, choices
 
 
 def reward(gold, answer):
@@ -284,7 +284,7 @@ def test_logged_metrics_have_the_same_names_whatever_happens():
 
 def test_timeouts_score_zero_and_are_counted(monkeypatch):
     """A policy that writes what never ends must cost a step seconds, not the run."""
-    monkeypatch.setattr("troll_trl.rewards.functions.TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr("math_answers.rewards.functions.TIMEOUT_SECONDS", 0.5)
     metrics = {}
     golds = [r"\Gamma(7)", "12", "12", "12"]
     completions = [r"\boxed{\Gamma(10^{10})}", r"\boxed{100000000!}", r"\boxed{9^{9^{9^9}}}", r"\boxed{12}"]
@@ -329,7 +329,7 @@ def test_works_outside_the_main_thread():
 
 
 def test_imports_neither_torch_nor_trl():
-    code = "import sys, troll_trl.rewards; assert not {'torch', 'trl'} & sys.modules.keys()"
+    code = "import sys, math_answers.rewards; assert not {'torch', 'trl'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[1])
 
 

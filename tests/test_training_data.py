@@ -9,11 +9,11 @@ from tiny import tiny_tokenizer
 from trl import DatasetMixtureConfig
 from trl.rewards import get_soft_overlong_punishment
 
+from math_answers import math_accuracy_reward
 from troll_trl.cli import training_data
 from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, check_reward_function, load_reward_function
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.training_data import load_datasets
-from troll_trl.rewards import math_accuracy_reward
 
 CHATS = [{"prompt": [{"role": "user", "content": f"w{n} w5"}], "solution": f"x > {n}", "level": n} for n in range(6)]
 TEXTS = [{"prompt": f"w{n} w5", "task": "code" if n % 2 else "math"} for n in range(6)]
@@ -113,7 +113,7 @@ def test_long_prompts_of_plain_text_are_dropped(load, streaming, tmp_path):
     ("name", "settings"),
     [
         ("chats", {}),  # math_accuracy
-        ("chats", {"reward_funcs": ["troll_trl.rewards.math_accuracy_reward"]}),
+        ("chats", {"reward_funcs": ["math_answers.math_accuracy_reward"]}),
         ("chats", {"answer_column": "solution", **OTHER_REWARD}),
         ("problems", OTHER_REWARD),  # no prompt to train on otherwise
     ],

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from limits import HANG
 
-from troll_trl.rewards import verifier
-from troll_trl.rewards.verifier import PATHS, Verdict, close, verify
-from troll_trl.rewards.verifier import pool as pool_module
-from troll_trl.rewards.verifier.pool import WALL_FACTOR, WorkerError, WorkerPool, default_size
+from math_answers.rewards import verifier
+from math_answers.rewards.verifier import PATHS, Verdict, close, verify
+from math_answers.rewards.verifier import pool as pool_module
+from math_answers.rewards.verifier.pool import WALL_FACTOR, WorkerError, WorkerPool, default_size
 
 ROOT = Path(__file__).resolve().parents[1]
 GAMMA = r"\Gamma(10^{10})"  # neither refused nor ever finished
@@ -188,7 +188,7 @@ def test_a_batch_that_is_hostile_throughout_takes_the_limit_for_each_question():
 LIMIT_SCRIPT = """
 import os, signal, time
 from multiprocessing.connection import Pipe
-from troll_trl.rewards.verifier import worker
+from math_answers.rewards.verifier import worker
 
 def serve(answer, seconds, wall_seconds):
     ours, theirs = Pipe()
@@ -294,9 +294,9 @@ def test_unguarded_script_is_not_run_again(tmp_path):
     script.write_text(
         "import sys, pathlib\n"
         "pathlib.Path(sys.argv[1]).open('a').write('run\\n')\n"
-        "from troll_trl.rewards.verifier import verify\n"
+        "from math_answers.rewards.verifier import verify\n"
         "print([v.reward for v in verify(['2\\\\sqrt{3}'] * 2, ['\\\\boxed{\\\\sqrt{12}}', 'Answer: 1 + 1'])])\n"
-        "import troll_trl.rewards.verifier as v\n"
+        "import math_answers.rewards.verifier as v\n"
         "pid = next(iter(v._shared._workers)).process.pid\n"
         "maps = pathlib.Path(f'/proc/{pid}/maps').read_text()\n"
         "assert 'torch' not in maps and 'sympy' not in sys.modules and 'torch' not in sys.modules\n"
@@ -316,7 +316,7 @@ def test_unguarded_script_is_not_run_again(tmp_path):
 
 BUSY_SCRIPT = """
 import sys, threading, time
-from troll_trl.rewards.verifier.pool import WorkerPool
+from math_answers.rewards.verifier.pool import WorkerPool
 pool = WorkerPool(size=1)
 pool.ask([{"gold": "12", "answer": "12"}], 20)
 print(next(iter(pool._workers)).process.pid, flush=True)
@@ -344,7 +344,7 @@ def test_workers_end_when_the_trainer_is_killed():
 def test_in_a_forked_process():
     code = (
         "import os, sys\n"
-        "from troll_trl.rewards.verifier import verify\n"
+        "from math_answers.rewards.verifier import verify\n"
         "ask = lambda n: verify(['2\\\\sqrt{3}'], [f'\\\\boxed{{\\\\sqrt{{{n}}}}}'])[0].reward\n"
         "assert ask(12) == 1.0\n"
         "child = os.fork()\n"
@@ -359,7 +359,7 @@ def test_in_a_forked_process():
 
 def test_interpreter_that_ends_at_once_does_not_hang():
     done = run_script(
-        "from troll_trl.rewards.verifier import verify\nverify(['2\\\\sqrt{3}'], ['\\\\boxed{\\\\sqrt{12}}'])"
+        "from math_answers.rewards.verifier import verify\nverify(['2\\\\sqrt{3}'], ['\\\\boxed{\\\\sqrt{12}}'])"
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -372,7 +372,7 @@ def no_processes(monkeypatch):
     close()
     verifier._warn_of_fallback.cache_clear()
     verifier._KNOWN_GOLDS.clear()
-    monkeypatch.setattr("troll_trl.rewards.verifier.pool.Worker", refuse)
+    monkeypatch.setattr("math_answers.rewards.verifier.pool.Worker", refuse)
     yield
     close()
     verifier._warn_of_fallback.cache_clear()

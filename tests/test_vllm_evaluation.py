@@ -12,9 +12,9 @@ from tiny import saved_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 from vllm_engine import MODEL, SMALL, keep_process_group, model_for_vllm
 
+from math_answers.evaluation import EvaluationArguments, generate_samples
+from math_answers.evaluation.generation import VllmGenerator
 from troll_trl.cli.evaluate import parse_evaluation_args
-from troll_trl.evaluation import EvaluationArguments, generate_samples
-from troll_trl.evaluation.generation import VllmGenerator
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["TrollGRPOConfig", "TrollGRPOTrainer", "TrollRLOOConfig", "TrollRLOOTrainer", "__version__"]
 
-# Loaded on first use: importing `troll_trl.rewards.functions` in a worker process must import neither torch nor TRL.
+# Loaded on first use: importing `math_answers.rewards.functions` in a worker process must import neither torch nor TRL.
 _MODULES = {
     "TrollGRPOConfig": "troll_trl.trainers.config",
     "TrollGRPOTrainer": "troll_trl.trainers.grpo",

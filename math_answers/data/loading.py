@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import datasets
 from datasets.fingerprint import generate_random_fingerprint
 
-from troll_trl.data.columns import column_value
-from troll_trl.data.files import load_rows, naming_bad_lines, shortened
-from troll_trl.data.problems import report_duplicates, warn
-from troll_trl.data.prompts import MESSAGES, PromptOptions, prompt_messages
-from troll_trl.rewards.answers import extract_answer, written_out
-from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, are_readable, normalised_gold
-from troll_trl.rewards.verifier.choices import LETTERS, options_by_letter
-from troll_trl.rewards.verifier.notation import normalise
-from troll_trl.rewards.verifier.quantities import read_quantity
+from math_answers.data.columns import column_value
+from math_answers.data.files import load_rows, naming_bad_lines, shortened
+from math_answers.data.problems import report_duplicates, warn
+from math_answers.data.prompts import MESSAGES, PromptOptions, prompt_messages
+from math_answers.rewards.answers import extract_answer, written_out
+from math_answers.rewards.verifier import MAX_ANSWER_CHARACTERS, are_readable, normalised_gold
+from math_answers.rewards.verifier.choices import LETTERS, options_by_letter
+from math_answers.rewards.verifier.notation import normalise
+from math_answers.rewards.verifier.quantities import read_quantity
 
 
 class Schema(NamedTuple):
@@ -51,7 +51,7 @@ def load_math_dataset(
     **options: Any,
 ) -> datasets.Dataset:
     r"""
-    Load math problems with their gold answers, ready for a trainer and [`~troll_trl.rewards.math_accuracy_reward`].
+    Load math problems with their gold answers, ready for a trainer and [`~math_answers.math_accuracy_reward`].
 
     The columns of GSM8K, MATH, MATH-500, AIME, DAPO-Math-17k and Eurus-2-RL-Data are recognised. A gold answer is what
     follows `####`, the last balanced `\boxed{...}`, or the whole text. The function drops, with a warning, rows without

@@ -43,7 +43,7 @@ def report_duplicates(dataset: datasets.Dataset, name: str) -> None:
 
 def report_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset) -> int:
     """Count the evaluation problems that are trained on, whatever their case, spaces and known instructions, and warn
-    of them. Both datasets come from [`~troll_trl.data.load_math_dataset`]."""
+    of them. Both datasets come from [`~math_answers.load_math_dataset`]."""
     trained = {problem for problem, _ in _hashes(train_dataset)}
     rows = [index for index, (problem, _) in enumerate(_hashes(eval_dataset)) if problem in trained]
     if rows:

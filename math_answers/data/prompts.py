@@ -6,9 +6,9 @@ from typing import Any
 
 import datasets
 
-from troll_trl.data.columns import column_value
-from troll_trl.data.files import shortened
-from troll_trl.data.problems import bare_problem, warn
+from math_answers.data.columns import column_value
+from math_answers.data.files import shortened
+from math_answers.data.problems import bare_problem, warn
 
 MESSAGES = datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
 _BY_PROMPT: Any = {"batched": True, "batch_size": 100, "input_columns": ["prompt"]}  # a stream reads this far ahead
@@ -17,7 +17,7 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Options of [`~troll_trl.data.load_math_dataset`], which are the same for any prompts."""
+    """Options of [`~math_answers.load_math_dataset`], which are the same for any prompts."""
 
     instruction: str | None = None
     system_prompt: str | None = None

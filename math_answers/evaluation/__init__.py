@@ -1,5 +1,5 @@
 """Evaluation of models on problems with known answers: samples, scores, statistics. May import `data` and `rewards`.
-Logs what a user should know under `troll_trl.evaluation`, from INFO on."""
+Logs what a user should know under `math_answers.evaluation`, from INFO on."""
 
 from importlib import import_module
 

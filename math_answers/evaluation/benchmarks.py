@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import datasets
 
-from troll_trl.data import load_math_dataset
+from math_answers.data import load_math_dataset
 
 
 class Source(NamedTuple):
@@ -53,7 +53,7 @@ def load_benchmark(
     answer_column: str | None = None,
 ) -> Benchmark:
     """Load a name of `HUB`, or `name=path` for a local file or folder (its split `test`, else `train`). Column names
-    apply to local files alone; the other arguments are as for [`~troll_trl.data.load_math_dataset`]."""
+    apply to local files alone; the other arguments are as for [`~math_answers.load_math_dataset`]."""
     name, local, path = spec.partition("=")
     load = partial(load_math_dataset, instruction=instruction, system_prompt=system_prompt, max_samples=max_problems)
     if not local:

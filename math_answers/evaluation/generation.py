@@ -20,9 +20,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from troll_trl.evaluation.arguments import EvaluationArguments
-from troll_trl.evaluation.loading import load_model, vllm_ignores
-from troll_trl.evaluation.models import adapter_settings, base_of, end_ids
+from math_answers.evaluation.arguments import EvaluationArguments
+from math_answers.evaluation.loading import load_model, vllm_ignores
+from math_answers.evaluation.models import adapter_settings, base_of, end_ids
 
 
 class Completion(NamedTuple):

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
-from troll_trl.data.columns import column_value
-from troll_trl.evaluation.arguments import EvaluationArguments
-from troll_trl.evaluation.output import key_of, library_versions, open_output
-from troll_trl.evaluation.samples import SAMPLES, Sample, read_lines
-from troll_trl.evaluation.scoring import score_samples
-from troll_trl.rewards.answers import written_out
-from troll_trl.rewards.verifier.choices import Options
+from math_answers.data.columns import column_value
+from math_answers.evaluation.arguments import EvaluationArguments
+from math_answers.evaluation.output import key_of, library_versions, open_output
+from math_answers.evaluation.samples import SAMPLES, Sample, read_lines
+from math_answers.evaluation.scoring import score_samples
+from math_answers.rewards.answers import written_out
+from math_answers.rewards.verifier.choices import Options
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 from peft import LoraConfig, PeftConfig, PeftModelForCausalLM
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from troll_trl.evaluation.models import adapter_settings, base_of
+from math_answers.evaluation.models import adapter_settings, base_of
 
 # Settings of an adapter that vLLM reads, or that say nothing about the finished weights
 _VLLM_APPLIES = {"r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "use_rslora"}

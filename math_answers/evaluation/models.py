@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
-from troll_trl.context_length import context_length
+from math_answers.context_length import context_length
 
 ADAPTER_CONFIG = "adapter_config.json"
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from troll_trl.evaluation.samples import SAMPLES, Sample, read_with_ends, write_json
+from math_answers.evaluation.samples import SAMPLES, Sample, read_with_ends, write_json
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from troll_trl.evaluation.samples import read_lines
-from troll_trl.evaluation.scoring import strict_answer, vote
-from troll_trl.evaluation.statistics import majority_score, pass_at_k
+from math_answers.evaluation.samples import read_lines
+from math_answers.evaluation.scoring import strict_answer, vote
+from math_answers.evaluation.statistics import majority_score, pass_at_k
 
 # Completions on which the verifier and the strict comparison disagree: the first of them are shown
 EXAMPLES = 3

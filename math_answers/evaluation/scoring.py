@@ -5,13 +5,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from troll_trl.evaluation.samples import Sample
-from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS, Verdict, are_readable, verify
-from troll_trl.rewards.verifier.choices import Options, read_choice
-from troll_trl.rewards.verifier.notation import normalise
-from troll_trl.rewards.verifier.quantities import read_quantity
-from troll_trl.rewards.verifier.structure import NAME, split
-from troll_trl.rewards.verifier.wording import unwrap, words
+from math_answers.evaluation.samples import Sample
+from math_answers.rewards.verifier import MAX_ANSWER_CHARACTERS, Verdict, are_readable, verify
+from math_answers.rewards.verifier.choices import Options, read_choice
+from math_answers.rewards.verifier.notation import normalise
+from math_answers.rewards.verifier.quantities import read_quantity
+from math_answers.rewards.verifier.structure import NAME, split
+from math_answers.rewards.verifier.wording import unwrap, words
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MARKED_ANSWER = re.compile(r"(?:####|\banswer[*_]*:)[*_ \t]*(?P<answer>[^\n]+)", re.IGNORECASE)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from troll_trl.evaluation.arguments import EvaluationArguments
-from troll_trl.evaluation.output import PROVENANCE
-from troll_trl.evaluation.problem_scores import ProblemScores, read_scores
-from troll_trl.evaluation.samples import SAMPLES, write_json, write_parquet
-from troll_trl.evaluation.statistics import CONFIDENCE, default_ks, estimate, paired_difference
+from math_answers.evaluation.arguments import EvaluationArguments
+from math_answers.evaluation.output import PROVENANCE
+from math_answers.evaluation.problem_scores import ProblemScores, read_scores
+from math_answers.evaluation.samples import SAMPLES, write_json, write_parquet
+from math_answers.evaluation.statistics import CONFIDENCE, default_ks, estimate, paired_difference
 
 logger = logging.getLogger(__name__)
 

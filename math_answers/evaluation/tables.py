@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from troll_trl.evaluation.statistics import smallest_p_value
+from math_answers.evaluation.statistics import smallest_p_value
 
 
 def results_table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

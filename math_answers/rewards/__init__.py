@@ -1,8 +1,8 @@
 """The reward functions, the answer in a text, and the verifier. Imports neither torch nor another package of ours,
 because worker processes load it."""
 
-from troll_trl.rewards.answers import extract_answer
-from troll_trl.rewards.functions import answer_format_reward, math_accuracy_reward
-from troll_trl.rewards.verifier import MAX_ANSWER_CHARACTERS
+from math_answers.rewards.answers import extract_answer
+from math_answers.rewards.functions import answer_format_reward, math_accuracy_reward
+from math_answers.rewards.verifier import MAX_ANSWER_CHARACTERS
 
 __all__ = ["MAX_ANSWER_CHARACTERS", "answer_format_reward", "extract_answer", "math_accuracy_reward"]

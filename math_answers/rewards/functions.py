@@ -5,11 +5,11 @@ import numbers
 from collections import Counter
 from collections.abc import Callable
 
-from troll_trl.rewards.answers import extract_answer, written_out
-from troll_trl.rewards.verifier import DECIDERS, MAX_ANSWER_CHARACTERS, TIMEOUT_SECONDS, start, verify
-from troll_trl.rewards.verifier.choices import Options
-from troll_trl.rewards.verifier.notation import normalise
-from troll_trl.rewards.verifier.quantities import read_quantity
+from math_answers.rewards.answers import extract_answer, written_out
+from math_answers.rewards.verifier import DECIDERS, MAX_ANSWER_CHARACTERS, TIMEOUT_SECONDS, start, verify
+from math_answers.rewards.verifier.choices import Options
+from math_answers.rewards.verifier.notation import normalise
+from math_answers.rewards.verifier.quantities import read_quantity
 
 
 def math_accuracy_reward(
@@ -28,7 +28,7 @@ def math_accuracy_reward(
     either, what follows the last `Answer:`, `####` or "the (final) answer is". docs/rewards.md lists what is equal.
 
     It cannot hang: worker processes with limits of time and memory decide what rules do not
-    ([`~troll_trl.rewards.verifier.verify`]). Any thread may call it.
+    ([`~math_answers.verify`]). Any thread may call it.
 
     Args:
         completions (`list[list[dict[str, str]]]` or `list[str]`):
@@ -37,7 +37,7 @@ def math_accuracy_reward(
             Gold answers: `\boxed{...}`, bare, `$...$`, a worked solution that ends in one of the forms above, or a
             number. `None`, for a row of another task in a mixed dataset, gives `None`.
         log_metric, log_extra (`Callable`, *optional*):
-            Given by the trainer: for the shares `math_accuracy/{decider}` of `troll_trl.rewards.verifier.DECIDERS`, and
+            Given by the trainer: for the shares `math_accuracy/{decider}` of `math_answers.rewards.verifier.DECIDERS`, and
             for the columns `solution`, `answer` and `answer_path` of the table of logged completions.
         options (`list[list | dict | None]`, *optional*):
             The options of multiple choice, if the dataset has such a column: for the gold answer `B` the text of option

@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from math_answers.evaluation.arguments import EvaluationArguments
 from troll_trl.cli.settings.command import check_command, read_command, stop
-from troll_trl.evaluation.arguments import EvaluationArguments
 
 
 def print_error(text: str):
@@ -37,9 +37,9 @@ def parse_evaluation_args(argv: Sequence[str] | None = None, program: str | None
 
 
 def evaluate(args: EvaluationArguments):
-    from troll_trl.evaluation import generate_samples, score_file, summarize
-    from troll_trl.evaluation.samples import write_text
-    from troll_trl.evaluation.tables import disagreements, markdown, notes, plain, results_table
+    from math_answers.evaluation import generate_samples, score_file, summarize
+    from math_answers.evaluation.samples import write_text
+    from math_answers.evaluation.tables import disagreements, markdown, notes, plain, results_table
 
     provenance = score_file(args) if args.samples is not None else generate_samples(args)
     summary = summarize(args, provenance)
@@ -52,9 +52,9 @@ def evaluate(args: EvaluationArguments):
 
 
 def compare_two(args: EvaluationArguments):
-    from troll_trl.evaluation import compare
-    from troll_trl.evaluation.samples import write_json, write_text
-    from troll_trl.evaluation.tables import comparison_table, markdown, plain
+    from math_answers.evaluation import compare
+    from math_answers.evaluation.samples import write_json, write_text
+    from math_answers.evaluation.tables import comparison_table, markdown, plain
 
     comparison = compare(args)
     header, rows = comparison_table(comparison)
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     import torch
 
     datasets.disable_progress_bars()  # the samples have one
-    logger = logging.getLogger("troll_trl.evaluation")
+    logger = logging.getLogger("math_answers.evaluation")
     logger.handlers = [logging.StreamHandler()]
     logger.setLevel(logging.INFO)
     warnings.showwarning = lambda message, *_: print_error(f"warning: {message}")

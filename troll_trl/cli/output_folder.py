@@ -8,8 +8,8 @@ import yaml
 from transformers.trainer import TRAINER_STATE_NAME
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
+from math_answers.evaluation.samples import write_text
 from troll_trl.cli.settings.arguments import TrollScriptArguments
-from troll_trl.evaluation.samples import write_text
 from troll_trl.resilience.checkpoint_folder import checkpoints
 from troll_trl.trainers.troll_trainer import TrollTrainer
 

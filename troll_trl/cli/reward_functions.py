@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 REWARD_FUNCTIONS = {
-    "math_accuracy": "troll_trl.rewards.math_accuracy_reward",
+    "math_accuracy": "math_answers.math_accuracy_reward",
     # The names that `trl grpo` knows, and its arguments
     "accuracy_reward": "trl.rewards.accuracy_reward",
     "reasoning_accuracy_reward": "trl.rewards.reasoning_accuracy_reward",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from troll_trl.evaluation.statistics import Estimate, student_t
+from math_answers.evaluation.statistics import Estimate, student_t
 from troll_trl.report.runs import PEAK_MEMORY, TOKENS_PER_SECOND, Group, ReportError, Run
 
 MAX_POINTS = 120  # a longer curve is averaged over neighbouring lines: more points hide each other

@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from troll_trl.evaluation.samples import write_text
-from troll_trl.evaluation.statistics import Estimate
+from math_answers.evaluation.samples import write_text
+from math_answers.evaluation.statistics import Estimate
 from troll_trl.report import metrics
 from troll_trl.report.figures import CAPTIONS, Plot
 from troll_trl.report.metrics import Metric

@@ -5,7 +5,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from troll_trl.context_length import context_length
+from math_answers.context_length import context_length
 
 
 def check_prompts(trainer: Any) -> None:

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from troll_trl.rewards.answers import extract_answer
-from troll_trl.rewards.verifier.choices import Options, gold_choice, is_option_text, names_option, options_by_letter
-from troll_trl.rewards.verifier.compare import Leaf, Undecided, equal, is_readable, undecided
-from troll_trl.rewards.verifier.notation import normalise
-from troll_trl.rewards.verifier.pool import WorkerError, WorkerPool
-from troll_trl.rewards.verifier.quantities import read_quantity
-from troll_trl.rewards.verifier.structure import is_balanced
-from troll_trl.rewards.verifier.wording import words
+from math_answers.rewards.answers import extract_answer
+from math_answers.rewards.verifier.choices import Options, gold_choice, is_option_text, names_option, options_by_letter
+from math_answers.rewards.verifier.compare import Leaf, Undecided, equal, is_readable, undecided
+from math_answers.rewards.verifier.notation import normalise
+from math_answers.rewards.verifier.pool import WorkerError, WorkerPool
+from math_answers.rewards.verifier.quantities import read_quantity
+from math_answers.rewards.verifier.structure import is_balanced
+from math_answers.rewards.verifier.wording import words
 
 __all__ = ["DECIDERS", "PATHS", "TIMEOUT_SECONDS", "Verdict", "close", "start", "verify"]
 
@@ -94,7 +94,7 @@ def verify(
         strict (`bool`, *optional*, defaults to `True`):
             Whether an answer must be worked out as far as the gold answer is: `95^2` is then no answer to 9025.
         options (`Sequence[list | dict | None]`, *optional*):
-            Options of each multiple choice, see [`~troll_trl.rewards.math_accuracy_reward`].
+            Options of each multiple choice, see [`~math_answers.math_accuracy_reward`].
 
     Returns:
         `list[Verdict]`: for each pair the `reward` (1.0, 0.0 or `None`), the `answer`, and what it was `decided_by`.

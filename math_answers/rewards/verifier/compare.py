@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from troll_trl.rewards.verifier import scalars
-from troll_trl.rewards.verifier.choices import gold_choice, read_choice, several_options
-from troll_trl.rewards.verifier.conditions import split_condition
-from troll_trl.rewards.verifier.operations import is_worked_out
-from troll_trl.rewards.verifier.quantities import Quantity, read_quantity, same_quantity
-from troll_trl.rewards.verifier.structure import (
+from math_answers.rewards.verifier import scalars
+from math_answers.rewards.verifier.choices import gold_choice, read_choice, several_options
+from math_answers.rewards.verifier.conditions import split_condition
+from math_answers.rewards.verifier.operations import is_worked_out
+from math_answers.rewards.verifier.quantities import Quantity, read_quantity, same_quantity
+from math_answers.rewards.verifier.structure import (
     LETTER,
     NAME,
     Compound,
@@ -24,7 +24,7 @@ from troll_trl.rewards.verifier.structure import (
     read_compound,
     split,
 )
-from troll_trl.rewards.verifier.wording import is_judgement, is_word, unwrap, words
+from math_answers.rewards.verifier.wording import is_judgement, is_word, unwrap, words
 
 # Compound of a list or a set. The time to compare sets grows with the square
 MAX_MEMBERS = 64

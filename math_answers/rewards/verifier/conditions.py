@@ -2,7 +2,7 @@ r"""What only gives the range of a variable after an answer: `2^{n-1}, n \ge 2`,
 
 import re
 
-from troll_trl.rewards.verifier.structure import SYMBOL, split
+from math_answers.rewards.verifier.structure import SYMBOL, split
 
 _NAMES = rf"{SYMBOL}(?:,\s?{SYMBOL})*"
 _VALUE = r"(?:[-+\d./{}]|\\(?:frac|sqrt|pi|infty)(?![A-Za-z]))+"

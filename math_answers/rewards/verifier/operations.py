@@ -8,8 +8,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from troll_trl.rewards.verifier.quantities import read_quantity
-from troll_trl.rewards.verifier.structure import LETTER
+from math_answers.rewards.verifier.quantities import read_quantity
+from math_answers.rewards.verifier.structure import LETTER
 
 _TOKEN = re.compile(r"\\begin\{[a-z]+\*?\}|\\end\{[a-z]+\*?\}|\\[A-Za-z]+\*?|\\.|\d+(?:\.\d+)?|\.\d+|\s+|.", re.DOTALL)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import sympy
 from mpmath.libmp import NoConvergence
 
-from troll_trl.rewards.verifier.reading import Gcd, Lcm
+from math_answers.rewards.verifier.reading import Gcd, Lcm
 
 # Small, about one, large
 _MAGNITUDES = ((1, 20), (20, 60), (60, 600), (2_000, 90_000))  # in 41sts

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from multiprocessing.connection import Pipe
 
-from troll_trl.rewards.verifier.worker import receive, send
+from math_answers.rewards.verifier.worker import receive, send
 
 START_SECONDS = 120  # imports take one to three; on a machine that is busy starting a training, far longer
 GRACE_SECONDS = 5  # a worker ends itself at the limit of a question; later than this, it is stuck in the kernel
@@ -37,7 +37,7 @@ class Worker:
         code = f"""
 import sys
 sys.path[:] = {[str(folder) for folder in sys.path]!r}
-from troll_trl.rewards.verifier.worker import main
+from math_answers.rewards.verifier.worker import main
 main({theirs.fileno()}, {memory_bytes})
 """
         try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from troll_trl.rewards.verifier.units import Unit, canonical_unit, read_unit, time_ratio
+from math_answers.rewards.verifier.units import Unit, canonical_unit, read_unit, time_ratio
 
 # Longer exponents and numerals are left to computer algebra, in a process that may be killed
 MAX_EXPONENT = 400

@@ -12,8 +12,8 @@ from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import BooleanAtom
 
-from troll_trl.rewards.verifier.operations import Malformed, explicit_products
-from troll_trl.rewards.verifier.scalars import OF_AN_ANGLE
+from math_answers.rewards.verifier.operations import Malformed, explicit_products
+from math_answers.rewards.verifier.scalars import OF_AN_ANGLE
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns of each timeout that it is not given
 

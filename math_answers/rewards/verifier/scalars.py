@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from troll_trl.rewards.verifier.quantities import read_quantity, same_quantity
-from troll_trl.rewards.verifier.structure import is_name
-from troll_trl.rewards.verifier.units import Unit, canonical_unit, read_unit
+from math_answers.rewards.verifier.quantities import read_quantity, same_quantity
+from math_answers.rewards.verifier.structure import is_name
+from math_answers.rewards.verifier.units import Unit, canonical_unit, read_unit
 
 RATIO = re.compile(r"\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+")
 # Degrees are a part of these, not a unit that may be left out

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from troll_trl.rewards.verifier.quantities import read_quantity
+from math_answers.rewards.verifier.quantities import read_quantity
 
 _TOKEN = re.compile(
     r"\\begin\{[a-z]+\*?\}|\\end\{[a-z]+\*?\}|\\text\{[^{}]*\}|\\[A-Za-z]+|\\.|\b(?:and|or)\b|.", re.DOTALL

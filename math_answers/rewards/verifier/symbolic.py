@@ -13,10 +13,10 @@ import sympy
 from math_verify.grader import verify
 from sympy.core.relational import Relational
 
-from troll_trl.rewards.verifier.compare import Leaf, equal, is_readable
-from troll_trl.rewards.verifier.points import is_rational, points
-from troll_trl.rewards.verifier.quantities import APPROXIMATION_DIGITS
-from troll_trl.rewards.verifier.reading import Gcd, Lcm, read
+from math_answers.rewards.verifier.compare import Leaf, equal, is_readable
+from math_answers.rewards.verifier.points import is_rational, points
+from math_answers.rewards.verifier.quantities import APPROXIMATION_DIGITS
+from math_answers.rewards.verifier.reading import Gcd, Lcm, read
 
 # Enough to see the -1 of 2^{1009}\sqrt{3}-1. Fewer for functions: the gamma function would take seconds
 DIGITS, DIGITS_OF_FUNCTIONS = 1000, 40

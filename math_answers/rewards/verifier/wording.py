@@ -2,7 +2,7 @@
 
 import re
 
-from troll_trl.rewards.verifier.structure import CHANGING, closing, split
+from math_answers.rewards.verifier.structure import CHANGING, closing, split
 
 MAX_WRAPPINGS = 12
 

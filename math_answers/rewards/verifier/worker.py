@@ -35,7 +35,7 @@ def main(descriptor: int, memory_bytes: int) -> None:
     """Answer questions until the connection is closed. Each child has this much address space."""
     connection = Connection(descriptor)
     try:
-        from troll_trl.rewards.verifier.symbolic import answer_question, warm_up
+        from math_answers.rewards.verifier.symbolic import answer_question, warm_up
 
         warm_up()  # in the supervisor, so that every child is born warm
     except BaseException as error:

@@ -31,7 +31,7 @@ SOURCES = {
         *_TRAINER,
     ),
     "rloo": (("trl", "trainer/rloo_config.py", "RLOOConfig"), *_TRAINER),
-    "eval": (("troll_trl", "evaluation/arguments.py", "EvaluationArguments"),),
+    "eval": (("math_answers", "evaluation/arguments.py", "EvaluationArguments"),),
 }
 
 
