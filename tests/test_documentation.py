@@ -65,7 +65,9 @@ def test_named_tests_exist(page):
 @pytest.mark.parametrize("page", ["docs/design.md", "docs/kernels.md", "docs/tests.md", "CONTRIBUTING.md"])
 def test_files_that_contributors_are_sent_to_exist(page):
     sources = {
-        path for folder in ("troll_trl", "tests", "benchmarks", "scripts") for path in (ROOT / folder).rglob("*.py")
+        path
+        for folder in ("math_answers", "troll_trl", "tests", "benchmarks", "scripts")
+        for path in (ROOT / folder).rglob("*.py")
     }
     named = re.findall(r"`[^`]*?([\w/]+\.py)\b", (ROOT / page).read_text(encoding="utf-8"))
     assert named and [name for name in named if not any(path.match(name) for path in sources)] == []
@@ -134,8 +136,9 @@ def test_types_on_the_site_keep_their_brackets():
 
 def test_every_package_is_in_the_design():
     tree = (DOCS / "design.md").read_text(encoding="utf-8").partition("\n## The parts")[2]
-    packages = {path.parent.name for path in (ROOT / "troll_trl").glob("*/**/__init__.py")}
-    assert packages and packages <= set(re.findall(r"^ +(\w+)/ ", tree, flags=re.MULTILINE))
+    roots = ("math_answers", "troll_trl")
+    packages = {path.parent.name for root in roots for path in (ROOT / root).rglob("__init__.py")}
+    assert packages and packages <= set(re.findall(r"^ *(\w+)/\s", tree, flags=re.MULTILINE))
 
 
 def test_every_metric_is_in_its_table():

@@ -328,8 +328,16 @@ def test_works_outside_the_main_thread():
     assert rewards == [1.0, 0.0]
 
 
-def test_imports_neither_torch_nor_trl():
-    code = "import sys, math_answers.rewards; assert not {'torch', 'trl'} & sys.modules.keys()"
+def test_a_reward_needs_neither_torch_nor_trl():
+    """Not when it is imported, and not when it pays, for answers that workers decide either."""
+    code = r"""
+import sys
+from math_answers import math_accuracy_reward, verify
+answers = [r"\boxed{72}", r"\boxed{x^2+2x+1}", r"\boxed{7}"]
+assert math_accuracy_reward(answers, ["72", "(x+1)^2", "8"]) == [1.0, 1.0, 0.0]
+assert verify(["2"], [r"\boxed{2}"])[0].reward == 1.0
+assert not {"torch", "transformers", "trl", "datasets", "troll_trl"} & sys.modules.keys()
+"""
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[1])
 
 

@@ -65,6 +65,8 @@ def check_package(call):
     shown = call("python", "-c", "import troll_trl; print(troll_trl.__file__)")
     assert "site-packages" in shown and str(REPOSITORY) not in shown
     assert "qwen3-0.6b/gsm8k" in call("troll", "configs").split()
+    reward = "from math_answers import math_accuracy_reward as reward; print(reward([r'\\boxed{x+x}'], ['2x']))"
+    assert call("python", "-c", reward) == "[1.0]\n"
 
 
 def check_links_of_its_readme(call):

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from troll_trl.moved import keep_older_names
+
 if TYPE_CHECKING:
     from troll_trl.trainers.config import TrollGRPOConfig, TrollRLOOConfig
     from troll_trl.trainers.grpo import TrollGRPOTrainer
@@ -11,7 +13,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["TrollGRPOConfig", "TrollGRPOTrainer", "TrollRLOOConfig", "TrollRLOOTrainer", "__version__"]
 
-# Loaded on first use: importing `math_answers.rewards.functions` in a worker process must import neither torch nor TRL.
+keep_older_names()
+
+# Loaded on first use: neither `troll --help` nor a reward by its older name should wait for torch and TRL.
 _MODULES = {
     "TrollGRPOConfig": "troll_trl.trainers.config",
     "TrollGRPOTrainer": "troll_trl.trainers.grpo",

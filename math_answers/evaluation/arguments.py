@@ -1,10 +1,9 @@
 """The arguments of an evaluation, from a YAML file or flags: `troll_trl.cli.evaluate` parses them."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-
-from troll_trl.fields import document, setting
+from typing import Any
 
 # As in the training configs: the verifier and the strict comparison both read the box
 DEFAULT_INSTRUCTION = "Let's think step by step and put the final answer in \\boxed{}."
@@ -16,10 +15,15 @@ SAMPLING_SETTINGS = (
 )
 
 
-@document
+def setting(default: Any = MISSING, help: str = "", choices: list[str] | None = None, default_factory: Any = MISSING):
+    """A field with the text of its `--help`, and with the values that it may have."""
+    metadata = {"help": help} | ({"choices": choices} if choices else {})
+    return field(default=default, default_factory=default_factory, metadata=metadata)
+
+
 @dataclass
 class EvaluationArguments:
-    """Arguments of an evaluation, in a YAML file or as flags."""
+    """Arguments of an evaluation, in a YAML file or as flags. `troll eval --help` describes each of them."""
 
     model: list[str] = setting(help="Models: hub names or folders. Adapters work too.", default_factory=list)
     benchmarks: list[str] = setting(

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,6 +21,11 @@ REWARD_FUNCTIONS = {
 }
 # TRL gives these to every reward function, by name, and next to them every column except `prompt`
 _GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+
+
+def is_math_accuracy(name: str) -> bool:
+    """Whether a setting names the reward that compares with a gold answer, by any of its paths."""
+    return re.fullmatch(r"math_accuracy|(math_answers|troll_trl)\.([\w.]+\.)?math_accuracy_reward", name) is not None
 
 
 def load_reward_function(name: str) -> Callable:

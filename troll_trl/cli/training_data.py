@@ -14,7 +14,7 @@ from math_answers.data.files import FILE_BUILDERS, load_rows, naming_bad_lines
 from math_answers.data.loading import as_math_problems
 from math_answers.data.problems import report_overlap
 from math_answers.data.prompts import MESSAGES, PromptOptions, prepare_prompts
-from troll_trl.cli.reward_functions import REWARD_FUNCTIONS
+from troll_trl.cli.reward_functions import is_math_accuracy
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 
 
@@ -30,8 +30,7 @@ def load_datasets(
     together.
     """
     columns = {"problem_column": script_args.problem_column, "answer_column": script_args.answer_column}
-    verified = {"math_accuracy", REWARD_FUNCTIONS["math_accuracy"]} & {*script_args.reward_funcs}
-    math = bool(verified or script_args.answer_column)
+    math = bool(any(map(is_math_accuracy, script_args.reward_funcs)) or script_args.answer_column)
     mixture: Any = None
     if script_args.mixture.datasets:
         # TRL draws the test split from numpy's state, which must be the same in all processes, and in a resumed run
