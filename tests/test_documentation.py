@@ -162,3 +162,17 @@ def test_nothing_points_outside_of_the_repository():
         pytest.skip("no git clone: a file that is not the repository's may name anything")
     files = [ROOT / name for name in tracked.stdout.splitlines() if name != ".ci/run"]
     assert [path for path in files if path.is_file() and outside.encode() in path.read_bytes()] == []
+
+
+def test_messages_in_the_index_of_errors_are_ours():
+    """Someone who searches the page for a message must find it."""
+    sources = "".join(
+        path.read_text(encoding="utf-8")
+        for name in ("troll_trl", "math_answers")
+        for path in (ROOT / name).rglob("*.py")
+    )
+    sources = re.sub(r'"\s*f?"', "", sources)  # a message over several lines
+    page = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8").partition("## Errors")[2]
+    messages = re.findall(r"^\| `(.+?)` \|", page, re.MULTILINE)
+    assert len(messages) >= 20
+    assert [message for message in messages if message not in sources] == []
