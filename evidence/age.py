@@ -151,30 +151,30 @@ def next_studies(runs: Runs) -> str:
             for task, name in product(RARE, ("rule", *GEOMETRIES))
             for method in runs.candidates(task, age, name)
         }
-        texts.append(_study(f"rates-{age}", TUNING_SEEDS, cells))
+        texts.append(study_text(f"rates-{age}", TUNING_SEEDS, cells))
     cells = {
         (task, age, method): (RATE, *OTHER_RATES)
         for (task, age), name in product(common, ("rule", *OTHERS))
         for method in runs.candidates(task, age, name)
     }
-    texts.append(_study("rates-common", TUNING_SEEDS, cells))
-    texts.append(_study("rates-none", TUNING_SEEDS, {(task, 32, "none"): (RATE, *OTHER_RATES) for task in RARE}))
+    texts.append(study_text("rates-common", TUNING_SEEDS, cells))
+    texts.append(study_text("rates-none", TUNING_SEEDS, {(task, 32, "none"): (RATE, *OTHER_RATES) for task in RARE}))
     judged = [*product(rare, ("rule", *GEOMETRIES)), *product(common, ("rule", *OTHERS))]
     judged += [((task, 32), "none") for task in RARE]
     edges = {((task, age), name): runs.edge(task, age, name) for (task, age), name in judged}
     cells = {(*place, edge.method): (edge.rate,) for (place, _), edge in edges.items() if edge is not None}
-    texts.append(_study("rates-edge", TUNING_SEEDS, cells))
+    texts.append(study_text("rates-edge", TUNING_SEEDS, cells))
     for title, chosen in (("rare", rare), ("common", common)):
         for age in reversed(AGES):
             cells = {}
             for place, name in judged:
                 if place in chosen and place[1] == age and (choice := runs.choice(*place, name)) is not None:
                     cells[*place, choice.method] = (*cells.get((*place, choice.method), ()), choice.rate)
-            texts.append(_study(f"deciding-{title}-{age}", SEEDS, cells))
+            texts.append(study_text(f"deciding-{title}-{age}", SEEDS, cells))
     return "\n".join(text for text in texts if text)
 
 
-def _study(name: str, seeds: Sequence[int], cells: Cells) -> str:
+def study_text(name: str, seeds: Sequence[int], cells: Cells) -> str:
     rows = [
         f"      - {{task: {task}, method: {method}, steps_per_generation: [{age}], learning_rate: "
         f"[{', '.join(f'{rate:.1e}' for rate in dict.fromkeys(rates))}]}}"

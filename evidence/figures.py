@@ -5,11 +5,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evidence import age
+from evidence import age, rate
 from evidence.tables import RESAMPLES, Cell, Record, mean, select, tasks_of
 from math_answers.evaluation.statistics import Estimate, estimate
 
@@ -22,6 +23,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "clip-wider": {"color": "C1", "marker": "^", "linestyle": "--"},
     "none": {"color": "0.35", "marker": "x", "linestyle": ":"},
     "kl": {"color": "C2", "marker": "v", "linestyle": "-."},
+    "tv": {"color": "C4", "marker": "D", "linestyle": ":"},
 }
 AREA, SUCCESS = "mean height of the learning curve, %", "success after training, %"
 
@@ -154,10 +156,38 @@ def _draw_ages(lines: Mapping[str, Mapping[tuple[str, str], Mapping[int, Estimat
     figure.savefig(file, dpi=110)
 
 
-# For each grid: what draws the figure, and the study that must have runs
+def draw_rate(records: Sequence[Record], study: str, file: Path) -> None:
+    """Success against the learning rate, a line for each trust region; bands are 95 % intervals over seeds."""
+    runs = rate.Runs(records)
+    styles = dict(zip(rate.LABELS, ("troll", "clip", "clip-wider", "tv", "kl"), strict=True))
+    with matplotlib.rc_context({"font.size": 14}):  # legible at a width of 400 pixels
+        figure = Figure(figsize=(8, 8.4), layout="constrained")
+        panels = figure.subplots(2, 2, sharex=True, sharey=True)
+        for (kind, updates), axes in zip(rate.PLACES, panels.flat, strict=True):
+            for region, style in styles.items():
+                of_rates = [[x[:, None] for x in at] for at in runs.at_rates(rate.KINDS[kind], updates, region)]
+                means = [estimate(of_rate, RESAMPLES, seed=0)[0] for of_rate in of_rates]
+                if means:
+                    value, low, high = (
+                        100 * np.array([getattr(m, end) for m in means]) for end in ("value", "low", "high")
+                    )
+                    axes.fill_between(rate.RATES, low, high, color=STYLES[style]["color"], alpha=0.2, linewidth=0)
+                    axes.plot(rate.RATES, value, label=rate.LABELS[region], **STYLES[style])
+            axes.set(title=f"{kind}, {updates} updates", xscale="log", ylim=(0, 80))
+            axes.set_xticks(rate.RATES, ["1e-4", "2e-4", "4e-4", "8e-4", "1.6e-3"])
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+        figure.supylabel("success after training, %")
+        figure.supxlabel("learning rate")
+        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
+        figure.savefig(file, dpi=110)
+
+
+# For each grid: names of figures, what draws each, and the study that must have runs
 Figures = dict[str, tuple[Callable[[Sequence[Record], str, Path], None], str]]
 FIGURES: dict[str, Figures] = {
-    "rarity": {"learning": (draw_rare, "remedy"), "staleness": (draw_staleness, "staleness")},
-    "smollm2": {"learning": (draw_real, "smollm2")},
-    "age": {"updates": (draw_age, "deciding-rare-32")},
+    "rarity": {"rarity-learning": (draw_rare, "remedy"), "rarity-staleness": (draw_staleness, "staleness")},
+    "smollm2": {"smollm2-learning": (draw_real, "smollm2")},
+    "age": {"age-updates": (draw_age, "deciding-rare-32")},
+    "rate": {"rate": (draw_rate, "rates")},
 }

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evidence import age, async_tables, lora, rarity, smollm2, tables
+from evidence import age, async_tables, lora, rarity, rate, smollm2, tables
 from evidence.results import read_records, run_of
 from evidence.tables import Record, Table, tasks_of
 
@@ -29,6 +29,7 @@ TABLES: dict[str, dict[str, Table]] = {
     "smollm2": smollm2.TABLES,
     "lora": lora.TABLES,
     "age": age.TABLES,
+    "rate": rate.TABLES,
     "async": async_tables.TABLES,
     "async-served": async_tables.SERVED_TABLES,  # by evidence.served
 }
@@ -92,7 +93,7 @@ def main() -> None:
     (HERE / "figures").mkdir(exist_ok=True)
     for name, (draw, study) in FIGURES.get(options.grid.stem, {}).items():
         if tasks_of(records, study):
-            draw(records, study, HERE / "figures" / f"{options.grid.stem}-{name}.png")
+            draw(records, study, HERE / "figures" / f"{name}.png")
     write_pages(records, HERE.parent / "outputs" / "evidence" / options.grid.stem)
 
 

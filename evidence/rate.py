@@ -1,0 +1,282 @@
+"""
+The choices, tables and verdicts of rate.yaml. As a command, the cells of its second stage, as YAML for that file:
+
+    python -m evidence.rate
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from evidence.age import COMMON, COMMON_AGES, RARE, Cells, study_text
+from evidence.results import read_records
+from evidence.tables import RESAMPLES, Cell, Record, Table, markdown, points, pooled_difference, signed
+from troll_trl.evaluation.statistics import Estimate
+
+KINDS = {"rare": RARE, "common": COMMON}
+PLACES = tuple(product(KINDS, COMMON_AGES))  # kinds of tasks, and updates per rollout batch
+TROLL = "troll"
+OTHERS = {"clip-0.2": "clip 0.2", "clip": "clip, tuned", "tv": "mask, total variation", "kl": "mask, KL"}
+LABELS = {TROLL: "TROLL", **OTHERS}
+RATES = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)
+FIRST, FRESH = range(40, 45), range(45, 50)  # the seeds of the two stages
+LEAD, LEVEL = 0.05, -0.02
+CLIPS, MASKS = ("clip-0.2", "clip"), ("tv", "kl")
+
+# What rate.yaml expects of its statements, if it says so
+EXPECTED: dict[tuple[str, str, int, str], str] = {
+    **{(of, "rare", age, other): "holds" for of, age, other in product("ab", COMMON_AGES, OTHERS)},
+    **{(of, "common", 8, other): "fails" for of, other in product("ab", OTHERS)},
+    **{(of, "common", 32, other): "holds" for of, other in product("ab", CLIPS)},
+    **{("a", "common", 32, other): "fails" for other in MASKS},
+    **{("c", kind, 8, other): "holds or open" for kind, other in product(KINDS, OTHERS)},
+    ("c", "rare", 32, "clip"): "fails",
+}
+
+
+class Runs:
+    """
+    Success by cell and seed. A cell is a task, a number of updates per rollout batch, a trust region and a learning
+    rate. In `alpha` the weight of the regression replaces the trust region, which is TROLL.
+    """
+
+    def __init__(self, records: Iterable[Record]):
+        self.methods: dict[tuple[str, int, str], str] = {}  # names of rate.yaml, with their bounds
+        self.success: dict[tuple[str, int, str, float], dict[int, float]] = {}
+        self.alpha: dict[tuple[str, int, float, float], dict[int, float]] = {}
+        for record in records:
+            varied, method, success = record["varied"], record["method"], Cell([record]).by_seed("success")
+            place, rate = (record["task"], varied["steps_per_generation"]), varied["learning_rate"]
+            alpha = varied.get("regression_coef", 1.0)
+            if method == TROLL:
+                self.alpha.setdefault((*place, alpha, rate), {}).update(success)
+            if alpha == 1.0:
+                region = method if method in LABELS else method.partition("-")[0]
+                self.methods[*place, region] = method
+                self.success.setdefault((*place, region, rate), {}).update(success)
+
+    def first(self, task: str, age: int) -> list[int]:
+        """The seeds of stage 1 that have all methods at all rates."""
+        return _shared(FIRST, [self.success.get((task, age, *cell), {}) for cell in product(LABELS, RATES)])
+
+    def fresh(self, task: str, age: int) -> list[int]:
+        """The seeds of stage 2 that have all methods at their best rate and at twice that rate."""
+        bests = {region: self.best(task, age, region) for region in LABELS} if self.first(task, age) else {}
+        cells = [(region, rate) for region, best in bests.items() for rate in (best, 2 * best)]
+        return _shared(FRESH, [self.success.get((task, age, *cell), {}) for cell in cells])
+
+    def best(self, task: str, age: int, region: str) -> float:
+        """The rate with the largest mean success in stage 1; of equal ones the smallest."""
+        seeds = self.first(task, age)
+        return max(RATES, key=lambda rate: self.values(task, age, region, rate, seeds).mean())
+
+    def values(self, task: str, age: int, region: str, rate: float, seeds: Sequence[int]) -> np.ndarray:
+        """`(seeds,)`."""
+        return np.array([self.success[task, age, region, rate][seed] for seed in seeds])
+
+    def at_rates(self, tasks: Iterable[str], age: int, region: str) -> list[list[np.ndarray]]:
+        """Stage 1: for each rate `(seeds,)` of every task that has seeds; empty if none has."""
+        seeds_of = {task: seeds for task in tasks if (seeds := self.first(task, age))}
+        at = lambda rate: [self.values(task, age, region, rate, seeds) for task, seeds in seeds_of.items()]
+        return [at(rate) for rate in RATES] if seeds_of else []
+
+
+def _shared(seeds: Iterable[int], cells: Sequence[dict[int, float]]) -> list[int]:
+    return [seed for seed in seeds if cells and all(seed in cell for cell in cells)]
+
+
+# -- The statements ---------------------------------------------------------------------------------------------------
+
+Judge = Callable[[Runs, int, str, dict[str, list[int]]], tuple[str, str]]  # text and verdict, of the seeds of each task
+
+
+def _statement(records: Sequence[Record], of: str, difference: str, judge: Judge) -> str:
+    runs, rows = Runs(records), []
+    for (kind, age), other in product(PLACES, OTHERS):
+        seeds_of = _seeds_of(kind, age, runs.first if of == "a" else runs.fresh)
+        if pairs := sum(map(len, seeds_of.values())):
+            text, verdict = judge(runs, age, other, seeds_of)
+            whole = len(FIRST) * len(KINDS[kind])
+            judged = verdict if pairs == whole else f"open; so far {verdict}"
+            expected = EXPECTED.get((of, kind, age, other), "")
+            rows.append([kind, str(age), LABELS[other], f"{pairs} of {whole}", text, expected, judged])
+    header = ["tasks", "updates", "TROLL minus", "pairs", difference, "expected", "verdict"]
+    return markdown(header, rows) if rows else "These runs have not been made: nothing is decided.\n"
+
+
+def _seeds_of(kind: str, age: int, seeds: Callable[[str, int], list[int]]) -> dict[str, list[int]]:
+    return {task: found for task in KINDS[kind] if (found := seeds(task, age))}
+
+
+def over_rates(records: Sequence[Record]) -> str:
+    """
+    Statement (a): the mean success over the five learning rates, on seeds 40 to 44. It holds if TROLL leads by at least
+    5 points with p < 0.01.
+    """
+
+    def judge(runs: Runs, age: int, other: str, seeds_of: dict[str, list[int]]) -> tuple[str, str]:
+        means = lambda task, region: np.mean(
+            [runs.values(task, age, region, rate, seeds_of[task]) for rate in RATES], axis=0
+        )
+        lead, p_value = _lead(seeds_of, other, means)
+        return signed(lead, p_value), "holds" if lead.value >= LEAD and p_value < 0.01 else "fails"
+
+    return _statement(records, "a", "mean success over the rates, points", judge)
+
+
+def kept(records: Sequence[Record]) -> str:
+    """
+    Statement (b), on seeds 45 to 49: the part of the success at its own best learning rate that a method keeps at twice
+    that rate. It holds if the interval of TROLL's lead is above 0.
+    """
+
+    def judge(runs: Runs, age: int, other: str, seeds_of: dict[str, list[int]]) -> tuple[str, str]:
+        lead = _kept(runs, age, other, seeds_of)
+        return points(lead), "holds" if lead.low > 0 else "fails"
+
+    return _statement(records, "b", "part kept, percentage points", judge)
+
+
+def kept_exploratory(records: Sequence[Record]) -> str:
+    """
+    **Exploratory, not statement (b)**: TROLL's lead in the part kept on the seeds of stage 1, which also chose the best
+    rates. A task is left out if a method has its best rate at 1.6e-3, since stage 1 has no higher rate.
+    """
+    runs, rows = Runs(records), []
+    for kind, age in PLACES:
+        seeds_of = _seeds_of(kind, age, runs.first)
+        inside = [task for task in seeds_of if all(runs.best(task, age, region) < RATES[-1] for region in LABELS)]
+        if inside:
+            leads = [_kept(runs, age, other, {task: seeds_of[task] for task in inside}) for other in OTHERS]
+            rows.append([kind, str(age), str(len(inside)), *map(points, leads)])
+    return markdown(["kind", "updates", "tasks", *(f"minus {label}" for label in OTHERS.values())], rows)
+
+
+def at_best(records: Sequence[Record]) -> str:
+    """
+    Statement (c), on seeds 45 to 49: success with each method at its own best learning rate. It holds if the interval
+    of TROLL's lead is above -2 points, is open if only the mean is, and fails otherwise.
+    """
+
+    def judge(runs: Runs, age: int, other: str, seeds_of: dict[str, list[int]]) -> tuple[str, str]:
+        best = lambda task, region: runs.values(task, age, region, runs.best(task, age, region), seeds_of[task])
+        lead, p_value = _lead(seeds_of, other, best)
+        return signed(lead, p_value), "holds" if lead.low > LEVEL else "open" if lead.value > LEVEL else "fails"
+
+    return _statement(records, "c", "success, points", judge)
+
+
+def _lead(
+    seeds_of: dict[str, list[int]], other: str, values: Callable[[str, str], np.ndarray]
+) -> tuple[Estimate, float]:
+    """TROLL's lead in `values` of a task and a trust region, `(seeds,)`, and its p-value."""
+    cell = lambda task, region: Cell(
+        [{"seed": seed, "success": value} for seed, value in zip(seeds_of[task], values(task, region), strict=True)]
+    )
+    return pooled_difference([(cell(task, TROLL), cell(task, other)) for task in seeds_of])
+
+
+def _kept(runs: Runs, age: int, other: str, seeds_of: dict[str, list[int]]) -> Estimate:
+    """TROLL's lead in the part kept, mean over tasks; seeds are drawn within each, the same for both methods."""
+    generator, leads = np.random.default_rng(0), []
+    for task, seeds in seeds_of.items():
+        drawn = generator.integers(len(seeds), size=(RESAMPLES, len(seeds)))
+        drawn = np.concatenate([[np.arange(len(seeds))], drawn])  # the seeds themselves first
+        parts = []
+        for region in (TROLL, other):
+            best = runs.best(task, age, region)
+            at_best, at_twice = (
+                runs.values(task, age, region, rate, seeds)[drawn].mean(1) for rate in (best, 2 * best)
+            )
+            parts.append(at_twice / at_best)
+        leads.append(parts[0] - parts[1])
+    mean = np.mean(leads, axis=0)
+    return Estimate(float(mean[0]), *map(float, np.quantile(mean[1:], [0.025, 0.975])))
+
+
+# -- What was measured ------------------------------------------------------------------------------------------------
+
+
+def found(records: Sequence[Record]) -> str:
+    """The runs that exist, and the seeds of stage 1 that count: those with all methods at all five rates."""
+    runs, failed = Runs(records), sum("error" in record for record in records)
+    tasks = (*RARE, *COMMON)
+    rows = [[str(age), *(", ".join(map(str, runs.first(task, age))) for task in tasks)] for age in COMMON_AGES]
+    return f"{len(records)} runs, {failed} of them failed.\n\n{markdown(['updates', *tasks], rows)}"
+
+
+def by_rate(records: Sequence[Record]) -> str:
+    """Success in percent at each learning rate, stage 1: means over the tasks of a kind. The best rate is bold."""
+    return _by_rate(records, {kind: list(tasks) for kind, tasks in KINDS.items()})
+
+
+def by_task(records: Sequence[Record]) -> str:
+    """Success in percent at each learning rate, stage 1, on every task. Stage 2 takes the bold rate and those above."""
+    return _by_rate(records, {task: [task] for tasks in KINDS.values() for task in tasks})
+
+
+def _by_rate(records: Sequence[Record], groups: dict[str, list[str]]) -> str:
+    runs, rows = Runs(records), []
+    for (name, tasks), age, region in product(groups.items(), COMMON_AGES, LABELS):
+        if values := runs.at_rates(tasks, age, region):
+            means = [100 * float(np.mean([of_task.mean() for of_task in of_rate])) for of_rate in values]
+            texts = [
+                f"**{mean:.1f}**" if rate == int(np.argmax(means)) else f"{mean:.1f}" for rate, mean in enumerate(means)
+            ]
+            rows.append([name, str(age), LABELS[region], *texts, f"{np.mean(means):.1f}"])
+    return markdown(["tasks", "updates", "trust region", *(f"{rate:g}" for rate in RATES), "mean"], rows)
+
+
+def alpha(records: Sequence[Record]) -> str:
+    """TROLL's success in percent with other weights α of the regression, on the seeds that have all four weights."""
+    runs, weights, rows = Runs(records).alpha, (0.0, 0.3, 1.0, 3.0), []
+    means: dict[float, list[list[float]]] = {}
+    for rate, task, age in product((4e-4, 8e-4), (*RARE, *COMMON), COMMON_AGES):
+        cells = [runs.get((task, age, weight, rate), {}) for weight in weights]
+        if seeds := _shared(FIRST, cells):
+            row = [100 * float(np.mean([cell[seed] for seed in seeds])) for cell in cells]
+            means.setdefault(rate, []).append(row)
+            rows.append([task, str(age), f"{rate:g}", str(len(seeds)), *(f"{value:.1f}" for value in row)])
+    for rate, of_rate in means.items():
+        rows.append(
+            [f"all {len(of_rate)}", "", f"{rate:g}", "", *(f"{value:.1f}" for value in np.mean(of_rate, axis=0))]
+        )
+    header = ["task", "updates", "learning rate", "seeds", *(f"α = {weight:g}" for weight in weights)]
+    return markdown(header, rows) if rows else "No run with another α than 1 has been made.\n"
+
+
+TABLES: dict[str, Table] = {
+    "found": found,
+    "over-rates": over_rates,
+    "kept": kept,
+    "at-best": at_best,
+    "kept-exploratory": kept_exploratory,
+    "by-rate": by_rate,
+    "alpha": alpha,
+    "by-task": by_task,
+}
+
+
+def next_cells(runs: Runs) -> str:
+    """YAML of stage 2. A task and age is left out until all five seeds of stage 1 exist."""
+    cells = Cells()
+    for age, task in product(COMMON_AGES, (*RARE, *COMMON)):
+        if len(runs.first(task, age)) == len(FIRST):
+            for region in LABELS:
+                best = runs.best(task, age, region)
+                above = tuple(rate for rate in RATES if rate >= best)
+                cells[task, age, runs.methods[task, age, region]] = above if best < RATES[-1] else (best, 2 * best)
+    return study_text("fresh", list(FRESH), cells)
+
+
+def main() -> None:
+    records = read_records(Path(__file__).with_name("results") / "rate.jsonl")
+    runs = Runs(records)
+    lacking = [f"{t} with {n}" for n, t in product(COMMON_AGES, (*RARE, *COMMON)) if len(runs.first(t, n)) < len(FIRST)]
+    print(f"# {len(records)} runs; not complete: {', '.join(lacking) or 'none'}\n{next_cells(runs)}")
+
+
+if __name__ == "__main__":
+    main()
