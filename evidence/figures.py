@@ -1,4 +1,4 @@
-"""The figures of the study, from the records of its runs. Every line carries its name."""
+"""The figures of the study, from the records of its runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evidence import age, rate
-from evidence.tables import RESAMPLES, Cell, Record, mean, select, tasks_of
+from evidence.tables import RESAMPLES, Cell, Record
 from math_answers.evaluation.statistics import Estimate, estimate
 
 # Distinct without colours as well
@@ -65,22 +65,6 @@ def _plot_mean(axes: Axes, cell: Cell, style: str) -> tuple[float, float, str]:
     return steps[-1], 100 * heights[-1], STYLES[style]["color"]
 
 
-def draw_rare(records: Sequence[Record], study: str, file: Path) -> None:
-    """Held-out success against updates, all methods at one learning rate, means over the same ten seeds in a panel."""
-    # `remedy`, `remedy-wider` and `remedy-others` have the same rate and, on one task, the same seeds
-    records = [record for record in records if any(name.startswith(study) for name in record["studies"])]
-    tasks = {"label-0.5": "0.3 %", "label-2": "1.2 %", "label-30": "18 %"}
-    names = {"troll": "TROLL", "clip-wider": "clip, 0.2/1.0", "clip": "clip, 0.2"}
-    figure, panels = _panels(len(tasks), 4.4)
-    for (task, share), axes in zip(tasks.items(), panels, strict=True):
-        found = {m: Cell([r for r in records if (r["task"], r["method"]) == (task, m)]) for m in names}
-        ends = {names[m]: _plot_mean(axes, cell, m) for m, cell in found.items() if cell.records}
-        axes.set(title=f"{share} right at the start", xlabel="updates", ylabel="held-out success, %")
-        axes.set(xlim=(-4, 180), ylim=(-2, 74), xticks=range(0, 129, 32))
-        _name_lines(axes, ends)
-    figure.savefig(file, dpi=110)
-
-
 def draw_real(records: Sequence[Record], study: str, file: Path) -> None:
     """Success of the real model against updates, TROLL at two bounds too: every seed, thin, and the means."""
     figure, (axes,) = _panels(1, 6.4)
@@ -104,23 +88,6 @@ def draw_real(records: Sequence[Record], study: str, file: Path) -> None:
     axes.set_xticks(range(0, 65, 16))
     _name_lines(axes, ends)
     figure.savefig(file, dpi=110)
-
-
-def draw_staleness(records: Sequence[Record], study: str, file: Path) -> None:
-    """Area and success against updates per rollout batch, on the same five seeds, with 95 % intervals."""
-    (task,) = tasks_of(records, study)
-    names = {"troll": "TROLL", "clip-wider": "clip, 0.2/1.0", "clip": "clip, 0.2", "none": "no limit"}
-    cell = lambda method, updates: select(
-        records, study, task, method, learning_rate=4e-4, steps_per_generation=updates
-    )
-    lines = {
-        key: {
-            (method, name): {updates: mean(cell(method, updates), key) for updates in (4, 8, 16)}
-            for method, name in names.items()
-        }
-        for key in ("area", "success")
-    }
-    _draw_ages(lines, file, end=26)
 
 
 def draw_age(records: Sequence[Record], study: str, file: Path) -> None:
@@ -174,7 +141,7 @@ def draw_rate(records: Sequence[Record], study: str, file: Path) -> None:
                     axes.fill_between(rate.RATES, low, high, color=STYLES[style]["color"], alpha=0.2, linewidth=0)
                     axes.plot(rate.RATES, value, label=rate.LABELS[region], **STYLES[style])
             axes.set(title=f"{kind}, {updates} updates", xscale="log", ylim=(0, 80))
-            axes.set_xticks(rate.RATES, ["1e-4", "2e-4", "4e-4", "8e-4", "1.6e-3"])
+            axes.set_xticks(rate.RATES, rate.RATE_NAMES)
             axes.minorticks_off()
             axes.grid(alpha=0.3)
         figure.supylabel("success after training, %")
@@ -186,7 +153,6 @@ def draw_rate(records: Sequence[Record], study: str, file: Path) -> None:
 # For each grid: names of figures, what draws each, and the study that must have runs
 Figures = dict[str, tuple[Callable[[Sequence[Record], str, Path], None], str]]
 FIGURES: dict[str, Figures] = {
-    "rarity": {"rarity-learning": (draw_rare, "remedy"), "rarity-staleness": (draw_staleness, "staleness")},
     "smollm2": {"smollm2-learning": (draw_real, "smollm2")},
     "age": {"age-updates": (draw_age, "deciding-rare-32")},
     "rate": {"rate": (draw_rate, "rates")},

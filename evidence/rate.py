@@ -20,7 +20,8 @@ PLACES = tuple(product(KINDS, COMMON_AGES))  # kinds of tasks, and updates per r
 TROLL = "troll"
 OTHERS = {"clip-0.2": "clip 0.2", "clip": "clip, tuned", "tv": "mask, total variation", "kl": "mask, KL"}
 LABELS = {TROLL: "TROLL", **OTHERS}
-RATES = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)
+RATE_NAMES = ("1e-4", "2e-4", "4e-4", "8e-4", "1.6e-3")
+RATES = tuple(map(float, RATE_NAMES))
 FIRST, FRESH = range(40, 45), range(45, 50)  # the seeds of the two stages
 LEAD, LEVEL = 0.05, -0.02
 CLIPS, MASKS = ("clip-0.2", "clip"), ("tv", "kl")
@@ -38,52 +39,54 @@ EXPECTED: dict[tuple[str, str, int, str], str] = {
 
 class Runs:
     """
-    Success by cell and seed. A cell is a task, a number of updates per rollout batch, a trust region and a learning
+    The records by cell and seed. A cell is a task, a number of updates per rollout batch, a trust region and a learning
     rate. In `alpha` the weight of the regression replaces the trust region, which is TROLL.
     """
 
     def __init__(self, records: Iterable[Record]):
         self.methods: dict[tuple[str, int, str], str] = {}  # names of rate.yaml, with their bounds
-        self.success: dict[tuple[str, int, str, float], dict[int, float]] = {}
-        self.alpha: dict[tuple[str, int, float, float], dict[int, float]] = {}
+        self.cells: dict[tuple[str, int, str, float], dict[int, Record]] = {}
+        self.alpha: dict[tuple[str, int, float, float], dict[int, Record]] = {}
         for record in records:
-            varied, method, success = record["varied"], record["method"], Cell([record]).by_seed("success")
-            place, rate = (record["task"], varied["steps_per_generation"]), varied["learning_rate"]
-            alpha = varied.get("regression_coef", 1.0)
+            varied, method, seed = record["varied"], record["method"], record["seed"]
+            task, age, rate = record["task"], varied["steps_per_generation"], varied["learning_rate"]
+            weight = varied.get("regression_coef", 1.0)
             if method == TROLL:
-                self.alpha.setdefault((*place, alpha, rate), {}).update(success)
-            if alpha == 1.0:
+                self.alpha.setdefault((task, age, weight, rate), {})[seed] = record
+            if weight == 1.0:
                 region = method if method in LABELS else method.partition("-")[0]
-                self.methods[*place, region] = method
-                self.success.setdefault((*place, region, rate), {}).update(success)
+                self.methods[task, age, region] = method
+                self.cells.setdefault((task, age, region, rate), {})[seed] = record
 
     def first(self, task: str, age: int) -> list[int]:
         """The seeds of stage 1 that have all methods at all rates."""
-        return _shared(FIRST, [self.success.get((task, age, *cell), {}) for cell in product(LABELS, RATES)])
+        return _shared(FIRST, [self.cells.get((task, age, *cell), {}) for cell in product(LABELS, RATES)])
 
     def fresh(self, task: str, age: int) -> list[int]:
         """The seeds of stage 2 that have all methods at their best rate and at twice that rate."""
         bests = {region: self.best(task, age, region) for region in LABELS} if self.first(task, age) else {}
         cells = [(region, rate) for region, best in bests.items() for rate in (best, 2 * best)]
-        return _shared(FRESH, [self.success.get((task, age, *cell), {}) for cell in cells])
+        return _shared(FRESH, [self.cells.get((task, age, *cell), {}) for cell in cells])
 
     def best(self, task: str, age: int, region: str) -> float:
         """The rate with the largest mean success in stage 1; of equal ones the smallest."""
         seeds = self.first(task, age)
         return max(RATES, key=lambda rate: self.values(task, age, region, rate, seeds).mean())
 
-    def values(self, task: str, age: int, region: str, rate: float, seeds: Sequence[int]) -> np.ndarray:
+    def values(
+        self, task: str, age: int, region: str, rate: float, seeds: Sequence[int], key: str = "success"
+    ) -> np.ndarray:
         """`(seeds,)`."""
-        return np.array([self.success[task, age, region, rate][seed] for seed in seeds])
+        return Cell([self.cells[task, age, region, rate][seed] for seed in seeds]).values(key)
 
-    def at_rates(self, tasks: Iterable[str], age: int, region: str) -> list[list[np.ndarray]]:
+    def at_rates(self, tasks: Iterable[str], age: int, region: str, key: str = "success") -> list[list[np.ndarray]]:
         """Stage 1: for each rate `(seeds,)` of every task that has seeds; empty if none has."""
         seeds_of = {task: seeds for task in tasks if (seeds := self.first(task, age))}
-        at = lambda rate: [self.values(task, age, region, rate, seeds) for task, seeds in seeds_of.items()]
+        at = lambda rate: [self.values(task, age, region, rate, seeds, key) for task, seeds in seeds_of.items()]
         return [at(rate) for rate in RATES] if seeds_of else []
 
 
-def _shared(seeds: Iterable[int], cells: Sequence[dict[int, float]]) -> list[int]:
+def _shared(seeds: Iterable[int], cells: Sequence[dict[int, Record]]) -> list[int]:
     return [seed for seed in seeds if cells and all(seed in cell for cell in cells)]
 
 
@@ -220,13 +223,29 @@ def by_task(records: Sequence[Record]) -> str:
 def _by_rate(records: Sequence[Record], groups: dict[str, list[str]]) -> str:
     runs, rows = Runs(records), []
     for (name, tasks), age, region in product(groups.items(), COMMON_AGES, LABELS):
-        if values := runs.at_rates(tasks, age, region):
-            means = [100 * float(np.mean([of_task.mean() for of_task in of_rate])) for of_rate in values]
-            texts = [
-                f"**{mean:.1f}**" if rate == int(np.argmax(means)) else f"{mean:.1f}" for rate, mean in enumerate(means)
-            ]
+        if means := _means(runs, tasks, age, region):
+            best = max(means)
+            texts = [f"**{mean:.1f}**" if mean == best else f"{mean:.1f}" for mean in means]
             rows.append([name, str(age), LABELS[region], *texts, f"{np.mean(means):.1f}"])
-    return markdown(["tasks", "updates", "trust region", *(f"{rate:g}" for rate in RATES), "mean"], rows)
+    return markdown(["tasks", "updates", "trust region", *RATE_NAMES, "mean"], rows)
+
+
+def _means(runs: Runs, tasks: Iterable[str], age: int, region: str, key: str = "success") -> list[float]:
+    """In percent at each rate, tasks of the same weight; empty without runs."""
+    at_rates = runs.at_rates(tasks, age, region, key)
+    return [100 * float(np.mean([of_task.mean() for of_task in of_rate])) for of_rate in at_rates]
+
+
+def window(records: Sequence[Record]) -> str:
+    """Success in percent at each learning rate, stage 1: TROLL, and whichever of the four others is the best there."""
+    runs, rows = Runs(records), []
+    for kind, age in PLACES:
+        if troll := _means(runs, KINDS[kind], age, TROLL):
+            others = np.max([_means(runs, KINDS[kind], age, other) for other in OTHERS], axis=0)
+            projected = _means(runs, KINDS[kind], age, TROLL, "projected_fraction")
+            for name, values in (("TROLL", troll), ("best other", others), ("TROLL projects, % of tokens", projected)):
+                rows.append([f"{kind}, {age} updates", name, *(f"{value:.1f}" for value in values)])
+    return markdown(["tasks", "", *RATE_NAMES], rows)
 
 
 def alpha(records: Sequence[Record]) -> str:
@@ -236,7 +255,7 @@ def alpha(records: Sequence[Record]) -> str:
     for rate, task, age in product((4e-4, 8e-4), (*RARE, *COMMON), COMMON_AGES):
         cells = [runs.get((task, age, weight, rate), {}) for weight in weights]
         if seeds := _shared(FIRST, cells):
-            row = [100 * float(np.mean([cell[seed] for seed in seeds])) for cell in cells]
+            row = [100 * Cell([cell[seed] for seed in seeds]).values("success").mean() for cell in cells]
             means.setdefault(rate, []).append(row)
             rows.append([task, str(age), f"{rate:g}", str(len(seeds)), *(f"{value:.1f}" for value in row)])
     for rate, of_rate in means.items():
@@ -253,6 +272,7 @@ TABLES: dict[str, Table] = {
     "kept": kept,
     "at-best": at_best,
     "kept-exploratory": kept_exploratory,
+    "window": window,
     "by-rate": by_rate,
     "alpha": alpha,
     "by-task": by_task,

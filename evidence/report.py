@@ -20,7 +20,7 @@ from evidence.results import read_records, run_of
 from evidence.tables import Record, Table, tasks_of
 
 HERE = Path(__file__).resolve().parent
-PAGES = [*sorted(HERE.glob("*.md")), HERE.parent / "docs" / "async.md"]  # with marked places
+PAGES = [*sorted(HERE.glob("*.md")), *(HERE.parent / "docs" / f"{name}.md" for name in ("async", "when-to-use"))]
 TABLES: dict[str, dict[str, Table]] = {
     "common": tables.COMMON_TABLES,
     "gpu": tables.GPU_TABLES,

