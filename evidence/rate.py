@@ -18,7 +18,7 @@ from troll_trl.evaluation.statistics import Estimate
 KINDS = {"rare": RARE, "common": COMMON}
 PLACES = tuple(product(KINDS, COMMON_AGES))  # kinds of tasks, and updates per rollout batch
 TROLL = "troll"
-OTHERS = {"clip-0.2": "clip 0.2", "clip": "clip, tuned", "tv": "mask, total variation", "kl": "mask, KL"}
+OTHERS = {"clip-0.2": "clip 0.2", "clip": "tuned clip", "tv": "TV mask", "kl": "KL mask"}
 LABELS = {TROLL: "TROLL", **OTHERS}
 RATE_NAMES = ("1e-4", "2e-4", "4e-4", "8e-4", "1.6e-3")
 RATES = tuple(map(float, RATE_NAMES))
@@ -102,10 +102,10 @@ def _statement(records: Sequence[Record], of: str, difference: str, judge: Judge
         if pairs := sum(map(len, seeds_of.values())):
             text, verdict = judge(runs, age, other, seeds_of)
             whole = len(FIRST) * len(KINDS[kind])
-            judged = verdict if pairs == whole else f"open; so far {verdict}"
+            judged = verdict if pairs == whole else f"open ({pairs} of {whole} pairs), so far {verdict}"
             expected = EXPECTED.get((of, kind, age, other), "")
-            rows.append([kind, str(age), LABELS[other], f"{pairs} of {whole}", text, expected, judged])
-    header = ["tasks", "updates", "TROLL minus", "pairs", difference, "expected", "verdict"]
+            rows.append([f"{kind}, {age}", LABELS[other], text, expected, judged])
+    header = ["tasks, updates", "TROLL minus", difference, "expected", "verdict"]
     return markdown(header, rows) if rows else "These runs have not been made: nothing is decided.\n"
 
 
@@ -153,8 +153,8 @@ def kept_exploratory(records: Sequence[Record]) -> str:
         inside = [task for task in seeds_of if all(runs.best(task, age, region) < RATES[-1] for region in LABELS)]
         if inside:
             leads = [_kept(runs, age, other, {task: seeds_of[task] for task in inside}) for other in OTHERS]
-            rows.append([kind, str(age), str(len(inside)), *map(points, leads)])
-    return markdown(["kind", "updates", "tasks", *(f"minus {label}" for label in OTHERS.values())], rows)
+            rows.append([f"{kind}, {age}", str(len(inside)), *map(points, leads)])
+    return markdown(["tasks, updates", "number of tasks", *(f"minus {label}" for label in OTHERS.values())], rows)
 
 
 def at_best(records: Sequence[Record]) -> str:
