@@ -106,7 +106,7 @@ def _statement(records: Sequence[Record], of: str, difference: str, judge: Judge
             expected = EXPECTED.get((of, kind, age, other), "")
             rows.append([f"{kind}, {age}", LABELS[other], text, expected, judged])
     header = ["tasks, updates", "TROLL minus", difference, "expected", "verdict"]
-    return markdown(header, rows) if rows else "These runs have not been made: nothing is decided.\n"
+    return markdown(header, rows) if rows else "These runs have not been made: nothing is decided."
 
 
 def _seeds_of(kind: str, age: int, seeds: Callable[[str, int], list[int]]) -> dict[str, list[int]]:
@@ -263,7 +263,7 @@ def alpha(records: Sequence[Record]) -> str:
             [f"all {len(of_rate)}", "", f"{rate:g}", "", *(f"{value:.1f}" for value in np.mean(of_rate, axis=0))]
         )
     header = ["task", "updates", "learning rate", "seeds", *(f"α = {weight:g}" for weight in weights)]
-    return markdown(header, rows) if rows else "No run with another α than 1 has been made.\n"
+    return markdown(header, rows) if rows else "No run with another α than 1 has been made."
 
 
 TABLES: dict[str, Table] = {

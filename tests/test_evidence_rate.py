@@ -101,7 +101,7 @@ def test_the_second_stage_has_the_best_rate_all_above_it_and_twice_the_highest()
 
 @pytest.mark.parametrize("table", [rate.kept, rate.at_best])
 def test_without_its_runs_the_second_stage_decides_nothing(table):
-    assert table(records_of(others_collapse)) == "These runs have not been made: nothing is decided.\n"
+    assert table(records_of(others_collapse)) == "These runs have not been made: nothing is decided."
 
 
 def test_the_part_kept_is_that_of_the_fresh_seeds():
@@ -148,7 +148,7 @@ def test_at_the_best_rate_a_lag_of_two_points_is_allowed(lags, verdict):
 def test_other_weights_of_the_regression_are_compared_on_the_same_seeds_and_count_nowhere_else():
     weighted = lambda task, age, method, rate_, alpha: 0.5 - 0.1 * abs(alpha - 1)
     plain, records = records_of(weighted), records_of(weighted, ("rates", "alpha"))
-    assert rate.alpha(plain) == "No run with another α than 1 has been made.\n"
+    assert rate.alpha(plain) == "No run with another α than 1 has been made."
     assert rate.over_rates(plain) == rate.over_rates(records) and rate.by_task(plain) == rate.by_task(records)
     lines = rate.alpha(
         [r for r in records if r["seed"] != 44 or r["varied"].get("regression_coef") != 0.3]
