@@ -240,13 +240,13 @@ def verdicts(records: Sequence[Record]) -> str:
     """The statements of age.yaml, and the verdict on each of them once all of its runs exist."""
     runs, rows = Runs(records), []
     for age, other in product((16, 32), OTHERS):
-        name = f"1. {age} updates, rare: TROLL less {GEOMETRIES[other]}"
+        name = f"1. {age} updates, rare: TROLL minus {GEOMETRIES[other]}"
         rows.append([name, *_judge(_pairs(runs, RARE, age, "rule", other), leads=True)])
     for age in AGES:
-        name = f"2. {age} updates, rare: tuned projection less TROLL"
+        name = f"2. {age} updates, rare: tuned projection minus TROLL"
         rows.append([name, *_judge(_pairs(runs, RARE, age, "projection", "rule"), leads=False)])
     for age, other in product(COMMON_AGES, OTHERS):
-        name = f"3. {age} updates, common: {GEOMETRIES[other]} less TROLL"
+        name = f"3. {age} updates, common: {GEOMETRIES[other]} minus TROLL"
         rows.append([name, *_judge(_pairs(runs, COMMON, age, other, "rule"), leads=False)])
     return markdown(["statement", "area, points", "success, points", "verdict"], rows)
 
@@ -254,10 +254,10 @@ def verdicts(records: Sequence[Record]) -> str:
 def _judge(pairs: list[tuple[Cell, Cell]] | None, leads: bool) -> list[str]:
     if pairs is None:
         return ["not run yet", "", ""]
-    (area, p_value), success = pooled_difference(pairs, "area"), pooled_difference(pairs, "success")
-    ahead = area.value >= MARGIN and p_value < 0.01 and success[0].low > SUCCESS_MARGIN
+    (area, p_value), (success, _) = pooled_difference(pairs, "area"), pooled_difference(pairs, "success")
+    ahead = area.value >= MARGIN and p_value < 0.01 and success.low > SUCCESS_MARGIN
     holds = ahead if leads else area.high < MARGIN
-    return [signed(area, p_value), signed(*success), "holds" if holds else "fails"]
+    return [signed(area, p_value), points(success), "holds" if holds else "fails"]
 
 
 def means(records: Sequence[Record]) -> str:
@@ -274,7 +274,7 @@ def _area_and_success(cells: Sequence[Cell]) -> str:
 
 
 def costs(records: Sequence[Record]) -> str:
-    """Statement 4, reported only: 32 updates per rollout batch less 8, for the rule and each geometry's choice."""
+    """Statement 4, reported only: 32 updates per rollout batch minus 8, for the rule and each geometry's choice."""
     runs, rows = Runs(records), []
     for tasks, where in ((RARE, "rare"), (COMMON, "common")):
         for name in ("rule", *(GEOMETRIES if tasks == RARE else OTHERS)):

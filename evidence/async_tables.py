@@ -27,7 +27,7 @@ def leads(records: Sequence[Record], key: str = "area") -> str:
         if len(pairs) == len(TASKS):
             alone = [points(pooled_difference([pair], key)[0]) for pair in pairs]
             rows.append([str(age), NAMES[other], *alone, signed(*pooled_difference(pairs, key))])
-    return markdown(["versions old", "TROLL less", *TASKS, "both"], rows)
+    return markdown(["versions old", "TROLL minus", *TASKS, "both"], rows)
 
 
 def leads_sampled(records: Sequence[Record]) -> str:

@@ -58,11 +58,11 @@ def leads(records: Sequence[Record]) -> str:
             ]
         )
     header = ["method", "seeds", "area %", "success %", "states an answer %", "last number right %"]
-    return markdown([*header, *(f"{name} less this, {key}" for name in troll for key in LEADS)], rows)
+    return markdown([*header, *(f"{name} minus this, {key}" for name in troll for key in LEADS)], rows)
 
 
 def _lead(cell: Cell, other: Cell, key: str) -> str:
-    """`cell` less `other`: without an interval if there is one pair, empty if there is none."""
+    """`cell` minus `other`: without an interval if there is one pair, empty if there is none."""
     pairs = len(cell.by_seed(key).keys() & other.by_seed(key).keys())
     if pairs == 0:
         return ""

@@ -155,7 +155,7 @@ def compare_records(
             leads = [signed(*pooled_difference(of_method, key)) for key in ("area", "success")]
             rows.append([f"all {len(of_method)}", "", method, "", "", "", *leads])
     header = ["task", "learning rate", "method", "seeds", "area %", "success %"]
-    lead = f"{fixed} less this" if of_fixed else f"this less {fixed}"
+    lead = f"{fixed} minus this" if of_fixed else f"this minus {fixed}"
     return markdown([*header, f"{lead}, area", "success"], rows)
 
 

@@ -558,10 +558,10 @@ def test_smollm2s_leads_are_of_either_bound():
         row.split(" | ")[0].strip("| "): row.strip("| ").split(" | ") for row in smollm2.leads(records).splitlines()
     }
     assert rows["method"][6:] == [
-        "troll less this, area",
-        "troll less this, success",
-        "troll, kl_bound 0.5 less this, area",
-        "troll, kl_bound 0.5 less this, success",
+        "troll minus this, area",
+        "troll minus this, success",
+        "troll, kl_bound 0.5 minus this, area",
+        "troll, kl_bound 0.5 minus this, success",
     ]
     assert rows["clip"][6].startswith("-20.0 [") and rows["clip"][8] == "+10.0"
     assert rows["pessimistic"][6] == "-10.0" and len(rows["pessimistic"]) == 8, "no seed of the wider bound"
@@ -972,10 +972,10 @@ def test_the_verdicts_are_those_that_were_written_down(monkeypatch):
 
     rows = [row.strip("| ").split(" | ") for row in age.verdicts(age_records(behind)).splitlines()[2:]]
     verdicts = {row[0]: row[-1] for row in rows}
-    assert verdicts["1. 32 updates, rare: TROLL less mask, total variation"] == "fails"
-    assert verdicts["1. 16 updates, rare: TROLL less mask, total variation"] == "holds"
-    assert verdicts["3. 32 updates, common: mask, total variation less TROLL"] == "fails"
-    assert verdicts["3. 8 updates, common: mask, total variation less TROLL"] == "holds"
+    assert verdicts["1. 32 updates, rare: TROLL minus mask, total variation"] == "fails"
+    assert verdicts["1. 16 updates, rare: TROLL minus mask, total variation"] == "holds"
+    assert verdicts["3. 32 updates, common: mask, total variation minus TROLL"] == "fails"
+    assert verdicts["3. 8 updates, common: mask, total variation minus TROLL"] == "holds"
 
 
 def test_what_an_old_rollout_batch_costs_is_the_difference_of_the_choices():
