@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from evidence import age, rate
 from evidence.tables import RESAMPLES, Cell, Record
@@ -128,7 +129,8 @@ def draw_rate(records: Sequence[Record], study: str, file: Path) -> None:
     runs = rate.Runs(records)
     styles = dict(zip(rate.LABELS, ("troll", "clip", "clip-wider", "tv", "kl"), strict=True))
     with matplotlib.rc_context({"font.size": 14}):  # legible at a width of 400 pixels
-        figure = Figure(figsize=(8, 8.4), layout="constrained")
+        layout = ConstrainedLayoutEngine(wspace=0.06)  # the outer tick labels of neighbours stay apart
+        figure = Figure(figsize=(8, 8.4), layout=layout)
         panels = figure.subplots(2, 2, sharex=True, sharey=True)
         for (kind, updates), axes in zip(rate.PLACES, panels.flat, strict=True):
             for region, style in styles.items():

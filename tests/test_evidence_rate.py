@@ -158,6 +158,10 @@ def test_other_weights_of_the_regression_are_compared_on_the_same_seeds_and_coun
     assert lines[-1] == "| all 8 |  | 0.0008 |  | 40.0 | 43.0 | 50.0 | 30.0 |"
 
 
+def test_the_plan_has_as_many_runs_as_was_written_down():
+    assert (len(GRID.runs("rates")), len(GRID.runs("alpha"))) == (1500, 240)
+
+
 def test_the_clip_and_the_masks_have_the_bounds_that_the_tuning_of_age_chose():
     from evidence.age import Runs
 
