@@ -4,7 +4,7 @@ The choices, tables and verdicts of rate.yaml. As a command, the cells of its se
     python -m evidence.rate
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -92,25 +92,19 @@ def _shared(seeds: Iterable[int], cells: Sequence[dict[int, Record]]) -> list[in
 
 # -- The statements ---------------------------------------------------------------------------------------------------
 
-Judge = Callable[[Runs, int, str, dict[str, list[int]]], tuple[str, str]]  # text and verdict, of the seeds of each task
+Seeds = dict[str, list[int]]  # of each task
 
 
-def _statement(records: Sequence[Record], of: str, difference: str, judge: Judge) -> str:
-    runs, rows = Runs(records), []
+def _compared(runs: Runs, seeds: Callable[[str, int], list[int]]) -> Iterator[tuple[str, int, str, Seeds]]:
+    """Kind of tasks, updates, the other method, and the seeds of each task, if a task has any."""
     for (kind, age), other in product(PLACES, OTHERS):
-        seeds_of = _seeds_of(kind, age, runs.first if of == "a" else runs.fresh)
-        if pairs := sum(map(len, seeds_of.values())):
-            text, verdict = judge(runs, age, other, seeds_of)
-            whole = len(FIRST) * len(KINDS[kind])
-            judged = verdict if pairs == whole else f"open ({pairs} of {whole} pairs), so far {verdict}"
-            expected = EXPECTED.get((of, kind, age, other), "")
-            rows.append([f"{kind}, {age}", LABELS[other], text, expected, judged])
-    header = ["tasks, updates", "TROLL minus", difference, "expected", "verdict"]
-    return markdown(header, rows) if rows else "These runs have not been made: nothing is decided."
+        if seeds_of := {task: found for task in KINDS[kind] if (found := seeds(task, age))}:
+            yield kind, age, other, seeds_of
 
 
-def _seeds_of(kind: str, age: int, seeds: Callable[[str, int], list[int]]) -> dict[str, list[int]]:
-    return {task: found for task in KINDS[kind] if (found := seeds(task, age))}
+def _verdict(verdict: str, seeds_of: Seeds) -> str:
+    pairs, whole = sum(map(len, seeds_of.values())), len(FIRST) * len(RARE)
+    return verdict if pairs == whole else f"open ({pairs} of {whole} pairs), so far {verdict}"
 
 
 def over_rates(records: Sequence[Record]) -> str:
@@ -118,70 +112,53 @@ def over_rates(records: Sequence[Record]) -> str:
     Statement (a): the mean success over the five learning rates, on seeds 40 to 44. It holds if TROLL leads by at least
     5 points with p < 0.01.
     """
+    runs, rows = Runs(records), []
+    for kind, age, other, seeds_of in _compared(runs, runs.first):
+        lead, p_value = _lead(runs, age, other, seeds_of, lambda *cell: RATES)
+        verdict = _verdict("holds" if lead.value >= LEAD and p_value < 0.01 else "fails", seeds_of)
+        expected = EXPECTED["a", kind, age, other]
+        rows.append([f"{kind}, {age}", LABELS[other], signed(lead, p_value), expected, verdict])
+    header = ["tasks, updates", "TROLL minus", "mean success over the rates, points", "expected", "verdict"]
+    return markdown(header, rows)
 
-    def judge(runs: Runs, age: int, other: str, seeds_of: dict[str, list[int]]) -> tuple[str, str]:
-        means = lambda task, region: np.mean(
-            [runs.values(task, age, region, rate, seeds_of[task]) for rate in RATES], axis=0
-        )
-        lead, p_value = _lead(seeds_of, other, means)
-        return signed(lead, p_value), "holds" if lead.value >= LEAD and p_value < 0.01 else "fails"
 
-    return _statement(records, "a", "mean success over the rates, points", judge)
-
-
-def kept(records: Sequence[Record]) -> str:
+def second_stage(records: Sequence[Record]) -> str:
     """
-    Statement (b), on seeds 45 to 49: the part of the success at its own best learning rate that a method keeps at twice
-    that rate. It holds if the interval of TROLL's lead is above 0.
-    """
-
-    def judge(runs: Runs, age: int, other: str, seeds_of: dict[str, list[int]]) -> tuple[str, str]:
-        lead = _kept(runs, age, other, seeds_of)
-        return points(lead), "holds" if lead.low > 0 else "fails"
-
-    return _statement(records, "b", "part kept, percentage points", judge)
-
-
-def kept_exploratory(records: Sequence[Record]) -> str:
-    """
-    **Exploratory, not statement (b)**: TROLL's lead in the part kept on the seeds of stage 1, which also chose the best
-    rates. A task is left out if a method has its best rate at 1.6e-3, since stage 1 has no higher rate.
+    Statements (b) and (c), on seeds 45 to 49. (b) compares the part of the success at its own best learning rate that a
+    method keeps at twice that rate; it holds if the interval of TROLL's lead is above 0. (c) compares success at each
+    method's best rate; it holds if the interval is above -2 points, is open if only the mean is, and fails otherwise.
     """
     runs, rows = Runs(records), []
-    for kind, age in PLACES:
-        seeds_of = _seeds_of(kind, age, runs.first)
-        inside = [task for task in seeds_of if all(runs.best(task, age, region) < RATES[-1] for region in LABELS)]
-        if inside:
-            leads = [_kept(runs, age, other, {task: seeds_of[task] for task in inside}) for other in OTHERS]
-            rows.append([f"{kind}, {age}", str(len(inside)), *map(points, leads)])
-    return markdown(["tasks, updates", "number of tasks", *(f"minus {label}" for label in OTHERS.values())], rows)
-
-
-def at_best(records: Sequence[Record]) -> str:
-    """
-    Statement (c), on seeds 45 to 49: success with each method at its own best learning rate. It holds if the interval
-    of TROLL's lead is above -2 points, is open if only the mean is, and fails otherwise.
-    """
-
-    def judge(runs: Runs, age: int, other: str, seeds_of: dict[str, list[int]]) -> tuple[str, str]:
-        best = lambda task, region: runs.values(task, age, region, runs.best(task, age, region), seeds_of[task])
-        lead, p_value = _lead(seeds_of, other, best)
-        return signed(lead, p_value), "holds" if lead.low > LEVEL else "open" if lead.value > LEVEL else "fails"
-
-    return _statement(records, "c", "success, points", judge)
+    for kind, age, other, seeds_of in _compared(runs, runs.fresh):
+        kept = _kept(runs, age, other, seeds_of)
+        lead, _ = _lead(runs, age, other, seeds_of, lambda *cell: (runs.best(*cell),))
+        row = [f"{kind}, {age}", LABELS[other]]
+        for of, found, verdict in (
+            ("b", kept, "holds" if kept.low > 0 else "fails"),
+            ("c", lead, "holds" if lead.low > LEVEL else "open" if lead.value > LEVEL else "fails"),
+        ):
+            expected = EXPECTED.get((of, kind, age, other), verdict)
+            surprise = "" if verdict in expected else f", expected: {expected}"
+            row += [points(found), _verdict(verdict, seeds_of) + surprise]
+        rows.append(row)
+    header = ["tasks, updates", "TROLL minus", "(b) part kept, percentage points", "verdict", "(c) success, points"]
+    return markdown([*header, "verdict"], rows) if rows else "Stage 2 has not run: nothing is decided."
 
 
 def _lead(
-    seeds_of: dict[str, list[int]], other: str, values: Callable[[str, str], np.ndarray]
+    runs: Runs, age: int, other: str, seeds_of: Seeds, rates: Callable[[str, int, str], Sequence[float]]
 ) -> tuple[Estimate, float]:
-    """TROLL's lead in `values` of a task and a trust region, `(seeds,)`, and its p-value."""
-    cell = lambda task, region: Cell(
-        [{"seed": seed, "success": value} for seed, value in zip(seeds_of[task], values(task, region), strict=True)]
-    )
+    """TROLL's lead in the mean success over the `rates` of each cell, and its p-value."""
+
+    def cell(task: str, region: str) -> Cell:
+        of_rates = [runs.values(task, age, region, rate, seeds_of[task]) for rate in rates(task, age, region)]
+        means = zip(seeds_of[task], np.mean(of_rates, axis=0), strict=True)
+        return Cell([{"seed": seed, "success": value} for seed, value in means])
+
     return pooled_difference([(cell(task, TROLL), cell(task, other)) for task in seeds_of])
 
 
-def _kept(runs: Runs, age: int, other: str, seeds_of: dict[str, list[int]]) -> Estimate:
+def _kept(runs: Runs, age: int, other: str, seeds_of: Seeds) -> Estimate:
     """TROLL's lead in the part kept, mean over tasks; seeds are drawn within each, the same for both methods."""
     generator, leads = np.random.default_rng(0), []
     for task, seeds in seeds_of.items():
@@ -197,6 +174,23 @@ def _kept(runs: Runs, age: int, other: str, seeds_of: dict[str, list[int]]) -> E
         leads.append(parts[0] - parts[1])
     mean = np.mean(leads, axis=0)
     return Estimate(float(mean[0]), *map(float, np.quantile(mean[1:], [0.025, 0.975])))
+
+
+def kept_exploratory(records: Sequence[Record]) -> str:
+    """
+    **Exploratory, not statement (b)**: TROLL's lead in the part kept on the seeds of stage 1, which also chose the best
+    rates. A task is left out if a method has its best rate at 1.6e-3, since stage 1 has no higher rate.
+    """
+    runs, rows = Runs(records), []
+
+    def seeds(task: str, age: int) -> list[int]:
+        first = runs.first(task, age)
+        return first if first and all(runs.best(task, age, region) < RATES[-1] for region in LABELS) else []
+
+    for kind, age, other, seeds_of in _compared(runs, seeds):
+        lead = _kept(runs, age, other, seeds_of)
+        rows.append([f"{kind}, {age}", LABELS[other], str(len(seeds_of)), points(lead)])
+    return markdown(["tasks, updates", "TROLL minus", "number of tasks", "part kept, percentage points"], rows)
 
 
 # -- What was measured ------------------------------------------------------------------------------------------------
@@ -249,32 +243,41 @@ def window(records: Sequence[Record]) -> str:
 
 
 def alpha(records: Sequence[Record]) -> str:
-    """TROLL's success in percent with other weights α of the regression, on the seeds that have all four weights."""
+    """TROLL's success in percent with other weights α of the regression: means over the four tasks of `alpha`."""
+    return _alpha(records, {"all": (*RARE, *COMMON)})
+
+
+def alpha_by_task(records: Sequence[Record]) -> str:
+    """The same on every task."""
+    return _alpha(records, {task: (task,) for task in (*RARE, *COMMON)})
+
+
+def _alpha(records: Sequence[Record], groups: dict[str, tuple[str, ...]]) -> str:
     runs, weights, rows = Runs(records).alpha, (0.0, 0.3, 1.0, 3.0), []
-    means: dict[float, list[list[float]]] = {}
-    for rate, task, age in product((4e-4, 8e-4), (*RARE, *COMMON), COMMON_AGES):
-        cells = [runs.get((task, age, weight, rate), {}) for weight in weights]
-        if seeds := _shared(FIRST, cells):
-            row = [100 * Cell([cell[seed] for seed in seeds]).values("success").mean() for cell in cells]
-            means.setdefault(rate, []).append(row)
-            rows.append([task, str(age), f"{rate:g}", str(len(seeds)), *(f"{value:.1f}" for value in row)])
-    for rate, of_rate in means.items():
-        rows.append(
-            [f"all {len(of_rate)}", "", f"{rate:g}", "", *(f"{value:.1f}" for value in np.mean(of_rate, axis=0))]
-        )
-    header = ["task", "updates", "learning rate", "seeds", *(f"α = {weight:g}" for weight in weights)]
+    for (name, tasks), age, rate in product(groups.items(), COMMON_AGES, (4e-4, 8e-4)):
+        cells = [[runs.get((task, age, weight, rate), {}) for weight in weights] for task in tasks]
+        seeds = [_shared(FIRST, of_task) for of_task in cells]  # that have all weights
+        means = [
+            [100 * Cell([cell[seed] for seed in of]).values("success").mean() for cell in of_task]
+            for of_task, of in zip(cells, seeds, strict=True)
+            if of
+        ]
+        if means:
+            texts = [f"{value:.1f}" for value in np.mean(means, axis=0)]
+            rows.append([name, str(age), f"{rate:g}", str(sum(map(len, seeds))), *texts])
+    header = ["tasks", "updates", "learning rate", "runs of each", *(f"α = {weight:g}" for weight in weights)]
     return markdown(header, rows) if rows else "No run with another α than 1 has been made."
 
 
 TABLES: dict[str, Table] = {
     "found": found,
     "over-rates": over_rates,
-    "kept": kept,
-    "at-best": at_best,
+    "second-stage": second_stage,
     "kept-exploratory": kept_exploratory,
     "window": window,
     "by-rate": by_rate,
     "alpha": alpha,
+    "alpha-by-task": alpha_by_task,
     "by-task": by_task,
 }
 
