@@ -13,7 +13,7 @@ import numpy as np
 from evidence.age import COMMON, COMMON_AGES, RARE, Cells, study_text
 from evidence.results import read_records
 from evidence.tables import RESAMPLES, Cell, Record, Table, markdown, points, pooled_difference, signed
-from troll_trl.evaluation.statistics import Estimate
+from math_answers.evaluation.statistics import Estimate
 
 KINDS = {"rare": RARE, "common": COMMON}
 PLACES = tuple(product(KINDS, COMMON_AGES))  # kinds of tasks, and updates per rollout batch
