@@ -90,8 +90,6 @@ class StoredEngine:
     def __init__(self, logprobs, **_):
         self.logprobs, self.vllm_client = logprobs, self
 
-    def wait_for_server_ready(self): ...
-
     def sync_weights(self): ...
 
     def get_server_info(self):

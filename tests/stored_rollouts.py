@@ -83,8 +83,6 @@ class StaleEngine:
     def __init__(self, **_):
         self.vllm_client, self.model = self, tiny_model()
 
-    def wait_for_server_ready(self): ...
-
     def sync_weights(self): ...
 
     def get_server_info(self):

@@ -216,9 +216,9 @@ class Client:
 def test_the_server_must_say_what_the_trust_region_reads(mode, most, support_size, message):
     client = Client(logprobs_mode=mode, max_logprobs=most)
     if message is None:
-        return check_server(client, support_size)
+        return check_server(client.get_server_info(), client.server_url, support_size)
     with pytest.raises(ValueError, match=f"runs with `--logprobs-mode {mode}` and `--max-logprobs {most}`.*{message}"):
-        check_server(client, support_size)
+        check_server(client.get_server_info(), client.server_url, support_size)
 
 
 @pytest.mark.parametrize(("options", "support_size"), [

@@ -39,8 +39,6 @@ class Engine:
         self.speak = lambda prompt: []  # sample
         self.asked = []
 
-    def wait_for_server_ready(self): ...
-
     def get_server_info(self):
         return {"model_config": {"logprobs_mode": "processed_logprobs", "max_logprobs": -1}}
 

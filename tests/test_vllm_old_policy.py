@@ -34,7 +34,7 @@ def trainer(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("bfloat16", 1e-3)])
 def test_the_engine_and_the_trainer_at_equal_weights(trainer, dtype, limit, algorithm):
     """In the first update of a rollout batch the trust region bounds what they disagree on, and all later ones too."""
     options = {"beta": 0.0, "kl_bound": 0.01}
@@ -106,7 +106,8 @@ def test_resumes_exactly(trainer, tmp_path, stop):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_it_learns_sums_as_with_the_trainers_old_policy(monkeypatch, tmp_path, seed):
-    """160 of the quickstart's 400 updates, from the same start. Three seeds ended within 5 points of each other."""
+    """160 of the quickstart's updates from the same start. On these seeds, the runs with the trainer's old policy ended
+    at 62, 50 and 77 %, those with the engine's at 64, 50 and 76 %."""
     plain_linear_layers(monkeypatch.setattr)
     torch.manual_seed(seed)
     train, held_out = make_problems(seed)

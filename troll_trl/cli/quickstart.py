@@ -1,11 +1,12 @@
-"""Train a small Qwen3 model on sums with TROLL, until it solves most of them.
+"""Train a small Qwen3 model on sums with TROLL and, on a second core, with TRL's clip.
 
 This runs on the CPU, without a model or dataset hub:
 
 1. write sums such as "What is 37 + 48?" as JSON lines, and hold some of them out;
 2. warm up a small Qwen3 model on the others, by supervised training, until it solves about a third;
-3. train it with TROLL, like any model: `troll grpo --config quickstart`;
-4. report, as `troll report` does: the success rate on the held-out sums before and after, and the curves.
+3. train it with TROLL, like any model: `troll grpo --config quickstart`; and with TRL's own trainer at the same time:
+   `troll grpo --config quickstart --method clip`;
+4. report, as `troll report` does: the success rate on the held-out sums before and after, and both curves.
 """
 
 import argparse
@@ -55,15 +56,33 @@ def make_start(folder: Path, problems: list[dict[str, str]], seed: int, success:
     tokenizer.save_pretrained(folder)
 
 
-def run_training(output: Path, seed: int, updates: int | None) -> None:
-    command = [sys.executable, "-m", "troll_trl.cli.train", "--config", str(CONFIG)]
+def run_trainings(output: Path, seed: int, updates: int | None) -> None:
+    """Train with TROLL into `run` and with the clip into `clip`, at the same time. The clip's lines go to a file."""
+    command = [sys.executable, "-m", "troll_trl.cli.train", "--config", str(CONFIG), "--seed", str(seed)]
     command += ["--model_name_or_path", str(output / "start"), "--dataset_name", str(output / "data")]
-    command += ["--output_dir", str(output / "run"), "--seed", str(seed)]
     if updates is not None:
         command += ["--max_steps", str(updates), "--eval_steps", str(updates)]
-    print("Training with TROLL:", " ".join(command), flush=True)
-    if subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": str(THREADS)}).returncode != 0:
-        sys.exit("The training failed; its error is above.")
+    troll = [*command, "--output_dir", str(output / "run")]
+    clip = [*command, "--output_dir", str(output / "clip"), "--method", "clip"]
+    environment = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
+    print("Training with TROLL:", shlex.join(troll))
+    print(f"At the same time with TRL's clip, whose lines are in {output / 'clip.log'}", flush=True)
+    with (output / "clip.log").open("wb") as log:
+        other = subprocess.Popen(clip, env=environment, stdout=log, stderr=log)
+        try:
+            if subprocess.run(troll, env=environment).returncode != 0:
+                sys.exit("The training failed; its error is above.")
+            print("Waiting for the clip's run.", flush=True)
+            if other.wait() != 0:
+                sys.exit(f"The training with TRL's clip failed; its error is in {output / 'clip.log'}.")
+        finally:
+            other.kill()
+
+
+def successes(run: Path) -> list[float]:
+    """The success rate on the held-out sums at each evaluation of a run."""
+    log = json.loads((run / "trainer_state.json").read_text())["log_history"]
+    return [line["eval_reward"] for line in log if "eval_reward" in line]
 
 
 def missed_goals(log: list[dict[str, Any]], kl_bound: float) -> list[str]:
@@ -99,12 +118,12 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     train, test = make_problems(options.seed)
     write_problems(output / "data", train, test)
     make_start(output / "start", train, options.seed, options.start_success)
-    run_training(output, options.seed, options.updates)
-    write_report([str(output / "run")], None, output / "report")
+    run_trainings(output, options.seed, options.updates)
+    write_report([str(output / "run"), str(output / "clip")], None, output / "report")
     log = json.loads((output / "run" / "trainer_state.json").read_text())["log_history"]
-    success = [line["eval_reward"] for line in log if "eval_reward" in line]
+    (before, *_, after), (*_, with_clip) = successes(output / "run"), successes(output / "clip")
     print(f"Model:  {output / 'run'}, after {time.monotonic() - start_time:.0f} s")
-    print(f"Success rate on held-out sums: {success[0]:.1%} before, {success[-1]:.1%} after")
+    print(f"Success rate on held-out sums: {before:.1%} before, {after:.1%} with TROLL, {with_clip:.1%} with the clip")
     # The model knows sums alone, and no instruction to answer in a box
     evaluation = ["troll", "eval", "--model", str(output / "run"), "--benchmarks", f"sums={output / 'data'}"]
     evaluation += ["--instruction", "", "--max_new_tokens", "8", "--output", str(output / "evaluation")]

@@ -23,7 +23,7 @@ from troll_trl.trainers.resume import epochs_of_stream, load_state, save_state
 from troll_trl.trainers.run_start import check_trainable, print_batches, warn_of_noise
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.trl_compat import check_trl
-from troll_trl.trainers.vllm import check_server, check_vllm, explain_lost_server
+from troll_trl.trainers.vllm import check_server, check_vllm, explain_lost_server, server_url
 from troll_trl.trust_region.regions import TrustRegion
 
 if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
@@ -112,7 +112,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         generation = self.vllm_generation
         if args.vllm_mode == "server" and self.accelerator.is_main_process:
             whole = self.support_size >= vocabulary  # then without a rest: all tokens are asked for
-            check_server(generation.vllm_client, self.support_size + whole)
+            check_server(generation.vllm_client.get_server_info(), server_url(args), self.support_size + whole)
         asked = self._trl_scores_rollouts()
         return EngineRecorder(self.accelerator, generation, self.support_size, args.tail_mass, vocabulary, asked)
 

@@ -136,15 +136,14 @@ def explain_server(url: str, every_error: bool = False) -> Iterator[None]:
         raise
 
 
-def check_server(client: Any, support_size: int | None) -> None:
-    """Wait for the server of TRL's `client`. A `ValueError` says that its answers will have log-probabilities before
-    the temperature, or too few for a support of `support_size` tokens."""
-    client.wait_for_server_ready()
-    model = client.get_server_info()["model_config"]
+def check_server(info: Mapping[str, Any], url: str, support_size: int | None) -> None:
+    """Raise a `ValueError` if the answers of the server at `url` will have log-probabilities before the temperature, or
+    too few for a support of `support_size` tokens. `info` is what TRL's clients get from it."""
+    model = info["model_config"]
     mode, most, needed = model["logprobs_mode"], model["max_logprobs"], (support_size or 1) - 1
     if mode != "processed_logprobs" or 0 <= most < needed:  # -1: as many as asked for
         raise ValueError(
-            f"The vLLM server at {client.server_url} runs with `--logprobs-mode {mode}` and `--max-logprobs {most}`: "
+            f"The vLLM server at {url} runs with `--logprobs-mode {mode}` and `--max-logprobs {most}`: "
             "its log-probabilities are from before the temperature, or too few for `support_size`. Start it with "
             f"`--logprobs-mode processed_logprobs --max-logprobs {max(needed, 20)}`."
         )

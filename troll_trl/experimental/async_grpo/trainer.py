@@ -112,7 +112,8 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
             return super().train(resume_from_checkpoint, *args, **kwargs)
         url = self.vllm_client.server_url
         with explain_server(url):
-            check_server(self.vllm_client, self.support_size)
+            self.vllm_client.wait_for_server_ready()
+            check_server(self.vllm_client.get_server_info(), self.vllm_client.server_url, self.support_size)
         if resume_from_checkpoint:
             with contextlib.suppress(Exception):  # there is one only if the run was killed while it sent weights
                 self.vllm_client.finish_weight_update(timeout=60)
