@@ -581,6 +581,7 @@ def test_tables_of_rarity_leave_out_what_is_not_there():
     assert first.startswith("| label-2 | clip | 10 |") and second.endswith("|  |  |")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", sorted(figures.FIGURES))
 def test_every_figure_is_drawn_and_kept(grid, tmp_path):
     records = read_records(EVIDENCE / "results" / f"{grid}.jsonl")
@@ -592,6 +593,7 @@ def test_every_figure_is_drawn_and_kept(grid, tmp_path):
 # -- What was run -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["common", "rarity", "lora", "smollm2", "async"])
 def test_runs_of_a_seed_have_one_start_but_for_those_that_the_pages_name(name):
     """Pairs are of one start, which depends on the machine."""
@@ -603,12 +605,14 @@ def test_runs_of_a_seed_have_one_start_but_for_those_that_the_pages_name(name):
     assert several == (named if name == "rarity" else set())
 
 
+@pytest.mark.slow
 def test_every_common_run_has_a_result():
     records = read_records(EVIDENCE / "results" / "common.jsonl")
     wanted = read_grid(EVIDENCE / "common.yaml").all_runs({})
     assert {run_of(record): record["studies"] for record in records} == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(report.TABLES) - {"gpu"}))  # never run yet
 def test_the_pages_hold_the_tables_of_the_results(name):
     pages = [page.read_text() for page in report.PAGES]
@@ -651,6 +655,7 @@ def test_the_readme_is_short_with_its_tables_too():
     assert len((EVIDENCE / "README.md").read_text().split()) <= 1200
 
 
+@pytest.mark.slow
 def test_no_token_leaves_the_bound_in_any_run():
     """rarity.md says so of all runs with the projection. `clip-recorded` is TRL's clip, with the bound open."""
     names = ("age", "common", "rarity", "rate", "smollm2", "lora")
@@ -666,6 +671,7 @@ def test_no_token_leaves_the_bound_in_any_run():
         assert r["kl_max"] <= bound * (1 + 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["common", "rarity", "smollm2", "lora", "age", "rate", "async"])
 def test_every_result_is_of_its_grid(name):
     records, grid = read_records(EVIDENCE / "results" / f"{name}.jsonl"), read_grid(EVIDENCE / f"{name}.yaml")
@@ -674,6 +680,7 @@ def test_every_result_is_of_its_grid(name):
     assert len({run_of(record) for record in records}) == len(records)
 
 
+@pytest.mark.slow
 def test_the_moves_of_rarity_are_drawn(tmp_path):
     records = read_records(EVIDENCE / "results" / "rarity-moves.jsonl")
     moves.draw(records, "label-2", tmp_path / "moves.png")

@@ -30,7 +30,7 @@ from triton.compiler import ASTSource
 
 TOOLS = Path(importlib.util.find_spec("triton").origin).parent / "backends" / "nvidia" / "bin"
 PTXAS, CUOBJDUMP = (shutil.which(name, path=TOOLS) or shutil.which(name) for name in ("ptxas", "cuobjdump"))
-pytestmark = pytest.mark.skipif(PTXAS is None, reason="this Triton comes without ptxas")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(PTXAS is None, reason="this Triton comes without ptxas")]
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 K = 64

@@ -18,7 +18,10 @@ from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE
 from troll_trl.lm_head import add_sparse_lm_head, support_selection
 from troll_trl.trust_region.sparse import keep_nothing
 
-pytestmark = pytest.mark.skipif(not TRITON_AVAILABLE or INTERPRETED, reason="counts the launches of compiled kernels")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not TRITON_AVAILABLE or INTERPRETED, reason="counts the launches of compiled kernels"),
+]
 
 TOKENS = 8 * 4096
 _, VOCABULARY = SHAPES["qwen3-0.6b"]
