@@ -60,7 +60,10 @@ def test_help_names_every_setting_and_imports_nothing_heavy(command):
     assert done.stdout.endswith("set()\n")
     if command != "eval":
         assert "  --max_steps int = -1\n      Overrides `num_train_epochs`." in done.stdout
-        assert "  --kl_bound str = 0.05\n      Bound ε on the KL" in done.stdout and "'auto' becomes" in done.stdout
+        assert (
+            "  --kl_bound FloatOrAuto = 0.05\n      Bound ε on the KL" in done.stdout
+            and "'auto' becomes" in done.stdout
+        )
 
 
 @pytest.mark.parametrize("command", [["grpo", "--help"], ["eval", "--help"], ["configs"], []])

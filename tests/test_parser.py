@@ -108,6 +108,18 @@ def test_an_automatic_bound_is_saved_as_its_number(parse, given):
     assert training_args.kl_bound == script_args.settings["kl_bound"] == pytest.approx(0.2)
 
 
+def test_a_trust_region_of_ones_own_in_a_file_and_as_a_flag(parse, refusal, tmp_path, monkeypatch):
+    (tmp_path / "own_regions.py").write_text("import troll_trl\nclass Open(troll_trl.TrustRegion): ...\n")
+    monkeypatch.chdir(tmp_path)
+    for given in (("trust_region: own_regions.Open",), ("trust_region: mask", "--trust_region", "own_regions.Open")):
+        script_args, training_args, _ = parse(*given)
+        assert training_args.trust_region == script_args.settings["trust_region"] == "own_regions.Open"
+        assert training_args.make_trust_region().describe() == "Open"
+    assert "`trust_region` names 'own_regions.Opne', which gives no trust region: " in refusal(
+        "trust_region: own_regions.Opne"
+    )
+
+
 @pytest.mark.parametrize("flags", [("--max_steps", "7"), ("--max_steps=7",), ("--max-steps", "7")])
 def test_flags_replace_the_file(parse, flags):
     script_args, training_args, _ = parse("max_steps: 5\nseed: 3", *flags)

@@ -9,9 +9,21 @@ if TYPE_CHECKING:
     from troll_trl.trainers.config import TrollGRPOConfig, TrollRLOOConfig
     from troll_trl.trainers.grpo import TrollGRPOTrainer
     from troll_trl.trainers.rloo import TrollRLOOTrainer
+    from troll_trl.trust_region.mask import topk_tv, with_gradient_weight
+    from troll_trl.trust_region.regions import Bounded, TrustRegion
 
 __version__ = "0.1.0"
-__all__ = ["TrollGRPOConfig", "TrollGRPOTrainer", "TrollRLOOConfig", "TrollRLOOTrainer", "__version__"]
+__all__ = [
+    "Bounded",
+    "TrollGRPOConfig",
+    "TrollGRPOTrainer",
+    "TrollRLOOConfig",
+    "TrollRLOOTrainer",
+    "TrustRegion",
+    "__version__",
+    "topk_tv",
+    "with_gradient_weight",
+]
 
 keep_older_names()
 
@@ -21,6 +33,10 @@ _MODULES = {
     "TrollGRPOTrainer": "troll_trl.trainers.grpo",
     "TrollRLOOConfig": "troll_trl.trainers.config",
     "TrollRLOOTrainer": "troll_trl.trainers.rloo",
+    "Bounded": "troll_trl.trust_region.regions",
+    "TrustRegion": "troll_trl.trust_region.regions",
+    "topk_tv": "troll_trl.trust_region.mask",
+    "with_gradient_weight": "troll_trl.trust_region.mask",
 }
 
 

@@ -1,6 +1,9 @@
 """Fields of dataclasses that files and flags set: one text documents a field, for `--help` and for the docstring."""
 
+import importlib
 import inspect
+import os
+import sys
 import textwrap
 from dataclasses import MISSING, field, fields
 from numbers import Real
@@ -36,3 +39,14 @@ def document(cls: type) -> type:
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether an option is a number, which a boolean is not. NaN is one, and lies in no range."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def imported(path: str) -> Any:
+    """What a dotted import path such as `my_lib.rewards.custom_reward` names. The working directory is searched, too.
+    An `ImportError` or `AttributeError` says what is missing."""
+    module, _, attribute = path.rpartition(".")
+    if not module:
+        raise ImportError("it is no dotted import path such as my_lib.regions.MyRegion")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return getattr(importlib.import_module(module), attribute)

@@ -1,13 +1,12 @@
 """Reward functions by their names in settings: short ones, import paths, and calls of functions that make them."""
 
 import ast
-import importlib
 import inspect
-import os
 import re
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
+
+from troll_trl.fields import imported
 
 REWARD_FUNCTIONS = {
     "math_accuracy": "math_answers.math_accuracy_reward",
@@ -37,15 +36,13 @@ def load_reward_function(name: str) -> Callable:
     text = REWARD_FUNCTIONS.get(name, name)
     path, bracket, _ = text.partition("(")
     path = REWARD_FUNCTIONS.get(path, path).partition("(")[0]
-    module, _, attribute = path.rpartition(".")
-    if not module:
+    if "." not in path:
         raise ValueError(
             f"`reward_funcs` names {name!r}, which is none of {', '.join(REWARD_FUNCTIONS)} and no dotted import path "
             "such as my_lib.rewards.custom_reward."
         )
-    sys.path.insert(0, os.getcwd())
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function = imported(path)
         if bracket:
             call: Any = ast.parse(text, mode="eval").body
             keywords = {item.arg: ast.literal_eval(item.value) for item in call.keywords}

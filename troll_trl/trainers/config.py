@@ -2,9 +2,10 @@
 
 import contextlib
 import copy
+import inspect
 import warnings
 from dataclasses import Field, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from trl import GRPOConfig, RLOOConfig
 
@@ -12,13 +13,23 @@ from troll_trl.fields import document, is_number, setting
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.vllm import check_sampling
 from troll_trl.trust_region.mask import checked_bound
-from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion
+from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion, load_trust_region
 from troll_trl.trust_region.sparse import check_support_options
 
 if TYPE_CHECKING:  # TRL's config, which follows in the list of bases
     from trl import GRPOConfig as _TrlConfig
 else:
     _TrlConfig = object
+
+if TYPE_CHECKING:
+    FloatOrAuto = float | Literal["auto"]
+else:  # what parsers call with a text: they would take `float | str` for a float alone
+
+    class FloatOrAuto(float):
+        def __new__(cls, text):
+            return text if text == "auto" else float(text)
+
+    FloatOrAuto.__name__ = "number or 'auto'"  # in their messages
 
 SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 
@@ -32,8 +43,7 @@ _SUPPORT = ("support_size", "tail_mass")
 class TrustRegionOptions(_TrlConfig):
     """The projection's options, which every config adds to TRL's, and their checks."""
 
-    # Text to a parser, as TRL's `scale_rewards`: one of `float | str` would take no 'auto'. A made config has a number.
-    kl_bound: str = setting(
+    kl_bound: FloatOrAuto = setting(  # a made config has a number
         0.05,  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
         "Bound ε on the KL of every token's projected policy π from the old policy q, in nats: KL(π‖q) ≤ ε. It must be "
         "positive; inf switches the projection off. Except in asynchronous training, 'auto' becomes 0.05·(n/8)² for n "
@@ -59,9 +69,18 @@ class TrustRegionOptions(_TrlConfig):
         """Whether the trust region is a mask, and not the projection."""
         return getattr(self, "trust_region", "projection") == "mask"
 
+    @property
+    def imports_trust_region(self) -> bool:
+        """Whether the trust region is given by its import path."""
+        return "." in getattr(self, "trust_region", "projection")
+
     def trust_region_options(self) -> dict[str, Any]:
         """The options that define the trust region, by name: those that have an effect."""
-        names = (*(_MASK if self.masks else _PROJECTION), *(_SUPPORT if self.make_trust_region().needs_support else ()))
+        if self.imports_trust_region:  # which may read any of them
+            names: tuple[str, ...] = (*_PROJECTION, *_MASK, *_SUPPORT)
+        else:
+            names = _MASK if self.masks else _PROJECTION
+            names += _SUPPORT if self.make_trust_region().needs_support else ()
         return {name: getattr(self, name) for name in ("trust_region", *names) if hasattr(self, name)}
 
     def make_trust_region(self) -> TrustRegion:
@@ -82,12 +101,12 @@ class TrustRegionOptions(_TrlConfig):
                 bound = float(bound)
         self.kl_bound = bound
         if not (is_number(bound) and bound > 0):  # inf means no limit
-            allowed = "positive" + " or 'auto'" * isinstance(self, TrollOptions)
+            allowed = "positive or 'auto'" if isinstance(self, TrollOptions) else "positive"
             raise ValueError(f"`kl_bound` must be {allowed}, got {bound!r}.")
         check_support_options(self.support_size, getattr(self, "tail_mass", 0.0))
 
-    def _warn_of_unused(self, stacklevel: int = 4):
-        """Name options without an effect on this trust region, at the line that made the config."""
+    def _warn_of_unused(self):
+        """Name options without an effect on this trust region."""
         used, ours = self.trust_region_options(), {*_PROJECTION, *_MASK, *_SUPPORT, "epsilon", "epsilon_high"}
         unused = [
             f"{option.name}={value}"
@@ -98,7 +117,7 @@ class TrustRegionOptions(_TrlConfig):
         ]
         if unused and self.process_index == 0:
             region = self.make_trust_region().describe()
-            warnings.warn(f"{', '.join(unused)} unused by this trust region ({region}).", stacklevel=stacklevel)
+            _warn(f"{', '.join(unused)} unused by this trust region ({region}).")
 
 
 @dataclass
@@ -109,7 +128,8 @@ class MaskOptions(TrustRegionOptions):
         "projection",
         "'projection' for TROLL or 'mask' for DPPO. The mask removes a token's gradient from the surrogate if the "
         "token has moved with its advantage and its divergence from the old policy exceeds `divergence_bound`. It has "
-        "no regression.",
+        "no regression. Or your own, by its import path, such as my_lib.MyRegion: a class derived from "
+        "troll_trl.TrustRegion, or a function that makes one. It is called with the config if it needs an argument.",
     )
     divergence_type: str = setting(
         "binary_tv",
@@ -127,17 +147,25 @@ class MaskOptions(TrustRegionOptions):
     )
 
     def make_trust_region(self) -> TrustRegion:
+        if self.imports_trust_region:
+            return load_trust_region(self.trust_region, self)
         if not self.masks:
             return super().make_trust_region()
         return MaskTrustRegion(self.divergence_type, self.divergence_bound, self.ratio_cap)
 
     def _check(self):
-        if self.trust_region not in ("projection", "mask"):
-            raise ValueError(f"`trust_region` must be 'projection' or 'mask', got {self.trust_region!r}.")
+        name = self.trust_region
+        if not (isinstance(name, str) and (name in ("projection", "mask") or "." in name)):
+            raise ValueError(
+                f"`trust_region` must be 'projection' or 'mask', got {name!r}. Your own trust region needs a dotted "
+                "import path, such as my_lib.MyRegion."
+            )
         bound = checked_bound(self.divergence_type, self.divergence_bound)
         if self.masks:
             self.divergence_bound = bound
         super()._check()
+        if self.imports_trust_region:
+            self.make_trust_region()  # a wrong path is refused now, and not after the model was loaded
 
 
 @dataclass
@@ -192,7 +220,7 @@ class TrollOptions(TrustRegionOptions):
             self.kl_bound = bound = 0.05 * (updates / 8) ** 2
             if not 8 <= updates <= 32 and self.process_index == 0:
                 rule = f"`kl_bound` 'auto' is {bound:.3g} for {updates:g} updates per rollout batch"
-                warnings.warn(f"{rule}; it was measured for 8 to 32.", stacklevel=6)
+                _warn(f"{rule}; it was measured for 8 to 32.")
         super()._check()
 
     @classmethod
@@ -214,7 +242,7 @@ class TrollOptions(TrustRegionOptions):
         for option in troll_fields(cls):
             setattr(config, option.name, option.default)
         config._check()
-        config._warn_of_unused(stacklevel=5)
+        config._warn_of_unused()
         return config
 
     @property
@@ -306,6 +334,14 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
 
     _trl_config = RLOOConfig
+
+
+def _warn(message: str) -> None:
+    """Warn at the line that made a config or gave it to a trainer, however many of our methods lie between."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("troll_trl."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def troll_fields(config: type[TrollOptions]) -> list[Field]:

@@ -15,10 +15,12 @@ logger = get_logger(__name__)
 def print_batches(accelerator: Accelerator, args: TrollOptions, trust_region: TrustRegion, support_size: int) -> None:
     """Print how many updates share a rollout batch, and warn if the trust region is idle."""
     prompts, updates = args.generation_batch_size // args.num_generations, args.updates_per_rollout_batch
-    kept = f"up to {support_size} tokens kept per position (tail mass {args.tail_mass:g}), "
+    kept = ""
+    if trust_region.needs_support:
+        kept = f"up to {support_size} tokens kept per position (tail mass {args.tail_mass:g}), "
     accelerator.print(
         f"TROLL: {prompts} prompts x {args.num_generations} completions per rollout batch, {updates:g} "
-        f"update{'s' * (updates != 1)} per rollout batch, {kept * trust_region.needs_support}{trust_region.describe()}."
+        f"update{'' if updates == 1 else 's'} per rollout batch, {kept}{trust_region.describe()}."
     )
     if args.old_policy == "engine":
         accelerator.print(

@@ -1,16 +1,19 @@
 """
 The trust regions that a trainer can have: what the loss reads in place of the policy, and what a log line counts.
 
-Each is a function of policy, old policy and advantages. To try another one, write such a function and have the
-trainer's `_make_trust_region` return it; docs/design.md has an example.
+Each is a function of policy, old policy and advantages. To try another one, write a [`TrustRegion`] and set the option
+`trust_region` to its import path; docs/design.md has an example.
 """
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from troll_trl.fields import imported
 from troll_trl.trust_region.mask import checked_bound, mask_weight, with_gradient_weight
 from troll_trl.trust_region.projection import kl_divergence, project
 
@@ -151,6 +154,31 @@ class MaskTrustRegion(TrustRegion):
     def describe(self) -> str:
         cap = "" if self.ratio_cap is None else f", ratios capped at {self.ratio_cap:g}"
         return f"masked beyond a {self.divergence_type} of {self.divergence_bound:g}{cap}"
+
+
+def load_trust_region(path: str, config: Any) -> TrustRegion:
+    """
+    The trust region that a dotted import path names, itself or as a class or function that makes it. This is called
+    with the `config` of the trainer if it needs an argument, else without one. A `ValueError` says what is wrong with
+    the path.
+    """
+    try:
+        maker = imported(path)
+        if isinstance(maker, TrustRegion):
+            return maker
+        required = [x for x in inspect.signature(maker).parameters.values() if x.default is x.empty]
+        needed = any(x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) for x in required)
+        trust_region = maker(config) if needed else maker()
+    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"`trust_region` names {path!r}, which gives no trust region: {error}. Give the import path of a "
+            "troll_trl.TrustRegion, such as my_lib.MyRegion."
+        ) from error
+    if not isinstance(trust_region, TrustRegion):
+        raise ValueError(
+            f"`trust_region` names {path!r}, which makes {trust_region!r}. It must make a troll_trl.TrustRegion."
+        )
+    return trust_region
 
 
 def _of_support(old: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -111,7 +111,7 @@ class StrictParser(HfArgumentParser):
         self._hints: dict[str, Any] = {}
         for option_type in self.dataclass_types:
             self._hints |= get_type_hints(option_type)
-        self._hints["kl_bound"] = float | str  # TROLL's; its annotation is for parsers that are less strict
+        self._hints["kl_bound"] = float | str  # its type is what makes one of the two
         for action in self._actions:
             hint = self._hints[action.dest]
             action.choices = DOCUMENTED_CHOICES.get(action.dest, action.choices)
@@ -119,8 +119,6 @@ class StrictParser(HfArgumentParser):
                 action.type = lambda path: {"path": path}
             elif action.dest in _TEXT_OR_BOOLEAN:
                 action.type = _text_or_boolean
-            elif action.dest == "kl_bound":
-                action.type = _number_or_auto
             elif dict in _types_in(hint) and action.dest not in _MAPPING_OR_PATH:
                 action.type = mapping
             elif tuple in _types_in(hint):
@@ -179,13 +177,8 @@ def mapping(text: str) -> dict[str, Any]:
     return value
 
 
-def _number_or_auto(text: str) -> float | str:
-    return text if text == "auto" else float(text)
-
-
 def _text_or_boolean(text: str) -> str | bool:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-# argparse puts the names into its messages
-mapping.__name__, _number_or_auto.__name__ = "JSON mapping", "number or 'auto'"
+mapping.__name__ = "JSON mapping"  # argparse puts it into its messages
