@@ -115,10 +115,12 @@ def _check_task(args: EvaluationArguments):
     if not generates:
         ignored = {*SAMPLING_SETTINGS, "max_problems", "backend", "batch_size"} - {"seed"}  # which the bootstrap has
         ignored |= {"overwrite", *columns} if args.samples is None else set()
-        _refuse(args, ignored, "nothing is generated" + " or read but scores" * (args.samples is None))
+        _refuse(args, ignored, "nothing is generated" if args.samples else "nothing is generated or read but scores")
     else:
-        files = any("=" in benchmark for benchmark in args.benchmarks)
-        _refuse(args, columns[files * 2 :], "it is for `samples`" + ", or for benchmarks name=path" * (not files))
+        if any("=" in benchmark for benchmark in args.benchmarks):  # files, with columns
+            _refuse(args, ["completion_column"], "it is for `samples`")
+        else:
+            _refuse(args, columns, "it is for `samples`, or for benchmarks name=path")
     if not generates and args.samples is None and args.compare is None:
         raise ValueError("Nothing to do: set `model` and `benchmarks`, or `samples`, or `compare`.")
     if (generates or args.samples) and args.output is None:
