@@ -75,22 +75,26 @@ class Watch(TrainerCallback):
 
 def inject(trainer, faults):
     """`faults` maps an update to a rank and a tensor, which is not finite there."""
-    compute_loss, rank = trainer._compute_loss, trainer.accelerator.process_index
+    compute_loss, trls_loss, rank = trainer.compute_loss, trainer._compute_loss, trainer.accelerator.process_index
 
-    def spoiled(model, inputs):
+    def fault():
         where, tensor = faults.get(trainer.state.global_step + 1, (None, None))
-        if where != rank:
-            return compute_loss(model, inputs)
-        row, column = inputs["completion_mask"].nonzero()[0].tolist()
-        if tensor in inputs:
+        return tensor if where == rank else None
+
+    def with_column(model, inputs, **kwargs):
+        if (tensor := fault()) in inputs:
+            row, column = inputs["completion_mask"].nonzero()[0].tolist()
             inputs = {**inputs, tensor: inputs[tensor].clone()}
             inputs[tensor][row if tensor == "advantages" else (row, column)] = math.nan
-        loss = compute_loss(model, inputs)
+        return compute_loss(model, inputs, **kwargs)
+
+    def with_loss(model, inputs):
+        loss, tensor = trls_loss(model, inputs), fault()
         if tensor == "gradient":
             loss.register_hook(lambda gradient: gradient * math.nan)
         return loss * math.inf if tensor == "loss" else loss
 
-    trainer._compute_loss = spoiled
+    trainer.compute_loss, trainer._compute_loss = with_column, with_loss
 
 
 def faults(folder):

@@ -261,7 +261,7 @@ def test_the_loss_is_that_of_an_independent_root_finder_in_float64(support_size,
     assert max(logged(run, "troll/projected_fraction")) > 0
     assert max(logged(run, "troll/kl_max")) <= kl_bound + 1e-6
     inputs, model = micro_batch(run, 3), run.model.train()
-    loss = run._compute_loss(model, inputs)
+    loss = run.compute_loss(model, inputs)
     gradient = torch.autograd.grad(loss, parameters := list(model.parameters()))
 
     def expected():
@@ -279,7 +279,7 @@ def test_the_loss_is_that_of_an_independent_root_finder_in_float64(support_size,
     with torch.no_grad():
         for parameter, part in zip(parameters, gradient, strict=True):
             parameter -= 1e-4 / size * part
-        assert run._compute_loss(model, inputs) < loss
+        assert run.compute_loss(model, inputs) < loss
 
 
 @pytest.mark.parametrize("stop", [2, 4])

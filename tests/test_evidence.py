@@ -271,9 +271,9 @@ def test_which_tokens_a_remedy_regresses_on(tmp_path, name):
     regressed = []
 
     class Watched(VARIANTS[name]):
-        def _compute_loss(self, model, inputs):
+        def compute_loss(self, model, inputs, *args, **kwargs):
             self.seen = inputs["advantages"].reshape(-1, 1)
-            return super()._compute_loss(model, inputs)
+            return super().compute_loss(model, inputs, *args, **kwargs)
 
         def _terms_of_policy(self, loss_pass, *args):
             before, eta = loss_pass.bounded.regression.detach().clone(), loss_pass.bounded.counted["eta"]

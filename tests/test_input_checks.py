@@ -149,16 +149,17 @@ def test_what_the_chat_template_adds_to_every_message_counts(tmp_path):
 
 def test_prompts_must_fit_vllms_length_where_it_is_shorter(tmp_path):
     trainer = make(tmp_path, prompts(" ".join(["w1"] * 16)))
-    trainer.use_vllm, trainer.vllm_mode, trainer.args.vllm_max_model_length = True, "colocate", 20
+    args = trainer.args
+    args.use_vllm, args.vllm_mode, args.vllm_max_model_length = True, "colocate", 20
     with pytest.raises(ValueError, match=r"has 16 tokens; .* exceeds the context of 20 .*`vllm_max_model_length`"):
         check_prompts(trainer)
-    trainer.args.vllm_max_model_length = 4096
+    args.vllm_max_model_length = 4096
     trainer.train_dataset = prompts(" ".join(["w1"] * 17))
     with pytest.raises(ValueError, match=r"has 17 tokens; .* exceeds the context of 24"):
         check_prompts(trainer)
     trainer.train_dataset = prompts(" ".join(["w1"] * 16))
-    trainer.vllm_mode = "server"  # which has a length of its own
-    trainer.args.vllm_max_model_length = 20
+    args.vllm_mode = "server"  # which has a length of its own
+    args.vllm_max_model_length = 20
     check_prompts(trainer)
 
 

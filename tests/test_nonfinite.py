@@ -59,14 +59,14 @@ def same(a, b) -> bool:
 
 def before_update(trainer, update, do):
     """Call `do(inputs)` on the micro-batches of one update, before the loss."""
-    compute_loss = trainer._compute_loss
+    compute_loss = trainer.compute_loss
 
-    def inject(model, inputs):
+    def inject(model, inputs, **kwargs):
         if trainer.state.global_step + 1 == update:
             do(inputs)
         return compute_loss(model, inputs)
 
-    trainer._compute_loss = inject
+    trainer.compute_loss = inject
 
 
 def assert_only_update_3_is_skipped(trainer, caplog):
@@ -119,7 +119,7 @@ def test_a_bad_value_in_the_rollout_batch_skips_its_update(make, name, value, tm
 @pytest.mark.parametrize("tensor", ["loss", "logits", "gradient"])
 def test_a_bad_value_on_the_way_skips_the_update(make, tensor, value, tmp_path, caplog):
     trainer = make(tmp_path, gradient_accumulation_steps=2, max_grad_norm=0.0 if value == math.nan else 1.0)
-    compute_loss, hooks = trainer._compute_loss, []
+    compute_loss, hooks = trainer._compute_loss, []  # TRL's
 
     def inject(model, inputs):
         if trainer.state.global_step + 1 != 3:
@@ -191,7 +191,8 @@ def reward_with(value, call, row=5):
 
 
 def with_reward(trainer, function):
-    trainer.reward_funcs, trainer.reward_func_names = [function], ["spoiled_reward"]
+    trainer.reward_func_names = ["spoiled_reward"]
+    trainer.reward_funcs = trainer.finite_guard.watch_rewards([function], trainer.reward_func_names)
     return trainer
 
 
@@ -265,7 +266,7 @@ def test_the_count_in_a_row_survives_a_resume(tmp_path):
 def gradient_of_loss(trainer, inputs):
     trainer.model.train()
     trainer.model.zero_grad()
-    loss = trainer._compute_loss(trainer.model, inputs)
+    loss = trainer.compute_loss(trainer.model, inputs)
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
 
@@ -370,7 +371,8 @@ def test_the_scaler_of_float16_keeps_skipping_what_overflows(tmp_path):
     assert moved == [False, False, True, True, True, True]
     assert scaler.get_scale() == 2.0**14
     assert sum(logged(trainer, "troll/skipped_updates")) == 0
-    trainer._compute_loss = lambda model, inputs: sum(p.sum() for p in model.parameters()) * math.nan
+    compute_loss = trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: compute_loss(model, inputs) * math.nan
     with pytest.raises(FloatingPointError, match="loss"):
         trainer.train()
     assert all(p.isfinite().all() for p in trainer.model.parameters())
@@ -420,7 +422,8 @@ def test_what_steps_in_the_backward_is_stopped_before(optim, tmp_path, monkeypat
         monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.DEEPSPEED)
     trainer.args.optim = optim or trainer.args.optim
     trainer._compute_loss = lambda model, inputs: torch.tensor(math.nan)
+    trainer._old_policy_of = lambda inputs: None
     trainer.model.train()
     who = f"`optim` {optim}" if optim else "DeepSpeed"
     with pytest.raises(FloatingPointError, match=rf"Stopped before update 1, which {who} cannot skip.*loss"):
-        trainer.compute_loss(trainer.model, {})
+        trainer.compute_loss(trainer.model, {"completion_mask": torch.ones(1, 1)})

@@ -67,7 +67,7 @@ def test_loss_of_a_completion(pessimistic, tmp_path):
     inputs = micro_batch(trainer)
     inputs["advantages"][::2] *= -1  # so that of the projected tokens some have moved against their advantage
     trainer.model.train()
-    loss = trainer._compute_loss(trainer.model, inputs)
+    loss = trainer.compute_loss(trainer.model, inputs)
 
     log_ratio = torch.zeros(len(inputs["advantages"]), dtype=torch.float64)
     regression, projected, of_policy = log_ratio.clone(), 0, 0

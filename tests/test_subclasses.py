@@ -13,8 +13,8 @@ def test_a_subclass_that_overrides_the_loss_trains_what_it_returns(base, config,
     seen = []
 
     class Halved(base):
-        def _compute_loss(self, model, inputs):
-            loss = super()._compute_loss(model, inputs)
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
             seen.append((loss.item(), self.finite_guard.live is None, "completion_mask" in inputs))
             return 0 * loss
 
@@ -28,8 +28,8 @@ def test_a_subclass_that_overrides_the_loss_trains_what_it_returns(base, config,
 
 def test_a_subclass_whose_loss_is_not_finite_is_guarded(tmp_path):
     class Broken(TrollGRPOTrainer):
-        def _compute_loss(self, model, inputs):
-            return super()._compute_loss(model, inputs) * torch.nan
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            return super().compute_loss(model, inputs, *args, **kwargs) * torch.nan
 
     trainer = make_trainer(Broken, TrollGRPOConfig, tmp_path, max_steps=1)
     before = weights(trainer)

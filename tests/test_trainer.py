@@ -130,7 +130,7 @@ def test_loss_is_the_papers(loss_type, pessimistic, tmp_path):
     inputs = take_off_policy(trainer)
     inputs["advantages"][::2] *= -1  # so that of the projected tokens some have moved against their advantage
     trainer.model.train()
-    loss = trainer._compute_loss(trainer.model, inputs)
+    loss = trainer.compute_loss(trainer.model, inputs)
 
     mask, projected, of_policy = inputs["completion_mask"].double(), 0, 0
     per_token = torch.zeros(mask.shape, dtype=torch.float64)
@@ -164,7 +164,7 @@ def test_gradient_is_that_of_the_loss(tmp_path):
     inputs = take_off_policy(trainer)
     model = trainer.model.train()
     trainer.model.zero_grad()
-    trainer._compute_loss(model, inputs).backward()
+    trainer.compute_loss(model, inputs).backward()
     gradient = model.model.layers[0].mlp.up_proj.weight.grad
     parameter = model.model.layers[0].mlp.up_proj.weight
     direction = gradient / gradient.norm()
@@ -172,7 +172,7 @@ def test_gradient_is_that_of_the_loss(tmp_path):
     with torch.no_grad():
         for step in (1e-2, -2e-2):
             parameter.add_(step * direction)
-            losses.append(trainer._compute_loss(model, inputs).item())
+            losses.append(trainer.compute_loss(model, inputs).item())
     assert trainer.troll_metrics["train"].pop()["troll/projected_fraction"] > 0.02
     assert (losses[0] - losses[1]) / 2e-2 == pytest.approx(gradient.norm().item(), rel=0.05)
 
@@ -217,7 +217,7 @@ def test_metrics_are_exact_over_micro_batches(tmp_path):
         live = batch["completion_mask"].bool()
         batch["troll_old_token_ids"] = batch["troll_old_token_ids"].masked_fill(~live.unsqueeze(-1), -1)
         trainer.model.train()
-        trainer._compute_loss(trainer.model, batch)
+        trainer.compute_loss(trainer.model, batch)
         masks.append((batch, live))
     rest = torch.cat([batch["troll_old_log_probs"][live][:, -1].exp() for batch, live in masks])
     assert trainer.troll_metrics["train"].pop()["troll/rest_mass_mean"] == pytest.approx(rest.mean().item(), rel=1e-5)
@@ -457,7 +457,7 @@ def test_a_prompt_masked_by_tools(tmp_path):
     inputs["tool_mask"][:, 2:] = 0
     trainer.model.train()
     trainer.troll_metrics["train"].pop()
-    trainer._compute_loss(trainer.model, inputs)
+    trainer.compute_loss(trainer.model, inputs)
     mask = inputs["tool_mask"] * inputs["completion_mask"]
     assert trainer.troll_metrics["train"]._sums[1].item() == mask.sum().item()
 
@@ -481,7 +481,7 @@ def test_off_policy_mask_sees_the_policy(tmp_path, monkeypatch):
     inputs = take_off_policy(trainer)
     seen.clear()
     trainer.model.train()
-    trainer._compute_loss(trainer.model, inputs)
+    trainer.compute_loss(trainer.model, inputs)
     drift = (seen[0] - inputs["old_per_token_logps"])[inputs["completion_mask"].bool()].abs().max()
     assert drift > 0.05
 

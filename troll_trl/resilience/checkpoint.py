@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
-from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
+from transformers.trainer_utils import SaveStrategy, get_last_checkpoint, rotate_checkpoints
 
 from troll_trl.resilience.checkpoint_folder import (
     CHECKPOINT,
@@ -74,15 +74,15 @@ class Checkpoints:
         return str(Path(output_dir, SAVING)) if self.saving else output_dir
 
     @contextmanager
-    def saving_to(self, destination: Path, state: Any) -> Iterator[None]:
-        """Around the Trainer's own saving of a checkpoint; its `state` names the best one."""
+    def saving_to(self, destination: Path, state: Any) -> Iterator[Path]:
+        """Around the saving of a checkpoint into the yielded folder; the Trainer's `state` names the best one."""
         aside = destination.parent / SAVING / destination.name
         if self.accelerator.is_local_main_process:
             shutil.rmtree(aside.parent, ignore_errors=True)  # of a run that was killed
         self.accelerator.wait_for_everyone()
         self.saving = True
         try:
-            yield
+            yield aside
             if state.best_model_checkpoint == str(aside):
                 state.best_model_checkpoint = str(destination)
                 if self.args.should_save:
@@ -114,6 +114,7 @@ class CheckpointedTrainer(_Trainer):
     `enable_jit_checkpoint` must be off. `__init__` calls [`set_up_checkpoints`] last."""
 
     checkpoints: Checkpoints
+    _whole_checkpoints = True  # or the Trainer saves and finds them as it does
 
     def set_up_checkpoints(self) -> None:
         self.checkpoints = Checkpoints(self.accelerator, self.args)
@@ -143,21 +144,35 @@ class CheckpointedTrainer(_Trainer):
 
     def find_checkpoint(self, resume: str | bool | None) -> str | None:
         """The checkpoint that `train(resume)` resumes from: as [`Checkpoints.find`]."""
-        return self.checkpoints.find(resume)
+        if self._whole_checkpoints:
+            return self.checkpoints.find(resume)
+        if resume not in (True, "newest"):
+            return str(resume or "") or None
+        folder = self.args.output_dir  # none in it is marked as complete
+        newest = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+        if newest is None and resume is True:
+            raise ValueError(f"There is no checkpoint in {folder}.")
+        return newest
 
-    def _save_checkpoint(self, model, trial):
+    def _add_to_checkpoint(self, folder: Path) -> None:
+        """Write what a checkpoint holds next to the Trainer's own files, on every rank."""
+
+    def _save_checkpoint(self, model, trial, *args, **kwargs):
+        if not self._whole_checkpoints:
+            return super()._save_checkpoint(model, trial, *args, **kwargs)
         destination = Path(self._get_output_dir(trial), f"{CHECKPOINT}{self.state.global_step}")
-        with self.checkpoints.saving_to(destination, self.state):
-            super()._save_checkpoint(model, trial)
+        with self.checkpoints.saving_to(destination, self.state) as folder:
+            super()._save_checkpoint(model, trial, *args, **kwargs)
+            self._add_to_checkpoint(folder)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(destination))
 
-    def _get_output_dir(self, trial):
-        return self.checkpoints.folder(super()._get_output_dir(trial))
+    def _get_output_dir(self, *args, **kwargs):
+        return self.checkpoints.folder(super()._get_output_dir(*args, **kwargs))
 
-    def _push_from_checkpoint(self, checkpoint_folder):
+    def _push_from_checkpoint(self, *args, **kwargs):
         if not self.checkpoints.saving:  # the Trainer calls it before the folder has its name
-            super()._push_from_checkpoint(checkpoint_folder)
+            super()._push_from_checkpoint(*args, **kwargs)
 
 
 class StopSignal(TrainerCallback):

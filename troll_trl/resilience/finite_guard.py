@@ -1,6 +1,7 @@
 """FiniteGuard: skips and logs, on all ranks, any update that contains a NaN or an infinity."""
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,10 +10,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, gather_object
 from torch import nn
 from torch.distributed.tensor import DTensor
-from trl.trainer.utils import is_async_callable
+from transformers import TrainerCallback
 
 from troll_trl.kernels.dispatch import has_float64
 
@@ -60,6 +61,10 @@ class FiniteGuard:
         self.live: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
         self._counting = False  # whether that loss is one of the training
         self.bad_rewards: list[str] = []  # of the current rollout batch: those not finite, in words
+        self._bad_rewards: list[tuple[int, str]] = []  # of this rank, not yet gathered: row and function
+        self._norm: Any = None  # of the gradient, before its clip
+        self._clip_gradient = accelerator.clip_grad_norm_
+        accelerator.clip_grad_norm_ = self._clip_and_keep_norm
         # Equal on all ranks: updates and skipped ones since the last log line, and the last skipped ones in a row
         self._updates = self._skipped = self._in_a_row = 0
 
@@ -83,22 +88,44 @@ class FiniteGuard:
 
     # -- Rewards ----------------------------------------------------------------------------------------------------
 
-    def check_rewards(self, rewards: torch.Tensor, functions: Sequence[Any], names: Sequence[str]) -> list[str]:
-        """
-        Which rewards `(completions, functions)` of all ranks are not finite, in words. They become NaN in place, and
-        TRL then averages the other rewards. To TRL, NaN is a reward that was not given (None), which a
-        reward model never means.
-        """
-        is_model = torch.tensor([isinstance(function, nn.Module) for function in functions], device=rewards.device)
-        bad = rewards.isinf() | (rewards.isnan() & is_model)
-        per_rank = len(rewards) // self.accelerator.num_processes
-        found = [
-            f"reward {names[column]!r} at row {row} of the rollout batch (rank {row // per_rank}, row {row % per_rank} "
-            "there)"
-            for row, column in bad.nonzero().tolist()
+    def watch_rewards(self, functions: Sequence[Callable], names: Sequence[str]) -> list[Callable]:
+        """Reward functions and models that report what is not finite to the guard, and return None or NaN for it. TRL
+        reads this as a reward that was not given, and averages the other ones."""
+        return [self._watched(function, name) for function, name in zip(functions, names, strict=True)]
+
+    def _watched(self, function: Callable, name: str) -> Callable:
+        def without_bad(rewards):
+            values = torch.tensor([0.0 if reward is None else reward for reward in rewards], dtype=torch.float32)
+            bad = self._keep_bad(~values.isfinite(), name)
+            return [None if row in bad else reward for row, reward in enumerate(rewards)]
+
+        if isinstance(function, nn.Module):
+            return _WatchedModel(function, lambda bad: self._keep_bad(bad, name))
+        inner: Any = function.func if isinstance(function, functools.partial) else function
+        if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(inner.__call__):
+
+            @functools.wraps(function)
+            async def watched_async(*args, **kwargs):
+                return without_bad(await function(*args, **kwargs))
+
+            return watched_async
+        return functools.wraps(function)(lambda *args, **kwargs: without_bad(function(*args, **kwargs)))
+
+    def _keep_bad(self, bad: torch.Tensor, name: str) -> set[int]:
+        """Keep which rows of this rank's rewards `(completions,)` are bad, until the ranks exchange them."""
+        rows = set(bad.nonzero().flatten().tolist())
+        self._bad_rewards += [(row, name) for row in sorted(rows)]
+        return rows
+
+    def gather_bad_rewards(self, rows: int) -> list[str]:
+        """Which rewards of a rollout batch, `rows` on each rank, were not finite on any rank, in words. Every rank must
+        call this."""
+        rank, own, self._bad_rewards = self.accelerator.process_index, self._bad_rewards, []
+        found = gather_object([(rank, row, name) for row, name in own])
+        return [
+            f"reward {name!r} at row {rank * rows + row} of the rollout batch (rank {rank}, row {row} there)"
+            for rank, row, name in sorted(found)
         ]
-        rewards.masked_fill_(bad, torch.nan)
-        return found
 
     # -- Loss -------------------------------------------------------------------------------------------------------
 
@@ -162,11 +189,19 @@ class FiniteGuard:
 
     # -- Update -----------------------------------------------------------------------------------------------------
 
-    def skips_update(self, norm: Any, model: nn.Module, optimizer: Any, update: int) -> bool:
+    def _clip_and_keep_norm(self, *args, **kwargs) -> Any:
+        """accelerate's, whose result no callback gets. A clip by an infinite norm leaves zeros, which look harmless."""
+        self._norm = self._clip_gradient(*args, **kwargs)
+        return self._norm
+
+    def skips_update(self, model: nn.Module, optimizer: Any, update: int) -> bool:
         """Between the gradient's norm and the optimizer's step: whether `update` is skipped, its gradient dropped."""
         self._updates += 1
+        norm, self._norm = self._norm, None
         if self._steps_in_backward():
             return False
+        if norm is None:  # the Trainer has clipped in another way
+            norm = sum(p.grad.detach().abs().sum() for p in model.parameters() if p.grad is not None)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(norm)
         scaler = self.accelerator.scaler
         scaler_skips = scaler is not None and scaler.get_scale() > 1
@@ -241,19 +276,27 @@ def some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def nan_to_inf(function: Callable) -> Callable:
-    """A reward function whose NaN is an infinity, since TRL reads NaN as None: this function does not apply."""
+class _WatchedModel(nn.Module):
+    """A reward model whose bad rewards are NaN, after `keep` got which they are."""
 
-    def mark(rewards):
-        return [math.inf if reward is not None and reward != reward else reward for reward in rewards]
+    def __init__(self, model: nn.Module, keep: Callable[[torch.Tensor], Any]):
+        super().__init__()
+        self.model, self.keep = model, keep
 
-    if isinstance(function, nn.Module):
-        return function
-    if is_async_callable(function):
+    def forward(self, **inputs):
+        output = self.model(**inputs)
+        bad = ~output.logits[:, 0].isfinite()
+        self.keep(bad)
+        output.logits[:, 0] = output.logits[:, 0].masked_fill(bad, torch.nan)
+        return output
 
-        @functools.wraps(function)
-        async def marked_async(**kwargs):
-            return mark(await function(**kwargs))
 
-        return marked_async
-    return functools.wraps(function)(lambda **kwargs: mark(function(**kwargs)))
+class SkipUpdates(TrainerCallback):
+    """Has a trainer's guard decide on each update, between the clip of the gradient and the optimizer's step."""
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
+        if self.trainer.finite_guard.skips_update(model, optimizer, state.global_step + 1):
+            self.trainer.put_entropy_control_back()

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from datasets import Dataset
+from transformers import ProcessorMixin
 
 from math_answers.context_length import context_length
 
@@ -11,14 +12,14 @@ from math_answers.context_length import context_length
 def check_prompts(trainer: Any) -> None:
     """Raise a `ValueError` that names the first row of a trainer's datasets whose prompt is empty, or leaves less than
     `max_completion_length` (or one token) of the model's context. Streamed data is not checked, nor are prompts that
-    the model does not read as they are."""
-    makers = (getattr(trainer, name, None) for name in ("environment_factories", "rollout_func"))
-    if trainer._is_vlm or any(maker is not None for maker in makers):
+    a processor reads together with images."""
+    args = trainer.args
+    if isinstance(trainer.processing_class, ProcessorMixin):
         return
-    colocated = trainer.use_vllm and trainer.vllm_mode == "colocate"
+    colocated = args.use_vllm and args.vllm_mode == "colocate"
     context = context_length(trainer.accelerator.unwrap_model(trainer.model).config)
-    limit = min(filter(None, (context, trainer.args.vllm_max_model_length if colocated else None)), default=None)
-    completion = trainer.max_completion_length or 1
+    limit = min(filter(None, (context, args.vllm_max_model_length if colocated else None)), default=None)
+    completion = args.max_completion_length or 1
     evaluation = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval": trainer.eval_dataset}
     for name, dataset in {"train": trainer.train_dataset, **evaluation}.items():
         if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:

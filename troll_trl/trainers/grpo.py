@@ -1,23 +1,15 @@
 """TrollGRPOTrainer: what differs from TRL's GRPOTrainer, and nothing else."""
 
-import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from datasets import Dataset, IterableDataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.grpo_trainer import EnvironmentFactory, RewardFunc, RolloutFunc
+from trl import GRPOTrainer
 
 from troll_trl.trainers.bounded_policy import BoundedPolicy, equal_to_rounding
 from troll_trl.trainers.config import TrollGRPOConfig
 from troll_trl.trainers.model_card import DPPO, TROLL
-from troll_trl.trainers.troll_trainer import EvalDataset, TrollTrainer
-
-if TYPE_CHECKING:
-    from peft import PeftConfig, PeftModel
-    from transformers import BitsAndBytesConfig
+from troll_trl.trainers.trl_compat import with_parameters_of
+from troll_trl.trainers.troll_trainer import TrollTrainer
 
 
 class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
@@ -27,7 +19,7 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
     clip of the probability ratio.
 
     Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
-    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as `loss_type` does. TRL's own `_compute_loss` computes it from
+    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as `loss_type` does. TRL's own `compute_loss` computes it from
     `log π(a)` in place of `log p(a)`, with an infinite clip range. Loss types, sequence-level ratios, masks, entropy
     bonus, vLLM correction and MoE loss are therefore TRL's.
 
@@ -66,46 +58,16 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
     _paper = TROLL
     _config_class = TrollGRPOConfig
 
-    def __init__(
-        self,
-        model: "str | PreTrainedModel | PeftModel",
-        reward_funcs: RewardFunc | list[RewardFunc] | None = None,
-        args: TrollGRPOConfig | GRPOConfig | None = None,
-        train_dataset: Dataset | IterableDataset | None = None,
-        eval_dataset: EvalDataset | None = None,
-        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
-        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
-        quantization_config: "BitsAndBytesConfig | None" = None,
-        peft_config: "PeftConfig | None" = None,
-        tools: list[Callable] | None = None,
-        rollout_func: RolloutFunc | None = None,
-        environment_factory: EnvironmentFactory | dict[str, EnvironmentFactory] | None = None,
-    ):
-        super().__init__(
-            model=model,
-            reward_funcs=reward_funcs,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            reward_processing_classes=reward_processing_classes,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            quantization_config=quantization_config,
-            peft_config=peft_config,
-            tools=tools,
-            rollout_func=rollout_func,
-            environment_factory=environment_factory,
-        )
-        self.get_off_policy_mask = self._off_policy_mask_of_policy  # on the instance: the class keeps TRL's
+    @with_parameters_of(GRPOTrainer.__init__)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
         if self.args.masks:
             self._name, self._paper = "DPPO", DPPO
 
     def _trl_scores_rollouts(self) -> bool:
         # TRL's own condition
-        return not self.args.on_policy or (self.use_vllm and self.vllm_importance_sampling_correction)
+        args = self.args
+        return not args.on_policy or bool(args.use_vllm and args.vllm_importance_sampling_correction)
 
     def _has_old_policy(self) -> bool:
         return super()._has_old_policy() or self._trl_scores_rollouts()
@@ -125,8 +87,13 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
         reference_kl = self._reference_kl(bounded_policy.policy_log_probs, mask, inputs)
         totals = torch.stack([(reference_kl.detach() * mask).sum(), mask.sum()])
         totals = self.accelerator.reduce(totals, reduction="sum")
-        self._metrics[mode]["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
+        self._metrics_of(mode)["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
         return terms + self.beta * self._aggregate(reference_kl, mask, inputs, mode)
+
+    def _reference_term(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str):
+        if self.beta == 0.0:
+            return 0.0
+        return self.beta * self._aggregate(self._reference_kl(log_probs, mask, inputs), mask, inputs, mode)
 
     def _reference_kl(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's estimate of KL(p ‖ reference) `(B, C)`, of the unprojected policy, from `log p(a)` `(B, C)`."""
@@ -134,37 +101,37 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
         kl = log_ratio.exp() - log_ratio - 1
         if self.args.use_bias_correction_kl:
             weight = log_probs - inputs["old_per_token_logps"]
-            if self.importance_sampling_level == "sequence":
+            if self.args.importance_sampling_level == "sequence":
                 weight = ((weight * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
             kl = kl * weight.exp()
         return kl
 
     def _aggregate(self, values: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
         """
-        The loss that TRL's `_compute_loss` makes of per-token losses `values` `(B, C)` under `mask` `(B, C)`: the same
+        The loss that TRL's `compute_loss` makes of per-token losses `values` `(B, C)` under `mask` `(B, C)`: the same
         averages, one per loss type, scaled for gradient accumulation.
         """
         accumulation = self.current_gradient_accumulation_steps if mode == "train" else 1.0
         values = values * mask
-        if self.loss_type == "dapo":
+        if self.args.loss_type == "dapo":
             tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes  # of a rollout batch
             if mode == "train":
                 tokens = tokens * accumulation / self.args.steps_per_generation  # of an update
             return values.sum() / tokens
-        if self.loss_type == "grpo":
+        if self.args.loss_type == "grpo":
             loss = (values.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
-        elif self.loss_type == "bnpo":
+        elif self.args.loss_type == "bnpo":
             loss = values.sum() / mask.sum().clamp(min=1.0)
-        elif self.loss_type == "dr_grpo":
-            loss = values.sum() / (values.size(0) * self.max_completion_length)
+        elif self.args.loss_type == "dr_grpo":
+            loss = values.sum() / (values.size(0) * self.args.max_completion_length)
         else:  # luspo: the config refuses any other
             loss = values.sum(-1).mean()
         return loss / accumulation
 
-    def _off_policy_mask_of_policy(self, *args, **kwargs) -> torch.Tensor:
-        # The projection stays near the old policy by construction; the drift to be masked is the policy's own
-        if self._bounded_policy is not None:
-            kwargs["per_token_logps"] = self._bounded_policy.policy_log_probs
-        # The class's, which this shadows: TRL's static one, or what a subclass or a patch has put in its place
-        get_mask = inspect.getattr_static(type(self), "get_off_policy_mask")
-        return (get_mask.__get__(self) if hasattr(get_mask, "__get__") else get_mask)(*args, **kwargs)
+    def get_off_policy_mask(*args, **kwargs) -> torch.Tensor:  # without `self`: TRL's is static, and so may a caller be
+        if args and isinstance(args[0], TrollGRPOTrainer):
+            self, args = args[0], args[1:]
+            # The projection stays near the old policy by construction; the drift to be masked is the policy's own
+            if self._bounded_policy is not None:
+                kwargs["per_token_logps"] = self._bounded_policy.policy_log_probs
+        return GRPOTrainer.get_off_policy_mask(*args, **kwargs)

@@ -29,7 +29,7 @@ _LAYOUT = (
 )
 
 
-def save_state(trainer: Any, folder: str) -> None:
+def save_state(trainer: Any, folder: Path) -> None:
     """Write the state of this rank into a checkpoint: counters and, between the updates of a rollout batch, the
     batch."""
     unfinished = _is_unfinished(trainer)
@@ -108,7 +108,7 @@ def _warn_of_a_fresh_batch(trainer: Any, reason: str) -> None:
 
 def _is_unfinished(trainer: Any) -> bool:
     """Whether a rollout batch has served some of its updates."""
-    return trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
+    return trainer._step % (trainer.args.steps_per_generation * trainer.args.num_iterations) != 0
 
 
 def _trust_region(trainer: Any) -> dict[str, Any]:
@@ -116,9 +116,9 @@ def _trust_region(trainer: Any) -> dict[str, Any]:
 
 
 def _layout(trainer: Any) -> dict[str, Any]:
-    names = (*_LAYOUT, *("support_size", "tail_mass") * trainer.trust_region.needs_support)
+    names = _LAYOUT + (("support_size", "tail_mass") if trainer.trust_region.needs_support else ())
     layout = {name: getattr(trainer.args, name) for name in names if hasattr(trainer.args, name)}
-    return layout | {"beta": trainer.beta != 0}  # without it there is no reference log-probability
+    return layout | {"beta": trainer.args.beta != 0}  # without it there is no reference log-probability
 
 
 def _changed(then: dict[str, Any], now: dict[str, Any]) -> str:
@@ -127,5 +127,5 @@ def _changed(then: dict[str, Any], now: dict[str, Any]) -> str:
     return ", ".join(f"{name} ({then.get(name)}, now {now.get(name)})" for name in names)
 
 
-def _file(trainer: Any, folder: str) -> Path:
+def _file(trainer: Any, folder: str | Path) -> Path:
     return Path(folder, f"rollout-state-{trainer.args.process_index}-of-{trainer.args.world_size}.pt")

@@ -1,20 +1,14 @@
 """TrollRLOOTrainer: what differs from TRL's RLOOTrainer, and nothing else."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from datasets import Dataset, IterableDataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
-from trl import RLOOConfig, RLOOTrainer
-from trl.trainer.rloo_trainer import RewardFunc
+from trl import RLOOTrainer
 
 from troll_trl.trainers.config import TrollRLOOConfig
 from troll_trl.trainers.model_card import TROLL
-from troll_trl.trainers.troll_trainer import EvalDataset, TrollTrainer
-
-if TYPE_CHECKING:
-    from peft import PeftConfig, PeftModel
-    from transformers import BitsAndBytesConfig
+from troll_trl.trainers.trl_compat import with_parameters_of
+from troll_trl.trainers.troll_trainer import TrollTrainer
 
 
 class TrollRLOOTrainer(TrollTrainer, RLOOTrainer):
@@ -42,33 +36,9 @@ class TrollRLOOTrainer(TrollTrainer, RLOOTrainer):
     _paper = TROLL
     _config_class = TrollRLOOConfig
 
-    def __init__(
-        self,
-        model: "str | PreTrainedModel | PeftModel",
-        reward_funcs: RewardFunc | list[RewardFunc],
-        args: TrollRLOOConfig | RLOOConfig | None = None,
-        train_dataset: Dataset | IterableDataset | None = None,
-        eval_dataset: EvalDataset | None = None,
-        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
-        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
-        quantization_config: "BitsAndBytesConfig | None" = None,
-        peft_config: "PeftConfig | None" = None,
-    ):
-        super().__init__(
-            model=model,
-            reward_funcs=reward_funcs,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            reward_processing_classes=reward_processing_classes,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            quantization_config=quantization_config,
-            peft_config=peft_config,
-        )
+    @with_parameters_of(RLOOTrainer.__init__)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
         if not self.trust_region.needs_support:
             raise ValueError("RLOO needs a trust region with a support: it keeps no old log-probability of a token.")
 

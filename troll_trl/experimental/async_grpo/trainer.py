@@ -1,6 +1,7 @@
 """AsyncTrollGRPOTrainer: TRL's asynchronous GRPO with a trust region around the engine's policy in place of a clip."""
 
 import contextlib
+import copy
 import math
 from typing import Any
 
@@ -64,6 +65,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         elif not isinstance(args, AsyncTrollGRPOConfig):
             given = f"{type(args).__module__}.{type(args).__name__}"
             raise TypeError(f"`args` must be an AsyncTrollGRPOConfig, got {given}.")
+        args = copy.copy(args)  # the caller's stays as it is
         args.enable_jit_checkpoint = False  # our handler of SIGTERM takes its place
         self.trust_region = self._make_trust_region(args)
         with explain_server(args.vllm_server_base_url):

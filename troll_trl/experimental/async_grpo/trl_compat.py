@@ -3,14 +3,18 @@ Every private part of TRL's asynchronous GRPO in use, and the check that it stil
 `tests/test_async_compat.py` checks what the methods do, `tests/test_trl_compat.py` that no name is missing here.
 """
 
+import trl
 from transformers import Trainer
 
-from troll_trl.trainers.trl_compat import check_parts, naming_versions
+from troll_trl.trainers.trl_compat import TESTED, check_parts, naming_versions, unsupported
 
+if trl.__version__.split(".")[:2] != TESTED["trl"].split("."):
+    raise ImportError(unsupported("trl", "asynchronous training, experimental in TRL, needs this minor version"))
 with naming_versions("trl"):
     from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, RolloutQueueDataset
     from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, _AsyncRolloutLoop
     from trl.experimental.async_grpo.packing import TreeRow
+    from trl.trainer.utils import is_async_callable  # noqa: F401
 
 PARAMETERS: dict[type, dict[str, str]] = {
     AsyncGRPOTrainer: {
@@ -45,4 +49,4 @@ ATTRIBUTES: dict[type, str] = {
 def check_async_trl() -> None:
     """[`check_parts`] of all of the above."""
     for owner in PARAMETERS | ATTRIBUTES:
-        check_parts(owner, PARAMETERS.get(owner, {}), ATTRIBUTES.get(owner, ""))
+        check_parts(owner, {**PARAMETERS.get(owner, {}), **dict.fromkeys(ATTRIBUTES.get(owner, "").split())})

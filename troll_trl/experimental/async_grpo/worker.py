@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
-from trl.trainer.utils import is_async_callable
 
-from troll_trl.experimental.async_grpo.trl_compat import _AsyncRolloutLoop
+from troll_trl.experimental.async_grpo.trl_compat import _AsyncRolloutLoop, is_async_callable
 
 
 class WatchedRolloutLoop(_AsyncRolloutLoop):

@@ -1,0 +1,81 @@
+"""TRL, transformers and accelerate as a newer version may have them: classes whose methods are rewritten in memory."""
+
+import functools
+import inspect
+import re
+import textwrap
+
+
+def rewrite(monkeypatch, owner, changes, may_be_missing=False):
+    """In the source of a class's methods, replace patterns by texts, and compile what changed."""
+    missing = set(changes)
+    for name, value in list(vars(owner).items()):
+        function = function_of(value)
+        if function is None:
+            continue
+        source = changed = textwrap.dedent(inspect.getsource(function))
+        for pattern, text in changes.items():
+            if re.search(pattern, changed):
+                missing.discard(pattern)
+                changed = re.sub(pattern, text, changed)
+        if changed != source:
+            monkeypatch.setattr(owner, name, compiled(changed, function, owner))
+    assert may_be_missing or not missing, f"{owner.__name__} contains nowhere {missing}"
+
+
+def compiled(source, function, owner):
+    """A method of the class `owner` from its source, in the module of the `function` that it replaces."""
+    name = re.search(r"def (\w+)", source)[1]
+    lines = ["from __future__ import annotations", "def make(__class__):", textwrap.indent(source, "    ")]
+    scope = {}
+    exec("\n".join([*lines, f"    return {name}"]), function.__globals__, scope)
+    return scope["make"](owner)
+
+
+def rename(monkeypatch, name, owners):
+    """Give a method or attribute of the classes `owners` another name wherever they use it."""
+    new, found = f"{name}_elsewhere", False
+    for owner in owners:
+        uses = rf"\b(self|super\(\))\.{name}\b"
+        functions = filter(None, map(function_of, vars(owner).values()))
+        if any(re.search(uses, inspect.getsource(function)) for function in functions):
+            rewrite(monkeypatch, owner, {uses: rf"\1.{new}"})
+            found = True
+        if name in vars(owner):
+            monkeypatch.setattr(owner, new, vars(owner)[name], raising=False)
+            monkeypatch.delattr(owner, name)
+            found = True
+    assert found, f"no class has `{name}`"
+
+
+def lengthen(monkeypatch, name, owners, default):
+    """Give the method `name` of the classes `owners` one more argument, and have them call it with 7. Returns the list
+    of what it is called with."""
+    seen = []
+    for owner in owners:
+        rewrite(
+            monkeypatch, owner, {rf"\bself\.{name}\(": f"__import__('functools').partial(self.{name}, extra=7)("}, True
+        )
+        if name in vars(owner):
+            monkeypatch.setattr(owner, name, longer(vars(owner)[name], default, seen))
+    return seen
+
+
+def longer(method, default, seen):
+    @functools.wraps(method)
+    def with_one_more(*args, **kwargs):
+        seen.append(kwargs.pop("extra", None))
+        return method(*args, **kwargs)
+
+    *parameters, last = inspect.signature(method).parameters.values()
+    extra = inspect.Parameter("extra", inspect.Parameter.KEYWORD_ONLY, default=default)
+    ends = [extra, last] if last.kind is last.VAR_KEYWORD else [last, extra]
+    with_one_more.__signature__ = inspect.Signature([*parameters, *ends])
+    return with_one_more
+
+
+def function_of(value):
+    """The function that a class has as a method or property, without its decorators; else `None`."""
+    value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    function = inspect.unwrap(value) if callable(value) else value
+    return function if inspect.isfunction(function) else None
