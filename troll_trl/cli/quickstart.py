@@ -1,11 +1,11 @@
-"""Train a small Qwen3 model on sums with TROLL and, on a second core, with TRL's clip.
+"""Train a small Qwen3 model on sums at too high a learning rate: with TROLL and, on a second core, with TRL's clip.
 
 This runs on the CPU, without a model or dataset hub:
 
 1. write sums such as "What is 37 + 48?" as JSON lines, and hold some of them out;
 2. warm up a small Qwen3 model on the others, by supervised training, until it solves about a third;
-3. train it with TROLL, like any model: `troll grpo --config quickstart`; and with TRL's own trainer at the same time:
-   `troll grpo --config quickstart --method clip`;
+3. train it with TROLL, like any model, by `troll grpo --config quickstart` at four times the config's learning rate;
+   and with TRL's own trainer at the same time: the same with `--method clip`;
 4. report, as `troll report` does: the success rate on the held-out sums before and after, and both curves.
 """
 
@@ -28,7 +28,10 @@ from troll_trl.cli.settings.shipped import configs_folder
 CONFIG = configs_folder() / "quickstart.yaml"
 
 HELD_OUT = 512  # problems, for a standard error of the success rate of at most 2.2 points
-REQUIRED_RISE = 0.20
+# Four times the config's rate, which shows what a trust region is for: a clip collapses here. At half of it, both ended
+# at 62 % on seed 0.
+LEARNING_RATE, UPDATES = 3.2e-3, 200
+REQUIRED_RISE = 0.05
 # A small model gains little from a second thread, and on a busy machine threads wait for each other
 THREADS = 1
 
@@ -60,8 +63,8 @@ def run_trainings(output: Path, seed: int, updates: int | None) -> None:
     """Train with TROLL into `run` and with the clip into `clip`, at the same time. The clip's lines go to a file."""
     command = [sys.executable, "-m", "troll_trl.cli.train", "--config", str(CONFIG), "--seed", str(seed)]
     command += ["--model_name_or_path", str(output / "start"), "--dataset_name", str(output / "data")]
-    if updates is not None:
-        command += ["--max_steps", str(updates), "--eval_steps", str(updates)]
+    command += ["--learning_rate", str(LEARNING_RATE), "--max_steps", str(updates or UPDATES)]
+    command += ["--eval_steps", str(updates or UPDATES // 4)]
     troll = [*command, "--output_dir", str(output / "run")]
     clip = [*command, "--output_dir", str(output / "clip"), "--method", "clip"]
     environment = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
@@ -108,7 +111,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     flag = parser.add_argument
     flag("--seed", type=int, default=0, help="seed of problems, warm-up and training (default 0)")
     flag("--output", type=Path, default="outputs/quickstart", help="folder to write to (default outputs/quickstart)")
-    flag("--updates", type=int, help="number of updates (default 400); if given, the result is not judged")
+    flag("--updates", type=int, help=f"number of updates (default {UPDATES}); if given, the result is not judged")
     flag("--start_success", type=float, default=0.35, help="success rate that ends the warm-up (default 0.35)")
     options = parser.parse_args(argv)
     from troll_trl.small_models import write_problems
