@@ -179,7 +179,14 @@ P = ParamSpec("P")
 
 def with_parameters_of(method: Callable[P, None]) -> Callable[[Callable[..., None]], Callable[P, None]]:
     """Decorator of an override that hands all its arguments on: `help` and editors then show those of `method`."""
-    return functools.wraps(method, assigned=())
+
+    def keep(override: Any) -> Callable[P, None]:
+        override.__signature__ = inspect.signature(
+            method
+        )  # `__wrapped__` would make TRL's method of it in the API page
+        return override
+
+    return keep
 
 
 # Imported by this package and those below it. This module comes first, see `trainers/__init__.py`
