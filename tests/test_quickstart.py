@@ -132,7 +132,7 @@ def test_troll_learns_where_the_clip_collapses(tmp_path):
     done = subprocess.run([sys.executable, str(SCRIPT), *options], check=True, cwd=REPOSITORY, stdout=-1, text=True)
     log_history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
     success = [line["eval_reward"] for line in log_history if "eval_reward" in line]
-    assert success[-1] - success[0] >= 0.05  # seeds 0, 1 and 2: 22, 10 and 11 points
+    assert success[-1] - success[0] >= 0.05  # seeds 0, 1 and 2: 19, 10 and 11 points
     assert quickstart.successes(tmp_path / "clip")[-1] < 0.1
     updates = [line for line in log_history if "troll/kl_max" in line]
     assert all(line["troll/kl_max"] <= 0.05 * 1.001 for line in updates)
@@ -140,4 +140,4 @@ def test_troll_learns_where_the_clip_collapses(tmp_path):
     assert (tmp_path / "report" / "report.html").exists()
     evaluate.main(shlex.split(done.stdout.partition("Evaluate it greedily: troll eval ")[2]))
     [result] = json.loads((tmp_path / "evaluation" / "summary.json").read_text())["results"]
-    assert result["metrics"]["mean@1"]["estimate"] >= success[-1] - 0.05
+    assert result["metrics"]["mean@1"]["value"] >= success[-1] - 0.05
