@@ -148,7 +148,7 @@ def second_stage(records: Sequence[Record]) -> str:
 def _lead(
     runs: Runs, age: int, other: str, seeds_of: Seeds, rates: Callable[[str, int, str], Sequence[float]]
 ) -> tuple[Estimate, float]:
-    """TROLL's lead in the mean success over the `rates` of each cell, and its p-value."""
+    """TROLL's lead in success and its p-value. Each cell counts with its mean over some `rates`."""
 
     def cell(task: str, region: str) -> Cell:
         of_rates = [runs.values(task, age, region, rate, seeds_of[task]) for rate in rates(task, age, region)]

@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the worker's process and the server read these files too
+# First: this folder has a `vllm_server` too. The worker's process and the server read these files as well
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 os.environ |= {"PYTHONPATH": str(ROOT), "VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch  # noqa: E402

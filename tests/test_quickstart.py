@@ -130,10 +130,10 @@ def test_missed_goals_are_named():
 def test_troll_learns_where_the_clip_collapses(tmp_path):
     options = ["--seed", "0", "--output", str(tmp_path)]
     done = subprocess.run([sys.executable, str(SCRIPT), *options], check=True, cwd=REPOSITORY, stdout=-1, text=True)
-    log_history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
-    success = [line["eval_reward"] for line in log_history if "eval_reward" in line]
+    log_history = quickstart.read_log(tmp_path / "run")
+    success = quickstart.values_of(log_history, "eval_reward")
     assert success[-1] - success[0] >= 0.05  # seeds 0, 1 and 2: 19, 10 and 11 points
-    assert quickstart.successes(tmp_path / "clip")[-1] < 0.1
+    assert quickstart.values_of(quickstart.read_log(tmp_path / "clip"), "eval_reward")[-1] < 0.1
     updates = [line for line in log_history if "troll/kl_max" in line]
     assert all(line["troll/kl_max"] <= 0.05 * 1.001 for line in updates)
     assert any(line["troll/projected_fraction"] > 0 for line in updates)

@@ -14,6 +14,7 @@ from tiny import saved_model, tiny_model
 from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 from trl import GRPOConfig, GRPOTrainer, TrlParser
 from trl_comparison import (
+    assert_gradient_is_a_finite_difference,
     assert_same_movement,
     logged,
     make_trainer,
@@ -157,24 +158,12 @@ def test_loss_is_the_papers(loss_type, pessimistic, tmp_path):
 
 
 def test_gradient_is_that_of_the_loss(tmp_path):
-    """The closed-form gradient, end to end, against a finite difference of the loss along a random direction."""
+    """The closed-form gradient, end to end."""
     trainer = make_trainer(
         TrollGRPOTrainer, TrollGRPOConfig, tmp_path, kl_bound=0.01, regression_coef=0.0, learning_rate=2e-2, max_steps=3
     )
-    inputs = take_off_policy(trainer)
-    model = trainer.model.train()
-    trainer.model.zero_grad()
-    trainer.compute_loss(model, inputs).backward()
-    gradient = model.model.layers[0].mlp.up_proj.weight.grad
-    parameter = model.model.layers[0].mlp.up_proj.weight
-    direction = gradient / gradient.norm()
-    losses = []
-    with torch.no_grad():
-        for step in (1e-2, -2e-2):
-            parameter.add_(step * direction)
-            losses.append(trainer.compute_loss(model, inputs).item())
+    assert_gradient_is_a_finite_difference(trainer, take_off_policy(trainer))
     assert trainer.troll_metrics["train"].pop()["troll/projected_fraction"] > 0.02
-    assert (losses[0] - losses[1]) / 2e-2 == pytest.approx(gradient.norm().item(), rel=0.05)
 
 
 def test_metrics(tmp_path):

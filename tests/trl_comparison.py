@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from references import reference_project
 from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
@@ -119,6 +120,20 @@ def assert_same_movement(start, expected, actual):
         difference = (weight - actual[name]).abs().max().item()
         rounding = torch.finfo(weight.dtype).eps * weight.abs().max().item() if weight.is_floating_point() else 0.0
         assert difference <= 2e-3 * movement + rounding, f"{name} differs by {difference:.2e}, moved {movement:.2e}"
+
+
+def assert_gradient_is_a_finite_difference(trainer, inputs):
+    """Of the loss along the gradient in one weight. The trainer has no regression, whose target is held fixed."""
+    model = trainer.model.train()
+    model.zero_grad()
+    trainer.compute_loss(model, inputs).backward()
+    parameter = model.model.layers[0].mlp.up_proj.weight
+    gradient, losses = parameter.grad, []
+    with torch.no_grad():
+        for step in (1e-2, -2e-2):
+            parameter.add_(step * gradient / gradient.norm())
+            losses.append(trainer.compute_loss(model, inputs).item())
+    assert (losses[0] - losses[1]) / 2e-2 == pytest.approx(gradient.norm().item(), rel=0.05)
 
 
 def reference_tokens(trainer, inputs):

@@ -90,8 +90,10 @@ def _load_files(files: list[Path], split: str, streaming: bool) -> datasets.Data
     try:
         dataset = datasets.load_dataset(builder, data_files=patterns, split=split, streaming=streaming)
     except (DatasetGenerationError, ValueError) as error:
-        check_numbers(files, None)
-        reason = find_bad_line(files) or error.__cause__ or error
+        reason: Any = find_bad_line(files)
+        if reason is None:
+            check_numbers(files, None)
+            reason = error.__cause__ or error
         raise ValueError(f"Cannot read {', '.join(map(str, files))}: {reason}") from error
     check_numbers(files, dataset.features)
     return dataset

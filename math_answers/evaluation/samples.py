@@ -42,7 +42,7 @@ _ROWS_IN_MEMORY = 32
 
 def read_lines(path: Path, **options: Any) -> Iterator[dict[str, Any]]:
     """The objects of a JSON-lines file, one at a time. A torn last line is left out, one before it is a ValueError.
-    `options` are those of `json.loads`."""
+    `options` go to `json.loads`."""
     return (row for row, _ in read_with_ends(path, **options))
 
 

@@ -82,17 +82,18 @@ def run_trainings(output: Path, seed: int, updates: int | None) -> None:
             other.kill()
 
 
-def successes(run: Path) -> list[float]:
-    """The success rate on the held-out sums at each evaluation of a run."""
-    log = json.loads((run / "trainer_state.json").read_text())["log_history"]
-    return [line["eval_reward"] for line in log if "eval_reward" in line]
+def read_log(run: Path) -> list[dict[str, Any]]:
+    return json.loads((run / "trainer_state.json").read_text())["log_history"]
+
+
+def values_of(log: list[dict[str, Any]], name: str) -> list[float]:
+    return [line[name] for line in log if name in line]
 
 
 def missed_goals(log: list[dict[str, Any]], kl_bound: float) -> list[str]:
     """What a training run with these log lines did not reach."""
     success, projected, kl = (
-        [line[name] for line in log if name in line]
-        for name in ("eval_reward", "troll/projected_fraction", "troll/kl_max")
+        values_of(log, name) for name in ("eval_reward", "troll/projected_fraction", "troll/kl_max")
     )
     rise = success[-1] - success[0]
     goals = {
@@ -123,8 +124,9 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     make_start(output / "start", train, options.seed, options.start_success)
     run_trainings(output, options.seed, options.updates)
     write_report([str(output / "run"), str(output / "clip")], None, output / "report")
-    log = json.loads((output / "run" / "trainer_state.json").read_text())["log_history"]
-    (before, *_, after), (*_, with_clip) = successes(output / "run"), successes(output / "clip")
+    log = read_log(output / "run")
+    before, *_, after = values_of(log, "eval_reward")
+    *_, with_clip = values_of(read_log(output / "clip"), "eval_reward")
     print(f"Model:  {output / 'run'}, after {time.monotonic() - start_time:.0f} s")
     print(f"Success rate on held-out sums: {before:.1%} before, {after:.1%} with TROLL, {with_clip:.1%} with the clip")
     # The model knows sums alone, and no instruction to answer in a box

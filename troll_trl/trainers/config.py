@@ -252,7 +252,7 @@ class TrollOptions(TrustRegionOptions):
 
     @property
     def trust_region_idle(self) -> bool:
-        """Whether policy and old policy are always equal, so that neither a clip nor a projection ever acts."""
+        """Whether policy and old policy are always equal. Then neither a clip nor a projection ever acts."""
         return self.on_policy and self.old_policy == "trainer"
 
     @property

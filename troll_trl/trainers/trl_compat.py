@@ -178,12 +178,12 @@ P = ParamSpec("P")
 
 
 def with_parameters_of(method: Callable[P, None]) -> Callable[[Callable[..., None]], Callable[P, None]]:
-    """Decorator of an override that hands all its arguments on: `help` and editors then show those of `method`."""
+    """Decorator for an override that passes all its arguments on. `help` and editors then show the parameters of
+    `method`."""
 
     def keep(override: Any) -> Callable[P, None]:
-        override.__signature__ = inspect.signature(
-            method
-        )  # `__wrapped__` would make TRL's method of it in the API page
+        # With `functools.wraps`, the API page would resolve the override to TRL's method, and fail to build
+        override.__signature__ = inspect.signature(method)
         return override
 
     return keep
