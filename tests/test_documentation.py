@@ -56,13 +56,13 @@ def test_every_option_is_in_the_table_and_no_other():
     assert repeated == {"loss_type", "gradient_accumulation_steps"}
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*sorted(DOCS.glob("*.md")), TESTS / "README.md"], ids=lambda page: page.name)
 def test_named_tests_exist(page):
     for file, name in re.findall(r"(test_\w+\.py)::(\w+)", page.read_text(encoding="utf-8")):
         assert re.search(rf"def {name}\(", (TESTS / file).read_text(encoding="utf-8")), f"{file}::{name}"
 
 
-@pytest.mark.parametrize("page", ["docs/design.md", "docs/kernels.md", "docs/tests.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["docs/design.md", "docs/kernels.md", "tests/README.md", "CONTRIBUTING.md"])
 def test_files_that_contributors_are_sent_to_exist(page):
     sources = {
         path
