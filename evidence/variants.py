@@ -1,8 +1,11 @@
 """
-Trainers that only the study uses: remedies for what TROLL loses where nothing is rare, and trainers that record how far
-each token moved and what a method left of its gradient.
+Trainers that only the study uses: remedies for what TROLL loses where nothing is rare, trainers that record how far
+each token moved and what a method left of its gradient, and two with a fault, for docs/curves.md.
 """
 
+import functools
+import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,9 +129,41 @@ class RecordingClipTrainer(Recording, MeasuredClipTrainer):
     """[`MeasuredClipTrainer`] that records its tokens."""
 
 
+class Float8RolloutTrainer(TrollGRPOTrainer):
+    """TROLL whose rollouts and old policy come from weights in eight bits, as from an engine that quantises them."""
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        weights = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                weight.copy_(weight.to(torch.float8_e4m3fn))
+            batch = super()._generate_and_score_completions(inputs)
+            for name, weight in self.model.named_parameters():
+                weight.copy_(weights[name])
+        return batch
+
+
+class BrokenRewardTrainer(TrollGRPOTrainer):
+    """TROLL whose first reward function returns NaN for all completions of the fifth and the ninth rollout batch."""
+
+    def __init__(self, model, reward_funcs=None, *others, **kwargs):
+        first, *rest = reward_funcs
+        calls = itertools.count(1)
+
+        @functools.wraps(first)
+        def broken(*args, **kwargs):
+            rewards = first(*args, **kwargs)
+            breaks = self.model.training and next(calls) in (5, 9)  # an evaluation is not counted
+            return [math.nan] * len(rewards) if breaks else rewards
+
+        super().__init__(model, [broken, *rest], *others, **kwargs)
+
+
 VARIANTS: dict[str, Callable[..., TrollGRPOTrainer]] = {
     "signal": SignalTrainer,
     "multiplier": MultiplierTrainer,
     "recorded": Recording,
     "recorded-clip": RecordingClipTrainer,
+    "float8-rollout": Float8RolloutTrainer,
+    "broken-reward": BrokenRewardTrainer,
 }
