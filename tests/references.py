@@ -165,3 +165,46 @@ def reference_divergence(name: str, log_p: np.ndarray, log_q: np.ndarray) -> flo
         return 0.5 * np.abs(p - q).sum()
     with np.errstate(divide="ignore"):
         return float(reference_kl(np.log(q), np.log(p)))
+
+
+# A row whose KL(π_t‖q) is a plateau before a cliff, just above a bound of 0.3: log p and log q, not normalised
+PLATEAU_AND_CLIFF = (
+    [
+        -69.918,
+        -111.596,
+        -153.253,
+        -163.967,
+        -53.134,
+        -236.759,
+        -132.389,
+        -13.820,
+        -170.547,
+        -68.391,
+        -145.899,
+        -78.755,
+        -238.332,
+        -117.400,
+        -9.954e-07,
+        -107.239,
+        -93.447,
+    ],
+    [
+        -168.603,
+        -126.925,
+        -85.267,
+        -74.554,
+        -185.387,
+        -1.762,
+        -106.132,
+        -224.701,
+        -67.974,
+        -170.130,
+        -92.621,
+        -159.766,
+        -0.188,
+        -121.121,
+        -238.521,
+        -131.282,
+        -145.074,
+    ],
+)

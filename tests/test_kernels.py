@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from limits import HANG
-from references import reference_support
+from references import PLATEAU_AND_CLIFF, reference_support
 
 from troll_trl.kernels import blocks, candidates, dispatch, fold, gradient, projection, tiles
 from troll_trl.kernels.blocks import blocks_of, reduce_chunk
@@ -326,6 +326,12 @@ def projected(policy, old, upstream, bound):
     result = project(policy, old, bound)
     (gradient_of_policy,) = torch.autograd.grad(result.log_probs, policy, upstream)
     return [*(x.detach() for x in result), gradient_of_policy]
+
+
+def test_projection_of_a_plateau_before_a_cliff(device):
+    """The kernel halves the bracket after some Newton steps, too."""
+    policy, old = torch.tensor(PLATEAU_AND_CLIFF, dtype=torch.float64, device=device).log_softmax(-1).unbind()
+    assert project(policy, old, 0.3).kl.item() == pytest.approx(0.3, rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

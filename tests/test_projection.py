@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references import reference_kl, reference_project
+from references import PLATEAU_AND_CLIFF, reference_kl, reference_project
 
 from troll_trl.kernels import projection
 from troll_trl.projection import kl_divergence, project, solve
@@ -50,6 +50,17 @@ def test_float64_agrees_with_a_root_finder(difference, bound, old_spread):
     np.testing.assert_allclose(result.policy_kl.numpy(), reference_kl(log_p.numpy(), log_q.numpy()), atol=1e-12)
     assert (kl(result.log_probs, log_q) <= bound * (1 + 1e-9)).all()
     torch.testing.assert_close(result.kl, kl(result.log_probs, log_q), rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("bound", [0.29, 0.3, 0.31])
+def test_a_plateau_before_a_cliff(bound, dtype):
+    """Newton's steps alone hardly shrank the bracket from either side, and left KL(π‖q) at 207 for a bound of 0.3."""
+    log_p, log_q = torch.tensor(PLATEAU_AND_CLIFF, dtype=torch.float64).log_softmax(-1).to(dtype).unbind()
+    result = project(log_p, log_q, bound)
+    assert kl(result.log_probs, log_q).item() == pytest.approx(bound, rel=1e-3)
+    expected = reference_project(log_p.double().numpy(), log_q.double().numpy(), bound)
+    torch.testing.assert_close(1 / (1 + result.eta.double()).item(), expected.t, rtol=1e-4, atol=0)
 
 
 def test_two_outcomes_by_hand():

@@ -23,6 +23,7 @@ if TRITON_AVAILABLE:
 # what float64 arithmetic can resolve for the others.
 RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
 MAX_EVALUATIONS = 100
+NEWTON_EVALUATIONS = 20  # from here on, every other step is a bisection
 # Stands for log p − log q = −∞ where only the policy is zero. Large enough for exp(t·d) to vanish at every t that
 # meets the bound without this token; where none does (−log q(support of p) > ε), the solution is the limit of p → 0.
 ZERO_POLICY_LOG_RATIO = -1e8
@@ -80,6 +81,7 @@ def _project_triton(log_p, log_q, kl_bound):
         ZERO_POLICY_LOG_RATIO=ZERO_POLICY_LOG_RATIO,
         EXP_UNDERFLOW=EXP_UNDERFLOW,
         MAX_EVALUATIONS=MAX_EVALUATIONS,
+        NEWTON_EVALUATIONS=NEWTON_EVALUATIONS,
         SLOTS=padded,
         num_warps=warps_for(padded),
     )
@@ -176,7 +178,7 @@ def solve(
     low, high = torch.zeros_like(t), torch.ones_like(t)
     target = math.sqrt(2 * kl_bound)
     t = torch.where(done, t, (kl_bound / kl).sqrt())
-    for _ in range(MAX_EVALUATIONS):
+    for number in range(MAX_EVALUATIONS):
         if done.all():
             break
         new_log_pi, new_kl, new_variance = _evaluate(t, d, log_q)
@@ -191,7 +193,9 @@ def solve(
         step = t + (target - root) * root / (t * variance)
         # Towards 0 the bracket shrinks by factors, as the root's magnitude is what is unknown there
         middle = torch.where(low > 0, (low + high) / 2, high / 16)
-        step = torch.where((step > low) & (step < high), step, middle)
+        # Between a plateau and a cliff, Newton's steps shrink the bracket by little from either side: halve it, too
+        newton = number < NEWTON_EVALUATIONS or number % 2 == 0
+        step = torch.where((step > low) & (step < high) & newton, step, middle)
         converged = (kl - kl_bound).abs() <= relative_tolerance * kl_bound
         done = done | converged | ((step - t).abs() <= 1e-15 * t)
         t = torch.where(done, t, step)
@@ -253,6 +257,7 @@ def _project_kernel(
     ZERO_POLICY_LOG_RATIO: tl.constexpr,
     EXP_UNDERFLOW: tl.constexpr,
     MAX_EVALUATIONS: tl.constexpr,
+    NEWTON_EVALUATIONS: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
     # One program per row. In 64 bits: rows times slots may pass 2³¹
@@ -290,7 +295,8 @@ def _project_kernel(
             step = t + (target - root) * root / (t * variance)
             # Towards 0 the bracket shrinks by factors, as the root's magnitude is what is unknown there
             middle = tl.where(low > 0, (low + high) / 2, high / 16)
-            step = tl.where((step > low) & (step < high), step, middle)
+            newton = (left >= MAX_EVALUATIONS - NEWTON_EVALUATIONS) | (left % 2 == 1)  # as in `solve`
+            step = tl.where((step > low) & (step < high) & newton, step, middle)
             going = (tl.abs(kl - bound) > TOLERANCE * bound) & (tl.abs(step - t) > 1e-15 * t)
             t = tl.where(going, step, t)
         # Where the policy is zero so is π, unless the bound is out of reach without that token
