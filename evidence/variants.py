@@ -48,6 +48,23 @@ class MultiplierTrainer(TrollGRPOTrainer):
         return super()._terms_of_policy(loss_pass, mask, inputs, mode)
 
 
+class ShareTrainer(TrollGRPOTrainer):
+    """
+    TROLL that logs `troll/regression_grad_norm` at the last update of every rollout batch: the length of the gradient
+    of the regression alone, to set beside `grad_norm`. It needs one more backward pass and one micro-batch an update.
+    """
+
+    def _terms_of_policy(self, loss_pass, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
+        regression = super()._terms_of_policy(loss_pass, mask, inputs, mode)
+        of_a_batch = self.args.steps_per_generation * self.num_iterations
+        if mode == "train" and regression.requires_grad and (self._step + 1) % of_a_batch == 0:
+            weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+            gradients = torch.autograd.grad(regression, weights, retain_graph=True, allow_unused=True)
+            norm = torch.stack([gradient.norm() for gradient in gradients if gradient is not None]).norm()
+            self._metrics["train"]["troll/regression_grad_norm"].append(norm.item())
+        return regression
+
+
 def gradient_kept(policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> dict[str, torch.Tensor]:
     """
     What a clip and TROLL leave of the gradient of each token's unlimited ratio, at the same policy.
@@ -164,6 +181,7 @@ VARIANTS: dict[str, Callable[..., TrollGRPOTrainer]] = {
     "multiplier": MultiplierTrainer,
     "recorded": Recording,
     "recorded-clip": RecordingClipTrainer,
+    "share": ShareTrainer,
     "float8-rollout": Float8RolloutTrainer,
     "broken-reward": BrokenRewardTrainer,
 }
