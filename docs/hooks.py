@@ -15,15 +15,19 @@ def on_page_markdown(markdown, **_):
 
 def options():
     """Every option that our configs add to TRL's."""
+    from dataclasses import fields
+
     from troll_trl import TrollGRPOConfig, TrollRLOOConfig  # imports torch, which the other pages do not need
+    from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig
     from troll_trl.trainers.config import troll_fields
 
     found = {"GRPO": troll_fields(TrollGRPOConfig), "RLOO": troll_fields(TrollRLOOConfig)}
     every = {option.name: option for group in found.values() for option in group}
+    found["asynchronous GRPO"] = [option for option in fields(AsyncTrollGRPOConfig) if option.name in every]
     rows = []
     for name, option in every.items():
         kind = getattr(option.type, "__name__", str(option.type))
-        algorithms = ", ".join(group for group, fields in found.items() if name in {field.name for field in fields})
+        algorithms = ", ".join(group for group, options in found.items() if name in {field.name for field in options})
         rows.append((f"`{name}`", f"`{kind}`", f"`{option.default}`", algorithms, option.metadata["help"]))
     return _table(("option", "type", "default", "for", "meaning"), rows)
 

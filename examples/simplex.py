@@ -85,8 +85,9 @@ def draw_bars(axes: Axes, distributions: dict[str, torch.Tensor]) -> None:
 def draw(kl_bound: float, file: Path) -> None:
     projection = project(NEW.log(), OLD.log(), kl_bound)
     distributions = dict(zip(LOOKS, (OLD, NEW, projection.log_probs.exp()), strict=True))
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    triangle, bars = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    # One above the other: the smallest text, of 8 points, then has 8 pixels on a screen 400 pixels wide
+    figure = Figure(figsize=(5.6, 7), layout="constrained")
+    triangle, bars = figure.subplots(2, 1, height_ratios=(1.2, 1))
     draw_triangle(triangle, distributions, kl_bound)
     draw_bars(bars, distributions)
     bars.set_title(

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 
 import hooks
 import pytest
+from PIL import Image
 from trl import GRPOTrainer, RLOOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig, __version__
@@ -115,6 +116,30 @@ def test_links_into_the_repository_lead_somewhere(page):
             assert (ROOT / here).is_file(), link
         elif "://" not in link and not link.startswith("#"):
             assert (page.parent / link.partition("#")[0]).exists(), link
+
+
+def headings(page):
+    """The anchors that GitHub gives to the headings of a page."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    texts = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line) for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in texts}
+
+
+@pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_headings_lead_to_one(page):
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if anchor and "://" not in link and target.suffix == ".md":
+            assert anchor in headings(target), link
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "figures").glob("*.png")), ids=lambda picture: picture.name)
+def test_figures_are_legible_on_a_screen_400_pixels_wide(picture):
+    """Text of 8 points, the smallest, then has 7 pixels. What is drawn wider is shrunk more."""
+    with Image.open(picture) as image:
+        inches = image.width / image.info["dpi"][0]
+    assert 8 * 400 / (72 * inches) >= 7
 
 
 def test_links_of_the_readme_are_relative_here_and_absolute_on_a_package_index():

@@ -1,4 +1,9 @@
-"""The notebook of examples/: it is valid, shows what it printed, ends as the README begins, and (slow) runs."""
+"""
+The notebook of examples/: it is valid, shows what it printed, ends as the README begins, and (slow) runs.
+
+To record it again: `jupyter execute --inplace examples/quickstart.ipynb`. Then delete what went to stderr:
+progress bars, and warnings with paths of your machine.
+"""
 
 import json
 import re

@@ -37,7 +37,7 @@ class EvaluationArguments:
     max_new_tokens: int = setting(4096, "Most tokens in a completion.")
     seed: int = setting(0, "Seed of the samples and of the bootstrap.")
     max_problems: list[int] | None = setting(
-        None, "Use the first problems only, this many: one number for all benchmarks, or one for each."
+        None, "Evaluate only the first problems: their number, one for all benchmarks or one for each."
     )
     instruction: str = setting(
         DEFAULT_INSTRUCTION, "Text after every problem. The default asks for a box; an empty text adds nothing."
