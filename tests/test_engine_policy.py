@@ -1,12 +1,18 @@
 """`old_policy: engine`: the old policy is what an engine answered while it sampled. The engine here is the model."""
 
 import math
+import pickle
+from itertools import chain
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import trl.trainer.grpo_trainer
 import trl.trainer.rloo_trainer
 from peft import LoraConfig
+from test_compatibility import moe
+from test_compatibility_models import llava, llava_processor, pictures, qwen_vl, qwen_vl_processor
 from test_compatibility_rollouts import byte_tokenizer, chats, multiply
 from test_resume import assert_same_run
 from tiny import saved_model, tiny_model
@@ -15,7 +21,7 @@ from trl_comparison import weights as weights_by_name
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trainers import engine_policy
-from troll_trl.trainers.engine_policy import SampledLogProb, old_policy_rows, read_answer
+from troll_trl.trainers.engine_policy import SampledLogProb, read_answer, rows_of
 from troll_trl.trainers.old_policy import COLUMN, with_dense
 from troll_trl.trust_region.sparse import sparsify
 
@@ -50,13 +56,16 @@ class Engine:
         training, completions, log_probs, ids = self.model.training, [], [], []
         self.model.eval()
         for number, prompt in enumerate(prompts):
-            tokens = list(prompt) + self.speak(prompt)
+            tokens, seen = list(prompt) + self.speak(prompt), {}
+            if images is not None:
+                seen = self.options["processing_class"].image_processor(images=images[number], return_tensors="pt")
             if len(tokens) == len(prompt):
                 for _ in range(1 + (3 * number) % self.options["max_completion_length"]):
-                    probabilities = self.model(torch.tensor([tokens])).logits[0, -1].float().softmax(-1)
-                    tokens.append(torch.multinomial(probabilities, 1, generator=self.generator).item())
+                    logits = self.model(torch.tensor([tokens]), **seen).logits[0, -1, :V]  # no token of an image
+                    tokens.append(torch.multinomial(logits.float().softmax(-1), 1, generator=self.generator).item())
             completion = tokens[len(prompt) :]
-            rows = self.model(torch.tensor([tokens])).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+            logits = self.model(torch.tensor([tokens]), **seen).logits[0, len(prompt) - 1 : -1]
+            rows = logits.float().log_softmax(-1)
             listed = []
             for token, row in zip(completion, rows, strict=True):
                 top = row.argsort(descending=True)[: self.logprobs or 0].tolist()
@@ -103,19 +112,26 @@ WHOLE = {"support_size": V, "tail_mass": 0.0}
     ("grpo", WHOLE),
     ("grpo", {**WHOLE, "loss_type": "grpo", "importance_sampling_level": "sequence"}),
     ("grpo", {**WHOLE, "mask_truncated_completions": True}),
+    ("grpo", {**WHOLE, "max_completion_length": 1}),
     ("grpo", {**WHOLE, "steps_per_generation": 2, "num_iterations": 2, "gradient_accumulation_steps": 2}),
     ("grpo", {"trust_region": "mask", "divergence_bound": 0.05}),
     ("grpo", {**WHOLE, "trust_region": "mask", "divergence_type": "topk_kl"}),
     ("grpo", {**WHOLE, "off_policy_mask_threshold": 0.01}),
     ("grpo", {**WHOLE, "peft_config": LoraConfig(r=4, target_modules=["q_proj", "down_proj"]), "learning_rate": 3.0}),
-    ("grpo", {**WHOLE, "architecture": "qwen3_moe"}),
+    ("grpo", {**WHOLE, "make_model": moe}),
+    ("grpo", {"support_size": 101, "make_model": llava, "make_tokenizer": llava_processor, "dataset": pictures()}),
+    ("rloo", {"support_size": 101, "make_model": llava, "make_tokenizer": llava_processor, "dataset": pictures()}),
+    ("grpo", {"support_size": 104, "max_steps": 4, "make_model": qwen_vl, "make_tokenizer": qwen_vl_processor,
+              "dataset": pictures(width=56, each=2)}),
     ("grpo", {**WHOLE, "eval_strategy": "steps", "eval_steps": 3, "num_generations_eval": 2}),
     ("rloo", WHOLE),
 ])  # fmt: skip
 def test_an_engine_with_the_trainers_numbers_trains_its_weights(algorithm, options, tmp_path):
-    runs = []
+    runs, options = [], dict(options)
+    makers = {name: options.pop(f"make_{name}") for name in ("model", "tokenizer") if f"make_{name}" in options}
     for old in ("trainer", "engine"):
-        runs.append(trainer_of(tmp_path / old, algorithm, old, **options))
+        made = {name: make() for name, make in makers.items()}
+        runs.append(trainer_of(tmp_path / old, algorithm, old, **made, **options))
         starts = weights(runs[-1])
         runs[-1].train()
     assert_same_weights(*runs, starts)
@@ -138,12 +154,15 @@ def numbers_of(trainer, prompts):
     return completions, [[value for (value,) in row] for row in log_probs]
 
 
-def rollout_of(change):
-    """A rollout function of two turns, whose tokens in between are an environment's; `change` its log-probabilities."""
+def rollout_of(change, fork=False):
+    """A rollout function of two turns, whose tokens in between are an environment's; `change` its log-probabilities.
+    With a `fork`, two neighbours continue one first turn."""
 
     def rollout(prompts, trainer):
         prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
         first, numbers = numbers_of(trainer, prompt_ids)
+        if fork:
+            first, numbers = ([rows[i - i % 2] for i in range(len(prompts))] for rows in (first, numbers))
         words = [[5, 6]] * len(prompts)
         so_far = [a + b + c for a, b, c in zip(prompt_ids, first, words, strict=True)]
         second, more = numbers_of(trainer, so_far)
@@ -163,10 +182,11 @@ def assert_same_weights(trainer_run, engine_run, start):
     assert (weights(trainer_run) - weights(engine_run)).abs().max().item() < 1e-4 * moved
 
 
-def test_a_rollout_function_of_two_turns(tmp_path):
-    runs = []
+@pytest.mark.parametrize("fork", [False, True])
+def test_a_rollout_function_of_two_turns(fork, tmp_path):
+    runs, rollout = [], rollout_of(lambda rows: rows, fork)
     for old in ("trainer", "engine"):
-        runs.append(trainer_of(tmp_path / old, old_policy=old, rollout_func=rollout_of(lambda rows: rows), **WHOLE))
+        runs.append(trainer_of(tmp_path / old, old_policy=old, rollout_func=rollout, **WHOLE))
         start = weights(runs[-1])
         runs[-1].train()
     assert_same_weights(*runs, start)
@@ -180,6 +200,8 @@ def test_a_rollout_function_without_the_engines_numbers_is_refused(tmp_path):
         trainer_of(tmp_path, rollout_func=rollout_of(lambda rows: None)).train()
     mask = {"trust_region": "mask", "divergence_bound": 0.05}
     trainer_of(tmp_path, rollout_func=plain, max_steps=1, **mask).train()  # reads the sampled token alone
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rollout_func'"):  # TRL's RLOO has none
+        TrollRLOOTrainer("model", rollout_func=plain)
 
 
 def test_tools(tmp_path):
@@ -222,15 +244,25 @@ def test_tools(tmp_path):
         assert trained < inputs["completion_mask"].sum() and inputs[COLUMN].counts.count_nonzero() == trained
 
 
+def without_the_rest(value):
+    row = value.row.copy()
+    row[len(row) // 2] = -math.inf
+    return SampledLogProb(value, row)
+
+
 MUTANTS = {
-    "sorted by rank": lambda read: lambda tokens, ids, values, n: read([row[0] for row in ids], ids, values, n),
-    "shifted by a token": lambda read: lambda tokens, ids, values, n: (
-        lambda answer: answer[1:] + answer[:1]
-    )(read(tokens, ids, values, n)),
-    "without the last likely token": lambda read: lambda tokens, ids, values, n: [
-        SampledLogProb(value, value.ids[:-1], value.log_probs[:-1]) for value in read(tokens, ids, values, n)
-    ],
-}  # fmt: skip
+    "sorted by rank": lambda answer, first: answer(first),
+    "shifted by a token": lambda answer, first: (lambda values: values[1:] + values[:1])(answer()),
+    "without the rest": lambda answer, first: [*map(without_the_rest, answer())],
+}
+
+
+def mutated(mutant):
+    def read(sampled, counts, ids, *others):
+        first = [ids[place] for place in np.cumsum([0, *counts[:-1]])]
+        return MUTANTS[mutant](lambda tokens=sampled: read_answer(tokens, counts, ids, *others), first)
+
+    return read
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -239,7 +271,7 @@ def test_mutants_train_other_weights(mutant, tmp_path, monkeypatch):
     expected = trainer_of(tmp_path, old_policy="trainer", **WHOLE)
     start = weights(expected)
     expected.train()
-    monkeypatch.setattr(engine_policy, "read_answer", MUTANTS[mutant](read_answer))
+    monkeypatch.setattr(engine_policy, "read_answer", mutated(mutant))
     spoiled = trainer_of(tmp_path, **WHOLE)
     spoiled.train()
     with pytest.raises(AssertionError):
@@ -317,27 +349,124 @@ def test_the_support_is_that_of_the_trainer(tmp_path):
         assert torch.allclose(log_probs[live].exp().sum(-1), torch.ones(int(live.sum())), atol=2e-6)
 
 
+def answer_of(listed, tokens, others):
+    """What the engine said, from a dictionary for every token."""
+    values = chain.from_iterable(row.values() for row in listed)
+    return read_answer(tokens, [*map(len, listed)], [*chain(*listed)], [*values], others)
+
+
+def listing(count, likely):
+    """Tokens, log-probabilities `(count, V)` of all, and what an engine lists: in any order."""
+    generator = torch.Generator().manual_seed(0)
+    rows = (4 * torch.randn(count, V, generator=generator)).log_softmax(-1)
+    tokens = torch.randint(V, (count,), generator=generator).tolist()
+    listed = []
+    for token, row in zip(tokens, rows, strict=True):
+        ids = [*{*row.topk(likely).indices.tolist(), token}]
+        listed.append({ids[i]: row[ids[i]].item() for i in torch.randperm(len(ids), generator=generator).tolist()})
+    return tokens, rows, listed
+
+
 def test_rows_agree_with_a_dense_selection():
-    torch.manual_seed(0)
-    logits = 4 * torch.randn(50, V)
-    tokens = torch.randint(V, (50,))
-    expected = sparsify(logits, tokens, 8, 0.0)
-    rows = logits.log_softmax(-1)
-    top = [row.argsort(descending=True)[:7].tolist() for row in rows]
-    listed = [
-        sorted({*likely, token}, key=lambda i: -row[i])
-        for likely, token, row in zip(top, tokens.tolist(), rows, strict=True)
-    ]
-    answer = read_answer(
-        tokens.tolist(), listed, [[row[i].item() for i in ids] for ids, row in zip(listed, rows, strict=True)], 7
-    )
-    ids, numbers, rest = old_policy_rows(answer, [1] * 50, 7)
-    for place in range(50):
-        used = int((ids[place] >= 0).sum())
-        assert ids[place, :used].tolist() == expected.token_ids[place, 1 : used + 1].tolist()
-        assert used == (6 if tokens[place] in top[place] else 7)
-        assert numbers[place, 0] == pytest.approx(rows[place, tokens[place]].item(), rel=1e-6)
-        assert math.exp(rest[place]) == pytest.approx(1 - math.fsum(map(math.exp, numbers[place])), abs=1e-6)
+    tokens, rows, listed = listing(50, 7)
+    answered = pickle.loads(pickle.dumps(answer_of(listed, tokens, 7)))  # as between processes
+    expected = sparsify(rows, torch.tensor(tokens), 8, 0.0)
+    for place, row in enumerate(rows_of(answered, [1] * 50, 8)):
+        log_probs, rest, ids = row[:8], row[8], row[9:]
+        used = int((ids >= 0).sum())
+        assert ids[:used].tolist() == expected.token_ids[place, 1 : used + 1].tolist()
+        assert used == (6 if len(listed[place]) == 7 else 7)
+        assert log_probs[0] == answered[place] == pytest.approx(rows[place, tokens[place]].item(), rel=1e-6)
+        assert math.exp(rest) == pytest.approx(1 - math.fsum(map(math.exp, log_probs)), abs=1e-6)
+
+
+@pytest.mark.parametrize("others", [0, 1, 7])
+@pytest.mark.parametrize("bad", [math.nan, -9999.0, -math.inf, None, "missing"])
+@pytest.mark.parametrize("whose", ["sampled", "likely"])
+def test_an_answer_without_a_number_is_no_old_policy(whose, bad, others):
+    """Of the second token, and of no other one, whichever of its numbers it is."""
+    if whose == "likely" and others == 0:
+        pytest.skip("no likely token")
+    tokens, _, listed = listing(20, others)
+    whole = rows_of(answer_of(listed, tokens, others), [1] * 20, others + 1)
+    assert np.isfinite(whole[:, [0, others + 1]]).all()
+    for wrong in [tokens[1]] if whose == "sampled" else [token for token in listed[1] if token != tokens[1]]:
+        changed = dict(listed[1])
+        if bad != "missing":
+            changed[wrong] = bad
+        else:
+            del changed[wrong]
+            if whose == "likely" and len(changed) >= others > 0:  # one less is what a likely sampled token leaves
+                changed = {tokens[1]: changed[tokens[1]]} if others > 1 else {}
+        rows = rows_of(answer_of([listed[0], changed, *listed[2:]], tokens, others), [1] * 20, others + 1)
+        assert np.isnan(rows[1, 0])
+        np.testing.assert_array_equal(np.delete(rows, 1, 0), np.delete(whole, 1, 0))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_completions_of_no_token_and_of_one(count):
+    tokens, _, listed = listing(count, 3)
+    assert rows_of(answer_of(listed, tokens, 3), [1] * count, 4).shape == (count, 8)
+
+
+class Flat(dict):
+    """vLLM's flat list of one completion, as far as it is read."""
+
+    def __init__(self, listed):
+        self.end_indices = np.cumsum([*map(len, listed)]).tolist()
+        self.start_indices = [0, *self.end_indices[:-1]]
+        self.token_ids = [*chain(*listed)]
+        self.logprobs = [*chain.from_iterable(row.values() for row in listed)]
+
+
+def test_a_colocated_engine_answers_in_flat_lists_and_a_rollout_function_in_its_own():
+    """This rank has the second half of what its group samples. A list that was asked of `llm.generate` itself stays."""
+    tokens, _, listed = listing(12, 5)
+    halves = [slice(0, 6), slice(6, 12)]
+    made = lambda logprobs, ids: SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, logprobs=logprobs)])
+    config = SimpleNamespace(max_logprobs=4)
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=config))
+    llm.generate = lambda: [made(Flat(listed[half]), tokens[half]) for half in halves]
+
+    def generate():
+        (own,) = llm.generate()[1].outputs
+        assert own.logprobs is None
+        return [[1]], [own.token_ids], None, None
+
+    generation = SimpleNamespace(mode="colocate", llm=llm, generation_kwargs={}, generate=generate)
+    recorder = SimpleNamespace(support_size=6, answered=None)
+    engine_policy.ask_for_likely_tokens(generation, recorder)
+    assert generation.logprobs == config.max_logprobs == 5
+    assert generation.generation_kwargs == {"flat_logprobs": True, "detokenize": False}
+    _, ids, log_probs, _ = generation.generate()
+    assert ids == [tokens[6:]]
+    expected = rows_of(answer_of(listed[6:], tokens[6:], 5), [1] * 6, 6)
+    np.testing.assert_array_equal(rows_of([value for (value,) in log_probs[0]], [1] * 6, 6), expected)
+    assert recorder.answered == [[value for (value,) in log_probs[0]]]
+
+    llm = SimpleNamespace(llm_engine=llm.llm_engine, generate=lambda: [made(listed, tokens)])
+    engine_policy.ask_for_likely_tokens(SimpleNamespace(**vars(generation) | {"llm": llm}), recorder)
+    assert llm.generate()[0].outputs[0].logprobs is listed
+
+
+@pytest.mark.parametrize("support_size", [V - 1, V])
+def test_equal_policies_do_not_diverge_by_the_floor_of_the_rest(support_size, tmp_path):
+    """At the floor, KL(q‖p) was 1e-6 times what the policy's log-probability is below it."""
+    model = tiny_model(spread=4000.0)  # the least likely tokens have e⁻⁵⁰⁰ and less
+    options = {"trust_region": "mask", "divergence_type": "topk_kl", "support_size": support_size, "max_steps": 1}
+    run = trainer_of(tmp_path, model=model, learning_rate=0.0, **options)
+    run.train()
+    assert max(logged(run, "troll/divergence_max")) < 2e-5
+
+
+def test_a_reference_with_the_policys_weights_moves_nothing(tmp_path):
+    """RLOO's reward has the reference KL: of equal weights, its rounding was the only signal."""
+    model = saved_model(tmp_path / "model")
+    options = {"beta": 0.5, "reward": lambda completions, **_: [1.0] * len(completions), "max_steps": 4}
+    run = trainer_of(tmp_path, "rloo", model=model, optim="adamw_torch", **options)
+    start = weights(run)
+    run.train()
+    assert torch.equal(weights(run), start)
 
 
 @pytest.mark.parametrize("bad", [math.nan, -9999.0, None])
@@ -366,9 +495,13 @@ def test_an_engine_that_scores_nothing_stops_the_run(tmp_path):
 
 def test_numbers_without_likely_tokens_are_refused_except_for_binary_masks():
     with pytest.raises(ValueError, match="Give a `SampledLogProb`"):
-        old_policy_rows([-1.0], [1], 19)
-    ids, numbers, _ = old_policy_rows([-1.0, SampledLogProb(-2.0)], [1, 0], 0)
-    assert ids.shape == (2, 0) and numbers[0, 0] == -1.0 and math.isnan(numbers[1, 0])
+        rows_of([-1.0], [1], 20)
+    with pytest.raises(ValueError, match="of 1 other tokens, expected 19"):
+        rows_of(read_answer([5], [2], [5, 6], [-1.0, -2.0], 1), [1], 20)
+    assert not rows_of([-1.0, None], [0, 0], 20).any(), "nothing is read of other tokens"
+    rows = rows_of([-1.0, SampledLogProb(-2.0), None, math.nan, -9999.0, -math.inf], [1, 0, 1, 1, 1, 1], 1)
+    assert rows[0].tolist() == pytest.approx([-1.0, math.log(1 - math.exp(-1))]) and not rows[1].any()
+    assert np.isnan(rows[2:]).all()
 
 
 @pytest.mark.parametrize(("options", "said"), [
