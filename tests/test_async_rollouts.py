@@ -190,6 +190,8 @@ def test_the_rest_of_a_certain_distribution_has_the_floors_mass():
     assert rows[0, 4:].tolist() == [3, -1]
     assert rows[1, 3] == pytest.approx(math.log(1 - math.exp(-1e-3)), rel=1e-6)
     assert not rows[2].any()
+    with pytest.raises(ValueError, match="has 2 tokens at position 1, expected at most 1"):
+        sample_log_probs([0, 1], [-1.0, -1.0], [{3: -2.0, 4: -2.0}] * 2, 2)
 
 
 class Client:

@@ -45,11 +45,14 @@ def sample_log_probs(
     ids = np.full((len(log_probs), support_size - 1), UNUSED)
     values = np.full((len(log_probs), support_size), -np.inf)
     for place, (is_trained, value, likely) in enumerate(zip(completion_mask, log_probs, others, strict=True)):
-        if is_trained and len(likely) >= support_size:
-            raise ValueError(f"`others` has {len(likely)} tokens at position {place}, expected {support_size - 1}.")
-        if is_trained:
-            ids[place, : len(likely)] = [*likely]
-            values[place, : len(likely) + 1] = [value, *likely.values()]
+        if not is_trained:
+            continue
+        if len(likely) >= support_size:
+            raise ValueError(
+                f"`others` has {len(likely)} tokens at position {place}, expected at most {support_size - 1}."
+            )
+        ids[place, : len(likely)] = [*likely]
+        values[place, : len(likely) + 1] = [value, *likely.values()]
     rows = make_rows(values, ids)
     rows[np.asarray(completion_mask) == 0] = 0.0
     return rows
@@ -90,7 +93,6 @@ def log_probs_of_answer(choice: dict[str, Any], others: int) -> list[SampledLogP
     tokens, listed = choice["token_ids"], []
     for token, value, likely in zip(tokens, values, top, strict=False):
         by_id = {int(name.removeprefix("token_id:")): number for name, number in (likely or {}).items()}
-        # vLLM lists the sampled token too, and one token more if that is not among the most likely
-        listed.append({token: value if len(by_id) >= others else None} | by_id | {token: value})
+        listed.append(by_id | {token: value})
     values = chain.from_iterable(row.values() for row in listed)
     return read_answer(tokens, [*map(len, listed)], [*chain(*listed)], [*values], others)
