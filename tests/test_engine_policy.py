@@ -409,7 +409,7 @@ def test_completions_of_no_token_and_of_one(count):
     assert rows_of(answer_of(listed, tokens, 3), [1] * count, 4).shape == (count, 8)
 
 
-class Flat(dict):
+class Flat:
     """vLLM's flat list of one completion, as far as it is read."""
 
     def __init__(self, listed):

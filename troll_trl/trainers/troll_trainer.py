@@ -210,11 +210,9 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         training = self.model.training
         records = self.trust_region.needs_support and self._has_old_policy()
         reshard(self.model)
-        engine = isinstance(self.recorder, EngineRecorder)  # whatever the trust region, TRL's question is answered
-        with (
-            explain_lost_server(self.args),
-            self.recorder.recording(self._trl_scores_rollouts() if engine else records),
-        ):
+        engine = isinstance(self.recorder, EngineRecorder)
+        waits = self._trl_scores_rollouts() if engine else records
+        with explain_lost_server(self.args), self.recorder.recording(waits):
             output = super()._generate_and_score_completions(*args, **kwargs)
         old, self.recorder.recorded = self.recorder.recorded, None  # or the host would hold it twice
         if (old is not None) != records and not engine:
@@ -310,6 +308,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         return loss + self._terms_of_policy(policy, live, inputs, mode)
 
     def _bound(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
+        """The trust region. An engine's floor of the rest says only that it is small."""
         if self.args.old_policy == "engine" and self.trust_region.needs_support:
             old = lower_rest(old, policy)
         return self.trust_region(policy, old, advantages)
