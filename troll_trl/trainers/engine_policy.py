@@ -116,7 +116,7 @@ def rows_of(log_probs: Sequence[float | None], trained: Sequence[int], support_s
     Raises:
         ValueError: a token that is trained on does not carry a row of `2K` numbers.
     """
-    places = np.flatnonzero(trained)
+    places = np.flatnonzero(trained).tolist()
     given = [log_probs[place] for place in places]
     rows = np.zeros((len(log_probs), 2 * support_size), dtype=np.float32)
     if support_size == 1:

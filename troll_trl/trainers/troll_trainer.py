@@ -210,16 +210,15 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         training = self.model.training
         records = self.trust_region.needs_support and self._has_old_policy()
         reshard(self.model)
-        engine = isinstance(self.recorder, EngineRecorder)
-        waits = self._trl_scores_rollouts() if engine else records
+        waits = self._trl_scores_rollouts() if self.args.old_policy == "engine" else records
         with explain_lost_server(self.args), self.recorder.recording(waits):
             output = super()._generate_and_score_completions(*args, **kwargs)
         old, self.recorder.recorded = self.recorder.recorded, None  # or the host would hold it twice
-        if (old is not None) != records and not engine:
+        if (old is not None) != records and self.args.old_policy == "trainer":
             raise RuntimeError(
                 "TRL scored the old policy under another condition than troll_trl expects; see trainers/trl_compat.py."
             )
-        if engine:
+        if isinstance(self.recorder, EngineRecorder):
             unscored = self.recorder.add_to(output)
             self._metrics_of("train" if training else "eval")["troll/unscored_tokens"].append(unscored)
         elif old is not None:
