@@ -197,7 +197,7 @@ def test_a_rollout_function_without_the_engines_numbers_is_refused(tmp_path):
     mask = {"trust_region": "mask", "divergence_bound": 0.05}
     trainer_of(tmp_path, rollout_func=plain, max_steps=1, **mask).train()  # reads the sampled token alone
     with pytest.raises(TypeError, match="unexpected keyword argument 'rollout_func'"):  # TRL's RLOO has none
-        TrollRLOOTrainer("model", rollout_func=plain)
+        trainer_of(tmp_path, "rloo", rollout_func=plain)
 
 
 def test_tools(tmp_path):
