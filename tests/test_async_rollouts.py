@@ -23,7 +23,7 @@ from trl.experimental.async_grpo.async_rollout_worker import (
 
 from troll_trl.experimental.async_grpo.engine import EngineRolloutLoop, sample_log_probs
 from troll_trl.experimental.async_grpo.worker import WatchedRolloutLoop
-from troll_trl.trainers.engine_policy import REST_FLOOR
+from troll_trl.trainers.engine_policy import REST_FLOOR, rows_of
 from troll_trl.trainers.vllm import check_server
 
 K = 4
@@ -177,9 +177,7 @@ def test_tokens_of_which_the_answer_lacks_a_number_are_nan(change, bad, loop, mo
     """Missing, None, vLLM's −9999, or fewer tokens than were asked for: the queue then drops the sample."""
     answers(monkeypatch, spoilt(change))
     ids, log_probs = asyncio.run(loop._generate_one_turn([5]))
-    rows = sample_log_probs(
-        [1, 1, 1], log_probs, [dict(zip(x.ids.tolist(), x.log_probs.tolist(), strict=True)) for x in log_probs], K
-    )
+    rows = rows_of(log_probs, [1, 1, 1], K)
     assert ids == [1, 2, 3] and np.flatnonzero(np.isnan(rows).any(1)).tolist() == bad
 
 
