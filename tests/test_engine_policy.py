@@ -117,20 +117,21 @@ WHOLE = {"support_size": V, "tail_mass": 0.0}
     ("grpo", {**WHOLE, "make_model": moe}),
     ("grpo", {"support_size": 101, "make_model": llava, "make_tokenizer": llava_processor, "dataset": pictures()}),
     ("rloo", {"support_size": 101, "make_model": llava, "make_tokenizer": llava_processor, "dataset": pictures()}),
-    ("grpo", {"support_size": 104, "max_steps": 4, "make_model": qwen_vl, "make_tokenizer": qwen_vl_processor,
-              "dataset": pictures(width=56, each=2)}),
+    ("grpo", {"support_size": 104, "max_steps": 4, "within": 5e-4, "make_model": qwen_vl,
+              "make_tokenizer": qwen_vl_processor, "dataset": pictures(width=56, each=2)}),
     ("grpo", {**WHOLE, "eval_strategy": "steps", "eval_steps": 3, "num_generations_eval": 2}),
     ("rloo", WHOLE),
 ])  # fmt: skip
 def test_an_engine_with_the_trainers_numbers_trains_its_weights(algorithm, options, tmp_path):
     runs, options = [], dict(options)
+    within = options.pop("within", 1e-4)
     makers = {name: options.pop(f"make_{name}") for name in ("model", "tokenizer") if f"make_{name}" in options}
     for old in ("trainer", "engine"):
         made = {name: make() for name, make in makers.items()}
         runs.append(trainer_of(tmp_path / old, algorithm, old, **made, **options))
         starts = weights(runs[-1])
         runs[-1].train()
-    assert_same_weights(*runs, starts)
+    assert_same_weights(*runs, starts, within)
 
 
 @pytest.mark.parametrize("bias_correction", [False, True])
@@ -172,10 +173,10 @@ def rollout_of(change, fork=False):
     return rollout
 
 
-def assert_same_weights(trainer_run, engine_run, start):
+def assert_same_weights(trainer_run, engine_run, start, within=1e-4):
     moved = (weights(trainer_run) - start).abs().max().item()
     assert moved > 1e-3
-    assert (weights(trainer_run) - weights(engine_run)).abs().max().item() < 1e-4 * moved
+    assert (weights(trainer_run) - weights(engine_run)).abs().max().item() < within * moved
 
 
 @pytest.mark.parametrize("fork", [False, True])
