@@ -26,7 +26,7 @@ from common import Report, parser
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from troll_trl.trainers.engine_policy import EngineRecorder, _by_position, read_answer
+from troll_trl.trainers.engine_policy import EngineRecorder, read_answer
 
 CONTEXT, H100 = 2048, 400e12  # tokens; FLOP/s
 SHAPES = {  # hidden and intermediate size, layers, heads, key-value heads
@@ -97,18 +97,20 @@ def time_reading(report: Report, repeats: int) -> None:
             objects.append(SimpleNamespace(outputs=[SimpleNamespace(logprobs=dictionaries)]))
             sampled.append([flat.token_ids[place] for place in flat.start_indices])
         recorder = EngineRecorder.__new__(EngineRecorder)
-        recorder.others, recorder.support_size, recorder.tail_mass, recorder.has_rest = likely, likely + 1, 1e-5, True
+        recorder.support_size, recorder.tail_mass = likely + 1, 1e-5
 
         def ours(flats=flats, sampled=sampled, likely=likely, recorder=recorder):
             answered = [
-                read_answer(tokens, _by_position(flat, "token_ids"), _by_position(flat, "logprobs"), likely)
+                read_answer(
+                    tokens, np.subtract(flat.end_indices, flat.start_indices), flat.token_ids, flat.logprobs, likely
+                )
                 for tokens, flat in zip(sampled, flats, strict=True)
             ]
             recorder.keep(sampled, answered, None)
             live = torch.ones(TOKENS, dtype=torch.bool)
             if likely:
-                for tokens, old in zip(sampled, recorder._old, strict=True):
-                    recorder._row(torch.tensor(tokens), live, old)
+                for tokens, rows in zip(sampled, recorder._rows, strict=True):
+                    recorder._pack(rows, torch.tensor(tokens), live)
 
         count = rows * TOKENS
         trls = seconds_per_token(lambda objects=objects: extract_logprobs(objects), count, repeats)

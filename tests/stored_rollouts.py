@@ -14,6 +14,7 @@ import os
 import sys
 from collections import Counter
 from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -97,7 +98,7 @@ class StaleEngine:
         listed = [[token, *others] for token, others in zip(ids, likely.indices.tolist(), strict=True)]
         values = [rows[place, tokens].tolist() for place, tokens in enumerate(listed)]
         values[4:5] = [[math.nan] * 20 for _ in values[4:5]]
-        return read_answer(ids, listed, values, 19)
+        return read_answer(ids, [20] * len(ids), [*chain(*listed)], [*chain(*values)], 19)
 
 
 def weights_for_vllm(trainer) -> dict:

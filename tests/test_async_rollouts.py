@@ -23,7 +23,7 @@ from trl.experimental.async_grpo.async_rollout_worker import (
 
 from troll_trl.experimental.async_grpo.engine import EngineRolloutLoop, sample_log_probs
 from troll_trl.experimental.async_grpo.worker import WatchedRolloutLoop
-from troll_trl.trainers.engine_policy import REST_FLOOR
+from troll_trl.trainers.engine_policy import REST_FLOOR, rows_of
 from troll_trl.trainers.vllm import check_server
 
 K = 4
@@ -177,9 +177,7 @@ def test_tokens_of_which_the_answer_lacks_a_number_are_nan(change, bad, loop, mo
     """Missing, None, vLLM's −9999, or fewer tokens than were asked for: the queue then drops the sample."""
     answers(monkeypatch, spoilt(change))
     ids, log_probs = asyncio.run(loop._generate_one_turn([5]))
-    rows = sample_log_probs(
-        [1, 1, 1], log_probs, [dict(zip(x.ids.tolist(), x.log_probs.tolist(), strict=True)) for x in log_probs], K
-    )
+    rows = rows_of(log_probs, [1, 1, 1], K)
     assert ids == [1, 2, 3] and np.flatnonzero(np.isnan(rows).any(1)).tolist() == bad
 
 
@@ -190,6 +188,8 @@ def test_the_rest_of_a_certain_distribution_has_the_floors_mass():
     assert rows[0, 4:].tolist() == [3, -1]
     assert rows[1, 3] == pytest.approx(math.log(1 - math.exp(-1e-3)), rel=1e-6)
     assert not rows[2].any()
+    with pytest.raises(ValueError, match="has 2 tokens at position 1, expected at most 1"):
+        sample_log_probs([0, 1], [-1.0, -1.0], [{3: -2.0, 4: -2.0}] * 2, 2)
 
 
 class Client:

@@ -2,11 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import trl.trainer.grpo_trainer
 import trl.trainer.rloo_trainer
 from peft import LoraConfig
+from test_compatibility import moe
+from test_compatibility_models import llava, llava_processor, pictures, qwen_vl, qwen_vl_processor
 from test_compatibility_rollouts import byte_tokenizer, chats, multiply
 from test_resume import assert_same_run
 from tiny import saved_model, tiny_model
@@ -15,9 +18,8 @@ from trl_comparison import weights as weights_by_name
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trainers import engine_policy
-from troll_trl.trainers.engine_policy import SampledLogProb, old_policy_rows, read_answer
+from troll_trl.trainers.engine_policy import SampledLogProb, read_answer
 from troll_trl.trainers.old_policy import COLUMN, with_dense
-from troll_trl.trust_region.sparse import sparsify
 
 V = 100
 SGD = {"optim": "sgd", "learning_rate": 0.3}
@@ -50,13 +52,16 @@ class Engine:
         training, completions, log_probs, ids = self.model.training, [], [], []
         self.model.eval()
         for number, prompt in enumerate(prompts):
-            tokens = list(prompt) + self.speak(prompt)
+            tokens, seen = list(prompt) + self.speak(prompt), {}
+            if images is not None:
+                seen = self.options["processing_class"].image_processor(images=images[number], return_tensors="pt")
             if len(tokens) == len(prompt):
                 for _ in range(1 + (3 * number) % self.options["max_completion_length"]):
-                    probabilities = self.model(torch.tensor([tokens])).logits[0, -1].float().softmax(-1)
-                    tokens.append(torch.multinomial(probabilities, 1, generator=self.generator).item())
+                    logits = self.model(torch.tensor([tokens]), **seen).logits[0, -1, :V]  # no token of an image
+                    tokens.append(torch.multinomial(logits.float().softmax(-1), 1, generator=self.generator).item())
             completion = tokens[len(prompt) :]
-            rows = self.model(torch.tensor([tokens])).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+            logits = self.model(torch.tensor([tokens]), **seen).logits[0, len(prompt) - 1 : -1]
+            rows = logits.float().log_softmax(-1)
             listed = []
             for token, row in zip(completion, rows, strict=True):
                 top = row.argsort(descending=True)[: self.logprobs or 0].tolist()
@@ -103,22 +108,30 @@ WHOLE = {"support_size": V, "tail_mass": 0.0}
     ("grpo", WHOLE),
     ("grpo", {**WHOLE, "loss_type": "grpo", "importance_sampling_level": "sequence"}),
     ("grpo", {**WHOLE, "mask_truncated_completions": True}),
+    ("grpo", {**WHOLE, "max_completion_length": 1}),
     ("grpo", {**WHOLE, "steps_per_generation": 2, "num_iterations": 2, "gradient_accumulation_steps": 2}),
     ("grpo", {"trust_region": "mask", "divergence_bound": 0.05}),
     ("grpo", {**WHOLE, "trust_region": "mask", "divergence_type": "topk_kl"}),
     ("grpo", {**WHOLE, "off_policy_mask_threshold": 0.01}),
     ("grpo", {**WHOLE, "peft_config": LoraConfig(r=4, target_modules=["q_proj", "down_proj"]), "learning_rate": 3.0}),
-    ("grpo", {**WHOLE, "architecture": "qwen3_moe"}),
+    ("grpo", {**WHOLE, "make_model": moe}),
+    ("grpo", {"support_size": 101, "make_model": llava, "make_tokenizer": llava_processor, "dataset": pictures()}),
+    ("rloo", {"support_size": 101, "make_model": llava, "make_tokenizer": llava_processor, "dataset": pictures()}),
+    ("grpo", {"support_size": 104, "max_steps": 4, "within": 5e-4, "make_model": qwen_vl,
+              "make_tokenizer": qwen_vl_processor, "dataset": pictures(width=56, each=2)}),
     ("grpo", {**WHOLE, "eval_strategy": "steps", "eval_steps": 3, "num_generations_eval": 2}),
     ("rloo", WHOLE),
 ])  # fmt: skip
 def test_an_engine_with_the_trainers_numbers_trains_its_weights(algorithm, options, tmp_path):
-    runs = []
+    runs, options = [], dict(options)
+    within = options.pop("within", 1e-4)
+    makers = {name: options.pop(f"make_{name}") for name in ("model", "tokenizer") if f"make_{name}" in options}
     for old in ("trainer", "engine"):
-        runs.append(trainer_of(tmp_path / old, algorithm, old, **options))
+        made = {name: make() for name, make in makers.items()}
+        runs.append(trainer_of(tmp_path / old, algorithm, old, **made, **options))
         starts = weights(runs[-1])
         runs[-1].train()
-    assert_same_weights(*runs, starts)
+    assert_same_weights(*runs, starts, within)
 
 
 @pytest.mark.parametrize("bias_correction", [False, True])
@@ -138,12 +151,15 @@ def numbers_of(trainer, prompts):
     return completions, [[value for (value,) in row] for row in log_probs]
 
 
-def rollout_of(change):
-    """A rollout function of two turns, whose tokens in between are an environment's; `change` its log-probabilities."""
+def rollout_of(change, fork=False):
+    """A rollout function of two turns, whose tokens in between are an environment's; `change` its log-probabilities.
+    With a `fork`, two neighbours continue one first turn."""
 
     def rollout(prompts, trainer):
         prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
         first, numbers = numbers_of(trainer, prompt_ids)
+        if fork:
+            first, numbers = ([rows[i - i % 2] for i in range(len(prompts))] for rows in (first, numbers))
         words = [[5, 6]] * len(prompts)
         so_far = [a + b + c for a, b, c in zip(prompt_ids, first, words, strict=True)]
         second, more = numbers_of(trainer, so_far)
@@ -157,16 +173,17 @@ def rollout_of(change):
     return rollout
 
 
-def assert_same_weights(trainer_run, engine_run, start):
+def assert_same_weights(trainer_run, engine_run, start, within=1e-4):
     moved = (weights(trainer_run) - start).abs().max().item()
     assert moved > 1e-3
-    assert (weights(trainer_run) - weights(engine_run)).abs().max().item() < 1e-4 * moved
+    assert (weights(trainer_run) - weights(engine_run)).abs().max().item() < within * moved
 
 
-def test_a_rollout_function_of_two_turns(tmp_path):
-    runs = []
+@pytest.mark.parametrize("fork", [False, True])
+def test_a_rollout_function_of_two_turns(fork, tmp_path):
+    runs, rollout = [], rollout_of(lambda rows: rows, fork)
     for old in ("trainer", "engine"):
-        runs.append(trainer_of(tmp_path / old, old_policy=old, rollout_func=rollout_of(lambda rows: rows), **WHOLE))
+        runs.append(trainer_of(tmp_path / old, old_policy=old, rollout_func=rollout, **WHOLE))
         start = weights(runs[-1])
         runs[-1].train()
     assert_same_weights(*runs, start)
@@ -180,6 +197,8 @@ def test_a_rollout_function_without_the_engines_numbers_is_refused(tmp_path):
         trainer_of(tmp_path, rollout_func=rollout_of(lambda rows: None)).train()
     mask = {"trust_region": "mask", "divergence_bound": 0.05}
     trainer_of(tmp_path, rollout_func=plain, max_steps=1, **mask).train()  # reads the sampled token alone
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rollout_func'"):  # TRL's RLOO has none
+        trainer_of(tmp_path, "rloo", rollout_func=plain)
 
 
 def test_tools(tmp_path):
@@ -222,15 +241,25 @@ def test_tools(tmp_path):
         assert trained < inputs["completion_mask"].sum() and inputs[COLUMN].counts.count_nonzero() == trained
 
 
+def without_the_rest(value):
+    row = value.row.copy()
+    row[len(row) // 2] = -math.inf
+    return SampledLogProb(value, row)
+
+
 MUTANTS = {
-    "sorted by rank": lambda read: lambda tokens, ids, values, n: read([row[0] for row in ids], ids, values, n),
-    "shifted by a token": lambda read: lambda tokens, ids, values, n: (
-        lambda answer: answer[1:] + answer[:1]
-    )(read(tokens, ids, values, n)),
-    "without the last likely token": lambda read: lambda tokens, ids, values, n: [
-        SampledLogProb(value, value.ids[:-1], value.log_probs[:-1]) for value in read(tokens, ids, values, n)
-    ],
-}  # fmt: skip
+    "sorted by rank": lambda answer, first: answer(first),
+    "shifted by a token": lambda answer, first: (lambda values: values[1:] + values[:1])(answer()),
+    "without the rest": lambda answer, first: [*map(without_the_rest, answer())],
+}
+
+
+def mutated(mutant):
+    def read(sampled, counts, ids, *others):
+        first = [ids[place] for place in np.cumsum([0, *counts[:-1]])]
+        return MUTANTS[mutant](lambda tokens=sampled: read_answer(tokens, counts, ids, *others), first)
+
+    return read
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -239,7 +268,7 @@ def test_mutants_train_other_weights(mutant, tmp_path, monkeypatch):
     expected = trainer_of(tmp_path, old_policy="trainer", **WHOLE)
     start = weights(expected)
     expected.train()
-    monkeypatch.setattr(engine_policy, "read_answer", MUTANTS[mutant](read_answer))
+    monkeypatch.setattr(engine_policy, "read_answer", mutated(mutant))
     spoiled = trainer_of(tmp_path, **WHOLE)
     spoiled.train()
     with pytest.raises(AssertionError):
@@ -317,27 +346,24 @@ def test_the_support_is_that_of_the_trainer(tmp_path):
         assert torch.allclose(log_probs[live].exp().sum(-1), torch.ones(int(live.sum())), atol=2e-6)
 
 
-def test_rows_agree_with_a_dense_selection():
-    torch.manual_seed(0)
-    logits = 4 * torch.randn(50, V)
-    tokens = torch.randint(V, (50,))
-    expected = sparsify(logits, tokens, 8, 0.0)
-    rows = logits.log_softmax(-1)
-    top = [row.argsort(descending=True)[:7].tolist() for row in rows]
-    listed = [
-        sorted({*likely, token}, key=lambda i: -row[i])
-        for likely, token, row in zip(top, tokens.tolist(), rows, strict=True)
-    ]
-    answer = read_answer(
-        tokens.tolist(), listed, [[row[i].item() for i in ids] for ids, row in zip(listed, rows, strict=True)], 7
-    )
-    ids, numbers, rest = old_policy_rows(answer, [1] * 50, 7)
-    for place in range(50):
-        used = int((ids[place] >= 0).sum())
-        assert ids[place, :used].tolist() == expected.token_ids[place, 1 : used + 1].tolist()
-        assert used == (6 if tokens[place] in top[place] else 7)
-        assert numbers[place, 0] == pytest.approx(rows[place, tokens[place]].item(), rel=1e-6)
-        assert math.exp(rest[place]) == pytest.approx(1 - math.fsum(map(math.exp, numbers[place])), abs=1e-6)
+@pytest.mark.parametrize("support_size", [V - 1, V])
+def test_equal_policies_do_not_diverge_by_the_floor_of_the_rest(support_size, tmp_path):
+    """At the floor, KL(q‖p) was 1e-6 times what the policy's log-probability is below it."""
+    model = tiny_model(spread=4000.0)  # the least likely tokens have e⁻⁵⁰⁰ and less
+    options = {"trust_region": "mask", "divergence_type": "topk_kl", "support_size": support_size, "max_steps": 1}
+    run = trainer_of(tmp_path, model=model, learning_rate=0.0, **options)
+    run.train()
+    assert max(logged(run, "troll/divergence_max")) < 2e-5
+
+
+def test_a_reference_with_the_policys_weights_moves_nothing(tmp_path):
+    """RLOO's reward has the reference KL: of equal weights, its rounding was the only signal."""
+    model = saved_model(tmp_path / "model")
+    options = {"beta": 0.5, "reward": lambda completions, **_: [1.0] * len(completions), "max_steps": 4}
+    run = trainer_of(tmp_path, "rloo", model=model, optim="adamw_torch", **options)
+    start = weights(run)
+    run.train()
+    assert torch.equal(weights(run), start)
 
 
 @pytest.mark.parametrize("bad", [math.nan, -9999.0, None])
@@ -362,13 +388,6 @@ def test_an_engine_that_scores_nothing_stops_the_run(tmp_path):
     run.vllm_generation.spoil = lambda listed: [dict.fromkeys(row, math.nan) for row in listed]
     with pytest.raises(RuntimeError, match="gave no log-probability for any"):
         run.train()
-
-
-def test_numbers_without_likely_tokens_are_refused_except_for_binary_masks():
-    with pytest.raises(ValueError, match="Give a `SampledLogProb`"):
-        old_policy_rows([-1.0], [1], 19)
-    ids, numbers, _ = old_policy_rows([-1.0, SampledLogProb(-2.0)], [1, 0], 0)
-    assert ids.shape == (2, 0) and numbers[0, 0] == -1.0 and math.isnan(numbers[1, 0])
 
 
 @pytest.mark.parametrize(("options", "said"), [

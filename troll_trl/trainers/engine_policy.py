@@ -1,14 +1,19 @@
 """
 The engine's distribution as the old policy: what vLLM answers for every sampled token, and how it is read.
 
-The sampled token comes first, whatever its rank, then the most likely others by descending probability. All remaining
-tokens share the rest, whose mass is `1 − Σ` of the listed tokens. This is good to about 1e-7, and no less than
-`REST_FLOOR`. If an answer for a token is incomplete, its row is NaN. `experimental/async_grpo` follows the same rules.
+A token with a support of K tokens is a row of `2K` float32, here and in the samples of `experimental/async_grpo`:
+
+    log q(a) of the sampled token,  K − 1 of the most likely others,  log of the rest,  K − 1 ids of the others
+
+The sampled token comes first, whatever its rank; the others by descending probability. An unused slot has
+log-probability −∞ and id −1. All remaining tokens share the rest, whose mass is `1 − Σ` of the listed tokens. This is
+good to about 1e-7, and no less than `REST_FLOOR`. A float32 holds ids below 2²⁴ exactly. If an answer for a token is
+incomplete, its row is NaN.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,7 +21,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 
-from troll_trl.trainers.old_policy import COLUMN, OLD_LOG_PROBS
+from troll_trl.trainers.bounded_policy import equal_to_rounding
+from troll_trl.trainers.old_policy import COLUMN, OLD_LOG_PROBS, Recorder
 from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.sparse import UNUSED, SparseDistribution, mass_rule
 
@@ -24,7 +30,7 @@ logger = get_logger(__name__)
 
 # Smallest mass of the rest. Rounding of the engine's float32 makes `1 − Σ` of a peaked distribution anything from −1e-7
 # to 1e-7. At 0 the projection would forbid the rest; a floor costs a policy inside the bound at most 1e-6 nats. If the
-# policy has less there, the floor is lowered to it: KL(q‖p) of the masks would count up to all of `−log p`.
+# policy has less there, `lower_rest` lowers it to that: KL(q‖p) of the masks would count up to all of `−log p`.
 REST_FLOOR = 1e-6
 # What vLLM writes in place of −∞
 NO_LOG_PROB = -9999.0
@@ -32,31 +38,35 @@ NO_LOG_PROB = -9999.0
 
 class SampledLogProb(float):
     """
-    Log-probability of a sampled token, which carries what the engine said of other tokens at its position.
-
-    TRL slices and concatenates lists of such numbers, turn by turn, and looks at the numbers alone.
-
-    Args:
-        value (`float`):
-            Log-probability of the sampled token; NaN if the engine's answer is incomplete.
-        ids (`Sequence[int]`):
-            The most likely other tokens, the sampled one not among them, by descending probability; −1 for none.
-        log_probs (`Sequence[float]`):
-            Their log-probabilities; −∞ for none.
+    Log-probability of a sampled token, NaN if the engine's answer is incomplete, which carries the token's whole `row`
+    `(2K,)`. TRL slices and concatenates lists of such numbers, turn by turn, and looks at the numbers alone.
     """
 
-    __slots__ = ("ids", "log_probs")
-    ids: Sequence[int]
-    log_probs: Sequence[float]
+    __slots__ = ("row",)
+    row: Sequence[float]
 
-    def __new__(cls, value: float, ids: Sequence[int] = (), log_probs: Sequence[float] = ()):
+    def __new__(cls, value: float, row: Sequence[float] = ()):  # a default, with which pickle can make one
         self = super().__new__(cls, value)
-        self.ids, self.log_probs = ids, log_probs
+        self.row = row
         return self
 
 
+def make_rows(log_probs: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Rows `(T, 2K)` from log-probabilities `(T, K)`, the sampled token's first, and ids `(T, K − 1)` of the others."""
+    used = np.pad(ids != UNUSED, ((0, 0), (1, 0)), constant_values=True)
+    log_probs = np.where(used, log_probs, -np.inf)
+    rest = np.log(np.maximum(1 - np.exp(log_probs).sum(1), REST_FLOOR))
+    rows = np.column_stack([log_probs, rest, ids]).astype(np.float32)
+    rows[(used & ~(log_probs > NO_LOG_PROB)).any(1)] = np.nan  # also for NaN
+    return rows
+
+
 def read_answer(
-    sampled: Sequence[int], ids: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float | None]], others: int
+    sampled: Sequence[int],
+    counts: Sequence[int],
+    ids: Sequence[int],
+    log_probs: Sequence[float | None],
+    others: int,
 ) -> list[SampledLogProb]:
     """
     What the engine said of each token of a completion.
@@ -64,132 +74,102 @@ def read_answer(
     Args:
         sampled (`Sequence[int]` of length `T`):
             The completion.
-        ids, log_probs (`Sequence` of `T` sequences):
-            The tokens that the engine listed at each position, in any order, and their log-probabilities. The sampled
-            token must be among them, at least once.
+        counts (`Sequence[int]` of length `T`):
+            How many tokens the engine listed at each position.
+        ids, log_probs (`Sequence` of length `Σ counts`):
+            These tokens, in any order at their position, and their log-probabilities. The sampled token must be among
+            them, at least once.
         others (`int`):
             How many of the most likely tokens the engine was asked for. If it listed fewer, or gave a NaN or nothing,
             the answer is incomplete.
     """
-    if not len(sampled):
-        return []
-    width = max(others + 1, *map(len, ids))
-    token_ids = _padded(ids, width, UNUSED).astype(np.int64)  # (T, W)
-    values = _padded(log_probs, width, -np.inf).astype(np.float64)  # (T, W); NaN for None
+    used = np.arange(max([others + 1, *counts])) < np.asarray(counts)[:, None]  # (T, W)
+    token_ids, values = np.full(used.shape, UNUSED), np.full(used.shape, -np.inf)
+    token_ids[used] = ids
+    given = np.array(log_probs, float)  # NaN for None
+    values[used] = np.where(np.isfinite(given), given, NO_LOG_PROB)  # which is sorted before unused slots
     is_sampled = token_ids == np.asarray(sampled)[:, None]
-    distinct = (token_ids != UNUSED).sum(1) - np.maximum(is_sampled.sum(1) - 1, 0)
-    complete = is_sampled.any(1) & (distinct >= others) & ~np.isnan(values).any(1)
-    own = np.where(complete, np.where(is_sampled, values, -np.inf).max(1), np.nan)
+    own = np.where(is_sampled, values, -np.inf).max(1)
     values[is_sampled], token_ids[is_sampled] = -np.inf, UNUSED
     order = np.argsort(-values, 1, kind="stable")[:, :others]
-    likely = np.take_along_axis(token_ids, order, 1).astype(np.int32)  # (T, N)
-    values = np.take_along_axis(values, order, 1).astype(np.float32)
-    return list(map(SampledLogProb, own.tolist(), likely, values))
+    values, token_ids = (np.take_along_axis(x, order, 1) for x in (values, token_ids))
+    rows = make_rows(np.column_stack([own, values]), token_ids)
+    rows[(token_ids == UNUSED).sum(1) > 1] = np.nan  # one slot is the sampled token's, if that was listed as likely
+    return [*map(SampledLogProb, rows[:, 0].tolist(), rows)]
 
 
-def _padded(rows: Sequence[Sequence[float | None]], width: int, padding: float) -> np.ndarray:
-    if isinstance(rows, np.ndarray) and rows.shape[1] == width:
-        return rows
-    return np.array([[*row, *[padding] * (width - len(row))] for row in rows])
-
-
-def old_policy_rows(
-    log_probs: Sequence[float | None], trained: Sequence[int], others: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def rows_of(log_probs: Sequence[float | None], trained: Sequence[int], support_size: int) -> np.ndarray:
     """
-    The old policy of a completion, with the rest.
+    The old policy of a completion.
 
     Args:
         log_probs (`Sequence[float]` of length `T`):
-            A [`SampledLogProb`] for every token that is trained on.
+            A [`SampledLogProb`] for every token that is trained on. With K = 1 plain numbers serve, too.
         trained (`Sequence[int]` of length `T`):
             1 for those; nothing is read of the others.
-        others (`int`):
-            Slots N for other tokens. A [`SampledLogProb`] may carry fewer.
+        support_size (`int`):
+            Tokens K, the sampled one among them.
 
     Returns:
-        Token ids `(T, N)` int32 of the other tokens, −1 in unused slots; log-probabilities `(T, N + 1)` float64, the
-        sampled token first; and the log-mass of the rest `(T,)` float64. A token that is not trained on has NaN, and so
-        has one whose answer is incomplete.
+        Rows `(T, 2K)` float32; 0 for tokens that are not trained on.
 
     Raises:
-        ValueError: a token that is trained on carries more than N others, or none although N > 0.
+        ValueError: a token that is trained on does not carry a row of `2K` numbers.
     """
-    ids = np.full((len(log_probs), others), UNUSED, dtype=np.int32)
-    numbers = np.full((len(log_probs), others + 1), -np.inf)
-    numbers[:, 0] = np.nan
-    whole: dict[int, Any] = {}  # that carry N others, by place
-    for place, (value, is_trained) in enumerate(zip(log_probs, trained, strict=True)):
-        if is_trained and value is not None:
-            listed = getattr(value, "ids", ())
-            if len(listed) > others or (others and not isinstance(value, SampledLogProb) and not math.isnan(value)):
-                raise ValueError(
-                    f"A sampled token comes with the log-probabilities of {len(listed)} other tokens, expected "
-                    f"{others}. Give a `SampledLogProb` with the {others} most likely other tokens for every trained "
-                    "token, as `trainer.vllm_generation.generate` does; or choose the mask 'binary_tv' or 'binary_kl', "
-                    "which reads the sampled token alone."
-                )
-            numbers[place, 0] = value
-            if others and len(listed) == others:
-                whole[place] = value
-            elif len(listed):  # of a `SampledLogProb`
-                ids[place, : len(listed)] = listed
-                numbers[place, 1 : 1 + len(listed)] = value.log_probs  # type: ignore[attr-defined]
-    if whole:  # at once: a completion has thousands of tokens
-        ids[[*whole]] = [value.ids for value in whole.values()]
-        numbers[[*whole], 1:] = [value.log_probs for value in whole.values()]
-    used = np.concatenate([np.ones((len(ids), 1), dtype=bool), ids != UNUSED], 1)
-    numbers[(~(numbers > NO_LOG_PROB) & used).any(1)] = np.nan  # also catches NaN
-    rest = np.log(np.maximum(1 - np.exp(numbers).sum(1), REST_FLOOR))
-    return ids, numbers, rest
+    places = np.flatnonzero(trained).tolist()
+    given = [log_probs[place] for place in places]
+    rows = np.zeros((len(log_probs), 2 * support_size), dtype=np.float32)
+    if support_size == 1:
+        rows[places] = make_rows(np.array(given, float)[:, None], np.empty((len(given), 0)))
+        return rows
+    unknown = np.full(2 * support_size, np.nan)
+    carried = [unknown if x is None or math.isnan(x) else getattr(x, "row", ()) for x in given]
+    if wrong := {len(row) // 2 for row in carried} - {support_size}:
+        raise ValueError(
+            f"A sampled token comes with the log-probabilities of {max(*wrong, 1) - 1} other tokens, expected "
+            f"{support_size - 1}. Give a `SampledLogProb` for every trained token, as "
+            "`trainer.vllm_generation.generate` does; or choose the mask 'binary_tv' or 'binary_kl', which reads the "
+            "sampled token alone."
+        )
+    rows[places] = np.reshape(carried, (-1, 2 * support_size))
+    return rows
 
 
-class EngineRecorder:
+def sparse_of(rows: torch.Tensor, sampled: torch.Tensor) -> SparseDistribution:
+    """The distributions of rows `(..., 2K)`, whose sampled tokens are `sampled` `(...)`."""
+    size = rows.shape[-1] // 2
+    token_ids = torch.cat([sampled.unsqueeze(-1).int(), rows[..., size + 1 :].int()], -1)
+    return SparseDistribution(token_ids, rows[..., : size + 1])
+
+
+def lower_rest(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities `(..., K + 1)` of the engine, with no more in a rest at its floor than the policy has there."""
+    rest = old[..., -1:]
+    lowered = torch.minimum(rest, policy[..., -1:].detach())
+    return torch.cat([old[..., :-1], torch.where(rest > math.log(REST_FLOOR), rest, lowered)], -1)
+
+
+class EngineRecorder(Recorder):
     """
-    Takes the place of [`~troll_trl.trainers.old_policy.Recorder`] if the old policy is the engine's. No pass scores the
-    rollout: TRL's question for one is answered with the engine's numbers.
+    A [`~troll_trl.trainers.old_policy.Recorder`] of the engine's distribution. No pass scores the rollout: TRL's
+    question for one is answered with the engine's numbers.
 
     Args:
         accelerator (`Accelerator`):
             Of the run.
         generation (`VLLMGeneration`):
             TRL's, which is made to ask for the most likely tokens, too.
-        support_size (`int`):
-            Tokens K per position; 0 if the trust region reads the sampled token alone.
-        tail_mass (`float`):
-            As in [`~troll_trl.trust_region.sparse.sparsify`].
-        vocabulary (`int`):
-            A support as large as this leaves no rest.
-        asked (`bool`):
-            Whether TRL asks for the rollout's scores, before any other pass.
+        selection:
+            As of [`~troll_trl.trainers.old_policy.Recorder`]; `support_size` is 0 if the trust region reads the sampled
+            token alone.
     """
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        generation: Any,
-        support_size: int,
-        tail_mass: float,
-        vocabulary: int,
-        asked: bool,
-    ):
-        self.accelerator, self.support_size, self.tail_mass = accelerator, support_size, tail_mass
-        self.has_rest, self._asked = support_size < vocabulary, asked
-        self.others = max(support_size - 1, 0)
-        self.waits = False  # for TRL's question
-        self.recorded = None  # the rows join the rollout batch in `add_to`
+    def __init__(self, accelerator: Accelerator, generation: Any, *selection: Any):
+        super().__init__(*selection)
+        self.accelerator = accelerator
         self.answered: list[list[SampledLogProb]] = []  # of the completions that the engine sampled last
-        self._old: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # of each completion, by `old_policy_rows`
+        self._rows: list[np.ndarray] = []  # `(T, 2K)` of each completion of the rollout batch
         ask_for_likely_tokens(generation, self)
-
-    @contextmanager
-    def recording(self, _wanted: bool) -> Iterator[None]:
-        """Around TRL's generation and scoring."""
-        self.waits = self._asked
-        try:
-            yield
-        finally:
-            self.waits = False
 
     def keep(
         self,
@@ -200,18 +180,18 @@ class EngineRecorder:
         """The rollout as TRL generated it: completions, the engine's numbers for their tokens, and 0 in `tool_mask` for
         tokens of tools."""
         masks = [[1] * len(ids) for ids in completion_ids] if tool_mask is None else tool_mask
-        self._old = []
+        self._rows = []
         for ids, values, mask in zip(completion_ids, log_probs, masks, strict=True):
             if len(values) != len(ids):
                 raise ValueError(f"A completion of {len(ids)} tokens comes with {len(values)} log-probabilities.")
-            self._old.append(old_policy_rows(values, mask, self.others))
+            self._rows.append(rows_of(values, mask, max(self.support_size, 1)))
 
     def log_probs(self, length: int) -> torch.Tensor:
         """The engine's log-probabilities of the completions, padded to `(B, length)` float32; NaN if unknown."""
-        rows = np.full((len(self._old), length), np.nan, dtype=np.float32)
-        for row, (_, numbers, _) in zip(rows, self._old, strict=True):
-            row[: len(numbers)] = numbers[:, 0]
-        return torch.from_numpy(rows).to(self.accelerator.device)
+        padded = np.zeros((len(self._rows), length), dtype=np.float32)
+        for values, rows in zip(padded, self._rows, strict=True):
+            values[: len(rows)] = rows[:, 0]
+        return torch.from_numpy(padded).to(self.accelerator.device)
 
     def answer(self, length: int) -> torch.Tensor:
         """In place of the pass that scores the rollout: `(B, length)`."""
@@ -219,8 +199,8 @@ class EngineRecorder:
         return self.log_probs(length).nan_to_num(0.0)
 
     def equal_where_rounded(self, log_probs: torch.Tensor) -> torch.Tensor:
-        """The reference's log-probabilities `(B, C)`; 0 where the engine's are unknown, as in [`answer`]."""
-        return log_probs.masked_fill(self.log_probs(log_probs.shape[1]).isnan(), 0.0)
+        own = self.log_probs(log_probs.shape[1])
+        return equal_to_rounding(log_probs, own).masked_fill(own.isnan(), 0.0)  # as in `answer`
 
     def add_to(self, batch: dict[str, Any]) -> int:
         """
@@ -234,8 +214,7 @@ class EngineRecorder:
             RuntimeError: on all ranks, if the engine scored no token of the rollout batch.
         """
         log_probs = self.log_probs(batch["completion_ids"].shape[1])  # (B, C)
-        known = ~log_probs.isnan()
-        trained = batch["completion_mask"] * batch.get("tool_mask", 1)  # (B, C)
+        trained, known = batch["completion_mask"] * batch.get("tool_mask", 1), ~log_probs.isnan()  # (B, C)
         unknown = self.accelerator.reduce(torch.stack([(trained * ~known).sum(), trained.sum()]), reduction="sum")
         count, tokens = unknown.tolist()
         if count:
@@ -252,26 +231,18 @@ class EngineRecorder:
         batch[OLD_LOG_PROBS] = log_probs.nan_to_num(0.0)
         if self.support_size:
             live = (trained * known).bool().cpu()
-            batch[COLUMN] = [
-                self._row(ids.cpu(), row, old)
-                for ids, row, old in zip(batch["completion_ids"], live, self._old, strict=True)
-            ]
+            batch[COLUMN] = [*map(self._pack, self._rows, batch["completion_ids"].cpu(), live)]
         return count
 
-    def _row(self, sampled: torch.Tensor, live: torch.Tensor, old: tuple[np.ndarray, ...]) -> RaggedDistribution:
-        """The old policy of a completion `(C,)` at its `live` `(C,)` positions."""
-        ids, log_probs, rest = map(torch.from_numpy, old)  # (T, K − 1), (T, K), (T,)
-        live = live[: len(ids)].unsqueeze(1)
-        others = log_probs[:, 1:]
-        kept = mass_rule(log_probs[:, :1], others, self.tail_mass)
-        if not self.has_rest:  # every token is listed
-            rest = torch.full_like(rest, -torch.inf)
-        if self.others:
-            rest = torch.logaddexp(rest, others.masked_fill(kept, -torch.inf).logsumexp(1))
-        token_ids = torch.cat([sampled[: len(ids), None].int(), ids.masked_fill(~kept, UNUSED)], 1)
-        log_probs = torch.cat([log_probs[:, :1], others.masked_fill(~kept, -torch.inf), rest.unsqueeze(1)], 1)
-        row = SparseDistribution(token_ids.masked_fill(~live, UNUSED)[None], log_probs.float()[None])
-        return RaggedDistribution.pack(row)
+    def _pack(self, rows: np.ndarray, sampled: torch.Tensor, live: torch.Tensor) -> RaggedDistribution:
+        """The old policy of a completion `(C,)` at its `live` `(C,)` positions, with as few tokens as the trainer's."""
+        old, live = sparse_of(torch.from_numpy(rows), sampled[: len(rows)]), live[: len(rows), None]
+        own, others, rest = old.log_probs.split([1, self.support_size - 1, 1], 1)
+        left = ~mass_rule(own, others, self.tail_mass)  # to the rest
+        rest = torch.cat([rest, others.masked_fill(~left, -torch.inf)], 1).logsumexp(1, keepdim=True)
+        log_probs = torch.cat([own, others.masked_fill(left, -torch.inf), rest], 1)
+        token_ids = old.token_ids.masked_fill(torch.cat([~live, left | ~live], 1), UNUSED)
+        return RaggedDistribution.pack(SparseDistribution(token_ids[None], log_probs[None]))
 
 
 def ask_for_likely_tokens(generation: Any, recorder: EngineRecorder) -> None:
@@ -281,49 +252,38 @@ def ask_for_likely_tokens(generation: Any, recorder: EngineRecorder) -> None:
     In colocate mode vLLM's flat lists are read directly, because TRL sorts an object for every listed token. Without
     `detokenize` vLLM decodes none of them to text.
     """
-    # vLLM lists this number of tokens, and the sampled one. Without a rest the list must have every token.
-    generation.logprobs = asked = recorder.others if recorder.has_rest else recorder.support_size
+    generation.logprobs = others = max(recorder.support_size - 1, 0)  # vLLM lists this number, and the sampled token
     answer = generation.generate
-    flat: list[Any] = []  # of the completions that vLLM has just sampled
+    flat: dict[int, Any] = {}  # of the completions that vLLM has just sampled, by `id` of their tokens
     if generation.mode == "colocate":
         llm = generation.llm
         config = llm.llm_engine.model_config
-        if 0 <= config.max_logprobs < asked:
-            config.max_logprobs = asked
+        if 0 <= config.max_logprobs < others:
+            config.max_logprobs = others
         sample = llm.generate
         text = {"detokenize": False} if not generation.generation_kwargs.get("stop") else {}
         generation.generation_kwargs = {"flat_logprobs": True, **text, **generation.generation_kwargs}
 
         def sample_and_take(*args, **kwargs):
             outputs = sample(*args, **kwargs)
-            completions = [completion for output in outputs for completion in output.outputs]
-            flat[:] = [completion.logprobs for completion in completions]
-            for completion in completions:
-                completion.logprobs = None  # TRL then reads none
+            for completion in chain.from_iterable(output.outputs for output in outputs):
+                if hasattr(completion.logprobs, "start_indices"):  # not asked for by a rollout function itself
+                    flat[id(completion.token_ids)], completion.logprobs = completion.logprobs, None  # TRL reads none
             return outputs
 
         llm.generate = sample_and_take
 
-    def generate(prompts, *args, **kwargs):
-        prompt_ids, completion_ids, log_probs, ids = answer(prompts, *args, **kwargs)
+    def generate(*args, **kwargs):
+        prompt_ids, completion_ids, log_probs, ids = answer(*args, **kwargs)
         if flat:
-            parallel = generation.tensor_parallel_size > 1  # then this rank's completions are a part of its group's
-            first = torch.distributed.get_rank(group=generation.tp_group) * len(prompts) if parallel else 0
-            mine = flat[first : first + len(completion_ids)]
-            ids, log_probs = ([_by_position(row, name) for row in mine] for name in ("token_ids", "logprobs"))
+            mine = [flat[id(sampled)] for sampled in completion_ids]  # those of a group's ranks are sampled together
+            listed = [(np.subtract(x.end_indices, x.start_indices), x.token_ids, x.logprobs) for x in mine]
             flat.clear()
+        else:
+            listed = [([*map(len, row)], [*chain(*row)], [*chain(*x)]) for row, x in zip(ids, log_probs, strict=True)]
         recorder.answered = [
-            read_answer(*row, recorder.others) for row in zip(completion_ids, ids, log_probs, strict=True)
+            read_answer(sampled, *row, others) for sampled, row in zip(completion_ids, listed, strict=True)
         ]
         return prompt_ids, completion_ids, [[[value] for value in row] for row in recorder.answered], None
 
     generation.generate = generate
-
-
-def _by_position(flat: Any, name: str) -> Any:
-    """A list of vLLM's `FlatLogprobs`, cut into its positions: an array if all are of one length."""
-    values, starts = getattr(flat, name), np.asarray(flat.start_indices)
-    lengths = np.asarray(flat.end_indices) - starts
-    if len(lengths) and (lengths == lengths[0]).all():
-        return np.asarray(values, dtype=np.float64).reshape(len(lengths), lengths[0])
-    return [values[start:end] for start, end in zip(flat.start_indices, flat.end_indices, strict=True)]

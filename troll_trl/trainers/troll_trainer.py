@@ -18,7 +18,7 @@ from troll_trl.resilience.prompt_room import check_prompts
 from troll_trl.trainers.arithmetic_check import check_arithmetic
 from troll_trl.trainers.bounded_policy import BoundedPolicy
 from troll_trl.trainers.config import TrollOptions
-from troll_trl.trainers.engine_policy import EngineRecorder
+from troll_trl.trainers.engine_policy import EngineRecorder, lower_rest
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, OLD_LOG_PROBS, TOKEN_IDS, Recorder, join_rows, with_dense
@@ -27,7 +27,7 @@ from troll_trl.trainers.run_start import check_trainable, print_batches, warn_of
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.trl_compat import CHECKPOINTS, GUARD, METRICS, PROMPTS, RESUME, TIED, check_trl
 from troll_trl.trainers.vllm import check_server, check_vllm, explain_lost_server, server_url
-from troll_trl.trust_region.regions import TrustRegion
+from troll_trl.trust_region.regions import Bounded, TrustRegion
 
 if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
     from trl import GRPOTrainer as _Trainer
@@ -92,7 +92,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         self.epsilon_low = self.epsilon_high = math.inf
 
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
-        self.recorder = self._make_recorder(args, base_model.config.get_text_config().vocab_size)
+        self.recorder = self._make_recorder(args)
         self.finite_guard = FiniteGuard(self.accelerator, args, [LOG_PROBS])
         if GUARD not in self.switched_off:
             self.reward_funcs = self.finite_guard.watch_rewards(self.reward_funcs, self.reward_func_names)
@@ -117,15 +117,13 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         """What bounds the policy. A subclass may return a trust region of its own; the config's is then unused."""
         return args.make_trust_region()
 
-    def _make_recorder(self, args: Any, vocabulary: int) -> Recorder | EngineRecorder:
+    def _make_recorder(self, args: Any) -> Recorder:
+        selection = (self.support_size, args.tail_mass, args.temperature)
         if args.old_policy == "trainer":
-            return Recorder(self.support_size, args.tail_mass, args.temperature)
-        generation = self.vllm_generation
+            return Recorder(*selection)
         if args.vllm_mode == "server" and self.accelerator.is_main_process:
-            whole = self.support_size >= vocabulary  # then without a rest: all tokens are asked for
-            check_server(generation.vllm_client.get_server_info(), server_url(args), self.support_size + whole)
-        asked = self._trl_scores_rollouts()
-        return EngineRecorder(self.accelerator, generation, self.support_size, args.tail_mass, vocabulary, asked)
+            check_server(self.vllm_generation.vllm_client.get_server_info(), server_url(args), self.support_size)
+        return EngineRecorder(self.accelerator, self.vllm_generation, *selection)
 
     def _trl_scores_rollouts(self) -> bool:
         """Whether TRL asks for the scores of every rollout, by the current weights."""
@@ -212,7 +210,8 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         training = self.model.training
         records = self.trust_region.needs_support and self._has_old_policy()
         reshard(self.model)
-        with explain_lost_server(self.args), self.recorder.recording(records):
+        waits = self._trl_scores_rollouts() if self.args.old_policy == "engine" else records
+        with explain_lost_server(self.args), self.recorder.recording(waits):
             output = super()._generate_and_score_completions(*args, **kwargs)
         old, self.recorder.recorded = self.recorder.recorded, None  # or the host would hold it twice
         if (old is not None) != records and self.args.old_policy == "trainer":
@@ -292,7 +291,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
             check_arithmetic(self, inputs, mode)
             self._arithmetic_checked.add(mode)
         advantages = inputs["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C)
-        self._bounded_policy = policy = BoundedPolicy(self.trust_region, *old, live, advantages)
+        self._bounded_policy = policy = BoundedPolicy(self._bound, *old, live, advantages)
         # A reference KL in TRL's loss would be the bounded policy's; `_terms_of_policy` adds the policy's own
         beta, self.beta = self.beta, 0.0
         try:
@@ -306,6 +305,12 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
             )
         self.troll_metrics[mode].add(live, policy.bounded.counted)
         return loss + self._terms_of_policy(policy, live, inputs, mode)
+
+    def _bound(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
+        """The trust region. An engine's floor of the rest says only that it is small."""
+        if self.args.old_policy == "engine" and self.trust_region.needs_support:
+            old = lower_rest(old, policy)
+        return self.trust_region(policy, old, advantages)
 
     def _old_policy_of(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Old log-probabilities `(B, C, S)` of a micro-batch and their support; `None` if policies are equal."""

@@ -1,14 +1,9 @@
 """
 The engine's distribution is the old policy: vLLM's answer for every token, and its way to the loss.
 
-A sample's `old_log_probs` has a row of numbers for each token instead of one number. TRL's own collator then packs the
-rows in the order of the loss, and scatters them over the ranks. With a support of K tokens a row has `2K` float32:
-
-    log q(a) of the sampled token,  K − 1 of the others,  log of the rest,  K − 1 ids of the others
-
-A float32 holds ids below 2²⁴ exactly. An unused slot has log-probability −∞ and id −1. The mass of the rest is `1 − Σ`
-of the kept tokens, good to about 1e-7, and no less than `REST_FLOOR`. If the engine's answer for a token is incomplete,
-its row is NaN.
+A sample's `old_log_probs` has a row of numbers for each token instead of one number; see
+[`~troll_trl.trainers.engine_policy`]. TRL's own collator then packs the rows in the order of the loss, and scatters
+them over the ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +14,8 @@ import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample
 
 from troll_trl.experimental.async_grpo.worker import WatchedRolloutLoop
-from troll_trl.trainers.engine_policy import SampledLogProb, old_policy_rows, read_answer
+from troll_trl.trainers.engine_policy import SampledLogProb, make_rows, read_answer, rows_of
+from troll_trl.trust_region.sparse import UNUSED
 
 Likely = Mapping[int, float]  # log-probability of tokens by id
 
@@ -42,19 +38,22 @@ def sample_log_probs(
 
     Returns:
         `np.ndarray` of shape `(T, 2K)`, float32.
+
+    Raises:
+        ValueError: a token that is trained on has more than K − 1 others.
     """
-    carrying = [
-        SampledLogProb(log_prob, [*likely], [*likely.values()])
-        for log_prob, likely in zip(log_probs, others, strict=True)
-    ]
-    return _rows(completion_mask, carrying, support_size)
-
-
-def _rows(completion_mask: Sequence[int], log_probs: Sequence[float], support_size: int) -> np.ndarray:
-    """As [`sample_log_probs`], of numbers that carry the most likely other tokens."""
-    ids, numbers, rest = old_policy_rows(log_probs, completion_mask, support_size - 1)
-    rows = np.concatenate([numbers, rest[:, None], ids], 1).astype(np.float32)
-    rows[np.isnan(numbers[:, 0])] = np.nan
+    ids = np.full((len(log_probs), support_size - 1), UNUSED)
+    values = np.full((len(log_probs), support_size), -np.inf)
+    for place, (is_trained, value, likely) in enumerate(zip(completion_mask, log_probs, others, strict=True)):
+        if not is_trained:
+            continue
+        if len(likely) >= support_size:
+            raise ValueError(
+                f"`others` has {len(likely)} tokens at position {place}, expected at most {support_size - 1}."
+            )
+        ids[place, : len(likely)] = [*likely]
+        values[place, : len(likely) + 1] = [value, *likely.values()]
+    rows = make_rows(values, ids)
     rows[np.asarray(completion_mask) == 0] = 0.0
     return rows
 
@@ -81,7 +80,7 @@ class EngineRolloutLoop(WatchedRolloutLoop):
         samples = await super()._score_group(group)
         sequences = chain.from_iterable(group.completions_sequences)  # in TRL's order of the samples
         for sample, sequence in zip(samples, sequences, strict=True):
-            sample.old_log_probs = _rows(sequence.completion_mask, sequence.old_log_probs, self.support_size)
+            sample.old_log_probs = rows_of(sequence.old_log_probs, sequence.completion_mask, self.support_size)
         return samples
 
 
@@ -94,6 +93,6 @@ def log_probs_of_answer(choice: dict[str, Any], others: int) -> list[SampledLogP
     tokens, listed = choice["token_ids"], []
     for token, value, likely in zip(tokens, values, top, strict=False):
         by_id = {int(name.removeprefix("token_id:")): number for name, number in (likely or {}).items()}
-        # vLLM lists the sampled token too, and one token more if that is not among the most likely
-        listed.append({token: value if len(by_id) >= others else None} | by_id | {token: value})
-    return read_answer(tokens, [[*row] for row in listed], [[*row.values()] for row in listed], others)
+        listed.append(by_id | {token: value})
+    values = chain.from_iterable(row.values() for row in listed)
+    return read_answer(tokens, [*map(len, listed)], [*chain(*listed)], [*values], others)

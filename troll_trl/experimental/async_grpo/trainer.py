@@ -18,7 +18,7 @@ from troll_trl.experimental.async_grpo.trl_compat import check_async_trl
 from troll_trl.experimental.async_grpo.worker import StopEvent, WatchedRolloutLoop, check_worker
 from troll_trl.lm_head import SparseCausalLMOutput
 from troll_trl.resilience.checkpoint import CheckpointedTrainer
-from troll_trl.trainers.engine_policy import REST_FLOOR
+from troll_trl.trainers.engine_policy import lower_rest, sparse_of
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO, TROLL
@@ -181,15 +181,9 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
             log_probs, entropy = (x.flatten()[index].unsqueeze(0) for x in (output.log_probs, output.entropy))
             output = SparseCausalLMOutput(entropy=entropy, aux_loss=output.aux_loss)
             return output, log_probs.unsqueeze(-1), rows[None, :, None]
-        sampled = model_inputs["shift_labels"].flatten()[index]
-        old, others = rows.split([self.support_size + 1, self.support_size - 1], 1)  # (M, K + 1), (M, K − 1)
-        token_ids = torch.cat([sampled.unsqueeze(1), others.long()], 1)  # (M, K)
-        output = model(**model_inputs, token_ids=token_ids.unsqueeze(0), token_index=index, check_finite=False)
-        policy, old = output.sparse_log_probs, old.unsqueeze(0).clone()
-        # The floor says only that the engine's rest is small. The policy's own may be smaller by far.
-        rest = old[..., -1]
-        old[..., -1] = torch.where(rest > math.log(REST_FLOOR), rest, torch.minimum(rest, policy[..., -1].detach()))
-        return output, policy, old
+        old = sparse_of(rows.unsqueeze(0), model_inputs["shift_labels"].flatten()[index].unsqueeze(0))  # (1, M, K)
+        output = model(**model_inputs, token_ids=old.token_ids, token_index=index, check_finite=False)
+        return output, output.sparse_log_probs, lower_rest(old.log_probs, output.sparse_log_probs)
 
     def _check_finite(self, policy: torch.Tensor):
         """Raise on all ranks if a log-probability `(1, M, S)` is NaN, or a sampled token's is infinite."""
