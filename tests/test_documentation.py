@@ -15,8 +15,7 @@ import pytest
 from trl import GRPOTrainer, RLOOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig, __version__
-from troll_trl.cli.settings.names import declared_names, launcher_names
-from troll_trl.cli.settings.renamed import RENAMED
+from troll_trl.cli.settings.names import RENAMED, declared_names, launcher_names
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
