@@ -53,7 +53,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
     - `finite_guard` ([`FiniteGuard`]): what was not finite, and which updates are skipped;
     - `recorder` ([`Recorder`]): the old policy of a rollout;
     - `troll_metrics` (`dict[str, TrollMetrics]`): by mode, what the trust region did since the last log line;
-    - `checkpoints` ([`Checkpoints`]): saving, resuming, SIGTERM, by the methods of [`CheckpointedTrainer`];
+    - `stop_signal` ([`StopSignal`]): whether SIGTERM has come. [`CheckpointedTrainer`] saves, resumes and stops;
     - `switched_off` (`frozenset[str]`): the parts of `trl_compat.RELIABILITY` that have moved: without effect.
 
     A trainer defines `_config_class`, `_name` and `_aggregate`.
@@ -122,8 +122,9 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
             return Recorder(self.support_size, args.tail_mass, args.temperature)
         generation = self.vllm_generation
         if args.vllm_mode == "server" and self.accelerator.is_main_process:
-            whole = self.support_size >= vocabulary  # then without a rest: all tokens are asked for
-            check_server(generation.vllm_client.get_server_info(), server_url(args), self.support_size + whole)
+            # Without a rest all tokens are asked for, the sampled one too
+            asked_for = self.support_size + 1 if self.support_size >= vocabulary else self.support_size
+            check_server(generation.vllm_client.get_server_info(), server_url(args), asked_for)
         asked = self._trl_scores_rollouts()
         return EngineRecorder(self.accelerator, generation, self.support_size, args.tail_mass, vocabulary, asked)
 
