@@ -75,8 +75,8 @@ class SparseLogProbs(torch.autograd.Function):
             grad_hidden, grad_weight, grad_bias = grads
             tile = _tile(hidden, weight, tokens, columns, dtype)
             for rows in slices(len(hidden), tokens):
-                upstream = (None if x is None else x[rows].float() for x in (grad_log_probs, grad_entropy))
-                coefficients = gradient_coefficients(log_probs[rows], log_z[rows], entropy[rows], *upstream, transform)
+                g, h = (None if x is None else x[rows].float() for x in (grad_log_probs, grad_entropy))
+                coefficients = gradient_coefficients(log_probs[rows], log_z[rows], entropy[rows], g, h, transform)
                 hidden_rows = hidden[rows].to(dtype)
                 for cols in slices(len(weight), columns):
                     weight_cols = weight[cols].to(dtype)
