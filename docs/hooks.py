@@ -6,8 +6,50 @@ REPOSITORY = "https://github.com/troll-trl/troll_trl/blob/main/"
 
 
 def on_page_markdown(markdown, **_):
-    """Links out of docs/ lead to the repository."""
+    """Tables of the source take the place of their markers, and links out of docs/ lead to the repository."""
+    for marker, table in {"<!-- options -->": options, "<!-- configs -->": configs}.items():
+        if marker in markdown:
+            markdown = markdown.replace(marker, table())
     return re.sub(r"(\]\()\.\./(?!\.)", rf"\1{REPOSITORY}", markdown)
+
+
+def options():
+    """Every option that our configs add to TRL's."""
+    from troll_trl import TrollGRPOConfig, TrollRLOOConfig  # imports torch, which the other pages do not need
+    from troll_trl.trainers.config import troll_fields
+
+    found = {"GRPO": troll_fields(TrollGRPOConfig), "RLOO": troll_fields(TrollRLOOConfig)}
+    every = {option.name: option for group in found.values() for option in group}
+    rows = []
+    for name, option in every.items():
+        kind = getattr(option.type, "__name__", str(option.type))
+        algorithms = ", ".join(group for group, fields in found.items() if name in {field.name for field in fields})
+        rows.append((f"`{name}`", f"`{kind}`", f"`{option.default}`", algorithms, option.metadata["help"]))
+    return _table(("option", "type", "default", "for", "meaning"), rows)
+
+
+def configs():
+    """Every YAML file of configs/, with the first sentence of its comment, or with those of the files it builds on."""
+    from troll_trl.cli.settings.layers import configs_folder
+
+    folder = configs_folder()
+    names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    names.sort(key=lambda name: name.startswith(("base/", "accelerate/")))  # parts come last
+    return _table(("name", "what"), [(f"`{name}`", _what(folder / f"{name}.yaml")) for name in names])
+
+
+def _what(path):
+    text = path.read_text(encoding="utf-8")
+    comment = re.match(r"(# .*\n)+", text)
+    if not comment:
+        bases = re.search(r"^base: \[?([^\]\n]+)", text, re.MULTILINE)[1].split(", ")
+        return " ".join(_what(path.parent / base) for base in bases)
+    return re.sub(r"\n?# ", " ", comment[0]).strip().partition(". ")[0].removesuffix(".") + "."
+
+
+def _table(head, rows):
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
 def on_page_content(html, **_):

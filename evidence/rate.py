@@ -283,15 +283,19 @@ TABLES: dict[str, Table] = {
 
 
 def next_cells(runs: Runs) -> str:
-    """YAML of stage 2. A task and age is left out until all five seeds of stage 1 exist."""
-    cells = Cells()
+    """
+    YAML of stage 2: the two rates that decide first, the best and twice that, then the higher ones. A task and age is
+    left out until all five seeds of stage 1 exist.
+    """
+    deciding, higher = Cells(), Cells()
     for age, task in product(COMMON_AGES, (*RARE, *COMMON)):
         if len(runs.first(task, age)) == len(FIRST):
             for region in LABELS:
-                best = runs.best(task, age, region)
-                above = tuple(rate for rate in RATES if rate >= best)
-                cells[task, age, runs.methods[task, age, region]] = above if best < RATES[-1] else (best, 2 * best)
-    return study_text("fresh", list(FRESH), cells)
+                cell, best = (task, age, runs.methods[task, age, region]), runs.best(task, age, region)
+                deciding[cell] = (best, 2 * best)
+                if above := tuple(rate for rate in RATES if rate > 2 * best):
+                    higher[cell] = above
+    return "\n".join(study_text(name, list(FRESH), of) for name, of in (("fresh", deciding), ("fresh-higher", higher)))
 
 
 def main() -> None:

@@ -407,6 +407,11 @@ LOST = [
     (["1", "1e400"], "1E+400"),
     (["1", "1e-400"], "1E-400"),
     (["null", "12157665459056928803"], "12157665459056928803"),
+    (["0.123456789012345", '"x"'], "0.123456789012345"),
+    (["5", "1e-12", '"x"'], "1E-12"),
+    (["5", '"12157665459056928803.5"'], "'12157665459056928803.5'"),
+    (["5", '"[1, 2]"'], "'[1, 2]'"),
+    (["5", '"true"'], "'true'"),
 ]
 KEPT = [
     ["1", "9223372036854775807"],
@@ -415,6 +420,8 @@ KEPT = [
     ['"12157665459056928803"', '"0.1000000000000000055"'],
     ["9007199254740992", "0.5", "0.1", "2.50", "1e5"],
     ["[9007199254740993]", "[1, 2]"],
+    ["0.3", '"x"', "-6.81", '"0.009"', '"[1, 2)"', "1e5"],
+    ["0.3", "[0.3]", '"x"'],
 ]
 
 
@@ -433,11 +440,11 @@ def json_files(folder, answers):
 @pytest.mark.parametrize(("answers", "lost"), LOST)
 def test_a_number_that_would_lose_digits_is_named_with_its_row(tmp_path, answers, lost):
     """They became floats: right answers earned 0, and a row with 1e400 was missing."""
-    index = next(index for index, answer in enumerate(answers) if lost.lower().replace("+", "") in answer)
+    index = next(index for index, answer in enumerate(answers) if lost.lower().replace("+", "").strip("'") in answer)
     for path in json_files(tmp_path, answers):
         place = f"line {index + 1}" if path.suffix == ".jsonl" else f"row {index}"
         with pytest.raises(
-            ValueError, match=re.escape(f"{place} of {path.name}: ") + f".* number {re.escape(lost)}, which"
+            ValueError, match=re.escape(f"{place} of {path.name}: ") + f".* (number|text) {re.escape(lost)}, which"
         ):
             load_math_dataset(path)
 
@@ -448,6 +455,17 @@ def test_numbers_keep_their_digits(tmp_path, answers):
         solutions = load_math_dataset(path)["solution"]
         for answer, solution in zip(answers, solutions, strict=True):
             assert math_accuracy_reward([f"\\boxed{{{str(answer).strip('[]')}}}".replace('"', "")], [solution]) == [1.0]
+
+
+def test_decimals_of_an_array_and_of_an_object_over_several_lines(tmp_path):
+    """`datasets` writes the rows of an array again, with ten decimals, and hands such an object to pandas."""
+    path = tmp_path / "rows.json"
+    path.write_text('[{"problem": "p", "answer": 0.1}, {"problem": "q", "answer": 0.12345678901}]')
+    with pytest.raises(ValueError, match=r"row 1 .* number 0.12345678901, which would become 0.123456789\. Write all"):
+        load_math_dataset(path)
+    path.write_text('{"problem": "p",\n "answer": 12345678901234567890}')
+    with pytest.raises(ValueError, match="line 1 of rows.json is not a whole JSON object"):
+        load_math_dataset(path)
 
 
 def test_numbers_of_a_stream_and_of_a_parquet_file(tmp_path):

@@ -16,6 +16,7 @@ from trl import GRPOTrainer, RLOOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig, __version__
 from troll_trl.cli.settings.names import RENAMED, declared_names, launcher_names
+from troll_trl.trainers.config import troll_fields
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -55,13 +56,13 @@ def test_every_option_is_in_the_table_and_no_other():
     assert repeated == {"loss_type", "gradient_accumulation_steps"}
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*sorted(DOCS.glob("*.md")), TESTS / "README.md"], ids=lambda page: page.name)
 def test_named_tests_exist(page):
     for file, name in re.findall(r"(test_\w+\.py)::(\w+)", page.read_text(encoding="utf-8")):
         assert re.search(rf"def {name}\(", (TESTS / file).read_text(encoding="utf-8")), f"{file}::{name}"
 
 
-@pytest.mark.parametrize("page", ["docs/design.md", "docs/kernels.md", "docs/tests.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["docs/design.md", "docs/kernels.md", "tests/README.md", "CONTRIBUTING.md"])
 def test_files_that_contributors_are_sent_to_exist(page):
     sources = {
         path
@@ -123,7 +124,8 @@ def test_links_of_the_readme_are_relative_here_and_absolute_on_a_package_index()
         text = re.sub(rule["pattern"], rule["replacement"], text)
     relative, absolute = links_of((ROOT / "README.md").read_text(encoding="utf-8")), links_of(text)
     pictures = [link for link in absolute if link.startswith("https://raw.githubusercontent.com/")]
-    assert len(absolute) == len(relative) > 10 and len(pictures) == text.count("![") > 0
+    drawn = text.count("![") - text.count("[![")  # a badge is a picture of another site
+    assert len(absolute) == len(relative) > 10 and len(pictures) == drawn > 0
     assert [link for link in absolute if not link.startswith("https://")] == []
 
 
@@ -131,6 +133,16 @@ def test_types_on_the_site_keep_their_brackets():
     """`list[str]` was `liststr`."""
     written = "<code>`list[list | dict]` or [`~trl.GRPOConfig`], *optional*</code> and [<code>Bounded</code>]"
     assert hooks.on_page_content(written) == "<code>list[list | dict] or GRPOConfig</code> and <code>Bounded</code>"
+
+
+def test_the_sites_tables_have_every_option_of_ours_and_every_config_that_is_shipped():
+    page = hooks.on_page_markdown((DOCS / "configs.md").read_text(encoding="utf-8"))
+    rows = [re.split(r"(?<!\\) \| ", line) for line in page.splitlines() if line.startswith("| `")]
+    ours = {option.name for config in (TrollGRPOConfig, TrollRLOOConfig) for option in troll_fields(config)}
+    shipped = {path.relative_to(ROOT / "configs").with_suffix("").as_posix() for path in ROOT.glob("configs/**/*.yaml")}
+    named = [(row[0].removeprefix("| ").strip("`"), len(row)) for row in rows]
+    assert sorted(named) == sorted([(name, 5) for name in ours] + [(name, 2) for name in shipped])
+    assert all(len(row[-1].removesuffix(" |")) > 8 for row in rows) and "<!--" not in page
 
 
 def test_every_package_is_in_the_design():

@@ -289,6 +289,21 @@ def test_which_tokens_a_remedy_regresses_on(tmp_path, name):
     assert any(advantage == 0 and before > 0 for advantage, _, before, _ in regressed)
 
 
+def test_the_gradient_of_the_regression_is_the_whole_gradient_without_advantages(tmp_path):
+    """The decay of the weights moves the policy out of the bound, and nothing else does."""
+    options = {"kl_bound": 1e-4, "learning_rate": 2e-2, "weight_decay": 5.0}
+    options["reward"] = lambda completion_ids, **kwargs: [1.0] * len(completion_ids)
+    run = make_trainer(VARIANTS["share"], TrollGRPOConfig, tmp_path, **options)
+    run.train()
+    both = [
+        (line["troll/regression_grad_norm"], line["grad_norm"])
+        for line in run.state.log_history
+        if "troll/regression_grad_norm" in line
+    ]
+    assert both and max(norm for norm, _ in both) > 0.01
+    assert [norm for norm, _ in both] == pytest.approx([norm for _, norm in both], rel=1e-4)
+
+
 @pytest.mark.parametrize("options", [{"epsilon": 0.2}, {"epsilon": 0.1, "epsilon_high": 0.28}])
 def test_measured_clip_is_trls_clip(tmp_path, options):
     options |= {"learning_rate": 2e-2}
@@ -666,7 +681,7 @@ def test_no_token_leaves_the_bound_in_any_run():
         bound = {"troll-wide": 0.5, "wide": 0.5, "rule": 0.2}.get(r["method"], r["varied"].get("kl_bound", 0.05))
         if r["method"].startswith("projection-"):
             bound = float(r["method"].partition("-")[2])
-        if {"rates", "alpha", "fresh"} & set(r["studies"]):  # rate.yaml has `auto`
+        if {"rates", "alpha", "fresh", "fresh-higher"} & set(r["studies"]):  # rate.yaml has `auto`
             bound = {8: 0.05, 32: 0.8}[r["varied"]["steps_per_generation"]]
         assert r["kl_max"] <= bound * (1 + 1e-3)
 

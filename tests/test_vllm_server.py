@@ -108,6 +108,20 @@ def test_structured_outputs_and_evaluation(server, model, tmp_path):
     assert len(logged(trainer, "eval_reward")) == 1
 
 
+@pytest.mark.parametrize("options", [{}, {"trust_region": "mask", "divergence_bound": 0.05}])
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_the_servers_distribution_as_the_old_policy(server, model, tmp_path, algorithm, options):
+    if algorithm == "rloo" and options:
+        pytest.skip("RLOO needs a support")
+    classes = {"grpo": (TrollGRPOTrainer, TrollGRPOConfig), "rloo": (TrollRLOOTrainer, TrollRLOOConfig)}[algorithm]
+    options = options_for(server, old_policy="engine", learning_rate=2e-2, beta=0.0, **options)
+    run = make_trainer(*classes, tmp_path, model=model, **options)
+    run.train()
+    moved = logged(run, "troll/divergence_max" if "trust_region" in options else "troll/policy_kl_max")
+    assert max(moved[0], moved[4]) < 1e-4 and max(moved) > 0.01
+    assert set(logged(run, "troll/unscored_tokens")) == {0}
+
+
 def test_a_server_that_dies_ends_the_run(server, model, tmp_path):
     """TRL's client tries five times more, over one minute. The last test that has this server."""
     rewarded = []
@@ -130,17 +144,3 @@ def test_a_server_that_is_not_there_is_said_before_the_model_is_loaded(tmp_path)
     options = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "vllm_server_timeout": 0.1}
     with pytest.raises(OSError, match=f"can't be reached at {url} after 0.1 seconds"):
         troll(tmp_path, str(tmp_path / "no model"), **options)
-
-
-@pytest.mark.parametrize("options", [{}, {"trust_region": "mask", "divergence_bound": 0.05}])
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
-def test_the_servers_distribution_as_the_old_policy(server, model, tmp_path, algorithm, options):
-    if algorithm == "rloo" and options:
-        pytest.skip("RLOO needs a support")
-    classes = {"grpo": (TrollGRPOTrainer, TrollGRPOConfig), "rloo": (TrollRLOOTrainer, TrollRLOOConfig)}[algorithm]
-    options = options_for(server, old_policy="engine", learning_rate=2e-2, beta=0.0, **options)
-    run = make_trainer(*classes, tmp_path, model=model, **options)
-    run.train()
-    moved = logged(run, "troll/divergence_max" if "trust_region" in options else "troll/policy_kl_max")
-    assert max(moved[0], moved[4]) < 1e-4 and max(moved) > 0.01
-    assert set(logged(run, "troll/unscored_tokens")) == {0}

@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from pandas.io.json import ujson_loads
 
 # Builder of `datasets` for each kind of local file.
 FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
@@ -102,7 +103,9 @@ def _load_files(files: list[Path], split: str, streaming: bool) -> datasets.Data
 def check_numbers(files: list[Path], features: datasets.Features | None) -> None:
     """
     Raise a `ValueError` for the first number of JSON files that `datasets` would change. It reads fractions, integers
-    beyond 63 bits (64 beside texts) and all integers of a column with fractions as float64.
+    beyond 63 bits (64 beside texts) and all integers of a column with fractions as float64. The rows of an array, and
+    those of a file with a column of several types, it first writes again with ten decimals. In such a column it reads
+    the texts as JSON, too.
 
     Args:
         files (`list[Path]`):
@@ -113,46 +116,68 @@ def check_numbers(files: list[Path], features: datasets.Features | None) -> None
     for file in files:
         if file.suffix == ".parquet":
             continue
-        for place, row in _rows_with_long_numbers(file):
+        for place, row, again in _rows_to_check(file, "Json" in str(features)):
             for name, value in row.items():
-                for number, column in _numbers(value, "float" if features is None else features.get(name)):
-                    bits = 0 if "float" in column else 64 if "Json" in column else 63
-                    is_exact = number.as_tuple().exponent == 0 and abs(number) < 2**bits
-                    if not is_exact and number != Decimal(repr(float(number))):
+                for written, column in _scalars(value, "float" if features is None else features.get(name)):
+                    read = _as_read(written, column, again)
+                    if read != written:
+                        shown = f"text {written!r}" if isinstance(written, str) else f"number {written}"
                         raise ValueError(
-                            f"{place} of {file.name}: {name!r} has the number {number}, which would become "
-                            f"{float(number)!r}. Write it as text, in quotes: then all its digits are kept."
+                            f"{place} of {file.name}: {name!r} has the {shown}, which would become {read!r}. Write all "
+                            "values of the column as text, in quotes: then they stay as they are."
                         )
 
 
-def _rows_with_long_numbers(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Place and content of the rows that may have a number that float64 does not hold. Numbers are `Decimal`."""
+def _as_read(written: Decimal | str, column: str, again: bool) -> Any:
+    """What `datasets` makes of a number, or of a text in a column of several types; the same object if nothing
+    changes."""
+    if isinstance(written, str):
+        try:
+            read = ujson_loads(written)
+        except ValueError:
+            return written
+        digits = f"{read:.15g}" if type(read) is float else str(read)
+        return written if type(read) in (int, float) and Decimal(written) == Decimal(digits) else read
+    bits = 0 if "float" in column else 64 if "Json" in column else 63
+    if written.as_tuple().exponent == 0 and abs(written) < 2**bits:
+        return written
+    read = round(float(written), 10) if again else float(written)
+    # In a column of several types `datasets` reads fractions with an error in the 16th digit, which `loading` removes
+    return written if Decimal(f"{read:.15g}" if "Json" in column else repr(read)) == written else read
+
+
+def _rows_to_check(file: Path, again: bool) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Place and content of the rows that may have a number that `datasets` changes, and whether it writes them `again`.
+    Numbers are `Decimal`."""
     read = json.JSONDecoder(parse_int=Decimal, parse_float=Decimal).decode
     with open(file, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if number == 1 and line.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
                 line += lines.read()
-            if not _LONG_NUMBER.search(line):
+                again = True
+            if not again and not _LONG_NUMBER.search(line) and number > 1:
                 continue
             try:
                 content = read(line.decode("utf-8-sig"))
-            except ValueError:
-                continue  # of what is no JSON, its reader complains
+            except ValueError as error:
+                if line.lstrip()[:1] == b"{":  # pandas reads it, and changes numbers
+                    raise ValueError(f"line {number} of {file.name} is not a whole JSON object: {error}.") from None
+                continue  # of what else is no JSON, its reader complains
             for index, row in enumerate(content) if isinstance(content, list) else [(number, content)]:
                 if isinstance(row, dict):
-                    yield f"{'row' if isinstance(content, list) else 'line'} {index}", row
+                    yield f"{'row' if isinstance(content, list) else 'line'} {index}", row, again
 
 
-def _numbers(value: Any, feature: Any) -> Iterator[tuple[Decimal, str]]:
-    """The numbers in a value, each with the feature of its column, as text."""
-    if isinstance(value, Decimal):
+def _scalars(value: Any, feature: Any) -> Iterator[tuple[Decimal | str, str]]:
+    """The numbers in a value, and a text in a column of several types, each with the feature of its column, as text."""
+    if isinstance(value, Decimal) or (isinstance(value, str) and isinstance(feature, datasets.Json)):
         yield value, str(feature)
     elif isinstance(value, dict):
         for name, inner in value.items():
-            yield from _numbers(inner, feature.get(name) if isinstance(feature, dict) else feature)
+            yield from _scalars(inner, feature.get(name) if isinstance(feature, dict) else str(feature))
     elif isinstance(value, list):
         for inner in value:
-            yield from _numbers(inner, getattr(feature, "feature", feature))
+            yield from _scalars(inner, getattr(feature, "feature", str(feature)))
 
 
 @contextmanager

@@ -122,7 +122,7 @@ def _convert(dataset: datasets.Dataset, schema: Schema, options: PromptOptions) 
                 raise ValueError(f"Row {index}: {error}") from None
         converted: dict[str, list[Any]] = {
             "prompt": prompts,
-            "solution": _solutions([column_value(row, schema.answer) for row in rows], schema.worked),
+            "solution": _solutions([as_written(column_value(row, schema.answer)) for row in rows], schema.worked),
         }
         if has_options:
             converted["options"] = [
@@ -131,7 +131,14 @@ def _convert(dataset: datasets.Dataset, schema: Schema, options: PromptOptions) 
             ]
         return converted
 
+    def as_written(answer: Any) -> Any:
+        """An answer without the error in the last digit with which `datasets` reads a column of several types."""
+        if isinstance(answer, list):
+            return list(map(as_written, answer))
+        return float(f"{answer:.15g}") if of_several_types and isinstance(answer, float) else answer
+
     text = datasets.Value("string")
+    of_several_types = "Json" in str(column_value(dataset.features, schema.answer))
     has_options = isinstance(dataset.features.get("options"), (datasets.List, dict))
     written = {"prompt": MESSAGES, "solution": text} | ({"options": datasets.List(text)} if has_options else {})
     replaced = [name for name in dataset.column_names if name in (*written, "options", *_TAKEN)]
