@@ -34,7 +34,7 @@ def options():
 
 def configs():
     """Every YAML file of configs/, with the first sentence of its comment, or with those of the files it builds on."""
-    from troll_trl.cli.settings.shipped import configs_folder
+    from troll_trl.cli.settings.layers import configs_folder
 
     folder = configs_folder()
     names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))

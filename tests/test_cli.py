@@ -15,9 +15,8 @@ from limits import HANG
 from troll_trl import __version__
 from troll_trl.cli import configs, environment, main, train
 from troll_trl.cli.output_folder import save_settings
-from troll_trl.cli.settings.layers import read_layers
+from troll_trl.cli.settings.layers import config_names, configs_folder, find_config, read_layers
 from troll_trl.cli.settings.names import declared_names
-from troll_trl.cli.settings.shipped import config_names, configs_folder, find_config
 from troll_trl.kernels import dispatch
 from troll_trl.kernels.agreement import KernelCheck
 

@@ -16,8 +16,7 @@ from PIL import Image
 from trl import GRPOTrainer, RLOOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig, __version__
-from troll_trl.cli.settings.names import declared_names, launcher_names
-from troll_trl.cli.settings.renamed import RENAMED
+from troll_trl.cli.settings.names import RENAMED, declared_names, launcher_names
 from troll_trl.trainers.config import troll_fields
 
 TESTS = Path(__file__).parent

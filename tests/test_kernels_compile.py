@@ -54,7 +54,7 @@ def make(kernel, dtype, softcap, bias, warps, pointers=None, **constants):
     """The kernel's source, with pointers to 16 bytes and the stride a multiple of 16, as the launchers have them."""
     pointers = {"tile_ptr": DTYPES[dtype], "bias_ptr": DTYPES[dtype], **(pointers or {})}
     signature = types(kernel, pointers)
-    constants = {"HAS_SOFTCAP": softcap, "HAS_BIAS": bias, **constants}
+    constants = {"HAS_SOFTCAP": softcap, **constants}
     if "bias_ptr" in signature and not bias:
         signature["bias_ptr"], constants["bias_ptr"] = "constexpr", None
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}

@@ -94,7 +94,7 @@ def test_without_complete_checkpoints_there_may_be_none(tmp_path, monkeypatch):
     run = run_of(tmp_path / "nowhere")
     assert run.find_checkpoint("newest") is None and run.find_checkpoint(None) is None
     assert run.find_checkpoint("some/checkpoint-3") == "some/checkpoint-3"
-    with pytest.raises(ValueError, match=r"There is no checkpoint in .*nowhere"):
+    with pytest.raises(ValueError, match=r"There is no complete checkpoint in .*nowhere"):
         run.train(resume_from_checkpoint=True)
 
 

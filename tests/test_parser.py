@@ -17,9 +17,8 @@ from trl.scripts.rloo import RLOOScriptArguments
 from math_answers.evaluation.arguments import EvaluationArguments
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig
 from troll_trl.cli.settings.arguments import TrollScriptArguments
-from troll_trl.cli.settings.names import declared_names, describe_unknown, launcher_names
+from troll_trl.cli.settings.names import EVALUATION, RENAMED, declared_names, describe_unknown, launcher_names
 from troll_trl.cli.settings.parser import CONFIGS, DOCUMENTED_CHOICES
-from troll_trl.cli.settings.renamed import EVALUATION, RENAMED
 from troll_trl.trainers.config import troll_fields
 
 ENOUGH = """

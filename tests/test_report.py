@@ -444,11 +444,11 @@ def test_report(runs, monkeypatch, capsys, recwarn):
 
     page = Path("report/report.html").read_text()
     assert page.count('src="data:image/png;base64,') == len(figures)
-    assert "<b>" not in page and "&lt;b&gt;x&amp;&quot;$y_1$" in page
+    assert "<b>" not in page and "&lt;b&gt;x&amp;&#34;$y_1$" in page
     assert not re.search(r"""(?:src|href)=["'](?!data:)|url\(|@import|<script|https?://""", page)  # requests nothing
     assert "Nothing to draw for troll: any of this." in page  # the clip's figure
     assert "Mean multiplier η" in page and "Peak memory of a process" in page
-    assert "Nothing to draw for &lt;b&gt;x&amp;&quot;$y_1$: Peak memory of a process." in page
+    assert "Nothing to draw for &lt;b&gt;x&amp;&#34;$y_1$: Peak memory of a process." in page
     assert "method</th><td>troll</td><td>clip" in dense(page)  # and of the other settings what differs, not the seed
     assert ">lr<" not in page and ">seed<" not in page
     assert not [warning for warning in recwarn if re.search("matplotlib|report", str(warning.filename))]

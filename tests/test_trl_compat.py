@@ -177,8 +177,7 @@ def test_private_names_are_imported_under_the_check():
 
 
 def listed():
-    names = {name for _, _, name in tiers()} | {name for of in async_compat.PARAMETERS.values() for name in of}
-    return names | {name for names in async_compat.ATTRIBUTES.values() for name in names.split()}
+    return {name for _, _, name in tiers()} | {name for of in async_compat.PARTS.values() for name in of}
 
 
 @functools.cache

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from troll_trl.cli.settings.command import show, stop
-from troll_trl.cli.settings.layers import read_layers
-from troll_trl.cli.settings.shipped import config_names, configs_folder
+from troll_trl.cli.settings.layers import config_names, configs_folder, read_layers
 
 
 def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> None:

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from troll_trl.cli.report import write_report
-from troll_trl.cli.settings.layers import read_layers
-from troll_trl.cli.settings.shipped import configs_folder
+from troll_trl.cli.settings.layers import configs_folder, read_layers
 
 CONFIG = configs_folder() / "quickstart.yaml"
 

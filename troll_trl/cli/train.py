@@ -19,8 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from troll_trl.cli.settings.command import Command, read_training_command, show_warnings_plainly, stop
+from troll_trl.cli.settings.layers import configs_folder
 from troll_trl.cli.settings.names import find_package, is_flag, launcher_names, name_of
-from troll_trl.cli.settings.shipped import configs_folder
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,5 @@
 """One operation of the scoring pass: the logits of some tokens reduced to a maximum and two sums per block of 64."""
 
-# Annotations like `tl.constexpr` are not evaluated then: `tl` exists only with Triton
 from __future__ import annotations
 
 import math
@@ -8,12 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
+from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, to_logits
-
-if TRITON_AVAILABLE:
-    import triton
-    import triton.language as tl
 
 BLOCK = 64  # logits per block
 BLOCKS_PER_PROGRAM = 64  # 4096 logits, as in fold.py
@@ -78,10 +73,8 @@ def reduce_chunk(
 ) -> None:
     """Reduce the products of one chunk in the tile to the statistics of its blocks. `bias` `(columns,)` and `transform`
     turn products into logits; `columns` of the chunk, from `first` on, are in the vocabulary."""
-    if use_triton(blocks.tile.device):
-        _reduce_triton(blocks, bias, transform, first, columns)
-    else:
-        _reduce_torch(blocks, bias, transform, first, columns)
+    reduce = _reduce_triton if use_triton(blocks.tile.device) else _reduce_torch
+    reduce(blocks, bias, transform, first, columns)
 
 
 def _reduce_torch(blocks, bias, transform, first, columns):
@@ -130,7 +123,7 @@ def _reduce_triton(blocks, bias, transform, first, columns):
     inputs = (blocks.tile, blocks.tile.stride(0), bias, blocks.sampled_ids)
     outputs = (blocks.max, blocks.sum_exp, blocks.sum_exp_u, blocks.sampled)
     constants = {"FLOOR": FLOOR, "BLOCK": BLOCK, "BLOCKS": BLOCKS_PER_PROGRAM, "num_warps": NUM_WARPS}
-    constants |= transform.kernel_arguments | {"HAS_BIAS": bias is not None}
+    constants |= transform.kernel_arguments
     sizes = (blocks.max.shape[1], first, columns, count)
     launch(_reduce_kernel, grid, blocks.tile.device, *inputs, *outputs, *sizes, **constants)
 
@@ -153,7 +146,6 @@ def _reduce_kernel(
     inner,
     outer,
     HAS_SOFTCAP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     FLOOR: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -167,7 +159,7 @@ def _reduce_kernel(
     # Whole blocks are read, with the padding after the vocabulary, so that 16 bytes are read at a time
     y = tl.load(tile_ptr + local, mask=block[:, None] < count, other=0.0).to(tl.float32)
     in_vocabulary = local < columns
-    if HAS_BIAS:
+    if bias_ptr is not None:
         y += tl.load(bias_ptr + local, mask=in_vocabulary, other=0.0).to(tl.float32)
     z = to_logits(y, inner, outer, HAS_SOFTCAP)
     sampled = tl.load(sampled_ids_ptr + row) - first
@@ -184,6 +176,6 @@ def _reduce_kernel(
     # Read again, by the program that has it: a masked store from the tile takes a register for each of its addresses
     here = (sampled >= first_block * BLOCK) & (sampled < (first_block + BLOCKS) * BLOCK) & (sampled < columns)
     y_sampled = tl.load(tile_ptr + sampled, mask=here, other=0.0).to(tl.float32)
-    if HAS_BIAS:
+    if bias_ptr is not None:
         y_sampled += tl.load(bias_ptr + sampled, mask=here, other=0.0).to(tl.float32)
     tl.store(sampled_ptr + row, to_logits(y_sampled, inner, outer, HAS_SOFTCAP), mask=here)

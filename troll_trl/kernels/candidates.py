@@ -4,7 +4,6 @@ The k largest logits lie inside the k blocks with the largest maxima: each other
 equal to it. So the k best blocks give k·64 candidates, and these the k best tokens, exactly up to ties.
 """
 
-# Annotations like `tl.constexpr` are not evaluated then: `tl` exists only with Triton
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -12,12 +11,8 @@ from typing import NamedTuple
 import torch
 
 from troll_trl.kernels.blocks import BLOCK, Blocks
-from troll_trl.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
+from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, to_logits
-
-if TRITON_AVAILABLE:
-    import triton
-    import triton.language as tl
 
 # A program holds the k·64 candidates of a token in registers, and at k = 256 they would spill (by ahead-of-time
 # compilation for sm_90). Above this k torch chooses, from the same blocks.
@@ -93,7 +88,7 @@ def _choose_triton(blocks, bias, transform, k):
     tensors = (blocks.tile, blocks.tile.stride(0), bias, blocks.sampled_ids, best_blocks, logits, token_ids, left)
     slots = triton.next_power_of_2(max(k, 1))
     constants = {"FLOOR": FLOOR, "BLOCK": BLOCK, "SLOTS": slots, "num_warps": warps_for(slots * BLOCK)}
-    constants |= transform.kernel_arguments | {"HAS_BIAS": bias is not None}
+    constants |= transform.kernel_arguments
     launch(_best_tokens_kernel, (rows,), device, *tensors, blocks.vocabulary, k, k_blocks, **constants)
     return Candidates(logits, token_ids, left, entropy)
 
@@ -187,7 +182,6 @@ def _best_tokens_kernel(
     inner,
     outer,
     HAS_SOFTCAP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     FLOOR: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -200,7 +194,7 @@ def _best_tokens_kernel(
     column = tl.load(best_blocks_ptr + row * k + slot, mask=in_slot, other=0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     used = in_slot & (column < vocabulary) & (column != tl.load(sampled_ids_ptr + row))
     y = tl.load(tile_ptr + row * tile_stride + column, mask=in_slot, other=0.0).to(tl.float32)
-    if HAS_BIAS:
+    if bias_ptr is not None:
         y += tl.load(bias_ptr + column, mask=used, other=0.0).to(tl.float32)
     z = tl.where(used, to_logits(y, inner, outer, HAS_SOFTCAP), FLOOR)
     z, column, used = tl.ravel(z), tl.ravel(column), tl.ravel(used)

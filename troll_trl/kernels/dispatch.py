@@ -5,18 +5,22 @@ against the fallbacks fails at a trainer's start; `triton` makes such a failure 
 With `TRITON_INTERPRET=1` the kernels run in Triton's interpreter, on the CPU: so they are tested without a GPU.
 """
 
-import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-# Triton ships with PyTorch on Linux only
-TRITON_AVAILABLE = importlib.util.find_spec("triton") is not None
+# Triton ships with PyTorch on Linux only. The kernels take it from here. Without it nobody calls them, and with
+# `from __future__ import annotations` nobody evaluates a `tl.constexpr`.
+TRITON_AVAILABLE = find_spec("triton") is not None
 if TRITON_AVAILABLE:
     import triton
+    import triton.language as tl
+else:
+    triton = tl = None
 
 # `triton.jit` makes its choice when a kernel is defined, so this is read once as well
 INTERPRETED = TRITON_AVAILABLE and bool(triton.knobs.runtime.interpret)

@@ -4,43 +4,28 @@ The kept tokens leave the tile first. The sums then run over the rest alone, so 
 difference.
 """
 
-# Annotations like `tl.constexpr` are not evaluated then: `tl` exists only with Triton
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
 
-from troll_trl.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
+from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, to_logits, to_slots
-
-if TRITON_AVAILABLE:
-    import triton
-    import triton.language as tl
 
 # Columns that a program reads at a time: with 8 warps 16 elements per thread, two 16-byte loads of bf16, so that the
 # reductions across the program come once in 16 elements
-BLOCK_SIZE = 4096
-NUM_WARPS = 8
-KEPT_BLOCK = 1024  # kept slots per program
-KEPT_WARPS = 4
+BLOCK_SIZE, NUM_WARPS = 4096, 8
+KEPT_BLOCK, KEPT_WARPS = 1024, 4  # kept slots per program
 
 
 class FoldState(NamedTuple):
-    """
-    Running statistics of `n` tokens, updated in place.
+    """Running statistics of `n` tokens, float32, updated in place."""
 
-    Attributes:
-        kept (`torch.Tensor` of shape `(n, K)`, float32):
-            Logits of the kept tokens met so far.
-        max, sum_exp, sum_exp_u (`torch.Tensor` of shape `(n, 1)`, float32):
-            Over the rest met so far: largest logit `m`, `Σ exp(u)` and `Σ u·exp(u)` with `u = z − m`.
-    """
-
-    kept: torch.Tensor
-    max: torch.Tensor
-    sum_exp: torch.Tensor
-    sum_exp_u: torch.Tensor
+    kept: torch.Tensor  # (n, K), logits of the kept tokens met so far
+    max: torch.Tensor  # (n, 1), over the rest met so far: the largest logit m
+    sum_exp: torch.Tensor  # (n, 1), Σ exp(u), with u = z − m
+    sum_exp_u: torch.Tensor  # (n, 1), Σ u·exp(u)
 
     @classmethod
     def of(cls, token_ids: torch.Tensor) -> FoldState:
@@ -60,29 +45,15 @@ def fold_tile(
     scratch: torch.Tensor | None,
 ) -> None:
     """
-    Fold one tile into the statistics of its tokens. The tile is destroyed.
+    Fold one tile into the statistics `state` of its tokens. The tile is destroyed.
 
-    Args:
-        tile (`torch.Tensor` of shape `(n, v + 1)`):
-            Products of hidden states and head for the tokens `start…start + v`; the last column is spare. float32 for
-            torch, any floating dtype for Triton.
-        bias (`torch.Tensor` of shape `(v,)`, *optional*):
-            Added to every row.
-        transform ([`LogitTransform`]):
-            Turns products into logits.
-        token_ids (`torch.Tensor` of shape `(n, K)`, integer, contiguous):
-            Kept tokens, none twice in a row; −1 in an unused slot.
-        start (`int`):
-            First token of the tile.
-        state ([`FoldState`]):
-            Updated.
-        scratch (`torch.Tensor`, *optional*):
-            At least of the size of the tile, for torch.
+    `tile` `(n, v + 1)` holds the products of hidden states and head for the tokens `start…start + v`, and a spare
+    column: float32 for torch, any floating dtype for Triton. `bias` `(v,)` and `transform` turn products into logits.
+    `token_ids` `(n, K)`, integer and contiguous, are the kept tokens, none twice in a row, and −1 in an unused slot.
+    Torch needs a `scratch` of at least the size of the tile.
     """
-    if use_triton(tile.device):
-        _fold_triton(tile, bias, transform, token_ids, start, state, scratch)
-    else:
-        _fold_torch(tile, bias, transform, token_ids, start, state, scratch)
+    fold = _fold_triton if use_triton(tile.device) else _fold_torch
+    fold(tile, bias, transform, token_ids, start, state, scratch)
 
 
 def _fold_torch(tile, bias, transform, token_ids, start, state, scratch):
@@ -104,41 +75,15 @@ def _fold_torch(tile, bias, transform, token_ids, start, state, scratch):
 
 
 def _fold_triton(tile, bias, transform, token_ids, start, state, scratch):
-    columns, kept_count = tile.shape[1] - 1, token_ids.shape[1]
-    shared = {**transform.kernel_arguments, "HAS_BIAS": bias is not None, "LOWEST": torch.finfo(tile.dtype).min}
-    launch(
-        _take_kept_kernel,
-        (triton.cdiv(token_ids.numel(), KEPT_BLOCK),),
-        tile.device,
-        tile,
-        tile.stride(0),
-        bias,
-        token_ids,
-        state.kept,
-        token_ids.numel(),
-        kept_count,
-        start,
-        columns,
-        **shared,
-        BLOCK=KEPT_BLOCK,
-        num_warps=KEPT_WARPS,
-    )
-    launch(
-        _fold_kernel,
-        (len(tile),),
-        tile.device,
-        tile,
-        tile.stride(0),
-        bias,
-        state.max,
-        state.sum_exp,
-        state.sum_exp_u,
-        columns,
-        **shared,
-        FLOOR=FLOOR,
-        BLOCK=min(BLOCK_SIZE, triton.next_power_of_2(columns)),
-        num_warps=NUM_WARPS,
-    )
+    products, columns = (tile, tile.stride(0), bias), tile.shape[1] - 1
+    shared = {**transform.kernel_arguments, "LOWEST": torch.finfo(tile.dtype).min}
+    slots = token_ids.numel()
+    kept = (token_ids, state.kept, slots, token_ids.shape[1], start, columns)
+    constants = {"BLOCK": KEPT_BLOCK, "num_warps": KEPT_WARPS, **shared}
+    launch(_take_kept_kernel, (triton.cdiv(slots, KEPT_BLOCK),), tile.device, *products, *kept, **constants)
+    rest = (state.max, state.sum_exp, state.sum_exp_u, columns)
+    constants = {"BLOCK": min(BLOCK_SIZE, triton.next_power_of_2(columns)), "num_warps": NUM_WARPS, **shared}
+    launch(_fold_kernel, (len(tile),), tile.device, *products, *rest, FLOOR=FLOOR, **constants)
 
 
 # `kept_count` is the widest support of a batch and `start` that of a tile: no reason to compile again
@@ -156,7 +101,6 @@ def _take_kept_kernel(
     inner,
     outer,
     HAS_SOFTCAP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -171,7 +115,7 @@ def _take_kept_kernel(
     inside = (slot < slots) & (local >= 0) & (local < columns)
     entry = tile_ptr + slot // kept_count * tile_stride + local
     kept = tl.load(entry, mask=inside, other=0.0).to(tl.float32)
-    if HAS_BIAS:
+    if bias_ptr is not None:
         kept += tl.load(bias_ptr + local, mask=inside, other=0.0).to(tl.float32)
     tl.store(kept_ptr + slot, to_logits(kept, inner, outer, HAS_SOFTCAP), mask=inside)
     tl.store(entry, tl.full((BLOCK,), LOWEST, tl.float32).to(tile_ptr.dtype.element_ty), mask=inside)
@@ -189,7 +133,6 @@ def _fold_kernel(
     inner,
     outer,
     HAS_SOFTCAP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     LOWEST: tl.constexpr,
     FLOOR: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -205,7 +148,7 @@ def _fold_kernel(
         mask = offsets < columns
         y = tl.load(tile_ptr + offsets, mask=mask, other=LOWEST).to(tl.float32)
         in_rest = y != LOWEST
-        if HAS_BIAS:
+        if bias_ptr is not None:
             y += tl.load(bias_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         z = tl.where(in_rest, to_logits(y, inner, outer, HAS_SOFTCAP), FLOOR)
         new_m = tl.maximum(m, tl.max(z, axis=0))

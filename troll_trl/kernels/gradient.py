@@ -1,6 +1,5 @@
 """One operation of the training pass: overwriting a tile of products with the gradient of the loss, in one pass."""
 
-# Annotations like `tl.constexpr` are not evaluated then: `tl` exists only with Triton
 from __future__ import annotations
 
 import math
@@ -8,37 +7,19 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
+from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
+from troll_trl.kernels.fold import BLOCK_SIZE, KEPT_BLOCK, KEPT_WARPS, NUM_WARPS
 from troll_trl.kernels.tiles import LogitTransform, softcap_derivative, to_logits, to_slots
-
-if TRITON_AVAILABLE:
-    import triton
-    import triton.language as tl
-
-BLOCK_SIZE = 4096  # as in fold.py
-NUM_WARPS = 8
-KEPT_BLOCK = 1024  # kept slots per program
-KEPT_WARPS = 4
 
 
 class Coefficients(NamedTuple):
-    """
-    What the gradient of `n` tokens needs next to the tile, see [`gradient_coefficients`].
+    """What the gradient of `n` tokens needs next to the tile, float32: the gradient `kept` at the kept tokens, and
+    `exp(z − R)·(constant + linear·z)` at every other one."""
 
-    Attributes:
-        kept (`torch.Tensor` of shape `(n, K)`, float32):
-            Gradient at the kept tokens; 0 in unused slots.
-        rest_log_sum_exp (`torch.Tensor` of shape `(n, 1)`, float32):
-            `R`, `-inf` for an empty rest.
-        constant (`torch.Tensor` of shape `(n, 1)`, float32), linear (the same, *optional*):
-            At every other token the gradient is `exp(z − R)·(constant + linear·z)`; `linear` is `None` without a
-            gradient for the entropy.
-    """
-
-    kept: torch.Tensor
-    rest_log_sum_exp: torch.Tensor
-    constant: torch.Tensor
-    linear: torch.Tensor | None
+    kept: torch.Tensor  # (n, K), 0 in unused slots
+    rest_log_sum_exp: torch.Tensor  # (n, 1), R; −∞ for an empty rest
+    constant: torch.Tensor  # (n, 1)
+    linear: torch.Tensor | None  # (n, 1), `None` without a gradient for the entropy
 
 
 # Gradient of one token's outputs with respect to its logits, with upstream g_j on L_j, g_rest on L_rest, h on H and
@@ -57,22 +38,11 @@ def gradient_coefficients(
     transform: LogitTransform,
 ) -> Coefficients:
     """
-    Everything is scaled by the slope `∂z/∂y` here, because the tile would otherwise need another pass.
+    Coefficients of the gradient with respect to the products; soft-capping is not in `constant` and `linear`. All are
+    scaled by the slope `∂z/∂y` here, because the tile would otherwise need another pass.
 
-    Args:
-        log_probs (`torch.Tensor` of shape `(n, K + 1)`, float32):
-            Sparse log-probabilities `L`, the rest last.
-        log_z, entropy (`torch.Tensor` of shape `(n,)`, float32):
-            `log Z` and `H`.
-        grad_log_probs (`torch.Tensor` of shape `(n, K + 1)`, float32, *optional*):
-            Upstream `g`.
-        grad_entropy (`torch.Tensor` of shape `(n,)`, float32, *optional*):
-            Upstream `h`.
-        transform ([`LogitTransform`]):
-            How the logits come from the products.
-
-    Returns:
-        [`Coefficients`] of the gradient with respect to the products; soft-capping is not in `constant` and `linear`.
+    In float32: the sparse log-probabilities `L` `(n, K + 1)` with the rest last, `log Z` and `H` `(n,)`, and upstream
+    `g` `(n, K + 1)` and `h` `(n,)`. `transform` makes the logits of the products.
     """
     log_z, entropy = log_z.unsqueeze(1), entropy.unsqueeze(1)  # (n, 1)
     g = torch.zeros_like(log_probs) if grad_log_probs is None else grad_log_probs
@@ -103,23 +73,10 @@ def gradient_tile(
     start: int,
     coefficients: Coefficients,
 ) -> torch.Tensor:
-    """
-    Overwrite one tile of products with their gradient.
-
-    Args:
-        tile (`torch.Tensor` of shape `(n, v + 1)`), bias (`torch.Tensor` of shape `(v,)`, *optional*), transform, \
-        token_ids (`torch.Tensor` of shape `(n, K)`), start:
-            As in [`~troll_trl.kernels.fold.fold_tile`].
-        coefficients ([`Coefficients`]):
-            For the same tokens.
-
-    Returns:
-        `torch.Tensor` of shape `(n, v)`: a view of the tile.
-    """
-    if use_triton(tile.device):
-        _gradient_triton(tile, bias, transform, token_ids, start, coefficients)
-    else:
-        _gradient_torch(tile, bias, transform, token_ids, start, coefficients)
+    """Overwrite the products in a tile `(n, v + 1)` with their gradient, from the `coefficients` of its tokens. Returns
+    a view `(n, v)` of the tile. The other arguments are as in [`~troll_trl.kernels.fold.fold_tile`]."""
+    overwrite = _gradient_triton if use_triton(tile.device) else _gradient_torch
+    overwrite(tile, bias, transform, token_ids, start, coefficients)
     return tile[:, :-1]
 
 
@@ -129,11 +86,9 @@ def _gradient_torch(tile, bias, transform, token_ids, start, coefficients):
         body.add_(bias)
     transform.apply_(body)
     derivative = None if transform.softcap is None else transform.softcap_derivative(body)
-    factor = (
-        coefficients.constant
-        if coefficients.linear is None
-        else torch.addcmul(coefficients.constant, coefficients.linear, body)
-    )
+    factor = coefficients.constant
+    if coefficients.linear is not None:
+        factor = torch.addcmul(factor, coefficients.linear, body)
     body.sub_(coefficients.rest_log_sum_exp).exp_().mul_(factor)
     if derivative is not None:
         body.mul_(derivative)
@@ -142,39 +97,15 @@ def _gradient_torch(tile, bias, transform, token_ids, start, coefficients):
 
 
 def _gradient_triton(tile, bias, transform, token_ids, start, coefficients):
-    columns = tile.shape[1] - 1
-    launch(
-        _gradient_kernel,
-        (len(tile),),
-        tile.device,
-        tile,
-        tile.stride(0),
-        bias,
-        coefficients.rest_log_sum_exp,
-        coefficients.constant,
-        coefficients.linear,
-        columns,
-        **transform.kernel_arguments,
-        HAS_BIAS=bias is not None,
-        HAS_LINEAR=coefficients.linear is not None,
-        BLOCK=min(BLOCK_SIZE, triton.next_power_of_2(columns)),
-        num_warps=NUM_WARPS,
-    )
-    launch(
-        _put_kept_kernel,
-        (triton.cdiv(token_ids.numel(), KEPT_BLOCK),),
-        tile.device,
-        tile,
-        tile.stride(0),
-        token_ids,
-        coefficients.kept,
-        token_ids.numel(),
-        token_ids.shape[1],
-        start,
-        columns,
-        BLOCK=KEPT_BLOCK,
-        num_warps=KEPT_WARPS,
-    )
+    products, columns = (tile, tile.stride(0)), tile.shape[1] - 1
+    at_kept, *at_others = coefficients
+    constants = {"BLOCK": min(BLOCK_SIZE, triton.next_power_of_2(columns)), "num_warps": NUM_WARPS}
+    constants |= transform.kernel_arguments | {"HAS_LINEAR": coefficients.linear is not None}
+    launch(_gradient_kernel, (len(tile),), tile.device, *products, bias, *at_others, columns, **constants)
+    slots = token_ids.numel()
+    kept = (token_ids, at_kept, slots, token_ids.shape[1], start, columns)
+    constants = {"BLOCK": KEPT_BLOCK, "num_warps": KEPT_WARPS}
+    launch(_put_kept_kernel, (triton.cdiv(slots, KEPT_BLOCK),), tile.device, *products, *kept, **constants)
 
 
 @jit()
@@ -189,7 +120,6 @@ def _gradient_kernel(
     inner,
     outer,
     HAS_SOFTCAP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     HAS_LINEAR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -204,7 +134,7 @@ def _gradient_kernel(
         offsets = first + tl.arange(0, BLOCK)
         mask = offsets < columns
         y = tl.load(tile_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        if HAS_BIAS:
+        if bias_ptr is not None:
             y += tl.load(bias_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         z = to_logits(y, inner, outer, HAS_SOFTCAP)
         grad = tl.exp(z - rest_log_sum_exp)  # e_v

@@ -6,18 +6,13 @@ registers, all in float64: Newton's method on the KL of a float32 pair of polici
 kernel that reads 520 bytes a row has the time for it, on GPUs with few float64 units too.
 """
 
-# Annotations like `tl.constexpr` are not evaluated then: `tl` exists only with Triton
 from __future__ import annotations
 
 import math
 
 import torch
 
-from troll_trl.kernels.dispatch import TRITON_AVAILABLE, jit, launch, use_triton
-
-if TRITON_AVAILABLE:
-    import triton
-    import triton.language as tl
+from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
 
 # Relative accuracy |KL − ε|/ε at which the solver stops: near the rounding of a float32 caller's log-probabilities, and
 # what float64 arithmetic can resolve for the others.
@@ -70,21 +65,11 @@ def _project_triton(log_p, log_q, kl_bound):
     t, policy_kl, kl = (torch.empty(rows, dtype=torch.float64, device=log_p.device) for _ in range(3))
     padded = triton.next_power_of_2(slots)
     tensors = (log_p, log_q, log_pi, t, policy_kl, kl)
-    launch(
-        _project_kernel,
-        (rows,),
-        log_p.device,
-        *tensors,
-        slots,
-        BOUND=kl_bound,
-        TOLERANCE=RELATIVE_TOLERANCE[log_p.dtype],
-        ZERO_POLICY_LOG_RATIO=ZERO_POLICY_LOG_RATIO,
-        EXP_UNDERFLOW=EXP_UNDERFLOW,
-        MAX_EVALUATIONS=MAX_EVALUATIONS,
-        NEWTON_EVALUATIONS=NEWTON_EVALUATIONS,
-        SLOTS=padded,
-        num_warps=warps_for(padded),
-    )
+    constants = {"ZERO_POLICY_LOG_RATIO": ZERO_POLICY_LOG_RATIO, "SLOTS": padded, "num_warps": warps_for(padded)}
+    constants |= {"BOUND": kl_bound, "TOLERANCE": RELATIVE_TOLERANCE[log_p.dtype]}
+    constants |= {"EXP_UNDERFLOW": EXP_UNDERFLOW, "MAX_EVALUATIONS": MAX_EVALUATIONS}
+    constants |= {"NEWTON_EVALUATIONS": NEWTON_EVALUATIONS}
+    launch(_project_kernel, (rows,), log_p.device, *tensors, slots, **constants)
     return log_pi, t, policy_kl, kl
 
 
@@ -100,16 +85,8 @@ def _backward_triton(grad, log_p, log_q, log_pi, t):
 
 
 def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """
-    KL(p‖q) of categorical distributions in nats, differentiable in both, with `0·log 0 = 0`.
-
-    Args:
-        log_p, log_q (`torch.Tensor` of shape `(..., S)`):
-            Normalised log-probabilities; `-inf` is allowed.
-
-    Returns:
-        `torch.Tensor` of shape `(...)`: `inf` where `q = 0 < p`.
-    """
+    """KL(p‖q) `(...)` of categorical distributions in nats, from normalised log-probabilities `(..., S)`, of which some
+    may be −∞. Differentiable in both, with `0·log 0 = 0`, and `inf` where `q = 0 < p`."""
     empty = log_p == -math.inf
     log_p = log_p.masked_fill(empty, 0.0)  # before the difference: −∞ − −∞ is NaN, and so would its gradient be
     log_ratio = log_p - log_q.masked_fill(empty, 0.0)

@@ -5,7 +5,6 @@ The PyTorch fallbacks work in a float32 tile; the Triton kernels in one of the p
 registers.
 """
 
-# Annotations like `tl.constexpr` are not evaluated then: `tl` exists only with Triton
 from __future__ import annotations
 
 import math
@@ -13,10 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from troll_trl.kernels.dispatch import TRITON_AVAILABLE, jit, use_triton
-
-if TRITON_AVAILABLE:
-    import triton.language as tl
+from troll_trl.kernels.dispatch import jit, tl, use_triton
 
 # Stands for −∞ in float32: exp() of it is 0 against any logit, while 0·(−∞) would be NaN
 FLOOR = -1e30

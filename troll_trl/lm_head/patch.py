@@ -16,7 +16,7 @@ from trl.trainer.utils import maybe_gather_lm_head_ctx
 from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
-from troll_trl.trust_region.sparse import UNUSED, check_support_options, nothing_kept
+from troll_trl.trust_region.sparse import UNUSED, check_range, check_support_options, nothing_kept
 
 IGNORED_LABEL = -100
 
@@ -260,8 +260,7 @@ def _live_supports(
     outside = (token_ids < UNUSED) | (token_ids >= vocabulary)
     if not (outside.any() | wrong.any()):  # one look, for which the device is waited for
         return token_ids
-    if outside.any():
-        raise ValueError(f"`token_ids` must be in {UNUSED}…{vocabulary - 1}, got {token_ids[outside][0].item()}.")
+    check_range("token_ids", token_ids, UNUSED, vocabulary)
     raise ValueError(
         f"Slot 0 of `token_ids` must be the label of its position, got {token_ids[wrong][0, 0].item()} for label "
         f"{sampled_ids[wrong][0].item()}. The support belongs to another batch, or labels and supports are masked "

@@ -34,21 +34,10 @@ class SparseLogProbs(torch.autograd.Function):
     """
     `(sparse_log_probs, entropy) = SparseLogProbs.apply(hidden, weight, bias, token_ids, transform, gather)`
 
-    Args:
-        hidden (`torch.Tensor` of shape `(N, H)`):
-            Hidden states of the positions to evaluate.
-        weight (`torch.Tensor` of shape `(V, H)`), bias (`torch.Tensor` of shape `(V,)`, *optional*):
-            The LM head.
-        token_ids (`torch.Tensor` of shape `(N, K)`, integer):
-            Support of every position; −1 marks an unused slot.
-        transform ([`LogitTransform`]):
-            Scale, soft-capping and temperature of the logits.
-        gather (`Callable[..., AbstractContextManager]`):
-            Called with weight and bias in the backward: makes a sharded head whole, as the caller did for the forward.
-
-    Returns:
-        `sparse_log_probs` `(N, K + 1)` and `entropy` `(N,)`, both float32 with gradient for hidden states, weight and
-        bias.
+    Takes hidden states `(N, H)`, the head's `weight` `(V, H)` and `bias` `(V,)` or `None`, supports `token_ids`
+    `(N, K)`, integer, with −1 in unused slots, and the `transform` of the logits. The backward calls `gather` with
+    weight and bias: it makes a sharded head whole, as the caller did for the forward. Returns `(N, K + 1)` and `(N,)`,
+    both float32, with gradient for hidden states, weight and bias.
     """
 
     @staticmethod
@@ -77,24 +66,17 @@ class SparseLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_log_probs, grad_entropy):
         hidden, weight, bias, token_ids, log_probs, log_z, entropy = ctx.saved_tensors
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         transform, dtype = ctx.transform, ctx.dtype
         tokens, columns = training_tile(hidden.device)
         with ctx.gather(weight, bias):
             # In float32, whatever the inputs: see `accumulate_product`
-            grad_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else hidden.new_empty(0)
-            grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else weight.new_empty(0)
-            grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else weight.new_empty(0)
+            inputs = list(zip((hidden, weight, bias), ctx.needs_input_grad, strict=False))
+            grads = [torch.zeros_like(x, dtype=torch.float32) if needed else None for x, needed in inputs]
+            grad_hidden, grad_weight, grad_bias = grads
             tile = _tile(hidden, weight, tokens, columns, dtype)
             for rows in slices(len(hidden), tokens):
-                coefficients = gradient_coefficients(
-                    log_probs[rows],
-                    log_z[rows],
-                    entropy[rows],
-                    None if grad_log_probs is None else grad_log_probs[rows].float(),
-                    None if grad_entropy is None else grad_entropy[rows].float(),
-                    transform,
-                )
+                g, h = (None if x is None else x[rows].float() for x in (grad_log_probs, grad_entropy))
+                coefficients = gradient_coefficients(log_probs[rows], log_z[rows], entropy[rows], g, h, transform)
                 hidden_rows = hidden[rows].to(dtype)
                 for cols in slices(len(weight), columns):
                     weight_cols = weight[cols].to(dtype)
@@ -102,20 +84,14 @@ class SparseLogProbs(torch.autograd.Function):
                     bias_cols = _slice(bias, cols, dtype)
                     grad = gradient_tile(products, bias_cols, transform, token_ids[rows], cols.start, coefficients)
                     grad = grad.to(dtype)
-                    if needs_hidden:
+                    if grad_hidden is not None:
                         accumulate_product(grad_hidden[rows], grad, weight_cols)
-                    if needs_weight:
+                    if grad_weight is not None:
                         accumulate_product(grad_weight[cols], grad.t(), hidden_rows)
-                    if needs_bias:
+                    if grad_bias is not None:
                         grad_bias[cols] += grad.sum(0, dtype=torch.float32)
-        return (
-            grad_hidden.to(hidden.dtype) if needs_hidden else None,
-            grad_weight.to(weight.dtype) if needs_weight else None,
-            grad_bias.to(bias.dtype) if needs_bias else None,
-            None,
-            None,
-            None,
-        )
+        cast = (None if grad is None else grad.to(x.dtype) for grad, (x, _) in zip(grads, inputs, strict=True))
+        return *cast, None, None, None
 
 
 def _finish(state: FoldState, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -29,17 +29,6 @@ _ERROR_BAR: Any = {"clip_on": False, "markeredgewidth": 1.5, "elinewidth": 1.5, 
 _BOUND: Any = {"linestyle": "--", "linewidth": 1.1}
 _STYLE: Any = {"font.size": 9, "axes.titlesize": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False}
 _STYLE |= {"axes.spines.right": False, "text.parse_math": False}  # a label with dollars is no formula
-CAPTIONS = {
-    "reward": "Against updates (optimizer steps), and against training time: the sum of TRL's step_time, without "
-    "evaluations and checkpoints. Held-out points of the same update are drawn side by side.",
-    "trust_region": "KL from the old policy q before the projection, KL(p‖q), and after it, KL(π‖q), to which the "
-    "bound applies. A logarithmic axis leaves out zeros (updates with the weights of the rollout).",
-    "clip": "Share of tokens whose gradient the clip dropped.",
-    "mask": "Share of tokens whose gradient the mask dropped, and the divergence that it compares with its bound.",
-    "completions": "On training problems.",
-    "cost": "Tokens of prompts and completions on all ranks per second of training time, each rollout batch over the "
-    "time of all its updates; largest memory of one process since its start.",
-}
 
 
 @dataclass(frozen=True)
@@ -49,6 +38,10 @@ class Panel:
     title: str
     metrics: tuple[Metric, ...]
     against_time: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.title} against time" if self.against_time else self.title
 
     def held_out(self, group: Group) -> pd.DataFrame:
         return metrics.held_out(group, self.metrics[0], self.against_time)
@@ -111,7 +104,7 @@ def _plots(groups: Sequence[Group], success: str | None) -> list[Plot]:
 def _left_out(groups: Sequence[Group], plot: Plot) -> Iterator[str]:
     """Notes on which panels of a figure lack a group: its runs did not log the metric, or no time."""
     for group in groups:
-        empty = [panel.title + " against time" * panel.against_time for panel in plot.panels if not panel.shows(group)]
+        empty = [panel.name for panel in plot.panels if not panel.shows(group)]
         if empty:
             what = "any of this" if len(empty) == len(plot.panels) else "; ".join(empty)
             yield f"Nothing to draw for {group.label}: {what}."

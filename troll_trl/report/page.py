@@ -4,43 +4,20 @@ import base64
 import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from jinja2 import Environment, PackageLoader
 
 from math_answers.evaluation.samples import write_text
 from math_answers.evaluation.statistics import Estimate
 from troll_trl.report import metrics
-from troll_trl.report.figures import CAPTIONS, Plot
+from troll_trl.report.figures import Plot
 from troll_trl.report.metrics import Metric
 from troll_trl.report.runs import Group
 
-INTERVALS = (
-    "[ … ]: 95 % interval of the mean, by Student's t over the seeds, cut to what is possible. With one seed (marked "
-    "†) it is over the log lines of the last tenth of the updates, and says nothing about other seeds. “At the end” is "
-    "the mean over the last tenth of the updates; largest values are from the whole run. In the figures the mean and "
-    "the band end with the shortest run of a group; thin lines continue the longer ones."
-)
 _KEY_SETTINGS = ("method", "model_name_or_path", "dataset_name", "learning_rate")
-_HEAD = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 1000px; margin: 2rem auto;
-       padding: 0 1rem; }
-h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ccc; }
-table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 14px; }
-th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top;
-         overflow-wrap: anywhere; }
-td { font-variant-numeric: tabular-nums; } thead th { border-bottom: 2px solid #444; }
-figure { margin: 1rem 0; } img { max-width: 100%; height: auto; } figcaption, .note { font-size: 14px; color: #444; }
-.warning { border-left: 4px solid #D55E00; padding-left: .8rem; }
-</style>
-"""
 
 
 def make_table(groups: Sequence[Group], success: str | None) -> pd.DataFrame:
@@ -50,7 +27,7 @@ def make_table(groups: Sequence[Group], success: str | None) -> pd.DataFrame:
     def row(metric: Metric, when: str = ", at the end", **how: Any) -> list[str]:
         unit = f" ({metric.unit})" if metric.unit and not metric.is_share else ""
         cells = [_cell(metrics.final(group, metric, **how), metric) for group in groups]
-        return [metric.title + when * (not metric.largest) + unit, *cells]
+        return [f"{metric.title}{'' if metric.largest else when}{unit}", *cells]
 
     rows = [
         ["seeds", *(str(len(group.runs)) for group in groups)],
@@ -82,8 +59,10 @@ def _cell(final: tuple[Estimate, int] | None, metric: Metric) -> str:
         form = f".{max(0, 3 - math.floor(math.log10(size)) if size else 0)}f"
     text = f"{scale * estimate.value:{form}}"
     if not math.isnan(estimate.low):
-        text += f" [{scale * estimate.low:{form}}, {scale * estimate.high:{form}}]" + "†" * (seeds == 1)
-    return text + " %" * metric.is_share
+        text += f" [{scale * estimate.low:{form}}, {scale * estimate.high:{form}}]"
+        if seeds == 1:
+            text += "†"
+    return f"{text} %" if metric.is_share else text
 
 
 def _range(values: Sequence[float], form: str) -> str:
@@ -117,26 +96,27 @@ def _settings_table(groups: Sequence[Group]) -> pd.DataFrame:
 
 def write_page(groups: Sequence[Group], plots: Sequence[Plot], table: pd.DataFrame, file: Path) -> None:
     """Write one self-contained HTML file, which requests nothing: the runs, their final table, their figures."""
-    title = f"Training report: {', '.join(group.label for group in groups)}"
-    parts = [f"{_HEAD}<title>{escape(title)}</title>\n</head>\n<body>\n<h1>Training report</h1>"]
-    parts += [_html(_settings_table(groups)), *(f'<p class="warning">{escape(w)}</p>' for w in warnings_of(groups))]
-    parts += ["<h2>Result</h2>", _html(table), f'<p class="note">{escape(INTERVALS)}</p>']
-    for plot in plots:
-        parts += [f"<h2>{escape(plot.title)}</h2>"]
-        if plot.file is not None:
-            image = base64.b64encode(plot.file.read_bytes()).decode()
-            text = escape(f"{plot.title}: " + "; ".join(panel.title for panel in plot.panels))
-            parts += [f'<figure><img alt="{text}" src="data:image/png;base64,{image}">']
-            parts += [f"<figcaption>{escape(CAPTIONS.get(plot.name, ''))}</figcaption></figure>"]
-        parts += [f'<p class="note">{escape(note)}</p>' for note in plot.notes]
+    environment = Environment(autoescape=True, trim_blocks=True, loader=PackageLoader("troll_trl.report", ""))
+    environment.filters |= {"table": _html, "image": _data_url}
     labels, runs = zip(*((group.label, run) for group in groups for run in group.runs), strict=True)
     rows = [(run.state_file, run.last_update, " ".join(run.notes) or "–") for run in runs]
-    parts += ["<h2>Runs</h2>", _html(pd.DataFrame(rows, labels, ["read from", "updates", "notes"]))]
-    made = f"Made by `troll report` on {datetime.now():%Y-%m-%d %H:%M}. Curves of more than {metrics.MAX_POINTS} lines"
-    parts += [f'<p class="note">{made} are averaged over whole rollout batches (of maxima, their maximum).</p>']
-    write_text(file, "\n".join(parts) + "\n</body>\n</html>\n")
+    page = environment.get_template("page.html.jinja").render(
+        labels=[group.label for group in groups],
+        settings=_settings_table(groups),
+        warnings=warnings_of(groups),
+        result=table,
+        plots=plots,
+        runs=pd.DataFrame(rows, labels, ["read from", "updates", "notes"]),
+        now=datetime.now(),
+        max_points=metrics.MAX_POINTS,
+    )
+    write_text(file, page + "\n")
 
 
 def _html(table: pd.DataFrame) -> str:
     with pd.option_context("display.max_colwidth", None):
         return table.rename_axis(None).to_html(border=0, justify="left")
+
+
+def _data_url(image: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(image.read_bytes()).decode()}"

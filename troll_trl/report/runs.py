@@ -168,7 +168,8 @@ def _read_settings(folder: Path, notes: list[str]) -> dict[str, Any]:
     values = {name: [value for value, _ in groupby(part.get(name, "default") for part in parts)] for name in names}
     shown = {name: one[0] if len(one) == 1 else ", then ".join(map(str, one)) for name, one in values.items()}
     changed = [f"`{name}` {shown[name]}" for name in sorted(names.difference(RUN_SETTINGS)) if len(values[name]) > 1]
-    notes.extend([f"It resumed with other settings: {'; '.join(changed)}."] * bool(changed))
+    if changed:
+        notes.append(f"It resumed with other settings: {'; '.join(changed)}.")
     return shown
 
 

@@ -15,14 +15,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy, get_last_checkpoint, rotate_checkpoints
 
-from troll_trl.resilience.checkpoint_folder import (
-    CHECKPOINT,
-    MARKER,
-    SAVING,
-    newest_complete,
-    publish,
-    why_incomplete,
-)
+from troll_trl.resilience.checkpoint_folder import CHECKPOINT, MARKER, SAVING, newest_complete, publish, why_incomplete
 
 if TYPE_CHECKING:  # the trainer, which follows in the list of bases
     from transformers import Trainer as _Trainer
@@ -32,15 +25,32 @@ else:
 logger = get_logger(__name__)
 
 
-class Checkpoints:
-    """The checkpoints of a run. The Trainer writes each into a folder aside, which is renamed once it is complete."""
+class CheckpointedTrainer(_Trainer):
+    """Mixin for a Trainer whose checkpoints are complete or absent, and which saves and ends on SIGTERM. The Trainer
+    writes each into a folder aside, which is renamed once it is complete. The Trainer's `enable_jit_checkpoint` must be
+    off. `__init__` calls [`set_up_checkpoints`] last."""
 
-    def __init__(self, accelerator: Accelerator, args: Any):
-        self.accelerator, self.args = accelerator, args
-        self.saving = False
-        self.stop_signal = StopSignal(accelerator)
+    _whole_checkpoints = True  # or the Trainer saves and finds them as it does
+    _saves_checkpoint = False
+    stop_signal: "StopSignal"
 
-    def find(self, resume: str | bool | None) -> str | None:
+    def set_up_checkpoints(self) -> None:
+        self.stop_signal = StopSignal(self.accelerator)
+        if self.args.save_strategy != SaveStrategy.NO:
+            self.add_callback(self.stop_signal)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
+        """As [`~transformers.Trainer.train`], from the checkpoint that [`find_checkpoint`] gives. After SIGTERM, all
+        ranks raise a `SystemExit` with code 143: the run was saved and can be resumed."""
+        try:
+            output = super().train(self.find_checkpoint(resume_from_checkpoint), *args, **kwargs)
+        finally:
+            self.stop_signal.restore()
+        if self.stop_signal.stopped:
+            raise SystemExit(128 + signal.SIGTERM)
+        return output
+
+    def find_checkpoint(self, resume: str | bool | None) -> str | None:
         """
         The checkpoint that `train(resume)` resumes from, the same on all ranks: the given one, for `True` the newest
         complete one, for `"newest"` that one if there is any. A warning names newer ones that are not complete. A
@@ -49,46 +59,52 @@ class Checkpoints:
         if not resume:
             return None
         if resume not in (True, "newest"):
-            folder = Path(str(resume))
-            reason = why_incomplete(folder)
-            if reason is not None and ((folder / MARKER).exists() or not folder.is_dir()):
-                raise ValueError(f"The checkpoint {folder} is damaged, or is not there: {reason}. Give another one.")
-            if reason is not None:
-                logger.warning(f"Resuming from {folder}, which may be incomplete: {reason}.")
+            if self._whole_checkpoints:
+                _check_given(Path(str(resume)))
             return str(resume)
-        # One process looks, and all take what it found
-        found = [newest_complete(Path(self.args.output_dir))] if self.accelerator.is_main_process else [None]
-        path, skipped = broadcast_object_list(found)[0]
+        folder = Path(self.args.output_dir)
+        if self._whole_checkpoints:  # one process looks, and all take what it found
+            found = [newest_complete(folder)] if self.accelerator.is_main_process else [None]
+            path, skipped = broadcast_object_list(found)[0]
+        else:  # none is marked as complete
+            path, skipped = get_last_checkpoint(str(folder)) if folder.is_dir() else None, []
         for line in skipped:
             logger.warning(f"The run does not resume from {line}.")
         if path is None and resume is True:
             seen = f" Skipped: {'; '.join(skipped)}. One of them can still be given by its path." if skipped else ""
-            raise ValueError(f"There is no complete checkpoint in {self.args.output_dir}.{seen}")
-        self.accelerator.print(
-            f"Resuming from {path}." if path else f"No checkpoint in {self.args.output_dir}: starting."
-        )
+            raise ValueError(f"There is no complete checkpoint in {folder}.{seen}")
+        self.accelerator.print(f"Resuming from {path}." if path else f"No checkpoint in {folder}: starting.")
         return path and str(path)
 
-    def folder(self, output_dir: str) -> str:
-        """The folder for what the Trainer writes into `output_dir`: aside, while it saves a checkpoint."""
-        return str(Path(output_dir, SAVING)) if self.saving else output_dir
+    def _add_to_checkpoint(self, folder: Path) -> None:
+        """Write what a checkpoint holds next to the Trainer's own files, on every rank."""
+
+    def _save_checkpoint(self, model, trial, *args, **kwargs):
+        if not self._whole_checkpoints:
+            return super()._save_checkpoint(model, trial, *args, **kwargs)
+        destination = Path(self._get_output_dir(trial), f"{CHECKPOINT}{self.state.global_step}")
+        with self._saving_to(destination) as folder:
+            super()._save_checkpoint(model, trial, *args, **kwargs)
+            self._add_to_checkpoint(folder)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(destination))
 
     @contextmanager
-    def saving_to(self, destination: Path, state: Any) -> Iterator[Path]:
-        """Around the saving of a checkpoint into the yielded folder; the Trainer's `state` names the best one."""
-        aside = destination.parent / SAVING / destination.name
-        if self.accelerator.is_local_main_process:
+    def _saving_to(self, destination: Path) -> Iterator[Path]:
+        """Around the saving of a checkpoint into the yielded folder."""
+        accelerator, state, aside = self.accelerator, self.state, destination.parent / SAVING / destination.name
+        if accelerator.is_local_main_process:
             shutil.rmtree(aside.parent, ignore_errors=True)  # of a run that was killed
-        self.accelerator.wait_for_everyone()
-        self.saving = True
+        accelerator.wait_for_everyone()
+        self._saves_checkpoint = True
         try:
             yield aside
             if state.best_model_checkpoint == str(aside):
                 state.best_model_checkpoint = str(destination)
                 if self.args.should_save:
                     state.save_to_json(str(aside / "trainer_state.json"))
-            self.accelerator.wait_for_everyone()
-            if self.accelerator.is_main_process:
+            accelerator.wait_for_everyone()
+            if accelerator.is_main_process:
                 publish(aside, destination)
         except Exception as error:
             free = shutil.disk_usage(destination.parent).free
@@ -100,79 +116,30 @@ class Checkpoints:
                 shutil.rmtree(aside.parent, ignore_errors=True)
             raise
         finally:
-            self.saving = False
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_local_main_process and aside.exists():  # nodes that share no file system
+            self._saves_checkpoint = False
+        accelerator.wait_for_everyone()
+        if accelerator.is_local_main_process and aside.exists():  # nodes that share no file system
             publish(aside, destination)
         if self.args.should_save:
             best, limit = state.best_model_checkpoint, self.args.save_total_limit
             rotate_checkpoints(str(destination.parent), limit, best, use_mtime=True)
 
-
-class CheckpointedTrainer(_Trainer):
-    """Mixin for a Trainer whose checkpoints are complete or absent, and which saves and ends on SIGTERM. The Trainer's
-    `enable_jit_checkpoint` must be off. `__init__` calls [`set_up_checkpoints`] last."""
-
-    checkpoints: Checkpoints
-    _whole_checkpoints = True  # or the Trainer saves and finds them as it does
-
-    def set_up_checkpoints(self) -> None:
-        self.checkpoints = Checkpoints(self.accelerator, self.args)
-        if self.args.save_strategy != SaveStrategy.NO:
-            self.add_callback(self.checkpoints.stop_signal)
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
-        """
-        As [`~transformers.Trainer.train`], except how it resumes and ends.
-
-        Args:
-            resume_from_checkpoint (`str` or `bool`, *optional*):
-                A checkpoint; or `True` for the newest complete one in `output_dir`.
-
-        Raises:
-            ValueError: no complete checkpoint, or a given one that is known to be incomplete, with the reason.
-            SystemExit: with code 143, on all ranks, after SIGTERM: the run was saved and can be resumed.
-        """
-        stop_signal = self.checkpoints.stop_signal
-        try:
-            output = super().train(self.find_checkpoint(resume_from_checkpoint), *args, **kwargs)
-        finally:
-            stop_signal.restore()
-        if stop_signal.stopped:
-            raise SystemExit(128 + signal.SIGTERM)
-        return output
-
-    def find_checkpoint(self, resume: str | bool | None) -> str | None:
-        """The checkpoint that `train(resume)` resumes from: as [`Checkpoints.find`]."""
-        if self._whole_checkpoints:
-            return self.checkpoints.find(resume)
-        if resume not in (True, "newest"):
-            return str(resume or "") or None
-        folder = self.args.output_dir  # none in it is marked as complete
-        newest = get_last_checkpoint(folder) if Path(folder).is_dir() else None
-        if newest is None and resume is True:
-            raise ValueError(f"There is no checkpoint in {folder}.")
-        return newest
-
-    def _add_to_checkpoint(self, folder: Path) -> None:
-        """Write what a checkpoint holds next to the Trainer's own files, on every rank."""
-
-    def _save_checkpoint(self, model, trial, *args, **kwargs):
-        if not self._whole_checkpoints:
-            return super()._save_checkpoint(model, trial, *args, **kwargs)
-        destination = Path(self._get_output_dir(trial), f"{CHECKPOINT}{self.state.global_step}")
-        with self.checkpoints.saving_to(destination, self.state) as folder:
-            super()._save_checkpoint(model, trial, *args, **kwargs)
-            self._add_to_checkpoint(folder)
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(destination))
-
     def _get_output_dir(self, *args, **kwargs):
-        return self.checkpoints.folder(super()._get_output_dir(*args, **kwargs))
+        folder = super()._get_output_dir(*args, **kwargs)
+        return str(Path(folder, SAVING)) if self._saves_checkpoint else folder
 
     def _push_from_checkpoint(self, *args, **kwargs):
-        if not self.checkpoints.saving:  # the Trainer calls it before the folder has its name
+        if not self._saves_checkpoint:  # the Trainer calls it before the folder has its name
             super()._push_from_checkpoint(*args, **kwargs)
+
+
+def _check_given(folder: Path) -> None:
+    """Refuse a checkpoint that is known to be incomplete, and warn of one that may be."""
+    reason = why_incomplete(folder)
+    if reason is not None and ((folder / MARKER).exists() or not folder.is_dir()):
+        raise ValueError(f"The checkpoint {folder} is damaged, or is not there: {reason}. Give another one.")
+    if reason is not None:
+        logger.warning(f"Resuming from {folder}, which may be incomplete: {reason}.")
 
 
 class StopSignal(TrainerCallback):

@@ -136,7 +136,8 @@ class FiniteGuard:
         if "tool_mask" in inputs:
             mask = mask * inputs["tool_mask"]
         self.live, self._counting = mask.bool(), training
-        self._counts[-1] += self.live.sum() * training
+        if training:
+            self._counts[-1] += self.live.sum()
         try:
             yield self._without_masked(inputs, self.live), self.live
         finally:

@@ -1,6 +1,5 @@
 """TRL's configs with TROLL's options added, and what TROLL cannot honour refused by name."""
 
-import contextlib
 import copy
 import inspect
 import warnings
@@ -96,10 +95,6 @@ class TrustRegionOptions(_TrlConfig):
         if self.support_size is None:
             self.support_size = self._default_support_size
         bound: Any = self.kl_bound
-        if isinstance(bound, str):  # of a flag
-            with contextlib.suppress(ValueError):
-                bound = float(bound)
-        self.kl_bound = bound
         if not (is_number(bound) and bound > 0):  # inf means no limit
             allowed = "positive or 'auto'" if isinstance(self, TrollOptions) else "positive"
             raise ValueError(f"`kl_bound` must be {allowed}, got {bound!r}.")

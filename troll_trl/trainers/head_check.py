@@ -22,23 +22,12 @@ def check_head(
 
     The head multiplies the last hidden states by the matrix of the model's LM head, and does to the logits what the
     configs of known families ask for. A family that does something else to them would be trained on wrong
-    log-probabilities, without any other sign. Every rank must call this.
+    log-probabilities, without any other sign. If the two differ by more than rounding, this raises a `ValueError`.
+    Every rank must call this.
 
-    Args:
-        model (`torch.nn.Module`):
-            With a sparse LM head, wrapped as it is trained.
-        model_inputs (`dict`):
-            What TRL scores a rollout with: `input_ids`, `attention_mask` and `labels` `(B, T)`, and others. Inputs
-            of another shape, such as images, are left out.
-        completion_length (`int`):
-            Columns C of the completions, the last.
-        support_size (`int`):
-            Number K of the most likely tokens that are compared at every position.
-        temperature (`float`):
-            What the head divides the logits by.
-
-    Raises:
-        ValueError: the two differ by more than rounding.
+    `model` is wrapped as it is trained. `model_inputs` is what TRL scores a rollout with: `input_ids`, `attention_mask`
+    and `labels` `(B, T)`, of which the last `completion_length` columns are the completions. Inputs of another shape,
+    such as images, are left out. The `support_size` most likely tokens are compared at every position.
     """
     shape = model_inputs["input_ids"].shape
     # Of the prompt its last token alone: of all of it the model's own logits could take gigabytes

@@ -53,7 +53,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
     - `finite_guard` ([`FiniteGuard`]): what was not finite, and which updates are skipped;
     - `recorder` ([`Recorder`]): the old policy of a rollout;
     - `troll_metrics` (`dict[str, TrollMetrics]`): by mode, what the trust region did since the last log line;
-    - `checkpoints` ([`Checkpoints`]): saving, resuming, SIGTERM, by the methods of [`CheckpointedTrainer`];
+    - `stop_signal` ([`StopSignal`]): whether SIGTERM has come. [`CheckpointedTrainer`] saves, resumes and stops;
     - `switched_off` (`frozenset[str]`): the parts of `trl_compat.RELIABILITY` that have moved: without effect.
 
     A trainer defines `_config_class`, `_name` and `_aggregate`.

@@ -65,15 +65,8 @@ class TrustRegion:
 
 
 class ProjectionTrustRegion(TrustRegion):
-    """
-    TROLL: the projection of every token's distribution onto a KL ball around the old policy.
-
-    Args:
-        kl_bound (`float`):
-            Radius ε of the ball, in nats.
-        pessimistic (`bool`, *optional*, defaults to `False`):
-            Whether the surrogate is the smaller of two; see [`smaller_surrogate`].
-    """
+    """TROLL: the projection of every token's distribution onto a KL ball around the old policy, whose radius ε is
+    `kl_bound`, in nats. If `pessimistic`, the surrogate is the smaller of two; see [`smaller_surrogate`]."""
 
     ratios = {
         "troll/projected_fraction": ("projected", "tokens"),
@@ -111,13 +104,8 @@ class ProjectionTrustRegion(TrustRegion):
 
 
 class MaskTrustRegion(TrustRegion):
-    """
-    DPPO (arXiv 2602.04879): a token that has moved too far with its advantage loses its gradient.
-
-    Args:
-        divergence_type (`str`), divergence_bound (`float`, *optional*), ratio_cap (`float`, *optional*):
-            As in [`~troll_trl.trust_region.mask.mask_weight`]. The bound is by default the paper's.
-    """
+    """DPPO (arXiv 2602.04879): a token that has moved too far with its advantage loses its gradient. The arguments are
+    those of [`~troll_trl.trust_region.mask.mask_weight`]; the bound is by default the paper's."""
 
     maxima = {"troll/divergence_max": "divergence"}
 

@@ -54,7 +54,7 @@ class SparseDistribution:
                 "but the last."
             )
         vocabulary = logits.shape[-1]
-        _check_range("token_ids", token_ids, UNUSED, vocabulary)
+        check_range("token_ids", token_ids, UNUSED, vocabulary)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         token_ids = token_ids.long()
         used = token_ids != UNUSED
@@ -115,7 +115,7 @@ def sparsify(
             f"`sampled_ids` {tuple(sampled_ids.shape)} must have one token for each position of `logits` "
             f"{tuple(logits.shape)}."
         )
-    _check_range("sampled_ids", sampled_ids, 0, vocabulary)
+    check_range("sampled_ids", sampled_ids, 0, vocabulary)
     sampled_ids = sampled_ids.long().unsqueeze(-1)  # (..., 1)
     log_probs = torch.log_softmax(logits.detach().double(), -1)
     sampled_log_prob = log_probs.gather(-1, sampled_ids)
@@ -126,20 +126,8 @@ def sparsify(
 
 
 def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tail_mass: float) -> torch.Tensor:
-    """
-    Which of the other tokens to keep: each one before which the kept mass is still below `1 − tail_mass`.
-
-    Args:
-        sampled_log_prob (`torch.Tensor` of shape `(..., 1)`):
-            Log-probability of the sampled token.
-        other_log_probs (`torch.Tensor` of shape `(..., K − 1)`):
-            Log-probabilities of the candidates, descending; `-inf` for none.
-        tail_mass (`float`):
-            Mass δ in [0, 1) that may be left to the rest.
-
-    Returns:
-        `torch.Tensor` of shape `(..., K − 1)`, bool.
-    """
+    """Which of the other tokens to keep, `(..., K − 1)` bool: each one before which the kept mass is still below
+    `1 − tail_mass`. `sampled_log_prob` is `(..., 1)`, `other_log_probs` `(..., K − 1)`, descending; −∞ for none."""
     # In float64: the sum is compared with 1 − δ, and δ = 1e-5 is only 168 float32 steps away from 1
     device = other_log_probs.device if has_float64(other_log_probs.device) else torch.device("cpu")
     mass = other_log_probs.to(device, torch.float64).exp()
@@ -176,7 +164,8 @@ def _check_logits(logits: torch.Tensor) -> None:
         raise ValueError(f"`logits` must be finite, got {logits[tuple(first)].item()} at index {first}.")
 
 
-def _check_range(name: str, ids: torch.Tensor, low: int, vocabulary: int) -> None:
+def check_range(name: str, ids: torch.Tensor, low: int, vocabulary: int) -> None:
+    """Raise a `ValueError` for token ids that are no integers, or outside of low…V−1."""
     if ids.is_floating_point():
         raise ValueError(f"`{name}` must hold integers, got {ids.dtype}.")
     outside = (ids < low) | (ids >= vocabulary)

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from troll_trl.cli.settings.help import EXAMPLE, help_text
-from troll_trl.cli.settings.layers import Layer, read_layers
+from troll_trl.cli.settings.layers import Layer, config_names, configs_folder, read_layers
 from troll_trl.cli.settings.names import declared_names, describe_unknown, is_flag, launcher_names, name_of
-from troll_trl.cli.settings.shipped import config_names, configs_folder
 
 
 @dataclass
@@ -67,8 +66,7 @@ def read_training_command(
     check_command(command, command.algorithm, other_flags)
     mixture = command.last("datasets") is not None
     needed = ("model_name_or_path",) if mixture else ("model_name_or_path", "dataset_name")
-    missing = [name for name in needed if command.last(name) is None]
-    if missing:
+    if missing := [name for name in needed if command.last(name) is None]:
         said = " and ".join(f"`{name}`" for name in missing)
         stop(
             command.program,
@@ -85,14 +83,15 @@ def check_command(command: Command, settings: str, other_flags: Iterable[str] = 
     if {"-h", "--help"} & {*command.flags}:
         show(help_text(command.program, settings))
         raise SystemExit(0)
-    _set_environment(command)  # before an import that reads one of the variables
     names = declared_names(settings)
-    said = [
-        f"{layer.path}: unknown key `{name}`. {describe_unknown(str(name), names, settings)}"
-        for layer in command.layers
-        for name in layer.values
-        if name not in names and name != "env"
-    ]
+    said: list[str] = []
+    for path, values in command.layers:
+        variables = values.get("env", {})
+        if not isinstance(variables, dict) or not all(isinstance(item, str) for item in variables.values()):
+            stop(command.program, f"{path}: `env` must map names to values, got {variables!r}.")
+        os.environ |= {str(name): value for name, value in variables.items()}  # before an import that reads one of them
+        unknown = [str(name) for name in values if name not in names and name != "env"]
+        said += [f"{path}: unknown key `{name}`. {describe_unknown(name, names, settings)}" for name in unknown]
     for word in command.flags:
         name = name_of(word)
         if is_flag(word) and name.removeprefix("no_") not in names:
@@ -103,18 +102,10 @@ def check_command(command: Command, settings: str, other_flags: Iterable[str] = 
         paths = {layer.path for layer in command.layers}
         configs = [name for name in config_names() if shipped / f"{name}.yaml" in paths]
         said[-1] += f" To change a config that comes with the package: troll configs copy {' '.join(configs)}"
-    if len(said) == 1:
-        stop(command.program, said[0])
+    if len(said) > 1:
+        said.insert(0, f"{len(said)} names are unknown:")
     if said:
-        stop(command.program, "\n  ".join([f"{len(said)} names are unknown:", *said]))
-
-
-def _set_environment(command: Command) -> None:
-    for path, values in command.layers:
-        variables = values.get("env", {})
-        if not isinstance(variables, dict) or not all(isinstance(item, str) for item in variables.values()):
-            stop(command.program, f"{path}: `env` must map names to values, got {variables!r}.")
-        os.environ |= {str(name): value for name, value in variables.items()}
+        stop(command.program, "\n  ".join(said))
 
 
 def stop(program: str, message: object, code: int = 2) -> NoReturn:

@@ -18,24 +18,15 @@ _WAITS_PER_WARNING = 12  # TRL's trainer waits five seconds, then looks after th
 
 
 class CheckedQueue:
-    """
-    Takes the place of the worker's `queue`, which TRL's trainer drains.
-
-    Args:
-        queue (`Any`): the worker's.
-        support_size (`int`, *optional*): K, or `None` if samples carry no support, see [`sample_log_probs`].
-        is_stale (`Callable`): whether TRL will drop a sample because of its age.
-        check_worker (`Callable`): called before each wait for a sample; raises if none will come.
-        while_waiting (`Callable`): called about once a minute while there is no sample.
-    """
+    """Takes the place of the worker's `queue`, which TRL's trainer drains."""
 
     def __init__(
         self,
         queue: Any,
-        support_size: int | None,
-        is_stale: Callable[[RolloutSample], bool],
-        check_worker: Callable[[], None],
-        while_waiting: Callable[[], None],
+        support_size: int | None,  # K, or `None` if samples carry no support, see `sample_log_probs`
+        is_stale: Callable[[RolloutSample], bool],  # whether TRL will drop a sample because of its age
+        check_worker: Callable[[], None],  # called before each wait for a sample; raises if none will come
+        while_waiting: Callable[[], None],  # called about once a minute while there is no sample
     ):
         self.queue, self.support_size = queue, support_size
         self.is_stale, self.check_worker, self.while_waiting = is_stale, check_worker, while_waiting

@@ -6,7 +6,7 @@ Every private part of TRL's asynchronous GRPO in use, and the check that it stil
 import trl
 from transformers import Trainer
 
-from troll_trl.trainers.trl_compat import TESTED, check_parts, naming_versions, unsupported
+from troll_trl.trainers.trl_compat import TESTED, Parts, check_parts, naming_versions, unsupported
 
 if trl.__version__.split(".")[:2] != TESTED["trl"].split("."):
     raise ImportError(unsupported("trl", "asynchronous training, experimental in TRL, needs this minor version"))
@@ -16,37 +16,36 @@ with naming_versions("trl"):
     from trl.experimental.async_grpo.packing import TreeRow
     from trl.trainer.utils import is_async_callable  # noqa: F401
 
-PARAMETERS: dict[type, dict[str, str]] = {
+PARTS: Parts = {
     AsyncGRPOTrainer: {
         # Overridden. Reads `epsilon_low`, `epsilon_high`, `old_log_probs`, and the `log_probs` and `entropy` of the
         # given model at `token_index`
         "compute_loss": "self model inputs return_outputs num_items_in_batch",
         "log": "self logs start_time",  # overridden
         "_save_checkpoint": "self model trial",  # overridden; reads `_trained_groups`
+        **dict.fromkeys(("rollout_worker", "vllm_client", "model_version")),  # read
+        **dict.fromkeys(("epsilon_low", "epsilon_high", "rollout_queue", "_trained_groups")),  # set
+        "_metrics": None,  # without `clip_ratio/*`
+        **dict.fromkeys(("_name", "_paper", "_tag_names")),  # of the model card, overridden
     },
     # The trainer alone drains its `rollout_queue`
     RolloutQueueDataset: {"__iter__": "self"},
-    AsyncRolloutWorker: {"start": "self", "stop": "self"},
-    # Subclassed, with both methods overridden
-    _AsyncRolloutLoop: {"_post": "self path payload timeout", "_score_group": "self group"},
+    AsyncRolloutWorker: {
+        **{"start": "self", "stop": "self"},
+        **dict.fromkeys(("_mp_ctx", "_process", "_failed_event", "_exception_info_queue")),  # read
+        **dict.fromkeys(("_loop_cls", "_loop_kwargs", "_stop_event_mp")),  # set on the worker that TRL has made
+    },
+    _AsyncRolloutLoop: {
+        **{"_post": "self path payload timeout", "_score_group": "self group"},  # overridden
+        **dict.fromkeys(("reward_funcs", "reward_func_names", "_exception_info_queue", "_failed_event")),
+    },
     # Takes, packs and pads `old_log_probs` of a sample also if a token has a row of numbers
     TreeRow: {"pack": "self"},
-}
-# Attributes of a class or of its instances
-ATTRIBUTES: dict[type, str] = {
-    AsyncGRPOTrainer: "rollout_worker vllm_client "  # read
-    "model_version "  # read
-    "epsilon_low epsilon_high rollout_queue _trained_groups "  # set
-    "_metrics "  # without `clip_ratio/*`
-    "_name _paper _tag_names",  # of the model card, overridden
-    AsyncRolloutWorker: "_mp_ctx _process _failed_event _exception_info_queue "  # read
-    "_loop_cls _loop_kwargs _stop_event_mp",  # set on the worker that TRL has made
-    _AsyncRolloutLoop: "reward_funcs reward_func_names _exception_info_queue _failed_event",
-    Trainer: "current_gradient_accumulation_steps",
+    Trainer: {"current_gradient_accumulation_steps": None},
 }
 
 
 def check_async_trl() -> None:
     """[`check_parts`] of all of the above."""
-    for owner in PARAMETERS | ATTRIBUTES:
-        check_parts(owner, {**PARAMETERS.get(owner, {}), **dict.fromkeys(ATTRIBUTES.get(owner, "").split())})
+    for owner, parts in PARTS.items():
+        check_parts(owner, parts)

@@ -80,8 +80,8 @@ def check_worker(worker: AsyncRolloutWorker) -> None:
         name, message, trace = worker._exception_info_queue.get(timeout=5)
         reason = f"{name}: {message}\n{trace}"
     except queue.Empty:
-        killed = process.exitcode is not None and process.exitcode < 0
-        reason = f"it ended with exit code {process.exitcode}" + ", killed by this signal" * killed
+        killed = ", killed by this signal" if (process.exitcode or 0) < 0 else ""
+        reason = f"it ended with exit code {process.exitcode}{killed}"
     raise RuntimeError(
         f"The rollout worker's process failed: {reason.strip()}\nMend the cause, then continue from the newest "
         "checkpoint with `trainer.train(resume_from_checkpoint=True)`."
