@@ -223,8 +223,8 @@ def main(out: Path, cases: list[str]):
         (out / f"{case}-rank{rank}.json").write_text(json.dumps(lines))
         if rank == 0:
             torch.save(weights, out / f"{case}.pt")
-    leave_together()
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2:] or list(CASES))
+    leave_together()

@@ -105,6 +105,11 @@ class Idle(WatchedRolloutLoop):
 )
 def test_a_worker_that_dies_ends_the_run_with_its_error(loop, message, folder, tmp_path, monkeypatch):
     """TRL's `stop` waited for ever for the dead process, and the user never saw the error."""
+    # TRL spawns the process, which then imports torch for seconds; a child of a fork server has it
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (Path(__file__).parents[1], Path(__file__).parent))))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    monkeypatch.setattr(trl_worker.mp, "get_context", lambda method: context)
     with serving({}) as url:
         trainer = worker_trainer(folder, tmp_path, monkeypatch, url)
         trainer.rollout_worker._loop_cls = loop

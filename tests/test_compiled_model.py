@@ -20,6 +20,7 @@ def fresh_caches(tmp_path, monkeypatch):
     counters.clear()
 
 
+@pytest.mark.slow
 @inductor
 def test_scatter_into_an_expanded_row():
     """Inductor let `index_copy` write into the memory of the one row: all positions had the last one's numbers."""

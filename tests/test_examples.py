@@ -31,6 +31,7 @@ ON_A_CPU = {
     "learning_rate": 1e-2,
     "max_completion_length": 8,
     "per_device_train_batch_size": 8,
+    "per_device_eval_batch_size": 128,
 }
 EIGHT_UPDATES = ON_A_CPU | {"generation_batch_size": 64, "gradient_accumulation_steps": 1}  # as 256 and 4
 

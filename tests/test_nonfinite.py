@@ -274,8 +274,7 @@ def gradient_of_loss(trainer, inputs):
 @pytest.mark.parametrize(
     ("steps_per_generation", "level"), [(1, "token"), (4, "token"), (4, "sequence")], ids=["idle", "off", "sequence"]
 )
-@pytest.mark.parametrize("garbage", [-200.0, 200.0, math.nan, -math.inf])
-def test_masked_positions_never_enter_an_exp(garbage, level, steps_per_generation, tmp_path):
+def test_masked_positions_never_enter_an_exp(level, steps_per_generation, tmp_path):
     """A masked token with a log-ratio of 200 turns TRL's gradient NaN: 0·exp(200)."""
     trainer = grpo(
         tmp_path,
@@ -315,12 +314,13 @@ def test_masked_positions_never_enter_an_exp(garbage, level, steps_per_generatio
 
     names = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "troll_old_log_probs")
     given = {name: inputs[name] for name in names if name in inputs}
-    spoiled = {name: x.masked_fill(dead[..., None] if x.dim() == 3 else dead, garbage) for name, x in given.items()}
-    spoiled["advantages"] = inputs["advantages"].masked_fill(dead.all(1), garbage)
-    loss, gradient = gradient_of_loss(trainer, inputs | spoiled)
-    assert torch.equal(loss, expected_loss)
-    assert all(torch.equal(gradient[name], expected[name]) for name in expected)
-    assert not trainer.finite_guard._counts[:-1].any(), "masked values are not counted"
+    for garbage in (-200.0, 200.0, math.nan, -math.inf):
+        spoiled = {name: x.masked_fill(dead[..., None] if x.dim() == 3 else dead, garbage) for name, x in given.items()}
+        spoiled["advantages"] = inputs["advantages"].masked_fill(dead.all(1), garbage)
+        loss, gradient = gradient_of_loss(trainer, inputs | spoiled)
+        assert torch.equal(loss, expected_loss), garbage
+        assert all(torch.equal(gradient[name], expected[name]) for name in expected), garbage
+        assert not trainer.finite_guard._counts[:-1].any(), "masked values are not counted"
 
 
 def test_what_is_not_masked_is_left_as_it_is():

@@ -110,8 +110,7 @@ def test_a_million_rows(dtype):
 @pytest.mark.parametrize("kind", KINDS)
 def test_order_unused_slots_and_a_wider_bound(kind):
     generator = torch.Generator().manual_seed(1)
-    logits_p, logits_q = rows_of(kind, 17, generator)
-    log_p, log_q = (logits.log_softmax(-1) for logits in (logits_p, logits_q))
+    log_p, log_q = (logits[:1500].log_softmax(-1) for logits in rows_of(kind, 17, generator))
     results = [project(log_p, log_q, bound) for bound in (0.003, 0.01, 0.05, 0.3, 2.0)]
     for narrow, wide in itertools.pairwise(results):
         assert (wide.eta <= narrow.eta * (1 + 1e-9)).all()
@@ -224,7 +223,6 @@ def assert_same_losses(expected, actual):
 
 
 SPLITS = {
-    "replayed": {},
     "accumulation_2": {
         "per_device_train_batch_size": 8,
         "gradient_accumulation_steps": 2,

@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,29 +68,55 @@ def workplace(tmp_path):
     return tmp_path
 
 
-def refused(folder: Path, *flags: str) -> str:
-    """What the command says before it ends with code 2."""
-    command = [sys.executable, "-m", "troll_trl.cli.main", *flags]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    return done.stderr
-
-
-def train(folder: Path, *flags: str, config: str = "run.yaml") -> subprocess.CompletedProcess:
+def in_a_process(folder: Path, *flags: str) -> str:
+    """What the script prints, started as a user does."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(SCRIPT), "--config", config, *flags]
+    command = [sys.executable, str(SCRIPT), "--config", "run.yaml", *flags]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
-    return done
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def run(workplace, monkeypatch, capsys, caplog):
+    """The script in this process, where torch and TRL are imported already; its exit code, and what it says."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr("sys.path", [*sys.path])  # the script adds to it
+    monkeypatch.setattr("warnings.formatwarning", warnings.formatwarning)  # and replaces it
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def run(*flags: str, config: str = "run.yaml") -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["train.py", "--config", config, *flags])
+        sys.modules.pop("my_rewards", None)  # of another run
+        caplog.clear()
+        code = 0
+        with warnings.catch_warnings(record=True) as warned:
+            try:
+                runpy.run_path(str(SCRIPT), run_name="__main__")
+            except SystemExit as stop:
+                code = stop.code
+        shown = capsys.readouterr()
+        return code, "\n".join([shown.out, shown.err, caplog.text, *(str(warning.message) for warning in warned)])
+
+    return run
+
+
+@pytest.fixture
+def train(run):
+    def train(*flags: str, **options) -> str:
+        code, said = run(*flags, **options)
+        assert code == 0, said
+        return said
+
+    return train
 
 
 def log_of(folder: Path) -> list[dict]:
     return json.loads((folder / "trainer_state.json").read_text())["log_history"]
 
 
-def test_troll_trains_saves_and_resumes(workplace):
-    done = train(workplace)
+def test_troll_trains_saves_and_resumes(workplace, train):
+    progress = in_a_process(workplace, "--divergence_bound", "0.2")
     out = workplace / "out"
     first, second = [line for line in log_of(out) if "loss" in line]
 
@@ -97,9 +124,11 @@ def test_troll_trains_saves_and_resumes(workplace):
     assert second["troll/projected_fraction"] > 0
     assert second["troll/kl_max"] <= 0.001 * 1.001 < second["troll/policy_kl_max"]
     assert 0 < first["memory/cpu_peak_gib"] <= second["memory/cpu_peak_gib"]
-    progress = done.stdout + done.stderr
     assert re.search(r"step 1/2, \d+:\d\d < \d+:\d\d: reward", progress)
     assert f"projected {second['troll/projected_fraction']:.2%}" in progress
+    # A warning quoted our source
+    assert "UserWarning: divergence_bound=0.2 unused by this trust region (KL bound 0.001).\n" in progress
+    assert ".py:" not in progress and "warn(" not in progress
 
     # What is saved loads, has moved, and generates
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
@@ -111,28 +140,27 @@ def test_troll_trains_saves_and_resumes(workplace):
 
     # The settings in force were saved, and repeat the run
     settings = yaml.safe_load((out / "config.yaml").read_text())
-    assert settings == yaml.safe_load(SETTINGS) | {"learning_rate": 0.01}
-    train(workplace, "--output_dir", "again", config="out/config.yaml")
+    assert settings == yaml.safe_load(SETTINGS) | {"learning_rate": 0.01, "divergence_bound": 0.2}
+    train("--output_dir", "again", config="out/config.yaml")
     weights, again = (load_file(folder / "model.safetensors") for folder in (out, workplace / "again"))
     assert all(torch.equal(weights[name], again[name]) for name in weights)
 
     # Resuming takes up at the last checkpoint: one more update, not three
     before = log_of(out)
-    train(workplace, "--resume_from_checkpoint", "true", "--max_steps", "3")
+    train("--resume_from_checkpoint", "true", "--max_steps", "3")
     assert [line for line in log_of(out) if "loss" in line][:2] == [line for line in before if "loss" in line]
     assert [line["step"] for line in log_of(out) if "loss" in line] == [1, 2, 3]
     assert (out / "checkpoint-3").is_dir()
 
 
-def test_resuming_with_other_settings_is_said(workplace):
+def test_resuming_with_other_settings_is_said(workplace, train):
     """They were taken without a word, and the file of those that had trained the model was written over."""
     out = workplace / "out"
-    train(workplace, "--warmup_steps", "1")
+    train("--warmup_steps", "1")
     before = (out / "config.yaml").read_text()
-    done = train(workplace, "--warmup_steps", "1", "--resume")
-    assert "continues with other settings" not in done.stderr and not [*out.glob("config-until*")]
-    done = train(workplace, "--resume", "--max_steps", "3", "--kl_bound", "0.002")
-    said = " ".join(done.stderr.split())
+    said = train("--warmup_steps", "1", "--resume")
+    assert "continues with other settings" not in said and not [*out.glob("config-until*")]
+    said = " ".join(train("--resume", "--max_steps", "3", "--kl_bound", "0.002").split())
     assert "The run in out continues with other settings: " in said
     for change in ("`max_steps` 2 → 3", "`kl_bound` 0.001 → 0.002", "`warmup_steps` 1.0 → None"):
         assert change in said
@@ -141,11 +169,11 @@ def test_resuming_with_other_settings_is_said(workplace):
     assert yaml.safe_load((out / "config.yaml").read_text())["kl_bound"] == 0.002
 
 
-def test_clip_trains_on_the_same_file(workplace):
-    done = train(workplace, "--method", "clip")
+def test_clip_trains_on_the_same_file(workplace, train):
+    said = train("--method", "clip")
     lines = [line for line in log_of(workplace / "out") if "loss" in line]
     assert len(lines) == 2
-    assert "`method: clip` ignores kl_bound" in done.stderr
+    assert "`method: clip` ignores kl_bound" in said
     assert not any(name.startswith("troll/") for name in lines[0])
     assert "clip_ratio/region_mean" in lines[0]
     AutoModelForCausalLM.from_pretrained(workplace / "out")
@@ -171,32 +199,26 @@ def checkpoint(folder: Path, step: int, torn: bool = False):
         ("troll", ("--algorithm", "rloo", "--resume"), "`algorithm` is rloo, but the run in out was made with grpo."),
     ],
 )
-def test_no_run_replaces_another_or_goes_on_with_what_it_did_not_train(
-    workplace, method, flags, expected, monkeypatch, capsys
-):
+def test_no_run_replaces_another_or_goes_on_with_what_it_did_not_train(method, flags, expected, run):
     """A clip's run in the folder of TROLL's rotated its checkpoints away, or saved its weights as the clip's."""
-    monkeypatch.chdir(workplace)
     for step in (2, 10):
         checkpoint(Path("out"), step)
     checkpoint(Path("out/_saving"), 12)
     checkpoint(Path("b"), 1)
     named = "" if method is None else f"method: {method}\n"  # the default is in no file
     Path("out/config.yaml").write_text(f"learning_rate: 1.0e-6\n{named}")
-    monkeypatch.setattr("sys.argv", ["train.py", "--config", "run.yaml", *flags])
-    monkeypatch.setattr("sys.path", [*sys.path])
-    with pytest.raises(SystemExit):
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert expected in capsys.readouterr().err.replace("\n", " ")
+    code, said = run(*flags)
+    assert code == 2 and expected in said.replace("\n", " ")
     assert {path.name for path in Path("out").iterdir()} == {"_saving", "checkpoint-2", "checkpoint-10", "config.yaml"}
 
 
-def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace):
+def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace, run, train):
     """The Trainer writes `trainer_state.json` last; without it `resume` ended in a traceback."""
     checkpoint(workplace / "out", 9, torn=True)
-    with pytest.raises(AssertionError, match="there is no checkpoint in out"):  # nor is it started over
-        train(workplace, "--method", "clip", "--resume_from_checkpoint", "true")
-    train(workplace, "--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3")
-    train(workplace, "--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3", "--resume", "--max_steps", "3")
+    code, said = run("--method", "clip", "--resume_from_checkpoint", "true")  # nor is it started over
+    assert code == 2 and "there is no checkpoint in out" in said
+    train("--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3")
+    train("--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3", "--resume", "--max_steps", "3")
     assert [line["step"] for line in log_of(workplace / "out") if "loss" in line] == [1, 2, 3]
 
 
@@ -232,14 +254,10 @@ def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace):
         (("--eval_strategy", "epoch"), "problems.jsonl has no split to evaluate on. Set `dataset_test_split`"),
     ],
 )
-def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, expected, monkeypatch, capsys):
-    monkeypatch.chdir(workplace)
-    monkeypatch.setattr("sys.argv", ["train.py", "--config", "run.yaml", *flags])
-    monkeypatch.setattr("sys.path", [*sys.path])  # the script adds to it
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    message = capsys.readouterr().err.rpartition("train.py: error: ")[2]
-    assert stop.value.code == 2
+def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, expected, run):
+    code, said = run(*flags)
+    message = said.rpartition("train.py: error: ")[2].rstrip()
+    assert code == 2
     assert "Traceback" not in message and len(message.splitlines()) < 4
     assert expected in message
     assert not (workplace / "out" / "config.yaml").exists()  # that of an earlier run would stay as it was
@@ -255,18 +273,18 @@ def test_a_model_that_the_hub_lacks_is_named_before_the_data_are_read(monkeypatc
         make_trainer.make_trainer(SimpleNamespace(), SimpleNamespace(**training), model)
 
 
-def test_the_best_and_the_last_checkpoint_are_kept(workplace):
+def test_the_best_and_the_last_checkpoint_are_kept(workplace, train):
     reward = "def share_of_low_tokens(completion_ids, trainer_state, **kwargs):\n"
     reward += "    return [1.0 / max(trainer_state.global_step, 1)] * len(completion_ids)\n"  # at update 1 the largest
     (workplace / "my_rewards.py").write_text(reward)
     flags = ["--save_total_limit", "2", "--metric_for_best_model", "eval_reward", "--max_steps", "4"]
     evaluation = ["--eval_strategy", "steps", "--eval_steps", "1", "--dataset_test_split", "train"]
-    train(workplace, *flags, *evaluation, "--max_eval_samples", "4", "--eval_dataset_name", "problems.jsonl")
+    train(*flags, *evaluation, "--max_eval_samples", "4", "--eval_dataset_name", "problems.jsonl")
     kept = {path.name for path in (workplace / "out").glob("checkpoint-*")}
     assert kept == {"checkpoint-1", "checkpoint-4"}
 
 
-def test_yaml_of_a_trl_grpo_command(workplace):
+def test_yaml_of_a_trl_grpo_command(workplace, train):
     """Its keys, TRL's dataset columns, TRL's short names of rewards; only the updates per rollout batch are added."""
     rows = [{"prompt": [{"role": "user", "content": f"w{i} w5"}], "solution": str(i)} for i in range(8)]
     (workplace / "trl.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -274,14 +292,14 @@ def test_yaml_of_a_trl_grpo_command(workplace):
     kept = [line for line in text.splitlines() if not line.startswith(("dataset", "reward", "problem", "answer"))]
     kept += ["dataset_name: trl.jsonl", "reward_funcs: [accuracy_reward, think_format_reward]"]
     (workplace / "run.yaml").write_text("\n".join(kept))
-    train(workplace, "--save_strategy", "no")
+    train("--save_strategy", "no")
     card = (workplace / "out" / "README.md").read_text()
     assert "becker2025troll" in card and "trl.jsonl" not in card
     line = next(line for line in log_of(workplace / "out") if "loss" in line)
     assert "rewards/accuracy_reward/mean" in line and "rewards/think_format_reward/mean" in line
 
 
-def test_yaml_of_a_trl_grpo_command_with_a_mixture_and_a_reward_model(workplace):
+def test_yaml_of_a_trl_grpo_command_with_a_mixture_and_a_reward_model(workplace, train):
     """`datasets`, a test split of them, a reward model, a reward that is made, and a column that a reward wants."""
     for name, goal in (("one", 3), ("two", 5)):
         rows = [{"prompt": f"w{i} w5", "goal": goal, "unused": "x"} for i in range(8)]
@@ -308,7 +326,7 @@ reward_funcs:
   - my_rewards.distance
 """
     (workplace / "run.yaml").write_text("\n".join(kept) + mixture)
-    train(workplace, "--save_strategy", "no")
+    train("--save_strategy", "no")
     lines = log_of(workplace / "out")
     trained, evaluated = (next(line for line in lines if name in line) for name in ("loss", "eval_reward"))
     for name in ("soft_overlong_punishment_reward", "repetition_penalty_reward", "distance"):
@@ -319,42 +337,32 @@ reward_funcs:
 
 
 @pytest.mark.slow
-def test_resume_starts_continues_and_finishes(workplace):
+def test_resume_starts_continues_and_finishes(workplace, train):
     """The same command, however often a cluster gives it; a checkpoint that was cut off is named and passed over."""
     out = workplace / "out"
-    done = train(workplace, "--resume")
-    assert "No checkpoint in out: starting." in done.stdout
+    assert "No checkpoint in out: starting." in train("--resume")
     shutil.rmtree(out / "checkpoint-2")
     shutil.copytree(out / "checkpoint-1", out / "checkpoint-7")
     (out / "checkpoint-7" / "optimizer.pt").unlink()
     before = load_file(out / "model.safetensors")
-    done = train(workplace, "--resume")
-    assert "The run does not resume from checkpoint-7 (optimizer.pt is missing)." in done.stderr
-    assert "Resuming from out/checkpoint-1." in done.stdout
+    said = train("--resume")
+    assert "The run does not resume from checkpoint-7 (optimizer.pt is missing)." in said
+    assert "Resuming from out/checkpoint-1." in said
     after = load_file(out / "model.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_bad_numbers_and_sigterm_end_with_a_code_and_no_traceback(workplace, monkeypatch, capsys):
+def test_bad_numbers_and_sigterm_end_with_a_code_and_no_traceback(workplace, run):
     (workplace / "my_rewards.py").write_text("def share_of_low_tokens(completion_ids, **kwargs):\n" + BAD_REWARD)
-    monkeypatch.chdir(workplace)
-    monkeypatch.setattr("sys.path", [*sys.path])
-    for flags, code in ((("--max_skipped_updates", "2"), 1), (("--output_dir", "stopped", "--max_steps", "4"), 143)):
-        monkeypatch.setattr("sys.argv", ["train.py", "--config", "run.yaml", *flags])
-        if code == 143:
-            (workplace / "my_rewards.py").write_text(
-                "import os, signal\ndef share_of_low_tokens(completion_ids, **kwargs):\n"
-                "    os.kill(os.getpid(), signal.SIGTERM)\n" + BAD_REWARD.replace("nan", "0")
-            )
-        sys.modules.pop("my_rewards", None)
-        with pytest.raises(SystemExit) as stop:
-            runpy.run_path(str(SCRIPT), run_name="__main__")
-        assert stop.value.code == code
-        if code == 1:
-            error = capsys.readouterr().err.splitlines()[-1]
-            assert (
-                error.startswith("train.py: error: Stopped at update 2") and "'share_of_low_tokens' at row 0" in error
-            )
+    code, said = run("--max_skipped_updates", "2")
+    error = said.rpartition("train.py: error: ")[2]
+    assert code == 1 and error.startswith("Stopped at update 2") and "'share_of_low_tokens' at row 0" in error
+    (workplace / "my_rewards.py").write_text(
+        "import os, signal\ndef share_of_low_tokens(completion_ids, **kwargs):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n" + BAD_REWARD.replace("nan", "0")
+    )
+    code, _ = run("--output_dir", "stopped", "--max_steps", "4")
+    assert code == 143
     assert (workplace / "stopped" / "checkpoint-1" / "complete.json").is_file()
     assert not (workplace / "stopped" / "model.safetensors").exists(), "it is not finished"
 
@@ -362,19 +370,22 @@ def test_bad_numbers_and_sigterm_end_with_a_code_and_no_traceback(workplace, mon
 BAD_REWARD = "    return [float('nan')] + [0.0] * (len(completion_ids) - 1)\n"
 
 
-def test_an_adapters_folder_is_no_model_to_start_from(workplace):
+def test_an_adapters_folder_is_no_model_to_start_from(workplace, run):
     """transformers said that `model_type` is missing in its config.json, which an adapter does not have."""
     (workplace / "adapter").mkdir()
     (workplace / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "model"}')
-    said = refused(workplace, "grpo", "--config", "run.yaml", "--model_name_or_path", "adapter")
-    assert "adapter is an adapter" in said and "Merge the adapter into model" in said and "--use_peft" in said
+    code, said = run("--model_name_or_path", "adapter")
+    assert (
+        code == 2
+        and "adapter is an adapter" in said
+        and "Merge the adapter into model" in said
+        and "--use_peft" in said
+    )
 
 
-def test_a_local_models_card_warnings_and_adapter_are_for_its_reader(workplace):
-    """TRL's card said `Model Card for None`; a warning quoted our source; LoRA had a dropout of 0.05."""
-    done = train(workplace, "--use_peft", "--max_steps", "1", "--divergence_bound", "0.2")
+def test_a_local_models_card_and_adapter_are_for_its_reader(workplace, train):
+    """TRL's card said `Model Card for None`; LoRA had a dropout of 0.05."""
+    train("--use_peft", "--max_steps", "1")
     card = (workplace / "out" / "README.md").read_text()
     assert "# Model Card for out" in card and "fine-tuned version of `model`" in card and "None" not in card
-    assert "UserWarning: divergence_bound=0.2 unused by this trust region (KL bound 0.001).\n" in done.stderr
-    assert ".py:" not in done.stderr and "warn(" not in done.stderr
     assert json.loads((workplace / "out" / "adapter_config.json").read_text())["lora_dropout"] == 0.0

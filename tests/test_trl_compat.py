@@ -25,7 +25,8 @@ from trl_comparison import make_trainer
 import troll_trl
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.experimental.async_grpo import trl_compat as async_compat
-from troll_trl.trainers import trl_compat
+from troll_trl.trainers import trl_compat, troll_trainer
+from troll_trl.trainers.arithmetic_check import check_arithmetic
 from troll_trl.trainers.config import SUPPORTED_LOSS_TYPES
 
 PACKAGE = Path(troll_trl.__file__).parent
@@ -122,11 +123,33 @@ def test_at_most_thirty_private_names_are_checked():
     assert len({name for _, _, name in tiers()}) <= 30
 
 
-def test_an_import_that_fails_names_the_versions():
-    code = "import trl.trainer.utils as utils; del utils.maybe_gather_lm_head_ctx; import troll_trl.trainers.grpo"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    message = r"ImportError: troll_trl does not support trl \d.* 'maybe_gather_lm_head_ctx' .* is tested with trl \d"
-    assert re.search(message, run.stderr), run.stderr
+FRESH = """
+import trl.trainer.utils as utils
+kept = utils.maybe_gather_lm_head_ctx
+del utils.maybe_gather_lm_head_ctx
+try:
+    import troll_trl.trainers.grpo
+except ImportError as error:
+    print(error)
+utils.maybe_gather_lm_head_ctx = kept
+from troll_trl import TrollGRPOConfig
+from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig
+TrollGRPOConfig("out", use_cpu=True, bf16=False)
+AsyncTrollGRPOConfig("out", use_cpu=True, bf16=False)
+"""
+
+
+@pytest.fixture(scope="module")
+def fresh_process():
+    """What `FRESH` says in a process of its own, which takes seconds to start."""
+    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_an_import_that_fails_names_the_versions(fresh_process):
+    message = r"^troll_trl does not support trl \d.* 'maybe_gather_lm_head_ctx' .* is tested with trl \d"
+    assert re.search(message, fresh_process.stdout), fresh_process
 
 
 def test_the_tested_versions_are_the_pinned_ones():
@@ -217,15 +240,9 @@ def test_our_constructors_take_what_trls_take(ours, trls):
             assert actual[name].annotation == parameter.annotation, name
 
 
-def test_a_script_with_our_class_shows_no_warning_of_a_name_that_trl_uses():
+def test_a_script_with_our_class_shows_no_warning_of_a_name_that_trl_uses(fresh_process):
     """It was shown for every config, and eight times in the training."""
-    configs = (
-        "TrollGRPOConfig('out', use_cpu=True, bf16=False)",
-        "AsyncTrollGRPOConfig('out', use_cpu=True, bf16=False)",
-    )
-    code = f"from troll_trl.experimental.async_grpo import *; from troll_trl import *; {'; '.join(configs)}"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.returncode == 0 and "gradient_checkpointing" not in run.stderr, run.stderr
+    assert "gradient_checkpointing" not in fresh_process.stderr, fresh_process.stderr
 
 
 # What acts on the loss next to the copied arithmetic, which must not be taken for it
@@ -243,14 +260,29 @@ BESIDES = {
 }
 
 
-@pytest.mark.parametrize("loss_type", SUPPORTED_LOSS_TYPES)
 @pytest.mark.parametrize("name", BESIDES, ids=lambda name: f"{METHOD}: loss with {name}")
-def test_our_arithmetic_is_that_of_trls_loss(name, loss_type, tmp_path):
-    options = {"loss_type": loss_type, "beta": 0.1, "eval_strategy": "steps", "eval_on_start": True, "max_steps": 2}
-    if loss_type == "luspo" and name != "mask":
-        options["importance_sampling_level"] = "sequence"
+def test_our_arithmetic_is_that_of_trls_loss(name, tmp_path, monkeypatch):
+    """For every loss type, at the first loss of one run and of its evaluation."""
+    checked = []
+
+    def check(run, inputs, mode):
+        own = {"loss_type": run.loss_type, "importance_sampling_level": run.importance_sampling_level}
+        for loss_type in SUPPORTED_LOSS_TYPES:
+            checked.append((loss_type, mode))
+            level = "sequence" if loss_type == "luspo" and name != "mask" else own["importance_sampling_level"]
+            set_options(run, loss_type=loss_type, importance_sampling_level=level)
+            check_arithmetic(run, inputs, mode)
+        set_options(run, **own)
+
+    monkeypatch.setattr(troll_trainer, "check_arithmetic", check)
     model = AutoModelForCausalLM.from_pretrained(saved_model(tmp_path / "model"))  # its reference is loaded from there
-    options |= {"model": model, "per_device_eval_batch_size": 8} | BESIDES[name]
-    run = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
-    run.train()
-    assert run._arithmetic_checked == {"train", "eval"}
+    options = {"beta": 0.1, "eval_strategy": "steps", "eval_on_start": True, "per_device_eval_batch_size": 8}
+    options |= {"model": model, "max_steps": 2} | BESIDES[name]
+    make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options).train()
+    assert sorted(checked) == sorted((one, mode) for one in SUPPORTED_LOSS_TYPES for mode in ("train", "eval"))
+
+
+def set_options(run, **options):
+    for name, value in options.items():
+        setattr(run, name, value)  # which TRL's loss reads
+        setattr(run.args, name, value)  # and ours

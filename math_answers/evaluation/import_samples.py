@@ -77,7 +77,7 @@ def score_file(args: EvaluationArguments) -> dict[str, Any]:
         output.begin()
         if output.done:
             logger.info(f"Samples of {path} that are scored in {folder} already: {len(output.done)}.")
-        missing = (pair for pair in _samples(path, columns, first) if key_of(pair[0]) not in output.done)
+        missing = (pair for pair in _unscored(path, columns, first) if key_of(pair[0]) not in output.done)
         with tqdm(desc=f"scoring {path.name}", initial=len(output.done), unit="sample") as bar:
             while batch := list(islice(missing, BATCH)):
                 output.append(score_samples(*map(list, zip(*batch, strict=True))))
@@ -121,15 +121,15 @@ def _find_columns(path: Path, first: dict[str, Any], args: EvaluationArguments) 
     return columns
 
 
-def _samples(path: Path, columns: Columns, first: dict[str, Any]) -> Iterator[tuple[Sample, Options]]:
+def _unscored(path: Path, columns: Columns, first: dict[str, Any]) -> Iterator[tuple[Sample, Options]]:
     """The samples of a file in its order, not scored yet, each with the options of a multiple choice."""
     counts: Counter[tuple[str, str, str]] = Counter()
     golds: dict[tuple[str, str, str], int] = {}
-    empty = null = filtered = 0
+    told: Counter[str] = Counter()
     for number, row in enumerate(read_rows(path), 1):
         # lm-evaluation-harness repeats the same responses for each of its answer filters
         if "resps" in first and row.get("filter") != first.get("filter"):
-            filtered += 1
+            told[f"rows of other filters than {first.get('filter')!r} are left out"] += 1
             continue
         try:
             gold = _gold_text(column_value(row, columns.answer, _MISSING))
@@ -139,27 +139,20 @@ def _samples(path: Path, columns: Columns, first: dict[str, Any]) -> Iterator[tu
                 f"{path}: row {number} has no `{columns.answer}` or `{columns.completion}` that can be used; it has "
                 f"the columns {', '.join(row)}. A completion is text, chat messages or a list of these."
             ) from None
-        name = number if columns.problem is None else column_value(row, columns.problem)
-        if name is None:
-            raise ValueError(f"{path}: row {number} has no `{columns.problem}`, which tells the problems apart.")
-        problem = name if isinstance(name, str) else json.dumps(name, ensure_ascii=False, default=str)
-        if len(problem) > 64:
-            problem = hashlib.sha256(problem.encode("utf-8", "replace")).hexdigest()[:12]
-        benchmark = row.get("benchmark") or row.get("task") or _LM_EVAL_NAME.sub(r"\1", path.stem)
-        key = (str(row.get("model") or path.stem), str(benchmark), problem)
+        key = _problem_of(row, number, path, columns)
         if golds.setdefault(key, hash(gold)) != hash(gold):
             raise ValueError(
                 f"{path}: row {number} has another gold answer than an earlier row with the same `{columns.problem}` "
-                f"({problem}). Name a column that tells problems apart with `problem_column`."
+                f"({key[2]}). Name a column that tells problems apart with `problem_column`."
             )
-        empty += not texts
-        null += texts.count(None)
+        told["rows without a completion are left out"] += not texts
+        told["completions are null, and count as wrong"] += texts.count(None)
         tokens, truncated = (row.get("tokens"), row.get("truncated")) if len(texts) == 1 else (None, None)
         for text in texts:
             sample = Sample(
                 model=key[0],
                 benchmark=key[1],
-                problem=problem,
+                problem=key[2],
                 index=number - 1,
                 sample=counts[key],
                 gold=gold,
@@ -169,12 +162,21 @@ def _samples(path: Path, columns: Columns, first: dict[str, Any]) -> Iterator[tu
             )
             counts[key] += 1
             yield sample, row.get("options")
-    if filtered:
-        logger.warning(f"{path}: {filtered} rows of other filters than {first.get('filter')!r} are left out.")
-    if empty:
-        logger.warning(f"{path}: {empty} rows without a completion are left out.")
-    if null:
-        logger.warning(f"{path}: {null} completions are null, and count as wrong.")
+    for what, count in told.items():
+        if count:
+            logger.warning(f"{path}: {count} {what}.")
+
+
+def _problem_of(row: dict[str, Any], number: int, path: Path, columns: Columns) -> tuple[str, str, str]:
+    """The model, the benchmark and the problem of row `number`: a short id or text, or the digest of a longer one."""
+    name = number if columns.problem is None else column_value(row, columns.problem)
+    if name is None:
+        raise ValueError(f"{path}: row {number} has no `{columns.problem}`, which tells the problems apart.")
+    problem = name if isinstance(name, str) else json.dumps(name, ensure_ascii=False, default=str)
+    if len(problem) > 64:
+        problem = hashlib.sha256(problem.encode("utf-8", "replace")).hexdigest()[:12]
+    benchmark = row.get("benchmark") or row.get("task") or _LM_EVAL_NAME.sub(r"\1", path.stem)
+    return str(row.get("model") or path.stem), str(benchmark), problem
 
 
 def _texts(value: Any) -> Iterator[str | None]:

@@ -268,14 +268,10 @@ def _same_set(gold: list[str], answer: list[str], leaf, depth: int) -> bool:
 
 
 def _same_matrix(left: Compound, right: Compound, leaf, depth: int) -> bool:
-    cells = []
-    for members in (left, right):
-        if members.kind == "matrix":
-            cells.append([split(row, ("&",)) for row in members.parts])
-        elif members.kind == "()":  # a point for a column vector
-            cells.append([[part] for part in members.parts])
-        else:
-            return False
+    """Cell by cell; a point may stand for a column vector."""
+    if not {left.kind, right.kind} <= {"matrix", "()"}:
+        return False
+    cells = [[split(row, ("&",)) for row in members.parts] for members in (left, right)]
     if [len(row) for row in cells[0]] != [len(row) for row in cells[1]]:
         return False
     pairs = [pair for rows in zip(*cells, strict=True) for pair in zip(*rows, strict=True)]

@@ -48,24 +48,16 @@ class _Term:
     def parts(self) -> list[str]:
         return self.factors + self.divisors
 
-    def is_number(self) -> bool:
-        return all(map(_is_number, self.parts))
-
-    def left_to_do(self) -> int:
-        """Whether plain numbers are multiplied, or more than one divides; whether a root, say, has the factor 1."""
-        products = sum(map(_is_number, self.factors)) > 1 or len(self.divisors) > 1
-        return products + ("1" in self.factors and "other" in self.factors)
-
 
 def _left_to_do(terms: list[_Term]) -> int:
-    """How many sums, products and fractions of plain numbers, and terms 0, a sum contains."""
+    r"""How much of this a sum contains: sums, products and fractions of plain numbers, `1\sqrt{2}`, and terms of 0."""
     terms = [term for term in terms if term.parts]
-    alone = len(terms) == 1 and len(terms[0].parts) == 1
-    return (
-        (sum(term.is_number() for term in terms) > 1)
-        + sum(term.left_to_do() for term in terms)
-        + (0 if alone else sum("0" in term.parts for term in terms))
-    )
+    left = int(sum(all(map(_is_number, term.parts)) for term in terms) > 1)
+    for term in terms:
+        left += sum(map(_is_number, term.factors)) > 1 or len(term.divisors) > 1
+        left += "1" in term.factors and "other" in term.factors
+        left += "0" in term.parts and (len(terms) > 1 or len(term.parts) > 1)
+    return left
 
 
 def _is_number(part: str) -> bool:
@@ -149,15 +141,12 @@ class _Walk:
         if number:
             self.part = token
             return "number"
-        if len(token) == 1 or token in _CONSTANTS:
-            if token == r"\mathbb":
-                self._argument()
-            self.part = "letter"
-            return "letter"
         kind = _KINDS.get(token)
         if kind is None and not token.startswith((r"\text", r"\overline", r"\begin", r"\end")) and token[1:].isalpha():
             kind = "variable" if LETTER.match(token) and token[1:] not in _FUNCTIONS else "function"
-        if kind == "variable":
+        if len(token) == 1 or token in _CONSTANTS or kind == "variable":
+            if token == r"\mathbb":
+                self._argument()
             self.part = "letter"
             return "letter"
         if kind:

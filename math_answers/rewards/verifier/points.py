@@ -62,32 +62,26 @@ def _free_symbols_of(kinds: tuple, expressions) -> set:
 
 
 def _ordinary(symbols: list, counts: set, bounds: set) -> Iterator[dict]:
-    """Points without end. Each step gives every symbol a value of another size and sign."""
+    """
+    Points without end, in cycles of eight steps. Within a step, the symbols have values of different sizes, which every
+    fourth step pairs anew. A cycle gives the first three symbols every combination of signs.
+    """
     generator = random.Random(len(symbols))
     for step in itertools.count():
+        cycle, place = divmod(step, 8)
         point = {}
         for index, symbol in enumerate(symbols):
-            value = _rational(step, index, generator)
+            low, high = _MAGNITUDES[(step + index + step // 4) % len(_MAGNITUDES)]
+            value = sympy.Rational(generator.randrange(low, high), 41 + 2 * index)
             if symbol in bounds:  # every remainder, and common factors
                 value = sympy.Integer(2 + (step * (1 + 4 * index) + index) % 23)
-            elif step % 8 == 7:
-                value = sympy.Integer(_INTEGERS[(step // 8 + 3 * index) % len(_INTEGERS)])
-            elif _is_negative(step, index, generator):
-                value = -value
+            elif place == 7:
+                value = sympy.Integer(_INTEGERS[(cycle + 3 * index) % len(_INTEGERS)])
+            else:
+                value *= sympy.sqrt(2) if step % 6 == 4 else 1
+                value *= -1 if (place >> index & 1 if index < 3 else generator.random() < 0.5) else 1
             point[symbol] = abs(value) if symbol in counts else value
         yield point
-
-
-def _rational(step: int, index: int, generator: random.Random):
-    """A positive value; the sizes of two symbols differ, and every fourth step pairs them anew. Some are irrational."""
-    low, high = _MAGNITUDES[(step + index + step // 4) % len(_MAGNITUDES)]
-    value = sympy.Rational(generator.randrange(low, high), 41 + 2 * index)
-    return value * sympy.sqrt(2) if step % 6 == 4 else value
-
-
-def _is_negative(step: int, index: int, generator: random.Random) -> bool:
-    """Eight steps give the first three symbols every combination of signs, as a counter's bits; others are random."""
-    return step // 2**index % 2 == 1 if index < 3 else generator.random() < 0.5
 
 
 def _switches(expressions) -> list:

@@ -28,6 +28,7 @@ _QUANTITY = re.compile(
     r"(?P<unit>(?![\d.])(?:\W.*|[A-Za-z].*|_.*)?)",
     re.DOTALL | re.ASCII,
 )
+_FRACTION_PARTS = ("numerator", "denominator", "numerator2", "denominator2")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ def read_quantity(text: str) -> Quantity | None:
         return None if match["unit"] else Quantity(-value if negative else value, base=base)
     number = (match["number"] or "").replace(",", "").replace(" ", "")
     is_decimal = "." in number and match["exponent"] is None
+    of_decimals = any("." in part for part in match.group(*_FRACTION_PARTS) if part)
+    power = match["power"] or match["power2"]
     is_plain = bool(number) and unit.factor == 1 and not unit.percent and match["exponent"] is None
     return Quantity(
         (-value if negative else value) * unit.factor,
@@ -72,15 +75,8 @@ def read_quantity(text: str) -> Quantity | None:
         digits=len(number.replace(".", "").lstrip("0")) if is_decimal else None,
         places=len(number.partition(".")[2]) if is_decimal else 0,
         numeral=("-" if negative else "") + number if is_plain else None,
-        worked_out=_is_worked_out(match),
+        worked_out=not of_decimals and (match["mantissa"] is not None or power not in ("0", "1", "2", "+1", "+2")),
     )
-
-
-def _is_worked_out(match: re.Match) -> bool:
-    parts = ("numerator", "denominator", "numerator2", "denominator2")
-    if any("." in (match[part] or "") for part in parts):
-        return False
-    return match["mantissa"] is not None or (match["power"] or match["power2"]) not in ("0", "1", "2", "+1", "+2")
 
 
 def same_quantity(gold: Quantity, answer: Quantity) -> bool:

@@ -132,14 +132,12 @@ def _words_of(text: str) -> frozenset[str] | None:
         return frozenset()
     if len(words) > 5 or not all(re.fullmatch(r"[a-z]{2,}[.]?", word) for word in words):
         return None
-    if words[-1] in _ADJECTIVES or any(map(_changes_the_value, words)) or not any(len(word) > 2 for word in words):
+    whole = [word.rstrip(".") for word in words]  # of an abbreviation
+    if words[-1] in _ADJECTIVES or any(word in _NOT_UNITS or _COUNT_WORD.fullmatch(word) for word in whole):
+        return None
+    if not any(len(word) > 2 for word in words):
         return None
     return frozenset(re.sub(r"(?<=[a-z]{3})(?:e?s|e?d)?\.?\Z", "", word) for word in words if word not in _SMALL)
-
-
-def _changes_the_value(word: str) -> bool:
-    word = word.rstrip(".").lower()
-    return word in _NOT_UNITS or _COUNT_WORD.fullmatch(word) is not None
 
 
 def _read_cjk(text: str, factor: int) -> Unit | None:
