@@ -5,6 +5,7 @@ from typing import Any
 
 from peft import LoraConfig, PeftConfig, PeftModelForCausalLM
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.quantizers import AutoHfQuantizer, HfQuantizer
 
 from math_answers.evaluation.models import adapter_settings, base_of
 
@@ -48,8 +49,22 @@ def check_weights(model: str, revision: str | None) -> None:
     """Raise the `ValueError` of [`load_model`] before anything large is loaded, where that can be done."""
     name, name_revision = base_of(model, revision)
     config = AutoConfig.from_pretrained(name, revision=name_revision)
-    if getattr(config, "quantization_config", None) is None:  # which may need a GPU even for empty weights
+    if check_quantization(name, config) is None:  # quantised weights may need a GPU even when they are empty
         load_model(model, revision, meta=True)
+
+
+def check_quantization(model: str, config: Any, quantization: Any = None, key: str = "model") -> HfQuantizer | None:
+    """What will load the quantised weights of a model with this `config`, or quantise them as `quantization` says;
+    `None` for others. A `ValueError` says what this machine lacks for it."""
+    own = getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None)
+    if own is None and quantization is None:
+        return None
+    try:
+        quantizer = AutoHfQuantizer.from_config(own or quantization, pre_quantized=own is not None)
+        quantizer.validate_environment(device_map=None)
+    except (ImportError, ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"`{key}`: the quantised weights of {model} cannot be loaded here: {error}") from error
+    return quantizer
 
 
 def _with_adapter(base: PreTrainedModel, folder: str, meta: bool) -> Any:
