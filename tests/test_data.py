@@ -464,7 +464,7 @@ def test_decimals_of_an_array_and_of_an_object_over_several_lines(tmp_path):
     with pytest.raises(ValueError, match=r"row 1 .* number 0.12345678901, which would become 0.123456789\. Write all"):
         load_math_dataset(path)
     path.write_text('{"problem": "p",\n "answer": 12345678901234567890}')
-    with pytest.raises(ValueError, match="line 1 of rows.json is not a whole JSON object"):
+    with pytest.raises(ValueError, match=r"line 1 of rows\.json is not a whole JSON object"):
         load_math_dataset(path)
 
 
