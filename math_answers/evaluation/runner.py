@@ -108,8 +108,8 @@ class ModelRun:
             cure += f'. Without the `instruction` (`--instruction ""`) the prompt has {tokens} tokens less'
         return (
             f"The longest prompt has {longest_prompt} tokens and `max_new_tokens` is {self.args.max_new_tokens}, but "
-            f"{self.model} was made for {context} in all. The prompt is row {row} of {benchmark.source} "
-            f"and begins with {last[:80]!r}. {cure}."
+            f"{self.model} was made for {context} in all. The prompt is row {row} of {benchmark.source}. {cure}. It "
+            f"begins with {last[:80]!r}."
         )
 
     def write(self, output: Output):
