@@ -129,6 +129,18 @@ def test_a_weight_that_a_checkpoint_lacks_or_has_too_many_stops(meta):
         load_model("base", None, meta=meta)
 
 
+def test_a_torn_weight_file_stops_with_its_model():
+    """A download that was cut ended in a traceback."""
+    make_adapter(PLAIN["lora"])
+    for file, expected in (
+        ("adapter/adapter_model.safetensors", "the adapter adapter cannot be loaded: SafetensorError"),
+        ("base/model.safetensors", "a weight file of base is torn"),
+    ):
+        Path(file).write_bytes(Path(file).read_bytes()[:1000])
+        with pytest.raises(ValueError, match=expected):
+            check_weights("adapter", None)
+
+
 def test_a_setting_of_a_newer_peft_stops():
     make_adapter(PLAIN["lora"])
     settings = json.loads(Path("adapter/adapter_config.json").read_text())

@@ -4,6 +4,7 @@ import warnings
 from typing import Any
 
 from peft import LoraConfig, PeftConfig, PeftModelForCausalLM
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.quantizers import AutoHfQuantizer, HfQuantizer
 
@@ -38,9 +39,12 @@ def load_model(model: str, revision: str | None, dtype: str = "auto", meta: bool
     weights that the checkpoint lacks, or has and the model does not."""
     name, revision = base_of(model, revision)
     device = "meta" if meta else None
-    loaded, info = AutoModelForCausalLM.from_pretrained(
-        name, revision=revision, dtype=dtype, device_map=device, output_loading_info=True
-    )
+    try:
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            name, revision=revision, dtype=dtype, device_map=device, output_loading_info=True
+        )
+    except SafetensorError as error:
+        raise ValueError(f"`model`: a weight file of {name} is torn ({error}). Save or download it again.") from error
     _check_keys(name, info["missing_keys"], info["unexpected_keys"])
     return loaded if name == model else _with_adapter(loaded, model, meta)
 
@@ -78,7 +82,7 @@ def _with_adapter(base: PreTrainedModel, folder: str, meta: bool) -> Any:
         model = PeftModelForCausalLM.from_pretrained(base, folder, low_cpu_mem_usage=meta)
         # PEFT only warns of missing weights and drops unexpected ones. A second load returns both
         result = model.load_adapter(folder, "default", low_cpu_mem_usage=meta)
-    except (RuntimeError, LookupError, UserWarning) as error:
+    except (RuntimeError, LookupError, UserWarning, SafetensorError) as error:
         raise ValueError(f"`model`: the adapter {folder} cannot be loaded: {error!r}.") from error
     # PEFT loads virtual tokens apart, and then calls them missing and unexpected. The layers of VB-LoRA share one bank
     missing = [key for key in result.missing_keys if "vblora_vector_bank" not in key and not config.is_prompt_learning]
