@@ -1,5 +1,6 @@
 """What a user may get wrong is named before the first update, with the value and what is allowed."""
 
+import json
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from tiny import tiny_model, tiny_tokenizer, token_reward
 from training_args import parse_training_args
 from trl import GRPOConfig, GRPOTrainer
 
+from math_answers.data.files import load_rows
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.resilience.prompt_room import check_prompts
 
@@ -110,6 +112,16 @@ def test_prompts_that_leave_no_room_are_named_with_their_row(trainer, tmp_path):
         make(tmp_path, prompts(), *trainer, eval_dataset=prompts(" ".join(["w1"] * 17)))
     with pytest.raises(ValueError, match="row 2 of hard has 17 tokens"):
         make(tmp_path, prompts(), *trainer, eval_dataset={"easy": prompts(), "hard": prompts(" ".join(["w1"] * 17))})
+
+
+def test_a_prompt_without_room_is_found_in_its_file(tmp_path):
+    """The message had the row of a data set whose name and dropped rows it did not tell."""
+    file = tmp_path / "own.jsonl"
+    rows = [{"prompt": "w1", "level": 0}, {"prompt": "w2", "level": 1}, {"prompt": "w3 " * 17, "level": 1}]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    own = load_rows(str(file), "train", None)[0].filter(lambda row: row["level"] == 1)
+    with pytest.raises(ValueError, match=r"row 1 of train \(.*own\.jsonl\) has 17 tokens; .* begins with 'w3 w3 w3 w3"):
+        make(tmp_path, own)
 
 
 def test_without_a_longest_completion_one_token_must_fit(tmp_path):

@@ -79,6 +79,14 @@ def test_numbers_and_text_below_a_mapping_are_what_they_look_like(text, parse, c
     assert said is (text in ("off", "Yes", "no")), "text counts as true where a boolean is expected"
 
 
+def test_a_text_like_a_boolean_is_named_at_any_depth(parse, caplog):
+    """`adjust_scheduler: off` counted as true in silence."""
+    parse("accelerator_config:\n  gradient_accumulation_kwargs: {adjust_scheduler: off}\n")
+    assert "`accelerator_config`: gradient_accumulation_kwargs.adjust_scheduler is the text 'off'" in caplog.text
+    parse("datasets: [{path: a, data_files: {b: Yes}}]\n")
+    assert "`datasets`: data_files.b is the text 'Yes'" in caplog.text
+
+
 def test_numbers_in_mappings_mean_the_same_in_files_and_flags(parse):
     flags = ("--lr_scheduler_kwargs", '{"min_lr": 1e-7}', "--model_init_kwargs", '{"a": "off", "b": [1e5, null]}')
     text = "lr_scheduler_kwargs: {min_lr: 1e-7}\nmodel_init_kwargs:\n  a: off\n  b: [1e5, null]\n"
@@ -280,6 +288,9 @@ def test_the_layer_with_the_mistake_is_named(tmp_path, capsys):
         ("env: {A: null}", "`env` must map names to values"),
         ("config: other.yaml", "unknown key `config`"),
         ("1: 2", "unknown key `1`"),
+        ("generation_kwargs: {a: !!bool abc}", "cannot be read"),
+        ("generation_kwargs: {a: !!timestamp abc}", "cannot be read"),
+        ("generation_kwargs: {a: !!int off}", "cannot be read: invalid literal for int"),
     ],
 )
 def test_files_that_make_no_sense_are_refused(tmp_path, capsys, text, expected):

@@ -97,6 +97,7 @@ def _load_files(files: list[Path], split: str, streaming: bool) -> datasets.Data
             reason = error.__cause__ or error
         raise ValueError(f"Cannot read {', '.join(map(str, files))}: {reason}") from error
     check_numbers(files, dataset.features)
+    dataset.info.dataset_name = ", ".join(map(str, files))  # for messages of the trainer; it is the builder's
     return dataset
 
 

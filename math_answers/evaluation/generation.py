@@ -5,7 +5,7 @@ import hashlib
 import importlib.util
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -174,10 +174,10 @@ class VllmGenerator:
         return [Completion(decode(one.token_ids), len(one.token_ids), one.finish_reason == "length") for one in choices]
 
 
-def resolve_backend(backend: str, models: Sequence[str]) -> str:
+def resolve_backend(backend: str, models: Mapping[str, str]) -> str:
     """The name of a backend: `"auto"` is vLLM if it is installed, there is a GPU, and it can serve all models, else
-    transformers."""
-    ignored = {model: what for model in models if (what := vllm_ignores(model))}
+    transformers. `models` maps their names to what is loaded."""
+    ignored = {model: what for model, place in models.items() if (what := vllm_ignores(place))}
     installed = importlib.util.find_spec("vllm") is not None
     if backend == "vllm" and not installed:
         raise ValueError("`backend` is 'vllm', which is not installed. `pip install troll-trl[vllm]`, or leave it out.")

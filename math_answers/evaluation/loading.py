@@ -4,7 +4,9 @@ import warnings
 from typing import Any
 
 from peft import LoraConfig, PeftConfig, PeftModelForCausalLM
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.quantizers import AutoHfQuantizer, HfQuantizer
 
 from math_answers.evaluation.models import adapter_settings, base_of
 
@@ -37,9 +39,12 @@ def load_model(model: str, revision: str | None, dtype: str = "auto", meta: bool
     weights that the checkpoint lacks, or has and the model does not."""
     name, revision = base_of(model, revision)
     device = "meta" if meta else None
-    loaded, info = AutoModelForCausalLM.from_pretrained(
-        name, revision=revision, dtype=dtype, device_map=device, output_loading_info=True
-    )
+    try:
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            name, revision=revision, dtype=dtype, device_map=device, output_loading_info=True
+        )
+    except SafetensorError as error:
+        raise ValueError(f"`model`: a weight file of {name} is torn ({error}). Save or download it again.") from error
     _check_keys(name, info["missing_keys"], info["unexpected_keys"])
     return loaded if name == model else _with_adapter(loaded, model, meta)
 
@@ -48,8 +53,22 @@ def check_weights(model: str, revision: str | None) -> None:
     """Raise the `ValueError` of [`load_model`] before anything large is loaded, where that can be done."""
     name, name_revision = base_of(model, revision)
     config = AutoConfig.from_pretrained(name, revision=name_revision)
-    if getattr(config, "quantization_config", None) is None:  # which may need a GPU even for empty weights
+    if check_quantization(name, config) is None:  # quantised weights may need a GPU even when they are empty
         load_model(model, revision, meta=True)
+
+
+def check_quantization(model: str, config: Any, quantization: Any = None, key: str = "model") -> HfQuantizer | None:
+    """What will load the quantised weights of a model with this `config`, or quantise them as `quantization` says;
+    `None` for others. A `ValueError` says what this machine lacks for it."""
+    own = getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None)
+    if own is None and quantization is None:
+        return None
+    try:
+        quantizer = AutoHfQuantizer.from_config(own or quantization, pre_quantized=own is not None)
+        quantizer.validate_environment(device_map=None)
+    except (ImportError, ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"`{key}`: the quantised weights of {model} cannot be loaded here: {error}") from error
+    return quantizer
 
 
 def _with_adapter(base: PreTrainedModel, folder: str, meta: bool) -> Any:
@@ -63,7 +82,7 @@ def _with_adapter(base: PreTrainedModel, folder: str, meta: bool) -> Any:
         model = PeftModelForCausalLM.from_pretrained(base, folder, low_cpu_mem_usage=meta)
         # PEFT only warns of missing weights and drops unexpected ones. A second load returns both
         result = model.load_adapter(folder, "default", low_cpu_mem_usage=meta)
-    except (RuntimeError, LookupError, UserWarning) as error:
+    except (RuntimeError, LookupError, UserWarning, SafetensorError) as error:
         raise ValueError(f"`model`: the adapter {folder} cannot be loaded: {error!r}.") from error
     # PEFT loads virtual tokens apart, and then calls them missing and unexpected. The layers of VB-LoRA share one bank
     missing = [key for key in result.missing_keys if "vblora_vector_bank" not in key and not config.is_prompt_learning]

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils import find_adapter_config_file
 
 from math_answers.context_length import context_length
 
@@ -20,22 +22,31 @@ _READ_BY_A_LOAD = ["*config.json", "*token*.json", "vocab.json", "merges.txt", "
 _READ_BY_A_LOAD += ["*.tiktoken", "*.safetensors", "*model*.bin"]
 
 
-def check_model(model: str, key: str = "model"):
-    """Raise an error if a model, or its base model, is neither a folder with a model nor a possible hub name."""
-    folder = Path(model)
-    if not folder.is_dir():
-        if folder.is_file() or model.startswith((".", "/", "~")) or model.count("/") > 1:
-            raise FileNotFoundError(f"`{key}`: there is no folder {model} (working folder: {os.getcwd()}).")
-    elif adapter := adapter_settings(model):
+def check_model(model: str, key: str = "model", revision: str | None = None) -> str:
+    """Raise an error if a model, or its base model, is neither a folder with a model nor a possible hub name. Return
+    what to load: the model, or the folder into which an adapter of the hub is downloaded."""
+    place = _place(model, key, revision)
+    if adapter := adapter_settings(place):
         if not (base := adapter.get("base_model_name_or_path")):
             raise ValueError(f"`{key}`: the {ADAPTER_CONFIG} of {model} has no `base_model_name_or_path`.")
-        if adapter_settings(base):
+        if adapter_settings(_place(base, key, adapter.get("revision"))):
             raise ValueError(
                 f"`{key}`: the base model {base} of {model} is an adapter too. Merge it into its own first."
             )
-        check_model(base, key)
-    elif not (folder / "config.json").is_file():
-        raise ValueError(f"`{key}`: {model} holds neither a config.json nor an {ADAPTER_CONFIG}.")
+    return place
+
+
+def _place(model: str, key: str, revision: str | None) -> str:
+    folder = Path(model)
+    if folder.is_dir():
+        if not (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+            raise ValueError(f"`{key}`: {model} holds neither a config.json nor an {ADAPTER_CONFIG}.")
+        return model
+    if folder.is_file() or model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise FileNotFoundError(f"`{key}`: there is no folder {model} (working folder: {os.getcwd()}).")
+    if find_adapter_config_file(model, revision=revision) is None:
+        return model
+    return snapshot_download(model, revision=revision, allow_patterns=_READ_BY_A_LOAD, ignore_patterns=["*/*"])
 
 
 def adapter_settings(model: str) -> dict[str, Any] | None:

@@ -30,10 +30,10 @@ def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
     [`summarize`]. Raises an `OSError` or a `ValueError` for what a user can correct."""
     if args.n > 1 and args.temperature == 0:
         logger.warning(f"`temperature` is 0: the {args.n} samples of a problem will be the same.")
-    for model in args.model:
-        check_model(model)
-    backend = resolve_backend(args.backend, args.model)
-    check_thinking({model: load_tokenizer(model, args.revision) for model in args.model}, args.enable_thinking)
+    places = {model: check_model(model, revision=args.revision) for model in args.model}
+    backend = resolve_backend(args.backend, places)
+    tokenizers = {model: load_tokenizer(place, args.revision) for model, place in places.items()}
+    check_thinking(tokenizers, args.enable_thinking)
     columns = args.problem_column, args.answer_column
     benchmarks = [
         load_benchmark(spec, most, args.instruction or None, args.system_prompt, *columns)
@@ -41,7 +41,7 @@ def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
     ]
     wanted = {
         "settings": {name: getattr(args, name) for name in SAMPLING_SETTINGS} | {"backend": backend, "samples": None},
-        "models": {model: {"digest": model_digest(model, args.revision)} for model in args.model},
+        "models": {model: {"digest": model_digest(place, args.revision)} for model, place in places.items()},
         "benchmarks": {
             benchmark.name: {
                 "source": benchmark.source,
@@ -55,8 +55,8 @@ def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
         # All models are checked before the first is loaded: a mistake with the last would otherwise show hours later,
         # or after `overwrite` has discarded what was there
         runs = [
-            ModelRun(model, args, backend, benchmarks)
-            for model in args.model
+            ModelRun(model, place, args, backend, benchmarks)
+            for model, place in places.items()
             if _is_incomplete(model, args.n, benchmarks, output)
         ]
         output.begin()
@@ -74,13 +74,13 @@ def _is_incomplete(model: str, n: int, benchmarks: list[Benchmark], output: Outp
 
 
 class ModelRun:
-    """The missing samples of one model, by the backend `"vllm"` or `"transformers"`. Raises a `ValueError` before
-    anything is loaded if a prompt cannot be written, or leaves too little room for an answer."""
+    """The missing samples of one `model`, loaded from a `place`, by the backend `"vllm"` or `"transformers"`. Raises a
+    `ValueError` before anything is loaded if a prompt cannot be written, or leaves too little room for an answer."""
 
-    def __init__(self, model: str, args: EvaluationArguments, backend: str, benchmarks: list[Benchmark]):
-        self.model, self.args, self.backend, self.benchmarks = model, args, backend, benchmarks
-        check_weights(model, args.revision)
-        self.tokenizer = load_tokenizer(model, args.revision)
+    def __init__(self, model: str, place: str, args: EvaluationArguments, backend: str, benchmarks: list[Benchmark]):
+        self.model, self.place, self.args, self.backend, self.benchmarks = model, place, args, backend, benchmarks
+        check_weights(place, args.revision)
+        self.tokenizer = load_tokenizer(place, args.revision)
         # If the prompt ends with the tag, completions lack it, and a thought that is cut off would pass for an answer
         opens = self._first_prompt(benchmarks[0]).rstrip().endswith("<think>")
         self.opened_by_prompt = "<think>\n" if opens else ""
@@ -89,7 +89,7 @@ class ModelRun:
         }
         longest_prompt = max(map(max, self.lengths.values()))
         self.longest = longest_prompt + args.max_new_tokens
-        context = context_of(model, args.revision)
+        context = context_of(place, args.revision)
         if context is not None and self.longest > context:
             raise ValueError(self._no_room(longest_prompt, context))
 
@@ -108,13 +108,14 @@ class ModelRun:
             cure += f'. Without the `instruction` (`--instruction ""`) the prompt has {tokens} tokens less'
         return (
             f"The longest prompt has {longest_prompt} tokens and `max_new_tokens` is {self.args.max_new_tokens}, but "
-            f"{self.model} was made for {context} in all. The prompt is row {row} of {benchmark.source}. {cure}."
+            f"{self.model} was made for {context} in all. The prompt is row {row} of {benchmark.source}. {cure}. It "
+            f"begins with {last[:80]!r}."
         )
 
     def write(self, output: Output):
         """Generate and score what is missing."""
         kind = VllmGenerator if self.backend == "vllm" else TransformersGenerator
-        generator = kind(self.model, self.tokenizer, self.args, self.longest)
+        generator = kind(self.place, self.tokenizer, self.args, self.longest)
         self._note_session(output, generator)
         initial = sum(key[0] == self.model and key[1] in self.lengths for key in output.done)
         total = self.args.n * sum(map(len, self.lengths.values()))

@@ -7,6 +7,7 @@ from transformers import AutoConfig
 from transformers.integrations import get_reporting_integration_callbacks
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
 
+from math_answers.evaluation.loading import check_quantization
 from math_answers.evaluation.models import adapter_settings, check_model
 from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.cli.reward_functions import check_reward_function, load_reward_function
@@ -26,15 +27,15 @@ def make_trainer(
     script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig, model_args: ModelConfig
 ) -> GRPOTrainer | RLOOTrainer:
     model, revision = str(model_args.model_name_or_path), model_args.model_revision
-    check_model(model, "model_name_or_path")
-    if adapter := adapter_settings(model):
+    if adapter := adapter_settings(check_model(model, "model_name_or_path", revision)):
         raise ValueError(
             f"`model_name_or_path`: {model} is an adapter, and training starts from a whole model. Merge the adapter "
             f"into {adapter['base_model_name_or_path']} (`merge_and_unload` of PEFT), or train a new adapter of that "
             "model with `--use_peft`. `--resume` continues the adapter's own run."
         )
     # A wrong hub name is refused here, not after minutes of reading data
-    AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=training_args.trust_remote_code)
+    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=training_args.trust_remote_code)
+    quantization = _quantization(model, config, model_args)
     try:
         for callback in get_reporting_integration_callbacks(training_args.report_to):
             callback()
@@ -70,6 +71,22 @@ def make_trainer(
         args=training_args,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
-        quantization_config=get_quantization_config(model_args),
+        quantization_config=quantization,
         peft_config=get_peft_config(model_args),
     )
+
+
+def _quantization(model: str, config: Any, model_args: ModelConfig) -> Any:
+    """How to quantise the weights of a model, or `None`. Refuses, before the data are read, quantised weights that
+    cannot be loaded here, or not be trained."""
+    quantization = get_quantization_config(model_args)
+    quantizer = check_quantization(model, config, quantization, "model_name_or_path")
+    if quantizer is None or getattr(quantizer.quantization_config, "dequantize", False):
+        return quantization
+    if not (quantizer.is_qat_trainable or (quantizer.is_trainable and model_args.use_peft)):
+        cure = "Train an adapter on them: `--use_peft`." if quantizer.is_trainable else "Start from whole weights."
+        method = quantizer.quantization_config.quant_method
+        raise ValueError(
+            f"`model_name_or_path`: the weights of {model} are quantised ({method}), and not trained. {cure}"
+        )
+    return quantization

@@ -1,4 +1,7 @@
-"""check_prompts(): names the first row of the data whose prompt is empty, or leaves no room for a completion."""
+"""check_prompts(): names the first row of the data whose prompt is empty, or leaves no room for a completion.
+
+Rows are counted from 0 after those that the loading has dropped; the beginning of a prompt finds it in its file.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -24,6 +27,8 @@ def check_prompts(trainer: Any) -> None:
     for name, dataset in {"train": trainer.train_dataset, **evaluation}.items():
         if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
             continue
+        if dataset.info.dataset_name:  # of the hub, or what `math_answers.data` has read
+            name += f" ({dataset.info.dataset_name})"
         sizes = [[len(text.encode()) for text in _texts(prompt)] for prompt in dataset["prompt"]]  # bytes of each text
         lengths = list(map(sum, sizes))
         if 0 in lengths:
@@ -36,12 +41,12 @@ def check_prompts(trainer: Any) -> None:
         template = _tokens(trainer, dataset[0]["prompt"]) / len(sizes[0])
         bounds = [n + template * max(len(size), len(sizes[0])) for n, size in zip(lengths, sizes, strict=True)]
         for row in [row for row, bound in enumerate(bounds) if bound > longest]:
-            if (tokens := _tokens(trainer, dataset[row]["prompt"])) > longest:
+            if (tokens := _tokens(trainer, prompt := dataset[row]["prompt"])) > longest:
                 drop = f", or drop long prompts with `--max_prompt_tokens {longest}`" if longest > template else ""
                 raise ValueError(
                     f"The prompt of row {row} of {name} has {tokens:,} tokens; with `max_completion_length` "
                     f"{completion:,} that exceeds the context of {limit:,} (the model's, or `vllm_max_model_length`). "
-                    f"Lower `max_completion_length`{drop}."
+                    f"Lower `max_completion_length`{drop}. It begins with {' '.join(_texts(prompt))[:80]!r}."
                 )
 
 

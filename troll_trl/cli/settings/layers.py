@@ -100,7 +100,7 @@ def _read(path: Path, named_by: tuple[Path, ...]) -> list[Layer]:
         raise ValueError(f"There is no file {path}, the `base` of {named_by[-1]} (relative to that file).")
     try:
         values = _load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # PyYAML's own, and of `!!bool abc`
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must map names to values, got {values!r}.")

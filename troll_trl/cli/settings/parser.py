@@ -11,7 +11,7 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from itertools import product
 from types import UnionType
@@ -87,10 +87,9 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
         unused = [option.name for option in troll_fields(troll_config) if option.name in settings]
         if script_args.method == "clip" and unused:
             logger.warning(f"`method: clip` ignores {', '.join(unused)}, which only TROLL uses.")
-        for name, value in settings.items():
-            for key, text in value.items() if isinstance(value, dict) else ():
-                if isinstance(text, str) and text.lower() in ("yes", "no", "on", "off"):
-                    logger.warning(f"`{name}`: {key} is the text {text!r}, not a boolean. Write true or false for one.")
+        for name, key, text in _texts_below(settings):
+            if text.lower() in ("yes", "no", "on", "off"):
+                logger.warning(f"`{name}`: {key} is the text {text!r}, not a boolean. Write true or false for one.")
         of_one = ("dataset_name", "dataset_config", "dataset_streaming")
         if script_args.mixture.datasets and (ignored := [name for name in of_one if settings.get(name)]):
             logger.warning(f"`datasets` replaces `{'`, `'.join(ignored)}`, which the run ignores, as `trl grpo` does.")
@@ -156,6 +155,16 @@ class StrictParser(HfArgumentParser):
             setattr(namespace, name, value)
         else:
             self.error(f"`{name}` must be {inspect.formatannotation(self._hints[name])}, got {value!r}.")
+
+
+def _texts_below(settings: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Setting, key and value of the texts in mappings, however deep."""
+    for name, value in settings.items():
+        mappings = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
+        for key, inner in [pair for mapping in mappings for pair in mapping.items()]:
+            if isinstance(inner, str):
+                yield name, key, inner
+            yield from ((name, f"{key}.{below}", text) for _, below, text in _texts_below({name: inner}))
 
 
 def _types_in(hint: Any) -> set[Any]:
