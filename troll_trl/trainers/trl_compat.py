@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from types import CodeType
 from typing import Any, ParamSpec
 
 from accelerate.logging import get_logger
@@ -112,32 +113,31 @@ def check_trl(trainer_class: type = GRPOTrainer, engine: bool = True) -> frozens
     `RELIABILITY` that have moved are returned, after a warning.
     """
     owners = (*trainer_class.__mro__, AcceleratedOptimizer)
-    attributes = functools.cache(_attributes_of)  # of this call alone: a test changes classes
     for owner in owners:
-        check_parts(owner, {**METHOD.get(owner, {}), **(ENGINE.get(owner, {}) if engine else {})}, attributes)
+        check_parts(owner, {**METHOD.get(owner, {}), **(ENGINE.get(owner, {}) if engine else {})})
     found = {
         name: moved
         for name, parts in RELIABILITY.items()
         for owner in owners
-        for moved in _moved(owner, parts.get(owner, {}), attributes)
+        for moved in _moved(owner, parts.get(owner, {}))
     }
     for name, moved in found.items():
         logger.warning(f"Switched off: {name}. {moved} The training continues without it.")
     return frozenset(found)
 
 
-def check_parts(owner: type, parts: Mapping[str, str | None], attributes: Callable | None = None) -> None:
+def check_parts(owner: type, parts: Mapping[str, str | None]) -> None:
     """Raise an `ImportError` unless a class has these methods, with these parameters first, and these attributes. The
     message names the part, the library, the installed version and the tested one."""
-    for moved in _moved(owner, parts, attributes or _attributes_of):
+    for moved in _moved(owner, parts):
         raise ImportError(moved)
 
 
-def _moved(owner: type, parts: Mapping[str, str | None], attributes_of: Callable) -> Iterator[str]:
+def _moved(owner: type, parts: Mapping[str, str | None]) -> Iterator[str]:
     """A sentence for every part of a class that has moved."""
     for name, parameters in parts.items():
         method: Any = getattr(owner, name, None)
-        if method is None if parameters is not None else name not in attributes_of(owner):
+        if method is None if parameters is not None else name not in _attributes_of(owner):
             yield unsupported(owner, f"`{owner.__name__}.{name}` is gone")
         elif parameters is not None:
             expected, actual = parameters.split(), inspect.signature(method).parameters
@@ -151,8 +151,12 @@ def _moved(owner: type, parts: Mapping[str, str | None], attributes_of: Callable
 def _attributes_of(owner: type) -> set[str]:
     """The attributes of a class, and those that its methods assign: some exist only while a training runs."""
     functions = [f for base in owner.__mro__ for f in vars(base).values() if inspect.isfunction(f)]
-    steps = (step for f in functions for step in dis.get_instructions(inspect.unwrap(f)))
-    return {*dir(owner), *(step.argval for step in steps if step.opname == "STORE_ATTR")}
+    return set(dir(owner)).union(*(_assigned(inspect.unwrap(f).__code__) for f in functions))
+
+
+@functools.cache  # by the code, for a test changes methods
+def _assigned(code: CodeType) -> frozenset[str]:
+    return frozenset(step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")
 
 
 @contextmanager
