@@ -127,8 +127,8 @@ def project_source(dtype, softcap, bias, slots=K + 1, bound=0.05):
     return make(
         projection._project_kernel, dtype, softcap, bias, projection.warps_for(padded),
         projection_types(torch.float32), BOUND=bound, TOLERANCE=1e-5, EXP_UNDERFLOW=projection.EXP_UNDERFLOW,
-        MAX_EVALUATIONS=projection.MAX_EVALUATIONS, ZERO_POLICY_LOG_RATIO=projection.ZERO_POLICY_LOG_RATIO,
-        SLOTS=padded,
+        MAX_EVALUATIONS=projection.MAX_EVALUATIONS, NEWTON_EVALUATIONS=projection.NEWTON_EVALUATIONS,
+        ZERO_POLICY_LOG_RATIO=projection.ZERO_POLICY_LOG_RATIO, SLOTS=padded,
     )  # fmt: skip
 
 
