@@ -139,7 +139,7 @@ def solve(
     Solve `KL(π_t‖q) = ε` for `t` by a safeguarded Newton iteration on `sqrt(2 f(t))`.
 
     `f` starts as a parabola, so `sqrt(2 f(t))` is close to linear and Newton's method on it needs a handful of
-    evaluations. A step that leaves the bracket is replaced by a bisection.
+    evaluations. A step that leaves the bracket is replaced by a bisection, and so is every other step after 20.
 
     `log_p` and `log_q` `(M, S)`, float64, are rows with KL(p‖q) > ε, and `kl_bound` is ε. A row stops once
     `|KL − ε| ≤ relative_tolerance·ε`, or when `t` can no longer change. Returns `t` `(M,)` in (0, 1]; `log π_t`
