@@ -75,7 +75,7 @@ def test_it_runs(notebook, tmp_path):
     nbclient.NotebookClient(notebook, timeout=None, kernel_name="python3", resources=resources).execute()
     rates = success(notebook)
     assert rates.keys() == {"TROLL", "clip"} and rates["TROLL"][0] == rates["clip"][0]  # one start
-    # An answer of so young a model may hold a new line
-    questions, right = (re.findall(end, printed(notebook), re.MULTILINE) for end in (r"^What is ", r" \(right: \d+\)$"))
-    assert len(right) == 5 <= len(questions)
+    # Not whole lines: an answer of so young a model may hold a new line, and a warning may precede the first question
+    assert len(re.findall(r"What is \d+ \+ \d+\?", printed(notebook))) >= 5
+    assert len(re.findall(r" \(right: \d+\)$", printed(notebook), re.MULTILINE)) == 5, printed(notebook)
     assert {path.name for path in (tmp_path / "outputs" / "notebook").iterdir()} >= {"start", "run", "clip"}
