@@ -162,7 +162,7 @@ def main() -> None:
     options = parser(__doc__)
     args = options.parse_args()
     report = Report("engine_policy", args, {"what": "", "ratio": ".3f", "value": ""})
-    report.start("Ratios: FLOPs to those of TRL's clip, our reading to TRL's, tokens a second to those of logprobs=0.")
+    report.start("Ratios: our FLOPs to TRL's clip, our reading to TRL's, and tokens a second to logprobs=0.")
     count_flops(report)
     if find_spec("vllm"):
         import tempfile

@@ -33,7 +33,7 @@ def options():
 
 
 def configs():
-    """Every YAML file of configs/, with the first sentence of its comment, or with those of the files it builds on."""
+    """Every YAML file of configs/, with the first sentence of its comment. Without one, its base files describe it."""
     from troll_trl.cli.settings.layers import configs_folder
 
     folder = configs_folder()

@@ -108,11 +108,11 @@ def test_structured_outputs_and_evaluation(server, model, tmp_path):
     assert len(logged(trainer, "eval_reward")) == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"trust_region": "mask", "divergence_bound": 0.05}])
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [("grpo", {}), ("grpo", {"trust_region": "mask", "divergence_bound": 0.05}), ("rloo", {})],
+)
 def test_the_servers_distribution_as_the_old_policy(server, model, tmp_path, algorithm, options):
-    if algorithm == "rloo" and options:
-        pytest.skip("RLOO needs a support")
     classes = {"grpo": (TrollGRPOTrainer, TrollGRPOConfig), "rloo": (TrollRLOOTrainer, TrollRLOOConfig)}[algorithm]
     options = options_for(server, old_policy="engine", learning_rate=2e-2, beta=0.0, **options)
     run = make_trainer(*classes, tmp_path, model=model, **options)

@@ -104,9 +104,9 @@ def _load_files(files: list[Path], split: str, streaming: bool) -> datasets.Data
 def check_numbers(files: list[Path], features: datasets.Features | None) -> None:
     """
     Raise a `ValueError` for the first number of JSON files that `datasets` would change. It reads fractions, integers
-    beyond 63 bits (64 beside texts) and all integers of a column with fractions as float64. The rows of an array, and
-    those of a file with a column of several types, it first writes again with ten decimals. In such a column it reads
-    the texts as JSON, too.
+    beyond 63 bits (64 beside texts) and all integers of a column with fractions as float64. If a file is one
+    array, or has a column of several types, it first writes all rows again with ten decimals. Texts in a column of
+    several types it reads as JSON.
 
     Args:
         files (`list[Path]`):

@@ -276,7 +276,7 @@ def ask_for_likely_tokens(generation: Any, recorder: EngineRecorder) -> None:
     def generate(*args, **kwargs):
         prompt_ids, completion_ids, log_probs, ids = answer(*args, **kwargs)
         if flat:
-            mine = [flat[id(sampled)] for sampled in completion_ids]  # those of a group's ranks are sampled together
+            mine = [flat[id(sampled)] for sampled in completion_ids]  # ranks of one engine sample together
             listed = [(np.subtract(x.end_indices, x.start_indices), x.token_ids, x.logprobs) for x in mine]
             flat.clear()
         else:

@@ -104,8 +104,8 @@ class ProjectionTrustRegion(TrustRegion):
 
 
 class MaskTrustRegion(TrustRegion):
-    """DPPO (arXiv 2602.04879): a token that has moved too far with its advantage loses its gradient. The arguments are
-    those of [`~troll_trl.trust_region.mask.mask_weight`]; the bound is by default the paper's."""
+    """DPPO (arXiv 2602.04879): a token that has moved too far with its advantage loses its gradient. It takes
+    the arguments of [`~troll_trl.trust_region.mask.mask_weight`]. The default bound is the paper's."""
 
     maxima = {"troll/divergence_max": "divergence"}
 
