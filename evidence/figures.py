@@ -29,9 +29,10 @@ STYLES: dict[str, dict[str, Any]] = {
 AREA, SUCCESS = "mean height of the learning curve, %", "success after training, %"
 
 
-def _panels(count: int, width: float) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width * count, 3.8), layout="constrained")
-    panels = list(figure.subplots(1, count, squeeze=False)[0])
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    """Panels one below the other: a screen 400 pixels wide shows text of 9 points with 8 pixels."""
+    figure = Figure(figsize=(6, 3.8 * count), layout="constrained")
+    panels = list(figure.subplots(count, squeeze=False)[:, 0])
     for axes in panels:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
@@ -68,7 +69,7 @@ def _plot_mean(axes: Axes, cell: Cell, style: str) -> tuple[float, float, str]:
 
 def draw_real(records: Sequence[Record], study: str, file: Path) -> None:
     """Success of the real model against updates, TROLL at two bounds too: every seed, thin, and the means."""
-    figure, (axes,) = _panels(1, 6.4)
+    figure, (axes,) = _panels(1)
     names = {
         ("troll", 0.5): ("troll-wide", "TROLL, ε = 0.5"),
         ("clip-higher", None): ("clip-higher", "clip, 0.2/0.28"),
@@ -106,7 +107,7 @@ def draw_age(records: Sequence[Record], study: str, file: Path) -> None:
 
 def _draw_ages(lines: Mapping[str, Mapping[tuple[str, str], Mapping[int, Estimate]]], file: Path, end: float) -> None:
     """`lines` by key of a record, by style and name of the line, by updates per rollout batch."""
-    figure, panels = _panels(len(lines), 5.0)
+    figure, panels = _panels(len(lines))
     for (key, of_key), axes in zip(lines.items(), panels, strict=True):
         ends, ages = {}, sorted({n for values in of_key.values() for n in values})
         for index, ((style, name), values) in enumerate(of_key.items()):

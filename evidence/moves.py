@@ -90,7 +90,7 @@ def _bins(old: np.ndarray, edges: Sequence[float]) -> Iterator[tuple[float, floa
 
 def draw(records: Sequence[dict[str, Any]], task: str, file: Path) -> None:
     """By which factor a token's probability may grow within a rollout batch, and by which it did in two runs."""
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     old = np.geomspace(EDGES[0], 0.999, 400)
     axes.plot(old, largest_in_ball(old) / old, color="C0", linewidth=2.2)
@@ -111,6 +111,7 @@ def draw(records: Sequence[dict[str, Any]], task: str, file: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="probability when sampled", ylabel="growth within a rollout batch")
     ticks = [0.5, 1, 2, 4, 8, 16]
     axes.set_yticks(ticks, [f"× {tick:g}" for tick in ticks])
+    axes.set_xticks([0.001, 0.01, 0.1, 1], ["0.001", "0.01", "0.1", "1"])  # exponents would be too small to read
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
