@@ -1,16 +1,35 @@
 """What the site changes in our Markdown, which follows Hugging Face's docstrings."""
 
 import re
+from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/troll-trl/troll_trl/blob/main/"
 
 
-def on_page_markdown(markdown, **_):
-    """Tables of the source take the place of their markers, and links out of docs/ lead to the repository."""
+def on_files(files, config):
+    """The README, which is the first page, shows a figure of the study."""
+    from mkdocs.structure.files import File
+
+    picture = "evidence/figures/rate.png"
+    files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
+
+
+def on_page_markdown(markdown, page=None, **_):
+    """The README is the first page, tables replace their markers, and links out of docs/ lead to the repository."""
+    if page and page.is_homepage:
+        markdown = _home((ROOT / "README.md").read_text(encoding="utf-8"))
     for marker, table in {"<!-- options -->": options, "<!-- configs -->": configs}.items():
         if marker in markdown:
             markdown = markdown.replace(marker, table())
     return re.sub(r"(\]\()\.\./(?!\.)", rf"\1{REPOSITORY}", markdown)
+
+
+def _home(readme):
+    """The README with links as in docs/, and the badge, a picture of another host, as a link."""
+    readme = re.sub(r"\[!\[(.*?)\]\(.*?\)\]", r"[\1]", readme).replace(", [all pages](docs/README.md)", "")
+    readme = re.sub(r"(?<!!)(\[[^\]]*\]\()(?!docs/|https:|#)", r"\1../", readme)
+    return re.sub(r"(\]\()docs/", r"\1", readme)
 
 
 def options():
@@ -26,7 +45,7 @@ def options():
     found["asynchronous GRPO"] = [option for option in fields(AsyncTrollGRPOConfig) if option.name in every]
     rows = []
     for name, option in every.items():
-        kind = getattr(option.type, "__name__", str(option.type))
+        kind = getattr(option.type, "__name__", str(option.type)).replace(" | ", " or ")
         algorithms = ", ".join(group for group, options in found.items() if name in {field.name for field in options})
         rows.append((f"`{name}`", f"`{kind}`", f"`{option.default}`", algorithms, option.metadata["help"]))
     return _table(("option", "type", "default", "for", "meaning"), rows)
@@ -47,7 +66,7 @@ def _what(path):
     comment = re.match(r"(# .*\n)+", text)
     if not comment:
         bases = re.search(r"^base: \[?([^\]\n]+)", text, re.MULTILINE)[1].split(", ")
-        return " ".join(_what(path.parent / base) for base in bases)
+        return " ".join(_what(path.parent / base) for base in bases if not base.endswith("paper.yaml"))
     return re.sub(r"\n?# ", " ", comment[0]).strip().partition(". ")[0].removesuffix(".") + "."
 
 
@@ -59,7 +78,13 @@ def _table(head, rows):
 def on_page_content(html, **_):
     """[`~trl.GRPOConfig`] is `GRPOConfig`, and a parameter's type loses the marks and the default that follow it."""
     html = re.sub(r"\[(<code>[^<]+</code>)\]", r"\1", html)
-    return re.sub(r"<code>([^<]*)</code>", lambda code: f"<code>{_plain(code[1])}</code>", html)
+    html = re.sub(r"<code>([^<]*)</code>", lambda code: f"<code>{_plain(code[1])}</code>", html)
+    return re.sub(r"<code>([^<]*)</code>", lambda code: f"<code>{_unbroken(code[1])}</code>", html)
+
+
+def _unbroken(code):
+    """A line ends between words of code, never within `--max_prompt_tokens`, where browsers break after hyphens."""
+    return re.sub(r"\S*-\S*", r'<span class="word">\g<0></span>', code)
 
 
 def _plain(code):
