@@ -5,6 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/troll-trl/troll_trl/blob/main/"
+WORD = r'<span class="word">\g<0></span>'  # `--max_prompt_tokens` stays in one line: browsers break after hyphens
 
 
 def on_files(files, config):
@@ -22,6 +23,7 @@ def on_page_markdown(markdown, page=None, **_):
     for marker, table in {"<!-- options -->": options, "<!-- configs -->": configs}.items():
         if marker in markdown:
             markdown = markdown.replace(marker, table())
+    markdown = markdown.replace("](../README.md", "](README.md")
     return re.sub(r"(\]\()\.\./(?!\.)", rf"\1{REPOSITORY}", markdown)
 
 
@@ -79,12 +81,8 @@ def on_page_content(html, **_):
     """[`~trl.GRPOConfig`] is `GRPOConfig`, and a parameter's type loses the marks and the default that follow it."""
     html = re.sub(r"\[(<code>[^<]+</code>)\]", r"\1", html)
     html = re.sub(r"<code>([^<]*)</code>", lambda code: f"<code>{_plain(code[1])}</code>", html)
-    return re.sub(r"<code>([^<]*)</code>", lambda code: f"<code>{_unbroken(code[1])}</code>", html)
-
-
-def _unbroken(code):
-    """A line ends between words of code, never within `--max_prompt_tokens`, where browsers break after hyphens."""
-    return re.sub(r"\S*-\S*", r'<span class="word">\g<0></span>', code)
+    html = re.sub(r"<code>[^<]*</code>", lambda code: re.sub(r"[^\s<>]*-[^\s<>]*", WORD, code[0]), html)
+    return re.sub(r'"language-bash.*?</div>', lambda block: re.sub(r"(?<=\s)--\w+", WORD, block[0]), html, flags=re.S)
 
 
 def _plain(code):
