@@ -168,8 +168,7 @@ def test_types_on_the_site_keep_their_brackets():
 def test_a_line_of_the_site_does_not_end_within_a_flag():
     """Browsers break lines after a hyphen: `--` was at the end of one, and `max_prompt_tokens` in the next."""
     word = '<span class="word">--max_prompt_tokens</span>'
-    inline, block = "<code>troll --max_prompt_tokens 5</code>", '<div class="language-bash">a --max_prompt_tokens 5\n</div>'
-    for html in (inline, block):
+    for html in ("<code>a --max_prompt_tokens 5</code>", '<div class="language-bash">a --max_prompt_tokens 5\n</div>'):
         assert hooks.on_page_content(html) == html.replace("--max_prompt_tokens", word)
 
 
