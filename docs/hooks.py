@@ -47,10 +47,10 @@ def options():
     found["asynchronous GRPO"] = [option for option in fields(AsyncTrollGRPOConfig) if option.name in every]
     rows = []
     for name, option in every.items():
-        kind = getattr(option.type, "__name__", str(option.type)).replace(" | ", " or ")
-        algorithms = ", ".join(group for group, options in found.items() if name in {field.name for field in options})
-        rows.append((f"`{name}`", f"`{kind}`", f"`{option.default}`", algorithms, option.metadata["help"]))
-    return _table(("option", "type", "default", "for", "meaning"), rows)
+        algorithms = [group for group, options in found.items() if name in {field.name for field in options}]
+        only = "" if len(algorithms) == len(found) else f" For {' and '.join(algorithms)}."
+        rows.append((f"`{name}`", f"`{option.default}`", option.metadata["help"] + only))
+    return _table(("option", "default", "meaning"), rows)
 
 
 def configs():
@@ -82,7 +82,7 @@ def on_page_content(html, **_):
     html = re.sub(r"\[(<code>[^<]+</code>)\]", r"\1", html)
     html = re.sub(r"<code>([^<]*)</code>", lambda code: f"<code>{_plain(code[1])}</code>", html)
     html = re.sub(r"<code>[^<]*</code>", lambda code: re.sub(r"[^\s<>]*-[^\s<>]*", WORD, code[0]), html)
-    return re.sub(r'"language-bash.*?</div>', lambda block: re.sub(r"(?<=\s)--\w+", WORD, block[0]), html, flags=re.S)
+    return re.sub(r'(?s)"language-bash.*?</div>', lambda block: re.sub(r"(?<=[\s>])--\w+", WORD, block[0]), html)
 
 
 def _plain(code):
