@@ -4,6 +4,7 @@ import importlib.util
 import json
 import random
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -254,6 +255,49 @@ CHANGING += [f"{ten}ties" for ten in ("twen", "thir", "six", "nine")]
 @given(st.integers(2, 9999), st.sampled_from(CHANGING), st.sampled_from(["{} {}", r"{}\text{{ {}}}", "{} ({})"]))
 def test_words_that_change_a_number_are_no_unit(value, word, form):
     all_of(0.0, str(value), [form.format(value, word), f"{value} blue {word}"])
+
+
+# How many of the second are one of the first
+UNITS = [
+    ("km", "m", 1000), ("m", "cm", 100), ("km^2", "m^2", 10**6), ("m^3", "cm^3", 10**6), ("kg", "g", 1000),
+    ("L", "mL", 1000), ("hours", "minutes", 60), ("h", "s", 3600), ("days", "hours", 24), ("years", "months", 12),
+    ("miles", "feet", 5280), ("feet", "inches", 12), ("lb", "oz", 16), ("dollars", "cents", 100), ("kJ", "J", 1000),
+    ("m/s", "km/h", "18/5"), ("km/h", "m/h", 1000),
+]  # fmt: skip
+
+
+@PROPERTY
+@given(st.integers(2, 9999), st.sampled_from(UNITS))
+def test_a_quantity_in_another_unit_of_its_measure_is_the_same_and_a_number_without_unit_is_not(value, units):
+    large, small, ratio = units
+    converted = value * Fraction(ratio)
+    number = (
+        str(converted) if converted.denominator == 1 else f"\\frac{{{converted.numerator}}}{{{converted.denominator}}}"
+    )
+    all_of(1.0, f"{value} {large}", [f"{number} {small}", f"{number}\\text{{ {small}}}", f"{value}"])
+    all_of(1.0, f"{number} {small}", [f"{value} {large}", f"{value}\\text{{ {large}}}"])
+    all_of(0.0, f"{value} {large}", [number, f"{value} {small}", f"{converted + 1} {small}", f"{number} K"])
+    all_of(0.0, str(converted), [f"{value} {large}"])
+
+
+@pytest.mark.parametrize("other", ["365 days", "52 weeks", "1 rad", "1 m"])
+def test_units_of_different_measures_have_no_ratio(other):
+    all_of(0.0, "1 year", [other])
+
+
+@PROPERTY
+@given(st.integers(2, 9999))
+def test_a_fraction_of_units_is_a_unit_and_a_quotient_of_letters_is_none(value):
+    all_of(1.0, f"{value} m/s", [rf"{value}\frac{{\text{{m}}}}{{\text{{s}}}}", rf"{value}\text{{ m s}}^{{-1}}"])
+    all_of(
+        1.0, f"{value} km/h", [rf"{value}\frac{{km}}{{h}}", f"{value}km/h", rf"{value}\,\mathrm{{\frac{{km}}{{h}}}}"]
+    )
+    all_of(
+        1.0,
+        rf"{value}\cdot10^{{8}}",
+        [rf"{value}\cdot10^{{8}} \frac{{m}}{{s}}", rf"{value}\times 10^8 \frac{{kg}}{{m^3}}"],
+    )
+    all_of(0.0, str(value), [rf"{value}\frac{{m}}{{s}}", rf"{value}\frac{{x}}{{s}}", rf"{value}\frac{{km}}{{x}}"])
 
 
 @PROPERTY

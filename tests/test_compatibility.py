@@ -54,22 +54,23 @@ def chat_tokenizer():
     return tokenizer
 
 
-def moe():
+def moe(**overrides):
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=100,
-        hidden_size=16,
-        intermediate_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
+    options = {
+        "vocab_size": 100,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }
+    config = Qwen3MoeConfig(**{**options, **overrides})
     model = Qwen3MoeForCausalLM(config)
     with torch.no_grad():
         model.lm_head.weight.mul_(6)

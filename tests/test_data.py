@@ -158,6 +158,14 @@ def test_no_usable_row_is_an_error(tmp_path):
         load_rows(tmp_path, [{"problem": "p", "answer": "?"}, {"problem": "q", "answer": ""}])
 
 
+def test_texts_that_json_makes_dates_are_named_and_parquet_keeps_them(tmp_path):
+    """The advice was to name the right columns, which they were."""
+    rows = [{"problem": "When?", "answer": "2024-01-31"}]
+    with pytest.raises(ValueError, match=r"column 'answer' has dates .* save it as Parquet"):
+        load_math_dataset(write(tmp_path / "dates.jsonl", rows))
+    assert load_math_dataset(write(tmp_path / "dates.parquet", rows))["solution"] == [r"\boxed{2024-01-31}"]
+
+
 def test_missing_columns_lists_those_found(tmp_path):
     with pytest.raises(ValueError, match=r"has the columns text, label;.*\(problem, answer\).*`answer_column`"):
         load_rows(tmp_path, [{"text": "p", "label": "1"}])

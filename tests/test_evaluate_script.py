@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -121,7 +122,7 @@ def test_from_flags_to_summary_and_not_run_again(workplace, monkeypatch, capsys)
     # The prompt as the model saw it, up to where it answers
     unknown = ["<unk>"] * len(DEFAULT_INSTRUCTION.split())
     assert summary["first_prompts"]["model"]["one"].split() == ["w0", *unknown, "w0"]
-    assert summary["settings"]["seed"] == 0 and summary["sessions"][0]["versions"]["torch"] == torch.__version__
+    assert summary["settings"]["seed"] == 0 and summary["sessions"][0]["versions"]["torch"] == version("torch")
     assert "pass@2 %" in Path("out/table.md").read_text()
     assert "pass@2 %" in out and "disagree on" in out
     # A second call makes nothing, and loads no model

@@ -17,7 +17,13 @@ import yaml
 from limits import HANG
 from safetensors.torch import load_file
 from tiny import tiny_config, tiny_model, tiny_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    Qwen3ForSequenceClassification,
+)
 
 from troll_trl.cli import make_trainer
 
@@ -381,6 +387,16 @@ def test_an_adapters_folder_is_no_model_to_start_from(workplace, run):
         and "Merge the adapter into model" in said
         and "--use_peft" in said
     )
+
+
+def test_a_model_that_generates_nothing_and_an_unknown_model_option_are_named(workplace, run):
+    """Both ended with a traceback, from the trainer's constructor."""
+    config = BertConfig(vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    BertForMaskedLM(config).save_pretrained(workplace / "encoder")
+    code, said = run("--model_name_or_path", "encoder")
+    assert code == 2 and "encoder is a BertForMaskedLM, which generates no text" in said
+    code, said = run("--model_init_kwargs", '{"rope": 1}')
+    assert code == 2 and "`model_init_kwargs`: " in said and "unexpected keyword argument 'rope'" in said
 
 
 def test_a_local_models_card_and_adapter_are_for_its_reader(workplace, train):

@@ -5,10 +5,12 @@ import os
 
 import pytest
 import torch
+from test_compatibility import moe
 from test_resume import assert_same_run
+from tiny import tiny_tokenizer
 from training_args import parse_training_args
 from trl_comparison import logged, make_trainer, micro_batch
-from vllm_engine import model_for_vllm, plain_linear_layers, start_engines_with
+from vllm_engine import MODEL, model_for_vllm, plain_experts, plain_linear_layers, start_engines_with
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, small_models
 from troll_trl.cli.make_trainer import make_trainer as make_trainer_of_command
@@ -29,7 +31,8 @@ def trainer(monkeypatch, tmp_path):
         start_engines_with(monkeypatch, dtype)
         classes = {"grpo": (TrollGRPOTrainer, TrollGRPOConfig), "rloo": (TrollRLOOTrainer, TrollRLOOConfig)}[algorithm]
         engine = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 64, "old_policy": "engine"}
-        return make_trainer(*classes, tmp_path / folder, model=model, **{**engine, "learning_rate": 2e-2, **options})
+        options = {"model": model, **engine, "learning_rate": 2e-2, **options}
+        return make_trainer(*classes, tmp_path / folder, **options)
 
     return make
 
@@ -47,6 +50,20 @@ def test_the_engine_and_the_trainer_at_equal_weights(trainer, dtype, limit, algo
     assert dtype == "float32" or kl[1][0] > 1e-6, "the engine is in bfloat16"
     assert max(kl[1]) > 0.01 and max(logged(run, "troll/kl_max")) <= 0.01 * (1 + 1e-4)
     assert set(logged(run, "troll/unscored_tokens")) == {0}
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("bfloat16", 1e-2)])
+def test_a_mixture_of_experts_at_equal_weights(trainer, monkeypatch, tmp_path, dtype, limit):
+    """In the second rollout batch, too: the engine has the experts that the trainer updated."""
+    plain_experts(monkeypatch.setattr)
+    moe(**MODEL, moe_intermediate_size=32).save_pretrained(tmp_path / "mixture")
+    tiny_tokenizer().save_pretrained(tmp_path / "mixture")
+    run = trainer(dtype, model=str(tmp_path / "mixture"), beta=0.0, kl_bound=0.01)
+    run.train()
+    kl = logged(run, "troll/policy_kl_max")
+    print(f"mixture, {dtype}: KL at equal weights, at most {kl[0]:.1e} and {kl[4]:.1e}")
+    assert max(kl[0], kl[4]) < limit and max(kl) > 0.01
+    assert max(logged(run, "troll/kl_max")) <= 0.01 * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("support_size", [2, 20, 60, 104])

@@ -32,6 +32,21 @@ def plain_linear_layers(patch=setattr):
     patch(layers, "dispatch_cpu_unquantized_gemm", use_plain_linear)
 
 
+def plain_experts(patch=setattr):
+    """The same for the experts of a mixture, which a CPU's kernel wants packed: pack them for each use."""
+    import vllm.model_executor.layers.fused_moe.experts.cpu_moe as cpu_moe
+
+    experts = cpu_moe.CPUUnquantizedExperts
+    apply = experts.apply
+
+    def pack_and_apply(self, output, hidden_states, w1, w2, *args, **kwargs):
+        packed = [cpu_moe.cpu_prepack_moe_weight(weights, self.isa) for weights in (w1, w2)]
+        return apply(self, output, hidden_states, *packed, *args, **kwargs)
+
+    patch(experts, "process_weights_after_loading", lambda self, layer: None)
+    patch(experts, "apply", pack_and_apply)
+
+
 def start_engines_with(monkeypatch, dtype: str, **options):
     """
     Start TRL's colocated engines with options that TRL does not pass on.

@@ -103,6 +103,12 @@ def as_math_problems(
             "give a column `prompt` and other rewards than `math_accuracy`."
         )
     schema = _find_schema(dataset, problem_column, answer_column, name)
+    kind = getattr(column_value(dataset.features, schema.answer), "dtype", "")
+    if kind.startswith("timestamp"):
+        raise ValueError(
+            f"{name}: the column {schema.answer!r} has dates ({kind}), and a gold answer is a text or a number. If the "
+            'file has texts such as "2024-01-31", save it as Parquet: in a JSON file `datasets` reads them as dates.'
+        )
     dataset = options.choose_rows(dataset, name)
     converted = _convert(dataset, schema, options)
     converted = _drop_unusable_rows(converted, dataset, schema, name)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import transformers
 from datasets import Dataset
 from transformers import AutoConfig
 from transformers.integrations import get_reporting_integration_callbacks
@@ -35,6 +36,12 @@ def make_trainer(
         )
     # A wrong hub name is refused here, not after minutes of reading data
     config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=training_args.trust_remote_code)
+    architecture = getattr(transformers, (config.architectures or [""])[0], None)  # TRL loads this class
+    if architecture is not None and not architecture.can_generate():
+        raise ValueError(
+            f"`model_name_or_path`: {model} is a {architecture.__name__}, which generates no text. Give a language "
+            "model."
+        )
     quantization = _quantization(model, config, model_args)
     try:
         for callback in get_reporting_integration_callbacks(training_args.report_to):
@@ -65,15 +72,20 @@ def make_trainer(
         "dtype": model_args.dtype,
         **(training_args.model_init_kwargs or {}),
     }
-    return TRAINERS[script_args.algorithm, script_args.method](
-        model=model,
-        reward_funcs=reward_funcs,
-        args=training_args,
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
-        quantization_config=quantization,
-        peft_config=get_peft_config(model_args),
-    )
+    try:
+        return TRAINERS[script_args.algorithm, script_args.method](
+            model=model,
+            reward_funcs=reward_funcs,
+            args=training_args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            quantization_config=quantization,
+            peft_config=get_peft_config(model_args),
+        )
+    except TypeError as error:
+        if any(f"unexpected keyword argument '{name}'" in str(error) for name in training_args.model_init_kwargs):
+            raise ValueError(f"`model_init_kwargs`: {error}.") from error
+        raise
 
 
 def _quantization(model: str, config: Any, model_args: ModelConfig) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from math_answers.rewards.verifier.units import Unit, canonical_unit, read_unit, time_ratio
+from math_answers.rewards.verifier.units import Unit, canonical_unit, read_unit, scale_ratio
 
 # Longer exponents and numerals are left to computer algebra, in a process that may be killed
 MAX_EXPONENT = 400
@@ -56,7 +56,7 @@ def read_quantity(text: str) -> Quantity | None:
     if value is None:
         return None
     is_product = match["numerator"] or match["top"]  # \frac{1}{2} m may be one
-    unit = read_unit(match["unit"].lstrip() if is_product else match["unit"])
+    unit = read_unit(match["unit"].lstrip() if is_product else match["unit"], scientific=match["mantissa"] is not None)
     if unit is None:
         return None
     negative = "-" in (match["sign"], match["sign2"])
@@ -84,7 +84,7 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
     Whether two numbers are the same answer. A unit or a percent sign may be left out (`50` or `0.5` for 50 %); units or
     words of both must agree. A base must not be added, unless it is ten, but may be left out.
     """
-    ratio = time_ratio(answer.unit, gold.unit)
+    ratio = scale_ratio(answer.unit, gold.unit)
     if ratio is not None and ratio != 1:
         return answer.value * ratio == gold.value and not answer.percent
     if answer.base is not None and answer.base != (gold.base or "10"):

@@ -25,12 +25,27 @@ _UNIT_NAMES = {
     for name in (unit, *names.split())
     for variant in ({name, f"{name}s", name.capitalize(), f"{name.capitalize()}s"} if len(name) > 2 else {name})
 }
+_UNIT_FRACTION = re.compile(r"\\frac\{((?:[^{}]|\{[^{}]*\})*)\}\{((?:[^{}]|\{[^{}]*\})*)\}")
 _UNIT_TOKEN = re.compile(r"[A-Za-zΩμ]+|\$|\^\{?(-?\d)\}?|/|\\cdot|\\circ|[()^{}.\s-]|\S")
-# In seconds, and in months
-_TIMES: tuple[dict[str | None, Fraction | int], ...] = (
-    {"ms^1": Fraction(1, 1000), "s^1": 1, "min^1": 60, "h^1": 3600, "day^1": 86400, "week^1": 604800},
-    {"month^1": 1, "year^1": 12},
-)
+# Each unit in another of its row, exactly. Not here, since they depend on the country: tons, gallons, ounces of a fluid
+_SCALES = {
+    "s": "μs 1/1000000 ms 1/1000 s 1 min 60 h 3600 day 86400 week 604800",
+    "month": "month 1 year 12",
+    "m": "nm 1/1000000000 μm 1/1000000 mm 1/1000 cm 1/100 m 1 km 1000",
+    "ft": "in 1/12 ft 1 yd 3 mi 5280",
+    "lb": "oz 1/16 lb 1",
+    "g": "μg 1/1000000 mg 1/1000 g 1 kg 1000",
+    "L": "ml 1/1000 L 1",
+    "J": "J 1 kJ 1000",
+    "W": "W 1 kW 1000",
+    "eV": "eV 1 MeV 1000000 GeV 1000000000",
+    "$": "cent 1/100 $ 1",
+}
+_SCALE_OF = {
+    unit: (base, Fraction(factor))
+    for base, row in _SCALES.items()
+    for unit, factor in zip(row.split()[::2], row.split()[1::2], strict=True)
+}
 # What changes the value, continues it or takes it back is no unit
 _CONTINUING = """
     and or plus minus over half halves thirds quarters fourths fifths sixths sevenths eighths ninths squared cubed pi
@@ -84,20 +99,40 @@ class Unit(NamedTuple):
         return bool(self.words - gold.words and gold.words - self.words)
 
 
-def time_ratio(one: str | None, other: str | None) -> Fraction | None:
-    """How many of another unit of time one is, exactly: 60 minutes in an hour; `None` for other units."""
-    return next((Fraction(table[one]) / table[other] for table in _TIMES if one in table and other in table), None)
+def scale_ratio(one: str | None, other: str | None) -> Fraction | None:
+    """How many of another unit one is, exactly: 60 for h and min, 5/18 for km/h and m/s; `None` if it measures else."""
+    if one is None or other is None:
+        return None
+    (bases, scale), (other_bases, other_scale) = _in_bases(one), _in_bases(other)
+    return scale / other_scale if bases == other_bases else None
 
 
-def read_unit(text: str) -> Unit | None:
-    """What follows a number, normalised, text commands included; `None` for anything but a unit."""
+def _in_bases(unit: str) -> tuple[dict[str, int], Fraction]:
+    """A canonical unit as powers of the bases of its rows, and its factor: km^1 h^-1 is 5/18 of m^1 s^-1."""
+    powers: dict[str, int] = {}
+    scale = Fraction(1)
+    for part in unit.split():
+        name, power = part.split("^")
+        base, factor = _SCALE_OF.get(name, (name, Fraction(1)))
+        powers[base] = powers.get(base, 0) + int(power)
+        scale *= factor ** int(power)
+    return powers, scale
+
+
+def read_unit(text: str, scientific: bool = False) -> Unit | None:
+    """
+    What follows a number, normalised, text commands included; `None` for anything but a unit. After a power of ten
+    (`scientific`), m/s written as a fraction is one, though it could be a quotient of variables elsewhere.
+    """
     if not text:
         return Unit()
     text = _TEMPERATURE.sub(lambda sign: " celsius" if sign[1] == "C" else " fahrenheit", text)
-    apart = text.startswith((" ", "\\text"))  # 12 m, not the product 12m
+    # 12 m, not the product 12m
+    apart = text.startswith((" ", "\\text", "\\frac{\\text")) or (scientific and text.startswith("\\frac"))
     named = _IN_BRACKETS.fullmatch(_TEXT.sub(r"\1", text))  # 9 (apples)
     if named:
         apart, text = True, named[1]
+    text = _UNIT_FRACTION.sub(r"\1/\2", text)
     text = text.replace(r"\Omega", "Ω").replace(r"\mu", "μ")
     text = re.sub(r"μ\s*\\text\{\s*", r"\\text{μ", text) if "μ" in text else text
     text = re.sub(r"μ\s+(?=[A-Za-z])", "μ", text)
@@ -154,14 +189,14 @@ def _read_cjk(text: str, factor: int) -> Unit | None:
 def canonical_unit(text: str, lone_letters: bool = True) -> str | None:
     """
     One name for a unit without text commands, such as `m^1 s^-1` for `m/s`; `None` if a part of it is not known.
-    `lone_letters` says whether `m` is a metre rather than a variable.
+    `lone_letters` says whether a first `m` is a metre rather than a variable.
     """
     powers: dict[str, int] = {}
     last, sign, next_power = "", 1, 1
     for token in _UNIT_TOKEN.finditer(text):
         word = token[0]
         lower = word.lower()
-        if word in _UNIT_NAMES and (lone_letters or len(word) > 1 or not word.isalpha() or word == "Ω"):
+        if word in _UNIT_NAMES and (lone_letters or powers or len(word) > 1 or not word.isalpha() or word == "Ω"):
             last = _UNIT_NAMES[word]
             powers[last] = powers.get(last, 0) + sign * next_power
             next_power = 1
