@@ -91,7 +91,7 @@ def gone_together():
                 yield part, tuple(sorted(attributes)), trainer
 
 
-@pytest.mark.parametrize(("part", "names", "trainer"), gone_together(), ids=str)
+@pytest.mark.parametrize(("part", "names", "trainer"), [*gone_together()], ids=str)
 def test_without_a_reliability_part_a_run_trains_the_same_weights(
     part, names, trainer, expected, tmp_path, monkeypatch
 ):
