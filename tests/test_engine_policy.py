@@ -13,6 +13,7 @@ from test_compatibility_models import llava, llava_processor, pictures, qwen_vl,
 from test_compatibility_rollouts import byte_tokenizer, chats, multiply
 from test_resume import assert_same_run
 from tiny import saved_model, tiny_model
+from torch.nn.utils.rnn import pad_sequence
 from trl_comparison import assert_gradient_is_a_finite_difference, logged, make_trainer, micro_batch, reference_tokens
 from trl_comparison import weights as weights_by_name
 
@@ -51,27 +52,38 @@ class Engine:
         self.asked.append(self.logprobs)
         training, completions, log_probs, ids = self.model.training, [], [], []
         self.model.eval()
-        for number, prompt in enumerate(prompts):
-            tokens, seen = list(prompt) + self.speak(prompt), {}
-            if images is not None:
-                seen = self.options["processing_class"].image_processor(images=images[number], return_tensors="pt")
-            if len(tokens) == len(prompt):
-                for _ in range(1 + (3 * number) % self.options["max_completion_length"]):
-                    logits = self.model(torch.tensor([tokens]), **seen).logits[0, -1, :V]  # no token of an image
-                    tokens.append(torch.multinomial(logits.float().softmax(-1), 1, generator=self.generator).item())
-            completion = tokens[len(prompt) :]
-            logits = self.model(torch.tensor([tokens]), **seen).logits[0, len(prompt) - 1 : -1]
-            rows = logits.float().log_softmax(-1)
-            listed = []
-            for token, row in zip(completion, rows, strict=True):
-                top = row.argsort(descending=True)[: self.logprobs or 0].tolist()
-                listed.append({i: row[i].item() for i in sorted({*top, token}, key=lambda i: -row[i].item())})
+        rows = [list(prompt) + self.speak(prompt) for prompt in prompts]
+        everyone = range(len(rows))
+        left = {n: self.length(n) for n in everyone if len(rows[n]) == len(prompts[n])}
+        while left:
+            for number, logits in zip([*left], self.logits(rows, images, left), strict=True):
+                probabilities = logits[len(rows[number]) - 1, :V].softmax(-1)  # no token of an image
+                rows[number].append(torch.multinomial(probabilities, 1, generator=self.generator).item())
+            left = {number: count - 1 for number, count in left.items() if count > 1}
+        for prompt, row, logits in zip(prompts, rows, self.logits(rows, images, everyone), strict=True):
+            completion, listed = row[len(prompt) :], []
+            of_completion = logits[len(prompt) - 1 : len(row) - 1].log_softmax(-1)
+            for token, values in zip(completion, of_completion, strict=True):
+                top = values.argsort(descending=True)[: self.logprobs or 0].tolist()
+                listed.append({i: values[i].item() for i in sorted({*top, token}, key=lambda i: -values[i].item())})
             listed = self.spoil(listed)
             completions.append(completion)
             ids.append([list(row) for row in listed])
             log_probs.append([list(row.values()) for row in listed])
         self.model.train(training)
         return list(prompts), completions, log_probs if self.logprobs is not None else None, ids
+
+    def length(self, number):
+        """Of the completion of a prompt that nobody speaks for."""
+        return 1 + (3 * number) % self.options["max_completion_length"]
+
+    def logits(self, rows, images, numbers):
+        """Float32 logits of some rows; without images from one batch, padded on the right, where no token looks."""
+        if images is None:
+            padded = pad_sequence([torch.tensor(rows[number]) for number in numbers], batch_first=True)
+            return self.model(padded).logits.float()
+        see = lambda number: self.options["processing_class"].image_processor(images[number], return_tensors="pt")
+        return [self.model(torch.tensor([rows[n]]), **see(n)).logits[0].float() for n in numbers]
 
 
 @pytest.fixture(autouse=True)
