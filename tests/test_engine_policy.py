@@ -12,8 +12,7 @@ from test_compatibility import moe
 from test_compatibility_models import llava, llava_processor, pictures, qwen_vl, qwen_vl_processor
 from test_compatibility_rollouts import byte_tokenizer, chats, multiply
 from test_resume import assert_same_run
-from tiny import saved_model, tiny_model
-from torch.nn.utils.rnn import pad_sequence
+from tiny import padded_logits, sample_tokens, saved_model, tiny_model
 from trl_comparison import assert_gradient_is_a_finite_difference, logged, make_trainer, micro_batch, reference_tokens
 from trl_comparison import weights as weights_by_name
 
@@ -52,15 +51,16 @@ class Engine:
         self.asked.append(self.logprobs)
         training, completions, log_probs, ids = self.model.training, [], [], []
         self.model.eval()
-        rows = [list(prompt) + self.speak(prompt) for prompt in prompts]
-        everyone = range(len(rows))
-        left = {n: self.length(n) for n in everyone if len(rows[n]) == len(prompts[n])}
-        while left:
-            for number, logits in zip([*left], self.logits(rows, images, left), strict=True):
-                probabilities = logits[len(rows[number]) - 1, :V].softmax(-1)  # no token of an image
-                rows[number].append(torch.multinomial(probabilities, 1, generator=self.generator).item())
-            left = {number: count - 1 for number, count in left.items() if count > 1}
-        for prompt, row, logits in zip(prompts, rows, self.logits(rows, images, everyone), strict=True):
+        spoken = [self.speak(prompt) for prompt in prompts]
+        counts = [0 if words else self.length(number) for number, words in enumerate(spoken)]
+
+        def without_images(rows, numbers):  # no token of an image
+            return [each[:, :V] for each in self.logits(rows, images and [images[number] for number in numbers])]
+
+        rows = [list(prompt) + words for prompt, words in zip(prompts, spoken, strict=True)]
+        sampled = sample_tokens(without_images, rows, counts, self.generator)
+        rows = [row + tokens for row, tokens in zip(rows, sampled, strict=True)]
+        for prompt, row, logits in zip(prompts, rows, self.logits(rows, images), strict=True):
             completion, listed = row[len(prompt) :], []
             of_completion = logits[len(prompt) - 1 : len(row) - 1].log_softmax(-1)
             for token, values in zip(completion, of_completion, strict=True):
@@ -77,13 +77,13 @@ class Engine:
         """Of the completion of a prompt that nobody speaks for."""
         return 1 + (3 * number) % self.options["max_completion_length"]
 
-    def logits(self, rows, images, numbers):
-        """Float32 logits of some rows; without images from one batch, padded on the right, where no token looks."""
+    def logits(self, rows, images):
+        """Float32 logits of each row."""
         if images is None:
-            padded = pad_sequence([torch.tensor(rows[number]) for number in numbers], batch_first=True)
-            return self.model(padded).logits.float()
-        see = lambda number: self.options["processing_class"].image_processor(images[number], return_tensors="pt")
-        return [self.model(torch.tensor([rows[n]]), **see(n)).logits[0].float() for n in numbers]
+            return padded_logits(self.model, rows)
+        see = lambda image: self.options["processing_class"].image_processor(images=image, return_tensors="pt")
+        pairs = zip(rows, images, strict=True)
+        return [self.model(torch.tensor([row]), **see(image)).logits[0].float() for row, image in pairs]
 
 
 @pytest.fixture(autouse=True)
