@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from accelerate import DistributedType, PartialState
 from ranks import leave_together
-from tiny import tiny_prompts, tiny_tokenizer
+from tiny import padded_logits, sample_tokens, tiny_prompts, tiny_tokenizer
 from torch.distributed.tensor import DTensor
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
@@ -48,15 +48,16 @@ class Engine(cpu_engine.Engine):
         """Two turns around a tool's answer, one of a single token; a conversation that was rewritten, hence forked."""
         version = self.load_weights()
         prompt = self.prompts[self.groups % len(self.prompts)]
+        firsts = self.sample([prompt] * GENERATIONS, [1] + [4] * (GENERATIONS - 1))
+        answers = torch.randint(3, 100, (GENERATIONS, 2), generator=self.generator).tolist()
+        rewritten = [*firsts[1][:2], 7]
+        rows = [prompt + first + answer for first, answer in zip(firsts, answers, strict=True)]
+        *seconds, forked = self.sample([*rows, prompt + rewritten], [3] * (GENERATIONS + 1))
         conversations = []
-        for number in range(GENERATIONS):
-            first = self.sample(prompt, 1 if number == 0 else 4)
-            answer = torch.randint(3, 100, (2,), generator=self.generator).tolist()
-            second = self.sample(prompt + first + answer, 3)
+        for number, (first, answer, second) in enumerate(zip(firsts, answers, seconds, strict=True)):
             rows = [([prompt, first, answer, second], [0, 1, 0, 1])]
             if number == 1:
-                rewritten = [*first[:2], 7]
-                rows.append(([prompt, rewritten, self.sample(prompt + rewritten, 3)], [0, 0, 1]))
+                rows.append(([prompt, rewritten, forked], [0, 0, 1]))
             conversations.append((rows, self.reward(first + second)))
         rewards = np.array([reward for _, reward in conversations])
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-8)
@@ -67,13 +68,10 @@ class Engine(cpu_engine.Engine):
             for parts, masks in rows
         ]
 
-    @torch.no_grad()
-    def sample(self, ids, count):
-        ids = list(ids)
-        for _ in range(count):
-            probabilities = self.model(torch.tensor([ids])).logits[0, -1].float().softmax(-1)
-            ids.append(torch.multinomial(probabilities, 1, generator=self.generator).item())
-        return ids[-count:]
+    def sample(self, rows, counts):
+        """As many tokens as `counts` says after each of the `rows`."""
+        logits = lambda rows, _: padded_logits(self.model, rows)
+        return sample_tokens(logits, rows, counts, self.generator)
 
     @torch.no_grad()
     def make_sample(self, parts, masks, advantage, version, reward):

@@ -13,7 +13,7 @@ def rewrite(monkeypatch, owner, changes, may_be_missing=False):
         function = function_of(value)
         if function is None:
             continue
-        source = changed = textwrap.dedent(inspect.getsource(function))
+        source = changed = textwrap.dedent(source_of(function))
         for pattern, text in changes.items():
             if re.search(pattern, changed):
                 missing.discard(pattern)
@@ -32,20 +32,21 @@ def compiled(source, function, owner):
     return scope["make"](owner)
 
 
-def rename(monkeypatch, name, owners):
-    """Give a method or attribute of the classes `owners` another name wherever they use it."""
-    new, found = f"{name}_elsewhere", False
+def rename(monkeypatch, owners, *names):
+    """Give methods or attributes of the classes `owners` other names wherever they use them."""
+    uses = rf"\b(self|super\(\))\.({'|'.join(names)})\b"
+    found = set()
     for owner in owners:
-        uses = rf"\b(self|super\(\))\.{name}\b"
         functions = filter(None, map(function_of, vars(owner).values()))
-        if any(re.search(uses, inspect.getsource(function)) for function in functions):
-            rewrite(monkeypatch, owner, {uses: rf"\1.{new}"})
-            found = True
-        if name in vars(owner):
-            monkeypatch.setattr(owner, new, vars(owner)[name], raising=False)
+        used = {name for function in functions for _, name in re.findall(uses, source_of(function))}
+        if used:
+            rewrite(monkeypatch, owner, {uses: r"\1.\2_elsewhere"})
+        defined = vars(owner).keys() & {*names}
+        for name in defined:
+            monkeypatch.setattr(owner, f"{name}_elsewhere", vars(owner)[name], raising=False)
             monkeypatch.delattr(owner, name)
-            found = True
-    assert found, f"no class has `{name}`"
+        found |= used | defined
+    assert found == {*names}, f"no class has {set(names) - found}"
 
 
 def lengthen(monkeypatch, name, owners, default):
@@ -72,6 +73,9 @@ def longer(method, default, seen):
     ends = [extra, last] if last.kind is last.VAR_KEYWORD else [last, extra]
     with_one_more.__signature__ = inspect.Signature([*parameters, *ends])
     return with_one_more
+
+
+source_of = functools.cache(inspect.getsource)  # of all methods of a trainer it takes 0.1 s
 
 
 def function_of(value):

@@ -1,9 +1,51 @@
-"""How the processes of a distributed test end."""
+"""How the processes of a distributed test start and end."""
 
+import multiprocessing
 import os
+import socket
 import sys
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from pathlib import Path
 
 import torch.distributed as dist
+from limits import HANG
+
+
+def in_two_ranks(function: Callable, *args, log: Path) -> str:
+    """
+    Call a module's function in two ranks, as `torchrun` would, and return the end of what they printed.
+
+    They are children of a fork server, which imports once what each process of a launcher imports for seconds.
+    """
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (Path(__file__).parents[1], Path(__file__).parent)))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([function.__module__])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [context.Process(target=_rank, args=(rank, port, log, function, args)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    try:
+        running = {process.sentinel: process for process in processes}
+        while running and (ended := wait(running, HANG)):
+            if any(running.pop(sentinel).exitcode != 0 for sentinel in ended):
+                break  # the other one waits for it
+    finally:
+        for process in processes:
+            process.kill()
+    return log.read_text()[-6000:]
+
+
+def _rank(rank: int, port: int, log: Path, function: Callable, args: tuple) -> None:
+    with log.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in ranks.items()}}
+    function(*args)
+    leave_together()
 
 
 def leave_together():

@@ -3,16 +3,16 @@
 import ast
 import copy
 import math
-import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from async_engine import Engine, make_trainer
+from async_engine import Engine, main, make_trainer
 from limits import HANG
 from peft import LoraConfig
+from ranks import in_two_ranks
 from references import reference_divergence, reference_project
 from test_distributed import FSDP2, launch
 from tiny import saved_model, tiny_config, tiny_tokenizer
@@ -259,21 +259,16 @@ def test_equal_policies_do_not_diverge_by_the_floor_of_the_rest(support_size, tm
 # -- Two ranks ------------------------------------------------------------------------------------------------------
 
 
-def two_ranks(folder, output, *launcher, **environment):
-    """What both ranks have saved. The launcher's last argument is the name of its port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    script = [str(TESTS / "async_engine.py"), folder, str(output)]
-    said = launch([["-m", *launcher, port, *script]], HANG, **environment)
+def saved(output, said):
+    """What both ranks have saved."""
     assert (output / "rank1.pt").exists(), said
     return [torch.load(output / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 
 
 @pytest.fixture(scope="module")
 def ddp(folder, tmp_path_factory):
-    launcher = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port"]
-    return two_ranks(folder, tmp_path_factory.mktemp("ddp"), *launcher)
+    output = tmp_path_factory.mktemp("ddp")
+    return saved(output, in_two_ranks(main, folder, output, log=output / "log.txt"))
 
 
 def test_two_ranks_receive_the_engines_numbers_bit_for_bit(ddp):
@@ -290,8 +285,9 @@ def test_two_ranks_receive_the_engines_numbers_bit_for_bit(ddp):
 @pytest.mark.slow
 def test_fsdp2_trains_as_ddp_does(ddp, folder, tmp_path):
     (tmp_path / "fsdp2.yaml").write_text(yaml.safe_dump(FSDP2))
-    launcher = ["accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp2.yaml"), "--main_process_port"]
-    fsdp = two_ranks(folder, tmp_path, *launcher, ACCELERATE_USE_CPU="true", FORCE_FSDP="1")
+    command = ["-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp2.yaml")]
+    command += ["--main_process_port", "0", str(TESTS / "async_engine.py"), folder, str(tmp_path)]
+    fsdp = saved(tmp_path, launch([command], HANG, ACCELERATE_USE_CPU="true", FORCE_FSDP="1"))
     for name, weight in ddp[0]["weights"].items():
         torch.testing.assert_close(fsdp[0]["weights"][name], weight, rtol=0, atol=1e-5, msg=name)
     assert fsdp[1]["metrics"] == pytest.approx(ddp[1]["metrics"], rel=1e-3)

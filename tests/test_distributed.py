@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from limits import HANG
+from ranks import in_two_ranks
 from stored_rollouts import CASES, StaleEngine, main, shipped_model
 from tiny import tiny_model
 from trl.trainer import grpo_trainer
@@ -140,8 +141,7 @@ def test_the_single_process_projects(one_process):
 
 
 def test_ddp(one_process, tmp_path):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    said = launch([[*launcher, SCRIPT, str(tmp_path)]], HANG)
+    said = in_two_ranks(main, tmp_path, [*CASES], log=tmp_path / "log.txt")
     assert_equal_to_one_process(one_process, tmp_path, CASES, "DistributedType.MULTI_CPU", said)
 
 

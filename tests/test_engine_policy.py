@@ -12,7 +12,7 @@ from test_compatibility import moe
 from test_compatibility_models import llava, llava_processor, pictures, qwen_vl, qwen_vl_processor
 from test_compatibility_rollouts import byte_tokenizer, chats, multiply
 from test_resume import assert_same_run
-from tiny import saved_model, tiny_model
+from tiny import padded_logits, sample_tokens, saved_model, tiny_model
 from trl_comparison import assert_gradient_is_a_finite_difference, logged, make_trainer, micro_batch, reference_tokens
 from trl_comparison import weights as weights_by_name
 
@@ -51,27 +51,39 @@ class Engine:
         self.asked.append(self.logprobs)
         training, completions, log_probs, ids = self.model.training, [], [], []
         self.model.eval()
-        for number, prompt in enumerate(prompts):
-            tokens, seen = list(prompt) + self.speak(prompt), {}
-            if images is not None:
-                seen = self.options["processing_class"].image_processor(images=images[number], return_tensors="pt")
-            if len(tokens) == len(prompt):
-                for _ in range(1 + (3 * number) % self.options["max_completion_length"]):
-                    logits = self.model(torch.tensor([tokens]), **seen).logits[0, -1, :V]  # no token of an image
-                    tokens.append(torch.multinomial(logits.float().softmax(-1), 1, generator=self.generator).item())
-            completion = tokens[len(prompt) :]
-            logits = self.model(torch.tensor([tokens]), **seen).logits[0, len(prompt) - 1 : -1]
-            rows = logits.float().log_softmax(-1)
-            listed = []
-            for token, row in zip(completion, rows, strict=True):
-                top = row.argsort(descending=True)[: self.logprobs or 0].tolist()
-                listed.append({i: row[i].item() for i in sorted({*top, token}, key=lambda i: -row[i].item())})
+        spoken = [self.speak(prompt) for prompt in prompts]
+        counts = [0 if words else self.length(number) for number, words in enumerate(spoken)]
+
+        def without_images(rows, numbers):  # no token of an image
+            return [each[:, :V] for each in self.logits(rows, images and [images[number] for number in numbers])]
+
+        rows = [list(prompt) + words for prompt, words in zip(prompts, spoken, strict=True)]
+        sampled = sample_tokens(without_images, rows, counts, self.generator)
+        rows = [row + tokens for row, tokens in zip(rows, sampled, strict=True)]
+        for prompt, row, logits in zip(prompts, rows, self.logits(rows, images), strict=True):
+            completion, listed = row[len(prompt) :], []
+            of_completion = logits[len(prompt) - 1 : len(row) - 1].log_softmax(-1)
+            for token, values in zip(completion, of_completion, strict=True):
+                top = values.argsort(descending=True)[: self.logprobs or 0].tolist()
+                listed.append({i: values[i].item() for i in sorted({*top, token}, key=lambda i: -values[i].item())})
             listed = self.spoil(listed)
             completions.append(completion)
             ids.append([list(row) for row in listed])
             log_probs.append([list(row.values()) for row in listed])
         self.model.train(training)
         return list(prompts), completions, log_probs if self.logprobs is not None else None, ids
+
+    def length(self, number):
+        """Of the completion of a prompt that nobody speaks for."""
+        return 1 + (3 * number) % self.options["max_completion_length"]
+
+    def logits(self, rows, images):
+        """Float32 logits of each row."""
+        if images is None:
+            return padded_logits(self.model, rows)
+        see = lambda image: self.options["processing_class"].image_processor(images=image, return_tensors="pt")
+        pairs = zip(rows, images, strict=True)
+        return [self.model(torch.tensor([row]), **see(image)).logits[0].float() for row, image in pairs]
 
 
 @pytest.fixture(autouse=True)

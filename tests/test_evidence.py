@@ -1,6 +1,7 @@
 """The study in evidence/: grids, problems, variants, statistics and runner, and its pages and results."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -36,15 +37,25 @@ from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.cli.evaluate import parse_evaluation_args
 
 EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
-RARITY = EVIDENCE / "rarity.yaml"
 
 
 # -- Grids ------------------------------------------------------------------------------------------------------------
 
 
+@functools.cache  # a long file takes PyYAML half a second
+def grid_of(name):
+    return read_grid(EVIDENCE / f"{name}.yaml")
+
+
 @pytest.fixture(params=["common", "gpu", "rarity", "smollm2", "lora", "age", "rate"])
 def grid(request):
-    return read_grid(EVIDENCE / f"{request.param}.yaml")
+    return grid_of(request.param)
+
+
+@pytest.fixture
+def few_flips(monkeypatch):
+    """Of signs, where no p-value is looked at that is nearly as small as one of all flips."""
+    monkeypatch.setattr(tables, "FLIPS", 1 << 12)
 
 
 def all_runs(grid):
@@ -68,7 +79,7 @@ def test_every_cell_is_read_strictly_by_the_training_script(grid):
 
 
 def test_the_defaults_of_a_cell_are_those_of_the_training():
-    grid = read_grid(RARITY)
+    grid = grid_of("rarity")
     flags = ["--model_name_or_path", "m", "--dataset_name", "d", "--output_dir", "o"]
     _, training_args, _ = parse_training_args(["--config", str(grid.training), *flags])
     assert {name: getattr(training_args, name) for name in DEFAULTS} == DEFAULTS
@@ -96,11 +107,11 @@ def test_tuning_has_seeds_of_its_own(grid):
 
 
 def test_headline_compares_the_same_seeds_five_at_least():
-    assert len(set(read_grid(EVIDENCE / "gpu.yaml").studies["headline"].seeds)) >= 5
+    assert len(set(grid_of("gpu").studies["headline"].seeds)) >= 5
 
 
 def test_a_run_of_two_studies_is_run_once():
-    grid = read_grid(RARITY)
+    grid = grid_of("rarity")
     rates = dict.fromkeys(product(grid.tasks, grid.methods), 2e-4)
     both = [run for run, studies in grid.all_runs(rates).items() if {"remedy-common", "bound"} <= set(studies)]
     assert len(both) == 60  # TROLL and clip, three tasks, ten seeds
@@ -181,9 +192,10 @@ def test_held_out_problems_are_no_training_problems_and_the_seed_chooses_them(fa
 
 
 def test_there_are_enough_problems_for_every_task():
+    sizes = {family: len(make()) for family, make in FAMILIES.items()}
     for name in ("common", "rarity", "smollm2", "lora"):
-        for task in read_grid(EVIDENCE / f"{name}.yaml").tasks.values():
-            assert len(FAMILIES[task.family]()) >= task.train + task.test
+        for task in grid_of(name).tasks.values():
+            assert sizes[task.family] >= task.train + task.test
 
 
 def rewards(rows):
@@ -480,6 +492,7 @@ def judged(leads, without=lambda record: False):
     return [(row[1].split(" ")[0], row[2]) if len(row) == 3 else row[1].strip(" |") for row in rows]
 
 
+@pytest.mark.usefixtures("few_flips")
 def test_the_rule_of_rarity_says_what_was_written_down():
     rare = {f"{family}-{level}": 0.05 for family, level in product(rarity.FAMILIES, rarity.RARE)}
     assert judged(rare) == [("+5.0", "confirmed"), ("+5.0", "confirmed"), ("+5.0", "confirmed"), ("+0.0", "held")]
@@ -493,6 +506,7 @@ def test_the_rule_of_rarity_says_what_was_written_down():
     assert [verdict for _, verdict in judged({})] == ["refuted", "refuted", "refuted", "held"]
 
 
+@pytest.mark.usefixtures("few_flips")
 def test_a_lead_over_clip_that_a_wider_clip_closes_is_said_to_be_none():
     leads = {f"{family}-{level}": 0.05 for family, level in product(rarity.FAMILIES, rarity.RARE)}
     records = [
@@ -503,6 +517,7 @@ def test_a_lead_over_clip_that_a_wider_clip_closes_is_said_to_be_none():
     assert rows[0].endswith("| refuted |") and rows[1].endswith("| confirmed |") and rows[2].endswith("| refuted |")
 
 
+@pytest.mark.usefixtures("few_flips")
 def test_the_rule_waits_until_all_of_its_runs_are_there():
     one = lambda r: r["seed"] == 19 and r["task"] == "steps-2" and r["method"] == "troll"
     assert [verdict for _, verdict in judged({}, one)] == ["not yet, 5 of 6", "refuted", "not yet, 2 of 3", "held"]
@@ -516,6 +531,7 @@ def test_the_rule_waits_until_all_of_its_runs_are_there():
     assert verdicts[3] == "not run yet" and verdicts[2][1] == "refuted"
 
 
+@pytest.mark.usefixtures("few_flips")
 def test_the_rule_tells_what_the_tasks_say_that_are_there():
     leads = {"label-0.5": 0.09, "label-2": 0.03, "steps-2": -0.5}
     row = rarity.rule([r for r in rarity_records(leads) if r["task"] in ("label-0.5", "label-2")]).splitlines()[2]
@@ -523,12 +539,13 @@ def test_the_rule_tells_what_the_tasks_say_that_are_there():
 
 
 def test_the_rule_takes_rates_from_the_tasks_that_the_grid_names():
-    grid = read_grid(RARITY)
+    grid = grid_of("rarity")
     assert {task: grid.tuned_task(task) for task in rarity.TASKS} == rarity.TUNED
     rates = {(task, method): 0.5 for task in set(rarity.TUNED.values()) for method in grid.methods}
     assert {run.task for run in grid.runs("deciding", rates)} == set(rarity.TASKS)
 
 
+@pytest.mark.usefixtures("few_flips")
 def test_a_task_that_no_method_learns_leaves_the_rule():
     def flat(r):
         return r | {"curve": [[0, 0.0], [8, 0.049]]} if r["task"] == "label-0.5" else r
@@ -623,7 +640,7 @@ def test_runs_of_a_seed_have_one_start_but_for_those_that_the_pages_name(name):
 @pytest.mark.slow
 def test_every_common_run_has_a_result():
     records = read_records(EVIDENCE / "results" / "common.jsonl")
-    wanted = read_grid(EVIDENCE / "common.yaml").all_runs({})
+    wanted = grid_of("common").all_runs({})
     assert {run_of(record): record["studies"] for record in records} == wanted
 
 
@@ -655,7 +672,7 @@ def test_a_page_of_tables_is_made_whole_from_the_records():
 
 
 def test_the_study_for_a_gpu_has_tables_once_it_has_runs():
-    grid = read_grid(EVIDENCE / "gpu.yaml")
+    grid = grid_of("gpu")
     rates = dict.fromkeys(product(grid.tasks, grid.methods), 1e-5)
     records = [
         describe(run) | {"studies": studies} | dict.fromkeys(("area", "success"), 0.4 if run.method == "troll" else 0.3)
@@ -689,7 +706,7 @@ def test_no_token_leaves_the_bound_in_any_run():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["common", "rarity", "smollm2", "lora", "age", "rate", "async"])
 def test_every_result_is_of_its_grid(name):
-    records, grid = read_records(EVIDENCE / "results" / f"{name}.jsonl"), read_grid(EVIDENCE / f"{name}.yaml")
+    records, grid = read_records(EVIDENCE / "results" / f"{name}.jsonl"), grid_of(name)
     every = grid.all_runs(tuned_rates(records, grid.tuning))
     assert {run_of(record) for record in records} <= set(every)
     assert len({run_of(record) for record in records}) == len(records)
@@ -703,7 +720,7 @@ def test_the_moves_of_rarity_are_drawn(tmp_path):
 
 
 def test_the_names_of_rarity_are_those_of_its_grid():
-    grid = read_grid(RARITY)
+    grid = grid_of("rarity")
     rare = {task for task in grid.tasks if not task.startswith(("common", "wordy"))}
     assert set(rarity.TASKS) == rare and set(rarity.METHODS) < set(grid.methods)
     assert grid.tuning == list(rarity.TUNING) and set(rarity.DECIDING) < set(grid.studies)
@@ -908,7 +925,7 @@ def run_study(tmp_path):
 
 
 def test_given_and_generated_tasks_are_told_apart():
-    tasks = read_grid(EVIDENCE / "gpu.yaml").tasks
+    tasks = grid_of("gpu").tasks
     assert isinstance(tasks["gsm8k"], GivenTask) and isinstance(tasks["sorting"], Task)
 
 
@@ -932,12 +949,13 @@ def test_folders_of_seeds_differ_in_their_last_part_alone():
 # -- The bound and the age of the data --------------------------------------------------------------------------------
 
 
+@functools.cache
 def age_records(areas):
     """
     All runs of age.yaml and of the studies that follow from it: the area is `areas(task, n, method, rate)`, of the
     projection with a little noise. Round after round, since each stage's cells follow from the one before.
     """
-    grid = read_grid(EVIDENCE / "age.yaml")
+    grid = grid_of("age")
     studies = {name: study for name, study in grid.studies.items() if name.startswith("bounds-")}
     for _ in range(4):
         records = []
@@ -983,8 +1001,8 @@ def test_nothing_is_chosen_before_its_tuning_is_there():
     assert "deciding" not in age.next_studies(age.Runs([]))
 
 
-def test_the_verdicts_are_those_that_were_written_down(monkeypatch):
-    monkeypatch.setattr(tables, "FLIPS", 1 << 12)
+@pytest.mark.usefixtures("few_flips")
+def test_the_verdicts_are_those_that_were_written_down():
     rows = [row.strip("| ").split(" | ") for row in age.verdicts(age_records(wide_is_best)).splitlines()[2:]]
     assert [row[-1] for row in rows[:6]] == ["holds"] * 6 and [row[-1] for row in rows[6:9]] == ["holds"] * 3
     assert rows[0][1].startswith("+5.0 [")
@@ -1000,6 +1018,7 @@ def test_the_verdicts_are_those_that_were_written_down(monkeypatch):
     assert verdicts["3. 8 updates, common: mask, total variation minus TROLL"] == "holds"
 
 
+@pytest.mark.usefixtures("few_flips")
 def test_what_an_old_rollout_batch_costs_is_the_difference_of_the_choices():
     def older_is_worse(task, n, method, rate):
         lost = {"projection": 0.05, "clip": 0.1, "tv": 0.15, "kl": 0.2}.get(method.partition("-")[0], 0.0)
@@ -1012,6 +1031,7 @@ def test_what_an_old_rollout_batch_costs_is_the_difference_of_the_choices():
     assert len(rows) == 9
 
 
+@pytest.mark.usefixtures("few_flips")
 def test_the_means_of_age_and_what_a_limit_gains():
     records = age_records(lambda task, n, method, rate: wide_is_best(task, n, method, rate) - 0.1 * (task == "steps-2"))
     rows_of = lambda text: {

@@ -68,20 +68,37 @@ RELIABILITY = [(part, *case) for part, parts in trl_compat.RELIABILITY.items() f
 
 @pytest.mark.parametrize(("name", "trainer"), METHOD, ids=str)
 def test_a_method_part_that_was_renamed_stops_at_the_start(name, trainer, tmp_path, monkeypatch):
-    rename(monkeypatch, name, classes(trainer))
+    rename(monkeypatch, classes(trainer), name)
     with pytest.raises(ImportError, match=rf"does not support (trl|transformers) \d.*\.{name}` .*tested with .* \d"):
         run_of(tmp_path, trainer)
 
 
 @pytest.mark.parametrize(("part", "name", "trainer"), RELIABILITY, ids=str)
+def test_a_reliability_part_that_was_renamed_is_switched_off(part, name, trainer, tmp_path, monkeypatch, caplog):
+    rename(monkeypatch, classes(trainer), name)
+    assert part in run_of(tmp_path, trainer).switched_off
+    assert f"Switched off: {part}. " in caplog.text and f".{name}` is gone. It is tested with " in caplog.text
+
+
+def gone_together():
+    """A part's methods one by one, since others that override must still work; its attributes all at once."""
+    for part, parts in trl_compat.RELIABILITY.items():
+        methods = {name for names in parts.values() for name, parameters in names.items() if parameters is not None}
+        for trainer in TRAINERS:
+            names = {name for one, name, of in RELIABILITY if (one, of) == (part, trainer)}
+            yield from ((part, (name,), trainer) for name in sorted(names & methods))
+            if attributes := names - methods:
+                yield part, tuple(sorted(attributes)), trainer
+
+
+@pytest.mark.parametrize(("part", "names", "trainer"), [*gone_together()], ids=str)
 def test_without_a_reliability_part_a_run_trains_the_same_weights(
-    part, name, trainer, expected, tmp_path, monkeypatch, caplog
+    part, names, trainer, expected, tmp_path, monkeypatch
 ):
     """It saves, and another run continues from what it saved."""
-    rename(monkeypatch, name, classes(trainer))
+    rename(monkeypatch, classes(trainer), *names)
     run = run_of(tmp_path, trainer)
     assert part in run.switched_off
-    assert f"Switched off: {part}. " in caplog.text and f".{name}` is gone. It is tested with " in caplog.text
     run.train()
     assert_equal(expected[trainer], weights(run))
     longer = run_of(tmp_path, trainer, max_steps=8)
@@ -90,7 +107,7 @@ def test_without_a_reliability_part_a_run_trains_the_same_weights(
 
 
 def test_without_complete_checkpoints_there_may_be_none(tmp_path, monkeypatch):
-    rename(monkeypatch, "_save_checkpoint", classes(GRPOTrainer))
+    rename(monkeypatch, classes(GRPOTrainer), "_save_checkpoint")
     run = run_of(tmp_path / "nowhere")
     assert run.find_checkpoint("newest") is None and run.find_checkpoint(None) is None
     assert run.find_checkpoint("some/checkpoint-3") == "some/checkpoint-3"
@@ -100,7 +117,7 @@ def test_without_complete_checkpoints_there_may_be_none(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name, _ in cases({GRPOTrainer: trl_compat.ENGINE[GRPOTrainer]})])
 def test_a_part_of_the_engines_old_policy_stops_only_its_runs(name, expected, tmp_path, monkeypatch):
-    rename(monkeypatch, name, classes(GRPOTrainer))
+    rename(monkeypatch, classes(GRPOTrainer), name)
     options = {"old_policy": "engine", "use_vllm": True, "vllm_importance_sampling_correction": False}
     with pytest.raises(ImportError, match=rf"`GRPOTrainer\.{name}` is gone"):
         run_of(tmp_path, **options)

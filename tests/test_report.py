@@ -465,6 +465,13 @@ def test_report(runs, monkeypatch, capsys, recwarn):
     assert table in capsys.readouterr().out
 
 
+@pytest.fixture
+def no_figures(monkeypatch):
+    """For what a page says: drawing takes a second or two."""
+    monkeypatch.setattr(figures, "_draw", lambda *_: None)
+
+
+@pytest.mark.usefixtures("no_figures")
 def test_the_page_names_model_dataset_and_learning_rate_at_its_top(tmp_path, monkeypatch):
     """A report on the table said which method and how many seeds, but neither of what nor on what."""
     common = "model_name_or_path: Qwen/Qwen3-0.6B\ndataset_name: openai/gsm8k\n"
@@ -524,6 +531,7 @@ def test_a_run_with_almost_nothing(tmp_path, monkeypatch):
     assert (tmp_path / "report" / "reward.png").exists() and not (tmp_path / "report" / "cost.png").exists()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_mixed_seeds_and_a_broken_bound_are_said(runs, monkeypatch):
     write_troll(Path("other"), 10, "method: troll\nlr: 2", **{"troll/kl_max": 0.06})
     make_report(monkeypatch, f"both={runs[0]},other", f"methods={runs[1]},{runs[2]}", "--output", "report")

@@ -188,15 +188,27 @@ def rollouts_of(trainer) -> list[tuple[int, list[str]]]:
     return seen
 
 
-@pytest.mark.parametrize("reason", ["file", "option", "ranks", "layout", "temperature"])
-def test_without_its_rollout_batch_a_run_generates_a_fresh_one(reason, tmp_path, caplog):
-    """In step with the data: the fresh batch is for the prompts of the lost one, later ones come when they would."""
-    first = grpo(tmp_path, steps_per_generation=8, max_steps=17, save_rollouts=reason != "option")
-    rollouts = rollouts_of(first)
-    stop_after(first, 17)
-    first.train()
+def seventeen_updates(folder, **options):
+    """A run's folder with a checkpoint after each of its updates, and its rollouts, each for eight of them."""
+    run = grpo(folder, steps_per_generation=8, max_steps=17, **options)
+    rollouts = rollouts_of(run)
+    run.train()
     assert [step for step, _ in rollouts] == [0, 8, 16]
+    return folder, rollouts
+
+
+@pytest.fixture(scope="module")
+def saved_rollouts(tmp_path_factory):
+    return seventeen_updates(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.mark.parametrize("reason", ["file", "option", "ranks", "layout", "temperature"])
+def test_without_its_rollout_batch_a_run_generates_a_fresh_one(reason, saved_rollouts, tmp_path, caplog):
+    """In step with the data: the fresh batch is for the prompts of the lost one, later ones come when they would."""
+    not_saved = reason == "option"
+    first, rollouts = seventeen_updates(tmp_path / "first", save_rollouts=False) if not_saved else saved_rollouts
     folder, options = tmp_path / "checkpoint-11", {"steps_per_generation": 8}
+    shutil.copytree(first / "checkpoint-11", folder)
     file = folder / FILE
     if reason in ("file", "ranks"):
         (folder / "complete.json").unlink()

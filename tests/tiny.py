@@ -3,6 +3,7 @@
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 WORDS = [f"w{i}" for i in range(97)]
@@ -55,6 +56,23 @@ def tiny_prompts(rows: int = 32) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(len(WORDS), (rows, 5), generator=generator)
     return Dataset.from_dict({"prompt": [" ".join(WORDS[i] for i in row[: 3 + r % 3]) for r, row in enumerate(ids)]})
+
+
+@torch.no_grad()
+def padded_logits(model, rows: list[list[int]]) -> torch.Tensor:
+    """Float32 logits `(B, T, V)` of one batch, padded on the right, where no token looks."""
+    return model(pad_sequence([torch.tensor(row) for row in rows], batch_first=True)).logits.float()
+
+
+def sample_tokens(logits, rows: list[list[int]], counts: list[int], generator: torch.Generator) -> list[list[int]]:
+    """Samples as many tokens as `counts` says after each of the rows, at once. `logits` gets rows and their numbers."""
+    rows, starts, left = [*map(list, rows)], [*map(len, rows)], {n: count for n, count in enumerate(counts) if count}
+    while left:
+        for number, scores in zip([*left], logits([rows[n] for n in left], [*left]), strict=True):
+            probabilities = scores[len(rows[number]) - 1].softmax(-1)
+            rows[number].append(torch.multinomial(probabilities, 1, generator=generator).item())
+        left = {number: count - 1 for number, count in left.items() if count > 1}
+    return [row[start:] for row, start in zip(rows, starts, strict=True)]
 
 
 def token_reward(completion_ids, **kwargs) -> list[float]:

@@ -11,13 +11,11 @@ from typing import Any, TypeGuard
 
 
 def setting(
-    default: Any = MISSING, help: str = "", choices: list[str] | None = None, default_factory: Any = None
+    default: Any = MISSING, help: str = "", choices: list[str] | None = None, default_factory: Any = MISSING
 ) -> Any:
     """A dataclass field with the text of its `--help`, and with the values that it may have."""
     metadata = {"help": help} | ({"choices": choices} if choices else {})
-    if default_factory is not None:
-        return field(default_factory=default_factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 def document(cls: type) -> type:

@@ -15,16 +15,14 @@ from troll_trl.trust_region.mask import checked_bound
 from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion, load_trust_region
 from troll_trl.trust_region.sparse import check_support_options
 
-if TYPE_CHECKING:  # TRL's config, which follows in the list of bases
-    from trl import GRPOConfig as _TrlConfig
+if TYPE_CHECKING:
+    from trl import GRPOConfig as _TrlConfig  # or RLOOConfig: TRL's config, which follows in the list of bases
+
+    FloatOrAuto = float | Literal["auto"]
 else:
     _TrlConfig = object
 
-if TYPE_CHECKING:
-    FloatOrAuto = float | Literal["auto"]
-else:  # what parsers call with a text: they would take `float | str` for a float alone
-
-    class FloatOrAuto(float):
+    class FloatOrAuto(float):  # what parsers call with a text: they would take `float | str` for a float alone
         def __new__(cls, text):
             return text if text == "auto" else float(text)
 
