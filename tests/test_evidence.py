@@ -433,6 +433,12 @@ def test_flips_of_equal_sums_count_whatever_their_rounding():
     assert tables.difference(cell(0.6), cell(0.5))[1] == 1  # one pair says nothing
 
 
+def test_tasks_of_one_and_of_five_seeds_have_the_same_weight():
+    """One loses what five win: a lead of 0, and no sign is flipped to a smaller one. By seeds it were 4 of 6."""
+    value, p_value = tables.pooled_difference([(cell(0.4), cell(0.5)), (cell(*[0.6] * 5), cell(*[0.5] * 5))])
+    assert value.value == pytest.approx(0) and p_value == 1
+
+
 def test_a_sum_halfway_between_two_steps_of_rounding_is_as_far_out_as_itself():
     """The sum of these areas was rounded down, and that of the flip that changes nothing up: its p-value was 0."""
     leads = [-73, -54, -153, -254, -19, -308, -37, -124, -140, -63]
