@@ -33,8 +33,14 @@ def plain_linear_layers(patch=setattr):
 
 
 def plain_experts(patch=setattr):
-    """The same for the experts of a mixture, which a CPU's kernel wants packed: pack them for each use."""
+    """
+    The same for the experts of a mixture, which a CPU's kernel wants packed: pack them for each use. Their group of
+    processes is made with the first engine of a process, if that is a mixture: let the next engine make all groups.
+    """
     import vllm.model_executor.layers.fused_moe.experts.cpu_moe as cpu_moe
+    from vllm.distributed.parallel_state import destroy_model_parallel
+
+    destroy_model_parallel()
 
     experts = cpu_moe.CPUUnquantizedExperts
     apply = experts.apply
