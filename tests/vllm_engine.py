@@ -41,7 +41,6 @@ def plain_experts(patch=setattr):
     from vllm.distributed.parallel_state import destroy_model_parallel
 
     destroy_model_parallel()
-
     experts = cpu_moe.CPUUnquantizedExperts
     apply = experts.apply
 

@@ -36,12 +36,7 @@ def make_trainer(
         )
     # A wrong hub name is refused here, not after minutes of reading data
     config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=training_args.trust_remote_code)
-    architecture = getattr(transformers, (config.architectures or [""])[0], None)  # TRL loads this class
-    if architecture is not None and not architecture.can_generate():
-        raise ValueError(
-            f"`model_name_or_path`: {model} is a {architecture.__name__}, which generates no text. Give a language "
-            "model."
-        )
+    _check_architecture(model, config)
     quantization = _quantization(model, config, model_args)
     try:
         for callback in get_reporting_integration_callbacks(training_args.report_to):
@@ -86,6 +81,16 @@ def make_trainer(
         if any(f"unexpected keyword argument '{name}'" in str(error) for name in training_args.model_init_kwargs):
             raise ValueError(f"`model_init_kwargs`: {error}.") from error
         raise
+
+
+def _check_architecture(model: str, config: Any) -> None:
+    """Refuse a class that generates no text. A class of the checkpoint's own code is not looked at."""
+    architecture = getattr(transformers, (config.architectures or [""])[0], None)  # TRL loads this class
+    if architecture is not None and not architecture.can_generate():
+        raise ValueError(
+            f"`model_name_or_path`: {model} is a {architecture.__name__}, which generates no text. Give a language "
+            "model."
+        )
 
 
 def _quantization(model: str, config: Any, model_args: ModelConfig) -> Any:
