@@ -159,19 +159,28 @@ def _lead(
 
 
 def _kept(runs: Runs, age: int, other: str, seeds_of: Seeds) -> Estimate:
-    """TROLL's lead in the part kept, mean over tasks; seeds are drawn within each, the same for both methods."""
+    """TROLL's lead in the part kept at twice the best rate, mean over tasks."""
+
+    def at(task: str, region: str) -> list[np.ndarray]:
+        best = runs.best(task, age, region)
+        return [runs.values(task, age, region, rate, seeds_of[task]) for rate in (best, 2 * best)]
+
+    return part_kept([[at(task, region) for region in (TROLL, other)] for task in seeds_of])
+
+
+def part_kept(tasks: Iterable[Sequence[Sequence[np.ndarray]]]) -> Estimate:
+    """
+    The lead of the first of two methods in the part of its success that it keeps, mean over tasks. For each task both
+    methods have two arrays `(seeds,)`: successes at the best rate and at a higher one. Seeds are drawn within each
+    task, the same for both methods.
+    """
     generator, leads = np.random.default_rng(0), []
-    for task, seeds in seeds_of.items():
-        drawn = generator.integers(len(seeds), size=(RESAMPLES, len(seeds)))
-        drawn = np.concatenate([[np.arange(len(seeds))], drawn])  # the seeds themselves first
-        parts = []
-        for region in (TROLL, other):
-            best = runs.best(task, age, region)
-            at_best, at_twice = (
-                runs.values(task, age, region, rate, seeds)[drawn].mean(1) for rate in (best, 2 * best)
-            )
-            parts.append(at_twice / at_best)
-        leads.append(parts[0] - parts[1])
+    for methods in tasks:
+        seeds = len(methods[0][0])
+        drawn = generator.integers(seeds, size=(RESAMPLES, seeds))
+        drawn = np.concatenate([[np.arange(seeds)], drawn])  # the seeds themselves first
+        first, second = (higher[drawn].mean(1) / best[drawn].mean(1) for best, higher in methods)
+        leads.append(first - second)
     mean = np.mean(leads, axis=0)
     return Estimate(float(mean[0]), *map(float, np.quantile(mean[1:], [0.025, 0.975])))
 

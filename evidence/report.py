@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evidence import age, async_tables, lora, rarity, rate, smollm2, tables
+from evidence import age, async_tables, lora, rarity, rate, smollm2, smollm2_rate, tables
 from evidence.results import read_records, run_of
 from evidence.tables import Record, Table, tasks_of
 
@@ -27,6 +27,7 @@ TABLES: dict[str, dict[str, Table]] = {
     "rarity": rarity.TABLES,
     "rarity-moves": rarity.MOVES_TABLES,  # by evidence.moves
     "smollm2": smollm2.TABLES,
+    "smollm2-rate": smollm2_rate.TABLES,
     "lora": lora.TABLES,
     "age": age.TABLES,
     "rate": rate.TABLES,

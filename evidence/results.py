@@ -28,7 +28,8 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
         (`projected_fraction`, `clip_fraction`, `gradient_norm`), maxima over all (`policy_kl_max`, `kl_max`), `None` if
         TRL logs none; `seconds_per_update`, the mean after the first rollout batch, generation included. Newer records
         also have `start_chance`, the probability of the rewarded solutions at the start, and `machine`. With several
-        reward functions, `others` holds the curves of those other than `math_accuracy`, by name.
+        reward functions, `others` holds the curves of those other than `math_accuracy`, by name. The trainer `share`
+        adds `regression_share`, the mean length of the regression's gradient as a part of the whole gradient's.
     """
     log = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     curve = [(line["step"], line[_HELD_OUT]) for line in log if _HELD_OUT in line]
@@ -38,6 +39,11 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
         key.split("/")[1]: [(line["step"], line[key]) for line in log if key in line]
         for key in sorted(held_out - {_HELD_OUT})
     }
+    shares = [
+        line["troll/regression_grad_norm"] / line["grad_norm"]
+        for line in updates
+        if "troll/regression_grad_norm" in line and line["grad_norm"] > 0
+    ]
     late = updates[-math.ceil(len(updates) / 4) :]
     summary = json.loads((folder / "eval" / "summary.json").read_text())
     return {
@@ -57,6 +63,7 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
             updates[(DEFAULTS | dict(run.varied))["steps_per_generation"] :], "step_time"
         ),
         **({"others": others} if others else {}),
+        **({"regression_share": float(np.mean(shares))} if shares else {}),
     }
 
 

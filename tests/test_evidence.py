@@ -24,7 +24,7 @@ from training_args import parse_training_args
 from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, weights
 
-from evidence import age, figures, moves, rarity, report, smollm2, starts, tables
+from evidence import age, figures, moves, rarity, report, smollm2, smollm2_rate, starts, tables
 from evidence.grid import GivenTask, Run, Study, Task, read_grid, tuned_rates
 from evidence.problems import FAMILIES, LETTERS, RARE, make_problems, make_wording, make_worked
 from evidence.results import DEFAULTS, describe, read_records, run_of
@@ -47,7 +47,7 @@ def grid_of(name):
     return read_grid(EVIDENCE / f"{name}.yaml")
 
 
-@pytest.fixture(params=["common", "gpu", "rarity", "smollm2", "lora", "age", "rate"])
+@pytest.fixture(params=["common", "gpu", "rarity", "smollm2", "smollm2-rate", "lora", "age", "rate"])
 def grid(request):
     return grid_of(request.param)
 
@@ -604,6 +604,34 @@ def test_smollm2s_leads_are_of_either_bound():
     assert rows["clip"][6].startswith("-20.0 [") and rows["clip"][8] == "+10.0"
     assert rows["pessimistic"][6] == "-10.0" and len(rows["pessimistic"]) == 8, "no seed of the wider bound"
     assert rows["troll, kl_bound 0.5"][1:3] == ["1", "40.0"] and len(rows["troll, kl_bound 0.5"]) == 6
+
+
+def smollm2_rate_records():
+    """TROLL is best at 3e-4 and keeps half of it at 1e-3; the others are best at 1e-3 and keep a tenth."""
+    heights = {"troll": (0.1, 0.4, 0.2, 0.0)}
+    records = []
+    for method in smollm2_rate.LABELS:
+        cells = zip(smollm2_rate.RATES, heights.get(method, (0.1, 0.2, 0.5, 0.05)), strict=False)
+        for (rate, height), seed in product(cells, (*smollm2_rate.FIRST, *smollm2_rate.FRESH)):
+            of_seed = height * (1 + 0.01 * (seed % 2))
+            records.append(record("s", "no-dropout", method, seed, of_seed, learning_rate=rate))
+    return records
+
+
+def test_smollm2s_rates_are_chosen_on_two_seeds_and_compared_on_others():
+    records = smollm2_rate_records()
+    first = [r for r in records if r["seed"] in smollm2_rate.FIRST]
+    cells = smollm2_rate.next_cells(smollm2_rate.Runs(first)).splitlines()
+    assert cells[3] == "      - {task: no-dropout, method: troll, learning_rate: [3.0e-04, 1.0e-03]}"
+    assert cells[4] == "      - {task: no-dropout, method: clip-0.2, learning_rate: [1.0e-03, 3.0e-03]}"
+    assert smollm2_rate.second_stage(first) == "Stage 2 has not run: nothing is decided."
+    with pytest.raises(SystemExit, match=r"Stage 1 lacks runs of troll"):
+        smollm2_rate.next_cells(smollm2_rate.Runs(first[1:]))
+    row = smollm2_rate.second_stage(records).splitlines()[2].strip("| ").split(" | ")
+    assert row[:3] == ["clip 0.2", "+40.0 [+40.0, +40.0]", "holds"]
+    assert row[3].startswith("-10.0 [-10.1, -10.") and row[4] == "fails"
+    last = [r for r in records if (r["method"], r["seed"]) != ("tv-0.15", 20)]
+    assert "holds so far (5 of 6 seeds)" in smollm2_rate.second_stage(last)
 
 
 def test_updates_to_a_height_are_told_along_the_curve():
