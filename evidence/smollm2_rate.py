@@ -32,7 +32,7 @@ class Runs:
         return Cell([found[seed] for seed in seeds if seed in found])
 
     def best(self, method: str) -> float | None:
-        """The rate with the largest mean success in stage 1 (of equal ones the smallest); `None` until it is complete."""
+        """The rate with the largest mean success in stage 1, of equal ones the smallest; `None` if a run is missing."""
         cells = {rate: self.cell(method, rate, FIRST) for rate in RATES[:-1]}
         if any(len(cell.records) < len(FIRST) for cell in cells.values()):
             return None
