@@ -13,6 +13,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl_comparison import logged, make_trainer, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.resilience.finite_guard import FiniteGuard
 from troll_trl.trainers import trl_compat, troll_trainer
 
 TRAINERS = {
@@ -104,6 +105,23 @@ def test_without_a_reliability_part_a_run_trains_the_same_weights(
     longer = run_of(tmp_path, trainer, max_steps=8)
     longer.train(resume_from_checkpoint=True)
     assert longer.state.global_step == 8
+
+
+@pytest.mark.parametrize(
+    ("part", "owner", "name"),
+    [(trl_compat.RESUME, troll_trainer, "load_state"), (trl_compat.GUARD, FiniteGuard, "check_loss")],
+)
+def test_what_is_switched_off_is_not_called(part, owner, name, tmp_path, monkeypatch):
+    run_of(tmp_path).train()
+    run, calls = run_of(tmp_path, max_steps=8), []
+    monkeypatch.setattr(owner, name, lambda *args: calls.append(args))
+    run.train(resume_from_checkpoint=True)
+    assert calls, "the two runs differ in what is switched off"
+    calls.clear()
+    run = run_of(tmp_path, max_steps=9)
+    run.switched_off = frozenset([part])
+    run.train(resume_from_checkpoint=True)
+    assert run.state.global_step == 9 and not calls
 
 
 def test_without_complete_checkpoints_there_may_be_none(tmp_path, monkeypatch):
