@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/troll-trl/troll_trl/blob/main/"
-WORD = r'<span class="word">\g<0></span>'  # `--max_prompt_tokens` stays in one line: browsers break after hyphens
+WORD = r'<span class="word">\g<0></span>'  # `--max_prompt_tokens` and 1e-4 stay whole: browsers break after hyphens
 
 
 def on_files(files, config):
@@ -82,6 +82,7 @@ def on_page_content(html, **_):
     html = re.sub(r"\[(<code>[^<]+</code>)\]", r"\1", html)
     html = re.sub(r"<code>([^<]*)</code>", lambda code: f"<code>{_plain(code[1])}</code>", html)
     html = re.sub(r"<code>[^<]*</code>", lambda code: re.sub(r"[^\s<>]*-[^\s<>]*", WORD, code[0]), html)
+    html = re.sub(r"(?<=>)[\d.]+e-\d+(?=</th>)", WORD, html)
     return re.sub(r'(?s)"language-bash.*?</div>', lambda block: re.sub(r"(?<=[\s>])--\w+", WORD, block[0]), html)
 
 

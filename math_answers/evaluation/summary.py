@@ -123,7 +123,8 @@ def compare(args: EvaluationArguments) -> dict[str, Any]:
     ks = args.k or default_ks(min(counts))
     tables = {name: [side[name].metrics(ks, problems[name]) for side, _ in sides] for name in common}
     if len(counts) > 1:
-        logger.warning("The numbers of samples differ: maj, which grows with them, is left out.")
+        range_of = f"{min(counts)} to {max(counts)}"
+        logger.warning(f"Problems have {range_of} samples: maj, which grows with their number, is left out.")
         tables = {name: [table.drop(columns="maj") for table in both] for name, both in tables.items()}
     results = [_difference(benchmark, [both], args) for benchmark, both in tables.items()]
     if len(common) > 1:
