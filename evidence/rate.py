@@ -23,6 +23,7 @@ LABELS = {TROLL: "TROLL", **OTHERS}
 RATE_NAMES = ("1e-4", "2e-4", "4e-4", "8e-4", "1.6e-3")
 RATES = tuple(map(float, RATE_NAMES))
 FIRST, FRESH = range(40, 45), range(45, 50)  # the seeds of the two stages
+WEIGHTS, ALPHA_RATES = (0.0, 0.3, 1.0, 3.0), (4e-4, 8e-4)  # of the regression, and the rates of `alpha`
 LEAD, LEVEL = 0.05, -0.02
 CLIPS, MASKS = ("clip-0.2", "clip"), ("tv", "kl")
 
@@ -40,7 +41,8 @@ EXPECTED: dict[tuple[str, str, int, str], str] = {
 class Runs:
     """
     The records by cell and seed. A cell is a task, a number of updates per rollout batch, a trust region and a learning
-    rate. In `alpha` the weight of the regression replaces the trust region, which is TROLL.
+    rate. In `alpha` the weight of the regression replaces the trust region, which is TROLL; these runs have starts of
+    their own.
     """
 
     def __init__(self, records: Iterable[Record]):
@@ -50,10 +52,9 @@ class Runs:
         for record in records:
             varied, method, seed = record["varied"], record["method"], record["seed"]
             task, age, rate = record["task"], varied["steps_per_generation"], varied["learning_rate"]
-            weight = varied.get("regression_coef", 1.0)
-            if method == TROLL:
-                self.alpha.setdefault((task, age, weight, rate), {})[seed] = record
-            if weight == 1.0:
+            if "regression_coef" in varied:
+                self.alpha.setdefault((task, age, varied["regression_coef"], rate), {})[seed] = record
+            else:
                 region = method if method in LABELS else method.partition("-")[0]
                 self.methods[task, age, region] = method
                 self.cells.setdefault((task, age, region, rate), {})[seed] = record
@@ -262,20 +263,35 @@ def alpha_by_task(records: Sequence[Record]) -> str:
 
 
 def _alpha(records: Sequence[Record], groups: dict[str, tuple[str, ...]]) -> str:
-    runs, weights, rows = Runs(records).alpha, (0.0, 0.3, 1.0, 3.0), []
-    for (name, tasks), age, rate in product(groups.items(), COMMON_AGES, (4e-4, 8e-4)):
-        cells = [[runs.get((task, age, weight, rate), {}) for weight in weights] for task in tasks]
-        seeds = [_shared(FIRST, of_task) for of_task in cells]  # that have all weights
-        means = [
-            [100 * Cell([cell[seed] for seed in of]).values("success").mean() for cell in of_task]
-            for of_task, of in zip(cells, seeds, strict=True)
-            if of
-        ]
-        if means:
-            texts = [f"{value:.1f}" for value in np.mean(means, axis=0)]
-            rows.append([name, str(age), f"{rate:g}", str(sum(map(len, seeds))), *texts])
-    header = ["tasks", "updates", "learning rate", "runs of each", *(f"α = {weight:g}" for weight in weights)]
-    return markdown(header, rows) if rows else "No run with another α than 1 has been made."
+    runs, rows = Runs(records), []
+    for (name, tasks), age, rate in product(groups.items(), COMMON_AGES, ALPHA_RATES):
+        if found := [cells for task in tasks if (cells := _weighted(runs, task, age, rate))]:
+            means = 100 * np.mean(
+                [[cell.values("success").mean() for cell in cells.values()] for cells in found], axis=0
+            )
+            number = sum(len(cells[1.0].records) for cells in found)
+            rows.append([name, str(age), f"{rate:g}", str(number), *(f"{mean:.1f}" for mean in means)])
+    header = ["tasks", "updates", "learning rate", "runs of each", *(f"α = {weight:g}" for weight in WEIGHTS)]
+    return markdown(header, rows) if rows else "No such run has been made."
+
+
+def _weighted(runs: Runs, task: str, age: int, rate: float) -> dict[float, Cell]:
+    """The cells of every weight, of the seeds that have all weights; empty if there are none."""
+    cells = {weight: runs.alpha.get((task, age, weight, rate), {}) for weight in WEIGHTS}
+    seeds = _shared(FIRST, list(cells.values()))
+    return {weight: Cell([cell[seed] for seed in seeds]) for weight, cell in cells.items()} if seeds else {}
+
+
+def alpha_leads(records: Sequence[Record]) -> str:
+    """Success with another weight α of the regression minus success with 1, in points, over the same tasks."""
+    runs, rows = Runs(records), []
+    places = [*product(COMMON_AGES, ALPHA_RATES)]
+    for name, chosen in [("all", places), *((f"{age} updates, {rate:g}", [(age, rate)]) for age, rate in places)]:
+        found = [cells for task in (*RARE, *COMMON) for place in chosen if (cells := _weighted(runs, task, *place))]
+        if found:
+            leads = [pooled_difference([(of[weight], of[1.0]) for of in found]) for weight in WEIGHTS if weight != 1.0]
+            rows.append([name, *(signed(*lead) for lead in leads)])
+    return markdown(["", *(f"α = {weight:g}, minus 1" for weight in WEIGHTS if weight != 1.0)], rows)
 
 
 TABLES: dict[str, Table] = {
@@ -286,6 +302,7 @@ TABLES: dict[str, Table] = {
     "window": window,
     "by-rate": by_rate,
     "alpha": alpha,
+    "alpha-leads": alpha_leads,
     "alpha-by-task": alpha_by_task,
     "by-task": by_task,
 }

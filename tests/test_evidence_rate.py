@@ -150,8 +150,8 @@ def test_at_the_best_rate_a_lag_of_two_points_is_allowed(lags, verdict):
 
 def test_other_weights_of_the_regression_are_compared_on_the_same_seeds_and_count_nowhere_else():
     weighted = lambda task, age, method, rate_, alpha: 0.5 - 0.1 * abs(alpha - 1)
-    plain, records = records_of(weighted), records_of(weighted, ("rates", "alpha"))
-    assert rate.alpha(plain) == "No run with another α than 1 has been made."
+    plain, records = records_of(weighted), records_of(weighted, ("rates", "alpha", "alpha-one"))
+    assert rate.alpha(plain) == "No such run has been made."
     assert rate.over_rates(plain) == rate.over_rates(records) and rate.by_task(plain) == rate.by_task(records)
     lines = rate.alpha(
         [r for r in records if r["seed"] != 44 or r["varied"].get("regression_coef") != 0.3]
@@ -159,10 +159,13 @@ def test_other_weights_of_the_regression_are_compared_on_the_same_seeds_and_coun
     assert len(lines) == 2 + 4 and lines[2] == "| all | 8 | 0.0004 | 16 | 40.0 | 43.0 | 50.0 | 30.0 |"
     (line,) = (line for line in rate.alpha_by_task(records).splitlines() if line.startswith("| common | 32 | 0.0008"))
     assert line == "| common | 32 | 0.0008 | 5 | 40.0 | 43.0 | 50.0 | 30.0 |"
+    leads = rate.alpha_leads(records).splitlines()
+    assert len(leads) == 2 + 1 + 4 and leads[2].startswith("| all | -10.0 [-10.0, -10.0], p")
+    assert [cell[:5] for cell in leads[-1].split(" | ")[1:]] == ["-10.0", "-7.0 ", "-20.0"]
 
 
 def test_the_plan_has_as_many_runs_as_was_written_down():
-    assert (len(GRID.runs("rates")), len(GRID.runs("alpha"))) == (1500, 240)
+    assert [len(GRID.runs(name)) for name in ("rates", "alpha", "alpha-one")] == [1500, 240, 80]
 
 
 def test_the_clip_and_the_masks_have_the_bounds_that_the_tuning_of_age_chose():
@@ -177,5 +180,7 @@ def test_the_clip_and_the_masks_have_the_bounds_that_the_tuning_of_age_chose():
 def test_runs_that_are_compared_have_one_start():
     starts = {}
     for r in read_records(EVIDENCE / "results" / "rate.jsonl"):
-        starts.setdefault((r["task"], r["varied"]["steps_per_generation"], r["seed"]), set()).add(r["start"])
+        of_alpha = "regression_coef" in r["varied"]  # compared with each other alone
+        place = (r["task"], r["varied"]["steps_per_generation"], r["seed"], of_alpha)
+        starts.setdefault(place, set()).add(r["start"])
     assert {place for place, values in starts.items() if len(values) > 1} == set()

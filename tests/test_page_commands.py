@@ -1,6 +1,6 @@
 """
-The commands of the pages that need no GPU, no hub and no registry, run (slow) as they stand in a copy of the repository.
-`test_commands.py` parses all of them.
+The commands of the pages that need no GPU, no hub and no registry, run (slow) as they stand in a copy of the
+repository. `test_commands.py` parses all of them.
 """
 
 import json
@@ -79,7 +79,9 @@ def copy(tmp_path_factory):
     with (folder / "their_samples.jsonl").open("w") as file:
         for index in range(20):
             row = {"model": "theirs", "benchmark": "sums", "index": index, "problem": f"{index} + 1?"}
-            file.write(json.dumps(row | {"answer": str(index + 1), "completion": f"\\boxed{{{index + index % 2}}}"}) + "\n")
+            file.write(
+                json.dumps(row | {"answer": str(index + 1), "completion": f"\\boxed{{{index + index % 2}}}"}) + "\n"
+            )
     return folder
 
 
