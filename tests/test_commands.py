@@ -97,7 +97,10 @@ def take_troll(words, monkeypatch):
     assert command in main.COMMANDS
     if not words and command in ("grpo", "rloo", "eval", "report"):
         return  # the command's name in a sentence
-    if command in ("grpo", "rloo"):
+    if words == ["--help"]:
+        with pytest.raises(SystemExit, match=r"^0$"):
+            train.launch(words, f"troll {command}")
+    elif command in ("grpo", "rloo"):
         take_training(words, f"troll {command}", monkeypatch)
     elif command == "eval":
         parse_evaluation_args(words)

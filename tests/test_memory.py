@@ -18,7 +18,7 @@ GIB = 2**30
 CARDS = {"80": 79.6, "24": 23.5}  # GiB that a card of so many GB has for a process
 OTHERS = 2.0
 PROMPT = 256
-EVALUATED = {"apertus-8b": 32, "one-gpu": 32}  # where it is not 64 completions at a time
+TRAINED, EVALUATED = {"one-gpu": 4}, {"apertus-8b": 32, "one-gpu": 32}  # where it is not 8 and 64 completions at a time
 # The longest completions of each model, and the config for one GPU
 NAMES = {**{model: f"{model}/dapo.yaml" for model in MODELS}, "one-gpu": "qwen3-0.6b/gsm8k-one-gpu.yaml"}
 
@@ -27,7 +27,7 @@ def measure(folder, names) -> dict[str, dict]:
     """What is measured of each of these `NAMES`, in one process: its start takes as long as one of them."""
     sharded = lambda model: "accelerate/fsdp2.yaml" in (CONFIGS / "base" / f"{model}.yaml").read_text()
     cases = {
-        name: {"name": (model := NAMES[name].split("/")[0]), "sharded": sharded(model), "rows": 8}
+        name: {"name": (model := NAMES[name].split("/")[0]), "sharded": sharded(model), "rows": TRAINED.get(name, 8)}
         | {"evaluated": EVALUATED.get(name, 64), "length": PROMPT + (2048 if "gsm8k" in NAMES[name] else 4096)}
         for name in names
     }
