@@ -6,6 +6,8 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 # Several small processes are faster than one with many threads, on models this small
+# Half as many again as cores, since a test that waits for its processes leaves a core idle
+WORKERS := $(shell cores=$$(nproc); workers=$$(( cores + (cores + 1) / 2 )); echo $$(( workers < 8 ? workers : 8 )))
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest
 
 TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibility.py compatibility_rollouts.py \
@@ -28,10 +30,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 test: $(INSTALLED)  ## Run the tests
-	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal
+	$(PYTEST) -n $(WORKERS) --dist worksteal
 
 test-slow: $(INSTALLED)  ## Run the slow tests
-	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal -m slow
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m slow
 
 test-kernels: $(INSTALLED)  ## Run the kernels' tests in Triton's interpreter, one by one (make test runs them too)
 	TRITON_INTERPRET=1 $(PYTEST) tests/test_kernels.py
@@ -67,7 +69,7 @@ test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-t
 	@test -n "$(TRL)" || { echo "Which TRL? make test-trl TRL=1.16.0, or TRL=main"; exit 1; }
 	rm -rf .venv/trl-$(TRL)
 	$(BIN)/python -m pip install --quiet --no-deps --target .venv/trl-$(TRL) $(if $(filter main,$(TRL)),git+https://github.com/huggingface/trl,trl==$(TRL))
-	PYTHONPATH=.venv/trl-$(TRL) $(PYTEST) -n auto --maxprocesses 8 $(TRAINER_TESTS)
+	PYTHONPATH=.venv/trl-$(TRL) $(PYTEST) -n $(WORKERS) $(TRAINER_TESTS)
 
 # The lower bounds of pyproject.toml; its torch alone stays that of .venv, as an older one is gigabytes. That datasets
 # still needs httpx.
@@ -75,7 +77,7 @@ OLDEST := $(shell sed -nE 's/^    "(transformers|trl|datasets|accelerate|peft)>=
 test-oldest: $(INSTALLED)  ## Run the trainers' tests with the oldest versions that pyproject.toml allows, except torch
 	rm -rf .venv/oldest
 	$(BIN)/python -m pip install --quiet --no-deps --target .venv/oldest $(OLDEST) httpx httpcore h11
-	PYTHONPATH=.venv/oldest $(PYTEST) -n auto --maxprocesses 8 $(TRAINER_TESTS)
+	PYTHONPATH=.venv/oldest $(PYTEST) -n $(WORKERS) $(TRAINER_TESTS)
 
 lint: $(INSTALLED)  ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
