@@ -103,9 +103,40 @@ def _compared(runs: Runs, seeds: Callable[[str, int], list[int]]) -> Iterator[tu
             yield kind, age, other, seeds_of
 
 
-def _verdict(verdict: str, seeds_of: Seeds) -> str:
+def _judge(of: str, runs: Runs, kind: str, age: int, other: str, seeds_of: Seeds) -> tuple[Estimate, float, str]:
+    """TROLL's lead by statement (a), (b) or (c), its p-value (1 for (b), which has none), and the verdict."""
+    lead, p_value = Estimate(0.0, 0.0, 0.0), 1.0
+    if of == "a":
+        lead, p_value = _lead(runs, age, other, seeds_of, lambda *cell: RATES)
+        verdict = "holds" if lead.value >= LEAD and p_value < 0.01 else "fails"
+    elif of == "b":
+        lead = _kept(runs, age, other, seeds_of)
+        verdict = "holds" if lead.low > 0 else "fails"
+    else:
+        lead, p_value = _lead(runs, age, other, seeds_of, lambda *cell: (runs.best(*cell),))
+        verdict = "holds" if lead.low > LEVEL else "open" if lead.value > LEVEL else "fails"
     pairs, whole = sum(map(len, seeds_of.values())), len(FIRST) * len(RARE)
-    return verdict if pairs == whole else f"open ({pairs} of {whole} pairs), so far {verdict}"
+    return lead, p_value, verdict if pairs == whole else f"open ({pairs} of {whole} pairs), so far {verdict}"
+
+
+def _is_expected(of: str, kind: str, age: int, other: str, verdict: str) -> bool:
+    return verdict in EXPECTED.get((of, kind, age, other), verdict)
+
+
+def verdicts(records: Sequence[Record]) -> str:
+    """
+    The statements at a glance: TROLL minus the other method in points, and the verdict. A star marks what we had not
+    expected.
+    """
+    runs, rows = Runs(records), []
+    for of, seeds in {"a": runs.first, "b": runs.fresh, "c": runs.fresh}.items():
+        found: dict[tuple[str, int], list[str]] = {}
+        for kind, age, other, seeds_of in _compared(runs, seeds):
+            lead, _, verdict = _judge(of, runs, kind, age, other, seeds_of)
+            star = "" if _is_expected(of, kind, age, other, verdict) else "\\*"
+            found.setdefault((kind, age), []).append(f"{100 * lead.value:+.1f} {verdict}{star}")
+        rows += [[f"({of}) {kind}, {age}", *cells] for (kind, age), cells in found.items()]
+    return markdown(["statement, tasks, updates", *OTHERS.values()], rows)
 
 
 def over_rates(records: Sequence[Record]) -> str:
@@ -115,8 +146,7 @@ def over_rates(records: Sequence[Record]) -> str:
     """
     runs, rows = Runs(records), []
     for kind, age, other, seeds_of in _compared(runs, runs.first):
-        lead, p_value = _lead(runs, age, other, seeds_of, lambda *cell: RATES)
-        verdict = _verdict("holds" if lead.value >= LEAD and p_value < 0.01 else "fails", seeds_of)
+        lead, p_value, verdict = _judge("a", runs, kind, age, other, seeds_of)
         expected = EXPECTED["a", kind, age, other]
         rows.append([f"{kind}, {age}", LABELS[other], signed(lead, p_value), expected, verdict])
     header = ["tasks, updates", "TROLL minus", "mean success over the rates, points", "expected", "verdict"]
@@ -131,16 +161,14 @@ def second_stage(records: Sequence[Record]) -> str:
     """
     runs, rows = Runs(records), []
     for kind, age, other, seeds_of in _compared(runs, runs.fresh):
-        kept = _kept(runs, age, other, seeds_of)
-        lead, _ = _lead(runs, age, other, seeds_of, lambda *cell: (runs.best(*cell),))
         row = [f"{kind}, {age}", LABELS[other]]
-        for of, found, verdict in (
-            ("b", kept, "holds" if kept.low > 0 else "fails"),
-            ("c", lead, "holds" if lead.low > LEVEL else "open" if lead.value > LEVEL else "fails"),
-        ):
-            expected = EXPECTED.get((of, kind, age, other), verdict)
-            surprise = "" if verdict in expected else f", expected: {expected}"
-            row += [points(found), _verdict(verdict, seeds_of) + surprise]
+        for of in "bc":
+            lead, _, verdict = _judge(of, runs, kind, age, other, seeds_of)
+            expected = EXPECTED.get((of, kind, age, other), "")
+            row += [
+                points(lead),
+                verdict + ("" if _is_expected(of, kind, age, other, verdict) else f", expected: {expected}"),
+            ]
         rows.append(row)
     header = ["tasks, updates", "TROLL minus", "(b) part kept, percentage points", "verdict", "(c) success, points"]
     return markdown([*header, "verdict"], rows) if rows else "Stage 2 has not run: nothing is decided."
@@ -296,6 +324,7 @@ def alpha_leads(records: Sequence[Record]) -> str:
 
 TABLES: dict[str, Table] = {
     "found": found,
+    "verdicts": verdicts,
     "over-rates": over_rates,
     "second-stage": second_stage,
     "kept-exploratory": kept_exploratory,

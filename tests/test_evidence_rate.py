@@ -40,9 +40,13 @@ def with_second_stage(success):
     return first + records_of(success, list(studies), dataclasses.replace(GRID, studies=studies))
 
 
+def cells_of(line):
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
 def rows_of(table):
     """By kind, updates and other method: difference, expectation and verdict."""
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    rows = [cells_of(line) for line in table.splitlines()[2:]]
     return {(*row[0].split(", "), row[1]): row[2:] for row in rows}
 
 
@@ -55,6 +59,15 @@ def test_the_verdicts_are_those_that_were_written_down():
         assert verdict == ("holds" if kind == "rare" else "fails")
         clip = other.split(" ").count("clip") == 1
         assert expected == ("holds" if kind == "rare" or (age == "32" and clip) else "fails")
+
+
+def test_the_verdicts_are_shown_at_a_glance_with_a_star_where_we_were_wrong():
+    rows = {
+        row[0]: row[1:] for row in map(cells_of, rate.verdicts(with_second_stage(others_collapse)).splitlines()[2:])
+    }
+    assert len(rows) == 12 and rows["(a) rare, 8"] == ["+14.0 holds"] * 4
+    assert rows["(a) common, 32"][0] == "+0.0 fails\\*" and rows["(a) common, 32"][2] == "+0.0 fails"
+    assert rows["(c) rare, 32"] == ["+0.0 holds", "+0.0 holds\\*", "+0.0 holds", "+0.0 holds"]
 
 
 def test_a_lead_below_five_points_fails():
