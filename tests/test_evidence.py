@@ -660,7 +660,7 @@ def test_every_figure_is_drawn_and_kept(grid, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["common", "rarity", "lora", "smollm2", "async"])
+@pytest.mark.parametrize("name", ["common", "rarity", "lora", "smollm2", "smollm2-rate", "async"])
 def test_runs_of_a_seed_have_one_start_but_for_those_that_the_pages_name(name):
     """Pairs are of one start, which depends on the machine."""
     starts_of: dict[tuple[str, int], set[float]] = {}
@@ -724,7 +724,7 @@ def test_the_readme_is_short_with_its_tables_too():
 @pytest.mark.slow
 def test_no_token_leaves_the_bound_in_any_run():
     """rarity.md says so of all runs with the projection. `clip-recorded` is TRL's clip, with the bound open."""
-    names = ("age", "common", "rarity", "rate", "smollm2", "lora")
+    names = ("age", "common", "rarity", "rate", "smollm2", "smollm2-rate", "lora")
     runs = [record for name in names for record in read_records(EVIDENCE / "results" / f"{name}.jsonl")]
     projected = [r for r in runs if r.get("kl_max") is not None and r["method"] != "clip-recorded"]
     assert len(projected) >= 950
@@ -738,7 +738,7 @@ def test_no_token_leaves_the_bound_in_any_run():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["common", "rarity", "smollm2", "lora", "age", "rate", "async"])
+@pytest.mark.parametrize("name", ["common", "rarity", "smollm2", "smollm2-rate", "lora", "age", "rate", "async"])
 def test_every_result_is_of_its_grid(name):
     records, grid = read_records(EVIDENCE / "results" / f"{name}.jsonl"), grid_of(name)
     every = grid.all_runs(tuned_rates(records, grid.tuning))
