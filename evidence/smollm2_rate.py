@@ -40,14 +40,13 @@ class Runs:
 
     def fresh(self, method: str) -> tuple[Cell, Cell]:
         """Stage 2: at the best rate, and at the next one. Only seeds that all methods have at both."""
-        cells = {}
-        for name in LABELS:
-            best = self.best(name)
-            rates = () if best is None else (best, RATES[RATES.index(best) + 1])
-            cells[name] = [self.records.get((name, rate), {}) for rate in rates] or [{}]
-        seeds = [seed for seed in FRESH if all(seed in cell for of in cells.values() for cell in of)]
-        at_best, at_next = (Cell([cell[seed] for seed in seeds]) for cell in (cells[method] * 2)[:2])
-        return at_best, at_next
+        bests = {name: best for name in LABELS if (best := self.best(name)) is not None}
+        if len(bests) < len(LABELS):
+            return Cell([]), Cell([])
+        next_of = {name: RATES[RATES.index(best) + 1] for name, best in bests.items()}
+        needed = [self.records.get(cell, {}) for rates in (bests, next_of) for cell in rates.items()]
+        seeds = [seed for seed in FRESH if all(seed in cell for cell in needed)]
+        return self.cell(method, bests[method], seeds), self.cell(method, next_of[method], seeds)
 
 
 def by_rate(records: Sequence[Record]) -> str:
@@ -113,7 +112,7 @@ def share(records: Sequence[Record]) -> str:
     return markdown(["learning rate", "runs", "part"], rows)
 
 
-def runs(records: Sequence[Record]) -> str:
+def every_run(records: Sequence[Record]) -> str:
     """Every run, on 128 held-out problems. *success* is that of two samples of each problem after training."""
     return smollm2.every_run(records)
 
@@ -123,7 +122,7 @@ TABLES: dict[str, Table] = {
     "second-stage": second_stage,
     "fresh": fresh,
     "share": share,
-    "runs": runs,
+    "runs": every_run,
 }
 
 

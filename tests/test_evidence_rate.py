@@ -62,9 +62,8 @@ def test_the_verdicts_are_those_that_were_written_down():
 
 
 def test_the_verdicts_are_shown_at_a_glance_with_a_star_where_we_were_wrong():
-    rows = {
-        row[0]: row[1:] for row in map(cells_of, rate.verdicts(with_second_stage(others_collapse)).splitlines()[2:])
-    }
+    table = rate.verdicts(with_second_stage(others_collapse))
+    rows = {row[0]: row[1:] for row in map(cells_of, table.splitlines()[2:])}
     assert len(rows) == 12 and rows["(a) rare, 8"] == ["+14.0 holds"] * 4
     assert rows["(a) common, 32"][0] == "+0.0 fails\\*" and rows["(a) common, 32"][2] == "+0.0 fails"
     assert rows["(c) rare, 32"] == ["+0.0 holds", "+0.0 holds\\*", "+0.0 holds", "+0.0 holds"]

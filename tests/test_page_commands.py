@@ -1,6 +1,6 @@
 """
-The commands of the pages that need no GPU, no hub and no registry, run (slow) in a copy of the repository, as they
-stand, but for the sizes of a benchmark. `test_commands.py` parses all of them.
+A slow test runs the pages' commands that need no GPU, no hub and no registry, in a copy of the repository. Only the
+benchmarks of a training step get smaller sizes. `test_commands.py` parses every command.
 """
 
 import json
@@ -81,9 +81,8 @@ def copy(tmp_path_factory):
     with (folder / "their_samples.jsonl").open("w") as file:
         for index in range(20):
             row = {"model": "theirs", "benchmark": "sums", "index": index, "problem": f"{index} + 1?"}
-            file.write(
-                json.dumps(row | {"answer": str(index + 1), "completion": f"\\boxed{{{index + index % 2}}}"}) + "\n"
-            )
+            row |= {"answer": str(index + 1), "completion": f"\\boxed{{{index + index % 2}}}"}
+            file.write(json.dumps(row) + "\n")
     return folder
 
 
