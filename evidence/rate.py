@@ -1,5 +1,5 @@
 """
-The choices, tables and verdicts of rate.yaml. As a command, the cells of its second stage, as YAML for that file:
+The choices, tables and verdicts of rate.yaml. As a command, the cells that follow from stage 1, as YAML for that file:
 
     python -m evidence.rate
 """
@@ -22,7 +22,7 @@ OTHERS = {"clip-0.2": "clip 0.2", "clip": "tuned clip", "tv": "TV mask", "kl": "
 LABELS = {TROLL: "TROLL", **OTHERS}
 RATE_NAMES = ("1e-4", "2e-4", "4e-4", "8e-4", "1.6e-3")
 RATES = tuple(map(float, RATE_NAMES))
-FIRST, FRESH = range(40, 45), range(45, 50)  # the seeds of the two stages
+FIRST, FRESH, FOURFOLD = range(40, 45), range(45, 50), range(50, 55)  # the seeds of stages 1, 2 and 4
 WEIGHTS, ALPHA_RATES = (0.0, 0.3, 1.0, 3.0), (4e-4, 8e-4)  # of the regression, and the rates of `alpha`
 LEAD, LEVEL = 0.05, -0.02
 CLIPS, MASKS = ("clip-0.2", "clip"), ("tv", "kl")
@@ -35,6 +35,8 @@ EXPECTED: dict[tuple[str, str, int, str], str] = {
     **{("a", "common", 32, other): "fails" for other in MASKS},
     **{("c", kind, 8, other): "holds or open" for kind, other in product(KINDS, OTHERS)},
     ("c", "rare", 32, "clip"): "fails",
+    **{("d", *place, other): "holds" for place, other in product(PLACES, OTHERS)},
+    **{("d", "common", 8, other): "fails" for other in ("clip", *MASKS)},
 }
 
 
@@ -68,6 +70,11 @@ class Runs:
         bests = {region: self.best(task, age, region) for region in LABELS} if self.first(task, age) else {}
         cells = [(region, rate) for region, best in bests.items() for rate in (best, 2 * best)]
         return _shared(FRESH, [self.cells.get((task, age, *cell), {}) for cell in cells])
+
+    def fourfold(self, task: str, age: int) -> list[int]:
+        """The seeds of stage 4 that have all methods at four times their best rate."""
+        cells = [(region, 4 * self.best(task, age, region)) for region in LABELS] if self.first(task, age) else []
+        return _shared(FOURFOLD, [self.cells.get((task, age, *cell), {}) for cell in cells])
 
     def best(self, task: str, age: int, region: str) -> float:
         """The rate with the largest mean success in stage 1; of equal ones the smallest."""
@@ -104,10 +111,11 @@ def _compared(runs: Runs, seeds: Callable[[str, int], list[int]]) -> Iterator[tu
 
 
 def _judge(of: str, runs: Runs, kind: str, age: int, other: str, seeds_of: Seeds) -> tuple[Estimate, float, str]:
-    """TROLL's lead by statement (a), (b) or (c), its p-value (1 for (b), which has none), and the verdict."""
+    """TROLL's lead by statement (a), (b), (c) or (d), its p-value (1 for (b), which has none), and the verdict."""
     lead, p_value = Estimate(0.0, 0.0, 0.0), 1.0
-    if of == "a":
-        lead, p_value = _lead(runs, age, other, seeds_of, lambda *cell: RATES)
+    if of in "ad":
+        rates = {"a": lambda *cell: RATES, "d": lambda *cell: (4 * runs.best(*cell),)}
+        lead, p_value = _lead(runs, age, other, seeds_of, rates[of])
         verdict = "holds" if lead.value >= LEAD and p_value < 0.01 else "fails"
     elif of == "b":
         lead = _kept(runs, age, other, seeds_of)
@@ -129,7 +137,7 @@ def verdicts(records: Sequence[Record]) -> str:
     expected.
     """
     runs, rows = Runs(records), []
-    for of, seeds in {"a": runs.first, "b": runs.fresh, "c": runs.fresh}.items():
+    for of, seeds in {"a": runs.first, "b": runs.fresh, "c": runs.fresh, "d": runs.fourfold}.items():
         found: dict[tuple[str, int], list[str]] = {}
         for kind, age, other, seeds_of in _compared(runs, seeds):
             lead, _, verdict = _judge(of, runs, kind, age, other, seeds_of)
@@ -172,6 +180,38 @@ def second_stage(records: Sequence[Record]) -> str:
         rows.append(row)
     header = ["tasks, updates", "TROLL minus", "(b) part kept, percentage points", "verdict", "(c) success, points"]
     return markdown([*header, "verdict"], rows) if rows else "Stage 2 has not run: nothing is decided."
+
+
+def four_times(records: Sequence[Record]) -> str:
+    """
+    Statement (d): success with each method at four times its own best learning rate, on seeds 50 to 54. It holds if
+    TROLL leads by at least 5 points with p < 0.01.
+    """
+    runs, rows = Runs(records), []
+    for kind, age, other, seeds_of in _compared(runs, runs.fourfold):
+        lead, p_value, verdict = _judge("d", runs, kind, age, other, seeds_of)
+        means = [
+            np.mean(
+                [
+                    runs.values(task, age, region, 4 * runs.best(task, age, region), seeds).mean()
+                    for task, seeds in seeds_of.items()
+                ]
+            )
+            for region in (TROLL, other)
+        ]
+        successes = [f"{100 * mean:.1f}" for mean in means]
+        rows.append(
+            [
+                f"{kind}, {age}",
+                LABELS[other],
+                *successes,
+                signed(lead, p_value),
+                EXPECTED["d", kind, age, other],
+                verdict,
+            ]
+        )
+    header = ["tasks, updates", "other", "TROLL, %", "other, %", "TROLL minus the other, points", "expected", "verdict"]
+    return markdown(header, rows) if rows else "Stage 4 has not run: nothing is decided."
 
 
 def _lead(
@@ -328,6 +368,7 @@ TABLES: dict[str, Table] = {
     "over-rates": over_rates,
     "second-stage": second_stage,
     "kept-exploratory": kept_exploratory,
+    "four-times": four_times,
     "window": window,
     "by-rate": by_rate,
     "alpha": alpha,
@@ -339,18 +380,19 @@ TABLES: dict[str, Table] = {
 
 def next_cells(runs: Runs) -> str:
     """
-    YAML of stage 2: the two rates that decide first, the best and twice that, then the higher ones. A task and age is
-    left out until all five seeds of stage 1 exist.
+    YAML of the stages that follow from stage 1. Stage 2: the two rates that decide first, the best and twice that, then
+    the higher ones. Stage 4: four times the best. A task and age is left out until all five seeds of stage 1 exist.
     """
-    deciding, higher = Cells(), Cells()
+    deciding, higher, fourfold = Cells(), Cells(), Cells()
     for age, task in product(COMMON_AGES, (*RARE, *COMMON)):
         if len(runs.first(task, age)) == len(FIRST):
             for region in LABELS:
                 cell, best = (task, age, runs.methods[task, age, region]), runs.best(task, age, region)
-                deciding[cell] = (best, 2 * best)
+                deciding[cell], fourfold[cell] = (best, 2 * best), (4 * best,)
                 if above := tuple(rate for rate in RATES if rate > 2 * best):
                     higher[cell] = above
-    return "\n".join(study_text(name, list(FRESH), of) for name, of in (("fresh", deciding), ("fresh-higher", higher)))
+    studies = {"fresh": (FRESH, deciding), "fresh-higher": (FRESH, higher), "four-times": (FOURFOLD, fourfold)}
+    return "\n".join(study_text(name, list(seeds), cells) for name, (seeds, cells) in studies.items())
 
 
 def main() -> None:

@@ -32,8 +32,8 @@ def others_collapse(task, age, method, rate_, alpha=1.0):
     return 0.7 - octaves * (0.15 if method != "troll" and task in rate.RARE else 0.05)
 
 
-def with_second_stage(success):
-    """The records of both stages, the second as the command prints it."""
+def with_later_stages(success):
+    """The records of stages 1, 2 and 4, the later ones as the command prints them."""
     first = records_of(success)
     text = rate.next_cells(rate.Runs(first))
     studies = {name: Study(**study) for name, study in yaml.safe_load(text).items()}
@@ -62,11 +62,12 @@ def test_the_verdicts_are_those_that_were_written_down():
 
 
 def test_the_verdicts_are_shown_at_a_glance_with_a_star_where_we_were_wrong():
-    table = rate.verdicts(with_second_stage(others_collapse))
+    table = rate.verdicts(with_later_stages(others_collapse))
     rows = {row[0]: row[1:] for row in map(cells_of, table.splitlines()[2:])}
-    assert len(rows) == 12 and rows["(a) rare, 8"] == ["+14.0 holds"] * 4
+    assert len(rows) == 16 and rows["(a) rare, 8"] == ["+14.0 holds"] * 4
     assert rows["(a) common, 32"][0] == "+0.0 fails\\*" and rows["(a) common, 32"][2] == "+0.0 fails"
     assert rows["(c) rare, 32"] == ["+0.0 holds", "+0.0 holds\\*", "+0.0 holds", "+0.0 holds"]
+    assert rows["(d) rare, 8"] == ["+20.0 holds"] * 4 and rows["(d) common, 32"] == ["+0.0 fails\\*"] * 4
 
 
 def test_a_lead_below_five_points_fails():
@@ -103,7 +104,8 @@ def test_the_second_stage_has_the_best_rate_all_above_it_and_twice_the_highest()
     text = rate.next_cells(rate.Runs(records_of(peaks)))
     fresh, higher = (
         {(c["task"], c["method"], *c["steps_per_generation"]): c["learning_rate"] for c in study["cells"]}
-        for study in yaml.safe_load(text).values()
+        for name, study in yaml.safe_load(text).items()
+        if name != "four-times"
     )
     assert len(fresh) == 60
     assert fresh["common", "troll", 8] == [4e-4, 8e-4] and higher["common", "troll", 8] == [1.6e-3]
@@ -117,7 +119,7 @@ def test_without_its_runs_the_second_stage_decides_nothing():
 
 
 def test_the_part_kept_is_that_of_the_fresh_seeds():
-    records = with_second_stage(others_collapse)
+    records = with_later_stages(others_collapse)
     rows = rows_of(rate.second_stage(records))
     assert len(rows) == 16
     for (kind, age, other), (lead, verdict, _, at_best) in rows.items():
@@ -156,7 +158,7 @@ def test_the_interval_of_the_part_kept_is_that_of_an_independent_bootstrap():
 def test_at_the_best_rate_a_lag_of_two_points_is_allowed(lags, verdict):
     """Of even and of odd seeds; two of the five are even."""
     lag = lambda r: lags[r["seed"] % 2] * (r["method"] == "troll")
-    records = [r | {"success": r["success"] - lag(r)} for r in with_second_stage(others_collapse)]
+    records = [r | {"success": r["success"] - lag(r)} for r in with_later_stages(others_collapse)]
     assert {row[-1].split(",")[0] for row in rows_of(rate.second_stage(records)).values()} == {verdict}
 
 
@@ -177,7 +179,34 @@ def test_other_weights_of_the_regression_are_compared_on_the_same_seeds_and_coun
 
 
 def test_the_plan_has_as_many_runs_as_was_written_down():
-    assert [len(GRID.runs(name)) for name in ("rates", "alpha", "alpha-one")] == [1500, 240, 80]
+    names = ("rates", "alpha", "alpha-one", "four-times")
+    assert [len(GRID.runs(name)) for name in names] == [1500, 240, 80, 300]
+
+
+def test_stage_4_has_each_method_at_four_times_its_own_best_rate_and_new_seeds():
+    best = {"troll": 4e-4, "clip-0.2": 2e-4}
+    peaks = lambda task, age, method, rate_, alpha: 0.5 - 100 * abs(rate_ - best.get(method, 1e-4))
+    (study,) = (
+        study
+        for name, study in yaml.safe_load(rate.next_cells(rate.Runs(records_of(peaks)))).items()
+        if name == "four-times"
+    )
+    assert study["seeds"] == [50, 51, 52, 53, 54] and len(study["cells"]) == 60
+    for cell in study["cells"]:
+        assert cell["learning_rate"] == [4 * best.get(cell["method"], 1e-4)]
+    rows = rows_of(rate.four_times(with_later_stages(peaks)))
+    lead, expected, verdict = rows["rare", "8", "clip 0.2"][2:]  # 12 and 6 times 1e-4 from the best
+    assert lead.startswith("-6.0 [") and (expected, verdict) == ("holds", "fails")
+    assert rate.four_times(records_of(peaks)) == "Stage 4 has not run: nothing is decided."
+
+
+def test_the_cells_of_the_later_stages_are_those_that_follow_from_the_results():
+    first = [r for r in read_records(EVIDENCE / "results" / "rate.jsonl") if r["studies"] == ["rates"]]
+    followed = yaml.safe_load(rate.next_cells(rate.Runs(first)))
+    for name in ("fresh", "fresh-higher", "four-times"):
+        study = GRID.studies[name]
+        studies = {name: Study(**followed[name])}
+        assert set(GRID.runs(name)) == set(dataclasses.replace(GRID, studies=studies).runs(name)), study
 
 
 def test_the_clip_and_the_masks_have_the_bounds_that_the_tuning_of_age_chose():
