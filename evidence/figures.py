@@ -119,6 +119,7 @@ def _draw_ages(lines: Mapping[str, Mapping[tuple[str, str], Mapping[int, Estimat
                 ends[name] = x[-1], heights[-1], STYLES[style]["color"]
         label = {"area": AREA, "success": SUCCESS}[key]
         axes.set(xlabel="updates per rollout batch", ylabel=label, xscale="log", xlim=(0.9 * min(ages, default=8), end))
+        axes.set_ylim(bottom=0)
         axes.set_xticks(ages, [str(n) for n in ages])
         axes.minorticks_off()
         _name_lines(axes, ends)
