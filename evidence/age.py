@@ -251,6 +251,12 @@ def verdicts(records: Sequence[Record]) -> str:
     return markdown(["statement", "area, points", "success, points", "verdict"], rows)
 
 
+def first_statement(records: Sequence[Record]) -> str:
+    """Statement 1 of age.yaml, and the verdict on it against each other trust region."""
+    head, line, *rows = verdicts(records).splitlines()
+    return "\n".join([head, line, *(row for row in rows if row.startswith("| 1. "))])
+
+
 def _judge(pairs: list[tuple[Cell, Cell]] | None, leads: bool) -> list[str]:
     if pairs is None:
         return ["not run yet", "", ""]
@@ -311,6 +317,7 @@ def by_age(records: Sequence[Record]) -> str:
 
 TABLES: dict[str, Table] = {
     "verdicts": verdicts,
+    "first-statement": first_statement,
     "means": means,
     "costs": costs,
     "limits": limits,

@@ -254,23 +254,6 @@ def part_kept(tasks: Iterable[Sequence[Sequence[np.ndarray]]]) -> Estimate:
     return Estimate(float(mean[0]), *map(float, np.quantile(mean[1:], [0.025, 0.975])))
 
 
-def kept_exploratory(records: Sequence[Record]) -> str:
-    """
-    **Exploratory, not statement (b)**: TROLL's lead in the part kept on the seeds of stage 1, which also chose the best
-    rates. A task is left out if a method has its best rate at 1.6e-3, since stage 1 has no higher rate.
-    """
-    runs, rows = Runs(records), []
-
-    def seeds(task: str, age: int) -> list[int]:
-        first = runs.first(task, age)
-        return first if first and all(runs.best(task, age, region) < RATES[-1] for region in LABELS) else []
-
-    for kind, age, other, seeds_of in _compared(runs, seeds):
-        lead = _kept(runs, age, other, seeds_of)
-        rows.append([f"{kind}, {age}", LABELS[other], str(len(seeds_of)), points(lead)])
-    return markdown(["tasks, updates", "TROLL minus", "number of tasks", "part kept, percentage points"], rows)
-
-
 # -- What was measured ------------------------------------------------------------------------------------------------
 
 
@@ -367,7 +350,6 @@ TABLES: dict[str, Table] = {
     "verdicts": verdicts,
     "over-rates": over_rates,
     "second-stage": second_stage,
-    "kept-exploratory": kept_exploratory,
     "four-times": four_times,
     "window": window,
     "by-rate": by_rate,

@@ -732,7 +732,9 @@ def test_no_token_leaves_the_bound_in_any_run():
         bound = {"troll-wide": 0.5, "wide": 0.5, "rule": 0.2}.get(r["method"], r["varied"].get("kl_bound", 0.05))
         if r["method"].startswith("projection-"):
             bound = float(r["method"].partition("-")[2])
-        if {"rates", "alpha", "alpha-one", "fresh", "fresh-higher"} & set(r["studies"]):  # rate.yaml has `auto`
+        if {"rates", "alpha", "alpha-one", "fresh", "fresh-higher", "four-times"} & set(
+            r["studies"]
+        ):  # rate.yaml has `auto`
             bound = {8: 0.05, 32: 0.8}[r["varied"]["steps_per_generation"]]
         assert r["kl_max"] <= bound * (1 + 1e-3)
 
