@@ -194,11 +194,16 @@ def test_the_page_tells_what_the_results_say():
     for task, age, other in product(async_tables.TASKS, async_tables.AGES, ("clip", "mask")):
         cells = [async_tables.cell(records, task, name, age).values("success").mean() for name in ("troll", other)]
         lag[task, age, other] = round(100 * (cells[1] - cells[0]))
-    assert lag["label-2", 8, "clip"] == lag["label-2", 8, "mask"] == 7 and lag["common", 4, "clip"] == 8
-    assert "On `label-2` at 8 TROLL ends 7 points of success below both" in page
+    below = "{} (at 1), {} (at 4) and {} points (at 8) below the clip".format(
+        *(lag["label-2", age, "clip"] for age in async_tables.AGES)
+    )
+    assert (
+        f"{below}, and at 8 also {lag['label-2', 8, 'mask']} below the mask" in page and lag["common", 4, "clip"] == 8
+    )
     assert "on `common` at 4 it ends 8 below the clip" in page
     served = {r["method"]: r for r in read_records(EVIDENCE / "results" / "async-served.jsonl")}
-    areas = [f"{100 * served[f'{name}-4']['area']:.1f}" for name in ("troll", "mask", "clip")]
-    assert "area of {}, with `binary_tv` {}, with the clip {}".format(*areas) in page
+    runs = [served[f"{name}-4"] for name in ("troll", "mask", "clip")]
+    ends = [text for r in runs for text in (f"{100 * r['area']:.1f}", f"{100 * r['success']:.0f}")]
+    assert "area of {} and a success of {} %, with `binary_tv` {} and {}, with the clip {} and {}".format(*ends) in page
     assert {round(r["staleness_mean"]) for r in served.values()} == {3}
     assert all(r["staleness_max"] == int(r["method"][-1]) - 1 for r in records)

@@ -225,3 +225,30 @@ def test_runs_that_are_compared_have_one_start():
         place = (r["task"], r["varied"]["steps_per_generation"], r["seed"], of_alpha)
         starts.setdefault(place, set()).add(r["start"])
     assert {place for place, values in starts.items() if len(values) > 1} == set()
+
+
+def test_the_readme_has_the_success_at_four_times_the_best_rate():
+    runs = rate.Runs(read_records(EVIDENCE / "results" / "rate.jsonl"))
+
+    def successes(kind, age):
+        """In percent: of TROLL, of the best other method."""
+        of = {
+            region: np.mean(
+                [
+                    runs.values(task, age, region, 4 * runs.best(task, age, region), rate.FOURFOLD).mean()
+                    for task in rate.KINDS[kind]
+                ]
+            )
+            for region in rate.LABELS
+        }
+        return [f"{100 * value:.0f}" for value in (of.pop("troll"), max(of.values()))]
+
+    (troll, best), late = successes("rare", 8), successes("rare", 32)
+    readme = (EVIDENCE.parent / "README.md").read_text()
+    assert f"TROLL solves {troll} %, the best other {best} % (p = 0.02); with 32 updates per" in readme
+    assert "rollout batch, {} and {} % |".format(*late) in readme
+    (troll, best), late = successes("common", 8), successes("common", 32)
+    assert (
+        f"from 35 to {troll} %, a mask to {best}; " in readme
+        and "with 32 updates to {}, masks to {}".format(*late) in readme
+    )
