@@ -114,8 +114,8 @@ def _judge(of: str, runs: Runs, kind: str, age: int, other: str, seeds_of: Seeds
     """TROLL's lead by statement (a), (b), (c) or (d), its p-value (1 for (b), which has none), and the verdict."""
     lead, p_value = Estimate(0.0, 0.0, 0.0), 1.0
     if of in "ad":
-        rates = {"a": lambda *cell: RATES, "d": lambda *cell: (4 * runs.best(*cell),)}
-        lead, p_value = _lead(runs, age, other, seeds_of, rates[of])
+        rates = lambda *cell: RATES if of == "a" else (4 * runs.best(*cell),)
+        lead, p_value = _lead(runs, age, other, seeds_of, rates)
         verdict = "holds" if lead.value >= LEAD and p_value < 0.01 else "fails"
     elif of == "b":
         lead = _kept(runs, age, other, seeds_of)
@@ -190,28 +190,19 @@ def four_times(records: Sequence[Record]) -> str:
     runs, rows = Runs(records), []
     for kind, age, other, seeds_of in _compared(runs, runs.fourfold):
         lead, p_value, verdict = _judge("d", runs, kind, age, other, seeds_of)
-        means = [
-            np.mean(
-                [
-                    runs.values(task, age, region, 4 * runs.best(task, age, region), seeds).mean()
-                    for task, seeds in seeds_of.items()
-                ]
-            )
-            for region in (TROLL, other)
-        ]
-        successes = [f"{100 * mean:.1f}" for mean in means]
-        rows.append(
-            [
-                f"{kind}, {age}",
-                LABELS[other],
-                *successes,
-                signed(lead, p_value),
-                EXPECTED["d", kind, age, other],
-                verdict,
-            ]
-        )
+        successes = [f"{100 * _at_four_times(runs, age, region, seeds_of):.1f}" for region in (TROLL, other)]
+        expected = EXPECTED["d", kind, age, other]
+        rows.append([f"{kind}, {age}", LABELS[other], *successes, signed(lead, p_value), expected, verdict])
     header = ["tasks, updates", "other", "TROLL, %", "other, %", "TROLL minus the other, points", "expected", "verdict"]
     return markdown(header, rows) if rows else "Stage 4 has not run: nothing is decided."
+
+
+def _at_four_times(runs: Runs, age: int, region: str, seeds_of: Seeds) -> float:
+    """Mean success of a method at four times its best rate, tasks of the same weight."""
+    rates = {task: 4 * runs.best(task, age, region) for task in seeds_of}
+    return float(
+        np.mean([runs.values(task, age, region, rates[task], seeds).mean() for task, seeds in seeds_of.items()])
+    )
 
 
 def _lead(

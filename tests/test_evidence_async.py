@@ -197,10 +197,8 @@ def test_the_page_tells_what_the_results_say():
     below = "{} (at 1), {} (at 4) and {} points (at 8) below the clip".format(
         *(lag["label-2", age, "clip"] for age in async_tables.AGES)
     )
-    assert (
-        f"{below}, and at 8 also {lag['label-2', 8, 'mask']} below the mask" in page and lag["common", 4, "clip"] == 8
-    )
-    assert "on `common` at 4 it ends 8 below the clip" in page
+    assert f"{below}, and at 8 also {lag['label-2', 8, 'mask']} below the mask" in page
+    assert f"on `common` at 4 it ends {lag['common', 4, 'clip']} below the clip" in page
     served = {r["method"]: r for r in read_records(EVIDENCE / "results" / "async-served.jsonl")}
     runs = [served[f"{name}-4"] for name in ("troll", "mask", "clip")]
     ends = [text for r in runs for text in (f"{100 * r['area']:.1f}", f"{100 * r['success']:.0f}")]
