@@ -46,7 +46,8 @@ class Heads:
             head_dim=64,
             tie_word_embeddings=False,
         )
-        self.model = Qwen3ForCausalLM(config).to(device, dtype)
+        with torch.device(device):  # random numbers for a large head take a CPU seconds
+            self.model = Qwen3ForCausalLM(config).to(dtype)
         # The norm behind the frozen embeddings still asks for the gradient of the hidden states
         self.model.model.embed_tokens.requires_grad_(False)
         add_fused_lm_head(self.model, outputs=("log_probs", "entropy"))

@@ -64,7 +64,8 @@ def make_model(shape: str, vocabulary: int, device: str) -> Qwen3ForCausalLM:
         pad_token_id=0,
         eos_token_id=1,
     )
-    return Qwen3ForCausalLM(config).to(device, torch.bfloat16 if device == "cuda" else torch.float32)
+    with torch.device(device):  # random numbers for billions of weights take a CPU minutes
+        return Qwen3ForCausalLM(config).to(torch.bfloat16 if device == "cuda" else torch.float32)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
