@@ -5,6 +5,7 @@ The tables and verdicts of smollm2-rate.yaml. As a command, the cells of its sec
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +15,20 @@ from evidence.rate import LEVEL, part_kept
 from evidence.results import read_records
 from evidence.tables import Cell, Record, Table, difference, markdown, points, signed
 
-LABELS = {"troll": "TROLL", "clip-0.2": "clip 0.2", "clip-0.2-1.0": "clip 0.2/1.0", "tv-0.15": "TV mask"}
+TROLLS = {"troll": "TROLL, ε 0.05", "troll-0.2": "TROLL, ε 0.2", "troll-0.5": "TROLL, ε 0.5"}
+OTHERS = {"clip-0.2": "clip 0.2", "clip-0.2-1.0": "clip 0.2/1.0", "tv-0.15": "TV mask"}
+LABELS = TROLLS | OTHERS
+TASK = "h100"  # the runs on a CPU decide nothing
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # the last one is only a next rate
 FIRST, FRESH = (13, 14), (15, 16, 17, 18, 19, 20)  # the seeds of the two stages
 
 
 class Runs:
-    """The records by method, learning rate and seed."""
+    """The records of a task by method, learning rate and seed."""
 
-    def __init__(self, records: Iterable[Record]):
+    def __init__(self, records: Iterable[Record], task: str = TASK):
         self.records: dict[tuple[str, float], dict[int, Record]] = {}
-        for record in records:
+        for record in (r for r in records if r["task"] == task):
             self.records.setdefault((record["method"], record["varied"]["learning_rate"]), {})[record["seed"]] = record
 
     def cell(self, method: str, learning_rate: float, seeds: Sequence[int]) -> Cell:
@@ -70,19 +74,19 @@ def second_stage(records: Sequence[Record]) -> str:
     is, and fails otherwise.
     """
     runs, rows = Runs(records), []
-    troll, troll_next = runs.fresh("troll")
-    if not troll.records:
-        return "Stage 2 has not run: nothing is decided."
-    missing = "" if len(troll.records) == len(FRESH) else f" so far ({len(troll.records)} of {len(FRESH)} seeds)"
-    for method, label in list(LABELS.items())[1:]:
-        other, other_next = runs.fresh(method)
+    for name, method in product(TROLLS, OTHERS):
+        (troll, troll_next), (other, other_next) = runs.fresh(name), runs.fresh(method)
+        if not troll.records:
+            return "Stage 2 has not run: nothing is decided."
+        missing = "" if len(troll.records) == len(FRESH) else f" so far ({len(troll.records)} of {len(FRESH)} seeds)"
         cells = (troll, troll_next), (other, other_next)
         kept = part_kept([[[cell.values("success") for cell in of_method] for of_method in cells]])
         lead, p_value = difference(troll, other)
         verdict = "holds" if lead.low > LEVEL else "open" if lead.value > LEVEL else "fails"
         of_kept = "holds" if kept.low > 0 else "fails"
-        rows.append([label, points(kept), of_kept + missing, signed(lead, p_value), verdict + missing])
-    header = ["TROLL minus", "(b) part kept, percentage points", "verdict", "(c) success, points", "verdict"]
+        texts = [points(kept), of_kept + missing, signed(lead, p_value), verdict + missing]
+        rows.append([LABELS[name], LABELS[method], *texts])
+    header = ["", "minus", "(b) part kept, percentage points", "verdict", "(c) success, points", "verdict"]
     return markdown(header, rows)
 
 
@@ -105,11 +109,25 @@ def share(records: Sequence[Record]) -> str:
     batch: means over all runs of TROLL at a rate.
     """
     runs, rows = Runs(records), []
-    for learning_rate in RATES:
-        cell = runs.cell("troll", learning_rate, (*FIRST, *FRESH))
+    for method, learning_rate in product(TROLLS, RATES):
+        cell = runs.cell(method, learning_rate, (*FIRST, *FRESH))
         if len(values := cell.values("regression_share")):
-            rows.append([f"{learning_rate:g}", str(len(values)), f"{np.mean(values):.2f}"])
-    return markdown(["learning rate", "runs", "part"], rows)
+            rows.append([LABELS[method], f"{learning_rate:g}", str(len(values)), f"{np.mean(values):.2f}"])
+    return markdown(["", "learning rate", "runs", "part"], rows)
+
+
+def on_a_cpu(records: Sequence[Record]) -> str:
+    """
+    Success in percent of the runs of stage 1 that were made on a CPU, and of the same ones on the GPU. The draws differ,
+    so that a pair has in common its start, problems and settings alone.
+    """
+    on_gpu, on_cpu, rows = Runs(records), Runs(records, "no-dropout"), []
+    for (method, learning_rate), of_seed in on_cpu.records.items():
+        for seed, record in of_seed.items():
+            other = on_gpu.records.get((method, learning_rate), {}).get(seed)
+            texts = [f"{100 * r['success']:.1f}" if r else "" for r in (record, other)]
+            rows.append([LABELS[method], f"{learning_rate:g}", str(seed), *texts])
+    return markdown(["trust region", "learning rate", "seed", "CPU", "GPU"], rows)
 
 
 def every_run(records: Sequence[Record]) -> str:
@@ -122,6 +140,7 @@ TABLES: dict[str, Table] = {
     "second-stage": second_stage,
     "fresh": fresh,
     "share": share,
+    "on-a-cpu": on_a_cpu,
     "runs": every_run,
 }
 
@@ -134,7 +153,7 @@ def next_cells(runs: Runs) -> str:
         if best is None:
             raise SystemExit(f"Stage 1 lacks runs of {method}.")
         rates = ", ".join(f"{value:.1e}" for value in (best, RATES[RATES.index(best) + 1]))
-        lines.append(f"      - {{task: no-dropout, method: {method}, learning_rate: [{rates}]}}")
+        lines.append(f"      - {{task: {TASK}, method: {method}, learning_rate: [{rates}]}}")
     return "\n".join(lines)
 
 
