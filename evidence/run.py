@@ -46,9 +46,10 @@ from troll_trl.cli import evaluate, make_trainer, train
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# On a CPU every run is a fork of this process, because loading the libraries takes as long as half a run. A fork cannot
-# use a GPU that its parent has queried.
-_PROCESSES: Any = get_context("spawn" if torch.cuda.is_available() else "fork")
+# Every run is a fork of this process, because loading the libraries takes as long as half a run. A fork cannot use a GPU
+# that CUDA has been asked for in its parent: PyTorch is to ask the driver's library, NVML.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+_PROCESSES: Any = get_context("fork")
 
 
 def run_all(
