@@ -194,7 +194,6 @@ def recorded(inputs: list[torch.Tensor]) -> Iterator[Recorder]:
             stack.enter_context(mock.patch.object(module, "product_into", product))
         stack.enter_context(mock.patch.object(sparse_log_probs, "accumulate_product", accumulate))
         stack.enter_context(mock.patch.object(chunked_logprob, "_addmm_fp32", accumulate))
-        stack.enter_context(mock.patch.object(support_selection, "_columns", lambda *_: 16_384))  # an H100's
         stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", lambda device: False))
         for module in (sparse_log_probs, blocks, candidates, fold, gradient, tiles, projection):
             stack.enter_context(mock.patch.object(module, "use_triton", lambda device: True))

@@ -46,8 +46,8 @@ from troll_trl.cli import evaluate, make_trainer, train
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# Every run is a fork of this process, because loading the libraries takes as long as half a run. A fork cannot use a GPU
-# that CUDA has been asked for in its parent: PyTorch is to ask the driver's library, NVML.
+# Every run is a fork of this process, because loading the libraries takes as long as half a run. A fork cannot use a
+# GPU if its parent has called CUDA, not even to ask whether there is one: PyTorch is to ask NVML.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 _PROCESSES: Any = get_context("fork")
 

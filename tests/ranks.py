@@ -42,6 +42,7 @@ def _rank(rank: int, port: int, log: Path, function: Callable, args: tuple) -> N
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on a machine with one GPU, a barrier of gloo would ask for a second
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in ranks.items()}}
     function(*args)

@@ -875,7 +875,7 @@ def test_a_start_that_gets_stuck_is_made_once_more_with_other_weights(tmp_path, 
     tried = []
 
     def warm_up(model, *args):
-        tried.append(model.lm_head.weight.detach().clone())
+        tried.append(model.lm_head.weight.detach().cpu().clone())
         if len(tried) <= stuck:
             raise RuntimeError("The warm-up reached a success rate of 18%.")
 

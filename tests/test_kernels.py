@@ -18,7 +18,7 @@ from references import PLATEAU_AND_CLIFF, reference_support
 
 from troll_trl.kernels import blocks, candidates, dispatch, fold, gradient, projection, tiles
 from troll_trl.kernels.blocks import blocks_of, reduce_chunk
-from troll_trl.kernels.candidates import _choose_torch, choose_candidates
+from troll_trl.kernels.candidates import _choose_torch, choose_candidates, empty_candidates
 from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
 from troll_trl.kernels.fold import FoldState, fold_tile
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
@@ -257,14 +257,26 @@ def test_selection_with_ties(device):
     torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(4, device=device))
 
 
+def at_floor(device, rows):
+    """Logits `(rows, 1)` of sampled tokens that no chunk has filled yet."""
+    return torch.full((rows, 1), FLOOR, device=device)
+
+
+def chosen_of(blocks, k, choose=choose_candidates):
+    """The `k` candidates of blocks that are all reduced."""
+    candidates = empty_candidates(len(blocks.tile), k, blocks.tile.device)
+    choose(blocks, None, PLAIN, candidates)
+    return candidates
+
+
 @pytest.mark.parametrize("k", [3, 20])  # of 6 blocks: some are left out, or none
 def test_choice_agrees_with_torchs(device, k):
     products = tile_of(device, torch.float32, 5, 384)
     sampled = torch.tensor([3, 100, 127, 128, 329], device=device)
-    blocks = blocks_of(products.clone(), sampled, 331, 128)
+    blocks = blocks_of(products.clone(), sampled, at_floor(device, 5), 331, 128)
     for first in range(0, 331, 128):
         reduce_chunk(blocks, None, PLAIN, first, min(128, 331 - first))
-    ours, theirs = choose_candidates(blocks, None, PLAIN, k), _choose_torch(blocks, None, PLAIN, k)
+    ours, theirs = chosen_of(blocks, k), chosen_of(blocks, k, _choose_torch)
     torch.testing.assert_close(ours.logits.sort(1, descending=True).values, theirs.logits)
     assert torch.equal(ours.token_ids.sort(1).values, theirs.token_ids.sort(1).values)
     torch.testing.assert_close(ours.left_log_sum_exp, theirs.left_log_sum_exp)
@@ -294,9 +306,9 @@ def test_tile_beyond_32_bit_offsets(device):
 
     chosen = []
     for tile in (near[:, :192].clone(), far_apart(near[:, :192])):
-        blocks = blocks_of(tile, sampled.clamp(max=191), 192, 192)
+        blocks = blocks_of(tile, sampled.clamp(max=191), at_floor(device, 3), 192, 192)
         reduce_chunk(blocks, None, PLAIN, 0, 192)
-        chosen.append(choose_candidates(blocks, None, PLAIN, 5))
+        chosen.append(chosen_of(blocks, 5))
     for a, b in zip(*chosen, strict=True):
         assert torch.equal(a, b)
 
@@ -402,9 +414,9 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
     tile, ids = torch.empty(3, 129, device=device), torch.zeros(3, 4, dtype=torch.int32, device=device)
     fold._fold_triton(tile, None, PLAIN, ids, 0, FoldState.of(ids), None)
     gradient._gradient_triton(tile, None, PLAIN, ids, 0, gradient.Coefficients(*torch.empty(4, 3, 1, device=device)))
-    of = blocks_of(tile[:, :128], ids[:, 0], 128, 128)
+    of = blocks_of(tile[:, :128], ids[:, 0], at_floor(device, 3), 128, 128)
     blocks._reduce_triton(of, None, PLAIN, 0, 128)
-    candidates._choose_triton(of, None, PLAIN, 2)
+    candidates._choose_triton(of, None, PLAIN, empty_candidates(3, 2, device))
     rows = torch.empty(3, 65, device=device)
     _, t, *_ = projection._project_triton(rows, rows, 0.05)
     projection._backward_triton(rows, rows, rows, rows, t)

@@ -50,6 +50,9 @@ def types(kernel, pointers: dict[str, str]) -> dict[str, str]:
     return result
 
 
+ALIGNED = ("tile_stride", "columns", "first", "blocks_per_row")
+
+
 def make(kernel, dtype, softcap, bias, warps, pointers=None, **constants):
     """The kernel's source, with pointers to 16 bytes and the stride a multiple of 16, as the launchers have them."""
     pointers = {"tile_ptr": DTYPES[dtype], "bias_ptr": DTYPES[dtype], **(pointers or {})}
@@ -58,9 +61,7 @@ def make(kernel, dtype, softcap, bias, warps, pointers=None, **constants):
     if "bias_ptr" in signature and not bias:
         signature["bias_ptr"], constants["bias_ptr"] = "constexpr", None
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    aligned = [
-        name for name, kind in signature.items() if kind.startswith("*") or name in ("tile_stride", "columns", "first")
-    ]
+    aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in ALIGNED]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     return ASTSource(kernel, signature, constants, attributes), {"num_warps": warps, "enable_fp_fusion": FP_FUSION}
 
@@ -191,8 +192,8 @@ BUDGETS = {
     "gradient": (32, 0, 0, 2, 2),
     "put_kept": (56, 5, 0, None, None),
     "reduce": (40, 6, 20, 2, None),
-    "best_blocks": (128, 28, 148, None, None),
-    "best_tokens": (160, 33, 40, 2, None),
+    "best_blocks": (168, 40, 91, 24, None),
+    "best_tokens": (236, 40, 62, 4, None),
     "project": (96, 0, 90, None, None),
     "project_backward": (56, 0, 40, None, None),
 }
@@ -222,8 +223,8 @@ REGISTERS = {
     "gradient": (32, 40, 32),
     "put_kept": (56, 48, 32),
     "reduce": (32, 40, 32),
-    "best_blocks": (160, 104, 96),
-    "best_tokens": (160, 128, 72),
+    "best_blocks": (168, 168, 96),
+    "best_tokens": (244, 232, 120),
     "project": (72, 96, 64),
     "project_backward": (56, 56, 24),
 }

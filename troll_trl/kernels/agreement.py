@@ -17,8 +17,8 @@ from troll_trl.kernels.tiles import FLOOR, LogitTransform
 
 # Of the largest entry of an output: float32 sums in another order; twice the rounding of a bf16 tile of gradients
 _TOLERANCE, _TOLERANCE_OF_TILE = 2e-5, 1e-2
-# Of the logits, at any temperature. At 0.05 and without this they reached 290, where float32 numbers are 3e-5 apart: the
-# entropy of an H100's kernel and of torch then differed by more than the tolerance, and a sound kernel was refused.
+# Of the logits, at any temperature. At 0.05 they once reached 290, where float32 numbers are 3e-5 apart: the entropy of
+# an H100's kernel and of torch then differed by more than the tolerance, and a sound kernel was refused.
 _SPREAD = 3.0
 
 
@@ -127,7 +127,8 @@ def _reduced(case, device):
     tile = (_SPREAD * temperature * torch.randn(case.rows, padded, generator=generator)).to(device, case.dtype)
     bias = (temperature * torch.randn(case.vocabulary, generator=generator)).to(device) if case.bias else None
     sampled = torch.randint(case.vocabulary, (case.rows,), generator=generator).to(device)
-    reduced = blocks.blocks_of(tile, sampled, case.vocabulary, case.chunk)
+    logits = torch.full((case.rows, 1), FLOOR, device=device)
+    reduced = blocks.blocks_of(tile, sampled, logits, case.vocabulary, case.chunk)
     for first in range(0, case.vocabulary, case.chunk):
         columns = min(case.chunk, case.vocabulary - first)
         part = None if bias is None else bias[first : first + columns]
@@ -158,8 +159,9 @@ def _check_choice(case, device):
     if k > candidates.MOST_IN_REGISTERS:  # the fallback's
         return []
     reduced, bias = _reduced(case, device)
-    ours = candidates._choose_triton(reduced, bias, case.transform, k)
-    theirs = candidates._choose_torch(reduced, bias, case.transform, k)
+    ours, theirs = (candidates.empty_candidates(case.rows, k, device) for _ in range(2))
+    candidates._choose_triton(reduced, bias, case.transform, ours)
+    candidates._choose_torch(reduced, bias, case.transform, theirs)
     # By logit, as tokens of one logit may come in any order
     ours = ours._replace(logits=ours.logits.sort(1, descending=True).values, token_ids=theirs.token_ids)
     return list(zip(ours, theirs, strict=True))

@@ -51,13 +51,18 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(
-    tile: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int, chunk: int, keep: int | None = None
+    tile: torch.Tensor,
+    sampled_ids: torch.Tensor,
+    sampled: torch.Tensor,
+    vocabulary: int,
+    chunk: int,
+    keep: int | None = None,
 ) -> Blocks:
-    """Blocks of a tile `(n, P)` that is still empty, with sampled tokens `(n,)`. With `keep`, for torch, a tile
-    `(n, chunk)` holds all chunks in turn, and this number of blocks stays with its logits."""
+    """Blocks of a tile `(n, P)` that is still empty, with sampled tokens `(n,)`, whose logits `sampled` `(n, 1)` are at
+    the floor and filled here. With `keep`, for torch, a tile `(n, chunk)` holds all chunks in turn, and this number of
+    blocks stays with its logits."""
     shape = (len(tile), math.ceil(vocabulary / chunk) * chunk // BLOCK)
     block_max, sum_exp, sum_exp_u = (tile.new_empty(shape, dtype=torch.float32) for _ in range(3))
-    sampled = tile.new_full((len(tile), 1), FLOOR, dtype=torch.float32)
     stride = 1 if use_triton(tile.device) else chunk // BLOCK
     ids = sampled_ids.unsqueeze(1)
     best = None

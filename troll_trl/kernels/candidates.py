@@ -28,15 +28,27 @@ class Candidates(NamedTuple):
     entropy: torch.Tensor  # (n,) float32, of the full distribution
 
 
-def choose_candidates(blocks: Blocks, bias: torch.Tensor | None, transform: LogitTransform, k: int) -> Candidates:
-    """The `k` ≤ V − 1 most likely tokens apart from the sampled one, of `blocks` whose chunks are all reduced. `bias`
-    `(V,)` and `transform` turn products into logits."""
-    if use_triton(blocks.tile.device) and k <= MOST_IN_REGISTERS:
-        return _choose_triton(blocks, bias, transform, k)
-    return _choose_torch(blocks, bias, transform, k)
+def empty_candidates(n: int, k: int, device: torch.device) -> Candidates:
+    """Where `choose_candidates` writes, for all positions at once: each tile fills its rows."""
+    logits = torch.full((n, k), FLOOR, device=device)
+    token_ids = torch.full((n, k), -1, device=device, dtype=torch.int32)
+    return Candidates(logits, token_ids, logits.new_empty((n, 1)), logits.new_empty(n))
 
 
-def _choose_torch(blocks, bias, transform, k):
+def choose_candidates(
+    blocks: Blocks, bias: torch.Tensor | None, transform: LogitTransform, candidates: Candidates
+) -> None:
+    """
+    Write the `k` ≤ V − 1 most likely tokens apart from the sampled one, of `blocks` whose chunks are all reduced, into
+    `candidates`, rows of [`empty_candidates`]. `bias` `(V,)` and `transform` turn products into logits.
+    """
+    in_registers = candidates.logits.shape[1] <= MOST_IN_REGISTERS
+    choose = _choose_triton if use_triton(blocks.tile.device) and in_registers else _choose_torch
+    choose(blocks, bias, transform, candidates)
+
+
+def _choose_torch(blocks, bias, transform, candidates):
+    k = candidates.logits.shape[1]
     log_sum_exp = blocks.max + blocks.sum_exp.log()  # of every block, (n, blocks)
     if blocks.best is not None:
         best_blocks, logits = blocks.best.which, blocks.best.logits.flatten(1)  # (n, candidates)
@@ -53,7 +65,7 @@ def _choose_torch(blocks, bias, transform, k):
         dead = (columns >= vocabulary) | (columns == blocks.sampled_ids)
         logits = transform.apply_(logits).masked_fill(dead, FLOOR)
     best = logits.topk(k, 1)
-    left = torch.logaddexp(
+    candidates.left_log_sum_exp[:] = torch.logaddexp(
         log_sum_exp.scatter(1, best_blocks, FLOOR).logsumexp(1, keepdim=True),
         logits.scatter(1, best.indices, FLOOR).logsumexp(1, keepdim=True),
     )
@@ -62,8 +74,10 @@ def _choose_torch(blocks, bias, transform, k):
     block_prob = (log_sum_exp - log_z).exp()
     entropy = (block_prob * (log_z - blocks.max - blocks.sum_exp_u / blocks.sum_exp)).sum(1, keepdim=True)
     entropy += (blocks.sampled - log_z).exp() * (log_z - blocks.sampled)
-    token_ids = _columns_of(best_blocks.gather(1, best.indices // BLOCK), best.indices % BLOCK, blocks)
-    return Candidates(best.values, token_ids.int(), left, entropy.squeeze(1))
+    candidates.entropy[:] = entropy.squeeze(1)
+    candidates.logits[:] = best.values
+    columns = _columns_of(best_blocks.gather(1, best.indices // BLOCK), best.indices % BLOCK, blocks)
+    candidates.token_ids[:] = columns
 
 
 def _columns_of(which: torch.Tensor, member: torch.Tensor, blocks: Blocks) -> torch.Tensor:
@@ -72,31 +86,28 @@ def _columns_of(which: torch.Tensor, member: torch.Tensor, blocks: Blocks) -> to
     return first + member * blocks.stride
 
 
-def _choose_triton(blocks, bias, transform, k):
-    (rows, count), device = blocks.max.shape, blocks.max.device
-    logits = blocks.max.new_full((rows, k), FLOOR)
-    token_ids = torch.full((rows, k), -1, device=device, dtype=torch.int32)
-    best_blocks = torch.empty((rows, k), device=device, dtype=torch.int32)
-    left, entropy = logits.new_empty((rows, 1)), logits.new_empty(rows)
-    statistics = (blocks.max, blocks.sum_exp, blocks.sum_exp_u, blocks.sampled)
-    padded = triton.next_power_of_2(count)
-    constants = {"FLOOR": FLOOR, "BLOCKS": padded, "num_warps": warps_for(padded)}
+def _choose_triton(blocks, bias, transform, candidates):
+    logits, token_ids, left, entropy = candidates
+    rows, device, k = len(logits), logits.device, logits.shape[1]
+    count = triton.cdiv(blocks.vocabulary, BLOCK)  # those after it are padding
     k_blocks = min(k, count)
-    launch(
-        _best_blocks_kernel, (rows,), device, *statistics, best_blocks, left, entropy, count, k, k_blocks, **constants
-    )
+    best_blocks = torch.empty((rows, k), device=device, dtype=torch.int32)
+    statistics = (blocks.max, blocks.sum_exp, blocks.sum_exp_u, blocks.sampled)
+    sizes = (blocks.max.shape[1], count, k, k_blocks)
+    padded = triton.next_power_of_2(blocks.max.shape[1])
+    constants = {"FLOOR": FLOOR, "BLOCKS": padded, "num_warps": warps_for(padded)}
+    launch(_best_blocks_kernel, (rows,), device, *statistics, best_blocks, left, entropy, *sizes, **constants)
     tensors = (blocks.tile, blocks.tile.stride(0), bias, blocks.sampled_ids, best_blocks, logits, token_ids, left)
     slots = triton.next_power_of_2(max(k, 1))
     constants = {"FLOOR": FLOOR, "BLOCK": BLOCK, "SLOTS": slots, "num_warps": warps_for(slots * BLOCK)}
     constants |= transform.kernel_arguments
     launch(_best_tokens_kernel, (rows,), device, *tensors, blocks.vocabulary, k, k_blocks, **constants)
-    return Candidates(logits, token_ids, left, entropy)
 
 
 def warps_for(elements: int) -> int:
-    """Warps of a program that holds this many elements: 16 per thread, up to the 16 warps that leave each thread the
-    registers for more."""
-    return min(max(elements // 512, 1), 16)
+    """Warps of a program that holds this many elements: 32 per thread. On an H100, where a program mostly waits for its
+    own sums, 4 warps took 0.52 ms for what took 8 warps 0.64 and 16 warps 0.84."""
+    return min(max(elements // 1024, 1), 16)
 
 
 @jit()
@@ -107,16 +118,29 @@ def _rank_key(z):
 
 
 @jit()
-def _choose_largest(key, k):
-    """The k largest of up to 2¹⁴ integers, as a mask, and the number of each among them, 0…k − 1."""
-    # By bisection for a number with k of them at or above it, whose cost does not depend on k. If ties leave no such
+def _number_of(key):
+    """The numbers of which [`_rank_key`] made `key`. A program that keeps the keys alone needs half the registers, and
+    twice as many of them run at a time."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@jit()
+def _choose_largest(key, low, k):
+    """The k largest of up to 2¹⁴ integers, as a mask, and the number of each among them, 0…k − 1. At least k of them
+    must be `low` or larger."""
+    # By trisection for a number with k of them at or above it, whose cost does not depend on k. If ties leave no such
     # number, it ends at the k-th largest, and takes the first of those equal to it.
-    low, high = tl.min(key, axis=0), tl.max(key, axis=0)
+    high = tl.max(key, axis=0)
     while low < high:
-        middle = (low | high) - ((low ^ high) >> 1)  # rounded up, and the difference could overflow
-        count = tl.sum((key >= middle).to(tl.int32), axis=0)
-        low = tl.where(count >= k, middle, low)
-        high = tl.where(count > k, high, tl.where(count == k, middle, middle - 1))
+        distance = high.to(tl.int64) - low  # of 32 bits
+        first, second = (low + (distance + 2) // 3).to(tl.int32), (low + (2 * distance + 2) // 3).to(tl.int32)
+        # Two counts in one sum: of those at or above `first` in the lower 16 bits, of `second` in the upper
+        counts = tl.sum(tl.where(key >= second, 0x10001, tl.where(key >= first, 1, 0)), axis=0)
+        from_first, from_second = counts & 0xFFFF, counts >> 16
+        top = tl.where(from_second == k, second, high)
+        middle = tl.where(from_first == k, first, second - 1)
+        high = tl.where(from_second >= k, top, tl.where(from_first >= k, middle, first - 1))
+        low = tl.where(from_second >= k, second, tl.where(from_first >= k, first, low))
     above, equal = key > low, key == low
     above_count = tl.sum(above.to(tl.int32), axis=0)
     # Two running numbers in one scan: of those above in the lower 16 bits, of the equal ones in the upper
@@ -125,7 +149,7 @@ def _choose_largest(key, k):
     return above | (equal & (number < k)), number
 
 
-@jit(do_not_specialize=["k", "k_blocks"])
+@jit(do_not_specialize=["count", "k", "k_blocks"])
 def _best_blocks_kernel(
     max_ptr,
     sum_exp_ptr,
@@ -134,6 +158,7 @@ def _best_blocks_kernel(
     best_blocks_ptr,
     left_ptr,
     entropy_ptr,
+    blocks_per_row,
     count,
     k,
     k_blocks,
@@ -143,12 +168,20 @@ def _best_blocks_kernel(
     # One program per token. In 64 bits: rows times columns may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCKS)
-    in_row = block < count
-    block_max = tl.load(max_ptr + row * count + block, mask=in_row, other=FLOOR)
-    s = tl.load(sum_exp_ptr + row * count + block, mask=in_row, other=0.0)
-    su = tl.load(sum_exp_u_ptr + row * count + block, mask=in_row, other=0.0)
+    at = row * blocks_per_row + block
+    # Of the padding too, whose maxima are the floor. A row is a multiple of 16 long, to be read 16 bytes at a time
+    in_row = block < blocks_per_row
+    in_vocabulary = block < count
+    key = _rank_key(tl.load(max_ptr + at, mask=in_row, other=FLOOR))
+    key = tl.where(in_vocabulary, key, -(2**31))
+    low = tl.min(tl.where(in_vocabulary, key, 2**31 - 1), axis=0)
+    chosen, number = _choose_largest(key, low, k_blocks)
+    tl.store(best_blocks_ptr + row * k + number, block, mask=chosen)
 
     # Entropy: with m the largest of all logits, Z = Σ exp(z − m) and T = Σ (z − m)·exp(z − m), H = log Z − T/Z
+    block_max = tl.where(in_vocabulary, _number_of(key), FLOOR)
+    s = tl.load(sum_exp_ptr + at, mask=in_row, other=0.0)
+    su = tl.load(sum_exp_u_ptr + at, mask=in_row, other=0.0)
     sampled = tl.load(sampled_ptr + row)
     m = tl.maximum(tl.max(block_max, axis=0), sampled)
     shift = block_max - m
@@ -157,12 +190,10 @@ def _best_blocks_kernel(
     t_sum = tl.sum(weight * (su + shift * s), axis=0) + (sampled - m) * tl.exp(sampled - m)
     tl.store(entropy_ptr + row, tl.log(z_sum) - t_sum / z_sum)
 
-    chosen, number = _choose_largest(tl.where(in_row, _rank_key(block_max), -(2**31)), k_blocks)
-    tl.store(best_blocks_ptr + row * k + number, block, mask=chosen)
-
     # The others, against their own maximum: they may be tiny next to the chosen
-    m = tl.max(tl.where(chosen, FLOOR, block_max), axis=0)
-    left = tl.sum(tl.where(chosen, 0.0, s * tl.exp(block_max - m)), axis=0)
+    block_max = tl.where(chosen, FLOOR, block_max)
+    m = tl.max(block_max, axis=0)
+    left = tl.sum(tl.where(block_max > FLOOR, s * tl.exp(block_max - m), 0.0), axis=0)
     tl.store(left_ptr + row, tl.where(left > 0, m + tl.log(left), FLOOR))
 
 
@@ -196,15 +227,22 @@ def _best_tokens_kernel(
     y = tl.load(tile_ptr + row * tile_stride + column, mask=in_slot, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + column, mask=used, other=0.0).to(tl.float32)
-    z = tl.where(used, to_logits(y, inner, outer, HAS_SOFTCAP), FLOOR)
-    z, column, used = tl.ravel(z), tl.ravel(column), tl.ravel(used)
+    key = _rank_key(tl.where(used, to_logits(y, inner, outer, HAS_SOFTCAP), FLOOR))
+    # k blocks have k maxima: the smallest is a first bound. Fewer have all that there is
+    block_max = tl.where(tl.arange(0, SLOTS) < k_blocks, tl.max(key, axis=1), 2**31 - 1)
+    key = tl.ravel(key)
+    low = tl.where(k_blocks == k, tl.min(block_max, axis=0), tl.min(key, axis=0))
 
-    chosen, number = _choose_largest(_rank_key(z), k)
+    chosen, number = _choose_largest(key, low, k)
+    z = _number_of(key)
     tl.store(logits_ptr + row * k + number, z, mask=chosen)
-    tl.store(token_ids_ptr + row * k + number, column, mask=chosen)
+    entry = tl.arange(0, SLOTS * BLOCK)
+    best_block = tl.load(best_blocks_ptr + row * k + entry // BLOCK, mask=chosen & (entry // BLOCK < k_blocks), other=0)
+    # What stands for no token, if the vocabulary has no more, stays −1
+    tl.store(token_ids_ptr + row * k + number, best_block * BLOCK + entry % BLOCK, mask=chosen & (z > FLOOR))
 
     left_blocks = tl.load(left_ptr + row)
-    in_left = used & ~chosen
-    m = tl.maximum(tl.max(tl.where(in_left, z, FLOOR), axis=0), left_blocks)
-    left = tl.sum(tl.where(in_left, tl.exp(z - m), 0.0), axis=0) + tl.exp(left_blocks - m)
+    z = tl.where(chosen, FLOOR, z)
+    m = tl.maximum(tl.max(z, axis=0), left_blocks)
+    left = tl.sum(tl.where(z > FLOOR, tl.exp(z - m), 0.0), axis=0) + tl.exp(left_blocks - m)
     tl.store(left_ptr + row, m + tl.log(left))

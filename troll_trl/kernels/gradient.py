@@ -8,8 +8,10 @@ from typing import NamedTuple
 import torch
 
 from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
-from troll_trl.kernels.fold import BLOCK_SIZE, KEPT_BLOCK, KEPT_WARPS, NUM_WARPS
+from troll_trl.kernels.fold import KEPT_BLOCK, KEPT_WARPS
 from troll_trl.kernels.tiles import LogitTransform, softcap_derivative, to_logits, to_slots
+
+BLOCK_SIZE, NUM_WARPS = 2048, 4  # columns per program: 16 elements per thread, as in fold.py
 
 
 class Coefficients(NamedTuple):
@@ -99,9 +101,11 @@ def _gradient_torch(tile, bias, transform, token_ids, start, coefficients):
 def _gradient_triton(tile, bias, transform, token_ids, start, coefficients):
     products, columns = (tile, tile.stride(0)), tile.shape[1] - 1
     at_kept, *at_others = coefficients
-    constants = {"BLOCK": min(BLOCK_SIZE, triton.next_power_of_2(columns)), "num_warps": NUM_WARPS}
-    constants |= transform.kernel_arguments | {"HAS_LINEAR": coefficients.linear is not None}
-    launch(_gradient_kernel, (len(tile),), tile.device, *products, bias, *at_others, columns, **constants)
+    block = min(BLOCK_SIZE, triton.next_power_of_2(columns))
+    grid = (len(tile), triton.cdiv(columns, block))
+    constants = {"BLOCK": block, "num_warps": NUM_WARPS, "HAS_LINEAR": coefficients.linear is not None}
+    constants |= transform.kernel_arguments
+    launch(_gradient_kernel, grid, tile.device, *products, bias, *at_others, columns, **constants)
     slots = token_ids.numel()
     kept = (token_ids, at_kept, slots, token_ids.shape[1], start, columns)
     constants = {"BLOCK": KEPT_BLOCK, "num_warps": KEPT_WARPS}
@@ -123,28 +127,24 @@ def _gradient_kernel(
     HAS_LINEAR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # One program per token. In 64 bits: rows times stride may pass 2³¹
+    # One program per token and block of columns. In 64 bits: rows times stride may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     tile_ptr += row * tile_stride
-    rest_log_sum_exp = tl.load(rest_ptr + row)
-    constant = tl.load(constant_ptr + row)
+    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < columns
+    y = tl.load(tile_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    z = to_logits(y, inner, outer, HAS_SOFTCAP)
+    grad = tl.exp(z - tl.load(rest_ptr + row))  # e_v
+    factor = tl.load(constant_ptr + row)
     if HAS_LINEAR:
-        linear = tl.load(linear_ptr + row)
-    for first in range(0, columns, BLOCK):
-        offsets = first + tl.arange(0, BLOCK)
-        mask = offsets < columns
-        y = tl.load(tile_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        if bias_ptr is not None:
-            y += tl.load(bias_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        z = to_logits(y, inner, outer, HAS_SOFTCAP)
-        grad = tl.exp(z - rest_log_sum_exp)  # e_v
-        if HAS_LINEAR:
-            grad *= constant + linear * z
-        else:
-            grad *= constant
-        if HAS_SOFTCAP:
-            grad *= softcap_derivative(z, outer)
-        tl.store(tile_ptr + offsets, grad.to(tile_ptr.dtype.element_ty), mask=mask)
+        grad *= factor + tl.load(linear_ptr + row) * z
+    else:
+        grad *= factor
+    if HAS_SOFTCAP:
+        grad *= softcap_derivative(z, outer)
+    tl.store(tile_ptr + offsets, grad.to(tile_ptr.dtype.element_ty), mask=mask)
 
 
 @jit(do_not_specialize=["slots", "kept_count", "start"])

@@ -11,15 +11,17 @@ import math
 import torch
 
 from troll_trl.kernels.blocks import BLOCK, blocks_of, reduce_chunk
-from troll_trl.kernels.candidates import choose_candidates
+from troll_trl.kernels.candidates import Candidates, choose_candidates, empty_candidates
 from troll_trl.kernels.dispatch import use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into, slices
 from troll_trl.trust_region.sparse import UNUSED, mass_rule
 
-# Vocabulary columns that are reduced while they are still in the cache, at most
-_COLUMNS = {"cpu": 8192, "accelerator": 32768}
+# Vocabulary columns of a chunk. On a CPU they are reduced while they are still in the cache. A GPU takes all at once:
+# on an H100 chunks of 16,384, which its cache holds, gained nothing on the device, and launching ten times as many
+# kernels took twice the time.
+_COLUMNS = {"cpu": 8192, "accelerator": 2**31}
+_BLOCKS_STEP = {"cpu": 1, "accelerator": 16}  # the kernels read 16 bytes at a time where rows of blocks are aligned
 _SUPPORT_ROWS = 8192  # positions whose support is settled at a time
-_FEWEST_COLUMNS = 8192  # on a GPU: in narrower chunks the matrix product of a tile has too few blocks to fill it
 # Numbers that are held at a time. On a GPU the logits of a tile, all of the vocabulary for a few tokens: 224 MiB in
 # bf16, some 700 tokens for V = 151,936, which with the blocks is less than TRL's tile of 256 MiB. On a CPU, where
 # products of few tokens are slow, one chunk, and next to it blocks and candidates: 24 MiB in float32, some 320 tokens.
@@ -45,7 +47,8 @@ def select_support(
     vocabulary, device = len(weight), hidden.device
     kind = "cpu" if device.type == "cpu" else "accelerator"
     dtype = compute_dtype(hidden)
-    chunk = min(_columns(device, dtype, vocabulary), math.ceil(vocabulary / BLOCK) * BLOCK)
+    step = BLOCK * _BLOCKS_STEP[kind]
+    chunk = min(_COLUMNS[kind], math.ceil(vocabulary / step) * step)
     padded = math.ceil(vocabulary / chunk) * chunk
     keep = support_size - 1 if _one_chunk_at_a_time(device) else None
     width = padded if keep is None else chunk
@@ -62,23 +65,19 @@ def select_support(
     if weight.dtype != dtype and tokens < len(hidden):
         weights = [part.to(dtype) for part in weights]
     # Of all positions, so that what follows the choice of the candidates is done once
-    sampled, left = (torch.empty((len(hidden), 1), device=device) for _ in range(2))
-    entropy = torch.empty(len(hidden), device=device)
-    logits = torch.empty((len(hidden), support_size - 1), device=device)
-    token_ids = torch.empty((len(hidden), support_size - 1), device=device, dtype=torch.int32)
+    sampled = torch.full((len(hidden), 1), FLOOR, device=device)
+    candidates = empty_candidates(len(hidden), support_size - 1, device)
     for rows in slices(len(hidden), tokens):
         hidden_rows = hidden[rows].to(dtype)
-        blocks = blocks_of(tile[: len(hidden_rows)], sampled_ids[rows], vocabulary, chunk, keep)
+        blocks = blocks_of(tile[: len(hidden_rows)], sampled_ids[rows], sampled[rows], vocabulary, chunk, keep)
         for cols, weight_cols in zip(columns, weights, strict=True):
             product_into(blocks.chunk_at(cols.start)[:, : len(weight_cols)], hidden_rows, weight_cols)
             reduce_chunk(blocks, None if bias is None else bias[cols], transform, cols.start, cols.stop - cols.start)
-        sampled[rows] = blocks.sampled
-        logits[rows], token_ids[rows], left[rows], entropy[rows] = choose_candidates(
-            blocks, bias, transform, support_size - 1
-        )
+        choose_candidates(blocks, bias, transform, Candidates(*(part[rows] for part in candidates)))
         del blocks
     del tile
     # In chunks, whose float64 numbers take some 4 MiB at K = 64, whatever the number of positions
+    logits, token_ids, left, entropy = candidates
     supports = []
     for rows in slices(max(len(hidden), 1), _SUPPORT_ROWS):
         parts = (sampled_ids[rows].unsqueeze(1), sampled[rows], logits[rows], token_ids[rows], left[rows])
@@ -90,19 +89,6 @@ def select_support(
 def _one_chunk_at_a_time(device: torch.device) -> bool:
     """Whether the tile holds one chunk, and the best blocks stay next to it: on a GPU every chunk would then wait."""
     return device.type == "cpu" and not use_triton(device)
-
-
-def _columns(device: torch.device, dtype: torch.dtype, vocabulary: int) -> int:
-    """Columns of a chunk: on a GPU the power of two with which all tokens of a tile leave half of its L2 cache free."""
-    # With V = 151,936 in bf16 a tile has some 730 tokens: 16,384 columns (24 MB) for an H100's 50 MB, 8,192 for an
-    # A100's 40 MB
-    if device.type == "cpu":
-        return _COLUMNS["cpu"]
-    most = _COLUMNS["accelerator"]
-    cache = getattr(torch.get_device_module(device).get_device_properties(device), "L2_cache_size", 0)
-    tokens = max(1, _TILE_ELEMENTS["accelerator"] // vocabulary)
-    fitting = 2 ** int(math.log2(max(cache / 2 / (tokens * dtype.itemsize), 1)))
-    return min(most, max(fitting, _FEWEST_COLUMNS))
 
 
 def _support(sampled_ids, sampled, logits, token_ids, left, tail_mass) -> tuple[torch.Tensor, torch.Tensor]:

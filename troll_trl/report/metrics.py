@@ -98,7 +98,12 @@ def band(curves: Sequence[pd.Series]) -> pd.DataFrame:
     """Columns `mean`, `min` and `max` over seeds, linearly interpolated to the places of all of them. The band ends
     where the first seed ends; it is empty if the seeds share no place."""
     values = pd.concat(curves, axis=1, sort=True).interpolate("index", limit_area="inside").dropna()
-    return values.agg(["mean", "min", "max"], axis=1)
+    return _spread(values)
+
+
+def _spread(values: pd.DataFrame) -> pd.DataFrame:
+    """Mean, smallest and largest of each row. (`DataFrame.agg` raises for no rows in some versions of pandas.)"""
+    return pd.DataFrame({"mean": values.mean(axis=1), "min": values.min(axis=1), "max": values.max(axis=1)})
 
 
 def held_out(group: Group, metric: Metric, against_time: bool) -> pd.DataFrame:
@@ -106,7 +111,7 @@ def held_out(group: Group, metric: Metric, against_time: bool) -> pd.DataFrame:
     if not metric.key.startswith("reward"):
         return pd.DataFrame()
     values = [run.values(HELD_OUT + metric.key) for run in group.runs]
-    spread = pd.concat(values, axis=1, join="inner").sort_index().agg(["mean", "min", "max"], axis=1)
+    spread = _spread(pd.concat(values, axis=1, join="inner").sort_index())
     if not against_time:
         return spread
     if any(run.clock.empty for run in group.runs):
