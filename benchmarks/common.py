@@ -75,6 +75,17 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
     return peak
 
 
+def device_seconds(run: Callable[[], object], repeats: int) -> float:
+    """Seconds of all kernels of `run` on a GPU. Less than the time that passes where launching them takes longer."""
+    run()
+    synchronize("cuda")
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        for _ in range(repeats):
+            run()
+        synchronize("cuda")
+    return sum(event.self_device_time_total for event in recorded.key_averages()) / 1e6 / repeats
+
+
 class Floor:
     """What a device can do at best, measured: FLOPs of a matrix product in `dtype`, bytes moved by a copy."""
 

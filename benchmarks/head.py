@@ -5,9 +5,9 @@
 
 The heads sit on a Qwen3 without layers, because only the head should count, and every row is live. The training pass is
 forward, and backward with gradients for hidden states and head. The scoring pass has no gradient; ours also selects the
-support. A ratio below 1 means that ours needs less. "authors" is the dense log-softmax with a top-k per row of old and
-new policy; "full" are full logits without any selection. The script leaves these two out if they need more than 8 GiB,
-and on a CPU if tokens or support vary.
+support. A ratio below 1 means that ours needs less. On a GPU, "device" is the time of the kernels alone. "authors" is
+the dense log-softmax with a top-k per row of old and new policy; "full" are full logits without any selection. The
+script leaves these two out if they need more than 8 GiB, and on a CPU if tokens or support vary.
 
 Floor: 2·N·V·H FLOPs for each product (one in the scoring pass; four in the training pass, with one of them recomputed),
 and one write and one read of every logit, twice and once more for the gradient in the training pass.
@@ -17,7 +17,7 @@ import itertools
 from functools import partial
 
 import torch
-from common import MIB, Floor, Report, paired_seconds, parser, peak_bytes, ratio
+from common import MIB, Floor, Report, device_seconds, paired_seconds, parser, peak_bytes, ratio
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
@@ -97,6 +97,9 @@ def measure(report: Report, floor: Floor, args, dtype, hidden: int, vocabulary: 
         runs = {head: partial(heads.run, head, name) for head in names}
         seconds = paired_seconds(runs, args.repeats, args.device)
         memory = {head: peak_bytes(run, args.device) for head, run in runs.items()}
+        on_device = {}
+        if args.device == "cuda":
+            on_device = {head: device_seconds(runs[head], args.repeats) for head in ("ours", "trl")}
         products, logits = (4, 5) if name == "training" else (1, 2)
         moved = logits * heads.floats * dtype.itemsize + products * vocabulary * hidden * dtype.itemsize
         least = floor.seconds(products * 2 * heads.floats * hidden, moved)
@@ -105,10 +108,12 @@ def measure(report: Report, floor: Floor, args, dtype, hidden: int, vocabulary: 
             **{"pass": name, "V": vocabulary, "tokens": tokens, "K": support, "H": hidden},
             **{f"time/{head}": ratio(seconds["ours"], seconds[head])["ratio"] for head in runs if head != "ours"},
             **{key: ratio(seconds["ours"], seconds["trl"])[key] for key in ("ratio_min", "ratio_max")},
+            **({"device/trl": on_device["ours"] / on_device["trl"]} if on_device else {}),
             **{f"memory/{head}": memory["ours"] / memory[head] for head in runs if head != "ours"},
             **{"ours s": ours, "floor s": least, "ours/floor": ours / least, "ours MiB": memory["ours"] / MIB},
             seconds=seconds,
             peak_bytes=memory,
+            device_seconds=on_device,
         )
 
 
@@ -134,6 +139,7 @@ def main() -> None:
         ]
     columns = {"pass": "", "V": ",", "tokens": ",", "K": ""}
     columns |= {"time/trl": ".2f", "ratio_min": ".2f", "ratio_max": ".2f", "time/full": ".2f", "time/authors": ".2f"}
+    columns |= {"device/trl": ".2f"} if args.device == "cuda" else {}
     columns |= {"memory/trl": ".2f", "memory/full": ".2f", "memory/authors": ".2f"}
     report = Report("head", args, columns | {"ours MiB": ".0f", "ours s": ".3f", "floor s": ".3f", "ours/floor": ".2f"})
     floor = Floor(args.device, dtype)

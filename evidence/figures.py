@@ -12,17 +12,15 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from evidence import age, rate
-from evidence.tables import RESAMPLES, Cell, Record
+from evidence.tables import RESAMPLES, Record
 from math_answers.evaluation.statistics import Estimate, estimate
 
 # Distinct without colours as well
 STYLES: dict[str, dict[str, Any]] = {
     "troll": {"color": "C0", "marker": "o", "linestyle": "-", "linewidth": 2.2},
-    "troll-wide": {"color": "C0", "marker": "D", "linestyle": "--", "linewidth": 2.2},
     "clip": {"color": "C3", "marker": "s", "linestyle": "-"},
     "clip-higher": {"color": "C1", "marker": "^", "linestyle": "--"},
     "clip-wider": {"color": "C1", "marker": "^", "linestyle": "--"},
-    "none": {"color": "0.35", "marker": "x", "linestyle": ":"},
     "kl": {"color": "C2", "marker": "v", "linestyle": "-."},
     "tv": {"color": "C4", "marker": "D", "linestyle": ":"},
 }
@@ -58,38 +56,6 @@ def _name_lines(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> Non
         x, _, color = ends[name]
         style: dict[str, Any] = {"color": color, "va": "center", "fontsize": 9, "annotation_clip": False}
         axes.annotate(name, (x, height), (7, 0), textcoords="offset points", **style)
-
-
-def _plot_mean(axes: Axes, cell: Cell, style: str) -> tuple[float, float, str]:
-    """Draw the mean curve of a cell; return the end of its line and its colour."""
-    steps, heights = np.array([record["curve"] for record in cell.records if "curve" in record]).mean(0).T
-    axes.plot(steps, 100 * heights, markersize=5, **STYLES[style])
-    return steps[-1], 100 * heights[-1], STYLES[style]["color"]
-
-
-def draw_real(records: Sequence[Record], study: str, file: Path) -> None:
-    """Success of the real model against updates, TROLL at two bounds too: every seed, thin, and the means."""
-    figure, (axes,) = _panels(1)
-    names = {
-        ("troll", 0.5): ("troll-wide", "TROLL, ε = 0.5"),
-        ("clip-higher", None): ("clip-higher", "clip, 0.2/0.28"),
-        ("clip", None): ("clip", "clip, 0.2"),
-        ("troll", None): ("troll", "TROLL, ε = 0.05"),
-        ("none", None): ("none", "no limit"),
-    }
-    ends = {}
-    for (method, bound), (style, name) in names.items():
-        varied = {"learning_rate": 1e-3} | ({} if bound is None else {"kl_bound": bound})
-        runs = [r for r in records if (r["task"], r["method"], r["varied"]) == ("no-dropout", method, varied)]
-        ends[name] = _plot_mean(axes, Cell(runs), style)
-        for record in runs:
-            steps, heights = np.array(record["curve"]).T
-            thin = {key: STYLES[style][key] for key in ("color", "linestyle")}
-            axes.plot(steps, 100 * heights, linewidth=0.6, alpha=0.5, **thin)
-    axes.set(xlabel="updates", ylabel="right and in the requested form, held out, %", xlim=(-2, 84))
-    axes.set_xticks(range(0, 65, 16))
-    _name_lines(axes, ends)
-    figure.savefig(file, dpi=110)
 
 
 def draw_age(records: Sequence[Record], study: str, file: Path) -> None:
@@ -157,7 +123,6 @@ def draw_rate(records: Sequence[Record], study: str, file: Path) -> None:
 # For each grid: names of figures, what draws each, and the study that must have runs
 Figures = dict[str, tuple[Callable[[Sequence[Record], str, Path], None], str]]
 FIGURES: dict[str, Figures] = {
-    "smollm2": {"smollm2-learning": (draw_real, "smollm2")},
     "age": {"age-updates": (draw_age, "deciding-rare-32")},
     "rate": {"rate": (draw_rate, "rates")},
 }

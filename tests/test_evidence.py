@@ -732,7 +732,7 @@ def test_no_token_leaves_the_bound_in_any_run():
     assert len(projected) >= 950
     for name, r in projected:
         bound = {"troll-wide": 0.5, "wide": 0.5, "rule": 0.2}.get(r["method"], r["varied"].get("kl_bound", 0.05))
-        if r["method"].startswith("projection-"):
+        if r["method"].startswith(("projection-", "troll-0")):
             bound = float(r["method"].partition("-")[2])
         if name == "rate":  # which has `auto`
             bound = {8: 0.05, 32: 0.8}[r["varied"]["steps_per_generation"]]

@@ -35,6 +35,13 @@ CAPPED = LogitTransform(scale=1.3, softcap=2.0, temperature=0.7)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}
 
 
+@pytest.fixture
+def whole_rows(device, monkeypatch):
+    """The scoring tile of an accelerator: all of the vocabulary at once, and padding blocks after it."""
+    monkeypatch.setattr(support_selection, "_COLUMNS", dict.fromkeys(("cpu", "accelerator"), 2**31))
+    monkeypatch.setattr(support_selection, "_BLOCKS_STEP", dict.fromkeys(("cpu", "accelerator"), 16))
+
+
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
     """Small tiles, so that there are several in both directions, ragged at the end, of several blocks each."""
@@ -207,6 +214,47 @@ def test_non_finite_logits_show_in_the_entropy(device, dtype, value):
 def tile_of(device, dtype, rows, columns, spread=3.0, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return (spread * torch.randn(rows, columns, generator=generator)).to(device, dtype)
+
+
+def test_nan_is_not_lost_in_the_rest(device, whole_rows):
+    """With a call that does not raise, the caller looks for it in the log-probabilities, too. It passed for nothing."""
+    products = tile_of(device, torch.float32, 3, 331)
+    products[:, 200] = math.nan  # and a product of 0 with it is NaN: all rows have one
+    hidden, weight = torch.eye(3, device=device), products.t().contiguous()
+    weight[200].view(torch.int32)[1] |= -(2**31)  # a negative NaN ranks last
+    for k in (1, 2, 5):
+        sampled = torch.zeros(3, dtype=torch.long, device=device)
+        _, log_probs, entropy = select_support(hidden, weight, None, sampled, k, 0.0, PLAIN)
+        assert entropy.isnan().all() and log_probs.isnan().any(1).all()
+
+
+def test_a_block_at_the_lowest_number_has_no_part_in_the_entropy(device, whole_rows):
+    """An unused part of a vocabulary may be masked so. Its sum of u·exp(u) overflowed, and 0·∞ was NaN."""
+    products = tile_of(device, torch.float32, 3, 331)
+    products[:, 64:] = -3.3e38
+    hidden, weight = torch.eye(3, device=device), products.t().contiguous()
+    sampled = torch.tensor([0, 5, 9], device=device)
+    *_, entropy = select_support(hidden, weight, None, sampled, 8, 0.0, LogitTransform())
+    full = products[:, :64].double().log_softmax(1)
+    torch.testing.assert_close(entropy.double(), -(full.exp() * full).sum(1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("vocabulary", "k"), [(5, 4), (40, 20), (331, 30), (1100, 30)])
+def test_selection_from_whole_rows(device, whole_rows, vocabulary, k):
+    """Padding blocks take no part, in a vocabulary of less than one block too; nor do equal logits mislead it."""
+    products = tile_of(device, torch.bfloat16, 6, vocabulary)
+    products[3] = 1.0
+    products[4] = products[4].clamp(-1, 0.5)
+    hidden, weight = torch.eye(6, device=device, dtype=torch.bfloat16), products.t().contiguous()
+    sampled = torch.arange(6, device=device) % vocabulary
+    ids, log_probs, _ = select_support(hidden, weight, None, sampled, k, 0.0, PLAIN)
+    full = (products.double() / PLAIN.temperature).log_softmax(1)
+    for row in range(6):
+        kept = ids[row][ids[row] >= 0].long()
+        assert len(kept) == len(set(kept.tolist())) == k and kept[0] == sampled[row]
+        torch.testing.assert_close(log_probs[row, :-1].double(), full[row, kept], rtol=1e-4, atol=1e-5)
+        left = full[row].clone().index_fill_(0, kept, -math.inf)
+        assert len(kept) == 1 or left.max() <= full[row, kept[1:]].min()
 
 
 @pytest.mark.parametrize("transform", [PLAIN, CAPPED], ids=["plain", "capped"])

@@ -28,10 +28,10 @@ BROKEN = KernelCheck("projection", False, math.nan, "3 tokens", "CompilationErro
 # As of Qwen3-0.6B with the defaults; float32 and a bound that is open; the least and the most slots
 PLAIN = LogitTransform(temperature=0.7)
 RUNS = [
-    Case(151_936, 64, torch.bfloat16, PLAIN, bias=False, rows=5, chunk=32_768),
-    Case(331, 64, torch.float32, PLAIN, bias=False, kl_bound=math.inf, rows=5, chunk=32_768),
-    Case(331, 1, torch.float16, PLAIN, bias=True, rows=5, chunk=32_768),
-    Case(1000, 600, torch.bfloat16, PLAIN, bias=False, rows=2, chunk=32_768),
+    Case(151_936, 64, torch.bfloat16, PLAIN, bias=False, rows=5, chunk=32_768, scoring_chunk=None),
+    Case(331, 64, torch.float32, PLAIN, bias=False, kl_bound=math.inf, rows=5, chunk=32_768, scoring_chunk=None),
+    Case(331, 1, torch.float16, PLAIN, bias=True, rows=5, chunk=32_768, scoring_chunk=None),
+    Case(1000, 600, torch.bfloat16, PLAIN, bias=False, rows=2, chunk=32_768, scoring_chunk=None),
 ]
 
 
@@ -158,12 +158,34 @@ class TestInTheInterpreter:
         assert not result["gradient"].ok and "unknown target" in result["gradient"].error
         assert result["projection"].ok
 
+    def test_wrong_token_ids_are_found(self, monkeypatch):
+        """The check once compared the fallback's ids with themselves."""
+        right = checks.candidates._choose_triton
+
+        def wrong(blocks, bias, transform, chosen):
+            right(blocks, bias, transform, chosen)
+            chosen.token_ids[3, 2] += 1
+
+        monkeypatch.setattr(checks.candidates, "_choose_triton", wrong)
+        assert not checks._check("choice", *checks._CHECKS["choice"], RUNS[0], torch.device("cpu")).ok
+
+    @pytest.mark.parametrize("temperature", [0.05, 0.01])
+    def test_a_capped_model_agrees_at_a_low_temperature(self, temperature):
+        """The kernels' tanh was off by 3e-5 of a logit near 0, where 1 − exp(−2x) cancels."""
+        transform = LogitTransform(softcap=30.0, temperature=temperature)
+        case = RUNS[0]._replace(vocabulary=5000, transform=transform)
+        for name in ("fold", "reduce", "choice"):
+            check = checks._check(name, *checks._CHECKS[name], case, torch.device("cpu"))
+            assert check.ok and check.difference < checks._TOLERANCE / 4, check
+
 
 def test_case_of_a_run(tmp_path):
     options = {"bf16": True, "temperature": 0.7, "kl_bound": 0.01, "use_cpu": True, "support_size": 16}
     args = TrollGRPOConfig(output_dir=str(tmp_path), **options)
     case = case_of_run(tiny_model(), args, args.support_size)
-    assert case == Case(100, 16, torch.bfloat16, PLAIN, bias=False, kl_bound=0.01, rows=5, chunk=32_768)
+    assert case == Case(
+        100, 16, torch.bfloat16, PLAIN, bias=False, kl_bound=0.01, rows=5, chunk=32_768, scoring_chunk=None
+    )
     args = TrollGRPOConfig(output_dir=str(tmp_path), **options, cast_lm_head_to_fp32=True)
     assert case_of_run(tiny_model(), args, 16).dtype == torch.float32
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,9 @@ from transformers import (
 from trl.trainer.utils import add_fused_lm_head
 
 from troll_trl.kernels import tiles
+from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head import add_sparse_lm_head, support_selection
+from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 
 SMALL = {
     "vocab_size": 331,  # a multiple of neither block nor tile
@@ -337,13 +340,41 @@ class _LargestTensor(TorchDispatchMode):
         return result
 
 
+def test_a_checkpoint_around_the_head():
+    """It allows what was saved to be unpacked once."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(5, 8, requires_grad=True), torch.randn(40, 8, requires_grad=True)
+    ids = torch.stack([torch.randperm(40)[:4] for _ in range(5)]).int()
+    head = lambda *inputs: SparseLogProbs.apply(*inputs, None, ids, LogitTransform(), lambda *_: nullcontext())[0]
+    plain = torch.autograd.grad(head(hidden, weight).square().sum(), (hidden, weight))
+    again = torch.utils.checkpoint.checkpoint(head, hidden, weight, use_reentrant=False).square().sum()
+    for a, b in zip(torch.autograd.grad(again, (hidden, weight)), plain, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("tokens", [2000, 4096, 5])
+def test_tiles_of_tokens_are_aligned(monkeypatch, tokens):
+    """Rows of tensors that begin anywhere would have Triton compile its kernels again, in the middle of a run."""
+    starts = []
+    blocks_of = support_selection.blocks_of
+
+    def note(tile, sampled_ids, *rest):
+        starts.append(sampled_ids.storage_offset())
+        return blocks_of(tile, sampled_ids, *rest)
+
+    monkeypatch.setattr(support_selection, "blocks_of", note)
+    hidden, weight, sampled = torch.randn(tokens, 4), torch.randn(3000, 4), torch.zeros(tokens, dtype=torch.long)
+    support_selection.select_support(hidden, weight, None, sampled, 4, 0.0, LogitTransform())
+    assert all(start % 4 == 0 for start in starts) and len(starts) >= min(tokens // 1000, 2)
+
+
 @pytest.mark.parametrize("positions", [50, 0])
 def test_chunks_of_positions_change_nothing(monkeypatch, positions):
     """The supports are settled in chunks, whose float64 numbers do not grow with the positions."""
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, 16, generator=generator) for n in (positions, 331))
     sampled = torch.randint(331, (positions,), generator=generator)
-    select = lambda: support_selection.select_support(hidden, weight, None, sampled, 9, 1e-2, tiles.LogitTransform())
+    select = lambda: support_selection.select_support(hidden, weight, None, sampled, 9, 1e-2, LogitTransform())
     whole = select()
     monkeypatch.setattr(support_selection, "_SUPPORT_ROWS", 7)
     assert all(torch.equal(a, b) for a, b in zip(whole, select(), strict=True))

@@ -32,7 +32,8 @@ class Case(NamedTuple):
     bias: bool = True
     kl_bound: float = 0.05
     rows: int = 37
-    chunk: int = 2048  # columns of a tile
+    chunk: int = 2048  # columns of a tile in the training pass
+    scoring_chunk: int | None = 2048  # and in the scoring pass; `None` for all, as runs on an accelerator have it
 
 
 class KernelCheck(NamedTuple):
@@ -86,11 +87,11 @@ def _tile_of(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tens
     start = (case.vocabulary - 1) // case.chunk * case.chunk
     columns, slots = case.vocabulary - start, case.slots
     stride = math.ceil((columns + 1) / 16) * 16
-    tile = _SPREAD * case.transform.temperature * torch.randn(case.rows, stride, generator=generator)
+    tile = _SPREAD / case.transform.slope * torch.randn(case.rows, stride, generator=generator)
     ids = torch.stack([torch.randperm(case.vocabulary, generator=generator)[:slots] for _ in range(case.rows)]).int()
     ids[::3, 1 + slots // 2 :] = -1
-    bias = case.transform.temperature * torch.randn(columns, generator=generator) if case.bias else None
-    bias = None if bias is None else bias.to(device)
+    bias = torch.randn(columns, generator=generator) / case.transform.slope if case.bias else None
+    bias = None if bias is None else bias.to(device, case.dtype)
     return tile.to(device, case.dtype)[:, : columns + 1], bias, ids.to(device), start
 
 
@@ -122,24 +123,30 @@ def _check_gradient(case, device):
 
 def _reduced(case, device):
     generator = torch.Generator().manual_seed(2)
-    padded = math.ceil(case.vocabulary / case.chunk) * case.chunk
-    temperature = case.transform.temperature
-    tile = (_SPREAD * temperature * torch.randn(case.rows, padded, generator=generator)).to(device, case.dtype)
-    bias = (temperature * torch.randn(case.vocabulary, generator=generator)).to(device) if case.bias else None
+    step = case.scoring_chunk or 16 * blocks.BLOCK  # as `select_support` pads the whole vocabulary
+    padded = math.ceil(case.vocabulary / step) * step
+    chunk, slope = case.scoring_chunk or padded, case.transform.slope
+    tile = (_SPREAD / slope * torch.randn(case.rows, padded, generator=generator)).to(device, case.dtype)
+    bias = (torch.randn(case.vocabulary, generator=generator) / slope).to(device, case.dtype) if case.bias else None
     sampled = torch.randint(case.vocabulary, (case.rows,), generator=generator).to(device)
     logits = torch.full((case.rows, 1), FLOOR, device=device)
-    reduced = blocks.blocks_of(tile, sampled, logits, case.vocabulary, case.chunk)
-    for first in range(0, case.vocabulary, case.chunk):
-        columns = min(case.chunk, case.vocabulary - first)
+    reduced = blocks.blocks_of(tile, sampled, logits, case.vocabulary, chunk)
+    for first in range(0, case.vocabulary, chunk):
+        columns = min(chunk, case.vocabulary - first)
         part = None if bias is None else bias[first : first + columns]
         blocks._reduce_triton(reduced, part, case.transform, first, columns)
     return reduced, bias
 
 
+def _logits(reduced, bias, transform):
+    """Logits `(rows, V)` of all tokens, from the products."""
+    return transform.apply_(reduced.tile[:, : reduced.vocabulary].float() + (0.0 if bias is None else bias.float()))
+
+
 def _check_reduce(case, device):
     reduced, bias = _reduced(case, device)
     # The fallback's blocks have other members, so the truth here is made of whole logits
-    logits = case.transform.apply_(reduced.tile[:, : case.vocabulary].float() + (0.0 if bias is None else bias))
+    logits = _logits(reduced, bias, case.transform)
     sampled = logits.gather(1, reduced.sampled_ids)
     logits = logits.scatter(1, reduced.sampled_ids, FLOOR)
     logits = torch.nn.functional.pad(logits, (0, reduced.tile.shape[1] - case.vocabulary), value=FLOOR)
@@ -162,9 +169,12 @@ def _check_choice(case, device):
     ours, theirs = (candidates.empty_candidates(case.rows, k, device) for _ in range(2))
     candidates._choose_triton(reduced, bias, case.transform, ours)
     candidates._choose_torch(reduced, bias, case.transform, theirs)
-    # By logit, as tokens of one logit may come in any order
-    ours = ours._replace(logits=ours.logits.sort(1, descending=True).values, token_ids=theirs.token_ids)
-    return list(zip(ours, theirs, strict=True))
+    # By logit, as tokens of one logit may come in any order; and the logits of the tokens that the kernel names
+    logits = _logits(reduced, bias, case.transform)
+    named = logits.gather(1, ours.token_ids.clamp(min=0).long()).where(ours.token_ids >= 0, FLOOR)
+    best = ours.logits.sort(1, descending=True).values
+    sums = [(ours.left_log_sum_exp, theirs.left_log_sum_exp), (ours.entropy, theirs.entropy)]
+    return [(named, ours.logits), (best, theirs.logits), *sums]
 
 
 def _check_projection(case, device):

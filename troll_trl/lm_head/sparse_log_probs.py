@@ -65,20 +65,21 @@ class SparseLogProbs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_log_probs, grad_entropy):
-        hidden, weight, bias, *_ = ctx.saved_tensors
+        saved = ctx.saved_tensors  # once: activation checkpointing lets them be unpacked once
+        hidden, weight, bias = saved[:3]
         with ctx.gather(weight, bias):
             # In float32, whatever the inputs: see `accumulate_product`
             inputs = list(zip((hidden, weight, bias), ctx.needs_input_grad, strict=False))
             grads = [torch.zeros_like(x, dtype=torch.float32) if needed else None for x, needed in inputs]
-            _accumulate(ctx, grads, grad_log_probs, grad_entropy)
+            _accumulate(ctx, saved, grads, grad_log_probs, grad_entropy)
         cast = (None if grad is None else grad.to(x.dtype) for grad, (x, _) in zip(grads, inputs, strict=True))
         return *cast, None, None, None
 
 
-def _accumulate(ctx, grads, grad_log_probs, grad_entropy) -> None:
+def _accumulate(ctx, saved, grads, grad_log_probs, grad_entropy) -> None:
     """Add to the float32 `grads` of hidden states, weight and bias, `None` where not needed. A function of its own, so
-    that its tile is gone before the gradients are cast, which takes half as much again as they do."""
-    hidden, weight, bias, token_ids, log_probs, log_z, entropy = ctx.saved_tensors
+    that its tile is gone before the gradients are cast, which takes half as much memory again as they do."""
+    hidden, weight, bias, token_ids, log_probs, log_z, entropy = saved
     grad_hidden, grad_weight, grad_bias = grads
     transform, dtype = ctx.transform, ctx.dtype
     tokens, columns = training_tile(hidden.device)

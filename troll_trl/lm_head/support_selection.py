@@ -1,7 +1,7 @@
 """The scoring pass: the support of every token's distribution, chosen without sorting the vocabulary.
 
-One pass over the products reduces every block of 64 logits to its maximum, its sum of exponentials and its mean logit
-(`blocks.py`), while the tile is still in the cache; then the best blocks give the best tokens (`candidates.py`). The
+One pass over the products reduces every block of 64 logits to its maximum and two sums, for log-sum-exp and entropy
+(`blocks.py`); then the best blocks give the best tokens (`candidates.py`). The
 log-sum-exp of the rest is summed from the blocks and candidates that were not kept, so it never comes from a
 difference.
 """
@@ -55,7 +55,8 @@ def select_support(
     held = width if keep is None else width + 3 * padded // BLOCK + keep * BLOCK
     most = max(1, _TILE_ELEMENTS[kind] // held)
     tiles = max(1, math.ceil(len(hidden) / most))
-    tokens = max(1, math.ceil(len(hidden) / tiles))  # as many in each tile
+    # As many in each tile, and a multiple of 4: the kernels are compiled once more for rows that are not aligned
+    tokens = max(1, math.ceil(len(hidden) / tiles / 4) * 4 if most >= 4 else most)
     tile = empty_tile(min(tokens, len(hidden)), width, dtype, device)
     bias = None if bias is None else bias.to(dtype)
     columns = slices(vocabulary, chunk)
