@@ -636,6 +636,25 @@ def test_smollm2s_rates_are_chosen_on_two_seeds_and_compared_on_others():
     assert "holds so far (5 of 6 seeds)" in smollm2_rate.second_stage(last)
 
 
+def test_the_pages_have_the_success_of_smollm2():
+    records = read_records(EVIDENCE / "results" / "smollm2-rate.jsonl")
+    runs = smollm2_rate.Runs(records)
+    at = {m: [100 * cell.values("success").mean() for cell in runs.fresh(m)] for m in smollm2_rate.LABELS}
+    best, later = ([f"{at[m][i]:.0f}" for m in smollm2_rate.LABELS] for i in (0, 1))
+    names = ("README.md", "docs/clip-projection-or-mask.md", "docs/when-to-use.md")
+    readme, page, choosing = (" ".join((EVIDENCE.parent / name).read_text().split()) for name in names)
+    troll, wide, _, clip, wide_clip, mask = best
+    assert f"TROLL solves {troll} %, clips {clip} and {wide_clip} %, DPPO's TV mask {mask} %; " in readme
+    assert f"; with a bound of 0.2 TROLL solves {wide} % |" in readme
+    assert f"it solved {wide} % at its best rate and {later[1]} % at three times that" in choosing
+    assert f"the default solved {troll} and {later[0]} %" in choosing
+    troll, wide, _, clip, wide_clip, mask = later
+    assert f"TROLL solves {troll} %, with a bound of 0.2 {wide} %; " in readme
+    assert f"; clips {clip} and {wide_clip} %, the mask {mask} % |" in readme
+    of_page = [value for name, values in at.items() if name != "troll-0.5" for value in values]
+    assert all(f" {value:.1f}" in page for value in of_page)
+
+
 def test_updates_to_a_height_are_told_along_the_curve():
     curve = [[0, 0.1], [16, 0.1], [32, 0.3], [48, 0.2]]
     assert [rarity.updates_to(curve, height) for height in (0.1, 0.2, 0.3, 0.4)] == pytest.approx([0, 24, 32, 48])
