@@ -1,9 +1,8 @@
 """The scoring pass: the support of every token's distribution, chosen without sorting the vocabulary.
 
 One pass over the products reduces every block of 64 logits to its maximum and two sums, for log-sum-exp and entropy
-(`blocks.py`); then the best blocks give the best tokens (`candidates.py`). The
-log-sum-exp of the rest is summed from the blocks and candidates that were not kept, so it never comes from a
-difference.
+(`blocks.py`); then the best blocks give the best tokens (`candidates.py`). The log-sum-exp of the rest is summed from
+the blocks and candidates that were not kept, so it never comes from a difference.
 """
 
 import math
