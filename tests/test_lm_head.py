@@ -352,7 +352,7 @@ def test_a_checkpoint_around_the_head():
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("tokens", [2000, 4096, 5])
+@pytest.mark.parametrize("tokens", [50, 53])
 def test_tiles_of_tokens_are_aligned(monkeypatch, tokens):
     """Rows of tensors that begin anywhere would have Triton compile its kernels again, in the middle of a run."""
     starts = []
@@ -363,9 +363,9 @@ def test_tiles_of_tokens_are_aligned(monkeypatch, tokens):
         return blocks_of(tile, sampled_ids, *rest)
 
     monkeypatch.setattr(support_selection, "blocks_of", note)
-    hidden, weight, sampled = torch.randn(tokens, 4), torch.randn(3000, 4), torch.zeros(tokens, dtype=torch.long)
+    hidden, weight, sampled = torch.randn(tokens, 4), torch.randn(331, 4), torch.zeros(tokens, dtype=torch.long)
     support_selection.select_support(hidden, weight, None, sampled, 4, 0.0, LogitTransform())
-    assert all(start % 4 == 0 for start in starts) and len(starts) >= min(tokens // 1000, 2)
+    assert all(start % 4 == 0 for start in starts) and len(starts) >= 2
 
 
 @pytest.mark.parametrize("positions", [50, 0])
