@@ -199,7 +199,7 @@ def recorded(inputs: list[torch.Tensor]) -> Iterator[Recorder]:
         stack.enter_context(mock.patch.object(sparse_log_probs, "accumulate_product", accumulate))
         stack.enter_context(mock.patch.object(chunked_logprob, "_addmm_fp32", accumulate))
         stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", lambda device: False))
-        for module in (sparse_log_probs, blocks, candidates, fold, gradient, tiles, projection):
+        for module in (sparse_log_probs, support_selection, blocks, candidates, fold, gradient, tiles, projection):
             stack.enter_context(mock.patch.object(module, "use_triton", lambda device: True))
         for module in (chunked_logprob, trl_utils):
             stack.enter_context(mock.patch.object(module, "_use_triton", lambda device: True))

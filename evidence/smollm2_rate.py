@@ -118,8 +118,8 @@ def share(records: Sequence[Record]) -> str:
 
 def on_a_cpu(records: Sequence[Record]) -> str:
     """
-    Success in percent of the runs of stage 1 that were made on a CPU, and of the same ones on the GPU. The draws
-    differ, so that a pair has in common its start, problems and settings alone.
+    Success in percent of the runs of stage 1 that were made on a CPU, and of the same ones on the GPU. A pair shares
+    its start, problems and settings, but not its random draws.
     """
     on_gpu, on_cpu, rows = Runs(records), Runs(records, "no-dropout"), []
     for (method, learning_rate), of_seed in on_cpu.records.items():

@@ -35,13 +35,6 @@ CAPPED = LogitTransform(scale=1.3, softcap=2.0, temperature=0.7)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}
 
 
-@pytest.fixture
-def whole_rows(device, monkeypatch):
-    """The scoring tile of an accelerator: all of the vocabulary at once, and padding blocks after it."""
-    monkeypatch.setattr(support_selection, "_COLUMNS", dict.fromkeys(("cpu", "accelerator"), 2**31))
-    monkeypatch.setattr(support_selection, "_BLOCKS_STEP", dict.fromkeys(("cpu", "accelerator"), 16))
-
-
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
     """Small tiles, so that there are several in both directions, ragged at the end, of several blocks each."""
@@ -52,8 +45,7 @@ def device(request, monkeypatch):
     monkeypatch.setattr(tiles, "TRAINING_TILE", {"cpu": (5, 128), "accelerator": (5, 128)})
     monkeypatch.setattr(fold, "BLOCK_SIZE", 64)
     monkeypatch.setattr(gradient, "BLOCK_SIZE", 64)
-    monkeypatch.setattr(support_selection, "_COLUMNS", {"cpu": 128, "accelerator": 128})
-    monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", {"cpu": 5 * 384, "accelerator": 5 * 384})
+    monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", {"cpu": 5 * 1024, "accelerator": 5 * 1024})
     return torch.device("cpu" if request.param == "interpreter" else "cuda")
 
 
@@ -216,7 +208,7 @@ def tile_of(device, dtype, rows, columns, spread=3.0, seed=0):
     return (spread * torch.randn(rows, columns, generator=generator)).to(device, dtype)
 
 
-def test_nan_is_not_lost_in_the_rest(device, whole_rows):
+def test_nan_is_not_lost_in_the_rest(device):
     """With a call that does not raise, the caller looks for it in the log-probabilities, too. It passed for nothing."""
     products = tile_of(device, torch.float32, 3, 331)
     products[:, 200] = math.nan  # and a product of 0 with it is NaN: all rows have one
@@ -228,7 +220,7 @@ def test_nan_is_not_lost_in_the_rest(device, whole_rows):
         assert entropy.isnan().all() and log_probs.isnan().any(1).all()
 
 
-def test_a_block_at_the_lowest_number_has_no_part_in_the_entropy(device, whole_rows):
+def test_a_block_at_the_lowest_number_has_no_part_in_the_entropy(device):
     """An unused part of a vocabulary may be masked so. Its sum of u·exp(u) overflowed, and 0·∞ was NaN."""
     products = tile_of(device, torch.float32, 3, 331)
     products[:, 64:] = -3.3e38
@@ -240,7 +232,7 @@ def test_a_block_at_the_lowest_number_has_no_part_in_the_entropy(device, whole_r
 
 
 @pytest.mark.parametrize(("vocabulary", "k"), [(5, 4), (40, 20), (331, 30), (1100, 30)])
-def test_selection_from_whole_rows(device, whole_rows, vocabulary, k):
+def test_selection_from_whole_rows(device, vocabulary, k):
     """Padding blocks take no part, in a vocabulary of less than one block too; nor do equal logits mislead it."""
     products = tile_of(device, torch.bfloat16, 6, vocabulary)
     products[3] = 1.0

@@ -33,7 +33,6 @@ class Case(NamedTuple):
     kl_bound: float = 0.05
     rows: int = 37
     chunk: int = 2048  # columns of a tile in the training pass
-    scoring_chunk: int | None = 2048  # and in the scoring pass; `None` for all, as runs on an accelerator have it
 
 
 class KernelCheck(NamedTuple):
@@ -123,18 +122,15 @@ def _check_gradient(case, device):
 
 def _reduced(case, device):
     generator = torch.Generator().manual_seed(2)
-    step = case.scoring_chunk or 16 * blocks.BLOCK  # as `select_support` pads the whole vocabulary
-    padded = math.ceil(case.vocabulary / step) * step
-    chunk, slope = case.scoring_chunk or padded, case.transform.slope
+    # All of the vocabulary at once, as `select_support` takes it
+    padded = math.ceil(case.vocabulary / blocks.COLUMNS_STEP) * blocks.COLUMNS_STEP
+    slope = case.transform.slope
     tile = (_SPREAD / slope * torch.randn(case.rows, padded, generator=generator)).to(device, case.dtype)
     bias = (torch.randn(case.vocabulary, generator=generator) / slope).to(device, case.dtype) if case.bias else None
     sampled = torch.randint(case.vocabulary, (case.rows,), generator=generator).to(device)
     logits = torch.full((case.rows, 1), FLOOR, device=device)
-    reduced = blocks.blocks_of(tile, sampled, logits, case.vocabulary, chunk)
-    for first in range(0, case.vocabulary, chunk):
-        columns = min(chunk, case.vocabulary - first)
-        part = None if bias is None else bias[first : first + columns]
-        blocks._reduce_triton(reduced, part, case.transform, first, columns)
+    reduced = blocks.blocks_of(tile, sampled, logits, case.vocabulary, padded)
+    blocks._reduce_triton(reduced, bias, case.transform, 0, case.vocabulary)
     return reduced, bias
 
 

@@ -11,6 +11,7 @@ from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, to_logits
 
 BLOCK = 64  # logits per block
+COLUMNS_STEP = 16 * BLOCK  # the kernels pad a vocabulary to this, to read rows of blocks 16 bytes at a time
 BLOCKS_PER_PROGRAM = 64  # 4096 logits, as in fold.py
 NUM_WARPS = 8
 

@@ -9,17 +9,16 @@ import math
 
 import torch
 
-from troll_trl.kernels.blocks import BLOCK, blocks_of, reduce_chunk
+from troll_trl.kernels.blocks import BLOCK, COLUMNS_STEP, blocks_of, reduce_chunk
 from troll_trl.kernels.candidates import Candidates, choose_candidates, empty_candidates
 from troll_trl.kernels.dispatch import use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into, slices
 from troll_trl.trust_region.sparse import UNUSED, mass_rule
 
-# Vocabulary columns of a chunk. On a CPU they are reduced while they are still in the cache. A GPU takes all at once:
-# on an H100 chunks of 16,384, which its cache holds, gained nothing on the device, and launching ten times as many
-# kernels took twice the time.
-_COLUMNS = {"cpu": 8192, "accelerator": 2**31}
-_BLOCKS_STEP = {"cpu": 1, "accelerator": 16}  # the kernels read 16 bytes at a time where rows of blocks are aligned
+# Vocabulary columns that the PyTorch fallback reduces at a time: on a CPU while they are still in the cache, on a GPU
+# since it holds copies of them. The kernels take all at once: on an H100 chunks of 16,384, which its cache holds,
+# gained nothing on the device, and launching ten times as many kernels took twice the time.
+_COLUMNS = {"cpu": 8192, "accelerator": 32768}
 _SUPPORT_ROWS = 8192  # positions whose support is settled at a time
 # Numbers that are held at a time. On a GPU the logits of a tile, all of the vocabulary for a few tokens: 224 MiB in
 # bf16, some 700 tokens for V = 151,936, which with the blocks is less than TRL's tile of 256 MiB. On a CPU, where
@@ -46,8 +45,10 @@ def select_support(
     vocabulary, device = len(weight), hidden.device
     kind = "cpu" if device.type == "cpu" else "accelerator"
     dtype = compute_dtype(hidden)
-    step = BLOCK * _BLOCKS_STEP[kind]
-    chunk = min(_COLUMNS[kind], math.ceil(vocabulary / step) * step)
+    if use_triton(device):
+        chunk = math.ceil(vocabulary / COLUMNS_STEP) * COLUMNS_STEP
+    else:
+        chunk = min(_COLUMNS[kind], math.ceil(vocabulary / BLOCK) * BLOCK)
     padded = math.ceil(vocabulary / chunk) * chunk
     keep = support_size - 1 if _one_chunk_at_a_time(device) else None
     width = padded if keep is None else chunk

@@ -39,7 +39,6 @@ def case_of_run(model: PreTrainedModel, args: Any, support_size: int) -> Case:
         kl_bound=args.kl_bound,
         rows=5,
         chunk=32_768,
-        scoring_chunk=None,
     )
 
 
