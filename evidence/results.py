@@ -27,7 +27,8 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
         scripts/evaluate.py; means over the last quarter of the updates (`entropy`, `length`) or over all updates
         (`projected_fraction`, `clip_fraction`, `gradient_norm`), maxima over all (`policy_kl_max`, `kl_max`), `None` if
         TRL logs none; `seconds_per_update`, the mean after the first rollout batch, generation included. Newer records
-        also have `start_chance`, the probability of the rewarded solutions at the start, and `machine`. With several
+        also have `start_chance`, the probability of the rewarded solutions at the start, `start_digest`, of the weights
+        there, and `machine`. With several
         reward functions, `others` holds the curves of those other than `math_accuracy`, by name. The trainer `share`
         adds `regression_share`, the mean length of the regression's gradient as a part of the whole gradient's.
     """
