@@ -10,7 +10,7 @@ from evidence.peer_methods import Cfpo, Cpgd
 
 
 def tokens():
-    """Log-probabilities `(2, 60)` of policy and old policy, far apart for some tokens, and advantages of either sign."""
+    """Log-probabilities `(2, 60)` of policy and old policy, some far apart, and advantages of either sign."""
     generator = torch.Generator().manual_seed(0)
     old = -3 * torch.rand(2, 60, generator=generator, dtype=torch.float64)
     policy = (old + torch.randn(2, 60, generator=generator, dtype=torch.float64)).clamp(max=-1e-3)
