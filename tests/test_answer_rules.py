@@ -190,6 +190,12 @@ def test_a_line_is_its_solutions_however_it_is_written(slope, shift, factor, ste
     )
 
 
+def test_a_point_of_comparison_may_be_a_solution_of_both():
+    """(17, -29) is one of the points, and lies on this line: the same equation earned 0."""
+    all_of(1.0, "y=-2x+5", ["-2x-y+5=0", "2y=-4x+10"])
+    all_of(0.0, "y=-2x+5", ["y=-x-12", "y=-3x+22"])  # through the same point
+
+
 @PROPERTY
 @given(st.integers(0, 99))
 def test_only_a_name_may_stand_before_a_value(value):
