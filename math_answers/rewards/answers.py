@@ -6,6 +6,8 @@ from decimal import Decimal
 
 # A completion that boxes more different answers than this lists candidates
 MAX_BOXES = 5
+# Of a number that `written_out` writes; a float64 stays below
+MAX_WRITTEN_EXPONENT = 400
 
 _BOX_OR_BRACE = re.compile(
     r"\\(?:boxed|fbox|framebox)\s*(?:\[[^\[\]{}]{0,20}\]\s*){0,2}(?:(?P<box>\{)|(?<=\s)(?P<bare>[^\s{}$\\][^\s{}$\\]*+))"
@@ -97,8 +99,15 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
 
 
 def written_out(number: float | Decimal) -> str:
-    """A number without an exponent: the "e" of "1e+16" may be read as Euler's number."""
-    return format(Decimal(str(number)), "f")
+    """A number without an exponent: the "e" of "1e+16" may be read as Euler's number. Raises a `ValueError` for one of
+    hundreds of digits, or of gigabytes, such as 1e-99999999999."""
+    exact = Decimal(str(number))
+    if abs(exact.adjusted()) > MAX_WRITTEN_EXPONENT:
+        raise ValueError(
+            f"The number {exact} cannot be written without an exponent: that of a gold answer is at most "
+            f"{MAX_WRITTEN_EXPONENT}. Write it as a text, such as '10^{{-500}}'."
+        )
+    return format(exact, "f")
 
 
 def _without_thoughts(text: str) -> str:
