@@ -242,10 +242,11 @@ def _ask(questions: list[dict], timeout: float, budget: Budget | None = None) ->
     asked = {key: question for key, question in zip(keys, questions, strict=True) if key not in replies}
     replies |= zip(asked, _ask_workers(list(asked.values()), timeout, budget), strict=True)
     for key in asked:
-        if (how := replies[key].get("died")) in ("timeout", "memory") and "by_clock" not in replies[key]:
+        died = replies[key].get("died")
+        if died in ("timeout", "memory") and "by_clock" not in replies[key]:
             if len(_EXCEEDED) >= MAX_EXCEEDED:
                 _EXCEEDED.clear()
-            _EXCEEDED[key] = how, timeout
+            _EXCEEDED[key] = str(died), timeout
     return [_decision(replies[key]) for key in keys]
 
 
