@@ -536,7 +536,7 @@ def test_of_several_processes_one_says_the_mistake(refusal, capsys, monkeypatch)
 def test_option_of_the_other_algorithm_says_so(refusal):
     assert "`loss_type`. It is an option of grpo: set `algorithm: grpo`" in refusal("algorithm: rloo\nloss_type: dapo")
     mask = refusal("algorithm: rloo", "--trust_region", "mask")
-    assert "--trust_region. It is an option of grpo alone: a mask decides token by token" in mask
+    assert "`trust_region` 'mask' is an option of GRPO alone: a mask decides token by token" in mask
     assert "--reward_clip_range. It is an option of rloo" in refusal("", "--reward_clip_range", "0", "1")
     assert "--algorithm: invalid choice: 'ppo' (choose from" in refusal("algorithm: ppo")
 

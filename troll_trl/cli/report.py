@@ -19,6 +19,7 @@ RUN_HELP = """
 
 def write_report(runs: Sequence[str], success: str | None, output: Path) -> None:
     """Write the page, its figures and its table into `output`, and print the table and the notes."""
+    from math_answers.evaluation.printable import printable
     from math_answers.evaluation.samples import write_text
     from math_answers.evaluation.tables import markdown
     from troll_trl.report.figures import draw_figures
@@ -36,7 +37,7 @@ def write_report(runs: Sequence[str], success: str | None, output: Path) -> None
     print(text)
     for note in [*warnings_of(groups), *(note for group in groups for run in group.runs for note in run.notes)]:
         print(f"Note: {note}")
-    print(f"Report: {output / 'report.html'}")
+    print(printable(f"Report: {output / 'report.html'}"))
 
 
 def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
@@ -56,4 +57,6 @@ def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
     try:
         write_report(options.runs, options.success, options.output)
     except (ReportError, OSError) as error:
-        stop(program, error)
+        from math_answers.evaluation.printable import printable
+
+        stop(program, printable(str(error)))

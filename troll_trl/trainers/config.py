@@ -377,6 +377,14 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
 
     _trl_config = RLOOConfig
 
+    def _check(self):
+        if self.masks:
+            raise ValueError(
+                "`trust_region` 'mask' is an option of GRPO alone: a mask decides token by token, and RLOO's ratio "
+                f"belongs to a whole completion. Choose one of {', '.join(self._kinds)}."
+            )
+        super()._check()
+
 
 def _warn(message: str) -> None:
     """Warn at the line that made a config or gave it to a trainer, however many of our methods lie between."""
