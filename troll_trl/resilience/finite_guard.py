@@ -54,7 +54,8 @@ class FiniteGuard:
     def __init__(self, accelerator: Accelerator, args: Any, sparse_columns: Sequence[str] = ()):
         self.accelerator, self.args = accelerator, args
         self.columns = (*_COLUMNS, *sparse_columns)
-        self._counted = [*(name for name in self.columns if name != _NOT_COUNTED), "logits", "loss", "gradient"]
+        counted = [name for name in self.columns if name != _NOT_COUNTED]
+        self._counted = [*counted, "logits", "trust_region", "loss", "gradient"]
         dtype = torch.float64 if has_float64(accelerator.device) else torch.float32
         # A slot for each of these, and for the live tokens
         self._counts = torch.zeros(len(self._counted) + 1, dtype=dtype, device=accelerator.device)
@@ -180,12 +181,17 @@ class FiniteGuard:
         """Count numbers that are not finite, of a column, of `logits`, of the `loss` or of the `gradient`."""
         self._counts[self._counted.index(name)] += count
 
+    def count_bounded(self, bad: torch.Tensor) -> None:
+        """In a loss: count the live tokens, `bad` of them, of which the trust region made a NaN or an infinity."""
+        if self._counting:
+            self._count("trust_region", bad)
+
     def check_loss(self, loss: torch.Tensor, update: int) -> None:
         """After a loss of the training: stop if it is not finite and the backward pass would also take the step."""
         self._count("loss", ~loss.detach().isfinite())
         if (stepper := self._steps_in_backward()) and (bad := self._gather()[0]):
             raise FloatingPointError(
-                f"Stopped before update {update}, which {stepper} cannot skip. Not finite: {bad}. {_ADVICE}"
+                f"Stopped before update {update}, which {stepper} cannot skip. Not finite: {bad}. {_advice(bad)}"
             )
 
     # -- Update -----------------------------------------------------------------------------------------------------
@@ -262,7 +268,8 @@ class FiniteGuard:
         if self._in_a_row >= limit:
             raise FloatingPointError(
                 f"Stopped at update {update}: {self._in_a_row} updates in a row were skipped "
-                f"(`max_skipped_updates`). Not finite: {bad}. The weights are those of the last good update. {_ADVICE}"
+                f"(`max_skipped_updates`). Not finite: {bad}. The weights are those of the last good update. "
+                + _advice(bad)
             )
 
 
@@ -270,6 +277,14 @@ _ADVICE = (
     "A reward must return finite numbers, or None where it does not apply. If logits or gradients overflow, lower the "
     "learning rate or train in bfloat16 or float32 rather than float16."
 )
+_ADVICE_ON_REGION = (
+    "The `trust_region` made NaN or infinity of finite log-probabilities. One of your own must return finite numbers "
+    "for every live token; an unused slot is −∞ in both policies, and −∞ − (−∞) is NaN."
+)
+
+
+def _advice(bad: str) -> str:
+    return _ADVICE_ON_REGION if "trust_region" in bad else _ADVICE
 
 
 def some(names: list[str]) -> str:

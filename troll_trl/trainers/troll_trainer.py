@@ -16,7 +16,7 @@ from troll_trl.resilience.checkpoint import CheckpointedTrainer
 from troll_trl.resilience.finite_guard import ENTROPY_CONTROL, FiniteGuard, SkipUpdates, some
 from troll_trl.resilience.prompt_room import check_prompts
 from troll_trl.trainers.arithmetic_check import check_arithmetic
-from troll_trl.trainers.bounded_policy import BoundedPolicy
+from troll_trl.trainers.bounded_policy import BoundedPolicy, apply_trust_region
 from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.engine_policy import EngineRecorder, lower_rest
 from troll_trl.trainers.kernel_choice import add_head
@@ -303,6 +303,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
                 "The loss has not scored the policy with the model, so nothing bounds it. If you override "
                 "`_compute_loss`, call TRL's in it. For a loss of your own, override `compute_loss`."
             )
+        self.finite_guard.count_bounded(policy.not_finite)
         self.troll_metrics[mode].add(live, policy.bounded.counted)
         return loss + self._terms_of_policy(policy, live, inputs, mode)
 
@@ -310,7 +311,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         """The trust region. An engine's floor of the rest says only that it is small."""
         if self.args.old_policy == "engine" and self.trust_region.needs_support:
             old = lower_rest(old, policy)
-        return self.trust_region(policy, old, advantages)
+        return apply_trust_region(self.trust_region, policy, old, advantages)
 
     def _old_policy_of(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Old log-probabilities `(B, C, S)` of a micro-batch and their support; `None` if policies are equal."""

@@ -18,6 +18,7 @@ from troll_trl.experimental.async_grpo.trl_compat import check_async_trl
 from troll_trl.experimental.async_grpo.worker import StopEvent, WatchedRolloutLoop, check_worker
 from troll_trl.lm_head import SparseCausalLMOutput
 from troll_trl.resilience.checkpoint import CheckpointedTrainer
+from troll_trl.trainers.bounded_policy import apply_trust_region
 from troll_trl.trainers.engine_policy import lower_rest, sparse_of
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
@@ -157,7 +158,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
             nonlocal bounded
             output, policy, old = self._policies(model, model_inputs, index, rows)
             self._check_finite(policy)
-            bounded = self.trust_region(policy, old, advantages)
+            bounded = apply_trust_region(self.trust_region, policy, old, advantages)
             return SparseCausalLMOutput(log_probs=bounded.log_probs, entropy=output.entropy, aux_loss=output.aux_loss)
 
         # The callable returns the M selected positions, of which one may serve several samples: TRL takes each once
