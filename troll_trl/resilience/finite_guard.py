@@ -62,6 +62,7 @@ class FiniteGuard:
         self.live: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
         self._counting = False  # whether that loss is one of the training
         self.bad_rewards: list[str] = []  # of the current rollout batch: those not finite, in words
+        self.nothing_scored = False  # whether vLLM, whose policy is the old one, scored no token of the rollout batch
         self._bad_rewards: list[tuple[int, str]] = []  # of this rank, not yet gathered: row and function
         self._norm: Any = None  # of the gradient, before its clip
         self._clip_gradient = accelerator.clip_grad_norm_
@@ -81,11 +82,12 @@ class FiniteGuard:
 
     def state_dict(self) -> dict[str, Any]:
         counts = {"updates": self._updates, "skipped": self._skipped, "in_a_row": self._in_a_row}
-        return counts | {"bad_rewards": self.bad_rewards}
+        return counts | {"bad_rewards": self.bad_rewards, "nothing_scored": self.nothing_scored}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._updates, self._skipped, self._in_a_row = (state[name] for name in ("updates", "skipped", "in_a_row"))
         self.bad_rewards = state["bad_rewards"]
+        self.nothing_scored = state.get("nothing_scored", False)
 
     # -- Rewards ----------------------------------------------------------------------------------------------------
 
@@ -215,6 +217,8 @@ class FiniteGuard:
         if not norm.isfinite() and not scaler_skips:
             self._count("gradient", torch.ones((), device=self._counts.device))
         bad, tokens = self._gather()
+        if self.nothing_scored and tokens == 0:
+            bad = f"{_OF_ENGINE} of all tokens of the rollout batch"
         skip = bool(bad) or tokens == 0
         self._skipped += skip
         if skip:
@@ -281,9 +285,15 @@ _ADVICE_ON_REGION = (
     "The `trust_region` made NaN or infinity of finite log-probabilities. One of your own must return finite numbers "
     "for every live token; an unused slot is −∞ in both policies, and −∞ − (−∞) is NaN."
 )
+_OF_ENGINE = "vLLM's log-probabilities"
+_ADVICE_ON_ENGINE = (
+    "Look at vLLM's log and its dtype: logits that overflow in float16 are NaN. Or use `old_policy='trainer'`."
+)
 
 
 def _advice(bad: str) -> str:
+    if _OF_ENGINE in bad:
+        return _ADVICE_ON_ENGINE
     return _ADVICE_ON_REGION if "trust_region" in bad else _ADVICE
 
 

@@ -220,6 +220,8 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
             )
         if isinstance(self.recorder, EngineRecorder):
             unscored = self.recorder.add_to(output)
+            if training:
+                self.finite_guard.nothing_scored = self.recorder.scored_nothing
             self._metrics_of("train" if training else "eval")["troll/unscored_tokens"].append(unscored)
         elif old is not None:
             if "tool_mask" in output:  # a tool's tokens are scored, but not trained on
