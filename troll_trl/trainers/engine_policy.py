@@ -233,8 +233,11 @@ class EngineRecorder(Recorder):
         masks = [[1] * len(ids) for ids in completion_ids] if tool_mask is None else tool_mask
         self._rows = []
         for number, (ids, values, mask) in enumerate(zip(completion_ids, log_probs, masks, strict=True)):
-            if len(values) != len(ids):
-                raise ValueError(f"A completion of {len(ids)} tokens comes with {len(values)} log-probabilities.")
+            if not len(ids) == len(values) == len(mask):
+                raise ValueError(
+                    f"Completion {number} of {len(ids)} tokens comes with {len(values)} log-probabilities and a mask "
+                    f"of {len(mask)} numbers. Give one of each for every token."
+                )
             check_tokens(values, mask, ids, f"completion {number}")
             self._rows.append(rows_of(values, mask, max(self.support_size, 1)))
 

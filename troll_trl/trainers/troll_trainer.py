@@ -23,6 +23,7 @@ from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, OLD_LOG_PROBS, TOKEN_IDS, Recorder, join_rows, with_dense
 from troll_trl.trainers.resume import epochs_of_stream, load_state, save_state
+from troll_trl.trainers.rollout_check import checked_rollouts
 from troll_trl.trainers.run_start import check_trainable, print_batches, warn_of_noise
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.trl_compat import CHECKPOINTS, GUARD, METRICS, PROMPTS, RESUME, TIED, check_trl
@@ -81,6 +82,9 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
         given = inspect.signature(super().__init__).bind(model, reward_funcs, args, *others, **kwargs)
+        if rollout_func := given.arguments.get("rollout_func"):
+            corrects = bool(args.use_vllm and args.vllm_importance_sampling_correction)
+            given.arguments["rollout_func"] = checked_rollouts(rollout_func, corrects)
         super().__init__(*given.args, **given.kwargs)
         for function in getattr(self, "reward_funcs", ()):  # in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()
