@@ -228,6 +228,22 @@ def test_numbers_of_another_shape_than_the_tokens_are_refused(field, folder, tmp
         make_trainer(folder, tmp_path, engine, WithOwn, support_size=K).train()
 
 
+def test_nan_of_a_trust_region_stops_the_run(folder, tmp_path):
+    """Of one's own, in unused slots. The weights would have been NaN after the first update."""
+
+    class Own(TrustRegion):
+        def __call__(self, policy, old, advantages):
+            return Bounded(policy[..., 0], (policy.exp() * (policy - old.masked_fill(old < -9, -math.inf))).sum(-1))
+
+    class WithOwn(AsyncTrollGRPOTrainer):
+        def _make_trust_region(self, args):
+            return Own()
+
+    engine = Engine(folder, support_size=K)
+    with pytest.raises(ValueError, match=r"`trust_region`: Own made NaN or infinity of \d+ tokens at step 0"):
+        make_trainer(folder, tmp_path, engine, WithOwn, support_size=K).train()
+
+
 @pytest.mark.parametrize("age", range(5))
 def test_the_bound_holds_however_old_the_samples(age, folder, tmp_path):
     engine = Engine(folder, age=age, support_size=K)

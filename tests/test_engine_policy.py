@@ -471,6 +471,16 @@ def test_an_engine_that_never_scores_anything_stops_the_run(tmp_path):
         run.train()
 
 
+def test_what_steps_in_the_backward_is_stopped_before_an_unknown_batch(tmp_path):
+    """There nothing can be skipped any more."""
+    run = trainer_of(tmp_path, steps_per_generation=2, max_steps=6)
+    run.finite_guard._steps_in_backward = lambda: "`optim` lomo"
+    nothing_for({2}, run)
+    said = "Stopped before update 3, which `optim` lomo cannot skip. Not finite: vLLM's log-probabilities"
+    with pytest.raises(FloatingPointError, match=said):
+        run.train()
+
+
 def test_one_unknown_token_that_is_all_there_is_does_not_stop_the_run(tmp_path):
     """An environment may leave a batch of one live token."""
     first = lambda rows: [[1] + [0] * (len(row) - 1) if n == 0 else [0] * len(row) for n, row in enumerate(rows)]

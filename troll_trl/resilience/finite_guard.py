@@ -180,7 +180,7 @@ class FiniteGuard:
         return log_probs, entropies
 
     def _count(self, name: str, count: torch.Tensor) -> None:
-        """Count numbers that are not finite, of a column, of `logits`, of the `loss` or of the `gradient`."""
+        """Count numbers that are not finite: of a column, or another name in `_counted`."""
         self._counts[self._counted.index(name)] += count
 
     def count_bounded(self, bad: torch.Tensor) -> None:
@@ -217,8 +217,6 @@ class FiniteGuard:
         if not norm.isfinite() and not scaler_skips:
             self._count("gradient", torch.ones((), device=self._counts.device))
         bad, tokens = self._gather()
-        if self.nothing_scored and tokens == 0:
-            bad = f"{_OF_ENGINE} of all tokens of the rollout batch"
         skip = bool(bad) or tokens == 0
         self._skipped += skip
         if skip:
@@ -251,7 +249,10 @@ class FiniteGuard:
         said = [f"rank {rank}: {', '.join(names)}" for rank, names in enumerate(own) if names]
         if any(found) and not said:
             said = ["gradient (its norm over all ranks)"]
-        return "; ".join(said), sum(row[-1] for row in counts)
+        tokens = sum(row[-1] for row in counts)
+        if self.nothing_scored and tokens == 0:
+            said = [f"{_OF_ENGINE} of all tokens of the rollout batch"]
+        return "; ".join(said), tokens
 
     def _report(self, bad: str, tokens: float, update: int) -> None:
         if not bad:

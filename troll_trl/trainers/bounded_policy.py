@@ -69,6 +69,12 @@ def apply_trust_region(
     return bounded
 
 
+def not_finite(bounded: Bounded) -> torch.Tensor:
+    """The tokens `(B, C)`, bool, of which a trust region made a NaN or an infinity."""
+    bad = ~bounded.log_probs.detach().isfinite()
+    return bad if bounded.regression is None else bad | ~bounded.regression.detach().isfinite()
+
+
 class BoundedPolicy:
     """
     Takes the place of the policy in TRL's loss of one micro-batch: evaluates the policy on the old policy's support,
@@ -118,9 +124,8 @@ class BoundedPolicy:
             if regression is not None:
                 regression = regression.masked_fill(dead, 0.0)
             self.bounded = replace(bounded, log_probs=sampled, regression=regression)
-            finite = sampled.detach().isfinite() & (regression is None or regression.detach().isfinite())
-            given = policy.detach()[..., 0].isfinite() & old[..., 0].isfinite()  # of dead tokens it is not
-            self.not_finite = (given & ~finite).sum()
+            given = policy.detach()[..., 0].isfinite() & old[..., 0].isfinite()
+            self.not_finite = (given & not_finite(self.bounded)).sum()
             log_probs = torch.cat([output.log_probs[:, :-completion_length], sampled], 1)
             return without_supports(output, log_probs)
 

@@ -161,7 +161,7 @@ def load_trust_region(path: str, config: Any) -> TrustRegion:
             trust_region = maker(config) if needed else maker()
         if isinstance(trust_region, TrustRegion):
             _check_methods(trust_region)
-    except Exception as error:  # whatever the user's code raises, the option that runs it is named
+    except (Exception, SystemExit) as error:  # whatever the user's code raises, the option that runs it is named
         raise ValueError(
             f"`trust_region` names {path!r}, which gives no trust region: {type(error).__name__}: {error}. Give the "
             "import path of a troll_trl.TrustRegion, such as my_lib.MyRegion."
@@ -180,6 +180,9 @@ def _check_methods(trust_region: TrustRegion) -> None:
     inspect.signature(trust_region).bind("policy", "old", "advantages")
     if not isinstance(said := trust_region.describe(), str):
         raise TypeError(f"`describe` must return a text, got {said!r}")
+    for name, pair in trust_region.ratios.items():
+        if isinstance(pair, str) or len(pair) != 2:
+            raise TypeError(f"`ratios[{name!r}]` must be a pair of names in `counted`, got {pair!r}")
 
 
 def _of_support(old: torch.Tensor) -> dict[str, torch.Tensor]:
