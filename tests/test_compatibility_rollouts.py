@@ -143,14 +143,19 @@ LAST = 31  # 8 prompts, 4 completions of each, in micro-batches of 8
     *[(shorten(name), f"in row 1 of `{name}` 4 numbers, .* has 5 tokens") for name in ("logprobs", "env_mask")],
     *[(lambda output, name=name: output[name].__setitem__(2, []), f"in row 2 of `{name}` 0 numbers, .* has 6 tokens")
       for name in ("logprobs", "env_mask")],
-    *[(lambda output, name=name: output[name].__setitem__(2, None), f"in row 2 of `{name}` None, .* has 6 tokens")
+    *[(lambda output, name=name: output[name].__setitem__(2, None), f"in row 2 of `{name}` None, expected a list")
       for name in ("logprobs", "env_mask")],
     *[(lambda output, name=name: output[name].pop(), f"got 32 prompts, and returned {LAST} rows of `{name}`")
       for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask")],
     *[(lambda output, name=name: output[name].append(output[name][0]), f"and returned 33 rows of `{name}`")
       for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask")],
     (lambda output: output.update(logprobs=[], env_mask=[]), "got 32 prompts, and returned 0 rows of `logprobs`"),
-    (lambda output: output["completion_ids"].__setitem__(7, []), "no token in row 7 of `completion_ids`"),
+    (lambda output: output["completion_ids"].__setitem__(7, []), "in row 7 of `completion_ids` no token"),
+    (lambda output: output["completion_ids"].__setitem__(7, None), "in row 7 of `completion_ids` None, expected a"),
+    (lambda output: output["prompt_ids"].__setitem__(7, []), "in row 7 of `prompt_ids` no token"),
+    (lambda output: output.update(completion_ids=None), "returned for `completion_ids` None, expected a list"),
+    (lambda output: output.update(logprobs=-1.0), "returned for `logprobs` -1.0, expected a list"),
+    (lambda output: output["env_mask"].__setitem__(2, 1), "in row 2 of `env_mask` 1, expected a list"),
     (lambda output: output["env_mask"][3].__setitem__(1, 2), "in row 3 of `env_mask` 2 at position 1, expected 0 or 1"),
     (lambda output: output["env_mask"][3].__setitem__(1, None), "in row 3 of `env_mask` None at position 1"),
     (lambda output: output["logprobs"][3].__setitem__(1, [-1.0]), r"in row 3 of `logprobs` \[-1.0\] at position 1"),

@@ -233,10 +233,10 @@ def test_numbers_of_other_tokens_are_refused(support_size):
     check_tokens([None, *map(float, answered[:5])], mask, tokens, "it")
     check_tokens([*answered[:2], 0.0, *answered[3:]], mask, tokens, "it")
     check_tokens([*answered[:2], answered[4], *answered[3:]], mask, tokens, "nothing is read of other tokens")
-    said = f"of it belong to other tokens at 5 of 5 .* position 0 .* token {tokens[0]}, .* for token {tokens[1]}"
+    said = f"of it are misaligned: 5 of 5 .* position 0 .* token {tokens[0]}, .* for token {tokens[1]}"
     with pytest.raises(ValueError, match=said):
         check_tokens([*answered[1:], answered[0]], mask, tokens, "it")
-    with pytest.raises(ValueError, match="at 1 of 5 positions: at position 5"):
+    with pytest.raises(ValueError, match=r"misaligned: 1 of 5 .* At position 5"):
         check_tokens([*answered[:5], answered[0]], mask, np.array(tokens), "it")
 
 

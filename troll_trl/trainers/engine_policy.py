@@ -142,9 +142,9 @@ def check_tokens(log_probs: Sequence[float | None], trained: Sequence[int], samp
     if wrong:
         place, own, token = wrong[0]
         raise ValueError(
-            f"The `logprobs` of {name} belong to other tokens at {len(wrong)} of {len(places)} positions: at position "
-            f"{place} the completion has token {token}, and its number is the engine's for token {own}. Give every "
-            "token the number that the engine gave for it, in the order of the completion."
+            f"The `logprobs` of {name} are misaligned: {len(wrong)} of {len(places)} numbers belong to other tokens. "
+            f"At position {place} the completion has token {token}, and its number is the engine's for token {own}. "
+            "Give every token the number that the engine gave for it, in the order of the completion."
         )
 
 

@@ -5,6 +5,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+# In this order: the others are as long as the completions
+_TOKENS = ("completion_ids", "prompt_ids")
 _EXPECTED = {
     "logprobs": "Give a number or None for every token of the completion, 0.0 for those that `env_mask` leaves out.",
     "env_mask": "Give 1 for every token of the completion that the model sampled, and 0 for every other.",
@@ -34,27 +36,34 @@ def checked_rollouts(rollout_func: Callable[..., Any], corrects: bool) -> Callab
 
 
 def _check_rows(output: Mapping[str, Any], prompts: int) -> None:
-    names = ("prompt_ids", "completion_ids", *_EXPECTED)
-    given = {name: output[name] for name in names if output.get(name) is not None}
-    for name, rows in given.items():
-        if len(rows) != prompts:
+    names = [name for name in _TOKENS if name in output]
+    names += [name for name in _EXPECTED if output.get(name) is not None]
+    for name in names:
+        rows = _length(output[name], f"`rollout_func` returned for `{name}`")
+        if rows != prompts:
             raise ValueError(
-                f"`rollout_func` got {prompts} prompts, and returned {len(rows)} rows of `{name}`. Return one for each "
+                f"`rollout_func` got {prompts} prompts, and returned {rows} rows of `{name}`. Return one for each "
                 "prompt, in their order: a prompt comes once for each of its generations."
             )
-    for number, ids in enumerate(given.get("completion_ids", ())):
-        if len(ids) == 0:
-            raise ValueError(f"`rollout_func` returned no token in row {number} of `completion_ids`, expected one.")
-        for name in _EXPECTED:
-            if name in given:
-                _check_row(name, number, given[name][number], len(ids))
+    for number in range(prompts if "completion_ids" in names else 0):
+        for name in names:
+            row, said = output[name][number], f"`rollout_func` returned in row {number} of `{name}`"
+            length = _length(row, said)
+            if name in _EXPECTED:
+                _check_row(name, row, len(output["completion_ids"][number]), said)
+            elif length == 0:
+                raise ValueError(f"{said} no token, expected at least one.")
 
 
-def _check_row(name: str, number: int, row: Any, length: int) -> None:
-    said = f"`rollout_func` returned in row {number} of `{name}`"
-    if row is None or len(row) != length:
-        what = "None" if row is None else f"{len(row)} numbers"
-        raise ValueError(f"{said} {what}, and its completion has {length} tokens. {_EXPECTED[name]}")
+def _length(rows: Any, said: str) -> int:
+    if not hasattr(rows, "__len__"):
+        raise ValueError(f"{said} {rows!r}, expected a list.")
+    return len(rows)
+
+
+def _check_row(name: str, row: Sequence[Any], length: int, said: str) -> None:
+    if len(row) != length:
+        raise ValueError(f"{said} {len(row)} numbers, and its completion has {length} tokens. {_EXPECTED[name]}")
     for place, value in enumerate(row):
         if name == "env_mask" and value not in (0, 1):
             raise ValueError(f"{said} {value!r} at position {place}, expected 0 or 1. {_EXPECTED[name]}")
