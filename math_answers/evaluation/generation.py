@@ -180,7 +180,10 @@ def resolve_backend(backend: str, models: Mapping[str, str]) -> str:
     ignored = {model: what for model, place in models.items() if (what := vllm_ignores(place))}
     installed = importlib.util.find_spec("vllm") is not None
     if backend == "vllm" and not installed:
-        raise ValueError("`backend` is 'vllm', which is not installed. `pip install troll-trl[vllm]`, or leave it out.")
+        raise ValueError(
+            "`backend` is 'vllm', which is not installed. Leave it out, or install it: "
+            'pip install "troll-trl[vllm] @ git+https://github.com/troll-trl/troll_trl"'
+        )
     for model, what in ignored.items() if backend == "vllm" else ():
         raise ValueError(
             f"`backend` is 'vllm', which does not apply {what} of the adapter {model}. Use the backend 'transformers', "

@@ -123,7 +123,8 @@ def explain_server(url: str, every_error: bool = False) -> Iterator[None]:
         if response is not None and response.status_code == 404 and response.url.startswith(url):
             raise ValueError(
                 f"The vLLM server has no {response.url}. Start it with `VLLM_SERVER_DEV_MODE=1` in its environment: "
-                "without it, the server has no endpoints for the exchange of weights."
+                "without it, the server has no endpoints for the exchange of weights. With it, whoever reaches the "
+                "server can replace its weights: give it `--host 127.0.0.1`, or an address in a network that you trust."
             ) from error
         try:
             check_health(url)
