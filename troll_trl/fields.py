@@ -9,7 +9,9 @@ import re
 import sys
 import textwrap
 from dataclasses import MISSING, field, fields
+from importlib.util import find_spec
 from numbers import Real
+from pathlib import Path
 from typing import Any, TypeGuard
 
 
@@ -105,15 +107,28 @@ def pickle_without_secrets(cls: type) -> None:
     copyreg.pickle(cls, lambda args: (copyreg.__newobj__, (cls,), state_without_secrets(args)))  # type: ignore[attr-defined]
 
 
-# -- Code of the user's -----------------------------------------------------------------------------------------------
+# -- The user's own code -----------------------------------------------------------------------------------------------
 
 
 def imported(path: str) -> Any:
-    """What a dotted import path such as `my_lib.rewards.custom_reward` names. The working directory is searched, too.
-    An `ImportError` or `AttributeError` says what is missing."""
+    """What a dotted import path such as `my_lib.rewards.custom_reward` names. A module that is nowhere else is looked
+    for in the working directory, which is then the last place for other imports, too. An `ImportError` or
+    `AttributeError` says what is missing."""
     module, _, attribute = path.rpartition(".")
     if not module:
         raise ImportError("it is no dotted import path such as my_lib.regions.MyRegion")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    return getattr(importlib.import_module(module), attribute)
+    package, here = module.partition(".")[0], os.getcwd()
+    if package not in sys.modules and here not in sys.path:
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:  # nowhere, or a folder without code
+            sys.path.append(here)  # it stays: the module may import others later, and a worker process this one
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        found = next(iter(getattr(sys.modules.get(package), "__path__", [])), None)
+        found = getattr(sys.modules.get(package), "__file__", None) or found
+        own = [name for name in (f"{package}.py", package) if Path(here, name).exists()]
+        if found is None or not own or Path(found).resolve().is_relative_to(Path(here).resolve()):
+            raise
+        # Another module has the name
+        raise type(error)(f"{error}. {found} comes before {own[0]} of the working directory: rename yours") from error
