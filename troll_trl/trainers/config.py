@@ -68,12 +68,12 @@ class TrustRegionOptions(_TrlConfig):
 
     def __copy__(self):
         copied = object.__new__(type(self))
-        vars(copied).update(vars(self))
+        copied.__dict__.update(self.__dict__)
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]):
         copied = memo[id(self)] = object.__new__(type(self))
-        vars(copied).update(copy.deepcopy(vars(self), memo))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
 
     def to_dict(self) -> dict[str, Any]:
