@@ -290,7 +290,7 @@ def test_the_layer_with_the_mistake_is_named(tmp_path, capsys):
         ("1: 2", "unknown key `1`"),
         ("generation_kwargs: {a: !!bool abc}", "cannot be read"),
         ("generation_kwargs: {a: !!timestamp abc}", "cannot be read"),
-        ("generation_kwargs: {a: !!int off}", "cannot be read: invalid literal for int"),
+        ("generation_kwargs: {a: !!int off}", "cannot be read: a value is not what its tag says"),
     ],
 )
 def test_files_that_make_no_sense_are_refused(tmp_path, capsys, text, expected):

@@ -24,10 +24,14 @@ from troll_trl.cli.settings.names import find_package, is_flag, launcher_names, 
 
 logger = logging.getLogger(__name__)
 
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "troll"  # any text sets the variable
+
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     """Train, in this process. Ends with code 2 and one message for a mistake of the user; with code 1 if numbers were
     not finite, or a vLLM server was lost."""
+    if os.environ.get(_SAFE_PATH) == _OURS:  # programs that a reward starts get the path that they expect
+        del os.environ[_SAFE_PATH]
     show_warnings_plainly()
     command = read_training_command(argv, program)
     _refuse_half_precision_without_a_gpu(command)
@@ -149,6 +153,9 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ["TROLL_LAUNCHED"] = "1"  # the launcher's settings in the files have been read
+    # Or `python -m` looks for every module in the working directory first, and runs a file wandb.py there
+    if Path(__file__).parents[2] != Path.cwd():  # a clone that is not installed is found there alone
+        os.environ.setdefault(_SAFE_PATH, _OURS)
     # After SIGTERM the launcher kills its processes when this time is over. The default of 30 seconds is too short for
     # a large model to finish its update and save.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
@@ -184,4 +191,6 @@ def _warn_if_one_process_starts(options: argparse.Namespace, program: str) -> No
 
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:  # `-m` has put the working directory first
+        sys.path.append(sys.path.pop(0))
     main()

@@ -87,8 +87,11 @@ def check_command(command: Command, settings: str, other_flags: Iterable[str] = 
     said: list[str] = []
     for path, values in command.layers:
         variables = values.get("env", {})
-        if not isinstance(variables, dict) or not all(isinstance(item, str) for item in variables.values()):
-            stop(command.program, f"{path}: `env` must map names to values, got {variables!r}.")
+        if not isinstance(variables, dict):
+            stop(command.program, f"{path}: `env` must map names to values.")
+        if wrong := [f"`{name}`" for name, item in variables.items() if not isinstance(item, str)]:
+            # Not its value, which may be a token
+            stop(command.program, f"{path}: `env` must map names to values, and {', '.join(wrong)} has no single one.")
         os.environ |= {str(name): value for name, value in variables.items()}  # before an import that reads one of them
         unknown = [str(name) for name in values if name not in names and name != "env"]
         said += [f"{path}: unknown key `{name}`. {describe_unknown(name, names, settings)}" for name in unknown]

@@ -98,18 +98,39 @@ def _read(path: Path, named_by: tuple[Path, ...]) -> list[Layer]:
         raise ValueError(f"{path} is its own `base`: {way}. Remove one of these.")
     if not path.is_file():
         raise ValueError(f"There is no file {path}, the `base` of {named_by[-1]} (relative to that file).")
+    text = ""
     try:
-        values = _load(path.read_text(encoding="utf-8"))
+        values = _load(text := path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # PyYAML's own, and of `!!bool abc`
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path} cannot be read: {_without_values(error, text)}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must map names to values, got {values!r}.")
+        raise ValueError(f"{path} must map names to values (`name: value`), got {_kind(values)}.")
     bases = values.pop("base", [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ValueError(f"{path}: `base` must be a path or a list of paths, got {bases!r}.")
+        raise ValueError(f"{path}: `base` must be a path or a list of paths, got {_kind(bases)}.")
     layers = [layer for base in bases for layer in _read(path.parent / base, (*named_by, path.resolve()))]
     return [*layers, Layer(path, values)]
+
+
+def _without_values(error: Exception, text: str) -> str:
+    """What is wrong with a file of this text, where, and at which key. A value may be a token."""
+    if isinstance(error, UnicodeDecodeError | yaml.reader.ReaderError):
+        return " ".join(str(error).split())
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if mark is None:  # of a conversion
+        return "a value is not what its tag says, such as `!!int`"
+    said = getattr(error, "problem", None) or "no YAML"
+    said = re.sub(r"(alias|anchor|tag|handle) '.*?'(?=;|$| )", r"\1", said, flags=re.DOTALL)
+    key = re.match(r"[\s{-]*([\"']?[\w.-]+[\"']?)\s*:(\s|$)", [*text.splitlines(), ""][mark.line])
+    return f"line {mark.line + 1}, column {mark.column + 1}" + (f", at the key `{key[1]}`" if key else "") + f": {said}"
+
+
+def _kind(value: Any) -> str:
+    """A value in words, without what it holds, which may be a token."""
+    if isinstance(value, dict):
+        return f"a mapping with the keys {', '.join(f'`{key}`' for key in value)}"
+    return {list: "a list", str: "a text", type(None): "nothing"}.get(type(value), f"a {type(value).__name__}")
 
 
 def _load(source: str) -> Any:

@@ -22,6 +22,7 @@ from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig
 
 from troll_trl.cli.settings.arguments import TrollModelConfig, TrollScriptArguments
 from troll_trl.cli.settings.command import Command, stop
+from troll_trl.fields import is_secret, may_hold_secret, without_secrets
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.config import TrollGRPOConfig, TrollOptions, TrollRLOOConfig, troll_fields
 
@@ -125,7 +126,10 @@ class StrictParser(HfArgumentParser):
         self._file = ""
 
     def error(self, message: str) -> NoReturn:
-        """argparse's message without the usage of all 300 flags."""
+        """argparse's message without the usage of all 300 flags, and without a broken mapping with a token in it."""
+        said, invalid, value = message.partition(f"invalid {mapping.__name__} value: ")
+        if invalid and may_hold_secret(value):
+            message = f"{said}{invalid}not shown here, because it may hold a secret"
         stop(self.prog, f"{self._file}{message}")
 
     def settings_of(self, command: Command) -> dict[str, Any]:
@@ -154,7 +158,8 @@ class StrictParser(HfArgumentParser):
         ):
             setattr(namespace, name, value)
         else:
-            self.error(f"`{name}` must be {inspect.formatannotation(self._hints[name])}, got {value!r}.")
+            got = "a value that is not shown" if is_secret(name, value) else repr(without_secrets(value))
+            self.error(f"`{name}` must be {inspect.formatannotation(self._hints[name])}, got {got}.")
 
 
 def _texts_below(settings: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
