@@ -44,8 +44,8 @@ def run_and_list_heavy_imports(*words):
     return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=HANG)
 
 
-@pytest.mark.parametrize("command", main.COMMANDS)
-def test_a_mistyped_flag_is_refused_before_anything_heavy_is_imported(command):
+@pytest.mark.parametrize("command", sorted(main.COMMANDS.keys() - {"grpo", "rloo", "eval"}))
+def test_a_command_with_few_flags_refuses_a_mistyped_one_before_anything_heavy_is_imported(command):
     """`troll quickstart --sede 1` was refused after 5 seconds, in which it imported torch."""
     done = run_and_list_heavy_imports(command, "--sede", "1")
     assert done.returncode == 2 and f"troll {command}: error: " in done.stderr
@@ -53,18 +53,14 @@ def test_a_mistyped_flag_is_refused_before_anything_heavy_is_imported(command):
 
 
 @pytest.mark.parametrize("command", ["grpo", "rloo", "eval"])
-def test_help_names_every_setting_and_imports_nothing_heavy(command):
-    done = run_and_list_heavy_imports(command, "--help")
-    assert done.returncode == 0, done.stderr
-    shown = set(re.findall(r"^  --(\w+)", done.stdout, re.MULTILINE))
-    assert shown == declared_names(command) and f"usage: troll {command} " in done.stdout
-    assert done.stdout.endswith("set()\n")
-    if command != "eval":
-        assert "  --max_steps int = -1\n      Overrides `num_train_epochs`." in done.stdout
-        assert (
-            "  --kl_bound FloatOrAuto = 0.05\n      Bound ε on the KL" in done.stdout
-            and "'auto' becomes" in done.stdout
-        )
+def test_help_names_every_setting(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main.main([command, "--help"])
+    text = capsys.readouterr().out
+    shown = {name.removeprefix("no_") for name in re.findall(r"^  (?:-h, )?--(\w+)", text, re.MULTILINE)}
+    assert stop.value.code == 0 and shown == declared_names(command) | {"help"}
+    assert text.startswith(f"usage: troll {command} [--config FILE]")
+    assert ("Bound ε on the KL" in " ".join(text.split())) == (command != "eval")
 
 
 @pytest.mark.parametrize("command", [["grpo", "--help"], ["eval", "--help"], ["configs"], []])
@@ -309,8 +305,8 @@ def test_settings_are_replaced_as_a_whole(tmp_path, monkeypatch):
         (("--bf16=no",), None),
     ],
 )
-def test_half_precision_without_a_gpu_is_refused_before_the_slow_imports(flags, needs, monkeypatch, capsys):
-    """accelerate's message came after 20 seconds, and did not name `bf16: false`."""
+def test_half_precision_without_a_gpu_is_refused_before_a_process_starts(flags, needs, monkeypatch, capsys):
+    """The message of transformers came from each process, and did not name `bf16: false`."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(train, "main", lambda *arguments: None)
     monkeypatch.setattr(train, "_launch", lambda *arguments: None)

@@ -1,26 +1,25 @@
 """List the configs that come with the package, show one as one merged file, or copy some of them for editing."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
-from troll_trl.cli.settings.command import show, stop
+from troll_trl.cli.settings.command import CommandParser, show, stop
 from troll_trl.cli.settings.layers import config_names, configs_folder, nearest_config, read_layers
 
 _HEAD = """\
 # {}
 #
-# Files of troll_trl, merged: each value is below the name of the file that sets it. If a later file replaces a line, the
-# line is a comment.
+# Files of troll_trl, merged: each value is below the name of the file that sets it. A line that a later file replaces
+# became a comment.
 """
 
 
 def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> None:
     """List, show or copy configs. Ends with code 2 and one message: there is no such config, or a file would be
     overwritten."""
-    parser = argparse.ArgumentParser(prog=program, description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog=program, description=__doc__)
     parser.add_argument("action", nargs="?", choices=["show", "copy"], help="what to do; without it: list the configs")
     parser.add_argument("names", nargs="*", metavar="NAME", help="configs to show or to copy")
     parser.add_argument("--to", type=Path, default=Path("configs"), help="folder to copy to (default: configs)")

@@ -39,7 +39,7 @@ def find_config(name: str | Path) -> Path:
         for path in (folder / name, folder / f"{name}.yaml"):
             if path.is_file() or combined_files(path):
                 return path
-    what = f"{name} is a folder" if Path(name).is_dir() else f"There is no file {name}"
+    what = f"{name or repr(name)} is a folder" if Path(name).is_dir() else f"There is no file {name}"
     raise ValueError(f"{what}, and no config that comes with the package has this name.{nearest_config(name)}")
 
 
