@@ -15,6 +15,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.rloo import RLOOScriptArguments
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig
+from troll_trl.cli.settings.command import stop
 from troll_trl.cli.settings.names import EVALUATION, RENAMED, declared_names, describe_unknown, launcher_names
 from troll_trl.cli.settings.parser import DOCUMENTED_CHOICES
 from troll_trl.trainers.config import troll_fields
@@ -221,12 +222,27 @@ def test_a_value_means_in_a_file_what_it_means_as_a_flag(parse, name, text, expe
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("dataset_config", "null"), ("max_train_samples", "null"), ("max_train_samples", "None"), ("ratio_cap", "none")],
+    [
+        *(("dataset_config", "null"), ("max_train_samples", "null"), ("max_train_samples", "None")),
+        *(
+            ("ratio_cap", "none"),
+            ("chat_template_kwargs", "null"),
+            ("bf16", "null"),
+            ("resume_from_checkpoint", "null"),
+        ),
+    ],
 )
 def test_none_is_nothing_in_a_file_and_as_a_flag(parse, name, text):
     """`--dataset_config null`, as a config of ours says, named a configuration `null`."""
-    assert parse("", f"--{name}", text)[0].settings[name] is None
-    assert parse(f"{name}: {text}")[0].settings[name] is None
+    assert parse("use_cpu: true", f"--{name}", text)[0].settings[name] is None
+    assert parse(f"use_cpu: true\n{name}: {text}")[0].settings[name] is None
+
+
+def test_an_errors_text_is_one_line(capsys):
+    """The hub's message took two, as transformers writes it."""
+    with pytest.raises(SystemExit):
+        stop("troll grpo", OSError("No connection.\nCheck it."))
+    assert capsys.readouterr().err == "troll grpo: error: No connection. Check it.\n"
 
 
 # -- Layers -----------------------------------------------------------------------------------------------------------

@@ -144,6 +144,9 @@ def _launcher_options(launcher_flags: list[str], run_flags: list[str], program: 
     options = parser.parse_args([*words, "-m", "troll_trl.cli.train", *run_flags])
     if options.training_script != "troll_trl.cli.train":
         stop(program, f"unrecognized arguments: {options.training_script}")
+    for name in ("num_processes", "num_machines"):
+        if (number := getattr(options, name)) is not None and number < 1:  # accelerate would start one in silence
+            stop(program, f"`{name}` must be at least 1, got {number}.")
     if (name := options.accelerate_config) is not None:
         if options.config_file is not None:
             stop(program, "`config_file` and `accelerate_config` are both set. Give one of them.")

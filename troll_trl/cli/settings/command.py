@@ -94,9 +94,11 @@ def read_training_command(argv: Sequence[str] | None = None, program: str | None
 
 
 def stop(program: str, message: object, code: int = 2) -> NoReturn:
-    """End with a message for the user. If several processes of a machine fail alike, the first one prints it."""
+    """End with a message for the user, an exception's in one line. If several processes of a machine fail alike, the
+    first one prints it."""
+    text = " ".join(str(message).split()) if isinstance(message, Exception) else message
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"{program}: error: {message}", file=sys.stderr)
+        print(f"{program}: error: {text}", file=sys.stderr)
     raise SystemExit(code)
 
 

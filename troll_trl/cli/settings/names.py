@@ -1,6 +1,6 @@
 """The names of all settings, and what to write in place of a name that is none."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import fields
 from functools import cache
 
@@ -76,9 +76,9 @@ def name_of(flag: str) -> str:
     return flag.partition("=")[0].lstrip("-").replace("-", "_")
 
 
-def describe_unknown(name: str, valid: Iterable[str], settings: str, prefix: str = "") -> str:
+def describe_unknown(name: str, valid: Collection[str], settings: str, prefix: str = "") -> str:
     """What to write in place of a name that is not one of the `valid` ones of `"grpo"`, `"rloo"` or `"eval"`."""
-    if settings != "eval":
+    if settings != "eval" and name not in valid:  # a flag with one hyphen has a valid name
         if settings == "rloo" and name in MaskOptions.__dataclass_fields__:
             return (
                 "It is an option of grpo alone: a mask decides token by token, and RLOO's ratio belongs to a whole "

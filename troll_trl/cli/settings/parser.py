@@ -140,10 +140,10 @@ class StrictParser(CommandParser, TrlParser):
                 action.type = _text_or_boolean
             elif dict in types and action.dest not in _MAPPING_OR_PATH:
                 action.type = mapping
-            elif tuple in types:
-                action.nargs, action.type = "+", float
-            if {NoneType, str} <= types and action.type is str:
-                action.type = _text_or_null
+            elif tuple in types:  # of two numbers
+                action.nargs, action.type = 2, float
+            if NoneType in types and action.nargs is None:
+                action.type = _nullable(action.type)
 
     def error(self, message: str):
         super().error(f"{self._file}{message}")
@@ -193,7 +193,7 @@ class StrictParser(CommandParser, TrlParser):
 
     def _set(self, name: str, value: Any, namespace: argparse.Namespace) -> None:
         """Take a value of a file as a flag's, or as YAML reads it if no flag can say it and the field takes it."""
-        takes_several = any(action.dest == name and action.nargs == "+" for action in self._actions)
+        takes_several = any(action.dest == name and action.nargs in ("+", 2) for action in self._actions)
         if isinstance(value, str):
             self.parse_args([f"--{name}={value}"], namespace)
         elif takes_several and value and isinstance(value, list) and all(map(_is_argument, value)):
@@ -268,8 +268,14 @@ def mapping(text: str) -> dict[str, Any]:
     return value
 
 
-def _text_or_null(text: str) -> str | None:
-    return None if text == "null" else text
+def _nullable(convert: Any) -> Any:
+    """A converter that also takes `null`, as a file does."""
+
+    def converted(text: str) -> Any:
+        return None if text == "null" else convert(text)
+
+    converted.__name__ = convert.__name__  # argparse puts it into its messages
+    return converted
 
 
 def _text_or_boolean(text: str) -> str | bool:
