@@ -23,12 +23,18 @@ class CommandParser(argparse.ArgumentParser):
         self.suggest_on_error = True  # from Python 3.14, which names the nearest choice
 
     def parse_args(self, args=None, namespace=None):
-        for word in args or ():  # first, because a mistyped flag lets another one seem to be missing
-            option = word.partition("=")[0]
-            if is_flag(word) and option not in self._option_string_actions:
-                valid = {name.lstrip("-") for name in self._option_string_actions}
-                self.error(f"unknown flag {option}. {describe_nearest(option.lstrip('-'), valid, '--')}")
+        if said := self.unknown_flags(args or ()):  # first, because without them another one seems to be missing
+            self.error(said[0])
         return super().parse_args(args, namespace)
+
+    def unknown_flags(self, words: Iterable[str]) -> list[str]:
+        """One line for each flag that the parser does not know."""
+        flags = [word.partition("=")[0] for word in words if is_flag(word)]
+        unknown = [flag for flag in flags if flag not in self._option_string_actions]
+        return [f"unknown flag {flag}. {self.describe_unknown(name_of(flag))}" for flag in unknown]
+
+    def describe_unknown(self, name: str) -> str:
+        return describe_nearest(name, {name_of(option) for option in self._option_string_actions}, "--")
 
     def error(self, message: str) -> NoReturn:
         stop(self.prog, message)
@@ -36,6 +42,11 @@ class CommandParser(argparse.ArgumentParser):
 
 def is_flag(word: str) -> bool:
     return re.match(r"--?[A-Za-z]", word) is not None
+
+
+def name_of(flag: str) -> str:
+    """`--max-steps=3` is `max_steps`."""
+    return flag.partition("=")[0].lstrip("-").replace("-", "_")
 
 
 def describe_nearest(name: str, valid: Iterable[str], prefix: str = "") -> str:
@@ -56,11 +67,6 @@ class Command:
     layers: list[Layer]  # each replaces the settings of those before
     algorithm: Any = None  # what the flags or the files say
     launcher: list[str] = field(default_factory=list)  # flags of `accelerate launch`, which the parser takes out
-
-    @property
-    def settings(self) -> str:
-        """`"grpo"` or `"rloo"`, which decides which names are valid. The parser refuses another algorithm."""
-        return self.algorithm if self.algorithm in ("grpo", "rloo") else "grpo"
 
 
 def read_command(argv: Sequence[str] | None = None, program: str | None = None) -> Command:

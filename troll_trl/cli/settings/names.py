@@ -1,6 +1,6 @@
 """The names of all settings, and what to write in place of a name that is none."""
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache
 
@@ -9,7 +9,7 @@ from trl import DatasetMixtureConfig
 
 from math_answers.evaluation.arguments import EvaluationArguments
 from troll_trl.cli.settings.arguments import TrollModelConfig, TrollScriptArguments
-from troll_trl.cli.settings.command import describe_nearest
+from troll_trl.cli.settings.command import describe_nearest, name_of
 from troll_trl.trainers.config import MaskOptions, TrollGRPOConfig, TrollRLOOConfig
 
 # The dataclasses of a command. The second one of a training is the trainer's.
@@ -71,14 +71,9 @@ def launcher_names(algorithm: str) -> frozenset[str]:
     return frozenset(names | {"accelerate_config"}) - declared_names(algorithm) - {"help", "env"}
 
 
-def name_of(flag: str) -> str:
-    """`--max-steps=3` is `max_steps`."""
-    return flag.partition("=")[0].lstrip("-").replace("-", "_")
-
-
-def describe_unknown(name: str, valid: Collection[str], settings: str, prefix: str = "") -> str:
+def describe_unknown(name: str, valid: Iterable[str], settings: str, prefix: str = "") -> str:
     """What to write in place of a name that is not one of the `valid` ones of `"grpo"`, `"rloo"` or `"eval"`."""
-    if settings != "eval" and name not in valid:  # a flag with one hyphen has a valid name
+    if settings != "eval" and name not in declared_names(settings):  # `-kl_bound` has a valid name
         if settings == "rloo" and name in MaskOptions.__dataclass_fields__:
             return (
                 "It is an option of grpo alone: a mask decides token by token, and RLOO's ratio belongs to a whole "

@@ -22,9 +22,9 @@ from transformers.utils import is_torch_xla_available
 from trl import GRPOConfig, ModelConfig, RLOOConfig, TrlParser
 
 from troll_trl.cli.settings.arguments import TrollScriptArguments
-from troll_trl.cli.settings.command import Command, CommandParser, is_flag, show, stop
-from troll_trl.cli.settings.layers import configs_folder
-from troll_trl.cli.settings.names import DATACLASSES, declared_names, describe_unknown, launcher_names, name_of
+from troll_trl.cli.settings.command import Command, CommandParser, is_flag, name_of, show, stop
+from troll_trl.cli.settings.layers import config_names
+from troll_trl.cli.settings.names import DATACLASSES, declared_names, describe_unknown, launcher_names
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.config import TrollOptions, troll_fields
 
@@ -63,7 +63,8 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
     clip`) and the model's. A mistake ends the process with code 2, and one paragraph names it, the value and the
     remedy.
     """
-    parser = StrictParser(command.settings, command.program)
+    algorithm = command.algorithm if command.algorithm in ("grpo", "rloo") else "grpo"  # which refuses another one
+    parser = StrictParser(algorithm, command.program)
     settings = parser.training_settings_of(command)
     troll_config = parser.dataclass_types[1]
     if settings.get("method") == "clip":
@@ -162,7 +163,8 @@ class StrictParser(CommandParser, TrlParser):
         taker = command.flags
         for word in words:
             if is_flag(word):
-                taker = command.launcher if launches and name_of(word) in names else command.flags
+                of_launcher = launches and word.startswith("--") and name_of(word) in names
+                taker = command.launcher if of_launcher else command.flags
             taker.append(word)
         settings = self.settings_of(command)
         needed = ("model_name_or_path", "dataset_name")[: 1 if settings.get("datasets") else 2]
@@ -209,21 +211,21 @@ class StrictParser(CommandParser, TrlParser):
         """End with one line for each unknown key and flag."""
         names, said = declared_names(self._settings), []
         for path, values in command.layers:
-            for name in [str(name) for name in values if name not in names]:
-                said.append(f"{path}: unknown key `{name}`. {describe_unknown(name, names, self._settings)}")
-                if configs_folder() in path.parents:
-                    said[-1] += (
-                        f" To change a config that comes with the package: troll configs copy {command.configs[-1]}"
-                    )
-        flags = names | {"config"} | (launcher_names(self._settings) if self._settings != "eval" else set())
-        for word in command.flags:
-            option = word.partition("=")[0]
-            if is_flag(word) and option not in self._option_string_actions:
-                said.append(f"unknown flag {option}. {describe_unknown(name_of(word), flags, self._settings, '--')}")
+            unknown = [str(name) for name in values if name not in names]
+            said += [
+                f"{path}: unknown key `{name}`. {describe_unknown(name, names, self._settings)}" for name in unknown
+            ]
+        if said and (shipped := [name for name in command.configs if name in config_names()]):
+            said[-1] += f" To change a config that comes with the package: troll configs copy {' '.join(shipped)}"
+        said += self.unknown_flags(command.flags)
         if len(said) > 1:
             said.insert(0, f"{len(said)} names are unknown:")
         if said:
             self.error("\n  ".join(said))
+
+    def describe_unknown(self, name: str) -> str:
+        launchers = launcher_names(self._settings) if self._settings != "eval" else set()
+        return describe_unknown(name, declared_names(self._settings) | launchers | {"config"}, self._settings, "--")
 
     def _refuse_half_precision_without_a_gpu(self, settings: dict[str, Any]) -> None:
         """As transformers does, but before a process is started, and with a cure for it."""
