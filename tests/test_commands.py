@@ -26,6 +26,7 @@ from transformers import TrainingArguments
 
 from troll_trl.cli import configs, environment, main, quickstart, report, train
 from troll_trl.cli.evaluate import parse_evaluation_args
+from troll_trl.cli.settings.layers import find_config
 from troll_trl.cli.settings.names import declared_names, launcher_names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -156,7 +157,7 @@ def take_python(words, monkeypatch):
     monkeypatch.setattr(sys, "argv", words[module:])
     monkeypatch.setattr(sys, "path", [*sys.path, str(path.parent)])
     for file in re.findall(r"\S+\.yaml", " ".join(words)):
-        assert Path(file).is_file()
+        assert find_config(file)
     with pytest.raises(Parsed):
         runpy.run_module(words[1], run_name="__main__") if module else runpy.run_path(words[0], run_name="__main__")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from math_answers.evaluation.arguments import EvaluationArguments
 from math_answers.evaluation.printable import PrintableFormatter, printable
-from troll_trl.cli.settings.command import check_command, read_command, stop
+from troll_trl.cli.settings.command import read_command, stop
 
 
 def print_error(text: str):
@@ -26,11 +26,9 @@ def parse_evaluation_args(argv: Sequence[str] | None = None, program: str | None
     """The checked arguments of a command line, and of the YAML file that its `--config` names. Ends with code 2 after
     one paragraph that names the mistake, the value and the remedy."""
     command = read_command(argv, program)
-    check_command(command, "eval")
-    # Here, because it loads torch: seconds, after which a mistyped name would be refused
-    from troll_trl.cli.settings.parser import StrictParser
+    from troll_trl.cli.settings.parser import StrictParser  # imports torch, which reads variables under `env`
 
-    settings = StrictParser((EvaluationArguments,), command.program).settings_of(command)
+    settings = StrictParser("eval", command.program).settings_of(command)
     try:
         return EvaluationArguments(**settings)
     except ValueError as error:

@@ -5,11 +5,10 @@ Make one page with figures and a table from training runs of TROLL or TRL. Reads
     troll report out/troll-seed0 out/troll-seed1 out/clip-seed0 out/clip-seed1 --output out/report
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from troll_trl.cli.settings.command import stop
+from troll_trl.cli.settings.command import CommandParser, stop
 
 RUN_HELP = """
     a run's output folder, a checkpoint, or LABEL=RUN[,RUN...] for runs of one configuration with different seeds.
@@ -43,7 +42,7 @@ def write_report(runs: Sequence[str], success: str | None, output: Path) -> None
 def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
     """Report, in this process. Ends with code 2, and one line for a mistake that a user can set right."""
     description = str(__doc__).strip().splitlines()[0]
-    parser = argparse.ArgumentParser(prog=program, description=description, allow_abbrev=False)
+    parser = CommandParser(prog=program, description=description)
     parser.add_argument("runs", nargs="+", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--output", type=Path, required=True, help="folder for report.html, table.md and the figures")
     parser.add_argument(
