@@ -60,7 +60,7 @@ def test_help_names_every_setting(command, capsys):
     shown = {name.removeprefix("no_") for name in re.findall(r"^  (?:-h, )?--(\w+)", text, re.MULTILINE)}
     assert stop.value.code == 0 and shown == declared_names(command) | {"help"}
     assert text.startswith(f"usage: troll {command} [--config FILE]")
-    assert ("Bound ε on the KL" in " ".join(text.split())) == (command != "eval")
+    assert ("Bound ε, in nats" in " ".join(text.split())) == (command != "eval")
 
 
 @pytest.mark.parametrize("command", [["grpo", "--help"], ["eval", "--help"], ["configs"], []])
