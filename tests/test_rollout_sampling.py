@@ -132,4 +132,3 @@ def test_the_options_return_after_an_error_and_reach_into_every_module():
         assert (inner.generation_config.top_h, inner.generation_config.eos_token_id) == (None, 1)
         raise KeyError
     assert (outer.generation_config, inner.generation_config) == own
-
