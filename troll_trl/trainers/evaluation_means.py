@@ -28,7 +28,8 @@ class CountedEvaluation(_Trainer):
     TRL averages the means of the batches, and the last batch may be smaller. On several ranks, accelerate fills the
     last batches with prompts from the beginning, and TRL counts these twice. Here rewards and lengths are statistics
     over all completions of the evaluation set, without the repeated ones. Entropy, KL and `sampling/…` are weighted by
-    tokens, all other metrics by completions.
+    tokens, all other metrics by completions. Of several evaluation sets, each one's metrics also have its name, as in
+    `eval_math_reward`.
     """
 
     _evaluation: "EvaluationTotals | None" = None  # while one runs
@@ -46,10 +47,13 @@ class CountedEvaluation(_Trainer):
                 output = super().evaluation_loop(dataloader, *args, **kwargs)
         finally:
             self._evaluation = None
-        self._metrics["eval"].update({name: [value] for name, value in totals.metrics().items()})
-        loss, name = totals.loss(), f"{kwargs.get('metric_key_prefix', 'eval')}_loss"
-        if loss is not None and name in output.metrics:
-            output.metrics[name] = loss
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        for name, value in totals.metrics().items():
+            self._metrics["eval"][name] = [value]
+            if prefix.startswith("eval_"):  # one of several sets; TRL gives them all the same names
+                self._metrics["eval"][f"{prefix.removeprefix('eval_')}_{name}"] = [value]
+        if (loss := totals.loss()) is not None and f"{prefix}_loss" in output.metrics:
+            output.metrics[f"{prefix}_loss"] = loss
         return output
 
     def _generate_and_score_completions(self, inputs, *args, **kwargs):

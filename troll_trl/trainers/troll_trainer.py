@@ -12,6 +12,7 @@ from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from transformers.trainer_utils import has_length
 
+from troll_trl.resilience.best_model import warn_of_several_sets
 from troll_trl.resilience.checkpoint import CheckpointedTrainer
 from troll_trl.resilience.finite_guard import ENTROPY_CONTROL, FiniteGuard, SkipUpdates, some
 from troll_trl.resilience.prompt_room import check_prompts
@@ -104,6 +105,7 @@ class TrollTrainer(CheckpointedTrainer, CountedEvaluation, SampledAsConfigured, 
         self._arithmetic_checked: set[str] = set()  # modes, "train" and "eval"
         self._entropy_control: dict[str, float] = {}  # TRL's, as it was before the last loss
         print_batches(self.accelerator, args, self.trust_region, self.support_size)
+        warn_of_several_sets(args, self.eval_dataset)
         warn_of_unused_options(self.model, getattr(self, "generation_config", None))
         warn_of_noise(self.model, args, base_model.config.get_text_config())
         makers = {"rollout_func", "environment_factory"}  # of what the model reads in place of the prompts

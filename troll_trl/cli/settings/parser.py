@@ -22,6 +22,7 @@ from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig
 
 from troll_trl.cli.settings.arguments import TrollModelConfig, TrollScriptArguments
 from troll_trl.cli.settings.command import Command, stop
+from troll_trl.resilience.best_model import best_by_reward
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.config import TrollGRPOConfig, TrollOptions, TrollRLOOConfig, troll_fields
 
@@ -59,7 +60,8 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
         parser.dataclass_types[1] = clip_config  # which the parser makes of the same settings
     try:
         # A copy: transformers writes into `accelerator_config`, and the settings are saved
-        script_args, training_args, model_args, mixture = parser.parse_dict(deepcopy(settings), allow_extra_keys=True)
+        options = deepcopy(settings) | best_by_reward(settings)  # also for TRL's own config
+        script_args, training_args, model_args, mixture = parser.parse_dict(options, allow_extra_keys=True)
         script_args.mixture = mixture
         if script_args.reward_model_name_or_path is not None and "reward_funcs" not in settings:
             script_args.reward_funcs = []
