@@ -1,10 +1,14 @@
 """The best checkpoint is the one with the highest reward, unless the user names another metric."""
 
+import json
 import logging
 import math
+import shutil
 import warnings
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tiny import tiny_prompts
 from training_args import parse_training_args
 from trl import GRPOConfig, RLOOConfig
@@ -133,3 +137,64 @@ def test_each_of_several_sets_has_its_name(tmp_path, caplog):
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path / "named", **options, **named)
     trainer.train()
     assert "evaluation sets" not in caplog.text and trainer.state.best_metric == metrics["eval_math_reward"]
+
+
+MOVES = {"moved": True, "copied": False}
+
+
+def run_of(folder, updates, rewards, **options):
+    """A run whose evaluation after update n gives the n-th reward; the two newest checkpoints and the best are kept."""
+    level = lambda trainer_state: rewards[max(trainer_state.global_step, 1) - 1]
+    return make_trainer(
+        TrollGRPOTrainer,
+        TrollGRPOConfig,
+        folder,
+        reward=lambda completions, trainer_state, **_: [level(trainer_state) + n % 2 for n in range(len(completions))],
+        eval_dataset=tiny_prompts(2),
+        max_steps=updates,
+        load_best_model_at_end=True,
+        save_total_limit=2,
+        **EACH_STEP | options,
+    )
+
+
+@pytest.mark.parametrize("moved", MOVES.values(), ids=MOVES)
+def test_a_run_that_moves_keeps_its_best_checkpoint(tmp_path, caplog, moved):
+    """It was ignored, deleted as an old one, and the run ended with the weights of the last update."""
+    rewards = [1.0, 9.0, 2.0, 3.0, 2.0]
+    run_of(tmp_path / "first", 3, rewards).train()
+    before = tmp_path / "first" / "checkpoint-2"
+    best = load_file(before / "model.safetensors")
+    (shutil.move if moved else shutil.copytree)(str(tmp_path / "first"), str(tmp_path / "second"))
+    caplog.set_level(logging.WARNING)
+    trainer = run_of(tmp_path / "second", 5, rewards)
+    trainer.train(resume_from_checkpoint=True)
+    after = tmp_path / "second" / "checkpoint-2"
+    assert f"The best checkpoint so far is {after}, since the run has moved from {before}." in caplog.text
+    assert trainer.state.best_model_checkpoint == str(after) and after.is_dir()
+    state = json.loads((tmp_path / "second" / "checkpoint-5" / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(after)
+    own = trainer.model.state_dict()
+    assert all(torch.equal(own[name], weight) for name, weight in best.items()), "not the best weights"
+
+
+def test_a_best_checkpoint_that_is_gone_is_said_and_another_chosen(tmp_path, caplog):
+    rewards = [1.0, 9.0, 2.0, 3.0, 2.0]
+    run_of(tmp_path, 3, rewards).train()
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    caplog.set_level(logging.WARNING)
+    trainer = run_of(tmp_path, 5, rewards)
+    trainer.train(resume_from_checkpoint=True)
+    assert "checkpoint-2 (eval_reward: 9.5), is gone" in caplog.text
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-4")
+
+
+def test_a_run_that_stays_says_nothing_and_one_that_starts_from_another_keeps_its_best(tmp_path, caplog):
+    rewards = [1.0, 9.0, 2.0, 3.0, 2.0]
+    run_of(tmp_path / "first", 3, rewards).train()
+    caplog.set_level(logging.WARNING)
+    for folder in ("other", "first"):
+        trainer = run_of(tmp_path / folder, 4, rewards)
+        trainer.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-3"))
+        assert trainer.state.best_model_checkpoint == str(tmp_path / "first" / "checkpoint-2")
+    assert "best checkpoint" not in caplog.text

@@ -2,9 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from accelerate.logging import get_logger
+from transformers import TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
 
 logger = get_logger(__name__)
 
@@ -15,8 +19,8 @@ _BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the met
 def best_by_reward(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     The options to add to those of a run, which has not yet transformers' defaults: `eval_reward` as the metric if one
-    is needed and none is set, and a schedule that expects it to rise. transformers would take the loss, which in GRPO
-    is rounding: a group's advantages add up to 0.
+    is needed and none is set, and a schedule that expects it to rise. transformers would take the loss, which says
+    nothing of the rewards: a group's advantages add up to 0.
 
     Raises:
         ValueError: `greater_is_better` is false, and no metric is set.
@@ -45,8 +49,8 @@ def warning_of_the_loss(config: Any) -> str | None:
     if metric not in ("loss", "eval_loss") or not (chooses or _text(config.lr_scheduler_type) in _BY_METRIC):
         return None
     return (
-        f"`metric_for_best_model` is {metric!r}: the loss of an evaluation, in GRPO and RLOO mostly rounding, chooses "
-        f"the {'best checkpoint' if chooses else 'learning rate'}. transformers writes this default into a "
+        f"`metric_for_best_model` is {metric!r}: an evaluation's loss, in which advantages add up to 0, chooses the "
+        f"{'best checkpoint' if chooses else 'learning rate'}. transformers writes this default into a "
         f"{type(config).__name__}. For the highest reward, set `metric_for_best_model='{_REWARD}'`."
     )
 
@@ -62,6 +66,37 @@ def warn_of_several_sets(config: Any, eval_dataset: Any) -> None:
         f"last set, {last}, chooses the best checkpoint. Name a set, as in "
         f"`metric_for_best_model='eval_{last}_reward'`."
     )
+
+
+class FindBestCheckpoint(TrainerCallback):
+    """
+    At the start of a resumed run: the best checkpoint is the one next to the checkpoint that the run resumes from.
+
+    A checkpoint holds the path of the best one. After the folder has moved, the Trainer would ignore the best one: it
+    would delete that checkpoint as an old one, and end with none. Of a copied folder, it would read the original.
+    """
+
+    resumes_from: str | None = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        file = Path(self.resumes_from or "", TRAINER_STATE_NAME)
+        if self.resumes_from is None or not file.is_file():
+            return
+        recorded = TrainerState.load_from_json(str(file)).best_model_checkpoint
+        if recorded is None:
+            return
+        folders = (Path(self.resumes_from).parent, Path(args.output_dir))
+        places = [folder / Path(recorded).name for folder in folders] + [Path(recorded)]
+        found = next((place for place in places if place.is_dir()), None)
+        if found is None:
+            logger.warning(
+                f"The best checkpoint so far, {recorded} ({args.metric_for_best_model}: {state.best_metric}), is gone, "
+                f"and {folders[0]} holds none of its name. The best one will be chosen among those to come."
+            )
+            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+        elif not Path(recorded).is_dir() or not found.samefile(recorded):
+            logger.warning(f"The best checkpoint so far is {found}, since the run has moved from {recorded}.")
+            state.best_model_checkpoint = str(found)
 
 
 def _chooses(options: Mapping[str, Any]) -> bool:

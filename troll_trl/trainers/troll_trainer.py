@@ -23,8 +23,10 @@ from troll_trl.trainers.engine_policy import EngineRecorder, lower_rest
 from troll_trl.trainers.evaluation_means import CountedEvaluation
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
+from troll_trl.trainers.nameless import check_names
 from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, OLD_LOG_PROBS, TOKEN_IDS, Recorder, join_rows, with_dense
 from troll_trl.trainers.resume import epochs_of_stream, load_state, save_state
+from troll_trl.trainers.reward_models import whole_reward_models
 from troll_trl.trainers.rollout_sampling import SampledAsConfigured, warn_of_unused_options
 from troll_trl.trainers.run_start import check_trainable, print_batches, warn_of_noise
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
@@ -84,7 +86,9 @@ class TrollTrainer(CheckpointedTrainer, CountedEvaluation, SampledAsConfigured, 
         args.enable_jit_checkpoint = False  # our handler of SIGTERM takes its place
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
+        reward_funcs = whole_reward_models(reward_funcs, args)
         given = inspect.signature(super().__init__).bind(model, reward_funcs, args, *others, **kwargs)
+        check_names(given.arguments)
         super().__init__(*given.args, **given.kwargs)
         for function in getattr(self, "reward_funcs", ()):  # in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()

@@ -13,8 +13,8 @@ _USE = (
     "lists them). Every setting is a key in the file and a flag. A flag overrides the file."
 )
 _LAUNCHER = (
-    "Flags of `accelerate launch` start several processes, such as --num_processes 8. --accelerate_config takes a file "
-    "for it, or a name such as ddp, fsdp2 or zero3."
+    "Flags of `accelerate launch` start several processes, such as --num_processes 8, or on a CPU --num_processes 2 "
+    "--multi_gpu. --accelerate_config takes a file for it, or a name such as ddp, fsdp2 or zero3."
 )
 
 
