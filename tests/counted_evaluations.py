@@ -9,11 +9,18 @@ import torch
 from datasets import Dataset, IterableDataset
 from tiny import saved_model
 from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, RLOOConfig
 from trl_comparison import make_trainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.trainers.clip import ClipGRPOTrainer, ClipRLOOTrainer
 
-CLASSES = {"grpo": (TrollGRPOTrainer, TrollGRPOConfig), "rloo": (TrollRLOOTrainer, TrollRLOOConfig)}
+CLASSES = {
+    "grpo": (TrollGRPOTrainer, TrollGRPOConfig),
+    "rloo": (TrollRLOOTrainer, TrollRLOOConfig),
+    "grpo clip": (ClipGRPOTrainer, GRPOConfig),
+    "rloo clip": (ClipRLOOTrainer, RLOOConfig),
+}
 MOST = 9  # prompts
 
 
@@ -58,7 +65,7 @@ def evaluate(algorithm: str, prompts: int, out: Path, stream: bool = False, mode
 
     def generate(prompt_ids, *args):
         ids = [completion(prompt[-1] - 3) for prompt in prompt_ids]
-        return (ids, None) if algorithm == "grpo" else ids
+        return (ids, None) if algorithm.startswith("grpo") else ids
 
     trainer._generate_single_turn = generate
     trainer.evaluate()

@@ -59,6 +59,7 @@ def test_every_completion_counts_once(tmp_path, algorithm, prompts, generations,
     options = {"num_generations_eval": generations, "per_device_eval_batch_size": batch}
     _, line = evaluate(algorithm, prompts, tmp_path, **options)
     assert {name: line[name] for name in expected(prompts)} == expected(prompts, generations)
+    assert any("troll/" in name for name in line) != algorithm.endswith("clip")
     assert line["eval_of_my_own"] == pytest.approx((prompts - 1) / 2)
 
 

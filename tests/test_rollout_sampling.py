@@ -8,9 +8,11 @@ import torch
 from peft import LoraConfig
 from tiny import saved_model, tiny_model
 from transformers import AutoModelForCausalLM, GenerationConfig
+from trl import GRPOConfig, RLOOConfig
 from trl_comparison import make_trainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.trainers.clip import ClipGRPOTrainer, ClipRLOOTrainer
 from troll_trl.trainers.rollout_sampling import special_tokens_alone
 
 # Each changes what `generate` samples, ends it early, or makes it fail
@@ -40,7 +42,12 @@ OPTIONS = {
     "renormalize_logits": True,
     "use_cache": False,
 }
-CLASSES = {"grpo": (TrollGRPOTrainer, TrollGRPOConfig), "rloo": (TrollRLOOTrainer, TrollRLOOConfig)}
+CLASSES = {
+    "grpo": (TrollGRPOTrainer, TrollGRPOConfig),
+    "rloo": (TrollRLOOTrainer, TrollRLOOConfig),
+    "grpo clip": (ClipGRPOTrainer, GRPOConfig),
+    "rloo clip": (ClipRLOOTrainer, RLOOConfig),
+}
 
 
 def trainer_of(tmp_path, folder_options, algorithm="grpo", **options):
@@ -82,7 +89,10 @@ def test_no_option_of_the_folder_reaches_a_rollout(tmp_path, plain, caplog, name
     assert sampled(trainer, training=False) == plain, "an evaluation"
 
 
-@pytest.mark.parametrize("algorithm, lora", [("rloo", False), ("grpo", True), ("rloo", True)])
+@pytest.mark.parametrize(
+    "algorithm, lora",
+    [("rloo", False), ("grpo", True), ("rloo", True), ("grpo clip", False), ("grpo clip", True), ("rloo clip", False)],
+)
 def test_nor_of_another_trainer_or_of_an_adapters_base_model(tmp_path, plain, algorithm, lora):
     adapter = {"peft_config": LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])} if lora else {}
     options = {"min_p": 0.9, "no_repeat_ngram_size": 1, "max_time": 1e-9}

@@ -266,7 +266,10 @@ class _Counting:
 @contextmanager
 def _listening(trainer: Any, name: str, hear: Callable[[Any], None]) -> Iterator[None]:
     """Have `hear` get what a method of the trainer returns, a subclass's override included."""
-    own, method = vars(trainer).get(name), getattr(trainer, name)
+    own, method = vars(trainer).get(name), getattr(trainer, name, None)
+    if method is None:  # a newer TRL's; without it the batches are weighted
+        yield
+        return
 
     def heard(*args, **kwargs):
         result = method(*args, **kwargs)

@@ -40,7 +40,7 @@ def check_names(arguments: Mapping[str, Any]) -> None:
 
 def _lost_place(model: nn.Module) -> str | None:
     """Why a model object cannot be loaded once more, in words; `None` if it has a name that may be right."""
-    name = getattr(model.config, "_name_or_path", "")
+    name = getattr(model.config, "name_or_path", "")
     if not name:
         return "it has no name, since it was made from a config"
     is_path = os.path.isabs(name) or name.startswith(".") or name.count("/") > 1

@@ -75,7 +75,7 @@ def _merged(adapter: str, file: str, options: dict[str, Any], trust_remote_code:
         )
     merged: Any = model.merge_and_unload().eval()
     if _has_tokenizer(adapter, revision, trust_remote_code):
-        merged.config._name_or_path = adapter  # from which TRL loads the tokenizer
+        merged.config.name_or_path = adapter  # from which TRL loads the tokenizer
     return merged
 
 
