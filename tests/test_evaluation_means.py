@@ -71,13 +71,17 @@ def test_entropy_and_kl_are_over_tokens_and_the_loss_as_its_type_says(tmp_path, 
     entropy, kl = (torch.cat(values) for values in zip(*rows, strict=True))
     assert line["eval_entropy"] == pytest.approx(entropy.mean().item(), rel=1e-4)
     assert line["eval_kl"] == pytest.approx(kl.mean().item(), rel=1e-4)
-    of_completions = torch.stack([kl.sum() for _, kl in rows])
+    order = list(trainer._get_eval_sampler(trainer.eval_dataset))
+    batches = [order[:3], order[3:6], order[6:]]
+    kls = [kl for _, kl in rows]
     means = {
-        "grpo": torch.stack([kl.mean() for _, kl in rows]).mean(),
-        "dr_grpo": of_completions.mean() / MOST,
-        "luspo": of_completions.mean(),
+        "grpo": torch.stack([kl.mean() for kl in kls]).mean(),
+        "dr_grpo": torch.stack([kl.sum() for kl in kls]).mean() / MOST,
+        "luspo": torch.stack([kl.sum() for kl in kls]).mean(),
     }
-    assert line["eval_loss"] == pytest.approx(0.5 * means.get(loss_type, kl.mean()).item(), rel=1e-4)
+    # Over the tokens of a batch, whose loss counts as often as it has completions
+    of_batches = sum(len(batch) * torch.cat([kls[number] for number in batch]).mean() for batch in batches) / 7
+    assert line["eval_loss"] == pytest.approx(0.5 * means.get(loss_type, of_batches).item(), rel=1e-4)
 
 
 def test_equal_groups_are_counted_over_the_evaluation(tmp_path):

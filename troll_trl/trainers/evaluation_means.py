@@ -28,8 +28,8 @@ class CountedEvaluation(_Trainer):
     TRL averages the means of the batches, and the last batch may be smaller. On several ranks, accelerate fills the
     last batches with prompts from the beginning, and TRL counts these twice. Here rewards and lengths are statistics
     over all completions of the evaluation set, without the repeated ones. Entropy, KL and `sampling/…` are weighted by
-    tokens, all other metrics by completions. Of several evaluation sets, each one's metrics also have its name, as in
-    `eval_math_reward`.
+    tokens, the loss and all other metrics by completions. With several evaluation sets, the metrics of each also have
+    its name, as in `eval_math_reward`.
     """
 
     _evaluation: "EvaluationTotals | None" = None  # while one runs
@@ -126,10 +126,10 @@ class EvaluationTotals:
         tokens = self.accelerator.reduce(live.sum(), reduction="sum")
         if "num_items_in_batch" in batch:
             batch["num_items_in_batch"] = tokens.to(batch["num_items_in_batch"])
-        self._batch |= {"live": live, "counted": counted}
+        self._batch |= {"counted": counted}
         self._tokens = int(tokens)
 
-    def end_batch(self, loss: torch.Tensor, metrics: dict[str, list[float]]) -> None:
+    def end_batch(self, loss: torch.Tensor | None, metrics: dict[str, list[float]]) -> None:
         """Take TRL's `metrics` of the batch, and the mean `loss` of this rank."""
         completions = int(self._counted.sum())
         calls = sum(metrics.get("tools/call_frequency", ())) * completions
@@ -153,16 +153,16 @@ class EvaluationTotals:
         values = self._batch.get(name)  # a subclass may rate or generate in another way
         return None if values is None or len(values) != len(self._counted) else values.cpu().double()[self._counted]
 
-    def _add_loss(self, loss: torch.Tensor) -> None:
-        if not loss.isfinite():  # as the Trainer's own mean
+    def _add_loss(self, loss: torch.Tensor | None) -> None:
+        if loss is None or not loss.isfinite() or not self._batch:  # as the Trainer's own mean; or a subclass's step
             return
-        counted, tokens = self._batch["counted"], self._batch["live"].sum()
-        kind = getattr(self.trainer.args, "loss_type", None)
-        if kind in _OF_ALL_TOKENS:
-            parts = [loss * max(self._tokens, 1) / self.accelerator.num_processes, tokens]
-        elif kind == "bnpo":
-            parts = [loss * tokens, tokens]
-        else:  # a mean over the batch's completions, in which a masked one is 0
+        counted, kind = self._batch["counted"], getattr(self.trainer.args, "loss_type", None)
+        if kind in _OF_ALL_TOKENS:  # the batch's loss is the mean over ranks
+            share = self._counted.sum() / self.accelerator.num_processes
+            parts = [loss * share, share]
+        elif kind == "bnpo":  # a mean over the tokens of this rank
+            parts = [loss * counted.sum(), counted.sum()]
+        else:  # a mean over the completions of this rank, in which a masked one is 0
             parts = [loss * len(counted), counted.sum()]
         self._loss += torch.stack([x.to(self._loss) for x in parts])
 
