@@ -119,6 +119,12 @@ def test_what_the_run_sets_itself_acts_and_is_not_called_left_out(tmp_path, plai
     assert len({tuple(row) for row in ids}) == 8, "no temperature of 0.1"
 
 
+def test_no_filter_of_the_run_is_none(tmp_path, plain):
+    """`top_k=None` kept the 50 most likely tokens, which transformers takes by default."""
+    trainer = trainer_of(tmp_path, {"top_k": 1, "min_p": 0.9}, top_k=None, min_p=None)
+    assert sampled(trainer) == plain
+
+
 def test_a_checkpoint_keeps_the_folders_options(tmp_path):
     """They are for those who use the model later."""
     trainer = trainer_of(tmp_path, {"min_p": 0.9, "no_repeat_ngram_size": 2})

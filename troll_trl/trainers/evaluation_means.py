@@ -199,8 +199,9 @@ class EvaluationTotals:
         metrics = {"reward": total.nanmean().item(), "reward_std": _std(total)}
         for name, values in zip(trainer.reward_func_names, rewards.unbind(1), strict=True):
             metrics |= {f"rewards/{name}/mean": values.nanmean().item(), f"rewards/{name}/std": _std(values)}
-        if trainer.num_generations_eval > 1 and _compares_rewards_alone(trainer):
-            groups = total.view(-1, trainer.num_generations_eval)
+        size = trainer.num_generations_eval
+        if size > 1 and len(total) % size == 0 and _compares_rewards_alone(trainer):
+            groups = total.view(-1, size)
             equal = [math.isclose(_std(group), 0.0, abs_tol=1e-8) for group in groups]  # NaN is not
             metrics["frac_reward_zero_std"] = sum(equal) / len(equal)
         return metrics

@@ -71,7 +71,8 @@ def special_tokens_alone(model: torch.nn.Module) -> Iterator[None]:
     try:
         for module, config in zip(modules, own, strict=True):
             tokens = {name: getattr(config, name, None) for name in _SPECIAL_TOKENS}
-            module.generation_config = GenerationConfig(**tokens)
+            # A run's `top_k` of `None` is no filter; transformers' own default would be the 50 most likely tokens
+            module.generation_config = GenerationConfig(do_sample=True, top_k=0, **tokens)
         yield
     finally:
         for module, config in zip(modules, own, strict=True):
