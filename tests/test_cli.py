@@ -253,7 +253,8 @@ def test_that_accelerate_starts_one_process_in_place_of_several_is_said(started,
         (("--num_processes", "1"), False),
     ):
         started("--config", "run.yaml", *flags)
-        assert ("`num_processes` is 2, but with fewer than two devices" in capsys.readouterr().err) == said
+        assert ("`num_processes` is 2, but with fewer than two devices" in (err := capsys.readouterr().err)) == said
+        assert ("`troll grpo … --num_processes 2 --multi_gpu`" in err) == said
 
 
 @pytest.mark.parametrize(

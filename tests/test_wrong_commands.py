@@ -158,7 +158,7 @@ WRONG = {
     "grpo --config own_base.yaml": "own_base.yaml is its own `base`: own_base.yaml -> own_base.yaml",
     "grpo --config twice.yaml": "the key `seed` occurs twice",
     "grpo --config twice_below.yaml": "the key `a` occurs twice",
-    "grpo --config bracket.yaml": "bracket.yaml cannot be read: line 1, column 9, at the key `seed`: expected ',' or ']'",
+    "grpo --config bracket.yaml": "bracket.yaml cannot be read: line 1, column 9, at the key `seed`: expected ','",
     "grpo --config tab.yaml": "tab.yaml cannot be read",
     "grpo --config items.yaml": "items.yaml must map names to values (`name: value`), got a list",
     "grpo --config empty.yaml": "empty.yaml must map names to values (`name: value`), got nothing",
