@@ -101,8 +101,7 @@ bench: $(INSTALLED)  ## Time head, projection, step and scaling next to TRL's, w
 		$(BIN)/python benchmarks/$$name.py --results benchmarks/results || exit 1; done
 
 evidence: $(INSTALLED)  ## Make the study's tables and figures again, from evidence/results
-	for name in rarity common smollm2 smollm2-rate lora age rate async async-served; do $(BIN)/python -m evidence.report evidence/$$name.yaml || exit 1; done
-	$(BIN)/python -m evidence.moves evidence/rarity.yaml
+	for name in smollm2-rate age rate async async-served; do $(BIN)/python -m evidence.report evidence/$$name.yaml || exit 1; done
 
 evidence-gpu: $(INSTALLED)  ## Run the study on a GPU, with a real model (never run yet)
 	$(BIN)/python -m evidence.run evidence/gpu.yaml --workers 1

@@ -34,22 +34,6 @@ class Cell:
         """`(seeds,)`, as [`by_seed`]."""
         return np.array(list(self.by_seed(key).values()), dtype=float)
 
-    @property
-    def collapses(self) -> int:
-        """Runs that failed, or whose curve ends below its start."""
-        return sum("error" in record or record["curve"][-1][1] < record["start"] for record in self.records)
-
-
-def select(records: Iterable[Record], study: str, task: str, method: str, **varied: Any) -> Cell:
-    """The runs of a study's cell. `varied` names every setting that differs from the defaults, or the learning rate."""
-    chosen = []
-    for record in records:
-        of_run = {key: value for key, value in record["varied"].items() if key != "learning_rate" or key in varied}
-        same = DEFAULTS | of_run == DEFAULTS | varied
-        if study in record["studies"] and (record["task"], record["method"]) == (task, method) and same:
-            chosen.append(record)
-    return Cell(chosen)
-
 
 def difference(cell: Cell, other: Cell, key: str = "success") -> tuple[Estimate, float]:
     """
@@ -183,29 +167,12 @@ def records_of(records: Iterable[Record], study: str) -> list[Record]:
     return [record for record in records if study in record["studies"]]
 
 
-def methods_of(records: Iterable[Record], study: str) -> list[str]:
-    return list(dict.fromkeys(record["method"] for record in records_of(records, study)))
-
-
-def rates_of(records: Iterable[Record], study: str) -> list[float]:
-    return sorted({record["varied"]["learning_rate"] for record in records_of(records, study)})
-
-
 def tasks_of(records: Iterable[Record], study: str) -> list[str]:
     return list(dict.fromkeys(record["task"] for record in records_of(records, study)))
 
 
-# -- Tables of the studies that need no module of their own -----------------------------------------------------------
+# -- Tables of the study that needs no module of its own -----------------------------------------------------------
 
-COMMON_TABLES: dict[str, Table] = {
-    "common": compare(
-        "About a third of the samples is right at the start. Each method has a tuned learning rate.",
-        "common",
-        "clip",
-        pooled=True,
-        own_rates=True,
-    )
-}
 GPU_TABLES: dict[str, Table] = {
     "headline": compare("Every method at its tuned learning rate.", "headline", "clip", own_rates=True, pooled=True),
     "staleness": compare("The number of updates per rollout batch varies.", "staleness", "clip", own_rates=True),
