@@ -15,7 +15,7 @@ TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibilit
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-kernels test-gpu test-extras test-vllm test-trl test-oldest lint format docs \
-	quickstart bench evidence evidence-gpu clean
+	quickstart check-gpu bench evidence evidence-gpu clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -94,6 +94,13 @@ docs: $(INSTALLED)  ## Build the documentation site into site/
 
 quickstart: $(INSTALLED)  ## Train a small model with TROLL in a few minutes, on a CPU
 	$(BIN)/python scripts/quickstart.py
+
+# With any Python that has torch and TRL: a machine that is at hand for minutes has no network, and no time to install
+check-gpu:  ## Ten minutes on any GPU: kernels' tests, head and steps next to TRL's; then all of bench. Installs nothing
+	@for python in $(BIN)/python python3 python $(PYTHON); do \
+		$$python -c 'import sys; from importlib.util import find_spec as find; exit(not (sys.version_info >= (3, 11) and find("torch") and find("trl")))' 2>/dev/null \
+			&& exec $$python benchmarks/check_gpu.py; done; \
+	echo "No Python with torch and TRL found. Install them, or run make install."; exit 1
 
 bench: $(INSTALLED)  ## Time head, projection, step and scaling next to TRL's, with sizes for this device, and count
 	$(BIN)/python benchmarks/counts.py
