@@ -17,7 +17,7 @@ import torch
 import transformers
 import triton
 import trl
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, supported_activities
 
 MIB = 2**20
 
@@ -79,6 +79,8 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
 def device_kernels(run: Callable[[], object], repeats: int) -> dict[str, tuple[float, float]]:
     """Seconds and launches of each kernel in one `run` on a GPU, by name, the longest first. The sum is less than the
     time that passes if launching the kernels takes longer. Empty if the profiler sees no kernel."""
+    if ProfilerActivity.CUDA not in supported_activities():
+        return {}
     run()
     synchronize("cuda")
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
