@@ -32,6 +32,17 @@ REGIONS = {
     "binary_kl": {"trust_region": "mask", "divergence_type": "binary_kl", "divergence_bound": 1e-3, "ratio_cap": 1.05},
     "topk_tv": {"trust_region": "mask", "divergence_type": "topk_tv", "divergence_bound": 0.015, "support_size": K},
     "topk_kl": {"trust_region": "mask", "divergence_type": "topk_kl", "divergence_bound": 1e-3, "support_size": K},
+    "penalty": {
+        "trust_region": "penalty",
+        "kl_bound": 0.002,
+        "regression_coef": 0.7,
+        "epsilon": 0.1,
+        "support_size": K,
+    },
+    "binary_penalty": {
+        **{"trust_region": "penalty", "divergence_type": "binary_kl"},
+        **{"kl_bound": 5e-4, "regression_coef": 0.7, "epsilon": 0.1, "epsilon_high": 0.3},
+    },
 }
 OPEN = {"kl_bound": math.inf, "regression_coef": 0.0, "divergence_bound": 1 - 1e-9, "ratio_cap": None}
 
@@ -60,7 +71,7 @@ def trls_run(folder, tmp_path_factory):
     return trainer, start, engine.given
 
 
-@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize("region", [region for region in REGIONS if not region.endswith("penalty")])
 def test_with_an_open_bound_the_weights_are_trls_without_a_clip(region, trls_run, folder, tmp_path):
     """On the same samples: two turns, forks, shared prefixes, a completion of one token, two versions old."""
     trl, start, given = trls_run
@@ -73,6 +84,19 @@ def test_with_an_open_bound_the_weights_are_trls_without_a_clip(region, trls_run
     assert max(logged(trainer, "sample/staleness_max")) == 2
     np.testing.assert_allclose(logged(trainer, "ratio"), logged(trl, "ratio"), rtol=1e-4)
     np.testing.assert_allclose(logged(trainer, "entropy"), logged(trl, "entropy"), rtol=1e-4)
+
+
+def test_a_penalty_without_weight_is_trls_clip_bit_for_bit(folder, tmp_path):
+    clip = {"epsilon": 0.01, "epsilon_high": 0.02}
+    trl = make_trainer(folder, tmp_path, Engine(folder, age=2), AsyncGRPOTrainer, AsyncGRPOConfig, **clip)
+    trl.train()
+    options = REGIONS["binary_penalty"] | clip | {"regression_coef": 0.0}
+    trainer = make_trainer(folder, tmp_path, Engine(folder, age=2), **options)
+    trainer.train()
+    for name, value in weights(trl).items():
+        assert torch.equal(value, weights(trainer)[name]), name
+    clipped = logged(trl, "clip_ratio/region_mean")
+    assert logged(trainer, "clip_ratio/region_mean") == clipped and max(clipped) > 0
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +154,7 @@ def reference_loss(model, old_models, samples, region, options):
             token = ids[position].item()
             p, q = (x[position - 1].log_softmax(-1) for x in (logits, old_logits))
             ratio = (p[token] - q[token]).exp()
-            if region in ("projection", "topk_tv", "topk_kl"):
+            if region in ("projection", "penalty", "topk_tv", "topk_kl"):
                 kept = [token, *[i for i in q.argsort(descending=True).tolist() if i != token][: K - 1]]
             else:
                 kept = [token]
@@ -138,6 +162,8 @@ def reference_loss(model, old_models, samples, region, options):
             p, q = (torch.cat([x[kept], x[others].logsumexp(0, keepdim=True)]) for x in (p, q))
             if region == "projection":
                 loss, active = projected_loss(p, q, sample.advantage, options)
+            elif region.endswith("penalty"):
+                loss, active = penalized_loss(p, q, sample.advantage, options)
             else:
                 divergence = reference_divergence(region, p.detach().numpy(), q.numpy())
                 away = (ratio - 1).item() * sample.advantage > 0
@@ -163,6 +189,16 @@ def projected_loss(p, q, advantage, options):
     pi = family(fixed - (kl(fixed) - options["kl_bound"]) / slope.detach())
     regression = (p.exp() * (p - pi.detach())).sum()
     return -(pi[0] - q[0]).exp() * advantage + options["regression_coef"] * regression, True
+
+
+def penalized_loss(p, q, advantage, options):
+    """The clip's loss and `α·KL(p ‖ stopgrad π)` outside of the bound."""
+    t, pi = reference_project(p.detach().numpy(), q.numpy(), options["kl_bound"])
+    ratio = (p[0] - q[0]).exp()
+    clipped = ratio.clamp(1 - options["epsilon"], 1 + options.get("epsilon_high", options["epsilon"]))
+    loss = -torch.min(ratio * advantage, clipped * advantage)
+    regression = (p.exp() * (p - torch.as_tensor(pi))).sum() if t < 1 else 0.0
+    return loss + options["regression_coef"] * regression, t < 1
 
 
 @pytest.mark.parametrize("region", REGIONS)
@@ -205,7 +241,8 @@ def test_loss_and_gradient_are_those_of_unpacked_samples(region, folder, tmp_pat
         scale = parameter.grad.abs().max().item()
         torch.testing.assert_close(actual[name].double(), parameter.grad, rtol=1e-3, atol=1e-3 * scale, msg=name)
     counted = trainer._trust_region_metrics.pop()
-    fraction = counted["troll/projected_fraction" if region == "projection" else "troll/masked_fraction"]
+    acts = {"projection": "projected", "penalty": "penalized", "binary_penalty": "penalized"}.get(region, "masked")
+    fraction = counted[f"troll/{acts}_fraction"]
     assert fraction == pytest.approx(acted / len(shared))
 
 
@@ -398,7 +435,7 @@ def test_a_policy_that_is_not_finite_stops_the_run(region, folder, tmp_path):
     ({"kl_bound": "auto"}, "`kl_bound` must be positive, got 'auto'"),
     ({"regression_coef": -1.0}, "`regression_coef` must be at least 0 and finite, got -1.0"),
     ({"support_size": 0}, "`support_size` must be a whole number of at least 1, got 0"),
-    ({"trust_region": "clip"}, "`trust_region` must be 'projection' or 'mask', got 'clip'"),
+    ({"trust_region": "clip"}, "`trust_region` must be one of projection, penalty, mask, got 'clip'"),
     ({"trust_region": "mask", "divergence_type": "kl"}, "`divergence_type` must be one of binary_tv"),
     ({"trust_region": "mask", "divergence_bound": 1.5}, r"`divergence_bound` of binary_tv must be in \(0, 1\)"),
     ({"trust_region": "mask", "ratio_cap": 0.5}, "`ratio_cap` must be at least 1 and finite"),

@@ -338,20 +338,26 @@ def test_a_masked_token_of_any_ratio_leaves_the_loss_finite():
 
 class WithoutSupport(TrustRegion):
     needs_support = False
+    differences = staticmethod(lambda policy, old: None)
 
     def __call__(self, policy, old, advantages):
+        self.differences(policy.detach(), old)
         return Bounded(policy[..., 0])
 
 
-def test_rloo_refuses_a_trust_region_without_a_support(tmp_path):
-    """Its rollout batch has no old log-probability of a token: every batch would have been taken for an idle one."""
+def test_rloo_serves_a_trust_region_without_a_support(tmp_path):
+    """TRL's rollout batch has no old log-probability of a token: every batch would have been taken for an idle one."""
+    given = []
 
     class Own(TrollRLOOTrainer):
         def _make_trust_region(self, args):
-            return WithoutSupport()
+            region = WithoutSupport()
+            region.differences = lambda policy, old: given.append((policy - old).abs().max().item())
+            return region
 
-    with pytest.raises(ValueError, match="RLOO needs a trust region with a support"):
-        make_trainer(Own, TrollRLOOConfig, tmp_path, beta=0.0).train()
+    make_trainer(Own, TrollRLOOConfig, tmp_path, beta=0.0, learning_rate=2e-2).train()
+    assert len(given) == 8, "the trust region was not called in every update"
+    assert max(given[0], given[4]) < 1e-5 and min(given[1:4]) > 1e-3
 
 
 OWN_REGIONS = """
@@ -443,7 +449,7 @@ def config(tmp_path, **options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"trust_region": "ball"}, "`trust_region` must be 'projection' or 'mask', got 'ball'"),
+        ({"trust_region": "ball"}, "`trust_region` must be one of projection, penalty, mask, got 'ball'"),
         ({"divergence_type": "tv"}, "`divergence_type` must be one of binary_tv, .* got 'tv'"),
         ({"divergence_type": ["binary_tv"]}, r"`divergence_type` must be one of .* got \['binary_tv'\]"),
         ({"divergence_bound": 0.0}, r"`divergence_bound` of binary_tv must be in \(0, 1\).* got 0.0"),
@@ -454,7 +460,6 @@ def config(tmp_path, **options):
             r"`divergence_bound` of topk_kl must be in \(0, inf\], got -1",
         ),
         ({"ratio_cap": 0.5}, "`ratio_cap` must be at least 1 and finite, got 0.5"),
-        ({"pessimistic": True}, "`pessimistic` is not supported with `trust_region` 'mask'"),
         ({"importance_sampling_level": "sequence"}, "`importance_sampling_level='sequence'` is not supported"),
         ({"loss_type": "cispo"}, "loss_type='cispo'"),
     ],

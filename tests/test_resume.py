@@ -128,10 +128,18 @@ def topk_mask(folder, **options):
     return binary_mask(folder, divergence_type="topk_kl", **options)
 
 
-@pytest.mark.parametrize(
-    ("make", "offset"),
-    [(rloo, 2), (rloo, 4), (lora, 2), (lora, 4), (bfloat16, 3), (binary_mask, 3), (topk_mask, 3)],
-)
+def penalty(folder, **options):
+    return grpo(folder, trust_region="penalty", steps_per_generation=8, **options)
+
+
+def rloo_penalty(folder, **options):
+    return rloo(folder, trust_region="penalty", divergence_type="binary_kl", kl_bound=1e-3, **options)
+
+
+RESUMED = [(rloo, 2), (rloo, 4), (lora, 2), (lora, 4), (bfloat16, 3), (binary_mask, 3), (topk_mask, 3)]
+
+
+@pytest.mark.parametrize(("make", "offset"), [*RESUMED, (penalty, 3), (rloo_penalty, 2)])
 def test_other_runs_resume_exactly(make, offset, uninterrupted, tmp_path):
     expected = uninterrupted(make.__name__, make)
     resumed = make(tmp_path, save_strategy="no")

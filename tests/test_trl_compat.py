@@ -253,10 +253,10 @@ BESIDES = {
     "high_entropy_tokens": {"top_entropy_quantile": 0.5},
     "off_policy_mask": {"off_policy_mask_threshold": 1e-4},
     "sequence_ratio": {"importance_sampling_level": "sequence"},
-    "pessimistic": {"pessimistic": True},
     "truncated": {"mask_truncated_completions": True, "max_completion_length": 48},
     "one_token": {"max_completion_length": 1},
     "mask": {"trust_region": "mask"},
+    "penalty": {"trust_region": "penalty"},
 }
 
 

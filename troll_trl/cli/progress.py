@@ -15,6 +15,7 @@ _COLUMNS = (
     ("gradient", "grad_norm", ".2g"),
     ("clipped", "clip_ratio/region_mean", ".2%"),
     ("projected", "troll/projected_fraction", ".2%"),
+    ("penalized", "troll/penalized_fraction", ".2%"),
     ("KL", "troll/policy_kl_mean", ".2g"),
     ("max KL", "troll/policy_kl_max", ".3g"),
     ("after", "troll/kl_max", ".3g"),

@@ -86,7 +86,7 @@ def _plots(groups: Sequence[Group], success: str | None) -> list[Plot]:
     kl = [
         Panel("Largest KL of a token from the old policy", (metrics.KL_MAX_AFTER, metrics.KL_MAX_BEFORE)),
         Panel("Mean KL of the tokens from the old policy", (metrics.KL_MEAN_AFTER, metrics.KL_MEAN_BEFORE)),
-        *panels(metrics.PROJECTED, metrics.ETA, metrics.REGRESSION, metrics.SUPPORT),
+        *panels(metrics.PROJECTED, metrics.PENALIZED, metrics.ETA, metrics.REGRESSION, metrics.SUPPORT),
     ]
     mask = panels(metrics.MASKED, metrics.MASKED_NEGATIVE, metrics.MASKED_POSITIVE)
     mask += panels(metrics.DIVERGENCE_MAX, metrics.DIVERGENCE_MEAN)

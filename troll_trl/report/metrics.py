@@ -40,6 +40,7 @@ KL_MEAN_AFTER = Metric("troll/kl_mean", "Mean KL(π‖q), after the projection",
 ETA = Metric("troll/eta_mean", "Mean multiplier η of the projected tokens")
 REGRESSION = Metric("troll/regression", "Mean regression KL(p‖π)", "nats", log=True)
 SUPPORT = Metric("troll/support_size_mean", "Mean number of kept tokens per position", "tokens")
+PENALIZED = Metric("troll/penalized_fraction", "Penalized tokens", "% of tokens")
 CLIPPED = Metric("clip_ratio/region_mean", "Clipped tokens", "% of tokens")
 CLIPPED_LOW = Metric("clip_ratio/low_mean", "Clipped at the lower end", "% of tokens")
 CLIPPED_HIGH = Metric("clip_ratio/high_mean", "Clipped at the upper end", "% of tokens")

@@ -39,7 +39,7 @@ def make_table(groups: Sequence[Group], success: str | None) -> pd.DataFrame:
         rows.append(row(reward, ", held out, last", prefix=metrics.HELD_OUT))
         rows.append(row(reward, ", training, at the end"))
     rows += map(row, (metrics.ENTROPY, metrics.GRADIENT, metrics.LENGTH, metrics.TRUNCATED))
-    rows += map(row, (metrics.CLIPPED, metrics.PROJECTED, metrics.MASKED))
+    rows += map(row, (metrics.CLIPPED, metrics.PROJECTED, metrics.PENALIZED, metrics.MASKED))
     rows.append(["KL bound (nats)", *("–" if group.kl_bound is None else f"{group.kl_bound:.4g}" for group in groups)])
     rows += map(row, (metrics.KL_MAX_BEFORE, metrics.KL_MAX_AFTER, metrics.KL_MEAN_BEFORE, metrics.KL_MEAN_AFTER))
     rows += map(row, (metrics.REGRESSION, metrics.ETA, metrics.THROUGHPUT, metrics.MEMORY))

@@ -177,7 +177,10 @@ def _read_yaml(file: Path, notes: list[str]) -> dict[str, Any]:
     """Settings of a file, with the KL bound only if the training reads it."""
     try:
         settings = {"kl_bound": DEFAULT_KL_BOUND} | yaml.safe_load(file.read_text(encoding="utf-8"))
-        if settings.get("method", "troll") == "troll" and settings.get("trust_region", "projection") == "projection":
+        if settings.get("method", "troll") == "troll" and settings.get("trust_region", "projection") in (
+            "projection",
+            "penalty",
+        ):
             return settings | {"kl_bound": float(settings["kl_bound"])}
         return {name: value for name, value in settings.items() if name != "kl_bound"}
     except (TypeError, ValueError, yaml.YAMLError):

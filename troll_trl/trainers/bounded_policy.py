@@ -5,12 +5,9 @@ from collections.abc import Callable
 import torch
 
 from troll_trl.lm_head.patch import SparseCausalLMOutput
+from troll_trl.trust_region.penalty import ROUNDING
 from troll_trl.trust_region.regions import Bounded
 from troll_trl.trust_region.sparse import keep_nothing
-
-# Largest difference, for each unit of a log-probability, that two float32 evaluations of the same weights make in a
-# log-sum-exp over a vocabulary: some 2⁻²⁰ is seen.
-_ROUNDING = 2**-17
 
 
 def equal_to_rounding(log_probs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -21,7 +18,7 @@ def equal_to_rounding(log_probs: torch.Tensor, others: torch.Tensor) -> torch.Te
     the last digits. Taken for a step away from the reference, that would be the only gradient of a batch without a
     learning signal, and Adam would scale it up to full steps.
     """
-    same = (log_probs - others).abs() <= _ROUNDING * others.abs().clamp(min=1)
+    same = (log_probs - others).abs() <= ROUNDING * others.abs().clamp(min=1)
     return torch.where(same, others, log_probs)
 
 

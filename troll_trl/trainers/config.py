@@ -12,7 +12,13 @@ from troll_trl.fields import document, is_number, setting
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.vllm import check_sampling
 from troll_trl.trust_region.mask import checked_bound
-from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion, TrustRegion, load_trust_region
+from troll_trl.trust_region.regions import (
+    MaskTrustRegion,
+    PenaltyTrustRegion,
+    ProjectionTrustRegion,
+    TrustRegion,
+    load_trust_region,
+)
 from troll_trl.trust_region.sparse import check_support_options
 
 if TYPE_CHECKING:
@@ -31,20 +37,38 @@ else:
 SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 
 # Options of a trust region: which it reads depends on its kind
-_PROJECTION = ("kl_bound", "regression_coef", "pessimistic")
+_PROJECTION = ("kl_bound", "regression_coef")
 _MASK = ("divergence_type", "divergence_bound", "ratio_cap")
+_CLIP = ("epsilon", "epsilon_high")
+_PENALTY = (*_PROJECTION, "divergence_type", *_CLIP)
 _SUPPORT = ("support_size", "tail_mass")
 
 
 @dataclass
 class TrustRegionOptions(_TrlConfig):
-    """The projection's options, which every config adds to TRL's, and their checks."""
+    """The options of projection and penalty, which every config adds to TRL's, and their checks."""
 
+    _kinds: ClassVar[tuple[str, ...]] = ("projection", "penalty")
+
+    trust_region: str = setting(
+        "projection",
+        "'projection' for TROLL; 'penalty' for TRL's clip (`epsilon`, `epsilon_high`; inf for no limit) with "
+        "`regression_coef` times TROLL's regression for tokens outside of `kl_bound`. Or your own, by its import path, "
+        "such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one. It is "
+        "called with the config if it needs an argument.",
+    )
+    divergence_type: str | None = setting(
+        None,
+        "The outcomes over which the penalty takes KL(p‖q). 'topk_kl', the default: the kept tokens and the rest. "
+        "'binary_kl': the sampled token and all others together; no support is kept, and a step costs as much as with "
+        "a clip.",
+    )
     kl_bound: FloatOrAuto = setting(  # a made config has a number
         0.05,  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
-        "Bound ε on the KL of every token's projected policy π from the old policy q, in nats: KL(π‖q) ≤ ε. It must be "
-        "positive; inf switches the projection off. Except in asynchronous training, 'auto' becomes 0.05·(n/8)² for n "
-        "updates per rollout batch; n from 8 to 32 was measured.",
+        "Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q, and "
+        "the penalty acts on tokens with KL(p‖q) > ε. It must be positive; 0 is a penalty on every token; inf switches "
+        "the bound off. Except in asynchronous training, 'auto' becomes 0.05·(n/8)² for n updates per rollout batch; n "
+        "from 8 to 32 was measured.",
     )
     regression_coef: float = setting(
         1.0, "Weight α ≥ 0 of the regression term KL(p ‖ stopgrad π), which pulls the policy p to its projection π."
@@ -63,26 +87,37 @@ class TrustRegionOptions(_TrlConfig):
 
     @property
     def masks(self) -> bool:
-        """Whether the trust region is a mask, and not the projection."""
-        return getattr(self, "trust_region", "projection") == "mask"
+        """Whether the trust region is a mask."""
+        return self.trust_region == "mask"
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether the trust region is a clip with a penalty."""
+        return self.trust_region == "penalty"
 
     @property
     def imports_trust_region(self) -> bool:
         """Whether the trust region is given by its import path."""
-        return "." in getattr(self, "trust_region", "projection")
+        return "." in self.trust_region
 
     def trust_region_options(self) -> dict[str, Any]:
         """The options that define the trust region, by name: those that have an effect."""
         if self.imports_trust_region:  # which may read any of them
             names: tuple[str, ...] = (*_PROJECTION, *_MASK, *_SUPPORT)
         else:
-            names = _MASK if self.masks else _PROJECTION
+            names = _MASK if self.masks else _PENALTY if self.penalizes else _PROJECTION
             names += _SUPPORT if self.make_trust_region().needs_support else ()
         return {name: getattr(self, name) for name in ("trust_region", *names) if hasattr(self, name)}
 
     def make_trust_region(self) -> TrustRegion:
         """The trust region that the options define."""
-        return ProjectionTrustRegion(float(self.kl_bound), getattr(self, "pessimistic", False))
+        if self.imports_trust_region:
+            return load_trust_region(self.trust_region, self)
+        if self.penalizes:
+            # With a weight of 0 nothing reads a support: the loss is TRL's, from TRL's head
+            binary = self.divergence_type == "binary_kl" or self.regression_coef == 0
+            return PenaltyTrustRegion(float(self.kl_bound), binary)
+        return ProjectionTrustRegion(float(self.kl_bound))
 
     @property
     def _default_support_size(self) -> int:
@@ -90,17 +125,44 @@ class TrustRegionOptions(_TrlConfig):
 
     def _check(self):
         check_ranges(self)
+        name = self.trust_region
+        if not (isinstance(name, str) and (name in self._kinds or "." in name)):
+            raise ValueError(
+                f"`trust_region` must be one of {', '.join(self._kinds)}, got {name!r}. Your own trust region needs a "
+                "dotted import path, such as my_lib.MyRegion."
+            )
+        if self.penalizes:
+            self._check_penalty()
         if self.support_size is None:
             self.support_size = self._default_support_size
         bound: Any = self.kl_bound
-        if not (is_number(bound) and bound > 0):  # inf means no limit
-            allowed = "positive or 'auto'" if isinstance(self, TrollOptions) else "positive"
+        if not (is_number(bound) and (bound > 0 or (bound == 0 and self.penalizes))):  # inf means no limit
+            allowed = "at least 0" if self.penalizes else "positive"
+            allowed += " or 'auto'" if isinstance(self, TrollOptions) else ""
             raise ValueError(f"`kl_bound` must be {allowed}, got {bound!r}.")
         check_support_options(self.support_size, getattr(self, "tail_mass", 0.0))
 
+        if self.imports_trust_region:
+            self.make_trust_region()  # a wrong path is refused now, and not after the model was loaded
+
+    def _check_penalty(self):
+        if self.divergence_type is None:
+            self.divergence_type = "topk_kl"
+        if self.divergence_type not in ["topk_kl", "binary_kl"]:
+            raise ValueError(
+                f"`divergence_type={self.divergence_type!r}` is not supported with `trust_region` 'penalty', which is "
+                "a KL. Set it to 'topk_kl' (the kept tokens and the rest) or 'binary_kl' (the sampled token and all "
+                "others)."
+            )
+        for name, instead in (("divergence_bound", "`kl_bound` bounds it"), ("ratio_cap", "`epsilon_high` clips it")):
+            if (value := getattr(self, name, None)) is not None:
+                raise ValueError(
+                    f"`{name}={value}` is not supported with `trust_region` 'penalty': {instead}. Remove it."
+                )
+
     def _warn_of_unused(self):
         """Name options without an effect on this trust region."""
-        used, ours = self.trust_region_options(), {*_PROJECTION, *_MASK, *_SUPPORT, "epsilon", "epsilon_high"}
+        used, ours = self.trust_region_options(), {*_PROJECTION, *_MASK, *_SUPPORT, *_CLIP}
         unused = [
             f"{option.name}={value}"
             for option in fields(self)
@@ -115,20 +177,25 @@ class TrustRegionOptions(_TrlConfig):
 
 @dataclass
 class MaskOptions(TrustRegionOptions):
-    """The choice between the projection and DPPO's mask, and the mask's options."""
+    """DPPO's mask as a third trust region, and its options."""
+
+    _kinds: ClassVar[tuple[str, ...]] = ("projection", "penalty", "mask")
 
     trust_region: str = setting(
         "projection",
-        "'projection' for TROLL or 'mask' for DPPO. The mask removes a token's gradient from the surrogate if the "
-        "token has moved with its advantage and its divergence from the old policy exceeds `divergence_bound`. It has "
-        "no regression. Or your own, by its import path, such as my_lib.MyRegion: a class derived from "
-        "troll_trl.TrustRegion, or a function that makes one. It is called with the config if it needs an argument.",
+        "'projection' for TROLL. 'penalty' for TRL's clip (`epsilon`, `epsilon_high`; inf for no limit) with "
+        "`regression_coef` times TROLL's regression for tokens outside of `kl_bound`. 'mask' for DPPO: it removes a "
+        "token's gradient from the surrogate if the token has moved with its advantage and its divergence from the old "
+        "policy exceeds `divergence_bound`; it has no regression. Or your own, by its import path, such as "
+        "my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one. It is called with "
+        "the config if it needs an argument.",
     )
-    divergence_type: str = setting(
-        "binary_tv",
-        "How the mask measures the policy p against the old policy q. For the sampled token a: 'binary_tv' is "
-        "|p(a) − q(a)|, 'binary_kl' is KL(q‖p) of (a, not a). Over the kept tokens and the rest: 'topk_tv' is "
-        "½ Σ |p − q|, 'topk_kl' is KL(q‖p).",
+    divergence_type: str | None = setting(
+        None,
+        "How mask and penalty measure the policy p against the old policy q. For the sampled token a: 'binary_tv', the "
+        "mask's default, is |p(a) − q(a)|; 'binary_kl' is a KL of (a, not a), with which no support is kept and a step "
+        "costs as much as with a clip. Over the kept tokens and the rest: 'topk_tv' is ½ Σ |p − q|; 'topk_kl', the "
+        "penalty's default, is a KL. The mask's KL is KL(q‖p), the penalty's is KL(p‖q). The penalty has no 'tv'.",
     )
     divergence_bound: float | None = setting(
         None,
@@ -140,25 +207,17 @@ class MaskOptions(TrustRegionOptions):
     )
 
     def make_trust_region(self) -> TrustRegion:
-        if self.imports_trust_region:
-            return load_trust_region(self.trust_region, self)
-        if not self.masks:
-            return super().make_trust_region()
-        return MaskTrustRegion(self.divergence_type, self.divergence_bound, self.ratio_cap)
+        if self.masks:
+            return MaskTrustRegion(self.divergence_type or "binary_tv", self.divergence_bound, self.ratio_cap)
+        return super().make_trust_region()
 
     def _check(self):
-        name = self.trust_region
-        if not (isinstance(name, str) and (name in ("projection", "mask") or "." in name)):
-            raise ValueError(
-                f"`trust_region` must be 'projection' or 'mask', got {name!r}. Your own trust region needs a dotted "
-                "import path, such as my_lib.MyRegion."
-            )
-        bound = checked_bound(self.divergence_type, self.divergence_bound)
-        if self.masks:
-            self.divergence_bound = bound
+        if not self.penalizes:
+            divergence_type = "binary_tv" if self.divergence_type is None else self.divergence_type
+            bound = checked_bound(divergence_type, self.divergence_bound)
+            if self.masks:
+                self.divergence_type, self.divergence_bound = divergence_type, bound
         super()._check()
-        if self.imports_trust_region:
-            self.make_trust_region()  # a wrong path is refused now, and not after the model was loaded
 
 
 @dataclass
@@ -180,12 +239,6 @@ class TrollOptions(TrustRegionOptions):
     )
     tail_mass: float = setting(
         1e-5, "Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1)."
-    )
-    pessimistic: bool = setting(
-        False,
-        "Take the smaller of the projection's and the policy's surrogate, as PPO does with the clipped and the "
-        "unclipped one. A token that has moved against its advantage then keeps its gradient. This is not in the "
-        "paper; see docs/design.md.",
     )
     max_skipped_updates: int = setting(
         20,
@@ -262,8 +315,8 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
     Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and the following. Their defaults
     are the papers' (TROLL, arXiv 2510.03817; DPPO, arXiv 2602.04879).
 
-    `epsilon` and `epsilon_high`, the clip range of an existing recipe, have no effect: the trust region replaces the
-    clip.
+    `epsilon` and `epsilon_high`, the clip range of an existing recipe, have no effect unless `trust_region` is
+    'penalty': another trust region replaces the clip.
 
     Raises:
         ValueError: an option, TRL's own included, is outside of its range, or TROLL cannot honour it (`loss_type`
@@ -292,11 +345,11 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
             )
         if self.loss_type not in SUPPORTED_LOSS_TYPES:
             raise ValueError(
-                f"`loss_type={self.loss_type!r}` is not supported: a trust region takes the place of the clipped "
-                "ratio, and cispo, sapo and vespo replace that ratio themselves. Choose one of "
+                f"`loss_type={self.loss_type!r}` is not supported: a trust region bounds the clipped ratio or takes "
+                "its place, and cispo, sapo and vespo replace that ratio themselves. Choose one of "
                 f"{', '.join(SUPPORTED_LOSS_TYPES)}, which differ in how tokens are averaged."
             )
-        if self.delta is not None:
+        if self.delta is not None and not self.penalizes:
             raise ValueError(
                 f"`delta={self.delta}` is not supported: it is the upper limit of two-sided clipping, and a trust "
                 "region does not clip. Remove it."
@@ -307,11 +360,6 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
                 "'mask': the mask decides token by token, and a completion's ratio is one number for all its tokens. "
                 "Set it to 'token', or `trust_region` to 'projection'."
             )
-        if self.masks and self.pessimistic:
-            raise ValueError(
-                "`pessimistic` is not supported with `trust_region` 'mask': the mask already keeps the gradient of a "
-                "token that moved against its advantage. Remove it."
-            )
         super()._check()
 
 
@@ -320,7 +368,8 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
 class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
     Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and the following. Their defaults
-    are the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` have no effect.
+    are the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` have an effect only if `trust_region` is
+    'penalty'.
 
     Raises:
         ValueError: an option, TRL's own included, is outside of its range. The message has the value.

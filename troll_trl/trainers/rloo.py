@@ -7,6 +7,7 @@ from trl import RLOOTrainer
 
 from troll_trl.trainers.config import TrollRLOOConfig
 from troll_trl.trainers.model_card import TROLL
+from troll_trl.trainers.old_policy import OLD_LOG_PROBS
 from troll_trl.trainers.trl_compat import with_parameters_of
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
@@ -39,8 +40,22 @@ class TrollRLOOTrainer(TrollTrainer, RLOOTrainer):
     @with_parameters_of(RLOOTrainer.__init__)
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        if not self.trust_region.needs_support:
-            raise ValueError("RLOO needs a trust region with a support: it keeps no old log-probability of a token.")
+        self._scores: list[torch.Tensor] = []  # of the passes over the last rollout, `(B, C)`
+
+    def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
+        self._scores = []
+        output = super()._generate_and_score_completions(*args, **kwargs)
+        if not self.trust_region.needs_support and self._has_old_policy():
+            # TRL keeps the sum of a completion alone. Its first pass scores with the current weights
+            output.setdefault(OLD_LOG_PROBS, self._scores[0])
+        self._scores = []
+        return output
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        scored = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._bounded_policy is None:
+            self._scores.append(scored[0])
+        return scored
 
     def _keep_engine_policy(self, recorder, _prompts, completion_ids, *_):
         recorder.keep(completion_ids, recorder.answered, None)  # TRL's RLOO asks once, and drops the numbers

@@ -44,7 +44,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
     Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
     `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as the trainer's is. TRL's own `compute_loss` computes it from
     `log π(a)` in place of `log p(a)`, with an infinite clip range. With DPPO's mask it gets `log p(a)` with less
-    gradient (see `trust_region/regions.py`).
+    gradient (see `trust_region/regions.py`), and with the penalty `log p(a)` itself and a finite clip range.
 
     The methods below override TRL's and the Trainer's. They are thin, and hand on arguments that a newer TRL may add.
     Each piece of state has one owner:
@@ -88,8 +88,8 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         # Without a support TRL's own head serves
         self.support_size = add_head(self.accelerator, base_model, args) if self.trust_region.needs_support else 0
-        # The trust region takes the place of the clip, whose range becomes infinite
-        self.epsilon_low = self.epsilon_high = math.inf
+        if not self.trust_region.clips:  # the trust region takes the place of the clip, whose range becomes infinite
+            self.epsilon_low = self.epsilon_high = math.inf
 
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
         self.recorder = self._make_recorder(args)
@@ -148,7 +148,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
     ) -> torch.Tensor:
         """What is added to TRL's surrogate, a scalar: the regression of the trust region, if it has one."""
         regression = bounded_policy.bounded.regression
-        if regression is None:
+        if regression is None or self.args.regression_coef == 0:
             return torch.zeros((), device=mask.device)
         return self.args.regression_coef * self._aggregate(regression, mask, inputs, mode)
 
@@ -333,11 +333,13 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
             setattr(self, name, value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """TRL's metrics and the `troll/…` ones, reduced over ranks, so every rank must call it; no `clip_ratio/…`."""
+        """TRL's metrics and the `troll/…` ones, reduced over ranks, so every rank must call it. Without a clip there is
+        no `clip_ratio/…`."""
         mode = "train" if self.model.training else "eval"
         metrics, prefix = self._metrics_of(mode), "eval_" if mode == "eval" else ""
-        for name in [name for name in metrics if name.startswith("clip_ratio/")]:  # always 0
-            del metrics[name]
+        if not self.trust_region.clips:
+            for name in [name for name in metrics if name.startswith("clip_ratio/")]:  # always 0
+                del metrics[name]
         for counter in self._counters().values() if mode == "train" else [self.troll_metrics["eval"]]:
             logs.update({prefix + name: value for name, value in counter.pop().items()})
         super().log(logs, start_time)

@@ -15,6 +15,7 @@ import torch
 
 from troll_trl.fields import imported
 from troll_trl.trust_region.mask import checked_bound, mask_weight, with_gradient_weight
+from troll_trl.trust_region.penalty import kl_penalty
 from troll_trl.trust_region.projection import kl_divergence, project
 
 _OF_SUPPORT = {
@@ -30,7 +31,7 @@ class Bounded:
 
     Attributes:
         log_probs (`torch.Tensor` of shape `(B, C)`):
-            Replaces `log p(a)` in TRL's surrogate, whose clip range is infinite.
+            Replaces `log p(a)` in TRL's surrogate, whose clip range is infinite unless the trust region `clips`.
         regression (`torch.Tensor` of shape `(B, C)`, *optional*):
             A term of each token's loss, aggregated like the surrogate.
         counted (`dict[str, torch.Tensor]`):
@@ -51,6 +52,7 @@ class TrustRegion:
     """
 
     needs_support = True
+    clips = False  # whether TRL's clip stays, with the range `epsilon` and `epsilon_high`
     # Metrics that are the sum of one counted number over that of another; "tokens" counts 1 for every token
     ratios: Mapping[str, tuple[str, str]] = {}
     # Metrics that are the largest of a counted number, which must not be negative
@@ -66,7 +68,7 @@ class TrustRegion:
 
 class ProjectionTrustRegion(TrustRegion):
     """TROLL: the projection of every token's distribution onto a KL ball around the old policy, whose radius ε is
-    `kl_bound`, in nats. If `pessimistic`, the surrogate is the smaller of two; see [`smaller_surrogate`]."""
+    `kl_bound`, in nats."""
 
     ratios = {
         "troll/projected_fraction": ("projected", "tokens"),
@@ -78,14 +80,11 @@ class ProjectionTrustRegion(TrustRegion):
     }
     maxima = {"troll/policy_kl_max": "policy_kl", "troll/kl_max": "kl"}
 
-    def __init__(self, kl_bound: float, pessimistic: bool = False):
-        self.kl_bound, self.pessimistic = kl_bound, pessimistic
+    def __init__(self, kl_bound: float):
+        self.kl_bound = kl_bound
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
         projection = project(policy, old, self.kl_bound)
-        log_probs = projection.log_probs[..., 0]
-        if self.pessimistic:
-            log_probs = smaller_surrogate(log_probs, policy[..., 0], advantages)
         # Inside the bound π is p, and the term is 0. Computed, its gradient p·(1 − Σp) is only the rounding of Σp,
         # which Adam scales up to full steps where there is no other gradient.
         regression = kl_divergence(policy, projection.log_probs.detach()).masked_fill(projection.eta == 0, 0.0)
@@ -97,7 +96,7 @@ class ProjectionTrustRegion(TrustRegion):
             "regression": regression.detach(),
             **_of_support(old),
         }
-        return Bounded(log_probs, regression, counted)
+        return Bounded(projection.log_probs[..., 0], regression, counted)
 
     def describe(self) -> str:
         return f"KL bound {self.kl_bound:g}"
@@ -144,6 +143,39 @@ class MaskTrustRegion(TrustRegion):
         return f"masked beyond a {self.divergence_type} of {self.divergence_bound:g}{cap}"
 
 
+class PenaltyTrustRegion(TrustRegion):
+    """
+    TRL's clip, and TROLL's regression for tokens outside of a KL ball of radius `kl_bound` ≥ 0, in nats. The surrogate
+    reads the policy itself. If `binary`, the ball is one of two outcomes, the sampled token and all others, so no
+    support is kept. [`~troll_trl.trust_region.penalty.kl_penalty`] has the mathematics.
+    """
+
+    clips = True
+    maxima = {"troll/policy_kl_max": "policy_kl"}
+
+    def __init__(self, kl_bound: float, binary: bool = False):
+        self.kl_bound, self.needs_support = kl_bound, not binary
+        self.ratios = {
+            "troll/penalized_fraction": ("penalized", "tokens"),
+            "troll/policy_kl_mean": ("policy_kl", "tokens"),
+            "troll/regression": ("regression", "tokens"),
+            **(_OF_SUPPORT if self.needs_support else {}),
+        }
+
+    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
+        regression, policy_kl, outside = kl_penalty(policy, old, self.kl_bound)
+        counted = {
+            "penalized": outside,
+            "policy_kl": policy_kl,
+            "regression": regression.detach(),
+            **(_of_support(old) if self.needs_support else {}),
+        }
+        return Bounded(policy[..., 0], regression, counted)
+
+    def describe(self) -> str:
+        return f"clip, and a penalty beyond a {'' if self.needs_support else 'binary '}KL of {self.kl_bound:g}"
+
+
 def load_trust_region(path: str, config: Any) -> TrustRegion:
     """
     The trust region that a dotted import path names, itself or as a class or function that makes it. This is called
@@ -172,16 +204,3 @@ def load_trust_region(path: str, config: Any) -> TrustRegion:
 def _of_support(old: torch.Tensor) -> dict[str, torch.Tensor]:
     """Tokens kept and mass of the rest, of old log-probabilities `(B, C, K + 1)`."""
     return {"support_size": (old[..., :-1] > -math.inf).sum(-1), "rest_mass": old[..., -1].exp()}
-
-
-def smaller_surrogate(projected: torch.Tensor, policy: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
-    """
-    Whichever of `log π(a)` and `log p(a)` `(B, C)` has the smaller surrogate, `ratio · advantage`. PPO likewise takes
-    the smaller of the clipped and the unclipped one (arXiv 1707.06347, equation 7). `advantages` is `(B, 1)` or
-    `(B, C)`.
-
-    They differ only outside of the bound. There π(a), except for the normaliser, lies between q(a) and p(a). A token
-    that has moved with its advantage is projected; one that has moved against it keeps its whole gradient, which leads
-    back. This decides token by token, even if the ratio is a completion's.
-    """
-    return torch.where(advantages > 0, torch.minimum(projected, policy), torch.maximum(projected, policy))

@@ -16,7 +16,8 @@ class AsyncTrollGRPOConfig(MaskOptions, AsyncGRPOConfig):
     Configuration of [`AsyncTrollGRPOTrainer`]: every parameter of TRL's `AsyncGRPOConfig`, and the following. The old
     policy is the engine's distribution.
 
-    `epsilon` and `epsilon_high` have no effect: the trust region replaces the clip.
+    `epsilon` and `epsilon_high` have an effect only if `trust_region` is 'penalty': another trust region replaces the
+    clip.
 
     Raises:
         ValueError: an option is outside of its range, or `top_p`, `top_k`, `min_p` or `repetition_penalty` has an

@@ -32,7 +32,8 @@ logger = get_logger(__name__)
 class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
     """
     TRL's `AsyncGRPOTrainer` with a trust region in place of the clip: TROLL's projection (arXiv 2510.03817) or DPPO's
-    mask (arXiv 2602.04879). The old policy is the engine's, token by token, whichever weights it sampled with.
+    mask (arXiv 2602.04879). With `trust_region="penalty"` the clip stays, and TROLL's regression is added. The old
+    policy is the engine's, token by token, whichever weights it sampled with.
 
     TRL's own `compute_loss` computes the loss from what the trust region makes of each token's `log p(a)`, with an
     infinite clip range. This class overrides
@@ -70,7 +71,8 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         self.trust_region = self._make_trust_region(args)
         with explain_server(args.vllm_server_base_url):
             super().__init__(model, reward_funcs, args, *others, **kwargs)
-        self.epsilon_low = self.epsilon_high = math.inf  # the trust region takes the place of the clip
+        if not self.trust_region.clips:  # it takes the place of the clip
+            self.epsilon_low = self.epsilon_high = math.inf
         if args.masks:
             self._name, self._paper = "AsyncDPPO", DPPO
 
@@ -166,7 +168,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
             inputs["old_log_probs"] = inputs["old_log_probs"][..., 0]
         loss = super().compute_loss(bounded_policy, inputs, return_outputs, num_items_in_batch)
         self._trust_region_metrics.add(torch.ones_like(advantages), bounded.counted)
-        if bounded.regression is None:
+        if bounded.regression is None or self.args.regression_coef == 0:
             return loss
         tokens_per_rank = (inputs["global_n_tokens"][0] / self.accelerator.num_processes).clamp(min=1.0)
         regression = bounded.regression.sum() / tokens_per_rank / self.current_gradient_accumulation_steps
@@ -197,8 +199,9 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         metrics = self._metrics["train"]
-        for name in [name for name in metrics if name.startswith("clip_ratio/")]:
-            del metrics[name]
+        if not self.trust_region.clips:
+            for name in [name for name in metrics if name.startswith("clip_ratio/")]:
+                del metrics[name]
         if counted := self._trust_region_metrics.pop():
             logs.update(counted)
             dropped = 0

@@ -1,0 +1,88 @@
+"""
+TROLL's regression without its surrogate: a penalty on tokens that have left the trust region, next to PPO's clip.
+
+With policy `p`, old policy `q`, and `π` the projection of `p` onto the ball KL(π‖q) ≤ ε, the penalty of a token is
+
+    R = KL(p ‖ stopgrad π)  if KL(p‖q) > ε, else 0
+
+on the kept tokens and the rest, or on two outcomes, the sampled token `a` and all others. With ε = 0 the ball is the
+old policy, so the penalty is KL(p‖q) everywhere: the fixed penalty of PPO (arXiv 1707.06347, section 4), in the other
+direction.
+
+On two outcomes, `∂ log(1 − p(a))/∂ log p(a) = −p(a)/(1 − p(a))`, so the gradient is one number for each token:
+
+    ∂R/∂ log p(a) = p(a)·(log p(a)/π(a) − log (1 − p(a))/(1 − π(a)))
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from troll_trl.fields import is_number
+from troll_trl.trust_region.projection import kl_divergence, project
+
+# Largest difference, for each unit of a log-probability, that two float32 evaluations of the same weights make in a
+# log-sum-exp over a vocabulary: some 2⁻²⁰ is seen.
+ROUNDING = 2**-17
+_LOG_OF_ALMOST_ONE = -(2.0**-23)  # rounding gives 0 and above, where 1 − p has no logarithm
+
+
+class Penalty(NamedTuple):
+    """Result of [`kl_penalty`]."""
+
+    regression: torch.Tensor  # (...), KL(p ‖ stopgrad π) in nats, differentiable; 0 inside the ball
+    policy_kl: torch.Tensor  # (...), KL(p‖q) in nats
+    outside: torch.Tensor  # (...) bool, tokens with KL(p‖q) > ε
+
+
+def binary_log_probs(log_probs: torch.Tensor) -> torch.Tensor:
+    """`log p(a)` and `log (1 − p(a))` `(..., 2)`, from `log p(a)` `(...)`, by log1mexp."""
+    log_p = log_probs.clamp(max=_LOG_OF_ALMOST_ONE)
+    near_one = log_p > -math.log(2)
+    log_others = torch.where(near_one, (-torch.expm1(log_p)).log(), torch.log1p(-log_p.exp()))
+    return torch.stack([log_p, log_others], -1)
+
+
+def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Penalty:
+    """
+    TROLL's regression (arXiv 2510.03817, equation 6) of every token. See the module for the derivation.
+
+    Args:
+        policy, old (`torch.Tensor` of shape `(..., S)`, float32 or float64):
+            Log-probabilities of the policy and of the old policy, the sampled token in slot 0: on the kept tokens and
+            the rest, or `S = 1` for the penalty on two outcomes.
+        kl_bound (`float`):
+            Radius ε ≥ 0 of the ball, in nats. At 0 every token has a penalty whose policy has moved by more than
+            rounding.
+
+    Returns:
+        [`Penalty`]: `regression`, `policy_kl` and `outside`, all `(...)`. Only `regression` carries a gradient, to
+        `policy`.
+
+    Raises:
+        ValueError: `kl_bound` negative or NaN, and what [`~troll_trl.project`] refuses.
+    """
+    if not (is_number(kl_bound) and kl_bound >= 0):  # also catches NaN
+        raise ValueError(f"`kl_bound` must be at least 0, got {kl_bound!r}.")
+    binary = policy.shape[-1] == 1
+    fixed = policy.detach()
+    p, q = (binary_log_probs(x[..., 0]) for x in (fixed, old)) if binary else (fixed, old)  # (..., 2 or S)
+    if kl_bound == 0:
+        target, policy_kl = q, kl_divergence(p, q).clamp(min=0)
+        # Two evaluations of equal weights differ in the last digits. Without another gradient, Adam would scale the
+        # gradient of this difference up to full steps.
+        outside = ((p - q).abs() > ROUNDING * q.abs().clamp(min=1)).any(-1)
+    else:
+        projection = project(p, q, kl_bound)
+        target, policy_kl, outside = projection.log_probs, projection.policy_kl, projection.eta > 0
+    if binary:
+        log_ratios = p - target  # (..., 2), of the sampled token and of all others
+        slope = p[..., 0].exp() * (log_ratios[..., 0] - log_ratios[..., 1])
+        slope = slope.masked_fill(p[..., 0] == -math.inf, 0.0)  # 0·log 0 = 0
+        change = (policy[..., 0] - fixed[..., 0]).masked_fill(fixed[..., 0] == -math.inf, 0.0)
+        regression = kl_divergence(p, target) + slope * change
+    else:
+        regression = kl_divergence(policy, target)
+    # Inside the ball π is p, and the term is 0. Computed, its gradient would be rounding
+    return Penalty(regression.masked_fill(~outside, 0.0), policy_kl, outside)
