@@ -111,9 +111,9 @@ evidence: $(INSTALLED)  ## Make the study's tables and figures again, from evide
 	for name in rarity common smollm2 smollm2-rate lora age rate async async-served; do $(BIN)/python -m evidence.report evidence/$$name.yaml || exit 1; done
 	$(BIN)/python -m evidence.moves evidence/rarity.yaml
 
-evidence-gpu: $(INSTALLED)  ## Run the study on a GPU, with a real model (never run yet)
-	$(BIN)/python -m evidence.run evidence/gpu.yaml --workers 1
-	$(BIN)/python -m evidence.report evidence/gpu.yaml
+evidence-gpu: $(INSTALLED)  ## Train a real model on GSM8K in minutes of a GPU, in three methods (never run yet)
+	$(BIN)/python -m evidence.run evidence/gsm8k.yaml --workers 3 --minutes 20 --resume
+	$(BIN)/python -m evidence.report evidence/gsm8k.yaml
 
 clean:  ## Remove .venv and all caches (outputs/ stays)
 	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

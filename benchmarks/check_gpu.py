@@ -8,8 +8,8 @@ cut loses least. All other benchmarks follow. Each part is a process with a time
     outputs/check-gpu/check-gpu.md      to send back: how each part ended, predictions, and the tables of all parts
     outputs/check-gpu/check-gpu.json    to send back: every measured number
 
-Both are written while the parts run, and keep the parts of earlier runs (`--parts`). `predictions.yaml` has what we expect, and since when. Without a GPU the parts run
-with tiny sizes, which tries the script and measures nothing.
+Both are written while the parts run, and keep the parts of earlier runs (`--parts`). `predictions.yaml` has what we
+expect. Without a GPU the parts run with tiny sizes, which tries the script and measures nothing.
 """
 
 import argparse
@@ -57,9 +57,10 @@ def parts_of(device: str, tiny: bool) -> list[Part]:
     """Ten minutes, then everything else of `make bench`; `tiny` sizes for a try."""
     run, step = ("--device", device), ("--shape", "small" if tiny else "qwen3-0.6b")
     pair = ("--trust_region", "projection", "mask")
+    head = ("--vocabulary", 151_936, "--tokens", 4096, "--support", 64)
     if tiny:
         step += ("--vocabulary", 512, "--repeats", 1)
-    head = ("--vocabulary", 512 if tiny else 151_936, "--tokens", 64 if tiny else 4096, "--support", 64)
+        head = ("--vocabulary", 512, "--tokens", 16, "--support", 16, "--repeats", 1)
     long, short = (24, 16) if tiny else (4096, 2048)
     warps = ("--vocabulary", 300, "--tokens", 8, "--hidden", 16, "--support", 4) if tiny else ()
     interpreted = {"TRITON_INTERPRET": "1"} if tiny else {}
@@ -91,7 +92,7 @@ def parts_of(device: str, tiny: bool) -> list[Part]:
 
 def tests_command(tiny: bool) -> list[str]:
     # Without the project's options, which a Python without pytest-timeout refuses
-    command = [sys.executable, "-m", "pytest", "tests/test_kernels.py", "-o", "addopts=", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "tests/test_kernels.py", "-o", "addopts=", "-q"]
     if tiny:
         return [*command, "-k", "interpreter and state_starts"]
     parallel = ["-n", str(min(os.cpu_count() or 1, 8))] if find_spec("xdist") else []

@@ -1,7 +1,8 @@
 """What the benchmarks share: paired timing, peak memory by the allocator, the floor of a device, and the report.
 
 Every script takes the sizes of its device (`--device`, by default a GPU if there is one), prints a markdown table, and
-with `--results FOLDER` adds its rows to FOLDER/<device>-<date>.json. `check_gpu.py` runs them all with one file of results.
+with `--results FOLDER` adds its rows to FOLDER/<device>-<date>.json. `check_gpu.py` runs them all with
+one file of results.
 """
 
 import argparse
@@ -27,7 +28,9 @@ def parser(description: str) -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     result.add_argument("--repeats", type=int, default=3, help="pairs per figure, after a warm-up (default: 3)")
-    result.add_argument("--results", type=Path, help="folder whose <device>-<date>.json takes the rows, or a .json file")
+    result.add_argument(
+        "--results", type=Path, help="folder whose <device>-<date>.json takes the rows, or a .json file"
+    )
     result.add_argument("--name", help="name of the rows in that file (default: the benchmark's)")
     return result
 

@@ -9,9 +9,10 @@
 One figure is a run's second rollout batch: the pass that scores it with the current weights (TROLL also selects the
 supports in it), then 8 updates with AdamW. The first one is a warm-up, in which TROLL checks its kernels and its head.
 Runs of the trainers alternate, and each starts from the same weights. Peak memory is the allocator's over such a run.
-After each pair, the file of results has its row with the pairs so far. The weights are random, because only shapes and vocabulary matter. Temperature 0.05 makes the distributions as
-peaked as a trained model's. "projected" is the share of tokens outside of the bound over the 8 updates. "projection
-share" is the part of the time that `project` takes, forward and backward, timed alone with half of the tokens outside.
+After each pair, the file of results has its row with the pairs so far. The weights are random, because only shapes and
+vocabulary matter. Temperature 0.05 makes the distributions as peaked as a trained model's. "projected" is the share of
+tokens outside of the bound over the 8 updates. "projection share" is the part of the time that `project` takes, forward
+and backward, timed alone with half of the tokens outside.
 
 With `--old_policy engine` both trainers train as with vLLM. TRL's clip scores the rollout for its importance-sampling
 correction. TROLL takes the engine's numbers, and reading its lists is in its time.

@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 PAGES = [*sorted(HERE.glob("*.md")), *(HERE.parent / "docs" / f"{name}.md" for name in ("async", "when-to-use"))]
 TABLES: dict[str, dict[str, Table]] = {
     "common": tables.COMMON_TABLES,
-    "gpu": tables.GPU_TABLES,
+    "gsm8k": tables.GSM8K_TABLES,
     "rarity": rarity.TABLES,
     "rarity-moves": rarity.MOVES_TABLES,  # by evidence.moves
     "smollm2": smollm2.TABLES,

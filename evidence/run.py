@@ -131,9 +131,7 @@ def _keep_freed_memory() -> None:
 class Runner:
     """A grid's runs in a folder: `starts/<task>/seed<n>` and `runs/<task>/<method>/<cell>/seed<n>`."""
 
-    def __init__(
-        self, grid: Grid, folder: Path, workers: int, results: Path | None = None, deadline: float = math.inf
-    ):
+    def __init__(self, grid: Grid, folder: Path, workers: int, results: Path | None = None, deadline: float = math.inf):
         """With a file of `results`, its runs count as done, and the file is written after every run. No run goes on
         after the `deadline`, by `time.monotonic`."""
         self.grid, self.folder, self.workers, self.results, self.deadline = grid, folder, workers, results, deadline
@@ -311,8 +309,8 @@ def main(runner_class: type[Runner] = Runner) -> None:
         given = {name: replace(task, model=options.model) for name, task in grid.tasks.items() if task.model}
         grid = replace(grid, tasks=grid.tasks | given)
     if options.dataset is not None:
-        of_data = {n: replace(t, dataset=options.dataset) for n, t in grid.tasks.items() if isinstance(t, GivenTask)}
-        grid = replace(grid, tasks=grid.tasks | of_data)
+        replaced = lambda task: replace(task, dataset=options.dataset) if isinstance(task, GivenTask) else task
+        grid = replace(grid, tasks={name: replaced(task) for name, task in grid.tasks.items()})
     results = grid.file.parent / "results" / f"{grid.file.stem}.jsonl"
     folder = options.output or REPOSITORY / "outputs" / "evidence" / grid.file.stem
     if options.resume and options.seeds is not None:

@@ -115,9 +115,7 @@ def choose_problems(folder: Path, task: GivenTask, evaluation: Path) -> None:
         (folder / "data" / f"{split}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
-def solved_sometimes(
-    folder: Path, task: GivenTask, samples: int, lines: list[str], evaluation: Path
-) -> list[str]:
+def solved_sometimes(folder: Path, task: GivenTask, samples: int, lines: list[str], evaluation: Path) -> list[str]:
     """The problems among `lines` on which some but not all `samples` of the model are right."""
     candidates = folder / "candidates.jsonl"
     candidates.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -206,7 +206,32 @@ COMMON_TABLES: dict[str, Table] = {
         own_rates=True,
     )
 }
-GPU_TABLES: dict[str, Table] = {
-    "headline": compare("Every method at its tuned learning rate.", "headline", "clip", own_rates=True, pooled=True),
-    "staleness": compare("The number of updates per rollout batch varies.", "staleness", "clip", own_rates=True),
-}
+
+
+def every_gsm8k_run(records: Sequence[Record]) -> str:
+    """
+    Every run. *success* is the share of right answers after training, in two samples of each held-out problem. A run
+    whose time was up has none. Seconds are an update's, next to the other runs on the GPU: with the generation, and of
+    the updates that no generation precedes.
+    """
+    share = lambda value: "" if value is None else f"{100 * value:.1f}"
+    number = lambda value, form: "" if value is None else format(value, form)
+    rows = []
+    for record in sorted(records, key=lambda record: (record["varied"]["learning_rate"], record["seed"])):
+        curve = record.get("curve", [])
+        rows.append(
+            [
+                record["method"],
+                f"{record['varied']['learning_rate']:g}",
+                " ".join(f"{share(height)} at {step}" for step, height in curve),
+                record.get("error") or share(record.get("success")),
+                number(record.get("length"), ".0f"),
+                number(record.get("seconds_per_update"), ".2f"),
+                number(record.get("seconds_without_generation"), ".2f"),
+            ]
+        )
+    header = ["method", "learning rate", "held-out % at update", "success %", "length at the end", "s an update"]
+    return markdown([*header, "without generation"], rows)
+
+
+GSM8K_TABLES: dict[str, Table] = {"runs": every_gsm8k_run}

@@ -1,4 +1,4 @@
-"""`make check-gpu` (`benchmarks/check_gpu.py`): no failure of a part stops the next one, and all of it runs in tiny sizes."""
+"""`make check-gpu` (`benchmarks/check_gpu.py`): no failure of a part stops the next one; all of it in tiny sizes."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from limits import HANG
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import check_gpu
-import common
-from check_gpu import Part
+import check_gpu  # noqa: E402
+import common  # noqa: E402
+from check_gpu import Part  # noqa: E402
 
 
 def python(name, code, limit=HANG, **others):
@@ -26,7 +26,9 @@ def python(name, code, limit=HANG, **others):
 
 ROW = "import sys; sys.path.insert(0, 'benchmarks'); from pathlib import Path; from common import add_to; "
 ROW += "add_to(Path(sys.argv[1]), '{name}', {{'environment': {{'device': 'H100'}}, 'rows': [{{'x': {x}}}]}})"
-CHILD = "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+CHILD = (
+    "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+)
 CHILD += "print(child.pid, flush=True); time.sleep(600)"
 PARTS = [
     python("raises", "print('so far'); raise ValueError('too many warps')"),
@@ -93,6 +95,9 @@ def test_another_run_replaces_the_parts_that_it_repeats_and_keeps_the_others(tmp
     assert "a" not in content and content["b"]["rows"] == [{"x": 1}], "no earlier number beside a failure"
 
 
+KERNELS = {"_a_x": (3e-4, 1), "_a_y": (2e-4, 1)}  # seconds, launches
+
+
 def prediction_row(value, **row):
     return {"part": {"rows": [{"y": value, **row}], "environment": {"device": "NVIDIA H100"}}}
 
@@ -109,8 +114,8 @@ def prediction_row(value, **row):
         ({"column": "y", "to": 1, "only": "H200"}, prediction_row(5), "is for H200"),
         ({"column": "y", "from": 1}, {"part": {"rows": [{"y": 2}, {"y": 0}]}}, "**refuted**"),
         # Milliseconds of the kernels of ours with such a name: 0.5 here
-        ({"kernels": "_a_", "to": 0.4}, prediction_row(0, kernels={"ours": {"_a_x": (3e-4, 1), "_a_y": (2e-4, 1)}}), "**refuted**"),
-        ({"kernels": "_a_x", "to": 0.4}, prediction_row(0, kernels={"ours": {"_a_x": (3e-4, 1), "_a_y": (2e-4, 1)}}), "as predicted"),
+        ({"kernels": "_a_", "to": 0.4}, prediction_row(0, kernels={"ours": KERNELS}), "**refuted**"),
+        ({"kernels": "_a_x", "to": 0.4}, prediction_row(0, kernels={"ours": KERNELS}), "as predicted"),
         ({"kernels": "_b_", "to": 0.4}, prediction_row(0, kernels={"ours": {}}), "not measured"),
     ],
 )  # fmt: skip
