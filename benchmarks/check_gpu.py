@@ -82,8 +82,10 @@ def parts_of(device: str, tiny: bool) -> list[Part]:
     ]  # fmt: skip
     if tiny:
         return ten_minutes
+    penalties = ("--trust_region", "binary-penalty", "penalty", "--completion", long, "--completions", 4)
     return [
         *ten_minutes,
+        benchmark("step-penalty", "whole steps with the penalty", 200, "step", *run, *step, *penalties),
         Part("counts", "counts, which need no GPU", [sys.executable, str(HERE / "counts.py")], 600),
         *(benchmark(f"all-{name}", f"all of {name}.py", 900, name, *run) for name in ("head", "projection", "step")),
         benchmark("all-scaling", "all of scaling.py", 900, "scaling", *run),

@@ -3,7 +3,7 @@
     python benchmarks/step.py                          # the sizes of this device
     python benchmarks/step.py --shape qwen3-0.6b --completion 2048 --completions 4
     python benchmarks/step.py --trust_region mask     # DPPO's, of a binary divergence, in place of the projection
-    python benchmarks/step.py --trust_region projection mask     # both, next to the same runs of the clip
+    python benchmarks/step.py --trust_region projection mask     # both, next to the same runs of the clip; or penalties
     python benchmarks/step.py --old_policy engine     # as with vLLM, whose numbers are stored like the completions
 
 One figure is a run's second rollout batch: the pass that scores it with the current weights (TROLL also selects the
@@ -50,7 +50,13 @@ SHAPES = {
     "small": (256, 768, 4, 4, 2, 64),
 }
 PROMPT = 16  # tokens
-TRUST_REGIONS = {"projection": {}, "mask": {"trust_region": "mask"}}
+TRUST_REGIONS = {
+    "projection": {},
+    "mask": {"trust_region": "mask"},
+    "penalty": {"trust_region": "penalty"},
+    "binary-penalty": {"trust_region": "penalty", "divergence_type": "binary_kl"},
+}
+ON_A_SUPPORT = ("projection", "penalty")
 
 
 def make_model(shape: str, vocabulary: int, device: str) -> Qwen3ForCausalLM:
@@ -169,7 +175,7 @@ class Trainers:
         self.make = {}
         for name in args.trust_region:
             ours = TRUST_REGIONS[name] | ({"old_policy": "engine"} if engine else {})
-            if name == "projection":
+            if name in ON_A_SUPPORT:
                 ours |= {"support_size": 20 if engine else args.support}
             self.make[name] = partial(self._trainer, TrollGRPOTrainer, TrollGRPOConfig(**options, **ours))
         self.make["clip"] = partial(self._trainer, GRPOTrainer, GRPOConfig(**options))

@@ -30,7 +30,7 @@ INDEX = "pieces.json"
 
 
 def encode(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Codes `(blocks, 128)` int8 and scales `(blocks, 1)` float32 of a weight of any shape. The last block is padded."""
+    """Codes `(blocks, 128)` int8 and scales `(blocks, 1)` float32 of a weight of any shape. Zeros pad it."""
     flat = weight.detach().float().flatten()
     flat = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
     scales = flat.abs().amax(1, keepdim=True) / LEVELS
