@@ -17,7 +17,7 @@ chosen once all runs of its tuning exist. Runs that wait for one are left out an
     python -m evidence.run evidence/gsm8k.yaml --model MODEL --dataset FOLDER --workers 3 --minutes 8 --resume
 
 This line is for a machine that is at hand for minutes. After that time all runs are stopped, and the results also have
-what the stopped ones had logged.
+what the stopped ones had logged. `--retry` repeats them.
 """
 
 import argparse
