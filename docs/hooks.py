@@ -54,22 +54,18 @@ def options():
 
 
 def configs():
-    """Every YAML file of configs/, with the first sentence of its comment. Without one, its base files describe it."""
+    """Every YAML file of configs/, with the first sentence of its comment."""
     from troll_trl.cli.settings.layers import configs_folder
 
     folder = configs_folder()
     names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
-    names.sort(key=lambda name: name.startswith(("base/", "accelerate/")))  # parts come last
+    names.sort(key=lambda name: name.startswith(("base/", "accelerate/")))  # what nobody trains with comes last
     return _table(("name", "what"), [(f"`{name}`", _what(folder / f"{name}.yaml")) for name in names])
 
 
 def _what(path):
-    text = path.read_text(encoding="utf-8")
-    comment = re.match(r"(# .*\n)+", text)
-    if not comment:
-        bases = re.search(r"^base: \[?([^\]\n]+)", text, re.MULTILINE)[1].split(", ")
-        return " ".join(_what(path.parent / base) for base in bases if not base.endswith("paper.yaml"))
-    return re.sub(r"\n?# ", " ", comment[0]).strip().partition(". ")[0].removesuffix(".") + "."
+    comment = re.match(r"(# .*\n)+", path.read_text(encoding="utf-8"))[0]
+    return re.sub(r"\n?# ", " ", comment).strip().partition(". ")[0].removesuffix(".") + "."
 
 
 def _table(head, rows):

@@ -1,7 +1,7 @@
 """A study's grid: a YAML file, read strictly, and the runs that it asks for."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,8 @@ class Study:
         vary (`list[dict[str, Any]]`):
             Alternatives: settings of scripts/train.py with lists of values. Every combination of the values is run.
         cells (`list[dict[str, Any]]`):
-            Replaces the other three. Each cell has a `task`, a `method`, and settings as in `vary`.
+            Replaces the other three. Each cell has a `task` or `tasks`, a `method` or `methods`, and settings as in
+            `vary`. All runs of a cell follow each other.
     """
 
     seeds: list[int]
@@ -146,13 +147,13 @@ class Study:
     def __post_init__(self):
         if bool(self.cells) is bool(self.methods):
             raise TypeError("a study has either `cells`, or `tasks` and `methods`")
+        self.alternatives()  # a wrong cell is refused now
 
     def alternatives(self) -> list[tuple[list[str], list[str], dict[str, list[Any]]]]:
         """Tasks, methods and settings. Every combination of them is run."""
         if not self.cells:
             return [(self.tasks, self.methods, alternative) for alternative in self.vary]
-        settings = [{k: v for k, v in cell.items() if k not in ("task", "method")} for cell in self.cells]
-        return [([c["task"]], [c["method"]], varied) for c, varied in zip(self.cells, settings, strict=True)]
+        return [_alternative(**cell) for cell in self.cells]
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,19 @@ class Run:
         """Relative to the study's folder. Seeds of a cell differ in the last part alone, as scripts/report.py wants."""
         cell = ",".join(f"{key}={value}" for key, value in self.varied)
         return Path(self.task, self.method, cell, f"seed{self.seed}")
+
+
+def _alternative(
+    task: str | None = None,
+    method: str | None = None,
+    tasks: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    **varied: list[Any],
+) -> tuple[list[str], list[str], dict[str, list[Any]]]:
+    """Tasks, methods and settings of a cell."""
+    if (task is None) is not bool(tasks) or (method is None) is not bool(methods):
+        raise TypeError("a cell has either a `task` or `tasks`, and either a `method` or `methods`")
+    return [*tasks] if task is None else [task], [*methods] if method is None else [method], varied
 
 
 @dataclass(frozen=True)

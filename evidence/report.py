@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evidence import age, async_tables, lora, rarity, rate, smollm2, smollm2_rate, tables
+from evidence import age, async_tables, lora, peers, rarity, rate, smollm2, smollm2_rate, tables
 from evidence.results import read_records, run_of
 from evidence.tables import Record, Table, tasks_of
 
@@ -31,6 +31,7 @@ TABLES: dict[str, dict[str, Table]] = {
     "lora": lora.TABLES,
     "age": age.TABLES,
     "rate": rate.TABLES,
+    "peers": peers.TABLES,
     "async": async_tables.TABLES,
     "async-served": async_tables.SERVED_TABLES,  # by evidence.served
 }

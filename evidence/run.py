@@ -47,7 +47,7 @@ from trl import GRPOTrainer
 
 from evidence.grid import GivenTask, Grid, Run, content_of, prompt_of, read_grid, tuned_rates
 from evidence.results import RESULT, describe, machine, make_record, of_log, read_records, run_of, write_records
-from evidence.starts import call_script, make_start, read_chance, start_key
+from evidence.starts import call_script, make_start, read_chance, start_digest, start_key
 from evidence.variants import VARIANTS
 from troll_trl.cli import evaluate, make_trainer, train
 
@@ -147,15 +147,18 @@ class Runner:
         return record if record is not None and record.pop("identity") == self._identity(run) else None
 
     def run(self, runs: Iterable[Run], retry: bool) -> None:
-        """Make the missing starts, then the runs."""
+        """Seed by seed, make the missing starts, then the runs: a study that is cut off has whole seeds."""
         waiting = [run for run in runs if (record := self.record(run)) is None or (retry and "error" in record)]
-        starts = {str(self._start(run)): partial(self._make_start, run) for run in waiting}
-        run_all(starts.items(), self.workers, lambda name: self.folder / name / "log.txt", deadline=self.deadline)
-        jobs = [(str(run.folder), partial(self._execute, run)) for run in waiting]
         for run in waiting:
             self.known.pop(run, None)  # it failed
         log_of = lambda name: self.folder / "runs" / name / "log.txt"
-        left_out = run_all(jobs, self.workers, log_of, self._save, self.deadline)
+        left_out: set[str] = set()
+        for seed in dict.fromkeys(run.seed for run in waiting):
+            of_seed = [run for run in waiting if run.seed == seed]
+            starts = {str(self._start(run)): partial(self._make_start, run) for run in of_seed}
+            run_all(starts.items(), self.workers, lambda name: self.folder / name / "log.txt", deadline=self.deadline)
+            jobs = [(str(run.folder), partial(self._execute, run)) for run in of_seed]
+            left_out |= run_all(jobs, self.workers, log_of, self._save, self.deadline)
         for run in waiting:
             if self.record(run) is None and str(run.folder) not in left_out:
                 error = "the process was killed" if time.monotonic() < self.deadline else "its time was up"
@@ -200,7 +203,8 @@ class Runner:
     def _execute(self, run: Run) -> None:
         start, folder = self.folder / self._start(run), self.folder / "runs" / run.folder
         try:
-            record = self.train_and_evaluate(run, start, folder) | read_chance(start) | {"machine": machine()}
+            record = self.train_and_evaluate(run, start, folder) | read_chance(start) | start_digest(start)
+            record["machine"] = machine()
         except BaseException as error:  # SystemExit too: the results record it
             if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 130:  # interrupted
                 raise

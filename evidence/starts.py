@@ -99,6 +99,13 @@ def read_chance(folder: Path) -> dict[str, float]:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
+def start_digest(folder: Path) -> dict[str, str]:
+    """`start_digest`, of the weights of a generated start: a warm-up gives others on another machine. Empty for a given
+    model."""
+    file = folder / "model" / "model.safetensors"
+    return {"start_digest": hashlib.sha256(file.read_bytes()).hexdigest()[:16]} if file.exists() else {}
+
+
 def choose_problems(folder: Path, task: GivenTask, evaluation: Path) -> None:
     """
     Choose the first `task.candidates` training problems, with `task.samples` only those on which some but not all

@@ -2,8 +2,9 @@ r"""
 Train Qwen3-0.6B on GSM8K while a vLLM server generates, with a trust region around what the server reports.
 
 Needs:  two GPUs of 24 GB, the Hugging Face hub, and vLLM: pip install '.[vllm]'
-Run:    CUDA_VISIBLE_DEVICES=0 VLLM_SERVER_DEV_MODE=1 vllm serve Qwen/Qwen3-0.6B --dtype float32 --max-model-len 3072 \
-            --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs 20
+Run:    CUDA_VISIBLE_DEVICES=0 VLLM_SERVER_DEV_MODE=1 vllm serve Qwen/Qwen3-0.6B --host 127.0.0.1 --dtype float32 \
+            --max-model-len 3072 --weight-transfer-config '{"backend": "nccl"}' \
+            --logprobs-mode processed_logprobs --max-logprobs 20
         CUDA_VISIBLE_DEVICES=1 accelerate launch examples/asynchronous.py
 Prints: a log line per update, and at the end the mean reward of the first and of the last 20 updates.
 

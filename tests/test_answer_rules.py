@@ -36,6 +36,52 @@ def all_of(reward, gold, answers):
     assert {answer: given for answer, given in rewards(gold, answers).items() if given != reward} == {}
 
 
+# The integer of a general solution
+
+SOLUTIONS = [
+    r"\frac{{\pi}}{{4}}+{0}\pi",
+    r"x=2\pi {0}-\frac{{\pi}}{{3}}",
+    r"\frac{{(2{0}+1)\pi}}{{6}}",
+    r"{0}\cdot 90^\circ",
+]
+SOLUTIONS += [
+    r"\pm\frac{{\pi}}{{6}}+2{0}\pi",
+    r"(-1)^{{{0}}}\frac{{\pi}}{{6}}+{0}\pi",
+    r"\arctan 3+{0}\pi, \frac{{{0}\pi}}{{5}}",
+]
+STATED = [
+    "",
+    r", {0}\in\mathbb{{Z}}",
+    r", {0} \in Z",
+    r"\text{{ for any integer }} {0}",
+    r" ({0} \text{{ is an integer}})",
+]
+
+
+@PROPERTY
+@given(st.sampled_from(SOLUTIONS), st.permutations("jkmnN"), st.sampled_from(STATED), st.sampled_from(STATED))
+def test_the_integer_of_a_general_solution_may_have_another_letter(solution, letters, stated, said):
+    own, theirs = letters[:2]
+    gold = (solution + stated).format(own)
+    assert rewards(gold, [(solution + said).format(theirs)]).popitem()[1] == 1.0
+    all_of(0.0, gold, [solution.format(other) for other in (f"2{theirs}", "i", "e", "x", "3", f"{own}{theirs}")])
+    all_of(0.0, gold, [f"{theirs} = {solution.format(theirs).removeprefix('x=')}"])
+
+
+@pytest.mark.parametrize("gold", [r"({0}\pi,{1}\pi)", r"{0}\pi+{1}", r"{1}+\frac{{{0}\pi}}{{2}}"])
+def test_two_letters_are_not_one(gold):
+    """A letter that the answer has elsewhere is not free: a policy would write one for both."""
+    wrong = [gold.format(*pair) for pair in ("kk", "mm", "nn", "mk", "nk", "mn")]
+    all_of(0.0, gold.format("k", "m"), wrong)
+
+
+@pytest.mark.parametrize(
+    "gold", [r"\pi {0}^2", r"\frac{{2\pi}}{{{0}}}", r"({0}-2)\pi", r"\cos({0}\pi)", "2{0}+1", r"\pi^{0}"]
+)
+def test_a_letter_of_the_problem_keeps_its_name(gold):
+    all_of(0.0, gold.format("n"), [gold.format("k"), gold.format("x")])
+
+
 # Multiple choice
 
 SEVERAL = [
@@ -142,6 +188,12 @@ def test_a_line_is_its_solutions_however_it_is_written(slope, shift, factor, ste
     all_of(
         0.0, gold, [f"y={slope}x+({shift + step})", f"y={slope + step}x+({shift})", f"y={slope}|x|+({shift})", "1=1"]
     )
+
+
+def test_a_point_of_comparison_may_be_a_solution_of_both():
+    """(17, -29) is one of the points, and lies on this line: the same equation earned 0."""
+    all_of(1.0, "y=-2x+5", ["-2x-y+5=0", "2y=-4x+10"])
+    all_of(0.0, "y=-2x+5", ["y=-x-12", "y=-3x+22"])  # through the same point
 
 
 @PROPERTY

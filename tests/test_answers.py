@@ -89,7 +89,12 @@ def test_the_fast_parser_reads_what_the_full_one_reads_or_nothing():
             " blah ".join(rf"\boxed{{{index}}}" for index in range(MAX_BOXES + 1)),
             ", ".join(f"{{{index}}}" for index in range(MAX_BOXES + 1)),
         ),
-        (r"\boxed{5} then \boxed{}", None),
+        (r"\boxed{5} then \boxed{}", "5"),
+        (r"\boxed{}", None),
+        (r"The answer is \boxed{}", None),
+        (r"The answer is 5. \boxed{}", "5"),
+        (r"so \boxed yes", "yes"),
+        (r"\boxed{answer}", "answer"),
         (r"\boxed{ $\boxed{5}$ }", "5"),
         (r"\boxed{x=\boxed{5}}", "x={5}"),
         (r"\boxed{2(\fbox{5})}", "2({5})"),
@@ -108,6 +113,29 @@ def test_the_fast_parser_reads_what_the_full_one_reads_or_nothing():
 )
 def test_extraction(text, answer):
     assert extract_answer(text) == answer
+
+
+NAMED_BOXES = [r"\boxed{}", r"\boxed{ $ $ }", r"\boxed{...}", r"\boxed{\dots}", r"\boxed{?}", r"\boxed{\quad}"]
+NAMED_BOXES += [r"\boxed{answer}", r"\boxed{\text{Final Answer}}", r"\boxed{<your answer here>}", r"\fbox{result}"]
+NAMED_BOXES += [
+    r"\boxed as requested",
+    r"\boxed form",
+    r"\fbox notation.",
+    r"\boxed , which I was told",
+    r"\boxed I mean",
+]
+
+
+@pytest.mark.parametrize("named", NAMED_BOXES)
+@pytest.mark.parametrize("words", [" ", " I used ", "\n\nThe format was "])
+def test_a_box_that_is_only_named_is_no_answer_and_hides_no_guess(named, words):
+    """The answer that is read is one and the same, whatever the gold answer is."""
+    assert extract_answer(rf"So \boxed{{5}}.{words}{named}") == "5"
+    assert extract_answer(rf"So {named}.{words}\boxed{{5}}") == "5"
+    assert extract_answer(rf"So the answer is 5.{words}{named}") == "5"
+    for guesses in (rf"\boxed{{5}} or \boxed{{6}}{words}{named}", rf"\boxed{{5}} {named} \boxed{{6}}"):
+        assert extract_answer(guesses) in ("{5}, {6}", "6")
+        assert verify(["5"], [guesses])[0].reward == 0.0
 
 
 @pytest.mark.parametrize(

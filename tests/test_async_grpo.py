@@ -22,6 +22,7 @@ from trl.experimental.async_grpo.async_grpo_trainer import DataCollatorForRollou
 from trl.experimental.async_grpo.packing import TreeRow
 from trl_comparison import assert_same_movement, logged, weights
 
+from troll_trl import Bounded, TrustRegion
 from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig, AsyncTrollGRPOTrainer
 
 TESTS = Path(__file__).parent
@@ -244,6 +245,40 @@ def test_loss_and_gradient_are_those_of_unpacked_samples(region, folder, tmp_pat
     acts = {"projection": "projected", "penalty": "penalized", "binary_penalty": "penalized"}.get(region, "masked")
     fraction = counted[f"troll/{acts}_fraction"]
     assert fraction == pytest.approx(acted / len(shared))
+
+
+@pytest.mark.parametrize("field", ["log_probs", "regression"])
+def test_numbers_of_another_shape_than_the_tokens_are_refused(field, folder, tmp_path):
+    """Of a trust region of one's own. They broadcast, or were taken for another number of tokens."""
+
+    class Own(TrustRegion):
+        def __call__(self, policy, old, advantages):
+            given = {"log_probs": policy[..., 0], "regression": policy[..., 0] ** 2}
+            return Bounded(**given | {field: given[field][:, :1]})
+
+    class WithOwn(AsyncTrollGRPOTrainer):
+        def _make_trust_region(self, args):
+            return Own()
+
+    engine = Engine(folder, support_size=K)
+    with pytest.raises(ValueError, match=rf"`trust_region`: `{field}` of Own has shape \(1, 1\), expected \(1, \d+\)"):
+        make_trainer(folder, tmp_path, engine, WithOwn, support_size=K).train()
+
+
+def test_nan_of_a_trust_region_stops_the_run(folder, tmp_path):
+    """Of one's own, in unused slots. The weights would have been NaN after the first update."""
+
+    class Own(TrustRegion):
+        def __call__(self, policy, old, advantages):
+            return Bounded(policy[..., 0], (policy.exp() * (policy - old.masked_fill(old < -9, -math.inf))).sum(-1))
+
+    class WithOwn(AsyncTrollGRPOTrainer):
+        def _make_trust_region(self, args):
+            return Own()
+
+    engine = Engine(folder, support_size=K)
+    with pytest.raises(ValueError, match=r"`trust_region`: Own made NaN or infinity of \d+ tokens at step 0"):
+        make_trainer(folder, tmp_path, engine, WithOwn, support_size=K).train()
 
 
 @pytest.mark.parametrize("age", range(5))

@@ -132,6 +132,10 @@ def test_an_answer_becomes_the_old_policy_of_its_tokens(loop, monkeypatch):
         group_id=7, env_rewards=[None, None], rollout_rewards=[None, None],
     )  # fmt: skip
     samples = asyncio.run(loop._score_group(group))
+    wrong = sequences[1][1].old_log_probs
+    wrong.append(wrong.pop(3))
+    with pytest.raises(ValueError, match="`logprobs` of a sample of group 7 are misaligned: 3 of 3 numbers"):
+        asyncio.run(loop._score_group(group))
     assert [sample.input_ids.tolist() for sample in samples] == [
         [5, 6, *tokens[:4], 8, 9, *tokens[4:6]],
         [5, 6, *tokens[6:9]],
@@ -190,6 +194,22 @@ def test_the_rest_of_a_certain_distribution_has_the_floors_mass():
     assert not rows[2].any()
     with pytest.raises(ValueError, match="has 2 tokens at position 1, expected at most 1"):
         sample_log_probs([0, 1], [-1.0, -1.0], [{3: -2.0, 4: -2.0}] * 2, 2)
+
+
+@pytest.mark.parametrize("lengths", [(3, 3, 2), (3, 2, 3), (2, 3, 3)])
+def test_lists_of_other_lengths_are_refused(lengths):
+    mask, numbers, others = lengths
+    said = f"`completion_mask` has {mask} tokens, `log_probs` {numbers} and `others` {others}"
+    with pytest.raises(ValueError, match=said):
+        sample_log_probs([1] * mask, [-1.0] * numbers, [{}] * others, 3)
+
+
+def test_tokens_that_cannot_be_sampled_take_no_slot():
+    """A worker of one's own passes on −∞ for them: the sample was dropped. With other mass left, it still is."""
+    half = math.log(0.5)
+    rows = sample_log_probs([1, 1], [half, half], [{3: half, 4: -math.inf}, {3: -2.0, 4: -math.inf}], 4)
+    assert rows[0].tolist() == pytest.approx([half, half, -math.inf, -math.inf, math.log(REST_FLOOR), 3, -1, -1])
+    assert np.isnan(rows[1]).all()
 
 
 class Client:

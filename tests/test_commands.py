@@ -26,18 +26,26 @@ from transformers import TrainingArguments
 
 from troll_trl.cli import configs, environment, main, quickstart, report, train
 from troll_trl.cli.evaluate import parse_evaluation_args
+from troll_trl.cli.settings.layers import find_config
 from troll_trl.cli.settings.names import declared_names, launcher_names
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "configs/README.md", "evidence/README.md")]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES += [ROOT / name / "README.md" for name in ("configs", "evidence")]
 PAGES += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROGRAMS = r"(?:\w+=\S* )*(?:troll|python|make|accelerate launch(?=.*\.py)|pip install|trl vllm-serve|vllm serve"
 PROGRAMS += "|torchrun|sbatch)"
 # Words in a sentence that stand for something of the reader's
 PLACEHOLDER = re.compile(r"\b(?:any_field|[A-Z]{4,})\b|…")
-OTHER_FLAGS = {"logprobs-mode", "max-logprobs", "success", "help"}  # of vllm serve, of `troll report`, and of all
+OTHER_FLAGS = {
+    "host",
+    "logprobs-mode",
+    "max-logprobs",
+    "success",
+    "help",
+}  # of vllm, `troll report` and all
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -149,7 +157,7 @@ def take_python(words, monkeypatch):
     monkeypatch.setattr(sys, "argv", words[module:])
     monkeypatch.setattr(sys, "path", [*sys.path, str(path.parent)])
     for file in re.findall(r"\S+\.yaml", " ".join(words)):
-        assert Path(file).is_file()
+        assert find_config(file)
     with pytest.raises(Parsed):
         runpy.run_module(words[1], run_name="__main__") if module else runpy.run_path(words[0], run_name="__main__")
 

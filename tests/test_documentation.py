@@ -28,7 +28,17 @@ REPOSITORY = PROJECT["project"]["urls"]["Repository"]
 TABLE = (DOCS / "compatibility.md").read_text(encoding="utf-8")
 
 # What the tables name except options
-OTHER_NAMES = {"lm_head", "nn.DataParallel", "modules_to_save", "env_mask", "log_metric", "log_extra", "None", "eager"}
+OTHER_NAMES = {
+    "output_router_logits",
+    "lm_head",
+    "nn.DataParallel",
+    "modules_to_save",
+    "env_mask",
+    "log_metric",
+    "log_extra",
+    "None",
+    "eager",
+}
 
 
 def named_options():

@@ -1,5 +1,6 @@
 """`old_policy: engine`: the old policy is what an engine answered while it sampled. The engine here is the model."""
 
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from test_compatibility_models import llava, llava_processor, pictures, qwen_vl,
 from test_compatibility_rollouts import byte_tokenizer, chats, multiply
 from test_resume import assert_same_run
 from tiny import padded_logits, sample_tokens, saved_model, tiny_model
+from transformers import TrainerCallback
 from trl_comparison import assert_gradient_is_a_finite_difference, logged, make_trainer, micro_batch, reference_tokens
 from trl_comparison import weights as weights_by_name
 
@@ -23,6 +25,14 @@ from troll_trl.trainers.old_policy import COLUMN, with_dense
 
 V = 100
 SGD = {"optim": "sgd", "learning_rate": 0.3}
+
+
+class AfterEachStep(TrainerCallback):
+    def __init__(self, call):
+        self.call = call
+
+    def on_step_end(self, *args, **kwargs):
+        self.call()
 
 
 class Engine:
@@ -185,6 +195,17 @@ def rollout_of(change, fork=False):
     return rollout
 
 
+def one_turn(change):
+    """A rollout function of one turn; `change` its log-probabilities."""
+
+    def rollout(prompts, trainer):
+        prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+        completions, numbers = numbers_of(trainer, prompt_ids)
+        return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": change(numbers)}
+
+    return rollout
+
+
 def assert_same_weights(trainer_run, engine_run, start, within=1e-4):
     moved = (weights(trainer_run) - start).abs().max().item()
     assert moved > 1e-3
@@ -256,7 +277,7 @@ def test_tools(tmp_path):
 def without_the_rest(value):
     row = value.row.copy()
     row[len(row) // 2] = -math.inf
-    return SampledLogProb(value, row)
+    return SampledLogProb(value, row, value.token)
 
 
 MUTANTS = {
@@ -269,7 +290,9 @@ MUTANTS = {
 def mutated(mutant):
     def read(sampled, counts, ids, *others):
         first = [ids[place] for place in np.cumsum([0, *counts[:-1]])]
-        return MUTANTS[mutant](lambda tokens=sampled: read_answer(tokens, counts, ids, *others), first)
+        values = MUTANTS[mutant](lambda tokens=sampled: read_answer(tokens, counts, ids, *others), first)
+        # With the right ids: other ones are refused
+        return [SampledLogProb(value, value.row, token) for value, token in zip(values, sampled, strict=True)]
 
     return read
 
@@ -285,6 +308,24 @@ def test_mutants_train_other_weights(mutant, tmp_path, monkeypatch):
     spoiled.train()
     with pytest.raises(AssertionError):
         assert_same_weights(expected, spoiled, start)
+
+
+MISALIGNED = {
+    "shifted by a token": lambda rows: [[*row[1:], row[0]] for row in rows],
+    "another row's": lambda rows: [rows[n - 1] if len(rows[n - 1]) == len(row) else row for n, row in enumerate(rows)],
+    "another turn's": lambda rows: [[*row[-1:], *row[1:-1], *row[:1]] for row in rows],
+    "reversed": lambda rows: [row[::-1] for row in rows],
+}
+
+
+@pytest.mark.parametrize("mask", [{}, {"trust_region": "mask"}, {"support_size": 1}])
+@pytest.mark.parametrize("change", MISALIGNED)
+def test_misaligned_numbers_of_a_rollout_function_are_refused(change, mask, tmp_path):
+    """They trained, in silence, with the probabilities of other tokens."""
+    run = trainer_of(tmp_path, rollout_func=one_turn(MISALIGNED[change]), **mask)
+    run.vllm_generation.length = lambda number: 3 + number // 8
+    with pytest.raises(ValueError, match=r"`logprobs` of completion \d+ are misaligned: \d+ of \d+ numbers"):
+        run.train()
 
 
 @pytest.mark.parametrize(("support_size", "kl_bound"), [(2, 2e-5), (20, 5e-4), (V, 2e-3)])
@@ -395,11 +436,95 @@ def test_a_token_without_a_number_leaves_loss_and_counts(bad, algorithm, tmp_pat
     assert line["troll/skipped_updates"] == 0
 
 
-def test_an_engine_that_scores_nothing_stops_the_run(tmp_path):
-    run = trainer_of(tmp_path, max_steps=1)
-    run.vllm_generation.spoil = lambda listed: [dict.fromkeys(row, math.nan) for row in listed]
-    with pytest.raises(RuntimeError, match="gave no log-probability for any"):
+def nothing_for(steps, run):
+    """Have the engine score nothing in the rollout batches that are sampled at these steps."""
+
+    def spoil(listed):
+        unknown = run.state.global_step in steps
+        return [dict.fromkeys(row, math.nan) for row in listed] if unknown else listed
+
+    run.vllm_generation.spoil = spoil
+
+
+@pytest.mark.parametrize(("algorithm", "mask"), [("grpo", {}), ("grpo", {"trust_region": "mask"}), ("rloo", {})])
+def test_a_rollout_batch_of_which_nothing_is_known_is_skipped_and_counted(algorithm, mask, tmp_path):
+    """It ended the run. The two batches around it are trained on."""
+    run = trainer_of(tmp_path, algorithm, steps_per_generation=2, max_steps=6, optim="adamw_torch", **mask)
+    nothing_for({2}, run)
+    moved = [weights(run)]
+    run.add_callback(AfterEachStep(lambda: moved.append(weights(run))))
+    run.train()
+    still = [torch.equal(before, after) for before, after in itertools.pairwise(moved)]
+    assert still == [False, False, True, True, False, False]
+    assert logged(run, "troll/skipped_updates") == [0, 0, 1, 1, 0, 0]
+    known, unknown, after = logged(run, "troll/unscored_tokens")  # of each rollout batch
+    assert unknown > 0 and known == after == 0
+    assert all(math.isfinite(value) for line in run.state.log_history for value in line.values() if value is not None)
+
+
+def test_an_engine_that_never_scores_anything_stops_the_run(tmp_path):
+    run = trainer_of(tmp_path, steps_per_generation=2, max_steps=20, max_skipped_updates=5)
+    nothing_for(range(2, 20), run)
+    with pytest.raises(FloatingPointError, match=r"update 7: 5 updates in a row.*vLLM's log-probabilities.*vLLM's log"):
         run.train()
+
+
+def test_what_steps_in_the_backward_is_stopped_before_an_unknown_batch(tmp_path):
+    """There nothing can be skipped any more."""
+    run = trainer_of(tmp_path, steps_per_generation=2, max_steps=6)
+    run.finite_guard._steps_in_backward = lambda: "`optim` lomo"
+    nothing_for({2}, run)
+    said = "Stopped before update 3, which `optim` lomo cannot skip. Not finite: vLLM's log-probabilities"
+    with pytest.raises(FloatingPointError, match=said):
+        run.train()
+
+
+def test_one_unknown_token_that_is_all_there_is_does_not_stop_the_run(tmp_path):
+    """An environment may leave a batch of one live token."""
+    first = lambda rows: [[1] + [0] * (len(row) - 1) if n == 0 else [0] * len(row) for n, row in enumerate(rows)]
+
+    def rollout(prompts, trainer):
+        output = one_turn(lambda rows: rows)(prompts, trainer)
+        return output | {"env_mask": first(output["completion_ids"])}
+
+    run = trainer_of(tmp_path, rollout_func=rollout, max_steps=4)
+    nothing_for(range(9), run)
+    start = weights(run)
+    run.train()
+    assert torch.equal(weights(run), start) and sum(logged(run, "troll/unscored_tokens")) == 1
+    assert sum(logged(run, "troll/skipped_updates")) == 4
+
+
+def test_an_evaluation_of_which_nothing_is_known_does_not_stop_the_run(tmp_path):
+    run = trainer_of(tmp_path, eval_strategy="steps", eval_steps=2, max_steps=4, num_generations_eval=2)
+    nothing_for({2, 4}, run)  # the training samples at step 0
+    run.train()
+    assert logged(run, "troll/skipped_updates") == [0, 0, 0, 0]
+    assert len(logged(run, "eval_reward")) == 2 and min(logged(run, "eval_troll/unscored_tokens")) > 0
+    assert all(map(math.isfinite, logged(run, "eval_loss") + logged(run, "eval_reward")))
+
+
+@pytest.mark.parametrize("zero", [-math.inf, -9999.0])
+@pytest.mark.parametrize("support_size", [102, 110, 128])
+def test_a_head_with_rows_for_no_token(support_size, zero, tmp_path):
+    """128 rows, 100 tokens: the engine has −∞ for the others, and from K = 102 on every token was unknown."""
+    runs = []
+    for name, size in (("whole", 101), ("more", support_size)):
+        model = tiny_model(vocab_size=128)
+        run = trainer_of(tmp_path / name, model=model, support_size=size, tail_mass=0.0, max_steps=3)
+        logits = run.vllm_generation.logits
+
+        def masked(*given, logits=logits):
+            return [torch.cat([each[:, :V], torch.full_like(each[:, V:], -math.inf)], 1) for each in logits(*given)]
+
+        run.vllm_generation.logits = masked
+        run.vllm_generation.spoil = lambda listed: [{i: max(x, zero) for i, x in row.items()} for row in listed]
+        start = weights(run)
+        run.train()
+        assert set(logged(run, "troll/unscored_tokens")) == {0} and set(logged(run, "troll/skipped_updates")) == {0}
+        assert logged(run, "troll/support_size_mean") == [pytest.approx(100)] * 3
+        runs.append(run)
+    assert torch.equal(weights(runs[0]), weights(runs[1])) and not torch.equal(weights(runs[0]), start)
 
 
 @pytest.mark.parametrize(("options", "said"), [

@@ -1,5 +1,6 @@
 """`old_policy: engine`: what an engine answers, and the rows of numbers that become of it."""
 
+import itertools
 import math
 import pickle
 from itertools import chain
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from troll_trl.trainers import engine_policy
-from troll_trl.trainers.engine_policy import SampledLogProb, read_answer, rows_of
+from troll_trl.trainers.engine_policy import SampledLogProb, check_tokens, read_answer, rows_of
 from troll_trl.trust_region.sparse import sparsify
 
 V = 100
@@ -37,6 +38,7 @@ def listing(count, likely):
 def test_rows_agree_with_a_dense_selection():
     tokens, rows, listed = listing(50, 7)
     answered = pickle.loads(pickle.dumps(answer_of(listed, tokens, 7)))  # as between processes
+    assert [value.token for value in answered] == tokens
     expected = sparsify(rows, torch.tensor(tokens), 8, 0.0)
     for place, row in enumerate(rows_of(answered, [1] * 50, 8)):
         log_probs, rest, ids = row[:8], row[8], row[9:]
@@ -82,34 +84,160 @@ class Flat:
         self.logprobs = [*chain.from_iterable(row.values() for row in listed)]
 
 
-def test_a_colocated_engine_answers_in_flat_lists_and_a_rollout_function_in_its_own():
-    """This rank has the second half of what its group samples. A list that was asked of `llm.generate` itself stays."""
-    tokens, _, listed = listing(12, 5)
-    halves = [slice(0, 6), slice(6, 12)]
-    made = lambda logprobs, ids: SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, logprobs=logprobs)])
-    config = SimpleNamespace(max_logprobs=4)
-    llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=config))
-    llm.generate = lambda: [made(Flat(listed[half]), tokens[half]) for half in halves]
+class Colocated:
+    """TRL's `VLLMGeneration` with an engine that two ranks share, of which this one has the second half."""
 
-    def generate():
-        (own,) = llm.generate()[1].outputs
-        assert own.logprobs is None
-        return [[1]], [own.token_ids], None, None
+    mode = "colocate"
 
-    generation = SimpleNamespace(mode="colocate", llm=llm, generation_kwargs={}, generate=generate)
-    recorder = SimpleNamespace(support_size=6, answered=None)
+    def __init__(self, completions, listed, take=lambda tokens: tokens):
+        made = [
+            SimpleNamespace(token_ids=tokens, logprobs=Flat(rows))
+            for tokens, rows in zip(completions, listed, strict=True)
+        ]
+        self.config = SimpleNamespace(max_logprobs=4)
+        self.llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=self.config))
+        self.llm.generate = lambda: [SimpleNamespace(outputs=[one]) for one in made]
+        self.generation_kwargs, self.take, self.made = {}, take, made
+
+    def generate(self):
+        own = self.llm.generate()[len(self.made) // 2 :]
+        assert all(each.outputs[0].logprobs is None for each in own), "TRL would sort an object for every listed token"
+        return [[1]] * len(own), [self.take(each.outputs[0].token_ids) for each in own], None, None
+
+
+def colocated(*lengths, likely=5, **options):
+    """Such an engine of completions with these lengths, what this rank must get, and its recorder."""
+    tokens, _, listed = listing(sum(lengths), likely)
+    ends = [0, *np.cumsum(lengths).tolist()]
+    pieces = [slice(*pair) for pair in itertools.pairwise(ends)]
+    generation = Colocated([tokens[piece] for piece in pieces], [listed[piece] for piece in pieces], **options)
+    recorder = SimpleNamespace(support_size=likely + 1, answered=None)
     engine_policy.ask_for_likely_tokens(generation, recorder)
-    assert generation.logprobs == config.max_logprobs == 5
+    own = pieces[len(pieces) // 2 :]
+    expected = [rows_of(answer_of(listed[x], tokens[x], likely), [1] * len(tokens[x]), likely + 1) for x in own]
+    return generation, [tokens[x] for x in own], expected, recorder
+
+
+@pytest.mark.parametrize("take", [lambda tokens: tokens, list, tuple, lambda tokens: tokens[:]])
+@pytest.mark.parametrize("lengths", [(6, 6), (3, 5, 4, 1)])
+def test_a_colocated_engine_answers_in_flat_lists(lengths, take):
+    """Also if TRL copies the lists of tokens: a copy was a bare `KeyError: 140633…`."""
+    generation, tokens, expected, recorder = colocated(*lengths, take=take)
+    assert generation.logprobs == generation.config.max_logprobs == 5
     assert generation.generation_kwargs == {"flat_logprobs": True, "detokenize": False}
     _, ids, log_probs, _ = generation.generate()
-    assert ids == [tokens[6:]]
-    expected = rows_of(answer_of(listed[6:], tokens[6:], 5), [1] * 6, 6)
-    np.testing.assert_array_equal(rows_of([value for (value,) in log_probs[0]], [1] * 6, 6), expected)
-    assert recorder.answered == [[value for (value,) in log_probs[0]]]
+    assert [[*row] for row in ids] == tokens
+    for row, wanted in zip(log_probs, expected, strict=True):
+        np.testing.assert_array_equal(rows_of([value for (value,) in row], [1] * len(row), 6), wanted)
+    assert recorder.answered == [[value for (value,) in row] for row in log_probs]
 
-    llm = SimpleNamespace(llm_engine=llm.llm_engine, generate=lambda: [made(listed, tokens)])
-    engine_policy.ask_for_likely_tokens(SimpleNamespace(**vars(generation) | {"llm": llm}), recorder)
-    assert llm.generate()[0].outputs[0].logprobs is listed
+
+def test_completions_that_vllm_did_not_sample_are_refused():
+    with pytest.raises(RuntimeError, match="TRL returned 1 completions, and their tokens are in 0 places among the 2"):
+        colocated(6, 6, take=lambda tokens: tokens[1:])[0].generate()
+
+
+def test_copies_that_fit_both_ranks_are_refused():
+    """Equal completions of other prompts have other numbers."""
+    generation, *_ = colocated(4, 4, take=list)
+    generation.made[0].token_ids = list(generation.made[1].token_ids)
+    with pytest.raises(RuntimeError, match="in 2 places among the 2"):
+        generation.generate()
+
+
+def test_a_rollout_function_that_asks_vllm_itself_gets_what_vllm_says():
+    """It left entries, which a later list of tokens at the same address would have found."""
+    generation, _, expected, _ = colocated(6, 6)
+    lists = [each.logprobs for each in generation.made]
+    assert [each.outputs[0].logprobs for each in generation.llm.generate()] == lists
+    _, _, log_probs, _ = generation.generate()
+    np.testing.assert_array_equal(rows_of([value for (value,) in log_probs[0]], [1] * 6, 6), expected[0])
+    generation.made[1].logprobs = lists[1]
+    assert generation.llm.generate()[1].outputs[0].logprobs is lists[1], "after a generation of TRL's, too"
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda flat: flat.end_indices.pop(), "sampled 6 tokens of a completion, and answered for 5 positions"),
+    (lambda flat: flat.start_indices.pop(), "sampled 6 tokens of a completion, and answered for 5 positions"),
+    (lambda flat: flat.token_ids.pop(), r"it gave \d+ ids and \d+ log-probabilities"),
+    (lambda flat: flat.logprobs.append(-1.0), r"it gave \d+ ids and \d+ log-probabilities"),
+    (lambda flat: (flat.start_indices.append(36), flat.end_indices.append(36)), "answered for 7 positions"),
+])  # fmt: skip
+def test_flat_lists_of_other_lengths_are_refused(change, said):
+    """numpy said that operands could not be broadcast together."""
+    generation, *_ = colocated(6, 6)
+    change(generation.made[1].logprobs)
+    with pytest.raises(ValueError, match=said):
+        generation.generate()
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda ids, values: values.pop(), "sampled 2 completions, .* tokens for 2 and log-probabilities for 1 of them"),
+    (lambda ids, values: ids.pop(), "sampled 2 completions, .* tokens for 1 and log-probabilities for 2 of them"),
+    (lambda ids, values: values[1].pop(), "In completion 1, vLLM gave 6 ids at 3 positions and 4 log-.* at 2"),
+    (lambda ids, values: ids[0][2].pop(), "In completion 0, vLLM gave 5 ids at 3 positions and 6 log-.* at 3"),
+    (lambda ids, values: (ids[0].pop(), values[0].pop()), "sampled 3 tokens of a completion, .* for 2 positions"),
+    (lambda ids, values: (ids[0].append([]), values[0].append([])), "sampled 3 tokens .* answered for 4 positions"),
+    (None, "without the ids or log-probabilities"),
+])  # fmt: skip
+def test_nested_lists_of_other_lengths_are_refused(change, said):
+    ids, values = ([[[start, start + 1] for start in (1, 2, 3)] for _ in range(2)] for _ in range(2))
+    values = [[[-1.0 for _ in row] for row in rows] for rows in values]
+    if change is not None:
+        change(ids, values)
+    answer = ([[1]] * 2, [[1, 2, 3]] * 2, values, None if change is None else ids)
+    generation = SimpleNamespace(mode="server", generate=lambda: answer)
+    engine_policy.ask_for_likely_tokens(generation, SimpleNamespace(support_size=3, answered=None))
+    with pytest.raises(ValueError, match=said):
+        generation.generate()
+
+
+@pytest.mark.parametrize("zero", [-math.inf, -9999.0, "missing"])
+@pytest.mark.parametrize("others", [99, 100, 101, 110, 127])
+def test_tokens_that_cannot_be_sampled_take_no_slot(others, zero):
+    """A head of 128 rows of which 100 are tokens has −∞ for the others: from K = 102 on, nothing was known."""
+    generator = torch.Generator().manual_seed(0)
+    finite = (2 * torch.randn(20, 100, generator=generator)).log_softmax(-1)
+    tokens = finite.exp().multinomial(1, generator=generator).flatten().tolist()
+    listed = []
+    for token, row in zip(tokens, finite, strict=True):
+        ranked = [*row.argsort(descending=True).tolist(), *range(100, 128)][:others]
+        listed.append({i: row[i].item() if i < 100 else zero for i in dict.fromkeys([*ranked, token])})
+        listed[-1] = {i: value for i, value in listed[-1].items() if value != "missing"}
+    rows = rows_of(answer_of(listed, tokens, others), [1] * 20, others + 1)
+    expected = sparsify(finite, torch.tensor(tokens), min(others, 99) + 1, 0.0)
+    for place, row in enumerate(rows):
+        used = 1 + int((row[others + 2 :] >= 0).sum())
+        assert used == 100 - (others == 99 and tokens[place] != finite[place].argmin().item())
+        assert [tokens[place], *row[others + 2 : others + 1 + used].tolist()] == expected.token_ids[
+            place, :used
+        ].tolist()
+        np.testing.assert_allclose(row[:used], finite[place][expected.token_ids[place, :used].long()], rtol=1e-6)
+        assert not np.isfinite(row[used : others + 1]).any() and (row[others + 1 + used :] == -1).all()
+    # With a number that is really missing, the mass is not complete
+    likely = max((i for i in listed[0] if i != tokens[0]), key=lambda i: finite[0][i] if i < 100 else -math.inf)
+    for bad in (math.nan, None, math.inf, zero):
+        spoilt = {i: bad if i == likely else value for i, value in listed[0].items() if bad != "missing" or i != likely}
+        rows = rows_of(answer_of([spoilt, *listed[1:]], tokens, others), [1] * 20, others + 1)
+        assert np.isnan(rows[0]).all() and not np.isnan(rows[1:]).any()
+
+
+@pytest.mark.parametrize("support_size", [1, 4])
+def test_numbers_of_other_tokens_are_refused(support_size):
+    """With a binary mask, too, as long as they are those of `generate`. A plain number has no id."""
+    tokens, _, listed = listing(6, support_size - 1)
+    answered = answer_of(listed, tokens, support_size - 1)
+    assert len({*tokens}) == 6
+    mask = [1, 1, 0, 1, 1, 1]
+    check_tokens(answered, mask, tokens, "it")
+    check_tokens([None, *map(float, answered[:5])], mask, tokens, "it")
+    check_tokens([*answered[:2], 0.0, *answered[3:]], mask, tokens, "it")
+    check_tokens([*answered[:2], answered[4], *answered[3:]], mask, tokens, "nothing is read of other tokens")
+    said = f"of it are misaligned: 5 of 5 .* position 0 .* token {tokens[0]}, .* for token {tokens[1]}"
+    with pytest.raises(ValueError, match=said):
+        check_tokens([*answered[1:], answered[0]], mask, tokens, "it")
+    with pytest.raises(ValueError, match=r"misaligned: 1 of 5 .* At position 5"):
+        check_tokens([*answered[:5], answered[0]], mask, np.array(tokens), "it")
 
 
 def test_numbers_without_likely_tokens_are_refused_except_for_binary_masks():

@@ -1,6 +1,8 @@
 """Samples files of math_answers.evaluation: torn lines, the Parquet copy, files of other tools, comparisons."""
 
 import json
+import re
+import sys
 import tracemalloc
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,6 +17,7 @@ from math_answers.evaluation.import_samples import read_rows
 from math_answers.evaluation.output import Output, open_output
 from math_answers.evaluation.problem_scores import read_scores
 from math_answers.evaluation.samples import read_lines, write_parquet
+from troll_trl.cli.evaluate import main
 
 FULL = r"So it is \boxed{%s}."
 
@@ -496,3 +499,38 @@ def test_gold_answers_of_another_tool_keep_their_digits(tmp_path):
     written = pq.read_table(tmp_path / "out" / "samples.parquet")
     assert written["gold"].to_pylist() == [*golds[:2], "1" + "0" * 22]
     assert written["reward"].to_pylist()[:2] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("gold", ["1e-20000000", "1e20000000", "-1e-99999999999", "0e-99999999999", "[5, 2.5e-401]"])
+def test_a_gold_answer_that_would_be_a_huge_text_is_refused_by_its_exponent(tmp_path, gold):
+    """62 bytes wrote 60 MB, or ended in a MemoryError."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f'{{"completion": "x", "answer": 5}}\n{{"completion": "x", "answer": {gold}}}\n')
+    with pytest.raises(ValueError, match=r"rows.jsonl: row 2, `answer`: The number .*E[+-]?\d+ cannot be written"):
+        evaluate_file(rows, tmp_path / "out")
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < 20_000
+
+
+def test_exponents_beyond_all_arithmetic_are_texts(tmp_path):
+    """`Decimal` raises what is no ValueError."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"completion": "x", "answer": 5, "time": 1e-99999999999999999999}\n')
+    assert evaluate_file(rows, tmp_path / "out")[0]["results"][0]["samples"] == 1
+
+
+HOSTILE = "m\x1b]0;owned\x07\x1b[2J\u202e<img src=x>`a`|[b](http://c)*d*\r\x9b1m"
+
+
+def test_nothing_in_a_sample_commands_the_terminal_or_marks_up_the_table(tmp_path, capsys, monkeypatch):
+    """A model's name with an escape sequence could rename the window; one with a link was one in `table.md`."""
+    wrong = [line(f"{HOSTILE}{n}", n % 2, "6", model=HOSTILE, benchmark=HOSTILE, gold=HOSTILE) for n in range(3)]
+    write(tmp_path / "rows.jsonl", [*wrong, line("q", model=HOSTILE, benchmark=HOSTILE)])
+    monkeypatch.setattr(sys, "argv", ["evaluate.py"])
+    main(["--samples", str(tmp_path / "rows.jsonl"), "--output", str(tmp_path / "out"), "--bootstrap_samples", "20"])
+    printed = "".join(capsys.readouterr())
+    table = (tmp_path / "out" / "table.md").read_text()
+    for text in (printed.replace("\r", ""), table):  # carriage returns of the progress bar
+        assert [character for character in text if not character.isprintable() and character not in "\n\t"] == []
+        assert r"m\x1b]0;owned\x07\x1b[2J\u202e" in text and r"\x9b1m" in text
+    assert r"&lt;img src=x&gt;\`a\`\|[b]\(http://c)\*d\*" in table and "<img" not in table
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines() if row.startswith("|")}) == 1

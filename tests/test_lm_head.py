@@ -17,18 +17,27 @@ from torch.utils._pytree import tree_leaves
 from transformers import (
     ApertusConfig,
     ApertusForCausalLM,
+    AutoConfig,
+    AutoModelForCausalLM,
+    BertConfig,
     CohereConfig,
     CohereForCausalLM,
+    DeepseekV3Config,
+    ElectraConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    Llama4TextConfig,
+    ModernBertDecoderConfig,
     MptConfig,
     PhiConfig,
     PhiForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
     RecurrentGemmaConfig,
+    RemBertConfig,
+    RobertaConfig,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -340,6 +349,54 @@ class _LargestTensor(TorchDispatchMode):
         return result
 
 
+MIXTURES = {
+    "granitemoe": {"num_local_experts": 4},
+    "granitemoehybrid": {
+        "num_local_experts": 4,
+        "layer_types": ["attention"],
+        "shared_intermediate_size": 16,
+        "mamba_n_heads": 4,
+    },
+    "granitemoeshared": {"num_local_experts": 4, "shared_intermediate_size": 16},
+    "phimoe": {"num_local_experts": 4},
+    "jetmoe": {"num_local_experts": 4, "kv_channels": 8},
+    "mixtral": {"num_local_experts": 4},
+    "gpt_oss": {"num_local_experts": 4},
+}
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_the_auxiliary_loss_of_every_family_is_its_own_and_trls(family):
+    """ "'GraniteMoeConfig' object has no attribute 'num_experts'": it is called `num_local_experts` there."""
+    config = AutoConfig.for_model(
+        family, **SMALL | MIXTURES[family], num_experts_per_tok=2, output_router_logits=True, dtype="float32"
+    )
+    torch.manual_seed(0)
+    model, batch = AutoModelForCausalLM.from_config(config).eval(), make_batch()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    own = model(**inputs, use_cache=False)
+    add_fused_lm_head(model)
+    add_sparse_lm_head(model)
+    ours = model(**batch, fused_lm_head=True, support_size=8)
+    trls = model(**batch, fused_lm_head=True)
+    assert own.aux_loss > 0.1
+    torch.testing.assert_close(ours.aux_loss, own.aux_loss, rtol=1e-4, atol=0)
+    torch.testing.assert_close(trls.aux_loss, own.aux_loss, rtol=1e-4, atol=0)
+    expected = own.logits[:, :-1].float().log_softmax(-1).gather(-1, batch["input_ids"][:, 1:, None])[..., 0]
+    live = batch["labels"][:, 1:] != -100
+    torch.testing.assert_close(ours.log_probs[live], expected[live], rtol=1e-4, atol=1e-5)
+
+
+def test_router_logits_that_nothing_gives_are_refused():
+    deepseek = DeepseekV3Config(output_router_logits=True)
+    with pytest.raises(ValueError, match=r"config of a deepseek_v3 model has no `num_experts`"):
+        add_sparse_lm_head(types.SimpleNamespace(forward=None, config=deepseek))
+    dense = AutoModelForCausalLM.from_config(Qwen3MoeConfig(**SMALL, output_router_logits=True, mlp_only_layers=[0]))
+    add_sparse_lm_head(dense)
+    with pytest.raises(ValueError, match=r"no layer of this qwen3_moe model gives router logits"):
+        dense(**make_batch(), fused_lm_head=True, support_size=8)
+
+
 def test_a_checkpoint_around_the_head():
     """It allows what was saved to be unpacked once."""
     torch.manual_seed(0)
@@ -485,6 +542,21 @@ def test_tokenizer_fits_the_model():
 def test_a_model_whose_logits_the_head_would_get_wrong_is_refused(config, how):
     model = types.SimpleNamespace(forward=None, config=config)
     with pytest.raises(ValueError, match=f"A {config.model_type} model changes its logits.*{how}"):
+        add_sparse_lm_head(model)
+
+
+@pytest.mark.parametrize("config", [Llama4TextConfig(**SMALL, intermediate_size_mlp=32, num_local_experts=2)])
+def test_a_model_that_names_no_backbone_is_refused(config):
+    """Its output has no `last_hidden_state`, said an AttributeError of the first rollout."""
+    with pytest.raises(ValueError, match=r"A Llama4ForCausalLM names no backbone"):
+        add_sparse_lm_head(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize("config", [BertConfig, RobertaConfig, ElectraConfig, RemBertConfig, ModernBertDecoderConfig])
+def test_a_model_with_layers_before_its_head_is_refused(config):
+    """At the first rollout alone, or by the shapes of two matrices."""
+    model = types.SimpleNamespace(forward=None, config=config(is_decoder=True))
+    with pytest.raises(ValueError, match=f"A {model.config.model_type} model has layers between"):
         add_sparse_lm_head(model)
 
 

@@ -1,10 +1,6 @@
 """DPPO's mask: its weights against formulas in float64, and the trainer against TRL's and against full logits."""
 
 import math
-import os
-import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -358,85 +354,6 @@ def test_rloo_serves_a_trust_region_without_a_support(tmp_path):
     make_trainer(Own, TrollRLOOConfig, tmp_path, beta=0.0, learning_rate=2e-2).train()
     assert len(given) == 8, "the trust region was not called in every update"
     assert max(given[0], given[4]) < 1e-5 and min(given[1:4]) > 1e-3
-
-
-OWN_REGIONS = """
-import os
-from troll_trl import TrustRegion
-class OfConfig(TrustRegion):
-    def __init__(self, config):
-        self.bound = config.divergence_bound
-    def describe(self):
-        return f"own, within {self.bound}"
-class WithDefault(TrustRegion):
-    def __init__(self, bound=0.3):
-        self.bound = bound
-def make(config):
-    return OfConfig(config)
-made = WithDefault(0.4)
-class Broken(TrustRegion):
-    def __init__(self, config):
-        raise ValueError("bound of the wrong sign")
-class Two(TrustRegion):
-    def __init__(self, config, other): ...
-def nothing(): ...
-"""
-
-
-@pytest.fixture
-def own_regions(tmp_path, monkeypatch):
-    """A module in the working directory, which no path of the interpreter names."""
-    page = (Path(__file__).parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(from troll_trl import Bounded, .*?)```", page, re.DOTALL)
-    (tmp_path / "own_mask_regions.py").write_text(example + OWN_REGIONS)
-    (tmp_path / "own_broken_module.py").write_text("import a_module_that_is_nowhere")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", os.getcwd())])
-    yield
-    for name in ("own_mask_regions", "own_broken_module"):
-        sys.modules.pop(name, None)
-
-
-@pytest.mark.usefixtures("own_regions")
-def test_the_example_of_the_design_trains_by_its_import_path(tmp_path, capsys):
-    options = {"trust_region": "own_mask_regions.FadingMask", "max_steps": 3, "learning_rate": 2e-2}
-    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, certain_model(), **options)
-    start = weights(trainer)
-    trainer.train()
-    assert "FadingMask." in capsys.readouterr().out
-    assert any((weight != start[name]).any() for name, weight in weights(trainer).items())
-
-
-@pytest.mark.usefixtures("own_regions")
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [("OfConfig", 0.2), ("make", 0.2), ("WithDefault", 0.3), ("made", 0.4)],
-)
-def test_an_import_path_names_a_class_a_function_or_a_trust_region(name, number, tmp_path):
-    made = config(tmp_path, trust_region=f"own_mask_regions.{name}", divergence_bound=0.2)
-    assert made.make_trust_region().bound == number
-
-
-@pytest.mark.usefixtures("own_regions")
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("own_mask_regions.Missing", "has no attribute 'Missing'"),
-        ("no_such_module_at_all.Region", "No module named 'no_such_module_at_all'"),
-        ("own_broken_module.Region", "No module named 'a_module_that_is_nowhere'"),
-        ("own_mask_regions.Broken", "bound of the wrong sign"),
-        ("own_mask_regions.Two", "missing 1 required positional argument"),
-        ("own_mask_regions.nothing", "which makes None. It must make a troll_trl.TrustRegion"),
-        ("own_mask_regions.os", "gives no trust region"),
-        ("own_mask_regions.", "gives no trust region"),
-        (".Region", "gives no trust region"),
-        ("Region", "needs a dotted import path"),
-        (None, "needs a dotted import path"),
-    ],
-)
-def test_a_wrong_import_path_is_refused_with_the_reason(path, said, tmp_path):
-    with pytest.raises(ValueError, match=rf"`trust_region` .*{re.escape(repr(path))}.*{re.escape(said)}"):
-        config(tmp_path, trust_region=path)
 
 
 # -- Options --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ NAMES = {**{model: f"{model}/dapo.yaml" for model in MODELS}, "one-gpu": "qwen3-
 
 def measure(folder, names) -> dict[str, dict]:
     """What is measured of each of these `NAMES`, in one process: its start takes as long as one of them."""
-    sharded = lambda model: "accelerate/fsdp2.yaml" in (CONFIGS / "base" / f"{model}.yaml").read_text()
+    sharded = lambda model: "accelerate/fsdp2.yaml" in (CONFIGS / "models" / f"{model}.yaml").read_text()
     cases = {
         name: {"name": (model := NAMES[name].split("/")[0]), "sharded": sharded(model), "rows": TRAINED.get(name, 8)}
         | {"evaluated": EVALUATED.get(name, 64), "length": PROMPT + (2048 if "gsm8k" in NAMES[name] else 4096)}
@@ -68,7 +68,7 @@ def test_every_config_fits_its_card(tmp_path, parse):  # noqa: F811
             name
         )
         assert args.max_completion_length + PROMPT == of["length"], name
-        file = CONFIGS / "base" / ("one-gpu.yaml" if one else "batch.yaml")
+        file = CONFIGS / (NAMES[name] if one else "base/batch.yaml")
         card = CARDS[re.search(r"GPUs? of (\d+) GB", file.read_text())[1]]
         gib = needs(of, args, card, gpus)
         print(f"\n| {name} | {', '.join(f'{what} {x:.0f}' for what, x in gib.items())} | of {card} |")

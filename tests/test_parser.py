@@ -14,11 +14,10 @@ from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.rloo import RLOOScriptArguments
 
-from math_answers.evaluation.arguments import EvaluationArguments
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig
-from troll_trl.cli.settings.arguments import TrollScriptArguments
+from troll_trl.cli.settings.command import stop
 from troll_trl.cli.settings.names import EVALUATION, RENAMED, declared_names, describe_unknown, launcher_names
-from troll_trl.cli.settings.parser import CONFIGS, DOCUMENTED_CHOICES
+from troll_trl.cli.settings.parser import DOCUMENTED_CHOICES
 from troll_trl.trainers.config import troll_fields
 
 ENOUGH = """
@@ -221,6 +220,31 @@ def test_a_value_means_in_a_file_what_it_means_as_a_flag(parse, name, text, expe
         assert parse("", f"--{name}={expected}")[0].settings[name] == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("dataset_config", "null"), ("max_train_samples", "null"), ("max_train_samples", "None")),
+        *(
+            ("ratio_cap", "none"),
+            ("chat_template_kwargs", "null"),
+            ("bf16", "null"),
+            ("resume_from_checkpoint", "null"),
+        ),
+    ],
+)
+def test_none_is_nothing_in_a_file_and_as_a_flag(parse, name, text):
+    """`--dataset_config null`, as a config of ours says, named a configuration `null`."""
+    assert parse("use_cpu: true", f"--{name}", text)[0].settings[name] is None
+    assert parse(f"use_cpu: true\n{name}: {text}")[0].settings[name] is None
+
+
+def test_an_errors_text_is_one_line(capsys):
+    """The hub's message took two, as transformers writes it."""
+    with pytest.raises(SystemExit):
+        stop("troll grpo", OSError("No connection.\nCheck it."))
+    assert capsys.readouterr().err == "troll grpo: error: No connection. Check it.\n"
+
+
 # -- Layers -----------------------------------------------------------------------------------------------------------
 
 
@@ -290,7 +314,7 @@ def test_the_layer_with_the_mistake_is_named(tmp_path, capsys):
         ("1: 2", "unknown key `1`"),
         ("generation_kwargs: {a: !!bool abc}", "cannot be read"),
         ("generation_kwargs: {a: !!timestamp abc}", "cannot be read"),
-        ("generation_kwargs: {a: !!int off}", "cannot be read: invalid literal for int"),
+        ("generation_kwargs: {a: !!int off}", "cannot be read: a value is not what its tag says"),
     ],
 )
 def test_files_that_make_no_sense_are_refused(tmp_path, capsys, text, expected):
@@ -362,7 +386,8 @@ def test_values_in_a_file_are_refused_with_file_name_and_value(refusal, text, ex
         (("--learning_r", "1"), "unknown flag --learning_r. The nearest valid name is --learning_rate."),
         (("--conf", "a.yaml"), "unknown flag --conf."),
         (("--learning_rate", "1", "2"), "unrecognized arguments: 2"),
-        (("--no_use_vllm",), "unrecognized arguments: --no_use_vllm"),
+        (("--learn", "1"), "unknown flag --learn. The nearest valid name is --learning_rate."),
+        (("--no_use_vllm",), "unknown flag --no_use_vllm. The nearest valid name is --use_vllm."),
         (("--learning_rate", "small"), "invalid float value: 'small'"),
         (("--max_steps", "1.5"), "invalid int value: '1.5'"),
         (("--method", "trol"), "invalid choice: 'trol'"),
@@ -420,17 +445,16 @@ def test_algorithm_decides_the_config(parse, tmp_path):
     assert type(parse("", "--algorithm=rloo")[1]) is TrollRLOOConfig
 
 
-def test_the_names_told_before_any_import_are_those_of_the_dataclasses():
-    for algorithm, (config, _) in CONFIGS.items():
-        types = (TrollScriptArguments, config, ModelConfig, DatasetMixtureConfig)
-        assert declared_names(algorithm) == {f.name for kind in types for f in fields(kind) if f.init}
-    assert declared_names("eval") == {f.name for f in fields(EvaluationArguments) if f.init}
-    assert {"num_processes", "config_file", "main_process_port", "multi_gpu"} <= launcher_names("grpo")
+def test_the_launchers_names_are_those_of_accelerate_without_ours():
+    assert {"num_processes", "config_file", "accelerate_config", "main_process_port", "multi_gpu"} <= launcher_names(
+        "grpo"
+    )
+    assert launcher_names("grpo") & {"debug", "gradient_accumulation_steps", "env", "help"} == set()
 
 
 def test_every_setting_of_trls_own_commands_is_known():
     for algorithm, arguments in (("grpo", GRPOScriptArguments), ("rloo", RLOOScriptArguments)):
-        config = CONFIGS[algorithm][1]
+        config = {"grpo": GRPOConfig, "rloo": RLOOConfig}[algorithm]
         types = (arguments, config, ModelConfig, DatasetMixtureConfig)  # of trl/scripts/grpo.py
         assert {f.name for kind in types for f in fields(kind)} - declared_names(algorithm) == set()
 
@@ -508,13 +532,14 @@ def test_names_of_training_are_told_their_names_in_an_evaluation():
     assert describe_unknown("max_completion_length", valid, "eval") == "Write `max_new_tokens`."
 
 
-def test_a_mistyped_name_is_told_before_torch_is_imported(tmp_path):
-    (tmp_path / "run.yaml").write_text("lerning_rate: 1")
-    code = "import sys\nfrom troll_trl.cli.train import main\ntry:\n    main(['--config', 'run.yaml'])\nfinally:\n"
-    code += "    print(sorted({'torch', 'transformers', 'trl', 'accelerate'} & sys.modules.keys()))"
+def test_the_files_are_read_before_torch_is_imported(tmp_path):
+    """Its import, and those of TRL and the hub, read variables that `env` sets."""
+    (tmp_path / "run.yaml").write_text("env: {HF_HOME: here}\nmax_steps: 1")
+    code = "import os, sys\nfrom troll_trl.cli.settings.command import read_training_command\n"
+    code += "read_training_command(['--config', 'run.yaml'])\n"
+    code += "print(os.environ['HF_HOME'], {'torch', 'transformers', 'trl', 'accelerate'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 2 and "The nearest valid name is learning_rate." in done.stderr
-    assert done.stdout == "[]\n"
+    assert done.stdout == "here set()\n", done.stderr
 
 
 def test_nothing_given_says_what_a_run_needs(capsys):
@@ -536,7 +561,7 @@ def test_of_several_processes_one_says_the_mistake(refusal, capsys, monkeypatch)
 def test_option_of_the_other_algorithm_says_so(refusal):
     assert "`loss_type`. It is an option of grpo: set `algorithm: grpo`" in refusal("algorithm: rloo\nloss_type: dapo")
     mask = refusal("algorithm: rloo", "--trust_region", "mask")
-    assert "--trust_region. It is an option of grpo alone: a mask decides token by token" in mask
+    assert "`trust_region` 'mask' is an option of GRPO alone: a mask decides token by token" in mask
     assert "--reward_clip_range. It is an option of rloo" in refusal("", "--reward_clip_range", "0", "1")
     assert "--algorithm: invalid choice: 'ppo' (choose from" in refusal("algorithm: ppo")
 

@@ -193,6 +193,32 @@ def test_settings_that_cannot_be_read_are_noted(tmp_path, settings):
     assert "kl_bound" not in run.settings and "cannot be read as settings" in run.notes[0]
 
 
+def aliases(levels: int, width: int, head: str) -> str:
+    """A YAML file of lists of aliases of lists, of `width` to the power of `levels` words."""
+    lines = [f"a0: &a0 {head}"]
+    for level in range(1, levels):
+        names = ", ".join([f"*a{level - 1}"] * width)
+        lines.append(f"a{level}: &a{level} " + (f"{{<<: [{names}]}}" if head[0] == "{" else f"[{names}]"))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [aliases(30, 10, "[x]"), aliases(60, 2, "[x]"), aliases(30, 10, "{x: y}"), "a: " + "[" * 9000],
+    ids=["wide", "deep", "merged", "nested"],
+)
+def test_settings_of_aliases_are_not_written_out(tmp_path, settings):
+    """Each level took ten times longer; these would never end."""
+    run = load_run(write_troll(tmp_path, settings=settings))
+    assert "kl_bound" not in run.settings and "cannot be read as settings" in run.notes[0]
+
+
+def test_a_few_aliases_are_settings_as_any(tmp_path):
+    """The training writes an alias for a list that two settings share."""
+    run = load_run(write_troll(tmp_path, settings="a: &list [q_proj, v_proj]\nb: *list\nkl_bound: 0.2"))
+    assert run.settings["b"] == ["q_proj", "v_proj"] and run.settings["kl_bound"] == 0.2 and not run.notes
+
+
 def test_a_run_that_resumed_with_other_settings_shows_all_and_is_held_to_no_bound(tmp_path):
     folder = write_troll(
         tmp_path, settings="kl_bound: 0.05\nlearning_rate: 3.0e-06\nresume: true", **{"troll/kl_max": 0.1}
@@ -469,6 +495,23 @@ def test_report(runs, monkeypatch, capsys, recwarn):
 def no_figures(monkeypatch):
     """For what a page says: drawing takes a second or two."""
     monkeypatch.setattr(figures, "_draw", lambda *_: None)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_nothing_of_a_run_commands_the_terminal_or_marks_up_the_table(tmp_path, monkeypatch, capsys):
+    """Names of metrics and settings come from files that others may have written."""
+    hostile = "h\x1b[2J\x07\u202e<b>[a](http://c)"
+    for name, bound in (("a", 0.1), ("b", 0.2)):
+        lines = [troll_line(1, **{f"rewards/{hostile}/mean": 0.5}), troll_line(2, **{f"{hostile} inf": math.inf})]
+        folder = write_state(tmp_path / name, lines, json.dumps({hostile: name, "kl_bound": bound}))
+        (folder / "config-until-checkpoint-1.yaml").write_text(json.dumps({hostile: f"{name}{hostile}"}))
+    monkeypatch.chdir(tmp_path)
+    make_report(monkeypatch, f"{hostile}=a,b", "--output", "report")
+    table, page = (Path("report", name).read_text() for name in ("table.md", "report.html"))
+    notes = re.findall("Note: .*", capsys.readouterr().out)
+    assert len(notes) >= 5 and all(note.isprintable() and "\\x1b[2J" in note for note in notes)
+    assert table.replace("\n", "").isprintable() and r"h\x1b[2J\x07\u202e&lt;b&gt;[a]\(http://c)" in table
+    assert "<b>" not in page and "Note" in "".join(notes)
 
 
 @pytest.mark.usefixtures("no_figures")

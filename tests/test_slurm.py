@@ -24,6 +24,8 @@ STAND_INS = {
         done
         for ((i = 0; i < tasks; i++)); do NODES=$where SLURM_NTASKS=$tasks SLURM_PROCID=$i "$@"; done
     """,
+    # As a node's name server: each node but an unknown one has an address
+    "getent": '[[ $1 == ahostsv4 && $2 != unknown ]] && echo "10.0.0.$2  STREAM $2"',
     "trl": 'echo "on $NODES: trl $*" >>"$STARTED"; sleep 1',
     "accelerate": 'echo "on $NODES: accelerate $*" >>"$STARTED"',
 }
@@ -35,9 +37,10 @@ def submit(tmp_path):
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}")
         (tmp_path / name).chmod(0o755)
 
-    def submit(nodes: str, *arguments: str):
+    def submit(nodes: str, *arguments: str, **variables: str):
         environment = {
             **os.environ,
+            **variables,
             "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(REPOSITORY),
             "FAKE_NODES": nodes,
@@ -65,10 +68,23 @@ def test_last_node_serves_and_the_others_train(submit):
     assert done.returncode == 0, done.stderr
     launcher = "on a,b: accelerate launch --config_file configs/accelerate/fsdp2.yaml --num_machines 2 "
     launcher += "--num_processes 16 --machine_rank {} --main_process_ip a --main_process_port 29500 scripts/train.py "
-    launcher += "--vllm_mode server --vllm_server_host c --vllm_server_timeout 900 "
+    launcher += "--vllm_mode server --vllm_server_host 10.0.0.c --vllm_server_timeout 900 "
     launcher += "--config configs/qwen3-8b/gsm8k.yaml --learning_rate 2e-6"
-    server = "on c: trl vllm-serve --model Qwen/Qwen3-8B --tensor_parallel_size 8 --max_model_len 3072"
+    server = "on c: trl vllm-serve --model Qwen/Qwen3-8B --host 10.0.0.c --tensor_parallel_size 8 "
+    server += "--max_model_len 3072"
     assert started == [launcher.format(0), launcher.format(1), server]
+
+
+def test_a_server_without_a_private_address_does_not_start(submit):
+    done, started = submit("a unknown", "configs/qwen3-8b/gsm8k.yaml")
+    assert done.returncode == 2 and "no address of unknown" in done.stderr and not started
+
+
+@pytest.mark.slow
+def test_the_server_listens_where_the_user_says(submit):
+    done, started = submit("a unknown", "configs/qwen3-8b/gsm8k.yaml", ADDRESS="192.168.7.1")
+    assert done.returncode == 0, done.stderr
+    assert "--vllm_server_host 192.168.7.1 " in started[0] and "--host 192.168.7.1 " in started[1]
 
 
 def test_one_node_is_not_enough(submit):

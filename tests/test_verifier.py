@@ -185,6 +185,74 @@ def test_a_batch_that_is_hostile_throughout_takes_the_limit_for_each_question():
     assert elapsed < count * limit * WALL_FACTOR  # by the clock; two workers on an idle machine take count * limit / 2
 
 
+SMALL_GAMMA = r"\Gamma(7)"
+
+
+def hard(count, first=10):
+    """Answers that no worker finishes, all different."""
+    return [rf"\boxed{{\Gamma(10^{{{power}}})}}" for power in range(first, first + count)]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The questions on answers that workers get."""
+    questions, own = [], WorkerPool(size=2)
+    ask = own.ask
+
+    def note_and_ask(batch, *limits):
+        questions.extend(question for question in batch if "answer" in question)
+        return ask(batch, *limits)
+
+    monkeypatch.setattr(own, "ask", note_and_ask)
+    monkeypatch.setattr(verifier, "_pool", lambda: own)
+    monkeypatch.setattr(verifier, "_EXCEEDED", {})
+    yield questions
+    own.close()
+
+
+def test_a_timeout_is_remembered(asked):
+    """Eight hard answers took 13 seconds, and 12 again."""
+    for _ in range(2):
+        assert {verdict.path for verdict in verify([SMALL_GAMMA] * 4, hard(4), timeout=0.2)} == {"timeout"}
+    assert len(asked) == 4
+    verify([SMALL_GAMMA], hard(1), timeout=0.1)  # which is no more than it had
+    assert len(asked) == 4
+    verify([SMALL_GAMMA], hard(1), timeout=0.3)
+    verify([r"\Gamma(8)"], hard(1), timeout=0.2)
+    assert len(asked) == 6
+
+
+def test_what_exceeds_the_clock_alone_is_not_remembered(asked, monkeypatch):
+    """The machine may have been busy or asleep."""
+    reply = {"died": "timeout", "by_clock": True}
+    monkeypatch.setattr(verifier, "_KNOWN_GOLDS", {SMALL_GAMMA: True})
+    monkeypatch.setattr(verifier._pool(), "ask", lambda batch, *_: asked.extend(batch) or [reply] * len(batch))
+    for _ in range(2):
+        assert verify([SMALL_GAMMA], hard(1))[0].path == "timeout"
+    assert len(asked) == 2
+
+
+def test_a_batch_has_a_budget_and_says_when_it_is_spent(asked, caplog):
+    """The rest has no verdict: it may be right. An ordinary batch never comes near it."""
+    texts = [*hard(30), rf"\boxed{{{SMALL_GAMMA}}}", r"\boxed{\frac{\Gamma(8)}{7}}"]
+    verdicts = verify([SMALL_GAMMA] * len(texts), texts, timeout=0.2, batch_seconds=1)
+    counts = {path: sum(verdict.path == path for verdict in verdicts) for path in PATHS}
+    assert 5 <= counts["timeout"] <= 7 and counts["budget"] == 31 - counts["timeout"]  # two workers end what they do
+    assert [verdicts[30].reward, verdicts[31].reward] == [1.0, None]
+    assert all(verdict.reward is None for verdict in verdicts if verdict.path == "budget")
+    message = f"spent the 1 s of processor time of a batch: {counts['budget']} of its {len(texts)} pairs get no verdict"
+    assert len(caplog.messages) == 1 and message in caplog.messages[0]
+    # The next batch has a budget of its own, and begins where this one ended
+    more = verify([SMALL_GAMMA] * len(texts), texts, timeout=0.2, batch_seconds=1)
+    assert sum(verdict.path == "timeout" for verdict in more) > counts["timeout"]
+
+
+def test_the_time_of_answers_below_the_limit_counts_too(pool):
+    budget = pool_module.Budget(0.5)
+    replies = pool.ask([question("2x", f"x+x+0\\cdot\\sin({number})") for number in range(2000)], 5, budget)
+    assert {"died": "budget"} in replies and replies[0] == {"result": True} and budget.left <= 0
+
+
 LIMIT_SCRIPT = """
 import os, signal, time
 from multiprocessing.connection import Pipe

@@ -162,4 +162,5 @@ def test_evaluation_is_trls(engine, model, tmp_path):
     start, trl_run, troll_run = train_both("grpo", tmp_path, lambda: model, **options)
     assert_same_movement(start, weights(trl_run), weights(troll_run))
     for key in ("eval_reward", "eval_completions/mean_length"):
-        assert len(logged(troll_run, key)) == 2 and logged(troll_run, key) == pytest.approx(logged(trl_run, key))
+        assert len(logged(troll_run, key)) == 2
+        assert logged(troll_run, key) == pytest.approx(logged(trl_run, key), rel=1e-3)

@@ -64,7 +64,9 @@ def test_the_wheel(tmp_path):
 def check_package(call):
     shown = call("python", "-c", "import troll_trl; print(troll_trl.__file__)")
     assert "site-packages" in shown and str(REPOSITORY) not in shown
-    assert "qwen3-0.6b/gsm8k" in call("troll", "configs").split()
+    names = call("troll", "configs").split()
+    assert {"qwen3-0.6b/gsm8k", "qwen3-0.6b/gsm8k-one-gpu", "quickstart", "eval/paper"} <= {*names} and len(names) > 40
+    assert "output_dir: outputs/qwen3-8b-dapo\n" in call("troll", "configs", "show", "qwen3-8b/dapo")
     reward = "from math_answers import math_accuracy_reward as reward; print(reward([r'\\boxed{x+x}'], ['2x']))"
     assert call("python", "-c", reward) == "[1.0]\n"
 

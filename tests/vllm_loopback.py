@@ -2,7 +2,8 @@
 A vLLM server's side of a weight transfer over a TCP store in place of NCCL, which needs GPUs. For tiny models: it
 pickles. The server imports this file in its workers, before they load the model:
 
-    vllm serve … --weight-transfer-config '{"backend": "loopback"}' --worker-extension-cls vllm_loopback.Extension
+    vllm serve … --host 127.0.0.1 --weight-transfer-config '{"backend": "loopback"}' \
+        --worker-extension-cls vllm_loopback.Extension
 """
 
 from vllm.distributed.utils import StatelessProcessGroup

@@ -1,12 +1,17 @@
 """Fields of dataclasses that files and flags set: one text documents a field, for `--help` and for the docstring."""
 
+import ast
+import copyreg
 import importlib
 import inspect
 import os
+import re
 import sys
 import textwrap
 from dataclasses import MISSING, field, fields
+from importlib.util import find_spec
 from numbers import Real
+from pathlib import Path
 from typing import Any, TypeGuard
 
 
@@ -39,12 +44,91 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+# -- What must not leave the machine ----------------------------------------------------------------------------------
+
+_SECRET = re.compile(
+    r"(token|passw(or)?d|passphrase|secret|credentials?|authorization|cookie|(^|[_-])auth"
+    r"|(api|access|account|private|secret|auth)[_-]?key)$",
+    re.IGNORECASE,
+)
+_HINT = re.compile(r"token|passw|passphrase|secret|credential|auth|cookie|key|://", re.IGNORECASE)
+_NO_SECRET = re.compile(r"(bos|eos|pad|unk|sep|cls|mask|image|video|audio|stop|start|end)_token$", re.IGNORECASE)
+_USER = re.compile(r"(?<=://)[^/\s?#]*@")  # and password, in an address
+_PARAMETER = re.compile(r"(?<=[?&])([\w.-]+)=[^&\s#]*&?")  # of an address
+
+
+def is_secret(name: Any, value: Any = "") -> bool:
+    """Whether a setting of this name holds a token, a password or a key. `token: true` does not."""
+    if not isinstance(name, str) or value is None or isinstance(value, bool):
+        return False
+    return _SECRET.search(name) is not None and _NO_SECRET.search(name) is None
+
+
+def may_hold_secret(text: str) -> bool:
+    """Whether a text that nothing can read has the name of a secret in it, or an address."""
+    return _HINT.search(text) is not None
+
+
+def without_secrets(value: Any) -> Any:
+    """A setting without the tokens, passwords and keys of mappings in it, of addresses, and of the calls of
+    `reward_funcs`. What it holds else stays as it is."""
+    if type(value) is dict:
+        return {name: without_secrets(inner) for name, inner in value.items() if not is_secret(name, inner)}
+    if type(value) in (list, tuple):
+        return type(value)(map(without_secrets, value))
+    if not isinstance(value, str):
+        return value
+    if "://" in value:
+        value = _USER.sub("", value)
+        value = _PARAMETER.sub(lambda found: "" if is_secret(found[1]) else found[0], value).rstrip("?&")
+    return _call_without_secrets(value) if re.fullmatch(r"[\w.]+\(.*\)", value.strip(), re.DOTALL) else value
+
+
+def _call_without_secrets(text: str) -> str:
+    try:
+        call: Any = ast.parse(text.strip(), mode="eval").body
+        kept = [item for item in call.keywords if not is_secret(item.arg, ast.literal_eval(item.value))]
+    except (AttributeError, SyntaxError, ValueError):
+        return text
+    if len(kept) == len(call.keywords):
+        return text
+    call.keywords = kept
+    return ast.unparse(call)
+
+
+def state_without_secrets(args: Any) -> dict[str, Any]:
+    """What a pickle may hold of a config: its attributes, of which the secret ones are `None`."""
+    return {name: None if is_secret(name, value) else without_secrets(value) for name, value in vars(args).items()}
+
+
+def pickle_without_secrets(cls: type) -> None:
+    """From now on, pickle the instances of a class of other code without secrets. The Trainer saves its config as
+    `training_args.bin`, which a push uploads."""
+    copyreg.pickle(cls, lambda args: (copyreg.__newobj__, (cls,), state_without_secrets(args)))  # type: ignore[attr-defined]
+
+
+# -- The user's own code -----------------------------------------------------------------------------------------------
+
+
 def imported(path: str) -> Any:
-    """What a dotted import path such as `my_lib.rewards.custom_reward` names. The working directory is searched, too.
-    An `ImportError` or `AttributeError` says what is missing."""
+    """What a dotted import path such as `my_lib.rewards.custom_reward` names. A module that is nowhere else is looked
+    for in the working directory, which is then the last place for other imports, too. An `ImportError` or
+    `AttributeError` says what is missing."""
     module, _, attribute = path.rpartition(".")
     if not module:
         raise ImportError("it is no dotted import path such as my_lib.regions.MyRegion")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    return getattr(importlib.import_module(module), attribute)
+    package, here = module.partition(".")[0], os.getcwd()
+    if package not in sys.modules and here not in sys.path:
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:  # nowhere, or a folder without code
+            sys.path.append(here)  # it stays: the module may import others later, and a worker process this one
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        found = next(iter(getattr(sys.modules.get(package), "__path__", [])), None)
+        found = getattr(sys.modules.get(package), "__file__", None) or found
+        own = [name for name in (f"{package}.py", package) if Path(here, name).exists()]
+        if found is None or not own or Path(found).resolve().is_relative_to(Path(here).resolve()):
+            raise
+        # Another module has the name
+        raise type(error)(f"{error}. {found} comes before {own[0]} of the working directory: rename yours") from error

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +147,17 @@ def _as_read(written: Decimal | str, column: str, again: bool) -> Any:
     return written if Decimal(f"{read:.15g}" if "Json" in column else repr(read)) == written else read
 
 
+def _exact(written: str) -> Decimal:
+    try:
+        return Decimal(written)
+    except InvalidOperation:  # is no ValueError
+        raise ValueError(f"the number {written[:40]} is beyond all that can be computed with") from None
+
+
 def _rows_to_check(file: Path, again: bool) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Place and content of the rows that may have a number that `datasets` changes, and whether it writes them `again`.
     Numbers are `Decimal`."""
-    read = json.JSONDecoder(parse_int=Decimal, parse_float=Decimal).decode
+    read = json.JSONDecoder(parse_int=Decimal, parse_float=_exact).decode
     with open(file, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if number == 1 and line.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":

@@ -58,6 +58,9 @@ class EvaluationArguments:
         choices=["auto", "bfloat16", "float16", "float32"],
     )
     revision: str | None = setting(None, "Revision of the models on the hub.")
+    trust_remote_code: bool = setting(
+        False, "Run the code that comes with a model or a tokenizer. By default such a model is refused."
+    )
     k: list[int] | None = setting(None, "Values of k for pass@k. The default is the powers of two up to n, and n.")
     bootstrap_samples: int = setting(10_000, "Resamples for the confidence intervals.")
     overwrite: bool = setting(False, "Discard the samples in the output folder and start again.")
@@ -113,7 +116,8 @@ def _check_task(args: EvaluationArguments):
         missing = "benchmarks" if args.model else "model"
         raise ValueError(f"`{missing}` is not set. An evaluation needs `model` and `benchmarks`.")
     if not generates:
-        ignored = {*SAMPLING_SETTINGS, "max_problems", "backend", "batch_size"} - {"seed"}  # which the bootstrap has
+        ignored = {*SAMPLING_SETTINGS, "max_problems", "backend", "batch_size", "trust_remote_code"}
+        ignored -= {"seed"}  # which the bootstrap has
         ignored |= {"overwrite", *columns} if args.samples is None else set()
         _refuse(args, ignored, "nothing is generated" if args.samples else "nothing is generated or read but scores")
     else:

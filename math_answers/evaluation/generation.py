@@ -74,7 +74,7 @@ class TransformersGenerator:
     def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, args: EvaluationArguments, max_length: int):
         self._tokenizer, self._args = tokenizer, args
         self.batch_size = args.batch_size or (64 if torch.cuda.is_available() else 16)
-        loaded = load_model(model, args.revision, args.dtype)
+        loaded = load_model(model, args.revision, args.dtype, trust_remote_code=args.trust_remote_code)
         self.revision: str | None = getattr(loaded.config, "_commit_hash", None)  # on the hub
         self._end_ids = end_ids(loaded.generation_config, tokenizer)
         # `generate` would fill in the model's own repetition penalty and the like
@@ -134,7 +134,7 @@ class VllmGenerator:
         self.batch_size = args.batch_size or 512
         adapter = adapter_settings(model)
         base, revision = base_of(model, args.revision)
-        config = AutoConfig.from_pretrained(base, revision=revision)
+        config = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=args.trust_remote_code)
         self.revision: str | None = getattr(config, "_commit_hash", None)  # on the hub
         # vLLM's own "auto" makes bfloat16 of float32
         own = args.dtype == "auto" and config.dtype is not None
@@ -148,6 +148,7 @@ class VllmGenerator:
         # Without `max_model_len`, vLLM reserves memory for the whole context. With another `generation_config`, it
         # fills in the model's own repetition penalty and the like
         options = {"max_model_len": max_length, "generation_config": "vllm", **lora}
+        options |= {"trust_remote_code": args.trust_remote_code}
         self._model = LLM(model=base, revision=revision, dtype=dtype, **options)
 
     def generate(self, prompts: Sequence[list[int]], seeds: Sequence[int]) -> list[Completion]:
@@ -180,7 +181,10 @@ def resolve_backend(backend: str, models: Mapping[str, str]) -> str:
     ignored = {model: what for model, place in models.items() if (what := vllm_ignores(place))}
     installed = importlib.util.find_spec("vllm") is not None
     if backend == "vllm" and not installed:
-        raise ValueError("`backend` is 'vllm', which is not installed. `pip install troll-trl[vllm]`, or leave it out.")
+        raise ValueError(
+            "`backend` is 'vllm', which is not installed. Leave it out, or install it: "
+            'pip install "troll-trl[vllm] @ git+https://github.com/troll-trl/troll_trl"'
+        )
     for model, what in ignored.items() if backend == "vllm" else ():
         raise ValueError(
             f"`backend` is 'vllm', which does not apply {what} of the adapter {model}. Use the backend 'transformers', "

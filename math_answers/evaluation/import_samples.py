@@ -3,11 +3,10 @@
 import hashlib
 import json
 import logging
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,12 +92,20 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         with path.open("rb") as file:
             if file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
                 raise ValueError(f"{path} is one JSON array. Write its items on a line each, as `jq -c '.[]'` does.")
-        yield from read_lines(path, parse_float=Decimal)  # all digits that were written
+        yield from read_lines(path, parse_float=_exact)  # all digits that were written
         return
     # A row group may be the whole file, and `datasets` reads it at once: here its pages one by one
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:
         for batch in file.iter_batches(batch_size=BATCH):
             yield from batch.to_pylist()
+
+
+def _exact(written: str) -> Decimal | str:
+    """A number with all its digits; as text beyond the exponents of a `Decimal`, some 10^18."""
+    try:
+        return Decimal(written)
+    except InvalidOperation:
+        return written
 
 
 def _find_columns(path: Path, first: dict[str, Any], args: EvaluationArguments) -> Columns:
@@ -139,6 +146,8 @@ def _unscored(path: Path, columns: Columns, first: dict[str, Any]) -> Iterator[t
                 f"{path}: row {number} has no `{columns.answer}` or `{columns.completion}` that can be used; it has "
                 f"the columns {', '.join(row)}. A completion is text, chat messages or a list of these."
             ) from None
+        except ValueError as error:
+            raise ValueError(f"{path}: row {number}, `{columns.answer}`: {error}") from None
         key = _problem_of(row, number, path, columns)
         if golds.setdefault(key, hash(gold)) != hash(gold):
             raise ValueError(
@@ -201,6 +210,6 @@ def _gold_text(gold: Any) -> str:
         raise TypeError
     if isinstance(gold, list):
         return ", ".join(map(_gold_text, gold))
-    if isinstance(gold, (float, Decimal)) and math.isfinite(gold):
+    if isinstance(gold, (float, Decimal)) and Decimal(gold).is_finite():
         return written_out(gold)
     return "" if gold is None else str(gold)

@@ -34,14 +34,22 @@ def vllm_ignores(model: str) -> str | None:
     return None
 
 
-def load_model(model: str, revision: str | None, dtype: str = "auto", meta: bool = False) -> Any:
+def load_model(
+    model: str, revision: str | None, dtype: str = "auto", meta: bool = False, trust_remote_code: bool = False
+) -> Any:
     """A model, or its base model with an adapter, on the CPU; with `meta`, without weights. A `ValueError` names
-    weights that the checkpoint lacks, or has and the model does not."""
+    weights that the checkpoint lacks, or has and the model does not. Without `trust_remote_code`, transformers refuses
+    a model with code of its own, and does not ask on the terminal whether to run it."""
     name, revision = base_of(model, revision)
     device = "meta" if meta else None
     try:
         loaded, info = AutoModelForCausalLM.from_pretrained(
-            name, revision=revision, dtype=dtype, device_map=device, output_loading_info=True
+            name,
+            revision=revision,
+            dtype=dtype,
+            device_map=device,
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
         )
     except SafetensorError as error:
         raise ValueError(f"`model`: a weight file of {name} is torn ({error}). Save or download it again.") from error
@@ -49,12 +57,12 @@ def load_model(model: str, revision: str | None, dtype: str = "auto", meta: bool
     return loaded if name == model else _with_adapter(loaded, model, meta)
 
 
-def check_weights(model: str, revision: str | None) -> None:
+def check_weights(model: str, revision: str | None, trust_remote_code: bool = False) -> None:
     """Raise the `ValueError` of [`load_model`] before anything large is loaded, where that can be done."""
     name, name_revision = base_of(model, revision)
-    config = AutoConfig.from_pretrained(name, revision=name_revision)
+    config = AutoConfig.from_pretrained(name, revision=name_revision, trust_remote_code=trust_remote_code)
     if check_quantization(name, config) is None:  # quantised weights may need a GPU even when they are empty
-        load_model(model, revision, meta=True)
+        load_model(model, revision, meta=True, trust_remote_code=trust_remote_code)
 
 
 def check_quantization(model: str, config: Any, quantization: Any = None, key: str = "model") -> HfQuantizer | None:

@@ -84,11 +84,12 @@ def model_digest(model: str, revision: str | None = None) -> str:
     return digest.hexdigest()[:16]
 
 
-def context_of(model: str, revision: str | None = None) -> int | None:
+def context_of(model: str, revision: str | None = None, trust_remote_code: bool = False) -> int | None:
     """The context length in tokens of a model, or what an adapter's virtual tokens leave of its base model's; `None` if
     the config has none."""
     name, revision = base_of(model, revision)
-    context = context_length(AutoConfig.from_pretrained(name, revision=revision))
+    config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    context = context_length(config)
     virtual = (adapter_settings(model) or {}).get("num_virtual_tokens") or 0
     return None if context is None else context - virtual
 

@@ -7,21 +7,20 @@ from typing import Any
 import jinja2
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from math_answers.evaluation.models import adapter_settings
+from math_answers.evaluation.models import adapter_settings, base_of
 
 # A folder without any of these has no tokenizer; transformers may then make up an empty one
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model", "*.tiktoken")
 
 
-def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(model: str, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub name; of a LoRA adapter its own, or else its base model's."""
     folder = Path(model)
     if folder.is_dir() and not any(list(folder.glob(name)) for name in _TOKENIZERS):
-        adapter = adapter_settings(model)
-        if adapter:
-            return load_tokenizer(adapter["base_model_name_or_path"])
+        if adapter_settings(model):
+            return load_tokenizer(*base_of(model, revision), trust_remote_code)
         raise ValueError(f"`model`: the folder {model} holds no tokenizer. Save it there: tokenizer.save_pretrained.")
-    return AutoTokenizer.from_pretrained(model, revision=revision)
+    return AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
 
 
 def check_thinking(tokenizers: Mapping[str, PreTrainedTokenizerBase], enable_thinking: bool | None):

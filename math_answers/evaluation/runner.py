@@ -32,7 +32,9 @@ def generate_samples(args: EvaluationArguments) -> dict[str, Any]:
         logger.warning(f"`temperature` is 0: the {args.n} samples of a problem will be the same.")
     places = {model: check_model(model, revision=args.revision) for model in args.model}
     backend = resolve_backend(args.backend, places)
-    tokenizers = {model: load_tokenizer(place, args.revision) for model, place in places.items()}
+    tokenizers = {
+        model: load_tokenizer(place, args.revision, args.trust_remote_code) for model, place in places.items()
+    }
     check_thinking(tokenizers, args.enable_thinking)
     columns = args.problem_column, args.answer_column
     benchmarks = [
@@ -79,8 +81,9 @@ class ModelRun:
 
     def __init__(self, model: str, place: str, args: EvaluationArguments, backend: str, benchmarks: list[Benchmark]):
         self.model, self.place, self.args, self.backend, self.benchmarks = model, place, args, backend, benchmarks
-        check_weights(place, args.revision)
-        self.tokenizer = load_tokenizer(place, args.revision)
+        loaded_from = place, args.revision, args.trust_remote_code
+        check_weights(*loaded_from)
+        self.tokenizer = load_tokenizer(*loaded_from)
         # If the prompt ends with the tag, completions lack it, and a thought that is cut off would pass for an answer
         opens = self._first_prompt(benchmarks[0]).rstrip().endswith("<think>")
         self.opened_by_prompt = "<think>\n" if opens else ""
@@ -89,7 +92,7 @@ class ModelRun:
         }
         longest_prompt = max(map(max, self.lengths.values()))
         self.longest = longest_prompt + args.max_new_tokens
-        context = context_of(place, args.revision)
+        context = context_of(*loaded_from)
         if context is not None and self.longest > context:
             raise ValueError(self._no_room(longest_prompt, context))
 

@@ -1,5 +1,6 @@
 r"""Two opinions on a completion: the training verifier's, and a strict one that reads and compares by itself."""
 
+import math
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -25,7 +26,8 @@ def score(golds: Sequence[str], texts: Sequence[str], options: Sequence[Options]
     The verdicts of the training's verifier, decided by `"unreadable_answer"` for a wrong answer that is not
     mathematics. With the `options` of a multiple choice, the text of the right option is right too.
     """
-    verdicts = verify(golds, texts, options=options)
+    # No budget: a score must not depend on the other samples of its batch
+    verdicts = verify(golds, texts, options=options, batch_seconds=math.inf)
     wrong: dict[int, str] = {}  # answers that were compared, without running into a limit; normalised
     for i, verdict in enumerate(verdicts):
         computed = verdict.answer is not None and verdict.decided_by not in ("timeout", "crash", "refused")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from math_answers.evaluation.printable import in_markdown, printable
 from math_answers.evaluation.statistics import smallest_p_value
 
 
@@ -66,7 +67,7 @@ def comparison_table(comparison: dict[str, Any]) -> tuple[list[str], list[list[s
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """The table in markdown, a line for each row, whatever its cells hold."""
-    lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in (header, *rows)]
+    lines = [list(map(in_markdown, line)) for line in (header, *rows)]
     lines.insert(1, ["---"] * len(header))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -74,6 +75,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def plain(header: Sequence[str], rows: Iterable[Sequence[str]], keys: int = 2) -> str:
     """The table for a terminal. Columns that do not fit follow below, each time with the first `keys` columns."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    rows = [[printable(" ".join(cell.split())) for cell in row] for row in rows]
     return pd.DataFrame(rows, columns=header).set_index(list(header[:keys])).to_string(line_width=width)
 
 
@@ -84,12 +86,12 @@ def disagreements(summary: dict[str, Any]) -> Iterator[str]:
         if "disagreements" not in result:
             continue
         found = result["disagreements"]
-        yield (
+        yield printable(
             f"{result['model']}, {result['benchmark']}: verifier and strict comparison disagree on {found['count']} of "
             f"{result['samples'] - result['unreadable_gold']} samples ({found['share']:.1%})."
         )
         for example in found["examples"]:
-            yield (
+            yield printable(
                 f"  problem {example['problem']}, sample {example['sample']}, gold {example['gold']}: verifier read "
                 f"{example['answer']!r} ({says[example['reward']]}), strict read {example['strict_answer']!r} "
                 f"({says[example['strict']]}); the end: …{example['end'][-100:]!r}"

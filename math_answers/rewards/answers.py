@@ -6,6 +6,8 @@ from decimal import Decimal
 
 # A completion that boxes more different answers than this lists candidates
 MAX_BOXES = 5
+# Of a number that `written_out` writes; a float64 stays below
+MAX_WRITTEN_EXPONENT = 400
 
 _BOX_OR_BRACE = re.compile(
     r"\\(?:boxed|fbox|framebox)\s*(?:\[[^\[\]{}]{0,20}\]\s*){0,2}(?:(?P<box>\{)|(?<=\s)(?P<bare>[^\s{}$\\][^\s{}$\\]*+))"
@@ -48,6 +50,17 @@ _MAGNITUDE = re.compile(r"\$?\s?(?:\\text\{\s?)?((?:hundred|thousand|million|bil
 _OPERATOR_AFTER = re.compile(
     r"\s*(?:[-+/^<>_]|\\(?:cdot|times|div|pm|sqrt|[dt]?frac|pi|binom)(?![A-Za-z])|!(?!=)|\d)|\s?\}+\s*(?:\^|\Z|[-+/}])"
 )
+# What says nothing in a box that only shows where an answer goes: blanks, dots, commands for text, "your answer"
+_BLANK = re.compile(
+    r"[\s.…?_~${}]+|\\[ ,;:!_]|\\[hv]?(?:phantom|space)\*?\s?\{[^{}]*\}"
+    r"|\\(?:q?quad|[lc]?dots|square|Box|underline|text[a-z]*|math[a-z]{2}|mbox)(?![A-Za-z])"
+)
+_NOUNS = "answer answers ans result results solution value number expression content"
+_OTHER_WORDS = "a an the my our your final correct exact numerical insert put write goes here"
+_PLACEHOLDER_NOUNS, _PLACEHOLDER_WORDS = frozenset(_NOUNS.split()), frozenset(_OTHER_WORDS.split())
+MAX_PLACEHOLDER_CHARACTERS = 60
+# After a \boxed without braces that a sentence only names: a word, "a" or "I" before a word, a lone sign
+_PROSE = re.compile(r"[\W_]*+(?:[^\W\d_]{2}|[aI]\s++[a-z]|\s|\Z)")
 # Before a box on its line: marks of a quotation, or cells of a table
 _MARGIN = re.compile(r"\s*(?:(>[>\s]*)|\|(?:.*\|)?)")
 _ASIDE = re.compile(r"(?:[^\\]*[a-z]{2} )?\(\s*")
@@ -63,7 +76,8 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
     r"""
     The final answer that a text states, after the last `</think>`: what its last `\boxed{...}` holds; without one, its
     last `<answer>...</answer>`; without either, what follows the last `Answer:`, `####` or "the (final) answer is" on
-    its line.
+    its line. A box without an answer (`\boxed{}`, `\boxed{...}`, `\boxed{your answer}`, "in \boxed as requested") only
+    counts if the text states nothing else.
 
     Boxes that a connector joins state one answer together, a list, and so do more than `MAX_BOXES` boxes that differ.
     If `accept` refuses a box, it may accept another one, or a later "the answer is": the option of a multiple choice.
@@ -71,22 +85,29 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
     """
     text = _without_thoughts(text)
     boxes = _boxes(text)
-    if boxes:
-        boxed = _answer_of_boxes(text, boxes, accept)
-        if boxed is not None and accept is not None and not accept(boxed):
-            later = _stated(text[boxes[-1][2] :])
+    filled = [box for box in boxes if not _says_nothing(text, *box)]
+    if filled:
+        boxed = _answer_of_boxes(text, filled, accept)
+        if accept is not None and not accept(boxed):
+            later = _stated(text[filled[-1][2] :])
             return later if later is not None and accept(later) else boxed
         return boxed
-    tagged, close, _ = text.rpartition("</answer>")
-    inside = tagged.rpartition("<answer>")
-    if close and inside[1]:
-        return _stated(inside[2]) or inside[2].strip() or None
-    return _stated(text)
+    ends = [0, *(end for _, _, end in boxes)]
+    starts = [*(start for _, start, _ in boxes), len(text)]
+    text = "".join(text[end:start] for end, start in zip(ends, starts, strict=True))
+    return _tagged(text) or _stated(text) or (boxes[-1][0].strip() if boxes else None) or None
 
 
 def written_out(number: float | Decimal) -> str:
-    """A number without an exponent: the "e" of "1e+16" may be read as Euler's number."""
-    return format(Decimal(str(number)), "f")
+    """A number without an exponent: the "e" of "1e+16" may be read as Euler's number. Raises a `ValueError` for one of
+    hundreds of digits, or of gigabytes, such as 1e-99999999999."""
+    exact = Decimal(str(number))
+    if abs(exact.adjusted()) > MAX_WRITTEN_EXPONENT:
+        raise ValueError(
+            f"The number {exact} cannot be written without an exponent: that of a gold answer is at most "
+            f"{MAX_WRITTEN_EXPONENT}. Write it as a text, such as '10^{{-500}}'."
+        )
+    return format(exact, "f")
 
 
 def _without_thoughts(text: str) -> str:
@@ -100,6 +121,13 @@ def _without_thoughts(text: str) -> str:
         else:
             end = min(end, tag.start())
     return text[start:end]
+
+
+def _tagged(text: str) -> str | None:
+    """The content of the last `<answer>`."""
+    before, close, _ = text.rpartition("</answer>")
+    _, tag, inside = before.rpartition("<answer>")
+    return (_stated(inside) or inside.strip() or None) if close and tag else None
 
 
 def _stated(text: str) -> str | None:
@@ -139,16 +167,25 @@ def _boxes(text: str) -> list[tuple[str, int, int]]:
     return [(_INNER_BOX.sub("", text[content:stop]), start, end) for start, end, content, stop in boxes]
 
 
-def _answer_of_boxes(text: str, boxes: list[tuple[str, int, int]], accept: Callable[[str], bool] | None) -> str | None:
+def _says_nothing(text: str, content: str, start: int, end: int) -> bool:
+    """Whether a box is a placeholder, or was not made but named: "I used \\boxed as requested"."""
+    if text[end - 1] != "}":
+        named = text[start:end].split(maxsplit=1)[1]
+        return _PROSE.match(text, end - len(named)) is not None
+    if len(content) > MAX_PLACEHOLDER_CHARACTERS:
+        return False
+    words = {word.strip("<>[]").casefold() for word in _BLANK.sub(" ", content).split()}
+    return not words or (bool(words & _PLACEHOLDER_NOUNS) and words <= _PLACEHOLDER_NOUNS | _PLACEHOLDER_WORDS)
+
+
+def _answer_of_boxes(text: str, boxes: list[tuple[str, int, int]], accept: Callable[[str], bool] | None) -> str:
     answers = [content.strip() for content, _, _ in boxes]
-    if not answers[-1]:
-        return None
     first = len(boxes) - 1
     if len(set(answers)) > MAX_BOXES:
         first = 0
     while first > 0 and _CONNECTOR.fullmatch(text, boxes[first - 1][2], boxes[first][1]):
         first -= 1
-    together = list(dict.fromkeys(answer for answer in answers[first:] if answer))
+    together = list(dict.fromkeys(answers[first:]))
     accepted = [answer for answer in together if accept is not None and accept(answer)]
     if len(accepted) == 1:  # \boxed{800}. The answer is \boxed{C}
         return accepted[0]

@@ -48,7 +48,8 @@ def math_accuracy_reward(
 
     Returns:
         `list[float | None]`: 1.0 for a right answer, 0.0 for a wrong or missing one. `None`, which the trainer skips,
-        if there is no gold answer, it cannot be read, or the workers crash at trivial questions too.
+        if there is no gold answer, it cannot be read, the workers crash at trivial questions too, or other answers have
+        spent the 60 seconds of processor time of the batch.
 
     Raises:
         ValueError: `completions` and `solution` differ in length.

@@ -1,50 +1,80 @@
-"""List the configs that come with the package, or copy some for editing, with the files that they build on."""
+"""List the configs that come with the package, show one as one merged file, or copy some of them for editing."""
 
-import argparse
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from troll_trl.cli.settings.command import show, stop
-from troll_trl.cli.settings.layers import config_names, configs_folder, read_layers
+import yaml
+
+from troll_trl.cli.settings.command import CommandParser, show, stop
+from troll_trl.cli.settings.layers import config_names, configs_folder, nearest_config, read_layers
+
+_HEAD = """\
+# {}
+#
+# Files of troll_trl, merged: each value is below the name of the file that sets it. A line that a later file replaces
+# became a comment.
+"""
 
 
 def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> None:
-    """List or copy configs. Ends with code 2 and one message: there is no such config, or a file would be
+    """List, show or copy configs. Ends with code 2 and one message: there is no such config, or a file would be
     overwritten."""
-    parser = argparse.ArgumentParser(prog=program, description=__doc__, allow_abbrev=False)
-    parser.add_argument("action", nargs="?", choices=["copy"], help="copy configs; without it, the command lists them")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="configs to copy")
+    parser = CommandParser(prog=program, description=__doc__)
+    parser.add_argument("action", nargs="?", choices=["show", "copy"], help="what to do; without it: list the configs")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="configs to show or to copy")
     parser.add_argument("--to", type=Path, default=Path("configs"), help="folder to copy to (default: configs)")
     options = parser.parse_args(argv)
     if options.action is None:
         show("\n".join(config_names()))
         return
     if not options.names:
-        stop(program, "no config to copy is named. `troll configs` lists them: troll configs copy qwen3-0.6b/gsm8k")
+        stop(program, f"no config is named. `troll configs` lists them: {program} {options.action} qwen3-0.6b/gsm8k")
     try:
         for name in options.names:
-            print(f"Copied. To train with your copy: --config {copy_config(name, options.to)}")
+            if options.action == "show":
+                show(merged(name).rstrip())
+            else:
+                print(f"Copied. To train with your copy: --config {copy_config(name, options.to)}")
     except (ValueError, OSError) as error:
         stop(program, error)
 
 
 def copy_config(name: str, folder: Path) -> Path:
-    """
-    Copy a config that comes with the package, and its bases, into a folder. The copies keep their relative paths, so
-    `base` finds them. An existing base stays. Refuses an unknown name (`ValueError`) and to replace a file
-    (`FileExistsError`).
-    """
-    shipped = configs_folder()
-    if name not in config_names():
-        raise ValueError(f"No config that comes with the package is named {name}: `troll configs` lists them.")
-    paths = [path.resolve() for path, _ in read_layers(shipped / f"{name}.yaml")]
-    files = [path.relative_to(shipped.resolve()) for path in paths]
-    copy = folder / files[-1]
+    """Write a config that comes with the package as one file into a folder. Refuses an unknown name (`ValueError`) and
+    to replace a file (`FileExistsError`)."""
+    text, copy = merged(name), folder / f"{name}.yaml"
     if copy.exists():
         raise FileExistsError(f"{copy} is there already: remove it, or copy to another folder with --to.")
-    for file in files:
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        if not (folder / file).exists():
-            shutil.copyfile(shipped / file, folder / file)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(text, encoding="utf-8")
     return copy
+
+
+def merged(name: str) -> str:
+    """The text of a config that comes with the package, merged with its bases: the lines and comments of each file
+    below the file's name. Lines that a later file replaces become comments. An unknown name is a `ValueError`."""
+    if name not in config_names():
+        raise ValueError(f"No config that comes with the package has the name {name}.{nearest_config(name)}")
+    folder = configs_folder().resolve()
+    layers = read_layers(folder / f"{name}.yaml")
+    names = [path.resolve().relative_to(folder) for path, _ in layers]
+    last = {key: number for number, layer in enumerate(layers) for key in layer.values}
+    text = _HEAD.format(name)
+    for number, (path, values) in enumerate(layers):
+        own = path.read_text(encoding="utf-8") if path.is_file() else yaml.safe_dump(values)
+        replaced = {key: str(names[last[key]]) for key in values if last[key] != number}
+        text += f"\n# ---- {names[number]}\n{_with_comments(own, replaced)}"
+    return text
+
+
+def _with_comments(text: str, replaced: dict[str, str]) -> str:
+    """The text of a file, with `base` and the replaced keys as comments, which name the file that replaces them."""
+    lines = text.splitlines()
+    for key, value in yaml.compose(text).value:
+        if key.value == "base" or key.value in replaced:
+            end = value.end_mark.line + (value.end_mark.column > 0)
+            for number in range(key.start_mark.line, end):
+                lines[number] = f"# {lines[number]}"
+            if key.value in replaced:
+                lines[end - 1] += f"  # replaced by {replaced[key.value]}"
+    return "\n".join(lines) + "\n"

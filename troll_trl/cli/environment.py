@@ -1,15 +1,15 @@
 """Print what a bug report needs: versions, devices and kernels."""
 
-import argparse
 from collections.abc import Sequence
 from importlib.metadata import version
 
 from troll_trl import __version__
+from troll_trl.cli.settings.command import CommandParser
 
 
 def main(argv: Sequence[str] | None = None, program: str = "troll env") -> None:
     """Print versions, devices and whether the kernels run."""
-    argparse.ArgumentParser(prog=program, description=__doc__, allow_abbrev=False).parse_args(argv)
+    CommandParser(prog=program, description=__doc__).parse_args(argv)
     import torch
     from trl.scripts.env import print_env
 

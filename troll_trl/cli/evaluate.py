@@ -14,22 +14,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from math_answers.evaluation.arguments import EvaluationArguments
-from troll_trl.cli.settings.command import check_command, read_command, stop
+from math_answers.evaluation.printable import PrintableFormatter, printable
+from troll_trl.cli.settings.command import read_command, stop
 
 
 def print_error(text: str):
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def parse_evaluation_args(argv: Sequence[str] | None = None, program: str | None = None) -> EvaluationArguments:
     """The checked arguments of a command line, and of the YAML file that its `--config` names. Ends with code 2 after
     one paragraph that names the mistake, the value and the remedy."""
     command = read_command(argv, program)
-    check_command(command, "eval")
-    # Here, because it loads torch: seconds, after which a mistyped name would be refused
-    from troll_trl.cli.settings.parser import StrictParser
+    from troll_trl.cli.settings.parser import StrictParser  # imports torch, which reads variables under `env`
 
-    settings = StrictParser((EvaluationArguments,), command.program).settings_of(command)
+    settings = StrictParser("eval", command.program).settings_of(command)
     try:
         return EvaluationArguments(**settings)
     except ValueError as error:
@@ -58,7 +57,8 @@ def compare_two(args: EvaluationArguments):
 
     comparison = compare(args)
     header, rows = comparison_table(comparison)
-    print(f"A = {comparison['a']}, B = {comparison['b']}; paired bootstrap\n\n{plain(header, rows, keys=3)}")
+    names = printable(f"A = {comparison['a']}, B = {comparison['b']}")
+    print(f"{names}; paired bootstrap\n\n{plain(header, rows, keys=3)}")
     if args.output is not None:
         Path(args.output).mkdir(parents=True, exist_ok=True)
         write_json(Path(args.output, "comparison.json"), comparison)
@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     datasets.disable_progress_bars()  # the samples have one
     logger = logging.getLogger("math_answers.evaluation")
     logger.handlers = [logging.StreamHandler()]
+    logger.handlers[0].setFormatter(PrintableFormatter())
     logger.setLevel(logging.INFO)
     warnings.showwarning = lambda message, *_: print_error(f"warning: {message}")
     again = "The same command" + (" without `overwrite`" if args.overwrite else "")  # which would discard what is there
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
         if args.compare is not None:
             compare_two(args)
     except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback
-        stop(program, error)
+        stop(program, printable(str(error)))
     except torch.OutOfMemoryError as error:
         stop(program, f"out of memory. {again} and a lower `batch_size` continues. {error}")
     except KeyboardInterrupt:

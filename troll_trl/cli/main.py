@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from troll_trl import __version__
-from troll_trl.cli.settings.command import show, show_warnings_plainly
+from troll_trl.cli.settings.command import CommandParser, show, show_warnings_plainly
 
 # Command: the module and the function that run it, and what it does
 COMMANDS = {
@@ -27,16 +27,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a command, by default the process's. Ends with the command's code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     commands = "\n".join(f"  {name:<12}{said}" for name, (*_, said) in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="troll",
         usage="troll COMMAND [FLAGS]",
         description=f"TROLL (Trust Region Optimization for Large Language Models) for TRL.\n\ncommands:\n{commands}",
         epilog="troll COMMAND --help shows the flags of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"troll_trl {__version__}")
-    parser.add_argument("command", choices=COMMANDS, help=argparse.SUPPRESS)
+    parser.add_argument("command", nargs="?", choices=COMMANDS, help=argparse.SUPPRESS)
     if not argv:
         show(parser.format_help().rstrip())
         return

@@ -10,6 +10,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from math_answers.evaluation.samples import write_text
 from troll_trl.cli.settings.arguments import TrollScriptArguments
+from troll_trl.fields import without_secrets
 from troll_trl.resilience.checkpoint_folder import checkpoints
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
@@ -59,6 +60,7 @@ def _read_settings(file: Path) -> dict[str, Any]:
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The settings in which two runs differ, in words: the value before and now, `None` if it is not set."""
+    before, now = without_secrets(before), without_secrets(now)  # a file has none
     both = {name: (before.get(name), now.get(name)) for name in {**before, **now} if name not in _NOT_OF_A_RUN}
     return [f"`{name}` {then!r} → {now!r}" for name, (then, now) in both.items() if then != now]
 
@@ -81,10 +83,9 @@ def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | N
 
 def save_settings(settings: dict, output_dir: str, checkpoint: str | None = None) -> None:
     """Write the settings. If a run resumes from `checkpoint` with others, keep the earlier ones in another file."""
-    shown = {name: value for name, value in settings.items() if name not in _SECRET}
-    text = "# All settings of the files and flags of this run, except `env` and `hub_token`.\n" + yaml.safe_dump(
-        shown, sort_keys=False, allow_unicode=True
-    )
+    shown = without_secrets({name: value for name, value in settings.items() if name not in _SECRET})
+    text = "# All settings of the files and flags of this run, except `env`, tokens and passwords.\n"
+    text += yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
     file = Path(output_dir, SETTINGS)
     file.parent.mkdir(parents=True, exist_ok=True)
     if checkpoint is not None and file.is_file() and _changed(_read_settings(file), settings):

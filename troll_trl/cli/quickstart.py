@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from troll_trl.cli.report import write_report
+from troll_trl.cli.settings.command import CommandParser
 from troll_trl.cli.settings.layers import configs_folder, read_layers
 
 CONFIG = configs_folder() / "quickstart.yaml"
@@ -105,9 +106,7 @@ def missed_goals(log: list[dict[str, Any]], kl_bound: float) -> list[str]:
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     """Run the quickstart. Ends with code 1 if the training failed, or did not reach its goal."""
-    parser = argparse.ArgumentParser(
-        prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = CommandParser(prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flag = parser.add_argument
     flag("--seed", type=int, default=0, help="seed of problems, warm-up and training (default 0)")
     flag("--output", type=Path, default="outputs/quickstart", help="folder to write to (default outputs/quickstart)")

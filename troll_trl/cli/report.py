@@ -5,11 +5,10 @@ Make one page with figures and a table from training runs of TROLL or TRL. Reads
     troll report out/troll-seed0 out/troll-seed1 out/clip-seed0 out/clip-seed1 --output out/report
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from troll_trl.cli.settings.command import stop
+from troll_trl.cli.settings.command import CommandParser, stop
 
 RUN_HELP = """
     a run's output folder, a checkpoint, or LABEL=RUN[,RUN...] for runs of one configuration with different seeds.
@@ -19,6 +18,7 @@ RUN_HELP = """
 
 def write_report(runs: Sequence[str], success: str | None, output: Path) -> None:
     """Write the page, its figures and its table into `output`, and print the table and the notes."""
+    from math_answers.evaluation.printable import printable
     from math_answers.evaluation.samples import write_text
     from math_answers.evaluation.tables import markdown
     from troll_trl.report.figures import draw_figures
@@ -36,13 +36,13 @@ def write_report(runs: Sequence[str], success: str | None, output: Path) -> None
     print(text)
     for note in [*warnings_of(groups), *(note for group in groups for run in group.runs for note in run.notes)]:
         print(f"Note: {note}")
-    print(f"Report: {output / 'report.html'}")
+    print(printable(f"Report: {output / 'report.html'}"))
 
 
 def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
     """Report, in this process. Ends with code 2, and one line for a mistake that a user can set right."""
     description = str(__doc__).strip().splitlines()[0]
-    parser = argparse.ArgumentParser(prog=program, description=description, allow_abbrev=False)
+    parser = CommandParser(prog=program, description=description)
     parser.add_argument("runs", nargs="+", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--output", type=Path, required=True, help="folder for report.html, table.md and the figures")
     parser.add_argument(
@@ -56,4 +56,6 @@ def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
     try:
         write_report(options.runs, options.success, options.output)
     except (ReportError, OSError) as error:
-        stop(program, error)
+        from math_answers.evaluation.printable import printable
+
+        stop(program, printable(str(error)))

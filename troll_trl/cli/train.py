@@ -14,24 +14,24 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
-from troll_trl.cli.settings.command import Command, read_training_command, show_warnings_plainly, stop
-from troll_trl.cli.settings.layers import configs_folder
-from troll_trl.cli.settings.names import find_package, is_flag, launcher_names, name_of
+from troll_trl.cli.settings.command import read_training_command, show_warnings_plainly, stop
+from troll_trl.cli.settings.layers import configs_folder, read_layers
 
 logger = logging.getLogger(__name__)
+
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "troll"  # any text sets the variable
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     """Train, in this process. Ends with code 2 and one message for a mistake of the user; with code 1 if numbers were
     not finite, or a vLLM server was lost."""
+    if os.environ.get(_SAFE_PATH) == _OURS:  # programs that a reward starts get the path that they expect
+        del os.environ[_SAFE_PATH]
     show_warnings_plainly()
     command = read_training_command(argv, program)
-    _refuse_half_precision_without_a_gpu(command)
-    # Here, because they load torch, transformers and TRL: seconds, after which a mistyped name would be refused
+    # Here, because they load torch, transformers and TRL, which read the variables under the files' `env`
     from transformers import ProgressCallback
 
     from troll_trl.cli.make_trainer import make_trainer
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     except (ValueError, OSError, ImportError) as error:  # a mistake of the user needs no traceback
         stop(command.program, error)
     if command.launcher and "TROLL_LAUNCHED" not in os.environ and training_args.process_index == 0:
-        said = ", ".join(f"`{name}`" for name in command.launcher)
+        said = ", ".join(f"`{flag[2:].partition('=')[0]}`" for flag in command.launcher)
         logger.warning(f"The run ignores {said}: only `troll grpo` and `troll rloo` start processes.")
     if training_args.process_index == 0:
         save_settings(script_args.settings, training_args.output_dir, checkpoint)
@@ -74,48 +74,29 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     trainer.end()
 
 
-def _refuse_half_precision_without_a_gpu(command: Command) -> None:
-    """As transformers does, of which the import alone takes many seconds, and with a cure for it."""
-    no = ("no", "false", "f", "n", "0", "none")
-    on = {name: str(command.last(name)).lower() not in no for name in ("use_cpu", "bf16", "fp16")}
-    bf16 = on["bf16"] if command.last("bf16") is not None else not on["fp16"]  # TRL's default
-    if on["use_cpu"] or not (bf16 or on["fp16"]):
-        return
-    import torch
-
-    if not torch.accelerator.is_available() and find_spec("torch_xla") is None:
-        stop(
-            command.program,
-            f"torch {torch.__version__} finds no GPU on this machine, and `{'bf16' if bf16 else 'fp16'}` needs one. To "
-            "train on the CPU, which takes long for all but small models: --use_cpu true --bf16 false --fp16 false",
-        )
-
-
 # -- The launcher -----------------------------------------------------------------------------------------------------
 
 
 def launch(argv: Sequence[str], program: str) -> None:
     """Train in as many processes as the launcher's flags say; `program` is `troll grpo` or `troll rloo`. Ends with
     code 2 and one message for a mistake of the user, else with the code of the run."""
-    algorithm = program.split()[-1]
-    names = launcher_names(algorithm)
-    flags: dict[bool, list[str]] = {True: [], False: []}  # the launcher's, and the run's
-    of_launcher = False
-    for word in argv:
-        if is_flag(word):
-            of_launcher = name_of(word) in names
-        flags[of_launcher].append(word)
-    run_flags = ["--algorithm", algorithm, *flags[False]]
-    # Reads the files and checks all names before any process starts
-    command = read_training_command(run_flags, program, names)
-    if (said := replace(command, flags=flags[False]).last("algorithm")) not in (None, algorithm):
-        stop(program, f"`algorithm` is {said}, but this is `{program}`. Remove `algorithm`, or run the other command.")
-    _refuse_half_precision_without_a_gpu(command)
-    launcher_flags = [*(f"--{name}={value}" for name, value in command.launcher.items()), *flags[True]]
-    if not launcher_flags and _one_process_is_enough():
+    command, algorithm = read_training_command(argv, program), program.split()[-1]
+    if command.algorithm not in (None, algorithm):
+        said = f"`algorithm` is {command.algorithm}, but this is `{program}`."
+        stop(program, f"{said} Remove `algorithm`, or run the other command.")
+    command.algorithm = algorithm
+    from troll_trl.cli.settings.parser import StrictParser  # imports torch, as `main` does
+
+    # Refuses wrong names and values before any process starts
+    StrictParser(algorithm, program).training_settings_of(command, launches=True)
+    run_flags = ["--algorithm", algorithm]
+    for config in command.configs:
+        run_flags += ["--config", config]
+    run_flags += command.flags
+    if not command.launcher and _one_process_is_enough():
         main(run_flags, program)
     else:
-        _launch(_with_config_file(launcher_flags, program), run_flags, program)
+        _launch(command.launcher, run_flags, program)
 
 
 def _one_process_is_enough() -> bool:
@@ -126,40 +107,20 @@ def _one_process_is_enough() -> bool:
     return torch.accelerator.device_count() <= 1 and not Path(default_config_file).is_file()
 
 
-def _with_config_file(flags: Sequence[str], program: str) -> list[str]:
-    """The launcher's flags with its own `--config_file` in place of `--accelerate_config`, a path or a name."""
-    parser = argparse.ArgumentParser(prog=program, allow_abbrev=False, add_help=False)
-    parser.add_argument("--accelerate_config", "--accelerate-config", default=None)
-    options, others = parser.parse_known_args(flags)
-    if options.accelerate_config is None:
-        return others
-    name = options.accelerate_config
-    folders = (configs_folder() / "accelerate", find_package("trl") / "accelerate_configs")
-    for path in (Path(name), *(folder / f"{name}.yaml" for folder in folders)):
-        if path.is_file():
-            return ["--config_file", str(path), *others]
-    names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-    stop(program, f"--accelerate_config: {name!r} is neither a file nor one of {', '.join(names)}.")
-
-
 def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> None:
     from subprocess import CalledProcessError
 
-    from accelerate.commands.launch import launch_command, launch_command_parser
+    from accelerate.commands.launch import launch_command
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ["TROLL_LAUNCHED"] = "1"  # the launcher's settings in the files have been read
+    # Or `python -m` looks for every module in the working directory first, and runs a file wandb.py there
+    if Path(__file__).parents[2] != Path.cwd():  # a clone that is not installed is found there alone
+        os.environ.setdefault(_SAFE_PATH, _OURS)
     # After SIGTERM the launcher kills its processes when this time is over. The default of 30 seconds is too short for
     # a large model to finish its update and save.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
-    parser, words = launch_command_parser(), []
-    switches = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
-    for flag in launcher_flags:  # a switch takes no value, and a file has one
-        name, _, value = flag.partition("=")
-        if name in switches and (value := value.lower()) not in ("", "true", "false"):
-            stop(program, f"`{name.lstrip('-')}` must be true or false, got {value!r}.")
-        words += [flag] if name not in switches else [name] * (value != "false")
-    options = parser.parse_args([*words, "-m", "troll_trl.cli.train", *run_flags])
+    options = _launcher_options(launcher_flags, run_flags, program)
     _warn_if_one_process_starts(options, program)
     try:
         launch_command(options)
@@ -169,6 +130,45 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
         raise SystemExit(error.get_first_failure()[1].exitcode) from None
     except ValueError as error:  # flags that do not go together
         stop(program, error)
+
+
+def _launcher_options(launcher_flags: list[str], run_flags: list[str], program: str) -> argparse.Namespace:
+    """What accelerate's parser makes of the flags, with its own `--config_file` in place of `--accelerate_config`, a
+    path or a name."""
+    import trl
+    from accelerate.commands.launch import launch_command_parser
+
+    parser = launch_command_parser()
+    parser.add_argument("--accelerate_config")
+    parser.error = lambda message: stop(program, message)  # without the usage of all its flags
+    switches = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
+    words = []
+    for flag in launcher_flags:  # a switch takes no value, and a file has one
+        name, _, value = flag.partition("=")
+        if name in switches and (value := value.lower()) not in ("", "true", "false"):
+            stop(program, f"`{name.lstrip('-')}` must be true or false, got {value!r}.")
+        words += [flag] if name not in switches else [name] * (value != "false")
+    options = parser.parse_args([*words, "-m", "troll_trl.cli.train", *run_flags])
+    if options.training_script != "troll_trl.cli.train":
+        stop(program, f"unrecognized arguments: {options.training_script}")
+    for name in ("num_processes", "num_machines"):
+        if (number := getattr(options, name)) is not None and number < 1:  # accelerate would start one in silence
+            stop(program, f"`{name}` must be at least 1, got {number}.")
+    if (name := options.accelerate_config) is not None:
+        if options.config_file is not None:
+            stop(program, "`config_file` and `accelerate_config` are both set. Give one of them.")
+        folders = (configs_folder() / "accelerate", Path(str(trl.__file__)).parent / "accelerate_configs")
+        paths = [Path(name), *(folder / f"{name}.yaml" for folder in folders)]
+        options.config_file = next((str(path) for path in paths if path.is_file()), None)
+        if options.config_file is None:
+            names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+            stop(program, f"--accelerate_config: {name!r} is neither a file nor one of {', '.join(names)}.")
+    try:
+        if options.config_file is not None:
+            read_layers(options.config_file)
+    except ValueError as error:  # no file, or no YAML mapping, which accelerate answers with a traceback
+        stop(program, f"--config_file: {error}")
+    return options
 
 
 def _warn_if_one_process_starts(options: argparse.Namespace, program: str) -> None:
@@ -184,4 +184,6 @@ def _warn_if_one_process_starts(options: argparse.Namespace, program: str) -> No
 
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:  # `-m` has put the working directory first
+        sys.path.append(sys.path.pop(0))
     main()

@@ -27,6 +27,11 @@ _UNREAD = (
     *("logits_mup_width_multiplier", "unpadded_vocab_size"),
 )
 _UNREAD_TYPES = ("mpt", "chameleon")  # no scale though the config has one; no image tokens
+# Between backbone and head they have layers that both heads would leave out
+_LAYERS_BEFORE_THE_HEAD = (
+    *("bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "modernbert-decoder"),
+    *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
 
 
 @dataclass
@@ -99,6 +104,12 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
         raise ValueError(f"`temperature` must be positive, got {temperature}.")
     original_forward = model.forward
     transform = logit_transform(model.config.get_text_config(), temperature)
+    if getattr(model, "base_model", None) is model:  # Llama 4's text model, Mllama's
+        raise ValueError(
+            f"A {type(model).__name__} names no backbone: its `base_model` is the model itself. Neither the LM head of "
+            "troll_trl nor TRL's finds its hidden states. Train another model, or the vision-language model around it."
+        )
+    _name_experts(model.config.get_text_config())
 
     # Keep the original signature: `generate` validates its model kwargs against it
     @functools.wraps(type(model).forward)
@@ -181,13 +192,31 @@ def _sparse_forward(
     backbone_outputs = model.base_model(*args, **kwargs)
     output = _head(model, backbone_outputs.last_hidden_state, query, transform, cast_lm_head_to_fp32)
     if kwargs.get("output_router_logits"):
-        output["aux_loss"] = load_balancing_loss_func(
-            backbone_outputs.router_logits,
-            text_config.num_experts,
-            text_config.num_experts_per_tok,
-            kwargs.get("attention_mask"),
-        )
+        if not (router_logits := getattr(backbone_outputs, "router_logits", None)):
+            raise ValueError(
+                f"`output_router_logits` is set, but no layer of this {text_config.model_type} model gives router "
+                "logits: there is no load-balancing loss. Leave it out of the model's config."
+            )
+        experts, taken = text_config.num_experts, text_config.num_experts_per_tok
+        output["aux_loss"] = load_balancing_loss_func(router_logits, experts, taken, kwargs.get("attention_mask"))
     return output
+
+
+def _name_experts(config: PretrainedConfig) -> None:
+    """Have a mixture's config answer to `num_experts`, which TRL's head asks for as well: Granite-MoE, Granite 4 and
+    Phi-MoE call it `num_local_experts`. A `ValueError` names a config that lacks the numbers of the load-balancing
+    loss, as do families without such a loss."""
+    if not getattr(config, "output_router_logits", False):
+        return
+    cls = type(config)
+    if not hasattr(config, "num_experts") and "num_local_experts" in vars(config):
+        cls.attribute_map = {**cls.attribute_map, "num_experts": "num_local_experts"}  # as transformers' Mixtral does
+    for needed in ("num_experts", "num_experts_per_tok"):
+        if not hasattr(config, needed):
+            raise ValueError(
+                f"`output_router_logits` is set, but the config of a {config.model_type} model has no `{needed}`, from "
+                "which the load-balancing loss is computed. Leave `output_router_logits` out of the model's config."
+            )
 
 
 # `torch.compile` takes the backbone in one graph. It would break this function into many, and gain nothing: the work is
@@ -295,6 +324,11 @@ def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransf
         raise ValueError(
             f"A {config.model_type} model changes its logits{how}, which the LM head of troll_trl does not do, nor "
             "does TRL's. All log-probabilities would be wrong. Train another model."
+        )
+    if config.model_type in _LAYERS_BEFORE_THE_HEAD:
+        raise ValueError(
+            f"A {config.model_type} model has layers between its backbone and its LM head, which neither the head of "
+            "troll_trl nor TRL's runs. All log-probabilities would be wrong. Train another model."
         )
     # Cohere; Muse Glimmer; Falcon-H1
     names = ("logit_scale", "output_multiplier", "lm_head_multiplier")

@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
+from math_answers.evaluation.printable import printable
 from troll_trl.report import metrics
 from troll_trl.report.metrics import Metric
 from troll_trl.report.runs import Group
@@ -107,7 +108,7 @@ def _left_out(groups: Sequence[Group], plot: Plot) -> Iterator[str]:
         empty = [panel.name for panel in plot.panels if not panel.shows(group)]
         if empty:
             what = "any of this" if len(empty) == len(plot.panels) else "; ".join(empty)
-            yield f"Nothing to draw for {group.label}: {what}."
+            yield f"Nothing to draw for {printable(group.label)}: {what}."
 
 
 def _draw(groups: Sequence[Group], plot: Plot, file: Path) -> None:
@@ -197,7 +198,7 @@ def _legend(groups: Sequence[Group], panels: Sequence[Panel]) -> Iterator[Line2D
     grey: Any = {"color": "0.3", "marker": "o"}
     for number, group in drawn:
         seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
-        yield Line2D([], [], **_style(number), label=f"{' '.join(group.label.split()):.60}{seeds}")
+        yield Line2D([], [], **_style(number), label=f"{printable(' '.join(group.label.split())):.60}{seeds}")
     if any(len(group.runs) > 1 for _, group in drawn):
         yield Patch(facecolor="0.5", alpha=0.3, label="band: smallest to largest seed")
     if any(len(panel.held_out(group)) for _, group in drawn for panel in panels):

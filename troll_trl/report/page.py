@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader
 
+from math_answers.evaluation.printable import printable
 from math_answers.evaluation.samples import write_text
 from math_answers.evaluation.statistics import Estimate
 from troll_trl.report import metrics
@@ -80,10 +81,12 @@ def warnings_of(groups: Sequence[Group]) -> Iterator[str]:
     for group in groups:
         differing = group.settings.columns[group.settings.nunique(dropna=False) > 1]
         if len(differing):
-            yield f"The runs of {group.label} are shown as seeds, but differ in {', '.join(sorted(differing))}."
+            names = printable(", ".join(sorted(map(str, differing))))
+            yield f"The runs of {printable(group.label)} are shown as seeds, but differ in {names}."
         largest = pd.concat([run.values(metrics.KL_MAX_AFTER.key) for run in group.runs]).max()
         if largest > (group.kl_bound or math.inf) * 1.001:  # the projection promises no less
-            yield f"{group.label}: a KL of {largest:.4g} after the projection exceeds the bound {group.kl_bound:g}."
+            exceeds = f"a KL of {largest:.4g} after the projection exceeds the bound {group.kl_bound:g}"
+            yield f"{printable(group.label)}: {exceeds}."
 
 
 def _settings_table(groups: Sequence[Group]) -> pd.DataFrame:

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from math_answers.evaluation.printable import printable
 from troll_trl.resilience.checkpoint_folder import CHECKPOINT, checkpoints
 from troll_trl.trust_region import DEFAULT_KL_BOUND
 
@@ -26,6 +27,9 @@ PEAK_MEMORY = "derived/peak_memory_gib"
 # Settings in which the seeds of one configuration may differ
 RUN_SETTINGS = ["seed", "data_seed", "output_dir", "run_name", "logging_dir", "hub_model_id"]
 RUN_SETTINGS += ["resume", "resume_from_checkpoint"]
+# A YAML alias repeats what it names. With this many, settings become at most a few hundred times as long; lists of
+# aliases of lists of aliases would become ten times as long a level
+MAX_ALIASES = 16
 _SEED = re.compile(r"(^|[-_.])seed[-_.=]?\d+$", re.IGNORECASE)
 
 
@@ -108,6 +112,7 @@ def load_run(path: Path) -> Run:
     log[PEAK_MEMORY] = run.values("memory/gpu_peak_gib").combine_first(run.values("memory/cpu_peak_gib"))
     log[TOKENS_PER_SECOND] = _throughput(run)
     run.log = log.dropna(axis=1, how="all")
+    notes[:] = map(printable, notes)
     return run
 
 
@@ -121,12 +126,12 @@ def _read_newest(files: Sequence[Path], notes: list[str]) -> tuple[list[dict], P
             history = state["log_history"]
             # The line that ends a training is in no checkpoint. It has the metrics of the updates since the one before.
             readable.append(([line for line in history if "train_runtime" not in line], history, file))
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             notes.append(f"{file} is torn, or not a trainer's state ({error!r}).")
         if len(readable) == 2:
             break
     if not readable:
-        raise ReportError(" ".join(notes))
+        raise ReportError(printable(" ".join(notes)))
     common = readable[0][0]
     _, history, file = max((one for one in readable if one[0][: len(common)] == common), key=lambda one: len(one[0]))
     of_training = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")
@@ -176,14 +181,15 @@ def _read_settings(folder: Path, notes: list[str]) -> dict[str, Any]:
 def _read_yaml(file: Path, notes: list[str]) -> dict[str, Any]:
     """Settings of a file, with the KL bound only if the training reads it."""
     try:
-        settings = {"kl_bound": DEFAULT_KL_BOUND} | yaml.safe_load(file.read_text(encoding="utf-8"))
-        if settings.get("method", "troll") == "troll" and settings.get("trust_region", "projection") in (
-            "projection",
-            "penalty",
-        ):
+        text = file.read_text(encoding="utf-8")
+        if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)) > MAX_ALIASES:
+            raise ValueError("too many aliases")
+        settings = {"kl_bound": DEFAULT_KL_BOUND} | yaml.safe_load(text)
+        has_bound = settings.get("trust_region", "projection") in ("projection", "penalty")
+        if settings.get("method", "troll") == "troll" and has_bound:
             return settings | {"kl_bound": float(settings["kl_bound"])}
         return {name: value for name, value in settings.items() if name != "kl_bound"}
-    except (TypeError, ValueError, yaml.YAMLError):
+    except (TypeError, ValueError, RecursionError, yaml.YAMLError):
         notes.append(f"{file} cannot be read as settings: the run is reported without them.")
         return {}
 

@@ -54,13 +54,15 @@ class FiniteGuard:
     def __init__(self, accelerator: Accelerator, args: Any, sparse_columns: Sequence[str] = ()):
         self.accelerator, self.args = accelerator, args
         self.columns = (*_COLUMNS, *sparse_columns)
-        self._counted = [*(name for name in self.columns if name != _NOT_COUNTED), "logits", "loss", "gradient"]
+        counted = [name for name in self.columns if name != _NOT_COUNTED]
+        self._counted = [*counted, "logits", "trust_region", "loss", "gradient"]
         dtype = torch.float64 if has_float64(accelerator.device) else torch.float32
         # A slot for each of these, and for the live tokens
         self._counts = torch.zeros(len(self._counted) + 1, dtype=dtype, device=accelerator.device)
         self.live: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
         self._counting = False  # whether that loss is one of the training
         self.bad_rewards: list[str] = []  # of the current rollout batch: those not finite, in words
+        self.nothing_scored = False  # whether vLLM, whose policy is the old one, scored no token of the rollout batch
         self._bad_rewards: list[tuple[int, str]] = []  # of this rank, not yet gathered: row and function
         self._norm: Any = None  # of the gradient, before its clip
         self._clip_gradient = accelerator.clip_grad_norm_
@@ -80,11 +82,12 @@ class FiniteGuard:
 
     def state_dict(self) -> dict[str, Any]:
         counts = {"updates": self._updates, "skipped": self._skipped, "in_a_row": self._in_a_row}
-        return counts | {"bad_rewards": self.bad_rewards}
+        return counts | {"bad_rewards": self.bad_rewards, "nothing_scored": self.nothing_scored}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._updates, self._skipped, self._in_a_row = (state[name] for name in ("updates", "skipped", "in_a_row"))
         self.bad_rewards = state["bad_rewards"]
+        self.nothing_scored = state.get("nothing_scored", False)
 
     # -- Rewards ----------------------------------------------------------------------------------------------------
 
@@ -177,15 +180,20 @@ class FiniteGuard:
         return log_probs, entropies
 
     def _count(self, name: str, count: torch.Tensor) -> None:
-        """Count numbers that are not finite, of a column, of `logits`, of the `loss` or of the `gradient`."""
+        """Count numbers that are not finite: of a column, or another name in `_counted`."""
         self._counts[self._counted.index(name)] += count
+
+    def count_bounded(self, bad: torch.Tensor) -> None:
+        """In a loss: count the live tokens, `bad` of them, of which the trust region made a NaN or an infinity."""
+        if self._counting:
+            self._count("trust_region", bad)
 
     def check_loss(self, loss: torch.Tensor, update: int) -> None:
         """After a loss of the training: stop if it is not finite and the backward pass would also take the step."""
         self._count("loss", ~loss.detach().isfinite())
         if (stepper := self._steps_in_backward()) and (bad := self._gather()[0]):
             raise FloatingPointError(
-                f"Stopped before update {update}, which {stepper} cannot skip. Not finite: {bad}. {_ADVICE}"
+                f"Stopped before update {update}, which {stepper} cannot skip. Not finite: {bad}. {_advice(bad)}"
             )
 
     # -- Update -----------------------------------------------------------------------------------------------------
@@ -241,7 +249,10 @@ class FiniteGuard:
         said = [f"rank {rank}: {', '.join(names)}" for rank, names in enumerate(own) if names]
         if any(found) and not said:
             said = ["gradient (its norm over all ranks)"]
-        return "; ".join(said), sum(row[-1] for row in counts)
+        tokens = sum(row[-1] for row in counts)
+        if self.nothing_scored and tokens == 0:
+            said = [f"{_OF_ENGINE} of all tokens of the rollout batch"]
+        return "; ".join(said), tokens
 
     def _report(self, bad: str, tokens: float, update: int) -> None:
         if not bad:
@@ -262,7 +273,8 @@ class FiniteGuard:
         if self._in_a_row >= limit:
             raise FloatingPointError(
                 f"Stopped at update {update}: {self._in_a_row} updates in a row were skipped "
-                f"(`max_skipped_updates`). Not finite: {bad}. The weights are those of the last good update. {_ADVICE}"
+                f"(`max_skipped_updates`). Not finite: {bad}. The weights are those of the last good update. "
+                + _advice(bad)
             )
 
 
@@ -270,6 +282,20 @@ _ADVICE = (
     "A reward must return finite numbers, or None where it does not apply. If logits or gradients overflow, lower the "
     "learning rate or train in bfloat16 or float32 rather than float16."
 )
+_ADVICE_ON_REGION = (
+    "The `trust_region` made NaN or infinity of finite log-probabilities. One of your own must return finite numbers "
+    "for every live token; an unused slot is −∞ in both policies, and −∞ − (−∞) is NaN."
+)
+_OF_ENGINE = "vLLM's log-probabilities"
+_ADVICE_ON_ENGINE = (
+    "Look at vLLM's log and its dtype: logits that overflow in float16 are NaN. Or use `old_policy='trainer'`."
+)
+
+
+def _advice(bad: str) -> str:
+    if _OF_ENGINE in bad:
+        return _ADVICE_ON_ENGINE
+    return _ADVICE_ON_REGION if "trust_region" in bad else _ADVICE
 
 
 def some(names: list[str]) -> str:

@@ -1,12 +1,14 @@
 """BoundedPolicy: in TRL's loss, takes the place of the policy."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from troll_trl.lm_head.patch import SparseCausalLMOutput
 from troll_trl.trust_region.penalty import ROUNDING
-from troll_trl.trust_region.regions import Bounded
+from troll_trl.trust_region.regions import Bounded, TrustRegion
 from troll_trl.trust_region.sparse import keep_nothing
 
 
@@ -22,11 +24,59 @@ def equal_to_rounding(log_probs: torch.Tensor, others: torch.Tensor) -> torch.Te
     return torch.where(same, others, log_probs)
 
 
+def apply_trust_region(
+    trust_region: TrustRegion, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor
+) -> Bounded:
+    """
+    What `trust_region` makes of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)`. It may be the
+    user's: numbers of another shape than `(B, C)` would broadcast in the loss, without any other sign.
+
+    Raises:
+        TypeError: the result is no [`Bounded`], or holds something else than tensors.
+        ValueError: a tensor has another shape than `(B, C)`, or `counted` lacks a number that the metrics read.
+    """
+    name = type(trust_region).__name__
+    try:
+        bounded = trust_region(policy, old, advantages)
+    except Exception as error:
+        error.add_note(f"`trust_region`: {name} raised this.")
+        raise
+    if not isinstance(bounded, Bounded):
+        raise TypeError(f"`trust_region`: {name} returned {type(bounded).__name__}, expected a troll_trl.Bounded.")
+    given: dict[str, Any] = {"log_probs": bounded.log_probs}
+    given |= {} if bounded.regression is None else {"regression": bounded.regression}
+    given |= {f"counted[{key!r}]": value for key, value in bounded.counted.items()}
+    for field, value in given.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"`trust_region`: `{field}` of {name} is {type(value).__name__}, expected a tensor with one number for "
+                "each token."
+            )
+        if value.shape != policy.shape[:-1]:
+            raise ValueError(
+                f"`trust_region`: `{field}` of {name} has shape {tuple(value.shape)}, expected "
+                f"{tuple(policy.shape[:-1])}: one number for each token."
+            )
+    read = {key for pair in trust_region.ratios.values() for key in pair} | {*trust_region.maxima.values()}
+    if missing := read - {"tokens"} - bounded.counted.keys():
+        raise ValueError(
+            f"`trust_region`: `counted` of {name} lacks {', '.join(map(repr, sorted(missing)))}, which its `ratios` or "
+            "`maxima` name."
+        )
+    return bounded
+
+
+def not_finite(bounded: Bounded) -> torch.Tensor:
+    """The tokens `(B, C)`, bool, of which a trust region made a NaN or an infinity."""
+    bad = ~bounded.log_probs.detach().isfinite()
+    return bad if bounded.regression is None else bad | ~bounded.regression.detach().isfinite()
+
+
 class BoundedPolicy:
     """
     Takes the place of the policy in TRL's loss of one micro-batch: evaluates the policy on the old policy's support,
-    bounds it, and keeps what the terms around TRL's surrogate need: `bounded`, and `policy_log_probs` `(B, C)`,
-    `log p(a)`.
+    bounds it, and keeps what the terms around TRL's surrogate need: `bounded`; `policy_log_probs` `(B, C)`,
+    `log p(a)`; and `not_finite`, the number of tokens of which the trust region made a NaN or an infinity.
 
     `old` `(B, C, S)` has log-probabilities of the old policy on its support `token_ids` `(B, C, K)` and the rest; or,
     without a support, of the sampled token, `S = 1`. `live` `(B, C)`, bool, are the tokens that the loss is over, and
@@ -65,9 +115,14 @@ class BoundedPolicy:
             dead = self.dead | self.old.isnan().any(-1) | policy.detach().isnan().any(-1)
             self.policy_log_probs = output.log_probs[:, -completion_length:].masked_fill(dead, 0.0)  # (B, C)
             policy, old = keep_nothing(policy, dead), keep_nothing(self.old, dead)
-            self.bounded = self.trust_region(policy, old, self.advantages)
-            # Dead positions have all their mass in the rest, and −∞ for a sampled token
-            sampled = self.bounded.log_probs.masked_fill(dead, 0.0)
+            bounded = self.trust_region(policy, old, self.advantages)
+            # Dead positions have all their mass in the rest, and −∞ for a sampled token: −∞ − (−∞) is NaN
+            sampled, regression = bounded.log_probs.masked_fill(dead, 0.0), bounded.regression
+            if regression is not None:
+                regression = regression.masked_fill(dead, 0.0)
+            self.bounded = replace(bounded, log_probs=sampled, regression=regression)
+            given = policy.detach()[..., 0].isfinite() & old[..., 0].isfinite()
+            self.not_finite = (given & not_finite(self.bounded)).sum()
             log_probs = torch.cat([output.log_probs[:, :-completion_length], sampled], 1)
             return without_supports(output, log_probs)
 

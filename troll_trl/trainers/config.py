@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from trl import GRPOConfig, RLOOConfig
 
-from troll_trl.fields import document, is_number, setting
+from troll_trl.fields import document, is_number, setting, state_without_secrets, without_secrets
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.vllm import check_sampling
 from troll_trl.trust_region.mask import checked_bound
@@ -84,6 +84,25 @@ class TrustRegionOptions(_TrlConfig):
         super().__post_init__()
         self._check()
         self._warn_of_unused()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickle has no tokens and passwords: the Trainer saves its config as `training_args.bin`, which a push
+        uploads. A copy has them."""
+        return state_without_secrets(self)
+
+    def __copy__(self):
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]):
+        copied = memo[id(self)] = object.__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options for Weights & Biases and the like, without tokens and passwords."""
+        return {name: without_secrets(value) for name, value in super().to_dict().items()}
 
     @property
     def masks(self) -> bool:
@@ -376,6 +395,14 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
 
     _trl_config = RLOOConfig
+
+    def _check(self):
+        if self.masks:
+            raise ValueError(
+                "`trust_region` 'mask' is an option of GRPO alone: a mask decides token by token, and RLOO's ratio "
+                f"belongs to a whole completion. Choose one of {', '.join(self._kinds)}."
+            )
+        super()._check()
 
 
 def _warn(message: str) -> None:

@@ -8,10 +8,11 @@ A token with a support of K tokens is a row of `2K` float32, here and in the sam
 The sampled token comes first, whatever its rank; the others by descending probability. An unused slot has
 log-probability −∞ and id −1. All remaining tokens share the rest, whose mass is `1 − Σ` of the listed tokens. This is
 good to about 1e-7, and no less than `REST_FLOOR`. A float32 holds ids below 2²⁴ exactly. If an answer for a token is
-incomplete, its row is NaN.
+incomplete, its row is NaN. Tokens of probability 0 take no slot, if the listed tokens have all the mass.
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -32,6 +33,8 @@ logger = get_logger(__name__)
 # to 1e-7. At 0 the projection would forbid the rest; a floor costs a policy inside the bound at most 1e-6 nats. If the
 # policy has less there, `lower_rest` lowers it to that: KL(q‖p) of the masks would count up to all of `−log p`.
 REST_FLOOR = 1e-6
+# If the listed tokens lack no more mass than this, all others have probability 0: the logits of padding are −∞
+_ALL_LISTED = 1e-5
 # What vLLM writes in place of −∞
 NO_LOG_PROB = -9999.0
 
@@ -39,15 +42,18 @@ NO_LOG_PROB = -9999.0
 class SampledLogProb(float):
     """
     Log-probability of a sampled token, NaN if the engine's answer is incomplete, which carries the token's whole `row`
-    `(2K,)`. TRL slices and concatenates lists of such numbers, turn by turn, and looks at the numbers alone.
+    `(2K,)` and its id, `token`. TRL slices and concatenates lists of such numbers, turn by turn, and looks at the
+    numbers alone. A rollout function may put them in the wrong place, which only the id shows.
     """
 
-    __slots__ = ("row",)
+    __slots__ = ("row", "token")
     row: Sequence[float]
+    token: int | None
 
-    def __new__(cls, value: float, row: Sequence[float] = ()):  # a default, with which pickle can make one
+    # Defaults, with which pickle can make one
+    def __new__(cls, value: float, row: Sequence[float] = (), token: int | None = None):
         self = super().__new__(cls, value)
-        self.row = row
+        self.row, self.token = row, token
         return self
 
 
@@ -55,8 +61,12 @@ def make_rows(log_probs: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Rows `(T, 2K)` from log-probabilities `(T, K)`, the sampled token's first, and ids `(T, K − 1)` of the others."""
     used = np.pad(ids != UNUSED, ((0, 0), (1, 0)), constant_values=True)
     log_probs = np.where(used, log_probs, -np.inf)
-    rest = np.log(np.maximum(1 - np.exp(log_probs).sum(1), REST_FLOOR))
-    rows = np.column_stack([log_probs, rest, ids]).astype(np.float32)
+    left = 1 - np.exp(log_probs).sum(1)  # NaN if one is NaN
+    impossible = used & (log_probs <= NO_LOG_PROB) & (left <= _ALL_LISTED)[:, None]
+    impossible[:, 0] = False  # the sampled token had a probability
+    used, log_probs = used & ~impossible, np.where(impossible, -np.inf, log_probs)
+    ids = np.where(used[:, 1:], ids, UNUSED)
+    rows = np.column_stack([log_probs, np.log(np.maximum(left, REST_FLOOR)), ids]).astype(np.float32)
     rows[(used & ~(log_probs > NO_LOG_PROB)).any(1)] = np.nan  # also for NaN
     return rows
 
@@ -80,22 +90,62 @@ def read_answer(
             These tokens, in any order at their position, and their log-probabilities. The sampled token must be among
             them, at least once.
         others (`int`):
-            How many of the most likely tokens the engine was asked for. If it listed fewer, or gave a NaN or nothing,
-            the answer is incomplete.
+            How many of the most likely tokens the engine was asked for. If it gave a NaN or nothing, the answer is
+            incomplete; also if it listed fewer, or gave −∞, although the others do not have all the mass.
+
+    Raises:
+        ValueError: the lengths contradict each other.
     """
+    if len(counts) != len(sampled) or not sum(counts) == len(ids) == len(log_probs):
+        raise ValueError(
+            f"The engine sampled {len(sampled)} tokens of a completion, and answered for {len(counts)} positions with "
+            f"{sum(counts)} tokens in all: it gave {len(ids)} ids and {len(log_probs)} log-probabilities. Each token "
+            "needs one position, and each id one log-probability. This engine's version was not tested: see "
+            "docs/vllm.md."
+        )
     used = np.arange(max([others + 1, *counts])) < np.asarray(counts)[:, None]  # (T, W)
     token_ids, values = np.full(used.shape, UNUSED), np.full(used.shape, -np.inf)
     token_ids[used] = ids
     given = np.array(log_probs, float)  # NaN for None
-    values[used] = np.where(np.isfinite(given), given, NO_LOG_PROB)  # which is sorted before unused slots
+    values[used] = np.where(given < np.inf, given, np.nan)
     is_sampled = token_ids == np.asarray(sampled)[:, None]
-    own = np.where(is_sampled, values, -np.inf).max(1)
-    values[is_sampled], token_ids[is_sampled] = -np.inf, UNUSED
-    order = np.argsort(-values, 1, kind="stable")[:, :others]
+    own = np.fmax.reduce(np.where(is_sampled, values, -np.inf), 1)  # of several, one that is a number
+    token_ids[is_sampled] = UNUSED
+    # What is no number comes first, since it must not be cut off, and unused slots come last, after −∞
+    order = np.where(np.isnan(values), np.inf, np.maximum(values, NO_LOG_PROB))
+    order = np.argsort(np.where(token_ids == UNUSED, np.inf, -order), 1, kind="stable")[:, :others]
     values, token_ids = (np.take_along_axis(x, order, 1) for x in (values, token_ids))
     rows = make_rows(np.column_stack([own, values]), token_ids)
-    rows[(token_ids == UNUSED).sum(1) > 1] = np.nan  # one slot is the sampled token's, if that was listed as likely
-    return [*map(SampledLogProb, rows[:, 0].tolist(), rows)]
+    short = (token_ids == UNUSED).sum(1) > 1  # one slot is the sampled token's, if that was listed as likely
+    rows[short & (rows[:, others + 1] > math.log(_ALL_LISTED))] = np.nan
+    return [*map(SampledLogProb, rows[:, 0].tolist(), rows, map(int, sampled))]
+
+
+def check_tokens(log_probs: Sequence[float | None], trained: Sequence[int], sampled: Sequence[int], name: str) -> None:
+    """
+    Refuse numbers that the engine gave for other tokens. A plain number has no id, so nothing can tell.
+
+    Args:
+        log_probs (`Sequence[float]` of length `T`):
+            A completion's, among them perhaps [`SampledLogProb`]s.
+        trained, sampled (`Sequence[int]` of length `T`):
+            1 for tokens that are trained on, and the tokens.
+        name (`str`):
+            Of the completion, in the message.
+
+    Raises:
+        ValueError: a number belongs to another token than `sampled` has at its place.
+    """
+    places = np.flatnonzero(trained).tolist()
+    pairs = [(place, getattr(log_probs[place], "token", None), int(sampled[place])) for place in places]
+    wrong = [(place, own, token) for place, own, token in pairs if own is not None and own != token]
+    if wrong:
+        place, own, token = wrong[0]
+        raise ValueError(
+            f"The `logprobs` of {name} are misaligned: {len(wrong)} of {len(places)} numbers belong to other tokens. "
+            f"At position {place} the completion has token {token}, and its number is the engine's for token {own}. "
+            "Give every token the number that the engine gave for it, in the order of the completion."
+        )
 
 
 def rows_of(log_probs: Sequence[float | None], trained: Sequence[int], support_size: int) -> np.ndarray:
@@ -168,6 +218,7 @@ class EngineRecorder(Recorder):
         super().__init__(*selection)
         self.accelerator = accelerator
         self.answered: list[list[SampledLogProb]] = []  # of the completions that the engine sampled last
+        self.scored_nothing = False  # of the tokens of the last rollout batch, on any rank
         self._rows: list[np.ndarray] = []  # `(T, 2K)` of each completion of the rollout batch
         ask_for_likely_tokens(generation, self)
 
@@ -181,9 +232,13 @@ class EngineRecorder(Recorder):
         tokens of tools."""
         masks = [[1] * len(ids) for ids in completion_ids] if tool_mask is None else tool_mask
         self._rows = []
-        for ids, values, mask in zip(completion_ids, log_probs, masks, strict=True):
-            if len(values) != len(ids):
-                raise ValueError(f"A completion of {len(ids)} tokens comes with {len(values)} log-probabilities.")
+        for number, (ids, values, mask) in enumerate(zip(completion_ids, log_probs, masks, strict=True)):
+            if not len(ids) == len(values) == len(mask):
+                raise ValueError(
+                    f"Completion {number} of {len(ids)} tokens comes with {len(values)} log-probabilities and a mask "
+                    f"of {len(mask)} numbers. Give one of each for every token."
+                )
+            check_tokens(values, mask, ids, f"completion {number}")
             self._rows.append(rows_of(values, mask, max(self.support_size, 1)))
 
     def log_probs(self, length: int) -> torch.Tensor:
@@ -208,18 +263,14 @@ class EngineRecorder(Recorder):
         Every rank must call this.
 
         Returns:
-            The number of these tokens, over all ranks.
-
-        Raises:
-            RuntimeError: on all ranks, if the engine scored no token of the rollout batch.
+            The number of these tokens, over all ranks. `scored_nothing` says whether there are no others.
         """
         log_probs = self.log_probs(batch["completion_ids"].shape[1])  # (B, C)
         trained, known = batch["completion_mask"] * batch.get("tool_mask", 1), ~log_probs.isnan()  # (B, C)
         unknown = self.accelerator.reduce(torch.stack([(trained * ~known).sum(), trained.sum()]), reduction="sum")
         count, tokens = unknown.tolist()
+        self.scored_nothing = 0 < count == tokens
         if count:
-            if count == tokens:
-                raise RuntimeError(f"The engine gave no log-probability for any of {count} tokens of a rollout batch.")
             logger.warning(
                 f"For {count} of {tokens} tokens of a rollout batch, the engine gave no log-probability, NaN, "
                 f"{NO_LOG_PROB:g}, or too few of the most likely tokens. The loss leaves these tokens out; "
@@ -254,7 +305,8 @@ def ask_for_likely_tokens(generation: Any, recorder: EngineRecorder) -> None:
     """
     generation.logprobs = others = max(recorder.support_size - 1, 0)  # vLLM lists this number, and the sampled token
     answer = generation.generate
-    flat: dict[int, Any] = {}  # of the completions that vLLM has just sampled, by `id` of their tokens
+    # While TRL generates: each completion that vLLM has sampled, and its flat list
+    taken: list[tuple[Sequence[int], Any]] | None = None
     if generation.mode == "colocate":
         llm = generation.llm
         config = llm.llm_engine.model_config
@@ -267,23 +319,67 @@ def ask_for_likely_tokens(generation: Any, recorder: EngineRecorder) -> None:
         def sample_and_take(*args, **kwargs):
             outputs = sample(*args, **kwargs)
             for completion in chain.from_iterable(output.outputs for output in outputs):
-                if hasattr(completion.logprobs, "start_indices"):  # not asked for by a rollout function itself
-                    flat[id(completion.token_ids)], completion.logprobs = completion.logprobs, None  # TRL reads none
+                # A rollout function that asks vLLM itself gets what vLLM says
+                if taken is not None and hasattr(completion.logprobs, "start_indices"):
+                    taken.append((completion.token_ids, completion.logprobs))
+                    completion.logprobs = None  # TRL reads none
             return outputs
 
         llm.generate = sample_and_take
 
     def generate(*args, **kwargs):
-        prompt_ids, completion_ids, log_probs, ids = answer(*args, **kwargs)
-        if flat:
-            mine = [flat[id(sampled)] for sampled in completion_ids]  # ranks of one engine sample together
-            listed = [(np.subtract(x.end_indices, x.start_indices), x.token_ids, x.logprobs) for x in mine]
-            flat.clear()
-        else:
-            listed = [([*map(len, row)], [*chain(*row)], [*chain(*x)]) for row, x in zip(ids, log_probs, strict=True)]
+        nonlocal taken
+        flat: list[tuple[Sequence[int], Any]] = []
+        taken = flat
+        try:
+            prompt_ids, completion_ids, log_probs, ids = answer(*args, **kwargs)
+        finally:
+            taken = None
+        listed = _flat_lists(completion_ids, flat) if flat else _nested_lists(len(completion_ids), ids, log_probs)
         recorder.answered = [
-            read_answer(sampled, *row, others) for sampled, row in zip(completion_ids, listed, strict=True)
+            read_answer(sampled, *lists, others) for sampled, lists in zip(completion_ids, listed, strict=True)
         ]
         return prompt_ids, completion_ids, [[[value] for value in row] for row in recorder.answered], None
 
     generation.generate = generate
+
+
+_Lists = tuple[Sequence[int], Sequence[int], Sequence[float | None]]  # of a completion: counts, ids, log-probabilities
+
+
+def _flat_lists(completion_ids: Sequence[Sequence[int]], flat: Sequence[tuple[Sequence[int], Any]]) -> list[_Lists]:
+    """vLLM's `flat` lists of this rank's completions. Ranks that share an engine sample together, and each takes its
+    neighbours: the very lists of tokens that vLLM made, or copies."""
+    size = len(completion_ids)
+    if size == 0:
+        return []
+    parts = [flat[start : start + size] for start in range(0, len(flat) - size + 1, size)]
+    found: list[Sequence[tuple[Sequence[int], Any]]] = []
+    for equal in (operator.is_, lambda mine, given: [*mine] == [*given]):
+        if len(found) != 1:
+            found = [part for part in parts if all(map(equal, completion_ids, [tokens for tokens, _ in part]))]
+    if len(found) != 1:
+        raise RuntimeError(
+            f"TRL returned {size} completions, and their tokens are in {len(found)} places among the {len(flat)} "
+            "completions that vLLM sampled. Nothing else connects them to vLLM's log-probabilities. This TRL was not "
+            "tested: set `flat_logprobs` to False in `generation_kwargs`, or use `old_policy='trainer'`."
+        )
+    return [([*map(operator.sub, x.end_indices, x.start_indices)], x.token_ids, x.logprobs) for _, x in found[0]]
+
+
+def _nested_lists(completions: int, ids: Any, log_probs: Any) -> list[_Lists]:
+    """The same of TRL's lists of tokens and of log-probabilities, for each completion and each of its positions."""
+    if ids is None or log_probs is None:
+        raise ValueError("vLLM answered without the ids or log-probabilities of likely tokens. See docs/vllm.md.")
+    if not completions == len(ids) == len(log_probs):
+        raise ValueError(
+            f"vLLM sampled {completions} completions, and gave the ids of likely tokens for {len(ids)} and "
+            f"log-probabilities for {len(log_probs)} of them."
+        )
+    for number, (rows, values) in enumerate(zip(ids, log_probs, strict=True)):
+        if (counts := [*map(len, rows)]) != (given := [*map(len, values)]):
+            raise ValueError(
+                f"In completion {number}, vLLM gave {sum(counts)} ids at {len(counts)} positions and {sum(given)} "
+                f"log-probabilities at {len(given)}. Each id needs a log-probability at its position."
+            )
+    return [([*map(len, row)], [*chain(*row)], [*chain(*x)]) for row, x in zip(ids, log_probs, strict=True)]

@@ -16,13 +16,14 @@ from troll_trl.resilience.checkpoint import CheckpointedTrainer
 from troll_trl.resilience.finite_guard import ENTROPY_CONTROL, FiniteGuard, SkipUpdates, some
 from troll_trl.resilience.prompt_room import check_prompts
 from troll_trl.trainers.arithmetic_check import check_arithmetic
-from troll_trl.trainers.bounded_policy import BoundedPolicy
+from troll_trl.trainers.bounded_policy import BoundedPolicy, apply_trust_region
 from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.engine_policy import EngineRecorder, lower_rest
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, OLD_LOG_PROBS, TOKEN_IDS, Recorder, join_rows, with_dense
 from troll_trl.trainers.resume import epochs_of_stream, load_state, save_state
+from troll_trl.trainers.rollout_check import checked_rollouts
 from troll_trl.trainers.run_start import check_trainable, print_batches, warn_of_noise
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.trl_compat import CHECKPOINTS, GUARD, METRICS, PROMPTS, RESUME, TIED, check_trl
@@ -81,6 +82,9 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
         given = inspect.signature(super().__init__).bind(model, reward_funcs, args, *others, **kwargs)
+        if rollout_func := given.arguments.get("rollout_func"):
+            corrects = bool(args.use_vllm and args.vllm_importance_sampling_correction)
+            given.arguments["rollout_func"] = checked_rollouts(rollout_func, corrects)
         super().__init__(*given.args, **given.kwargs)
         for function in getattr(self, "reward_funcs", ()):  # in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()
@@ -220,6 +224,8 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
             )
         if isinstance(self.recorder, EngineRecorder):
             unscored = self.recorder.add_to(output)
+            if training:
+                self.finite_guard.nothing_scored = self.recorder.scored_nothing
             self._metrics_of("train" if training else "eval")["troll/unscored_tokens"].append(unscored)
         elif old is not None:
             if "tool_mask" in output:  # a tool's tokens are scored, but not trained on
@@ -303,6 +309,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
                 "The loss has not scored the policy with the model, so nothing bounds it. If you override "
                 "`_compute_loss`, call TRL's in it. For a loss of your own, override `compute_loss`."
             )
+        self.finite_guard.count_bounded(policy.not_finite)
         self.troll_metrics[mode].add(live, policy.bounded.counted)
         return loss + self._terms_of_policy(policy, live, inputs, mode)
 
@@ -310,7 +317,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         """The trust region. An engine's floor of the rest says only that it is small."""
         if self.args.old_policy == "engine" and self.trust_region.needs_support:
             old = lower_rest(old, policy)
-        return self.trust_region(policy, old, advantages)
+        return apply_trust_region(self.trust_region, policy, old, advantages)
 
     def _old_policy_of(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Old log-probabilities `(B, C, S)` of a micro-batch and their support; `None` if policies are equal."""

@@ -48,7 +48,8 @@ class TrustRegion:
     A function of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)` that returns a [`Bounded`].
 
     Slot 0 of the log-probabilities is the sampled token. With a support `S = K + 1`, the kept tokens of the old policy
-    and the rest; without one `S = 1`. At masked positions all mass is in the last slot.
+    and the rest; without one `S = 1`. An unused slot is −∞ in both policies. At masked positions all mass is in the
+    last slot, and what the function returns there has no effect.
     """
 
     needs_support = True
@@ -179,26 +180,41 @@ class PenaltyTrustRegion(TrustRegion):
 def load_trust_region(path: str, config: Any) -> TrustRegion:
     """
     The trust region that a dotted import path names, itself or as a class or function that makes it. This is called
-    with the `config` of the trainer if it needs an argument, else without one. A `ValueError` says what is wrong with
-    the path.
+    with the `config` of the trainer if it needs an argument, else without one. A `ValueError` names the option and says
+    what is wrong with the path, or what the module, the class or the function raised.
     """
     try:
         maker = imported(path)
         if isinstance(maker, TrustRegion):
-            return maker
-        required = [x for x in inspect.signature(maker).parameters.values() if x.default is x.empty]
-        needed = any(x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) for x in required)
-        trust_region = maker(config) if needed else maker()
-    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
+            trust_region = maker
+        else:
+            required = [x for x in inspect.signature(maker).parameters.values() if x.default is x.empty]
+            needed = any(x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) for x in required)
+            trust_region = maker(config) if needed else maker()
+        if isinstance(trust_region, TrustRegion):
+            _check_methods(trust_region)
+    except (Exception, SystemExit) as error:  # whatever the user's code raises, the option that runs it is named
         raise ValueError(
-            f"`trust_region` names {path!r}, which gives no trust region: {error}. Give the import path of a "
-            "troll_trl.TrustRegion, such as my_lib.MyRegion."
+            f"`trust_region` names {path!r}, which gives no trust region: {type(error).__name__}: {error}. Give the "
+            "import path of a troll_trl.TrustRegion, such as my_lib.MyRegion."
         ) from error
     if not isinstance(trust_region, TrustRegion):
         raise ValueError(
             f"`trust_region` names {path!r}, which makes {trust_region!r}. It must make a troll_trl.TrustRegion."
         )
     return trust_region
+
+
+def _check_methods(trust_region: TrustRegion) -> None:
+    """Raise a `TypeError` unless the trust region can be called and described, before a model is loaded."""
+    if type(trust_region).__call__ is TrustRegion.__call__:
+        raise TypeError(f"{type(trust_region).__name__} has no `__call__(self, policy, old, advantages)`")
+    inspect.signature(trust_region).bind("policy", "old", "advantages")
+    if not isinstance(said := trust_region.describe(), str):
+        raise TypeError(f"`describe` must return a text, got {said!r}")
+    for name, pair in trust_region.ratios.items():
+        if isinstance(pair, str) or len(pair) != 2:
+            raise TypeError(f"`ratios[{name!r}]` must be a pair of names in `counted`, got {pair!r}")
 
 
 def _of_support(old: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from math_answers.rewards.answers import extract_answer
 from math_answers.rewards.verifier.choices import Options, gold_choice, is_option_text, names_option, options_by_letter
 from math_answers.rewards.verifier.compare import Leaf, Undecided, equal, is_readable, undecided
 from math_answers.rewards.verifier.notation import normalise
-from math_answers.rewards.verifier.pool import WorkerError, WorkerPool
+from math_answers.rewards.verifier.pool import Budget, WorkerError, WorkerPool
 from math_answers.rewards.verifier.quantities import read_quantity
 from math_answers.rewards.verifier.structure import is_balanced
 from math_answers.rewards.verifier.wording import words
@@ -30,6 +30,9 @@ MAX_ANSWER_CHARACTERS = 1000
 # milliseconds
 TIMEOUT_SECONDS = 2.0
 
+# And for all pairs of a batch, in all workers together. An ordinary batch of a training needs a second or two
+BATCH_SECONDS = 60.0
+
 # What may decide a verdict
 DECIDERS = (
     "text",  # the same text, or words
@@ -37,6 +40,7 @@ DECIDERS = (
     "structure",  # lists, sets, intervals, ... of numbers and words
     "math_verify",  # computer algebra
     "timeout",  # computer algebra, killed at the limit
+    "budget",  # nobody: the other pairs of the batch took all its time
     "crash",  # killed for its memory, or failed
     "refused",  # too long, or larger than what an answer needs: not computed
     "no_answer",  # the text states none
@@ -58,7 +62,8 @@ _TEXT_COMMAND = re.compile(r"\\(?:text|mbox|mathrm)\{[^{}]*\}")
 class Verdict:
     """
     The verdict on one text: 1.0 for the right answer, 0.0 for a wrong one or none, `None` if the gold answer cannot be
-    read or workers crash at trivial questions too; the answer that the text states; and which of `DECIDERS` decided.
+    read, workers crash at trivial questions too, or the batch took too long; the answer that the text states; and which
+    of `DECIDERS` decided.
     """
 
     reward: float | None
@@ -77,6 +82,7 @@ def verify(
     timeout: float = TIMEOUT_SECONDS,
     strict: bool = True,
     options: Sequence[Options] | None = None,
+    batch_seconds: float = BATCH_SECONDS,
 ) -> list[Verdict]:
     r"""
     Check the final answers of texts against gold answers, in parallel.
@@ -90,11 +96,15 @@ def verify(
         texts (`Sequence[str]`):
             Completions, one for each gold answer.
         timeout (`float`, *optional*, defaults to 2.0):
-            Processor time of each pair, in seconds: what other pairs or other processes do changes no verdict.
+            Processor time of each pair, in seconds: what other processes do changes no verdict. A pair that exceeds it
+            is wrong, and remembered.
         strict (`bool`, *optional*, defaults to `True`):
             Whether an answer must be worked out as far as the gold answer is: `95^2` is then no answer to 9025.
         options (`Sequence[list | dict | None]`, *optional*):
             Options of each multiple choice, see [`~math_answers.math_accuracy_reward`].
+        batch_seconds (`float`, *optional*, defaults to 60.0):
+            Processor time of all pairs together. The pairs that are then still open get a verdict of `None`, decided by
+            `"budget"`, with a warning: they may be right.
 
     Returns:
         `list[Verdict]`: for each pair the `reward` (1.0, 0.0 or `None`), the `answer`, and what it was `decided_by`.
@@ -112,7 +122,8 @@ def verify(
         extract_answer(text, names_option if gold in choices else None) for gold, text in zip(golds, texts, strict=True)
     ]
     pairs = [(gold_answers[gold], answer) for gold, answer in zip(golds, answers, strict=True)]
-    verdicts = _verdicts(pairs, timeout, strict)
+    budget = Budget(batch_seconds)
+    verdicts = _verdicts(pairs, timeout, strict, budget)
     # The text of the right option, if the answer names no letter: one of each would be two guesses
     again = {}
     for row, (gold, of_row) in enumerate(zip(golds, options or (), strict=False)):
@@ -122,12 +133,20 @@ def verify(
         text = normalised_gold(options_by_letter(of_row).get(choice.letter, ""))
         if text and is_option_text(normalise(answer), text):
             again[row] = (text, answer)
-    for row, verdict in zip(again, _verdicts(list(again.values()), timeout, strict), strict=True):
-        verdicts[row] = verdict if verdict.reward == 1.0 else verdicts[row]
+    for row, verdict in zip(again, _verdicts(list(again.values()), timeout, strict, budget), strict=True):
+        verdicts[row] = verdict if verdict.reward == 1.0 or verdict.decided_by == "budget" else verdicts[row]
+    if cut := sum(verdict.decided_by == "budget" for verdict in verdicts):
+        logger.warning(
+            f"The verifier has spent the {batch_seconds:g} s of processor time of a batch: {cut} of its {len(texts)} "
+            f"pairs get no verdict. Read the answers that ran into the limit of {timeout:g} s each: the logged "
+            "completions have them, with `timeout` as their `answer_path`."
+        )
     return verdicts
 
 
-def _verdicts(pairs: list[tuple[str | None, str | None]], timeout: float, strict: bool) -> list[Verdict]:
+def _verdicts(
+    pairs: list[tuple[str | None, str | None]], timeout: float, strict: bool, budget: Budget
+) -> list[Verdict]:
     """The verdicts of pairs of a normalised gold answer and an answer."""
     readable = are_readable([gold for gold, _ in pairs if gold is not None], timeout)
     decided: dict[tuple, tuple[bool | None, str] | None] = {
@@ -136,7 +155,7 @@ def _verdicts(pairs: list[tuple[str | None, str | None]], timeout: float, strict
     }
     open_pairs = [pair for pair, decision in decided.items() if decision is None]
     questions = [{"gold": gold, "answer": normalise(answer), "strict": strict} for gold, answer in open_pairs]
-    decided |= zip(open_pairs, _ask(questions, timeout), strict=True)
+    decided |= zip(open_pairs, _ask(questions, timeout, budget), strict=True)
     verdicts = []
     for pair in pairs:
         right, decided_by = decided[pair] or (False, "crash")
@@ -207,28 +226,57 @@ def _decide_by_rules(gold: str, answer: str, strict: bool) -> tuple[bool, str] |
     return right, "text" if words(gold) is not None else "structure"
 
 
-def _ask(questions: list[dict], timeout: float) -> list[tuple[bool | None, str]]:
+# Questions that exceeded a limit, and the seconds that they had. A longer limit is worth another try
+_EXCEEDED: dict[tuple, tuple[str, float]] = {}
+MAX_EXCEEDED = 4096
+
+
+def _ask(questions: list[dict], timeout: float, budget: Budget | None = None) -> list[tuple[bool | None, str]]:
+    """What the workers decide, or what is remembered of a limit that they have exceeded before."""
+    keys = [tuple(question.values()) for question in questions]
+    replies: dict[tuple, dict] = {}
+    for key in keys:
+        how, seconds = _EXCEEDED.get(key, ("", 0.0))
+        if how and seconds >= timeout:
+            replies[key] = {"died": how}
+    asked = {key: question for key, question in zip(keys, questions, strict=True) if key not in replies}
+    replies |= zip(asked, _ask_workers(list(asked.values()), timeout, budget), strict=True)
+    for key in asked:
+        died = replies[key].get("died")
+        if died in ("timeout", "memory") and "by_clock" not in replies[key]:
+            if len(_EXCEEDED) >= MAX_EXCEEDED:
+                _EXCEEDED.clear()
+            _EXCEEDED[key] = str(died), timeout
+    return [_decision(replies[key]) for key in keys]
+
+
+def _ask_workers(questions: list[dict], timeout: float, budget: Budget | None) -> list[dict]:
     if not questions:
         return []
     global _retry_at
     if time.monotonic() >= _retry_at:
         pool = _pool()
         try:
-            return [_decision(reply) for reply in pool.ask(questions, timeout)]
+            return pool.ask(questions, timeout, budget)
         except WorkerError as error:
             if pool.closed:  # by another thread: once more, with new workers
-                return _ask(questions, timeout)
+                return _ask_workers(questions, timeout, budget)
             _retry_at = time.monotonic() + RETRY_SECONDS
             _warn_of_fallback(str(error))
-    return [(None, "crash")] * len(questions)
+    return [{"died": "broken"}] * len(questions)
 
 
 def _decision(reply: dict) -> tuple[bool | None, str]:
     if "result" in reply:
         return reply["result"], "math_verify"
-    if reply.get("died") == "broken":  # at a trivial question too: that says nothing about the answer
-        return None, "crash"
-    return False, "timeout" if reply.get("died") == "timeout" else "crash"
+    match reply.get("died"):
+        case "broken":  # at a trivial question too: that says nothing about the answer
+            return None, "crash"
+        case "budget":
+            return None, "budget"
+        case "timeout":
+            return False, "timeout"
+    return False, "crash"
 
 
 @lru_cache(maxsize=1)

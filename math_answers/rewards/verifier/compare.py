@@ -11,7 +11,7 @@ from typing import Any
 
 from math_answers.rewards.verifier import scalars
 from math_answers.rewards.verifier.choices import gold_choice, read_choice, several_options
-from math_answers.rewards.verifier.conditions import split_condition
+from math_answers.rewards.verifier.conditions import split_condition, with_letter_of
 from math_answers.rewards.verifier.operations import is_worked_out
 from math_answers.rewards.verifier.quantities import Quantity, read_quantity, same_quantity
 from math_answers.rewards.verifier.structure import (
@@ -75,6 +75,8 @@ def equal(gold: str, answer: str, leaf: Leaf, depth: int = 0) -> bool:
         return False
     if "mod" not in gold and r"\pmod" in answer:  # N \equiv 34 \pmod{1000}
         answer = re.sub(r"\\pmod\s?\{?\d+\}?", "", answer).replace(r"\equiv", "=").strip()
+    if depth == 0:
+        answer = with_letter_of(gold, answer)
     if gold == answer:
         return True
     verdicts = (rule(gold, answer, leaf, depth) for rule in _RULES)

@@ -24,7 +24,8 @@ _SIGNS = {
     "ƒ": "f",
 }  # fmt: skip
 _SIGN_TABLE = str.maketrans(_SIGNS)
-_ROOT = re.compile(r"√\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\))")
+_ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?|[A-Za-z])")
+_ROOT_OR_BRACKET = re.compile(r"(?P<root>\\sqrt\s*(?:\[[^\[\]]{1,9}\]\s*)?)?(?P<bracket>[()])")
 
 # An argument without braces: `\\frac\\pi4`, `\\sqrt\\pi`, `\\frac1\\sqrt2`; and one with
 _GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
@@ -32,6 +33,21 @@ _BARE = (
     rf"[0-9A-Za-z]|\\sqrt\s*{_GROUP}"
     r"|\\(?:pi|alpha|beta|gamma|delta|theta|phi|varphi|lambda|omega|sigma|mu|rho)(?![A-Za-z])"
 )
+
+
+def _braced_roots(match: re.Match) -> str:
+    r"""`\sqrt(2)` as `\sqrt{2}`, with brackets inside of any depth."""
+    text, opened = list(match[0]), []
+    for token in _ROOT_OR_BRACKET.finditer(match[0]):
+        place = token.start("bracket")
+        if token["bracket"] == "(":
+            opened.append((place, token["root"] is not None))
+        elif opened:
+            start, of_root = opened.pop()
+            if of_root and not token["root"]:
+                text[start], text[place] = "{", "}"
+    return "".join(text)
+
 
 _ESCAPED = r"(?<!\\)\\"  # a command, not the end of a matrix row
 _RULES = tuple(
@@ -69,6 +85,8 @@ _RULES = tuple(
         (r"\\infin(?![A-Za-z])", r"\\infty"),
         (r"\\%", "%"),
         (r"\\(?:mathbb|Bbb)\s*(?:\{\s?([NZQRC])\s?\}|([NZQRC])(?![A-Za-z]))", r"\\mathbb{\1\2}"),
+        (r"\\in\s*(?:\\(?:mathbf|mathrm|text)\s*\{\s?([NZQRC])\s?\}|\\?([NZQRC])(?![A-Za-z_({]))",
+         r"\\in\\mathbb{\1\2}"),
         (r"\\R(?:eals)?(?![A-Za-z])", r"\\mathbb{R}"),
         (r"\\(?:smallsetminus|backslash)(?![A-Za-z])", r"\\setminus "),
         (r"(?<=[)\]}])\s?(?:-|\\)\s?(?=\\\{)", r"\\setminus "),  # (0,5)-\{4\}
@@ -101,8 +119,8 @@ _RULES = tuple(
         (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
         (r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log)(?=[\s({]|\d)", r"\\\1"),
-        (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(?<![\\A-Za-z])sqrt(?![A-Za-z])", r"\\sqrt "),
+        (r"(?<![\\A-Za-z])sqrt(?![A-Za-z])", r"\\sqrt"),
+        (r"\\sqrt.*", _braced_roots),
         # Arguments without braces
         (rf"\\sqrt\s*({_BARE})", r"\\sqrt{\1}"),
         (rf"\\(frac|binom)\s*({_BARE})", r"\\\1{\2}"),
@@ -117,6 +135,17 @@ _RULES = tuple(
         (r"(?<![0-9A-Za-z,])(?<!\}) |(?<=\}) (?![A-Za-z])| (?![0-9A-Za-z])(?!\\text)", ""),
     )
 )  # fmt: skip
+# "All real numbers except 2": the set without some points
+_ALL_REALS = r"(?:all|any|every|each) (?:the )?reals?(?: (?:numbers?|values?))?(?: (?:of |for )?[A-Za-z](?![A-Za-z]))?"
+_REALS_EXCEPT = re.compile(
+    rf"(?:[a-z]\s?(?:\\in|is|can be|may be)\s?)?(?:(?:the )?(?:set of )?{_ALL_REALS}|\\mathbb\{{R\}}|all [a-z]),?\s?"
+    r"(?:(?:except|excluding|other than|apart from|besides|but(?: not)?|without|not equal to|different from)"
+    r"(?: for)?(?: when| at)?|(?:such that |where |with |for which )?(?:[a-z]\s?)?\\neq)\s?(?P<points>.+)",
+    re.IGNORECASE,
+)
+_NONZERO_REALS = re.compile(r"(?:all )?non-?\s?zero reals?(?: numbers?)?", re.IGNORECASE)
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_POINT = re.compile(r"(?:[a-z]\s?=\s?)?(?P<value>zero|(?:[-+\d./{}\s]|\\(?:frac|sqrt|pi|pm)(?![A-Za-z]))+)")
 _BASE_WORDS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 _BASES = {word: str(base) for base, word in enumerate(_BASE_WORDS.split())}
 _BASE = re.compile(
@@ -139,8 +168,23 @@ def normalise(text: str) -> str:
     text = _MARKDOWN.sub("", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    text = _BASE.sub(_index_of_base, text.strip())
+    text = _without_points(_BASE.sub(_index_of_base, text.strip()))
     return text if text.endswith("...") else text.rstrip(".,;: ").strip()
+
+
+def _without_points(text: str) -> str:
+    r"""`\mathbb{R}\setminus\{2\}` for all real numbers except 2, in words."""
+    plain = " ".join(_TEXT.sub(r" \1 ", text).rstrip(".,;: ").split())
+    if _NONZERO_REALS.fullmatch(plain):
+        return r"\mathbb{R}\setminus\{0\}"
+    found = _REALS_EXCEPT.fullmatch(plain)
+    points = (
+        [_POINT.fullmatch(part) for part in re.split(r"\s?(?:,| and\b| or\b)\s?", found["points"])] if found else []
+    )
+    if not points or None in points:
+        return text
+    values = ",".join("0" if point["value"] == "zero" else point["value"] for point in points if point)
+    return rf"\mathbb{{R}}\setminus\{{{values}\}}"
 
 
 def _index_of_base(match: re.Match) -> str:
@@ -153,7 +197,7 @@ def _index_of_base(match: re.Match) -> str:
 def _to_ascii(text: str) -> str:
     text = unicodedata.normalize("NFC", text)  # "=" with a stroke through it is one character
     text = _OVERLINED.sub(lambda digits: f"\\overline{{{digits[0][::2]}}}", text)
-    text = _ROOT.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
+    text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = _SUPERSCRIPT.sub(lambda run: f"^{{{run[0].translate(_SCRIPTS)}}}", text)
     text = _SUBSCRIPT.sub(lambda run: f"_{{{run[0].translate(_SCRIPTS)}}}", text)
     text = text.translate(_SIGN_TABLE)

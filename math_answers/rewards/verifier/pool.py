@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import os
 import queue
 import signal
@@ -85,6 +86,18 @@ main({theirs.fileno()}, {memory_bytes})
         self.process.wait()
 
 
+class Budget:
+    """Processor time for the questions of one batch, in seconds. Any thread may spend it."""
+
+    def __init__(self, seconds: float):
+        self.left = seconds
+        self._lock = threading.Lock()
+
+    def spend(self, seconds: float) -> None:
+        with self._lock:
+            self.left -= seconds
+
+
 class WorkerPool:
     """Worker processes with this much address space each, started if needed; by default [`default_size`] of them."""
 
@@ -97,11 +110,15 @@ class WorkerPool:
         self._executor = ThreadPoolExecutor(self.size, thread_name_prefix="troll-verifier")
         self.closed = False
 
-    def ask(self, questions: Sequence[dict], seconds: float) -> list[dict]:
-        """A reply to each question, in parallel; see [`Worker.ask`]. Any thread may call this; a slow question delays
-        only its worker. Raises [`WorkerError`] if no worker can be started."""
+    def ask(self, questions: Sequence[dict], seconds: float, budget: Budget | None = None) -> list[dict]:
+        """A reply to each question, in parallel; see [`Worker.ask`]. `{"died": "budget"}` if the others have spent the
+        `budget`. Any thread may call this; a slow question delays only its worker. Raises [`WorkerError`] if no worker
+        can be started."""
+        budget = budget or Budget(math.inf)
         try:
-            return list(self._executor.map(self._ask_one, questions, itertools.repeat(seconds)))
+            return list(
+                self._executor.map(self._ask_one, questions, itertools.repeat(seconds), itertools.repeat(budget))
+            )
         except (CancelledError, RuntimeError) as error:  # closed meanwhile, or the interpreter is ending
             raise WorkerError(str(error) or "the pool is closed") from error
 
@@ -111,11 +128,14 @@ class WorkerPool:
             for _ in range(self.size):
                 self._executor.submit(lambda: self._idle.put(self._take()))
 
-    def _ask_one(self, question: dict, seconds: float) -> dict:
+    def _ask_one(self, question: dict, seconds: float, budget: Budget) -> dict:
+        if budget.left <= 0:
+            return {"died": "budget"}
         # A worker may have been killed from outside while it was idle, or have had its memory filled by the questions
         # before: once more, on a new one
         for _ in range(2):
             reply = self._ask_worker(question, seconds)
+            budget.spend(reply.pop("spent", seconds))
             if reply.get("died") not in ("crash", "memory"):
                 return reply
         # Either the answer kills its worker, or workers die here whatever they are asked

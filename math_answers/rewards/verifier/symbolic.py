@@ -205,7 +205,10 @@ def _ratio(gold: sympy.Expr, answer: sympy.Expr):
             return None
         if left is sympy.nan or not _is_real(left, digits):
             continue
-        if right is sympy.nan or any(_close(1 + side, sympy.Integer(1), digits) for side in (left, right)):
+        zeros = [right is not sympy.nan and _close(1 + side, sympy.Integer(1), digits) for side in (left, right)]
+        if all(zeros):  # the point solves both
+            continue
+        if right is sympy.nan or any(zeros):
             return None
         ratios.append(left / right)
     if len(ratios) < 2 or not all(_close(ratio, ratios[0], digits) for ratio in ratios):

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
@@ -53,7 +54,8 @@ def main(descriptor: int, memory_bytes: int) -> None:
         if status == 0:
             return
         if status != RETIRED:
-            send(connection, {"died": REASONS.get(status, "crash")})
+            by_clock = {"by_clock": True} if status == -signal.SIGALRM else {}  # which says nothing about the next time
+            send(connection, {"died": REASONS.get(status, "crash")} | by_clock)
 
 
 def _serve(connection: Connection, answer_question, retire_bytes: int) -> NoReturn:
@@ -64,10 +66,11 @@ def _serve(connection: Connection, answer_question, retire_bytes: int) -> NoRetu
             question = receive(connection)
             signal.setitimer(signal.ITIMER_PROF, question["seconds"])
             signal.setitimer(signal.ITIMER_REAL, question["wall_seconds"])
+            began = time.process_time()
             reply = answer_question(question)
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            send(connection, reply)
+            send(connection, reply | {"spent": time.process_time() - began})
             # Caches of sympy grow. Kilobytes on Linux, bytes on macOS
             unit = 1 if sys.platform == "darwin" else 1024
             if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit > retire_bytes:

@@ -1,6 +1,7 @@
 """
 YAML files in layers: a file's key `base` names the files whose settings it takes over and may replace. Some files come
-with the package: in the wheel next to its code, in a checkout at its top level.
+with the package: in the wheel next to its code, in a checkout at its top level. `MODEL/DATASET` names a combination of
+them, and no file.
 """
 
 import difflib
@@ -23,20 +24,36 @@ def configs_folder() -> Path:
 def config_names() -> list[str]:
     """The names of the configs to train or evaluate with, such as `qwen3-0.6b/gsm8k`; not their parts."""
     folder = configs_folder()
-    names = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml"))
-    return sorted(name.as_posix() for name in names if name.parts[0] not in ("base", "accelerate"))
+    files = (path.relative_to(folder) for path in folder.rglob("*.yaml"))
+    names = {
+        str(file.with_suffix("")) for file in files if file.parts[0] not in ("accelerate", "base", "data", "models")
+    }
+    names |= {f"{model.stem}/{data.stem}" for model in folder.glob("models/*") for data in folder.glob("data/*")}
+    return sorted(names - {"paper"})
 
 
 def find_config(name: str | Path) -> Path:
-    """The file that `--config` names: a path, or the name of a config that comes with the package; either without
-    `.yaml`, too. If there is neither, the `ValueError` names the nearest."""
+    """The file or combination that `--config` names: a path, or the name of a config that comes with the package;
+    either without `.yaml`, too. If there is neither, the `ValueError` names the nearest."""
     for folder in (Path(), configs_folder()):
         for path in (folder / name, folder / f"{name}.yaml"):
-            if path.is_file():
+            if path.is_file() or combined_files(path):
                 return path
+    what = f"{name or repr(name)} is a folder" if Path(name).is_dir() else f"There is no file {name}"
+    raise ValueError(f"{what}, and no config that comes with the package has this name.{nearest_config(name)}")
+
+
+def nearest_config(name: str | Path) -> str:
+    """Where to find the right name of a config."""
     near = difflib.get_close_matches(str(name).removesuffix(".yaml").removeprefix("configs/"), config_names(), n=1)
-    hint = f" The nearest is {near[0]}." if near else ""
-    raise ValueError(f"There is no file {name}, and no config of that name (`troll configs` lists them).{hint}")
+    return "".join(f" The nearest is {name}." for name in near) + " `troll configs` lists all."
+
+
+def combined_files(path: Path) -> list[Path]:
+    """The files that `configs/MODEL/DATASET.yaml` stands for, in a folder `configs` that has them; else none."""
+    folder = path.parent.parent
+    files = [folder / "paper.yaml", folder / f"models/{path.parent.name}.yaml", folder / f"data/{path.stem}.yaml"]
+    return files if path.suffix == ".yaml" and all(file.is_file() for file in files) else []
 
 
 class Layer(NamedTuple):
@@ -87,7 +104,7 @@ def read_layers(name: str | Path) -> list[Layer]:
     """
     Read a YAML file, or a config that comes with the package, such as `qwen3-0.6b/gsm8k`, and before it the files that
     its key `base` names; each replaces the settings of those before. Raises a `ValueError` for a file that is missing,
-    no YAML mapping, with a key twice, or its own base.
+    no YAML mapping, with a key twice, or its own base. A combination has a path, and no file.
     """
     return _read(find_config(name), ())
 
@@ -96,20 +113,45 @@ def _read(path: Path, named_by: tuple[Path, ...]) -> list[Layer]:
     if path.resolve() in named_by:
         way = " -> ".join(file.name for file in (*named_by, path))
         raise ValueError(f"{path} is its own `base`: {way}. Remove one of these.")
+    if not path.is_file() and (parts := combined_files(path)):
+        layers = [layer for part in parts for layer in _read(part, (*named_by, path.resolve()))]
+        return [*layers, Layer(path, {"output_dir": f"outputs/{path.parent.name}-{path.stem}"})]
     if not path.is_file():
         raise ValueError(f"There is no file {path}, the `base` of {named_by[-1]} (relative to that file).")
+    text = ""
     try:
-        values = _load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # PyYAML's own, and of `!!bool abc`
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+        values = _load(text := path.read_text(encoding="utf-8"))
+    # PyYAML's own, of `!!bool abc`, and of a file that one may not read
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {_without_values(error, text)}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must map names to values, got {values!r}.")
+        raise ValueError(f"{path} must map names to values (`name: value`), got {_kind(values)}.")
     bases = values.pop("base", [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ValueError(f"{path}: `base` must be a path or a list of paths, got {bases!r}.")
+        raise ValueError(f"{path}: `base` must be a path or a list of paths, got {_kind(bases)}.")
     layers = [layer for base in bases for layer in _read(path.parent / base, (*named_by, path.resolve()))]
     return [*layers, Layer(path, values)]
+
+
+def _without_values(error: Exception, text: str) -> str:
+    """What is wrong with a file of this text, where, and at which key. A value may be a token."""
+    if isinstance(error, OSError | UnicodeDecodeError | yaml.reader.ReaderError):
+        return " ".join(str(error).split())
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if mark is None:  # of a conversion
+        return "a value is not what its tag says, such as `!!int`"
+    said = getattr(error, "problem", None) or "no YAML"
+    said = re.sub(r"(alias|anchor|tag|handle) '.*?'(?=;|$| )", r"\1", said, flags=re.DOTALL)
+    key = re.match(r"[\s{-]*([\"']?[\w.-]+[\"']?)\s*:(\s|$)", [*text.splitlines(), ""][mark.line])
+    return f"line {mark.line + 1}, column {mark.column + 1}" + (f", at the key `{key[1]}`" if key else "") + f": {said}"
+
+
+def _kind(value: Any) -> str:
+    """A value in words, without what it holds, which may be a token."""
+    if isinstance(value, dict):
+        return f"a mapping with the keys {', '.join(f'`{key}`' for key in value)}"
+    return {list: "a list", str: "a text", type(None): "nothing"}.get(type(value), f"a {type(value).__name__}")
 
 
 def _load(source: str) -> Any:

@@ -1,37 +1,23 @@
-"""
-The names of all settings, read from the source of the dataclasses that declare them. Importing the dataclasses takes
-many seconds, and the command should refuse a mistyped name at once.
-"""
+"""The names of all settings, and what to write in place of a name that is none."""
 
-import ast
-import difflib
-import re
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 
-# Package, file and class
-_TRAINER = (
-    ("troll_trl", "trainers/config.py", "TrustRegionOptions"),
-    ("troll_trl", "trainers/config.py", "TrollOptions"),
-    ("troll_trl", "cli/settings/arguments.py", "TrollScriptArguments"),
-    ("troll_trl", "cli/settings/arguments.py", "TrollModelConfig"),
-    ("trl", "trainer/base_config.py", "_BaseConfig"),
-    ("trl", "trainer/model_config.py", "ModelConfig"),
-    ("trl", "scripts/utils.py", "DatasetMixtureConfig"),
-    ("transformers", "training_args.py", "TrainingArguments"),
-)
-SOURCES = {
-    "grpo": (
-        ("trl", "trainer/grpo_config.py", "GRPOConfig"),
-        ("troll_trl", "trainers/config.py", "MaskOptions"),
-        *_TRAINER,
-    ),
-    "rloo": (("trl", "trainer/rloo_config.py", "RLOOConfig"), *_TRAINER),
-    "eval": (("math_answers", "evaluation/arguments.py", "EvaluationArguments"),),
+from accelerate.commands.launch import launch_command_parser
+from trl import DatasetMixtureConfig
+
+from math_answers.evaluation.arguments import EvaluationArguments
+from troll_trl.cli.settings.arguments import TrollModelConfig, TrollScriptArguments
+from troll_trl.cli.settings.command import describe_nearest, name_of
+from troll_trl.trainers.config import MaskOptions, TrollGRPOConfig, TrollRLOOConfig
+
+# The dataclasses of a command. The second one of a training is the trainer's.
+DATACLASSES: dict[str, tuple[type, ...]] = {
+    "grpo": (TrollScriptArguments, TrollGRPOConfig, TrollModelConfig, DatasetMixtureConfig),
+    "rloo": (TrollScriptArguments, TrollRLOOConfig, TrollModelConfig, DatasetMixtureConfig),
+    "eval": (EvaluationArguments,),
 }
-
 
 _ENV = "Set the environment variable {} instead, for instance under `env`."
 # What to write in place of a name of TRL, transformers or open-r1, if the nearest valid name misleads or is none
@@ -74,56 +60,24 @@ EVALUATION = {
 @cache
 def declared_names(command: str) -> frozenset[str]:
     """The names of the settings of a command: `"grpo"`, `"rloo"` or `"eval"`."""
-    return frozenset(name for source in SOURCES[command] for name in fields_of(*source))
+    return frozenset(field.name for kind in DATACLASSES[command] for field in fields(kind) if field.init)
 
 
 @cache
-def fields_of(package: str, file: str, class_name: str) -> dict[str, ast.AnnAssign]:
-    """The fields of a dataclass that an argument can set, with their source."""
-    for node in ast.parse((find_package(package) / file).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
-            return {
-                statement.target.id: statement
-                for statement in node.body
-                if isinstance(statement, ast.AnnAssign)
-                and isinstance(statement.target, ast.Name)
-                and "ClassVar" not in ast.unparse(statement.annotation)
-                and not (statement.value is not None and "init=False" in ast.unparse(statement.value))
-            }
-    raise ImportError(f"{package}/{file} has no class {class_name}. Install the versions of constraints.txt.")
-
-
-def find_package(package: str) -> Path:
-    """The folder of an installed package, without importing it."""
-    spec = find_spec(package)
-    assert spec is not None and spec.submodule_search_locations is not None
-    return Path(spec.submodule_search_locations[0])
-
-
-@cache
-def launcher_names(algorithm: str) -> set[str]:
-    """The names of the options of `accelerate launch` that are not settings of the run."""
-    source = (find_package("accelerate") / "commands" / "launch.py").read_text(encoding="utf-8")
-    names = {name.replace("-", "_") for name in re.findall(r'"--([a-z][\w-]+)"', source)}
-    return (names | {"accelerate_config"}) - declared_names(algorithm) - {"help"}
-
-
-def name_of(flag: str) -> str:
-    """`--max-steps=3` is `max_steps`."""
-    return flag.partition("=")[0].lstrip("-").replace("-", "_")
-
-
-def is_flag(word: str) -> bool:
-    return re.match(r"--?[A-Za-z]", word) is not None
+def launcher_names(algorithm: str) -> frozenset[str]:
+    """The names of the options of `accelerate launch` that are not settings of the run, and not `env`, which means the
+    variables of a TPU."""
+    names = {name_of(option) for option in launch_command_parser()._option_string_actions if option.startswith("--")}
+    return frozenset(names | {"accelerate_config"}) - declared_names(algorithm) - {"help", "env"}
 
 
 def describe_unknown(name: str, valid: Iterable[str], settings: str, prefix: str = "") -> str:
     """What to write in place of a name that is not one of the `valid` ones of `"grpo"`, `"rloo"` or `"eval"`."""
-    if settings != "eval":
-        if settings == "rloo" and name in fields_of("troll_trl", "trainers/config.py", "MaskOptions"):
+    if settings != "eval" and name not in declared_names(settings):  # `-kl_bound` has a valid name
+        if settings == "rloo" and name in MaskOptions.__dataclass_fields__:
             return (
                 "It is an option of grpo alone: a mask decides token by token, and RLOO's ratio belongs to a whole "
-                "completion. Remove it: RLOO has TROLL's projection."
+                "completion. Remove it: RLOO has TROLL's projection, and a penalty."
             )
         other = "grpo" if settings == "rloo" else "rloo"
         if name in declared_names(other):
@@ -132,6 +86,4 @@ def describe_unknown(name: str, valid: Iterable[str], settings: str, prefix: str
             return "It belongs to the launcher: give it to `troll grpo`, `troll rloo` or `accelerate launch`."
     if advice := (EVALUATION if settings == "eval" else RENAMED).get(name):
         return advice
-    # Below this ratio, the nearest name is seldom the one that was meant
-    near = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.75)
-    return f"The nearest valid name is {prefix}{near[0]}." if near else "No valid name is near it."
+    return describe_nearest(name, valid, prefix)

@@ -11,24 +11,36 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from itertools import product
-from types import UnionType
-from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from transformers import HfArgumentParser
-from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig
+import torch
+from transformers.utils import is_torch_xla_available
+from trl import GRPOConfig, ModelConfig, RLOOConfig, TrlParser
 
-from troll_trl.cli.settings.arguments import TrollModelConfig, TrollScriptArguments
-from troll_trl.cli.settings.command import Command, stop
+from troll_trl.cli.settings.arguments import TrollScriptArguments
+from troll_trl.cli.settings.command import Command, CommandParser, is_flag, name_of, show, stop
+from troll_trl.cli.settings.layers import config_names
+from troll_trl.cli.settings.names import DATACLASSES, declared_names, describe_unknown, launcher_names
+from troll_trl.fields import is_secret, may_hold_secret, without_secrets
 from troll_trl.resilience.option_ranges import check_ranges
-from troll_trl.trainers.config import TrollGRPOConfig, TrollOptions, TrollRLOOConfig, troll_fields
+from troll_trl.trainers.config import TrollOptions, troll_fields
 
 logger = logging.getLogger(__name__)
 
-# For each `algorithm` the config of `method: troll`, and the config of `method: clip`
-CONFIGS = {"grpo": (TrollGRPOConfig, GRPOConfig), "rloo": (TrollRLOOConfig, RLOOConfig)}
+# Each time for a training, and for an evaluation
+_EXAMPLES = ("--config qwen3-0.6b/gsm8k", "--config eval/paper --model outputs/run --output outputs/eval")
+_USE = (
+    "--config takes a YAML file of settings, or the name of a config that comes with the package (`troll configs` "
+    "lists them). Every setting is a key in the file and a flag. A flag overrides the file."
+)
+_LAUNCHER = (
+    "Flags of `accelerate launch` start several processes, such as --num_processes 8. --accelerate_config takes a file "
+    "for it, or a name such as ddp, fsdp2 or zero3."
+)
 
 # What TRL documents, types as any string, and refuses late or never
 DOCUMENTED_CHOICES: dict[str, tuple[Any, ...]] = {
@@ -52,11 +64,12 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
     clip`) and the model's. A mistake ends the process with code 2, and one paragraph names it, the value and the
     remedy.
     """
-    troll_config, clip_config = CONFIGS[command.algorithm]
-    parser = StrictParser((TrollScriptArguments, troll_config, TrollModelConfig, DatasetMixtureConfig), command.program)
-    settings = parser.settings_of(command)
+    algorithm = command.algorithm if command.algorithm in ("grpo", "rloo") else "grpo"  # which refuses another one
+    parser = StrictParser(algorithm, command.program)
+    settings = parser.training_settings_of(command)
+    troll_config = parser.dataclass_types[1]
     if settings.get("method") == "clip":
-        parser.dataclass_types[1] = clip_config  # which the parser makes of the same settings
+        parser.dataclass_types[1] = troll_config._trl_config  # which the parser makes of the same settings
     try:
         # A copy: transformers writes into `accelerator_config`, and the settings are saved
         script_args, training_args, model_args, mixture = parser.parse_dict(deepcopy(settings), allow_extra_keys=True)
@@ -99,52 +112,94 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
     return script_args, training_args, model_args
 
 
-class StrictParser(HfArgumentParser):
+class StrictParser(CommandParser, TrlParser):
     """
-    A [`~transformers.HfArgumentParser`] for commands whose names were checked. It also takes the values of files, and
-    refuses what is of another type than its field.
+    TRL's parser of dataclasses, which also takes the values of files, refuses what is of another type than its field,
+    and names what is nearest to an unknown name.
+
+    Args:
+        settings (`str`): whose dataclasses are parsed: `"grpo"`, `"rloo"` or `"eval"`
+        program (`str`): name in messages
     """
 
-    def __init__(self, dataclass_types: Iterable[Any], program: str):
-        super().__init__(dataclass_types, prog=program, allow_abbrev=False, add_help=False)
+    def __init__(self, settings: str, program: str):
+        usage = f"{program} [--config FILE] [--NAME VALUE ...]\n\n    {program} {_EXAMPLES[settings == 'eval']}"
+        super().__init__(DATACLASSES[settings], prog=program, usage=usage, description=_USE)
+        if settings != "eval":
+            self.epilog = _LAUNCHER
+        self._settings, self._file = settings, ""
         self._hints: dict[str, Any] = {}
         for option_type in self.dataclass_types:
             self._hints |= get_type_hints(option_type)
-        self._hints["kl_bound"] = float | str  # its type is what makes one of the two
+        if settings != "eval":
+            self._hints["kl_bound"] = float | str  # its type is what makes one of the two
         for action in self._actions:
-            hint = self._hints[action.dest]
+            types = _types_in(self._hints.get(action.dest))
             action.choices = DOCUMENTED_CHOICES.get(action.dest, action.choices)
             if action.dest == "datasets":
                 action.type = lambda path: {"path": path}
             elif action.dest in _TEXT_OR_BOOLEAN:
                 action.type = _text_or_boolean
-            elif dict in _types_in(hint) and action.dest not in _MAPPING_OR_PATH:
+            elif dict in types and action.dest not in _MAPPING_OR_PATH:
                 action.type = mapping
-            elif tuple in _types_in(hint):
-                action.nargs, action.type = "+", float
-        self._file = ""
+            elif tuple in types:  # of two numbers
+                action.nargs, action.type = 2, float
+            if NoneType in types and action.nargs is None:
+                action.type = _nullable(action.type)
 
-    def error(self, message: str) -> NoReturn:
-        """argparse's message without the usage of all 300 flags."""
-        stop(self.prog, f"{self._file}{message}")
+    def error(self, message: str):
+        said, invalid, value = message.partition(f"invalid {mapping.__name__} value: ")
+        if invalid and may_hold_secret(value):
+            message = f"{said}{invalid}not shown here, because it may hold a secret"
+        super().error(f"{self._file}{message}")
+
+    def training_settings_of(self, command: Command, launches: bool = False) -> dict[str, Any]:
+        """[`settings_of`] of a training run, with all that it needs. Moves what `accelerate launch` reads, such as
+        `num_processes`, from the files and, if the program launches, from the flags into `command.launcher`."""
+        names, given = launcher_names(self._settings), {}
+        for path, values in command.layers:
+            for name in [name for name in values if name in names]:
+                given[name] = values.pop(name)
+                if not isinstance(given[name], str | None):
+                    self.error(f"{path}: `{name}` must be one value, got {given[name]!r}.")
+        command.launcher = [f"--{name}={value}" for name, value in given.items() if value is not None]
+        words, command.flags = command.flags, []
+        taker = command.flags
+        for word in words:
+            if is_flag(word):
+                of_launcher = launches and word.startswith("--") and name_of(word) in names
+                taker = command.launcher if of_launcher else command.flags
+            taker.append(word)
+        settings = self.settings_of(command)
+        needed = ("model_name_or_path", "dataset_name")[: 1 if settings.get("datasets") else 2]
+        if missing := [f"`{name}`" for name in needed if settings.get(name) is None]:
+            self.error(
+                f"{' and '.join(missing)} must be set: a run needs a model and data. Each is a hub name or a path, in "
+                f"a YAML file or as a flag: troll grpo {_EXAMPLES[0]}"
+            )
+        self._refuse_half_precision_without_a_gpu(settings)
+        return settings
 
     def settings_of(self, command: Command) -> dict[str, Any]:
         """The merged settings of the files and flags of a command, by name, each of the right type."""
+        if {"-h", "--help"} & {*command.flags}:
+            show(self.format_help())
+            raise SystemExit(0)
+        self._refuse_unknown(command)
         # If an option is present from the start, the parser sets no default. What differs in the end was given.
         not_given = object()
         namespace = argparse.Namespace(**dict.fromkeys((action.dest for action in self._actions), not_given))
-        for layer in command.layers:
-            self._file = f"{layer.path}: "
-            for name, value in layer.values.items():
-                if name != "env":
-                    self._set(name, value, namespace)
+        for path, values in command.layers:
+            self._file = f"{path}: "
+            for name, value in values.items():
+                self._set(name, value, namespace)
         self._file = ""
         self.parse_args(command.flags, namespace)
         return {name: value for name, value in vars(namespace).items() if value is not not_given}
 
     def _set(self, name: str, value: Any, namespace: argparse.Namespace) -> None:
         """Take a value of a file as a flag's, or as YAML reads it if no flag can say it and the field takes it."""
-        takes_several = any(action.dest == name and action.nargs == "+" for action in self._actions)
+        takes_several = any(action.dest == name and action.nargs in ("+", 2) for action in self._actions)
         if isinstance(value, str):
             self.parse_args([f"--{name}={value}"], namespace)
         elif takes_several and value and isinstance(value, list) and all(map(_is_argument, value)):
@@ -154,7 +209,41 @@ class StrictParser(HfArgumentParser):
         ):
             setattr(namespace, name, value)
         else:
-            self.error(f"`{name}` must be {inspect.formatannotation(self._hints[name])}, got {value!r}.")
+            got = "a value that is not shown" if is_secret(name, value) else repr(without_secrets(value))
+            self.error(f"`{name}` must be {inspect.formatannotation(self._hints[name])}, got {got}.")
+
+    def _refuse_unknown(self, command: Command) -> None:
+        """End with one line for each unknown key and flag."""
+        names, said = declared_names(self._settings), []
+        for path, values in command.layers:
+            unknown = [str(name) for name in values if name not in names]
+            said += [
+                f"{path}: unknown key `{name}`. {describe_unknown(name, names, self._settings)}" for name in unknown
+            ]
+        if said and (shipped := [name for name in command.configs if name in config_names()]):
+            said[-1] += f" To change a config that comes with the package: troll configs copy {' '.join(shipped)}"
+        said += self.unknown_flags(command.flags)
+        if len(said) > 1:
+            said.insert(0, f"{len(said)} names are unknown:")
+        if said:
+            self.error("\n  ".join(said))
+
+    def describe_unknown(self, name: str) -> str:
+        launchers = launcher_names(self._settings) if self._settings != "eval" else set()
+        return describe_unknown(name, declared_names(self._settings) | launchers | {"config"}, self._settings, "--")
+
+    def _refuse_half_precision_without_a_gpu(self, settings: dict[str, Any]) -> None:
+        """As transformers does, but before a process is started, and with a cure for it."""
+        fp16 = settings.get("fp16")
+        bf16 = not fp16 if settings.get("bf16") is None else settings["bf16"]  # TRL's default
+        if settings.get("use_cpu") or not (bf16 or fp16):
+            return
+        if not torch.accelerator.is_available() and not is_torch_xla_available():
+            self.error(
+                f"torch {torch.__version__} finds no GPU on this machine, and `{'bf16' if bf16 else 'fp16'}` needs "
+                "one. To train on the CPU, which takes long for all but small models: --use_cpu true --bf16 false "
+                "--fp16 false"
+            )
 
 
 def _texts_below(settings: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -184,6 +273,16 @@ def mapping(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError
     return value
+
+
+def _nullable(convert: Any) -> Any:
+    """A converter that also takes `null`, as a file does."""
+
+    def converted(text: str) -> Any:
+        return None if text == "null" else convert(text)
+
+    converted.__name__ = convert.__name__  # argparse puts it into its messages
+    return converted
 
 
 def _text_or_boolean(text: str) -> str | bool:

@@ -14,7 +14,7 @@ import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample
 
 from troll_trl.experimental.async_grpo.worker import WatchedRolloutLoop
-from troll_trl.trainers.engine_policy import SampledLogProb, make_rows, read_answer, rows_of
+from troll_trl.trainers.engine_policy import SampledLogProb, check_tokens, make_rows, read_answer, rows_of
 from troll_trl.trust_region.sparse import UNUSED
 
 Likely = Mapping[int, float]  # log-probability of tokens by id
@@ -40,8 +40,13 @@ def sample_log_probs(
         `np.ndarray` of shape `(T, 2K)`, float32.
 
     Raises:
-        ValueError: a token that is trained on has more than K − 1 others.
+        ValueError: the lengths differ, or a token that is trained on has more than K − 1 others.
     """
+    if not len(completion_mask) == len(log_probs) == len(others):
+        raise ValueError(
+            f"`completion_mask` has {len(completion_mask)} tokens, `log_probs` {len(log_probs)} and `others` "
+            f"{len(others)}. Give each of them one entry for every token of the sample."
+        )
     ids = np.full((len(log_probs), support_size - 1), UNUSED)
     values = np.full((len(log_probs), support_size), -np.inf)
     for place, (is_trained, value, likely) in enumerate(zip(completion_mask, log_probs, others, strict=True)):
@@ -80,6 +85,10 @@ class EngineRolloutLoop(WatchedRolloutLoop):
         samples = await super()._score_group(group)
         sequences = chain.from_iterable(group.completions_sequences)  # in TRL's order of the samples
         for sample, sequence in zip(samples, sequences, strict=True):
+            tokens = sample.input_ids.tolist()
+            check_tokens(
+                sequence.old_log_probs, sequence.completion_mask, tokens, f"a sample of group {sample.group_id}"
+            )
             sample.old_log_probs = rows_of(sequence.old_log_probs, sequence.completion_mask, self.support_size)
         return samples
 

@@ -18,6 +18,7 @@ from troll_trl.experimental.async_grpo.trl_compat import check_async_trl
 from troll_trl.experimental.async_grpo.worker import StopEvent, WatchedRolloutLoop, check_worker
 from troll_trl.lm_head import SparseCausalLMOutput
 from troll_trl.resilience.checkpoint import CheckpointedTrainer
+from troll_trl.trainers.bounded_policy import apply_trust_region, not_finite
 from troll_trl.trainers.engine_policy import lower_rest, sparse_of
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
@@ -38,7 +39,8 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
     TRL's own `compute_loss` computes the loss from what the trust region makes of each token's `log p(a)`, with an
     infinite clip range. This class overrides
 
-    - `compute_loss`: bounds the policy, adds the regression, and raises on all ranks if the policy is NaN;
+    - `compute_loss`: bounds the policy, adds the regression, and raises on all ranks if the policy or what bounds it is
+      NaN;
     - `log`: adds the `troll/…` metrics, reduced over ranks, and leaves out `clip_ratio/…`, which would always be 0;
     - `train`: asks the server whether its answers will have what the trust region needs, and explains a lost one;
     - `_save_checkpoint`: passes over groups that were dropped, and saves as [`CheckpointedTrainer`];
@@ -159,7 +161,8 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
             nonlocal bounded
             output, policy, old = self._policies(model, model_inputs, index, rows)
             self._check_finite(policy)
-            bounded = self.trust_region(policy, old, advantages)
+            bounded = apply_trust_region(self.trust_region, policy, old, advantages)
+            self._check_bounded(bounded)
             return SparseCausalLMOutput(log_probs=bounded.log_probs, entropy=output.entropy, aux_loss=output.aux_loss)
 
         # The callable returns the M selected positions, of which one may serve several samples: TRL takes each once
@@ -195,6 +198,15 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
                 f"The policy's log-probabilities of {bad} tokens are not finite at step {self.state.global_step}. The "
                 "weights or activations have overflowed: resume from the last checkpoint with a lower learning rate, "
                 "or train in bfloat16 or float32 rather than float16."
+            )
+
+    def _check_bounded(self, bounded: Bounded):
+        """Raise on all ranks if the trust region made a NaN or an infinity of finite log-probabilities."""
+        if bad := self.accelerator.reduce(not_finite(bounded).sum(), reduction="sum").item():
+            raise ValueError(
+                f"`trust_region`: {type(self.trust_region).__name__} made NaN or infinity of {bad} tokens at step "
+                f"{self.state.global_step}. It must return finite numbers. An unused slot is −∞ in both policies, and "
+                "−∞ − (−∞) is NaN."
             )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -1,0 +1,333 @@
+"""
+The choices, verdicts and tables of peers.yaml. As a command, the cells that come next, as YAML for that file:
+
+    python -m evidence.peers
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from evidence.age import COMMON, RARE
+from evidence.rate import RATE_NAMES, RATES
+from evidence.results import read_records
+from evidence.tables import RESAMPLES, Cell, Record, Table, markdown, points, pooled_difference
+from math_answers.evaluation.statistics import Estimate
+
+PLACES = {"rare, 8": (RARE, 8), "rare, 32": (RARE, 32), "common, 8": (COMMON, 8), "wordy, 8": (("wordy-2",), 8)}
+PULLS = ("troll", "clip-pull", "clip-binary-pull", "unlimited-pull")
+LABELS = {
+    "troll": "TROLL",
+    "clip": "tuned clip",
+    "clip-pull": "clip + pull",
+    "clip-binary-pull": "clip + binary pull",
+    "unlimited-pull": "unlimited + pull",
+    "everywhere": "clip + penalty everywhere",
+    "cpgd": "CPGD",
+    "vespo": "vespo",
+}
+RECORD = ("cfpo", "sapo", "cispo")
+WEIGHTS = {"everywhere": (0.3, 1.0, 3.0, 10.0), "cpgd": (0.001, 0.01, 0.1, 1.0)}
+WEIGHT_CELLS = [*product(("label-2", "common"), (2e-4, 8e-4), (73, 74))]  # task, learning rate, seed
+FIRST, MANY, FEW = range(60, 63), range(63, 73), range(63, 68)  # seeds of stage 1, and of stage 2
+HIGHEST = RATES[-1]
+LEVEL, SIGNIFICANT = 0.03, 0.05
+
+# By statement: the first and the second method, and whether they are compared at their best rates, too
+COMPARED: dict[str, list[tuple[str, str, bool]]] = {
+    "a": [("clip-pull", "clip", False), ("clip-binary-pull", "clip", False)],
+    "b": [("troll", "unlimited-pull", True), ("troll", "clip-pull", True)],
+    "c": [("clip-pull", "clip-binary-pull", True)],
+    "d": [("clip-pull", "everywhere", True), ("clip-pull", "cpgd", True)],
+}
+# What peers.yaml expects, if it says so in a verdict
+EXPECTED = {("a", place, 4): "ahead" for place in ("rare, 8", "rare, 32", "common, 8")}
+EXPECTED |= {(of, place, 1): "level" for of, place in product("bcd", ("rare, 8", "rare, 32", "common, 8"))}
+EXPECTED |= {(of, place, 4): "undecided" for of, place in product("bc", ("rare, 8", "rare, 32"))}
+EXPECTED |= {("d", place, 4): "ahead" for place in ("rare, 8", "rare, 32")} | {("d", "common, 8", 4): "undecided"}
+
+
+class Lead(NamedTuple):
+    """A comparison of two methods over tasks of equal weight."""
+
+    value: Estimate  # with its 95 % interval
+    low: float  # of the 90 % interval
+    high: float
+    p_value: float
+    pairs: int
+
+
+class Runs:
+    """The records by task, updates per rollout batch, method and learning rate, then by seed."""
+
+    def __init__(self, records: Iterable[Record]):
+        self.cells: dict[tuple[str, int, str, float], dict[int, Record]] = {}
+        self.settings: dict[tuple[str, float, float], dict[int, Record]] = {}  # of the binary pull: task, bound, weight
+        self._weighted: dict[tuple[str, float, str, float, int], Record] = {}
+        self.names: dict[tuple[str, int, str], str] = {}  # in peers.yaml
+        main: list[tuple[str, int, str, float, float | None, Record]] = []
+        for record in records:
+            varied, method, seed = record["varied"], record["method"], record["seed"]
+            task, age, rate = record["task"], varied["steps_per_generation"], varied["learning_rate"]
+            weight = varied.get("regression_coef")
+            if "kl_bound" in varied:
+                self.settings.setdefault((task, varied["kl_bound"], weight), {})[seed] = record
+                continue
+            if (task, rate, seed) in WEIGHT_CELLS and method in WEIGHTS:
+                self._weighted[method, weight, task, rate, seed] = record
+            name = "clip" if method.startswith("clip-0") else method
+            main.append((task, age, name, rate, weight, record))
+            self.names[task, age, name] = method
+        for task, age, name, rate, weight, record in main:
+            if name not in WEIGHTS or weight == self.weight(name):
+                self.cells.setdefault((task, age, name, rate), {})[record["seed"]] = record
+
+    def weight(self, method: str) -> float | None:
+        """The weight with the largest mean success; `None` until all of its runs exist."""
+        successes = {weight: self.of_weight(method, weight) for weight in WEIGHTS[method]}
+        if any(len(values) < len(WEIGHT_CELLS) for values in successes.values()):
+            return None
+        return max(successes, key=lambda weight: np.mean(successes[weight]))
+
+    def of_weight(self, method: str, weight: float) -> list[float]:
+        """Successes of the runs that choose the weight; 0 for one that failed."""
+        found = [self._weighted.get((method, weight, *cell)) for cell in WEIGHT_CELLS]
+        return [record.get("success", 0.0) for record in found if record is not None]
+
+    def best(self, task: str, age: int, method: str) -> float | None:
+        """
+        The learning rate with the largest mean success in stage 1; of equal ones the smallest. `None` until its seeds
+        have all five rates and, if the best of them is the largest or the smallest, the one beyond.
+        """
+        means: dict[float, float] = {}
+        for rate in sorted({*RATES, *self._beyond(task, age, method)}):
+            cell = self.cells.get((task, age, method, rate), {})
+            if not all(seed in cell for seed in FIRST):
+                return None
+            means[rate] = float(Cell([cell[seed] for seed in FIRST]).values("success").mean())
+        return max(means, key=lambda rate: means[rate])
+
+    def _beyond(self, task: str, age: int, method: str) -> list[float]:
+        cells = {rate: self.cells.get((task, age, method, rate), {}) for rate in RATES}
+        if not all(seed in cell for cell in cells.values() for seed in FIRST):
+            return []
+        means = {r: Cell([cell[seed] for seed in FIRST]).values("success").mean() for r, cell in cells.items()}
+        best = max(means, key=lambda rate: means[rate])
+        return {RATES[0]: [RATES[0] / 2], RATES[-1]: [2 * RATES[-1]]}.get(best, [])
+
+    def missing_edges(self) -> list[tuple[str, int, str, float]]:
+        """The cells beyond the grid that stage 1 still needs."""
+        cells = [
+            (task, age, method, rate)
+            for (tasks, age), method in product(PLACES.values(), LABELS)
+            for task in tasks
+            for rate in self._beyond(task, age, method)
+        ]
+        return [cell for cell in cells if not all(seed in self.cells.get(cell, {}) for seed in FIRST)]
+
+    def lead(self, place: str, first: str, second: str, multiple: int) -> Lead | None:
+        """`first` minus `second` in stage 2, each at a multiple of its own best rate. `None` without pairs."""
+        tasks, age = PLACES[place]
+        pairs: list[tuple[Cell, Cell]] = []
+        for task in tasks:
+            bests = [self.best(task, age, method) for method in (first, second)]
+            if None in bests:
+                return None
+            cells = [
+                self.cells.get((task, age, method, multiple * best), {})
+                for method, best in zip((first, second), bests, strict=True)
+                if best is not None
+            ]
+            seeds = [seed for seed in MANY if all(seed in cell for cell in cells) and _same_start(cells, seed)]
+            if not seeds:
+                return None
+            pairs.append((Cell([cells[0][s] for s in seeds]), Cell([cells[1][s] for s in seeds])))
+        value, p_value = pooled_difference(pairs)
+        differences = [a.values("success") - b.values("success") for a, b in pairs]
+        return Lead(value, *_interval(differences, 0.9), p_value, sum(map(len, differences)))
+
+
+def _same_start(cells: Sequence[dict[int, Record]], seed: int) -> bool:
+    return len({cell[seed].get("start_digest") for cell in cells if "error" not in cell[seed]}) <= 1
+
+
+def _interval(groups: Sequence[np.ndarray], confidence: float) -> tuple[float, float]:
+    """Percentile interval of the mean of the groups' means; seeds are drawn within each group `(seeds,)`."""
+    generator = np.random.default_rng(0)
+    drawn = [group[generator.integers(len(group), size=(RESAMPLES, len(group)))].mean(1) for group in groups]
+    low, high = np.quantile(np.mean(drawn, axis=0), [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+# -- The statements ---------------------------------------------------------------------------------------------------
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number, by Holm's step-down method."""
+    order, corrected, largest = np.argsort(p_values), [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = largest
+    return corrected
+
+
+def verdict(lead: Lead, corrected: float) -> str:
+    if corrected < SIGNIFICANT and (lead.value.low > 0 or lead.value.high < 0):
+        return "ahead" if lead.value.value > 0 else "behind"
+    return "level" if lead.low > -LEVEL and lead.high < LEVEL else "undecided"
+
+
+def statements(records: Sequence[Record]) -> str:
+    """
+    Stage 2: success of the first method minus the second, in points, with a 95 % interval, each method at its best
+    learning rate (1×) or four times it (4×). p-values are corrected by Holm's method, for rare and common tasks apart.
+    """
+    runs = Runs(records)
+    found = [
+        (of, place, multiple, first, second, lead)
+        for of, compared in COMPARED.items()
+        for first, second, at_best in compared
+        for place, multiple in product(PLACES, (1, 4) if at_best else (4,))
+        if (lead := runs.lead(place, first, second, multiple)) is not None
+    ]
+    corrected = [0.0] * len(found)
+    for kind in ("rare", "common", "wordy"):
+        chosen = [i for i, (_, place, *_) in enumerate(found) if place.startswith(kind)]
+        for index, value in zip(chosen, holm([found[i][-1].p_value for i in chosen]), strict=True):
+            corrected[index] = value
+    rows = []
+    for (of, place, multiple, first, second, lead), p_value in zip(found, corrected, strict=True):
+        names = f"{LABELS[first]} minus {LABELS[second]}"
+        expected = EXPECTED.get((of, place, multiple), "")
+        row = [f"({of}) {names}", place, f"{multiple}×", str(lead.pairs), points(lead.value), f"{p_value:.2g}"]
+        rows.append([*row, expected, verdict(lead, p_value)])
+    header = ["statement", "tasks, updates", "rate", "pairs", "points", "p", "expected", "verdict"]
+    return markdown(header, rows) if rows else "Stage 2 has not run: nothing is decided."
+
+
+# -- What was measured ------------------------------------------------------------------------------------------------
+
+
+def found(records: Sequence[Record]) -> str:
+    """The runs that exist, by stage."""
+    failed = sum("error" in record for record in records)
+    seeds = {"0": (73, 74), "1": FIRST, "2": MANY, "3": range(75, 80)}
+    rows = [[stage, str(sum(record["seed"] in of for record in records))] for stage, of in seeds.items()]
+    return f"{len(records)} runs, {failed} of them failed.\n\n{markdown(['stage', 'runs'], rows)}"
+
+
+def weights(records: Sequence[Record]) -> str:
+    """Success in percent at four weights of the penalty: means over label-2 and common, two rates, two seeds."""
+    runs, rows = Runs(records), []
+    for method, of_method in WEIGHTS.items():
+        successes = [runs.of_weight(method, weight) for weight in of_method]
+        if any(successes):
+            cells = [
+                f"{weight:g}: {100 * np.mean(of_weight):.1f}" if of_weight else f"{weight:g}:"
+                for weight, of_weight in zip(of_method, successes, strict=True)
+            ]
+            rows.append([LABELS[method], str(sum(map(len, successes))), *cells])
+    return markdown(["method", "runs", *["weight: success"] * 4], rows) if rows else "No such run has been made."
+
+
+def by_rate(records: Sequence[Record]) -> str:
+    """
+    Stage 1: success in percent at each learning rate, means over tasks and over the seeds that have every method of the
+    table's row at every rate. The best rate is bold.
+    """
+    return _by_rate(Runs(records), PLACES)
+
+
+def by_task(records: Sequence[Record]) -> str:
+    """The same on every task."""
+    tasks = {f"{task}, {age}": ((task,), age) for tasks, age in PLACES.values() for task in tasks}
+    return _by_rate(Runs(records), tasks)
+
+
+def _by_rate(runs: Runs, places: Mapping[str, tuple[Sequence[str], int]]) -> str:
+    rows = []
+    for (place, (tasks, age)), method in product(places.items(), (*LABELS, *RECORD)):
+        of_tasks = []
+        for task in tasks:
+            cells = [runs.cells.get((task, age, method, rate), {}) for rate in RATES]
+            if seeds := [seed for seed in FIRST if all(seed in cell for cell in cells)]:
+                of_tasks.append([Cell([cell[s] for s in seeds]).values("success").mean() for cell in cells])
+        if len(of_tasks) == len(tasks):
+            means = 100 * np.mean(of_tasks, axis=0)
+            texts = [f"**{mean:.1f}**" if mean == means.max() else f"{mean:.1f}" for mean in means]
+            rows.append([place, LABELS.get(method, method), *texts])
+    return markdown(["tasks, updates", "method", *RATE_NAMES], rows) if rows else "Stage 1 is not complete anywhere."
+
+
+def binary_settings(records: Sequence[Record]) -> str:
+    """Success in percent of the clip with a binary pull at 8e-4, 8 updates, with other bounds ε and weights α."""
+    runs = Runs(records)
+    settings = [*product((0.05, 0.2), (0.3, 1.0, 3.0))]
+    rows = []
+    for task in ("wordy-2", "label-2", "common"):
+        cells = [runs.settings.get((task, *setting), {}) for setting in settings]
+        if all(cells):
+            rows.append([task, *(f"{100 * Cell([*cell.values()]).values('success').mean():.1f}" for cell in cells)])
+    header = ["task", *(f"ε {bound:g}, α {weight:g}" for bound, weight in settings)]
+    return markdown(header, rows) if rows else "No such run has been made."
+
+
+TABLES: dict[str, Table] = {
+    "found": found,
+    "statements": statements,
+    "by-rate": by_rate,
+    "by-task": by_task,
+    "weights": weights,
+    "binary-settings": binary_settings,
+}
+
+
+def next_cells(runs: Runs) -> str:
+    """YAML of what follows from the runs so far: stage 1 of the weighted methods, rates beyond the grid, stage 2."""
+    rates = f"[{', '.join(f'{rate:.1e}' for rate in RATES)}]"
+    texts: dict[str, list[str]] = {"rates": [], "edges": [], "deciding": [], "deciding-others": []}
+    for method in WEIGHTS:
+        if (weight := runs.weight(method)) is not None:
+            for tasks, age in PLACES.values():
+                cell = f"tasks: [{', '.join(tasks)}], method: {method}, steps_per_generation: [{age}]"
+                texts["rates"].append(f"{cell}, learning_rate: {rates}, regression_coef: [{weight:g}]")
+    for task, age, method, rate in runs.missing_edges():
+        texts["edges"].append(_cell(runs, task, age, method, [rate]))
+    for (tasks, age), method in product(PLACES.values(), LABELS):
+        bests = {task: runs.best(task, age, method) for task in tasks}
+        for task, best in bests.items():
+            if best is not None and None not in bests.values():
+                chosen = sorted({best, 4 * best, HIGHEST})
+                texts["deciding" if method in PULLS else "deciding-others"].append(
+                    _cell(runs, task, age, method, chosen)
+                )
+    seeds = {"rates": FIRST, "edges": FIRST, "deciding": MANY, "deciding-others": FEW}
+    parts = []
+    for name, cells in texts.items():
+        if cells:
+            parts += [
+                f"  {name}:",
+                f"    seeds: {list(seeds[name])}",
+                "    cells:",
+                *(f"      - {{{c}}}" for c in cells),
+            ]
+    return "\n".join(parts)
+
+
+def _cell(runs: Runs, task: str, age: int, method: str, rates: Sequence[float]) -> str:
+    name = runs.names[task, age, method]
+    text = f"task: {task}, method: {name}, steps_per_generation: [{age}]"
+    text += f", learning_rate: [{', '.join(f'{rate:.1e}' for rate in rates)}]"
+    return text + (f", regression_coef: [{runs.weight(method):g}]" if method in WEIGHTS else "")
+
+
+def main() -> None:
+    records = read_records(Path(__file__).with_name("results") / "peers.jsonl")
+    print(f"# {len(records)} runs\n{next_cells(Runs(records))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The choices and verdicts of peers.yaml, from records that are made up, and its plan."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import yaml
+
+from evidence import peers, tables
+from evidence.age import COMMON, RARE
+from evidence.grid import read_grid
+from evidence.rate import RATES
+
+GRID = peers.Path(peers.__file__).with_name("peers.yaml")
+CLIPS = {("steps-2", 8): "clip-0.5-1.0"} | {(task, 32): "clip-0.5-3.0" for task in RARE}
+
+
+@pytest.fixture(autouse=True)
+def few_flips(monkeypatch):
+    """Of signs: no p-value here is looked at that is nearly as small as one of all flips."""
+    monkeypatch.setattr(tables, "FLIPS", 1 << 12)
+
+
+def record(task, method, age, rate, seed, success, digest="one", **varied):
+    varied = {"steps_per_generation": age, "learning_rate": rate} | varied
+    return {"task": task, "method": method, "varied": varied, "seed": seed, "success": success, "start_digest": digest}
+
+
+def name_of(task, age, method):
+    return CLIPS.get((task, age), "clip-0.2-1.0") if method == "clip" else method
+
+
+def stage_one(best=4e-4):
+    """Every method is best at one rate, on all tasks."""
+    records = []
+    for (tasks, age), method, rate, seed in product(peers.PLACES.values(), (*peers.PULLS, "clip"), RATES, peers.FIRST):
+        success = 0.5 - 0.1 * abs(np.log2(rate / best))
+        records += [record(task, name_of(task, age, method), age, rate, seed, success) for task in tasks]
+    return records
+
+
+def weight_runs(best):
+    """Of everywhere and cpgd; the weights with the largest success are `best`."""
+    return [
+        record(task, method, 8, rate, seed, 0.5 if weight == best[method] else 0.3, regression_coef=weight)
+        for method, of_method in peers.WEIGHTS.items()
+        for weight, (task, rate, seed) in product(of_method, peers.WEIGHT_CELLS)
+    ]
+
+
+def test_a_weight_is_chosen_once_all_of_its_runs_are_there():
+    records = weight_runs({"everywhere": 3.0, "cpgd": 0.1})
+    assert peers.Runs(records).weight("everywhere") == 3.0 and peers.Runs(records).weight("cpgd") == 0.1
+    assert peers.Runs(records[1:]).weight("everywhere") is None and peers.Runs(records[1:]).weight("cpgd") == 0.1
+    cells = yaml.safe_load(peers.next_cells(peers.Runs(records)))["rates"]["cells"]
+    assert {(cell["method"], *cell["regression_coef"]) for cell in cells} == {("everywhere", 3.0), ("cpgd", 0.1)}
+
+
+def test_a_rate_is_chosen_on_the_seeds_of_stage_one_and_an_edge_asks_for_one_more():
+    runs = peers.Runs(stage_one())
+    assert runs.best("label-2", 8, "troll") == 4e-4 and not runs.missing_edges()
+    edge = stage_one(best=1.6e-3)
+    runs = peers.Runs(edge)
+    assert runs.best("label-2", 8, "troll") is None
+    assert ("label-2", 8, "troll", 3.2e-3) in runs.missing_edges()
+    edge += [record("label-2", "troll", 8, 3.2e-3, seed, 0.6) for seed in peers.FIRST]
+    assert peers.Runs(edge).best("label-2", 8, "troll") == 3.2e-3
+    incomplete = [r for r in stage_one() if (r["seed"], r["varied"]["learning_rate"]) != (61, 1e-4)]
+    assert peers.Runs(incomplete).best("label-2", 8, "troll") is None
+
+
+def test_the_next_cells_are_the_best_rate_four_times_it_and_the_highest():
+    studies = yaml.safe_load(peers.next_cells(peers.Runs(stage_one())))
+    assert studies["deciding"]["seeds"] == [*range(63, 73)] and studies["deciding-others"]["seeds"] == [*range(63, 68)]
+    cells = {
+        (c["task"], *c["steps_per_generation"], c["method"]): c["learning_rate"] for c in studies["deciding"]["cells"]
+    }
+    assert cells["steps-2", 8, "clip-pull"] == [4e-4, 1.6e-3]
+    clips = {c["method"] for c in studies["deciding-others"]["cells"]}
+    assert clips == {"clip-0.2-1.0", "clip-0.5-1.0", "clip-0.5-3.0"}
+
+
+def with_stage_two(leads, digest=None):
+    """Stage 2 in which each method has a success of 0.4 and its lead, with a little noise that is shared."""
+    records, noise = stage_one(), np.random.default_rng(0).normal(0, 0.01, 100)
+    for (tasks, age), method, rate, seed in product(peers.PLACES.values(), leads, (4e-4, 1.6e-3), peers.MANY):
+        success = 0.4 + leads[method] + noise[seed] + np.random.default_rng(seed + 7 * len(method)).normal(0, 0.002)
+        of_start = (digest or {}).get(method, "one")
+        records += [record(task, name_of(task, age, method), age, rate, seed, success, of_start) for task in tasks]
+    return records
+
+
+def rows_of(records):
+    lines = peers.statements(records).splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_verdicts():
+    rows = rows_of(with_stage_two({"troll": 0.01, "clip-pull": 0.0, "unlimited-pull": -0.2, "clip-binary-pull": 0.1}))
+    verdicts = {(row[0], row[1], row[2]): row[-1] for row in rows}
+    assert verdicts["(b) TROLL minus clip + pull", "rare, 8", "4×"] == "ahead", "small, but beyond doubt"
+    assert verdicts["(b) TROLL minus unlimited + pull", "common, 8", "1×"] == "ahead"
+    assert verdicts["(c) clip + pull minus clip + binary pull", "rare, 32", "4×"] == "behind"
+    assert not any(row[0].startswith("(a)") for row in rows), "no run of the clip"
+    rows = rows_of(with_stage_two({"troll": 0.0, "clip-pull": 0.0}))
+    assert {row[-1] for row in rows} <= {"level", "ahead", "behind"} and "level" in {row[-1] for row in rows}
+
+
+def test_pairs_of_two_starts_do_not_count():
+    assert rows_of(with_stage_two({"troll": 0.1, "clip-pull": 0.0}))
+    other = with_stage_two({"troll": 0.1, "clip-pull": 0.0}, digest={"troll": "another"})
+    assert peers.statements(other) == "Stage 2 has not run: nothing is decided."
+
+
+def test_a_wide_interval_is_undecided():
+    lead = peers.Lead(peers.Estimate(0.02, -0.01, 0.05), -0.005, 0.045, 0.2, 10)
+    assert peers.verdict(lead, 0.2) == "undecided"
+    assert peers.verdict(lead._replace(low=-0.02, high=0.029), 0.2) == "level"
+
+
+@pytest.mark.parametrize(
+    ("p_values", "expected"),
+    [([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]), ([0.5], [0.5]), ([0.9, 0.8], [1.0, 1.0])],
+)
+def test_holms_correction(p_values, expected):
+    assert peers.holm(p_values) == pytest.approx(expected)
+
+
+def test_every_table_is_made_of_few_and_of_no_runs():
+    for records in ([], stage_one()[:40], weight_runs({"everywhere": 3.0, "cpgd": 0.1})):
+        for table in peers.TABLES.values():
+            assert table(records) and table.__doc__
+
+
+def test_the_plan_is_what_the_code_reads():
+    grid = read_grid(GRID.resolve())
+    tasks = {task for tasks, _ in peers.PLACES.values() for task in tasks}
+    assert tasks == {*grid.tasks} == {*RARE, *COMMON, "wordy-2"}
+    names = {name_of(task, age, m) for tasks, age in peers.PLACES.values() for task in tasks for m in peers.LABELS}
+    assert names | {*peers.RECORD} == {*grid.methods}
+    for method, weights in peers.WEIGHTS.items():
+        cells = [run for run in grid.runs("weights") if run.method == method]
+        assert {dict(run.varied)["regression_coef"] for run in cells} == {*weights}
+        assert {(r.task, dict(r.varied)["learning_rate"], r.seed) for r in cells} == {*peers.WEIGHT_CELLS}
+    assert all(seed < 300 for study in grid.studies.values() for seed in study.seeds)
