@@ -266,19 +266,6 @@ def _judge(pairs: list[tuple[Cell, Cell]] | None, leads: bool) -> list[str]:
     return [signed(area, p_value), points(success), "holds" if holds else "fails"]
 
 
-def means(records: Sequence[Record]) -> str:
-    """Area and success in percent, means over the rare tasks and the deciding seeds."""
-    runs, rows = Runs(records), []
-    for name, label in LABELS.items():
-        found = [runs.cells(RARE, age, name) for age in AGES]
-        rows.append([label, *("" if cells is None else _area_and_success(cells) for cells in found)])
-    return markdown(["trust region", *(f"{age} updates" for age in AGES)], rows)
-
-
-def _area_and_success(cells: Sequence[Cell]) -> str:
-    return ", ".join(f"{100 * np.mean([cell.values(key).mean() for cell in cells]):.1f}" for key in ("area", "success"))
-
-
 def costs(records: Sequence[Record]) -> str:
     """Statement 4, reported only: 32 updates per rollout batch minus 8, for the rule and each geometry's choice."""
     runs, rows = Runs(records), []
@@ -290,15 +277,6 @@ def costs(records: Sequence[Record]) -> str:
                 lost = [points(pooled_difference(pairs, key)[0]) for key in ("area", "success")]
                 rows.append([where, LABELS[name], *lost])
     return markdown(["tasks", "trust region", "area, points", "success, points"], rows)
-
-
-def limits(records: Sequence[Record]) -> str:
-    """What a trust region gains over no limits with 32 updates per rollout batch, on the rare tasks."""
-    runs, rows = Runs(records), []
-    for name in ("rule", *GEOMETRIES):
-        if (pairs := _pairs(runs, RARE, 32, name, "none")) is not None:
-            rows.append([LABELS[name], *(signed(*pooled_difference(pairs, key)) for key in ("area", "success"))])
-    return markdown(["trust region", "area, points", "success, points"], rows)
 
 
 def by_age(records: Sequence[Record]) -> str:
@@ -318,9 +296,7 @@ def by_age(records: Sequence[Record]) -> str:
 TABLES: dict[str, Table] = {
     "verdicts": verdicts,
     "first-statement": first_statement,
-    "means": means,
     "costs": costs,
-    "limits": limits,
     "by-age": by_age,
     "choices": choices,
     "best-bounds": best_bounds,

@@ -4,7 +4,8 @@ Draw the pictures of docs/curves.md into docs/figures/, from evidence/results/cu
     python -m evidence.run evidence/curves.yaml
     python -m evidence.curves --read
 
-With `--read`, that file is first made from the logs of the runs.
+With `--read`, that file is first made from the logs of the runs. It keeps what the grid does not run: the collapse of a
+real model, from a study that has left the tree (README.md, "Earlier studies").
 """
 
 import argparse
@@ -24,8 +25,6 @@ LOGGED = HERE / "results" / "curves-logged.jsonl"
 FIGURES = REPOSITORY / "docs" / "figures"
 HELD_OUT = "eval_rewards/math_accuracy_reward/mean"
 FRACTIONS = {"projected tokens": "troll/projected_fraction", "clipped tokens": "clip_ratio/region_mean"}
-# A collapse of the real model, from the results of smollm2.yaml: its method and seed
-REAL = ("none", 11)
 
 
 def read_logged() -> list[dict[str, Any]]:
@@ -41,14 +40,8 @@ def read_logged() -> list[dict[str, Any]]:
             name: [[line["step"], round(line[key], 4)] for line in log if key in line] for name, key in keys.items()
         }
         records.append({"name": run.method, **found})
-    return records
-
-
-def real_collapse() -> dict[str, Any]:
-    """SmolLM2 without a limit: success alone."""
-    records = read_records(HERE / "results" / "smollm2.jsonl")
-    (record,) = (r for r in records if (r["method"], r["seed"]) == REAL)
-    return {"name": "collapse-smollm2", "success": record["curve"]}
+    kept = [record for record in read_records(LOGGED) if record["name"] not in grid.methods]
+    return records + kept
 
 
 def draw(record: dict[str, Any], file: Path) -> None:
@@ -76,7 +69,7 @@ def main() -> None:
     parser.add_argument("--read", action="store_true", help="read the logs of the runs first")
     if parser.parse_args().read:
         write_records(LOGGED, read_logged())
-    for record in [*read_records(LOGGED), real_collapse()]:
+    for record in read_records(LOGGED):
         draw(record, FIGURES / f"curves-{record['name']}.png")
 
 

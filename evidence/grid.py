@@ -24,8 +24,7 @@ class Task:
         settings (`dict[str, Any]`):
             Settings of scripts/train.py; `max_completion_length` at least.
         model (`str`, *optional*):
-            Folder or hub name of a model that is trained as it is. The arguments that follow, except `rates_of`, are
-            for the small models.
+            Folder or hub name of a model that is trained as it is. The arguments that follow are for the small models.
         architecture (`str`, *optional*):
             `qwen3` or `llama`.
         start_success (`float`, *optional*):
@@ -39,8 +38,6 @@ class Task:
             all of them. With a share, `start_success` is the success of solutions in the form that the model chose.
         wording (`int`, *optional*, defaults to `0`):
             Number of random letters in front of every solution. They decide nothing.
-        rates_of (`str`, *optional*):
-            Task whose tuned learning rates apply; by default this task.
     """
 
     family: str
@@ -54,7 +51,6 @@ class Task:
     warm_up_rate: float = 4e-3
     share: float | None = None
     wording: int = 0
-    rates_of: str | None = None
 
     def __post_init__(self):
         if (self.model is None) is (self.architecture is None or self.start_success is None):
@@ -112,13 +108,10 @@ class Method:
             Settings of scripts/train.py.
         variant (`str`, *optional*):
             Trainer in place of `TrollGRPOTrainer`, a key of `evidence.variants.VARIANTS`.
-        rate_of (`str`, *optional*):
-            Method whose tuned learning rate applies; by default this method.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
     variant: str | None = None
-    rate_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -238,14 +231,9 @@ class Grid:
             for values in itertools.product(*alternative.values()):
                 varied = dict(zip(alternative, values, strict=True))
                 for task, method in itertools.product(tasks, methods):
-                    tuned = rates.get((self.tuned_task(task), self.methods[method].rate_of or method))
-                    if (rate := varied.get("learning_rate", tuned)) is not None:
+                    if (rate := varied.get("learning_rate", rates.get((task, method)))) is not None:
                         runs.append(Run(task, method, tuple(sorted((varied | {"learning_rate": rate}).items())), seed))
         return runs
-
-    def tuned_task(self, task: str) -> str:
-        """The task on which the learning rates of `task` are chosen."""
-        return getattr(self.tasks[task], "rates_of", None) or task
 
     def waiting(self, rates: Mapping[tuple[str, str], float]) -> int:
         """The number of runs whose learning rates are not tuned yet."""

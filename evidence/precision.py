@@ -32,7 +32,7 @@ def measure(model: torch.nn.Module, ids: torch.Tensor, prompt: int, bf16: bool) 
 
 def main() -> None:
     torch.manual_seed(0)
-    (task,) = read_grid(HERE / "smollm2-rate.yaml").tasks.values()
+    task = read_grid(HERE / "smollm2-rate.yaml").tasks["no-dropout"]
     assert isinstance(task, Task)
     lora = next(c for c in content_of(HERE / "train-smollm2.yaml") if "lora_r" in c)
     tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])

@@ -1,11 +1,11 @@
 """
 Run a study: every missing run of its grid, with `troll grpo` and `troll eval`.
 
-    python -m evidence.run evidence/common.yaml
-    python -m evidence.run evidence/rarity.yaml --only label-2/troll/learning_rate=0.0004/ --seeds 20 21 22
-    python -m evidence.run evidence/rarity.yaml --resume --only label-2/troll/ label-2/clip/
+    python -m evidence.run evidence/curves.yaml
+    python -m evidence.run evidence/curves.yaml --only label-2/healthy/ --seeds 41 42
+    python -m evidence.run evidence/peers.yaml --resume --only label-2/troll/ label-2/clip-pull/
 
-The first line makes evidence/results/common.jsonl. The second runs a cell with other seeds and prints its success. It
+The first line makes evidence/results/curves.jsonl. The second runs a cell with other seeds and prints its success. It
 takes tuned learning rates from the results file and writes no results, except in the folders of the runs. A run whose
 folder has its result is not repeated; `--retry` repeats those that failed.
 

@@ -35,7 +35,7 @@ def start_key(task: Task | GivenTask, seed: int, evaluation: Path) -> str:
         sources = [Path(task.dataset) / f"{split}.jsonl" for split in ("train", "test")]
         of_task = task, content_of(evaluation), [path.read_text(encoding="utf-8") for path in sources if path.exists()]
     else:
-        spec = {name: value for name, value in asdict(task).items() if name not in ("settings", "rates_of")}
+        spec = {name: value for name, value in asdict(task).items() if name != "settings"}
         sources = [Path(__file__).with_name("problems.py"), Path(warm_up.__code__.co_filename)]
         of_task = spec, seed, [path.read_text(encoding="utf-8") for path in sources]
     return hashlib.sha256(repr((versions, of_task)).encode()).hexdigest()

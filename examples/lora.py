@@ -4,7 +4,8 @@ Train a LoRA adapter for SmolLM2-135M-Instruct with TROLL, on generated word pro
 Needs:  the Hugging Face hub for the model. A GPU is optional: on one core of a CPU the run takes about 40 minutes.
 Run:    python examples/lora.py
 Prints: a log line every ten updates, and at the end the share of 128 held-out problems solved before and after.
-        Three runs of the study, with these settings on such problems, rose from at most 2 % to 36, 52 and 58 %.
+        Six runs of the study, with these settings on such problems, in bfloat16 on an H100, rose from at most 3 % to
+        between 10 and 59 %, on average to 38 %.
 """
 
 import itertools
@@ -31,9 +32,9 @@ rows = [{"prompt": [system, {"role": "user", "content": text}], "solution": n} f
 
 config = TrollGRPOConfig(
     output_dir=OUTPUT,
-    kl_bound=0.5,  # with 0.05 this model learned more slowly
+    kl_bound=0.2,  # with 0.05 this model learned more slowly
     max_steps=64,
-    learning_rate=1e-3,
+    learning_rate=3e-4,  # the best of four in the study (docs/when-to-use.md)
     lr_scheduler_type="constant_with_warmup",
     warmup_steps=8,
     # A rollout batch of 128 completions, used twice: 8 updates of 32 completions

@@ -60,7 +60,7 @@ def test_help_names_every_setting(command, capsys):
     shown = {name.removeprefix("no_") for name in re.findall(r"^  (?:-h, )?--(\w+)", text, re.MULTILINE)}
     assert stop.value.code == 0 and shown == declared_names(command) | {"help"}
     assert text.startswith(f"usage: troll {command} [--config FILE]")
-    assert ("Bound ε on the KL" in " ".join(text.split())) == (command != "eval")
+    assert ("Bound ε, in nats" in " ".join(text.split())) == (command != "eval")
 
 
 @pytest.mark.parametrize("command", [["grpo", "--help"], ["eval", "--help"], ["configs"], []])
@@ -253,7 +253,8 @@ def test_that_accelerate_starts_one_process_in_place_of_several_is_said(started,
         (("--num_processes", "1"), False),
     ):
         started("--config", "run.yaml", *flags)
-        assert ("`num_processes` is 2, but with fewer than two devices" in capsys.readouterr().err) == said
+        assert ("`num_processes` is 2, but with fewer than two devices" in (err := capsys.readouterr().err)) == said
+        assert ("`troll grpo … --num_processes 2 --multi_gpu`" in err) == said
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 
 import hooks
 import pytest
+import yaml
 from PIL import Image
 from trl import GRPOTrainer, RLOOTrainer
 
@@ -244,3 +245,25 @@ def test_messages_in_the_index_of_errors_are_ours():
     assert [message for _, message in rows if message not in sources] == []
     # Code that contains a backtick needs two around it: two messages were cut in half on the page
     assert [message for ticks, message in rows if "`" in message and ticks != "``"] == []
+
+
+def test_what_the_hours_of_the_recipes_leave_out():
+    """A row's evaluations are half of what the rollouts of one GPU generate."""
+    page = " ".join((DOCS / "recipes.md").read_text(encoding="utf-8").split())
+    parts = [yaml.safe_load((ROOT / "configs" / "base" / f"{name}.yaml").read_text()) for name in ("batch", "one-gpu")]
+    batch, one_gpu = parts
+    rollouts, evaluations = batch["max_steps"] / 8, batch["max_steps"] // batch["eval_steps"]
+    assert evaluations == 100 and "a hundred evaluations" in page
+    tokens, problems = {"GSM8K": 500, "MATH": 1000, "DAPO": 2000}, {"GSM8K": 1319, "MATH": 500, "DAPO": 30}
+    made = {name: rollouts * batch["generation_batch_size"] * length for name, length in tokens.items()}
+    first = rollouts * one_gpu["generation_batch_size"] * tokens["GSM8K"]
+    billions = [f"{made[name] / 1e9:.1f}" for name in tokens]
+    assert f"vLLM generates {billions[0]} billion tokens for the rollouts on GSM8K" in page
+    assert "({:.2f} in the first row), {} on MATH and {} on DAPO".format(first / 1e9, *billions[1:]) in page
+    more = {name: evaluations * problems[name] * length for name, length in tokens.items()}
+    text = "generate {:.0f} million more on GSM8K, {:.0f} on MATH and {:.0f} on DAPO"
+    assert text.format(*(value / 1e6 for value in more.values())) in page
+    # Two forward passes take 4 of the 10 FLOPs that the hours count for each token of a rollout
+    assert max(0.4 * more[name] / made[name] for name in tokens) < 0.03 and "at most 3 % of the hours elsewhere" in page
+    weights, flops = 0.6e9, 80e12  # of the first row
+    assert 4 * weights * more["GSM8K"] / flops / 3600 == pytest.approx(0.5, abs=0.1)

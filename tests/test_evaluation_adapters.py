@@ -215,6 +215,22 @@ def test_quantised_weights_that_cannot_be_loaded_stop_before_anything_is_read(qu
         make_trainer(None, SimpleNamespace(trust_remote_code=False), ModelConfig(model_name_or_path="base"))
 
 
+@pytest.mark.parametrize("quantization", ["int8", "", 4, True, ["int8"], {}])
+def test_a_quantization_config_that_is_no_mapping_is_named(quantization):
+    """It ended in "'str' object has no attribute 'to_dict'"."""
+    make_adapter(KINDS["lora"])
+    config = json.loads(Path("base/config.json").read_text())
+    said = r"`quantization_config` in the config.json of base must be a mapping with a `quant_method`, got "
+    for part in ({"quantization_config": quantization}, {"text_config": {"quantization_config": quantization}}):
+        Path("base/config.json").write_text(json.dumps(config | part))
+        key = f"`{'text_config.' * ('text_config' in part)}quantization_config`"
+        for model in ("base", "adapter"):
+            with pytest.raises(ValueError, match=rf"^`model`: {said.replace('`quantization_config`', key)}"):
+                check_model(model)
+        with pytest.raises(ValueError, match=f"^`model_name_or_path`: {said.replace('`quantization_config`', key)}"):
+            make_trainer(None, SimpleNamespace(trust_remote_code=False), ModelConfig(model_name_or_path="base"))
+
+
 def test_quantised_weights_are_not_trained_without_an_adapter(monkeypatch):
     saved_model("base")
     method = SimpleNamespace(quant_method="gptq")

@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evidence import run as runner
-from evidence.grid import GivenTask, Run, read_grid
+from evidence import tables
+from evidence.grid import GivenTask, Run, content_of, read_grid
 from evidence.pack_weights import decode, encode, join, pack
-from evidence.results import describe, read_records
+from evidence.results import DEFAULTS, describe, read_records
 from troll_trl import small_models
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,6 +79,32 @@ def test_updates_that_a_generation_precedes_are_told_apart(tmp_path):
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
     record = runner.of_log(run, tmp_path)
     assert record["seconds_per_update"] == pytest.approx(2.0) and record["seconds_without_generation"] == 1.0
+
+
+def test_gsm8ks_table_has_every_run_the_stopped_ones_too():
+    run = Run("gsm8k", "troll", (("learning_rate", 1e-5),), 0)
+    log = {"curve": [[0, 0.125], [16, 0.25]], "length": 199.6, "seconds_per_update": 2.0}
+    ended = describe(run) | log | {"success": 0.3125, "seconds_without_generation": 0.5, "area": 0.2}
+    stopped = describe(replace(run, method="clip-0.2")) | log | {"error": "its time was up"}
+    failed = describe(replace(run, varied=(("learning_rate", 3e-5),))) | {"error": "CUDA out of memory"}
+    assert tables.every_gsm8k_run([failed, ended, stopped]).splitlines()[2:] == [
+        "| troll | 1e-05 | 12.5 at 0 25.0 at 16 | 31.2 | 200 | 2.00 | 0.50 |",
+        "| clip-0.2 | 1e-05 | 12.5 at 0 25.0 at 16 | its time was up | 200 | 2.00 |  |",
+        "| troll | 3e-05 |  | CUDA out of memory |  |  |  |",
+    ]
+
+
+def test_the_plan_is_the_same_for_all_methods():
+    grid = read_grid(ROOT / "evidence" / "gsm8k.yaml")
+    (training, base) = sorted(content_of(grid.training), key=lambda content: "max_steps" not in content)
+    content = base | training
+    updates = content["steps_per_generation"] // content["gradient_accumulation_steps"]
+    assert updates == DEFAULTS["steps_per_generation"] == 8, "`seconds_per_update` leaves out one rollout batch"
+    assert content["max_steps"] == 32 and grid.tasks["gsm8k"].settings["max_completion_length"] == 256
+    first, second = grid.studies.values()
+    assert first.methods == second.methods == list(grid.methods)
+    (low,), (high,) = (alternative["learning_rate"] for study in (first, second) for alternative in study.vary)
+    assert high == pytest.approx(3 * low)
 
 
 # -- The clock --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ RUN = [command for command in EVERY_COMMAND if command in {
     "python benchmarks/step.py --trust_region mask --repeats 9",
     "python benchmarks/step.py --old_policy engine",
     "python examples/simplex.py --output docs/figures/simplex.png",
-    "python -m evidence.run evidence/rarity.yaml --only label-2/troll/learning_rate=0.0004/ --seeds 20 21 22",
+    "python -m evidence.run evidence/curves.yaml --only label-2/healthy/ --seeds 41 42",
 }]  # fmt: skip
 # By what a command begins with: why it is not run here
 NOT_RUN = {
@@ -46,7 +46,7 @@ NOT_RUN = {
     "troll quickstart": "test_quickstart.py runs it",
     "OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= .venv/vllm/bin/python examples/asynchronous_cpu.py": "test_vllm_async.py",
     "torchrun --nproc_per_node 2 tests/stored_rollouts.py OUT": "test_distributed.py runs it",
-    "python -m evidence.run evidence/common.yaml": "a study, of hours",
+    "python -m evidence.run evidence/peers.yaml": "a study, of hours",
     "troll grpo --config": "a model of a hub",
     "troll eval --config": "a model of a hub",
     "troll eval --model": "a model of a hub",

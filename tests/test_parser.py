@@ -115,7 +115,10 @@ def test_an_automatic_bound_is_saved_as_its_number(parse, given):
 
 
 def test_a_trust_region_of_ones_own_in_a_file_and_as_a_flag(parse, refusal, tmp_path, monkeypatch):
-    (tmp_path / "own_regions.py").write_text("import troll_trl\nclass Open(troll_trl.TrustRegion): ...\n")
+    source = (
+        "import troll_trl\nclass Open(troll_trl.TrustRegion):\n    def __call__(self, policy, old, advantages): ...\n"
+    )
+    (tmp_path / "own_regions.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     for given in (("trust_region: own_regions.Open",), ("trust_region: mask", "--trust_region", "own_regions.Open")):
         script_args, training_args, _ = parse(*given)

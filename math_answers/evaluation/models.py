@@ -1,5 +1,6 @@
 """Facts about a model before it is loaded: whether it exists, its adapter settings, a digest of its weights."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import find_adapter_config_file
 
 from math_answers.context_length import context_length
@@ -41,12 +42,29 @@ def _place(model: str, key: str, revision: str | None) -> str:
     if folder.is_dir():
         if not (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
             raise ValueError(f"`{key}`: {model} holds neither a config.json nor an {ADAPTER_CONFIG}.")
+        _check_quantization_config(model, key, None)
         return model
     if folder.is_file() or model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise FileNotFoundError(f"`{key}`: there is no folder {model} (working folder: {os.getcwd()}).")
     if find_adapter_config_file(model, revision=revision) is None:
+        _check_quantization_config(model, key, revision)
         return model
     return snapshot_download(model, revision=revision, allow_patterns=_READ_BY_A_LOAD, ignore_patterns=["*/*"])
+
+
+def _check_quantization_config(model: str, key: str, revision: str | None) -> None:
+    """Refuse a `quantization_config` that is no mapping, on which transformers ends with an error of its own code."""
+    config: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):  # an adapter has none, and the load says what else is wrong
+        config, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
+    parts = {"": config, **{f"{name}.": part for name, part in config.items() if isinstance(part, dict)}}
+    for place, part in parts.items():
+        quantization = part.get("quantization_config")
+        if quantization is not None and not (isinstance(quantization, dict) and quantization):
+            raise ValueError(
+                f"`{key}`: `{place}quantization_config` in the config.json of {model} must be a mapping with a "
+                f"`quant_method`, got {quantization!r}. Correct it, or remove it if the weights are not quantised."
+            )
 
 
 def adapter_settings(model: str) -> dict[str, Any] | None:

@@ -15,13 +15,15 @@ from troll_trl.cli.reward_functions import check_reward_function, load_reward_fu
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.training_data import load_datasets
 from troll_trl.fields import pickle_without_secrets
+from troll_trl.trainers.clip import ClipGRPOTrainer, ClipRLOOTrainer
+from troll_trl.trainers.reward_models import whole_reward_models
 
 # By `algorithm` and `method`
-TRAINERS = {
+TRAINERS: dict[tuple[str, str], Any] = {
     ("grpo", "troll"): TrollGRPOTrainer,
-    ("grpo", "clip"): GRPOTrainer,
+    ("grpo", "clip"): ClipGRPOTrainer,
     ("rloo", "troll"): TrollRLOOTrainer,
-    ("rloo", "clip"): RLOOTrainer,
+    ("rloo", "clip"): ClipRLOOTrainer,
 }
 
 
@@ -73,7 +75,7 @@ def make_trainer(
     try:
         return TRAINERS[script_args.algorithm, script_args.method](
             model=model,
-            reward_funcs=reward_funcs,
+            reward_funcs=whole_reward_models(reward_funcs, training_args),
             args=training_args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,

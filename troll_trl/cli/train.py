@@ -178,7 +178,8 @@ def _warn_if_one_process_starts(options: argparse.Namespace, program: str) -> No
     if several and _one_process_is_enough():
         print(
             f"{program}: warning: `num_processes` is {options.num_processes}, but with fewer than two devices "
-            "accelerate starts one process. `--multi_gpu` starts as many as you ask for, on CPUs too.",
+            "accelerate starts one process. `--multi_gpu` starts as many as you ask for, on CPUs too: "
+            f"`{program} … --num_processes {options.num_processes} --multi_gpu`.",
             file=sys.stderr,
         )
 

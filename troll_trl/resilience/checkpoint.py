@@ -15,6 +15,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy, get_last_checkpoint, rotate_checkpoints
 
+from troll_trl.resilience.best_model import FindBestCheckpoint
 from troll_trl.resilience.checkpoint_folder import CHECKPOINT, MARKER, SAVING, newest_complete, publish, why_incomplete
 
 if TYPE_CHECKING:  # the trainer, which follows in the list of bases
@@ -33,8 +34,11 @@ class CheckpointedTrainer(_Trainer):
     _whole_checkpoints = True  # or the Trainer saves and finds them as it does
     _saves_checkpoint = False
     stop_signal: "StopSignal"
+    best_checkpoint: FindBestCheckpoint
 
     def set_up_checkpoints(self) -> None:
+        self.best_checkpoint = FindBestCheckpoint()
+        self.add_callback(self.best_checkpoint)
         self.stop_signal = StopSignal(self.accelerator)
         if self.args.save_strategy != SaveStrategy.NO:
             self.add_callback(self.stop_signal)
@@ -42,8 +46,9 @@ class CheckpointedTrainer(_Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
         """As [`~transformers.Trainer.train`], from the checkpoint that [`find_checkpoint`] gives. After SIGTERM, all
         ranks raise a `SystemExit` with code 143: the run was saved and can be resumed."""
+        self.best_checkpoint.resumes_from = checkpoint = self.find_checkpoint(resume_from_checkpoint)
         try:
-            output = super().train(self.find_checkpoint(resume_from_checkpoint), *args, **kwargs)
+            output = super().train(checkpoint, *args, **kwargs)
         finally:
             self.stop_signal.restore()
         if self.stop_signal.stopped:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from trl import GRPOConfig, RLOOConfig
 
 from troll_trl.fields import document, is_number, setting, state_without_secrets, without_secrets
+from troll_trl.resilience.best_model import best_by_reward, warning_of_the_loss
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.vllm import check_sampling
 from troll_trl.trust_region.mask import checked_bound
@@ -273,6 +274,8 @@ class TrollOptions(TrustRegionOptions):
     def __post_init__(self):
         if self.old_policy not in ("trainer", "engine"):
             raise ValueError(f"`old_policy` must be 'trainer' or 'engine', got {self.old_policy!r}.")
+        for name, value in best_by_reward(vars(self)).items():
+            setattr(self, name, value)
         super().__post_init__()
 
     def _check(self):
@@ -308,6 +311,8 @@ class TrollOptions(TrustRegionOptions):
             setattr(config, option.name, option.default)
         config._check()
         config._warn_of_unused()
+        if (warning := warning_of_the_loss(args)) and config.process_index == 0:
+            _warn(warning)
         return config
 
     @property

@@ -68,6 +68,8 @@ RESUME, GUARD = "exact resuming inside a rollout batch", "skipping updates that 
 CHECKPOINTS = "complete or absent checkpoints, with the state of a rollout batch"
 METRICS, PROMPTS, CARD = "our changes to TRL's metrics", "the check of prompts", "the model card's title and paper"
 TIED = "the silence about tied weights"
+EVALUATION = "evaluations that count each completion once"
+SAMPLING = "rollouts without the sampling options of the model's folder"
 _REWARDS = {"reward_funcs": None, "reward_func_names": None}  # the functions are wrapped
 
 # What takes no part in the loss: without it a run trains the same weights, as long as nothing goes wrong
@@ -96,6 +98,15 @@ RELIABILITY: dict[str, Parts] = {
         AcceleratedOptimizer: {"_is_overflow": None, "scaler": None},
     },
     METRICS: _of_both({"_metrics": None}),  # without `clip_ratio/*`
+    EVALUATION: _of_both(
+        {
+            "_metrics": None,  # by mode
+            # What the two return is counted: ids second and GRPO's tool mask third; rewards of all ranks
+            "_generate": "self prompts",
+            "_calculate_rewards": "self inputs prompts completions completion_ids_list",
+        }
+    ),
+    SAMPLING: _of_both({"_generate": "self prompts"}),  # calls the model's `generate`
     PROMPTS: _of_both({"_tokenize_prompts": "self prompts"}),  # returns the token ids first
     TIED: {Trainer: {"_issue_warnings_after_load": "self load_result"}},  # takes what `load_state_dict` returns
     CARD: _of_both({"_name": None, "_paper": None, "_tag_names": None}),

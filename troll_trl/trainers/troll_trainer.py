@@ -12,6 +12,7 @@ from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from transformers.trainer_utils import has_length
 
+from troll_trl.resilience.best_model import warn_of_several_sets
 from troll_trl.resilience.checkpoint import CheckpointedTrainer
 from troll_trl.resilience.finite_guard import ENTROPY_CONTROL, FiniteGuard, SkipUpdates, some
 from troll_trl.resilience.prompt_room import check_prompts
@@ -19,11 +20,15 @@ from troll_trl.trainers.arithmetic_check import check_arithmetic
 from troll_trl.trainers.bounded_policy import BoundedPolicy, apply_trust_region
 from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.engine_policy import EngineRecorder, lower_rest
+from troll_trl.trainers.evaluation_means import CountedEvaluation
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
+from troll_trl.trainers.nameless import check_names
 from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, OLD_LOG_PROBS, TOKEN_IDS, Recorder, join_rows, with_dense
 from troll_trl.trainers.resume import epochs_of_stream, load_state, save_state
+from troll_trl.trainers.reward_models import whole_reward_models
 from troll_trl.trainers.rollout_check import checked_rollouts
+from troll_trl.trainers.rollout_sampling import SampledAsConfigured, warn_of_unused_options
 from troll_trl.trainers.run_start import check_trainable, print_batches, warn_of_noise
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.trl_compat import CHECKPOINTS, GUARD, METRICS, PROMPTS, RESUME, TIED, check_trl
@@ -38,7 +43,7 @@ else:
 logger = get_logger(__name__)
 
 
-class TrollTrainer(CheckpointedTrainer, _Trainer):
+class TrollTrainer(CheckpointedTrainer, CountedEvaluation, SampledAsConfigured, _Trainer):
     """
     Mixin that turns a TRL trainer into its TROLL counterpart, for trainers that sample completions and clip a ratio.
 
@@ -55,6 +60,7 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
     - `recorder` ([`Recorder`]): the old policy of a rollout;
     - `troll_metrics` (`dict[str, TrollMetrics]`): by mode, what the trust region did since the last log line;
     - `stop_signal` ([`StopSignal`]): whether SIGTERM has come. [`CheckpointedTrainer`] saves, resumes and stops;
+    - `_evaluation` ([`EvaluationTotals`]): what a running evaluation has counted, for [`CountedEvaluation`];
     - `switched_off` (`frozenset[str]`): the parts of `trl_compat.RELIABILITY` that have moved: without effect.
 
     A trainer defines `_config_class`, `_name` and `_aggregate`.
@@ -81,10 +87,12 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         args.enable_jit_checkpoint = False  # our handler of SIGTERM takes its place
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
+        reward_funcs = whole_reward_models(reward_funcs, args)
         given = inspect.signature(super().__init__).bind(model, reward_funcs, args, *others, **kwargs)
         if rollout_func := given.arguments.get("rollout_func"):
             corrects = bool(args.use_vllm and args.vllm_importance_sampling_correction)
             given.arguments["rollout_func"] = checked_rollouts(rollout_func, corrects)
+        check_names(given.arguments)
         super().__init__(*given.args, **given.kwargs)
         for function in getattr(self, "reward_funcs", ()):  # in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()
@@ -105,6 +113,8 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
         self._arithmetic_checked: set[str] = set()  # modes, "train" and "eval"
         self._entropy_control: dict[str, float] = {}  # TRL's, as it was before the last loss
         print_batches(self.accelerator, args, self.trust_region, self.support_size)
+        warn_of_several_sets(args, self.eval_dataset)
+        warn_of_unused_options(self.model, getattr(self, "generation_config", None))
         warn_of_noise(self.model, args, base_model.config.get_text_config())
         makers = {"rollout_func", "environment_factory"}  # of what the model reads in place of the prompts
         if PROMPTS not in self.switched_off and not any(given.arguments.get(name) for name in makers):
@@ -332,7 +342,11 @@ class TrollTrainer(CheckpointedTrainer, _Trainer):
             )
         return None
 
-    # -- Update and log ---------------------------------------------------------------------------------------------
+    # -- Evaluate, update and log -------------------------------------------------------------------------------------
+
+    def evaluation_loop(self, *args, **kwargs):
+        self.troll_metrics["eval"].pop()  # of a prediction, or of an evaluation that failed
+        return super().evaluation_loop(*args, **kwargs)
 
     def put_entropy_control_back(self) -> None:
         """After an update was skipped: the loss has moved it by an entropy that says nothing."""

@@ -142,6 +142,8 @@ def _without_values(error: Exception, text: str) -> str:
     if mark is None:  # of a conversion
         return "a value is not what its tag says, such as `!!int`"
     said = getattr(error, "problem", None) or "no YAML"
+    if said.startswith("but "):  # the second half of a sentence
+        said = f"{getattr(error, 'context', None)}, {said}"
     said = re.sub(r"(alias|anchor|tag|handle) '.*?'(?=;|$| )", r"\1", said, flags=re.DOTALL)
     key = re.match(r"[\s{-]*([\"']?[\w.-]+[\"']?)\s*:(\s|$)", [*text.splitlines(), ""][mark.line])
     return f"line {mark.line + 1}, column {mark.column + 1}" + (f", at the key `{key[1]}`" if key else "") + f": {said}"

@@ -26,6 +26,7 @@ from troll_trl.cli.settings.command import Command, CommandParser, is_flag, name
 from troll_trl.cli.settings.layers import config_names
 from troll_trl.cli.settings.names import DATACLASSES, declared_names, describe_unknown, launcher_names
 from troll_trl.fields import is_secret, may_hold_secret, without_secrets
+from troll_trl.resilience.best_model import best_by_reward
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.config import TrollOptions, troll_fields
 
@@ -38,8 +39,8 @@ _USE = (
     "lists them). Every setting is a key in the file and a flag. A flag overrides the file."
 )
 _LAUNCHER = (
-    "Flags of `accelerate launch` start several processes, such as --num_processes 8. --accelerate_config takes a file "
-    "for it, or a name such as ddp, fsdp2 or zero3."
+    "Flags of `accelerate launch` start several processes, such as --num_processes 8, or on a CPU --num_processes 2 "
+    "--multi_gpu. --accelerate_config takes a file for it, or a name such as ddp, fsdp2 or zero3."
 )
 
 # What TRL documents, types as any string, and refuses late or never
@@ -72,7 +73,8 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
         parser.dataclass_types[1] = troll_config._trl_config  # which the parser makes of the same settings
     try:
         # A copy: transformers writes into `accelerator_config`, and the settings are saved
-        script_args, training_args, model_args, mixture = parser.parse_dict(deepcopy(settings), allow_extra_keys=True)
+        options = deepcopy(settings) | best_by_reward(settings)  # also for TRL's own config
+        script_args, training_args, model_args, mixture = parser.parse_dict(options, allow_extra_keys=True)
         script_args.mixture = mixture
         if script_args.reward_model_name_or_path is not None and "reward_funcs" not in settings:
             script_args.reward_funcs = []

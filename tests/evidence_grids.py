@@ -1,0 +1,16 @@
+"""The grids of the study in evidence/, for its tests."""
+
+import functools
+from pathlib import Path
+
+from evidence.grid import read_grid
+
+EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
+
+
+@functools.cache  # a long file takes PyYAML half a second
+def grid_of(name):
+    return read_grid(EVIDENCE / f"{name}.yaml")
+
+
+TASK = {"family": "sorting", "architecture": "llama", "start_success": 0.2, "train": 2048, "test": 64}
