@@ -209,7 +209,7 @@ class Runner:
             if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 130:  # interrupted
                 raise
             said = (folder / "log.txt").read_text().rstrip().rpartition("\n")[2]  # the script's last words
-            record = describe(run) | {"error": f"{type(error).__name__}: {error}; {said}"}
+            record = describe(run) | of_log(run, folder) | {"error": f"{type(error).__name__}: {error}; {said}"}
             traceback.print_exc()
         shutil.rmtree(folder / "eval", ignore_errors=True)
         for weights in folder.glob("*.safetensors"):

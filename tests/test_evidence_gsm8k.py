@@ -135,7 +135,15 @@ class Slow(runner.Runner):
         log = [{"step": step, "eval_rewards/math_accuracy_reward/mean": step / 16} for step in (0, 4)]
         log += [{"step": step, "loss": 0.1, "step_time": 2.0} for step in range(1, 6)]
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+        self.end()
+
+    def end(self):
         time.sleep(HANG)
+
+
+class Broken(Slow):
+    def end(self):
+        raise OSError("no space")
 
 
 def test_a_stopped_run_keeps_what_it_had_logged_and_the_others_wait(tmp_path):
@@ -149,6 +157,10 @@ def test_a_stopped_run_keeps_what_it_had_logged_and_the_others_wait(tmp_path):
     (record,) = read_records(results)
     expected = describe(runs[0]) | {"error": "its time was up", "curve": [[0, 0.0], [4, 0.25]], "start": 0.0}
     assert record.items() >= expected.items() and record["studies"] == ["one-rate"]
+    # A run that fails keeps it too
+    Broken(grid, tmp_path / "broken", 1, tmp_path / "broken.jsonl").run(runs[1:2], retry=False)
+    (record,) = read_records(tmp_path / "broken.jsonl")
+    assert record["curve"] == [[0, 0.0], [4, 0.25]] and record["error"].startswith("OSError: no space")
     # Later the others run, and with `retry` the stopped one too
     wanted = []
 
