@@ -4,8 +4,9 @@
     TRITON_INTERPRET=1 python benchmarks/warps.py --vocabulary 300 --tokens 8 --hidden 16 --support 4   # its checks
 
 The script finds the kernels of a pass, and their warps, by running the pass. Then each kernel gets half and twice its
-warps, while all others keep theirs. A row has the time of that kernel alone, by PyTorch's profiler. "to default" above
-1 says that the default was faster. "difference" is the largest difference of the pass's result from the default's.
+warps, while all others keep theirs, and sizes that a launcher derives from its warps stay. A row has the time of that
+kernel alone, by PyTorch's profiler. "to default" above 1 says that the default was faster. "difference" is the largest
+difference of the pass's result from the default's.
 
 A scoring tile holds the logits of at most so many positions. Its rows have the time of all kernels of the pass.
 
@@ -15,17 +16,20 @@ Without a GPU, Triton's interpreter runs the kernels: there are differences, and
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from pkgutil import iter_modules
 from unittest import mock
 
 import torch
 from common import Report, device_kernels, device_seconds, parser
 from head import Heads
 
-from troll_trl.kernels import blocks, candidates, dispatch, fold, gradient, projection
+from troll_trl import kernels
+from troll_trl.kernels import blocks, dispatch
 from troll_trl.lm_head import support_selection
 from troll_trl.projection import project
 
-MODULES = (blocks, candidates, fold, gradient, projection)
+MODULES = [import_module(f"{kernels.__name__}.{module.name}") for module in iter_modules(kernels.__path__)]
 FACTORS = (1, 0.5, 2)  # of the warps; the default first
 TILE_ROWS = (256, 512, 640, 768, 1024, 1408)
 MOST_WARPS = 32
@@ -38,11 +42,14 @@ def launches(warps_of: dict[str, int]) -> Iterator[dict[str, int]]:
 
     def launch(kernel, grid, device, *arguments, **options):
         name = kernel.fn.__name__
-        options["num_warps"] = seen[name] = warps_of.get(name, options["num_warps"])
+        seen[name] = warps_of.get(name, options["num_warps"])
+        options |= {"num_warps": seen[name]}
         dispatch.launch(kernel, grid, device, *arguments, **options)
 
     with contextlib.ExitStack() as stack:
         for module in MODULES:
+            if module is dispatch or not hasattr(module, "launch"):
+                continue
             stack.enter_context(mock.patch.object(module, "launch", launch))
         yield seen
 
@@ -89,12 +96,13 @@ class Settings:
     def add(self, kernel: str | None, what: str) -> None:
         """Measure `kernel`, or all of them, in the current setting."""
         difference = largest_difference(self.run(), self.default)
-        kernels = device_kernels(self.run, self.args.repeats) if self.args.device == "cuda" else {}
-        seconds = device_seconds(kernels, kernel or "")
+        times = device_kernels(self.run, self.args.repeats) if self.args.device == "cuda" else {}
+        seconds = device_seconds(times, kernel or "")
         self.first = self.first or seconds
-        times = {"ms": 1e3 * seconds, "to default": seconds / self.first} if seconds and self.first else {}
         row = {"pass": self.name, "kernel": kernel or "all", "what": what}
-        self.report.add(**row, **times, difference=difference)
+        if seconds and self.first:
+            row |= {"ms": 1e3 * seconds, "to default": seconds / self.first}
+        self.report.add(**row, difference=difference)
 
 
 def vary_warps(report: Report, args, name: str, run: Callable[[], torch.Tensor]) -> None:
