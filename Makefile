@@ -15,7 +15,7 @@ TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibilit
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-kernels test-gpu test-extras test-vllm test-trl test-oldest lint format docs \
-	quickstart bench evidence evidence-gpu clean
+	quickstart check-gpu bench evidence evidence-gpu clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -95,6 +95,13 @@ docs: $(INSTALLED)  ## Build the documentation site into site/
 quickstart: $(INSTALLED)  ## Train a small model with TROLL in a few minutes, on a CPU
 	$(BIN)/python scripts/quickstart.py
 
+# With any Python that has torch and TRL: a machine that is at hand for minutes has no network, and no time to install
+check-gpu:  ## Ten minutes on any GPU: kernels' tests, head and steps next to TRL's; then all of bench. Installs nothing
+	@for python in $(BIN)/python python3 python $(PYTHON); do \
+		$$python -c 'import sys; from importlib.util import find_spec as find; exit(not (sys.version_info >= (3, 11) and find("torch") and find("trl")))' 2>/dev/null \
+			&& exec $$python benchmarks/check_gpu.py; done; \
+	echo "No Python with torch and TRL found. Install them, or run make install."; exit 1
+
 bench: $(INSTALLED)  ## Time head, projection, step and scaling next to TRL's, with sizes for this device, and count
 	$(BIN)/python benchmarks/counts.py
 	for name in head projection step scaling; do \
@@ -103,9 +110,9 @@ bench: $(INSTALLED)  ## Time head, projection, step and scaling next to TRL's, w
 evidence: $(INSTALLED)  ## Make the study's tables and figures again, from evidence/results
 	for name in smollm2-rate age rate async async-served; do $(BIN)/python -m evidence.report evidence/$$name.yaml || exit 1; done
 
-evidence-gpu: $(INSTALLED)  ## Run the study on a GPU, with a real model (never run yet)
-	$(BIN)/python -m evidence.run evidence/gpu.yaml --workers 1
-	$(BIN)/python -m evidence.report evidence/gpu.yaml
+evidence-gpu: $(INSTALLED)  ## Train a real model on GSM8K in minutes of a GPU, in three methods (never run yet)
+	$(BIN)/python -m evidence.run evidence/gsm8k.yaml --workers 3 --minutes 20 --resume
+	$(BIN)/python -m evidence.report evidence/gsm8k.yaml
 
 clean:  ## Remove .venv and all caches (outputs/ stays)
 	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -5,10 +5,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from evidence_grids import EVIDENCE, grid_of
+from evidence_grids import EVIDENCE
 
 from evidence import figures, report, smollm2_rate, tables
-from evidence.results import describe, read_records
+from evidence.results import read_records
 
 
 def cell(*successes, start=0.3, key="success"):
@@ -67,26 +67,6 @@ def test_a_run_that_failed_has_a_success_of_0():
 def record(study, task, method, seed, success, **varied):
     result = {"success": success, "area": success / 2, "start": 0.3, "curve": [[0, 0.3], [8, success]]}
     return {"studies": [study], "task": task, "method": method, "varied": varied, "seed": seed} | result
-
-
-def test_methods_stand_beside_those_of_their_updates_or_at_rates_of_their_own():
-    records = [
-        record("s", "sums", method, seed, success, learning_rate=rate, **varied) | {"area": success}
-        for method, success, rate in (("troll", 0.5, 2e-4), ("clip", 0.4, 1e-4))
-        for varied in ({}, {"steps_per_generation": 4})
-        for seed in range(5)
-    ]
-    rows_of = lambda rs, **how: [
-        row.strip("| ").split(" | ")
-        for row in tables.compare("What it shows.", "s", "troll", of_fixed=True, **how)(rs).splitlines()[2:]
-    ]
-    rows = rows_of(records, own_rates=True)
-    assert [row[0] for row in rows] == ["sums, 4 updates"] * 2 + ["sums, 8 updates"] * 2
-    assert [row[1:3] for row in rows[:2]] == [["0.0002", "troll"], ["0.0001", "clip"]]
-    assert all(row[6].startswith("+10.0 [+10.0, +10.0]") for row in rows[1::2])
-    apart = rows_of(records)  # of different rates, and nothing to compare
-    assert [row[1:3] for row in apart] == [["0.0001", "clip"]] * 2 + [["0.0002", "troll"]] * 2
-    assert all(len(row) == 6 for row in apart)
 
 
 def smollm2_rate_records():
@@ -165,7 +145,7 @@ def test_every_figure_is_drawn_and_kept(grid, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(report.TABLES) - {"gpu"}))  # never run yet
+@pytest.mark.parametrize("name", sorted(set(report.TABLES) - {"gsm8k"}))  # never run yet
 def test_the_pages_hold_the_tables_of_the_results(name):
     pages = [page.read_text() for page in report.PAGES]
     records = read_records(EVIDENCE / "results" / f"{name}.jsonl")
@@ -190,18 +170,6 @@ def test_a_page_of_tables_is_made_whole_from_the_records():
         page.startswith("# Tables of `async-served`\n") and "\n## served\n\nOne run of each method on `label-2`" in page
     )
     assert report.TABLES["async-served"]["served"](records) in page
-
-
-def test_the_study_for_a_gpu_has_tables_once_it_has_runs():
-    grid = grid_of("gpu")
-    rates = dict.fromkeys(product(grid.tasks, grid.methods), 1e-5)
-    records = [
-        describe(run) | {"studies": studies} | dict.fromkeys(("area", "success"), 0.4 if run.method == "troll" else 0.3)
-        for run, studies in grid.all_runs(rates).items()
-    ]
-    page = report.table_page("gpu", records)
-    assert "| all 2 |  | troll |  |  |  | +10.0 [+10.0, +10.0], p = 0.002 |" in page
-    assert "| gsm8k, 32 updates | 1e-05 | troll | 3 |" in page
 
 
 @pytest.mark.slow

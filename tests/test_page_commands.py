@@ -39,6 +39,7 @@ NOT_RUN = {
     "make test": "tests: CI runs them",
     "make lint": "CI runs it",
     "make docs": "CI runs it",
+    "make check-gpu": "measures for ten minutes on a GPU; test_check_gpu.py tries it",
     "make bench": "measures for a quarter of an hour what benchmarks/step.py measures in a shorter way",
     "make .venv/vllm/installed": "installs",
     "make quickstart": "test_quickstart.py runs it",
