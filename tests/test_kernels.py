@@ -471,7 +471,7 @@ def test_state_starts_at_the_floor(device):
     state = FoldState.of(ids)
     fold_tile(tile, None, PLAIN, ids, 0, state, None)
     assert state.max.item() == torch.tensor(FLOOR).item() and all(x.isfinite().all() for x in state)
-    log_probs, _, entropy = sparse_log_probs._finish(state, ids)
+    log_probs, _, entropy = sparse_log_probs._finish(state, ids, PLAIN)
     assert log_probs[0, -1] == -math.inf and entropy.isfinite().all()
 
 

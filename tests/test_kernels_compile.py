@@ -17,7 +17,7 @@ import torch
 
 from troll_trl.kernels import blocks, candidates, fold, gradient, projection
 from troll_trl.kernels.dispatch import FP_FUSION, INTERPRETED, TRITON_AVAILABLE
-from troll_trl.kernels.tiles import FLOOR
+from troll_trl.kernels.tiles import FLOOR, LogitTransform
 
 if not TRITON_AVAILABLE:
     pytest.skip("Triton is not installed (it exists for Linux only)", allow_module_level=True)
@@ -83,7 +83,7 @@ def take_kept_source(dtype, softcap, bias):
 def gradient_source(dtype, softcap, bias, linear=True, block=gradient.BLOCK_SIZE):
     return make(
         gradient._gradient_kernel, dtype, softcap, bias, gradient.NUM_WARPS,
-        HAS_LINEAR=linear, BLOCK=block,
+        HAS_LINEAR=linear, FLOOR=FLOOR, BLOCK=block,
     )  # fmt: skip
 
 
@@ -101,11 +101,16 @@ def reduce_source(dtype, softcap, bias):
     )  # fmt: skip
 
 
+def unused(dtype, softcap, bias):
+    return candidates.unused_bits(dtype, torch.empty(0) if bias else None, LogitTransform(softcap=softcap or None))
+
+
 def best_blocks_source(dtype, softcap, bias, vocabulary=VOCABULARY):
     count = triton.next_power_of_2(triton.cdiv(vocabulary, blocks.BLOCK))
     return make(
         candidates._best_blocks_kernel, dtype, softcap, bias, candidates.warps_for(count), {"best_blocks_ptr": "i32"},
-        FLOOR=FLOOR, BLOCKS=count,
+        FLOOR=FLOOR, UNUSED_BITS=unused(dtype, softcap, bias), BLOCKS=count, GROUPS=min(K, count),
+        PART=min(candidates.PART, count),
     )  # fmt: skip
 
 
@@ -113,7 +118,8 @@ def best_tokens_source(dtype, softcap, bias, k=K):
     ids = {"sampled_ids_ptr": "i64", "best_blocks_ptr": "i32", "token_ids_ptr": "i32"}
     return make(
         candidates._best_tokens_kernel, dtype, softcap, bias, candidates.warps_for(k * blocks.BLOCK), ids,
-        FLOOR=FLOOR, BLOCK=blocks.BLOCK, SLOTS=k,
+        FLOOR=FLOOR, UNUSED_BITS=unused(dtype, softcap, bias), BLOCK=blocks.BLOCK, SLOTS=k,
+        PART=min(candidates.PART // blocks.BLOCK, k),
     )  # fmt: skip
 
 
@@ -191,9 +197,9 @@ BUDGETS = {
     "fold": (32, 10, 24, 2, None),
     "gradient": (32, 0, 0, 2, 2),
     "put_kept": (56, 5, 0, None, None),
-    "reduce": (40, 6, 20, 2, None),
-    "best_blocks": (168, 40, 91, 24, None),
-    "best_tokens": (236, 40, 62, 4, None),
+    "reduce": (56, 6, 36, 4, None),
+    "best_blocks": (168, 32, 56, 14, None),
+    "best_tokens": (128, 36, 42, 4, None),
     "project": (96, 0, 90, None, None),
     "project_backward": (56, 0, 40, None, None),
 }
@@ -222,9 +228,9 @@ REGISTERS = {
     "fold": (32, 40, 32),
     "gradient": (32, 40, 32),
     "put_kept": (56, 48, 32),
-    "reduce": (32, 40, 32),
-    "best_blocks": (168, 168, 96),
-    "best_tokens": (244, 232, 120),
+    "reduce": (64, 72, 64),
+    "best_blocks": (168, 168, 128),
+    "best_tokens": (168, 168, 128),
     "project": (72, 96, 64),
     "project_backward": (56, 56, 24),
 }

@@ -134,23 +134,24 @@ def _reduced(case, device):
     return reduced, bias
 
 
-def _logits(reduced, bias, transform):
-    """Logits `(rows, V)` of all tokens, from the products."""
-    return transform.apply_(reduced.tile[:, : reduced.vocabulary].float() + (0.0 if bias is None else bias.float()))
+def _y(reduced, bias, transform):
+    """`y` `(rows, V)` of all tokens, from the products."""
+    return transform.cap_(reduced.tile[:, : reduced.vocabulary].float() + (0.0 if bias is None else bias.float()))
 
 
 def _check_reduce(case, device):
     reduced, bias = _reduced(case, device)
-    # The fallback's blocks have other members, so the truth here is made of whole logits
-    logits = _logits(reduced, bias, case.transform)
-    sampled = logits.gather(1, reduced.sampled_ids)
-    logits = logits.scatter(1, reduced.sampled_ids, FLOOR)
-    logits = torch.nn.functional.pad(logits, (0, reduced.tile.shape[1] - case.vocabulary), value=FLOOR)
-    z = logits.unflatten(1, (-1, blocks.BLOCK))
-    largest = z.amax(2)
-    u = z - largest.unsqueeze(2)
+    # The fallback's blocks have other members, so the truth here is made of whole rows
+    y, factor = _y(reduced, bias, case.transform), case.transform.factor
+    sampled = factor * y.gather(1, reduced.sampled_ids)
+    y = y.scatter(1, reduced.sampled_ids, FLOOR)
+    y = torch.nn.functional.pad(y, (0, reduced.tile.shape[1] - case.vocabulary), value=FLOOR)
+    y = y.unflatten(1, (-1, blocks.BLOCK))
+    largest = y.amax(2)
+    u = y - largest.unsqueeze(2)
+    exp_u = (factor * u).exp()
     full = largest > FLOOR / 2  # a block that is all padding sums its floors, of which nothing is read
-    ours, theirs = (reduced.max, reduced.sum_exp, reduced.sum_exp_u), (largest, u.exp().sum(2), (u * u.exp()).sum(2))
+    ours, theirs = (reduced.max, reduced.sum_exp, reduced.sum_exp_u), (largest, exp_u.sum(2), (u * exp_u).sum(2))
     return [
         (reduced.sampled, sampled),
         *((a.where(full, 0), b.where(full, 0)) for a, b in zip(ours, theirs, strict=True)),
@@ -166,7 +167,7 @@ def _check_choice(case, device):
     candidates._choose_triton(reduced, bias, case.transform, ours)
     candidates._choose_torch(reduced, bias, case.transform, theirs)
     # By logit, as tokens of one logit may come in any order; and the logits of the tokens that the kernel names
-    logits = _logits(reduced, bias, case.transform)
+    logits = case.transform.factor * _y(reduced, bias, case.transform)
     named = logits.gather(1, ours.token_ids.clamp(min=0).long()).where(ours.token_ids >= 0, FLOOR)
     best = ours.logits.sort(1, descending=True).values
     sums = [(ours.left_log_sum_exp, theirs.left_log_sum_exp), (ours.entropy, theirs.entropy)]

@@ -19,9 +19,12 @@ from troll_trl.trust_region.sparse import UNUSED, mass_rule
 # since it holds copies of them. The kernels take all at once: on an H100 chunks of 16,384, which its cache holds,
 # gained nothing on the device, and launching ten times as many kernels took twice the time.
 _COLUMNS = {"cpu": 8192, "accelerator": 32768}
+# Tokens in a tile are a multiple of this. On a GPU a matrix product takes so many rows at a time. Any multiple of 4
+# serves Triton, which compiles the kernels once more for rows that are not aligned.
+_ROWS_STEP = {"cpu": 4, "accelerator": 128}
 _SUPPORT_ROWS = 8192  # positions whose support is settled at a time
 # Numbers that are held at a time. On a GPU the logits of a tile, all of the vocabulary for a few tokens: 224 MiB in
-# bf16, some 700 tokens for V = 151,936, which with the blocks is less than TRL's tile of 256 MiB. On a CPU, where
+# bf16, 768 tokens for V = 151,936, which with the blocks is less than TRL's tile of 256 MiB. On a CPU, where
 # products of few tokens are slow, one chunk, and next to it blocks and candidates: 24 MiB in float32, some 320 tokens.
 _TILE_ELEMENTS = {"cpu": 6 * 2**20, "accelerator": 7 * 2**24}
 
@@ -53,12 +56,9 @@ def select_support(
     keep = support_size - 1 if _one_chunk_at_a_time(device) else None
     width = padded if keep is None else chunk
     held = width if keep is None else width + 3 * padded // BLOCK + keep * BLOCK
-    most = max(1, _TILE_ELEMENTS[kind] // held)
-    tiles = max(1, math.ceil(len(hidden) / most))
-    # As many in each tile, and a multiple of 4: the kernels are compiled once more for rows that are not aligned
-    tokens = max(1, math.ceil(len(hidden) / tiles / 4) * 4 if most >= 4 else most)
+    tokens = _tokens_per_tile(len(hidden), max(1, _TILE_ELEMENTS[kind] // held), _ROWS_STEP[kind])
     tile = empty_tile(min(tokens, len(hidden)), width, dtype, device)
-    bias = None if bias is None else bias.to(dtype)
+    bias = None if bias is None else bias.to(dtype).contiguous()
     columns = slices(vocabulary, chunk)
     # A head in another dtype is cast once, in pieces of a chunk, and not again for each tile of tokens: V·H more bytes
     # of bf16 for the call, half of what the training pass then holds for the head's gradient in float32.
@@ -85,6 +85,13 @@ def select_support(
         supports.append(_support(*parts, tail_mass))
     ids, log_probs = supports[0] if len(supports) == 1 else (torch.cat(x) for x in zip(*supports, strict=True))
     return ids, log_probs, entropy
+
+
+def _tokens_per_tile(tokens: int, most: int, step: int) -> int:
+    """About as many in each tile, at most `most`, and a multiple of `step` (of 4, if only that fits)."""
+    step = next((size for size in (step, 4) if size <= most), 1)
+    tiles = max(1, math.ceil(tokens / (most // step * step)))
+    return max(1, math.ceil(tokens / tiles / step)) * step
 
 
 def _one_chunk_at_a_time(device: torch.device) -> bool:
