@@ -107,19 +107,21 @@ def unused(dtype, softcap, bias):
 
 def best_blocks_source(dtype, softcap, bias, vocabulary=VOCABULARY):
     count = triton.next_power_of_2(triton.cdiv(vocabulary, blocks.BLOCK))
+    warps = candidates.warps_for(count)
     return make(
-        candidates._best_blocks_kernel, dtype, softcap, bias, candidates.warps_for(count), {"best_blocks_ptr": "i32"},
+        candidates._best_blocks_kernel, dtype, softcap, bias, warps, {"best_blocks_ptr": "i32"},
         FLOOR=FLOOR, UNUSED_BITS=unused(dtype, softcap, bias), BLOCKS=count, GROUPS=min(K, count),
-        PART=min(candidates.PART, count),
+        PART=min(candidates.PART * warps, count),
     )  # fmt: skip
 
 
 def best_tokens_source(dtype, softcap, bias, k=K):
     ids = {"sampled_ids_ptr": "i64", "best_blocks_ptr": "i32", "token_ids_ptr": "i32"}
+    warps = candidates.warps_for(k * blocks.BLOCK)
     return make(
-        candidates._best_tokens_kernel, dtype, softcap, bias, candidates.warps_for(k * blocks.BLOCK), ids,
+        candidates._best_tokens_kernel, dtype, softcap, bias, warps, ids,
         FLOOR=FLOOR, UNUSED_BITS=unused(dtype, softcap, bias), BLOCK=blocks.BLOCK, SLOTS=k,
-        PART=min(candidates.PART // blocks.BLOCK, k),
+        PART=min(candidates.PART * warps // blocks.BLOCK, k),
     )  # fmt: skip
 
 
@@ -254,12 +256,12 @@ def test_no_kernel_relies_on_a_barrier_for_what_it_stored():
     assert not [path.name for path in folder.glob("*.py") if "tl.debug_barrier" in path.read_text()]
 
 
-@pytest.mark.parametrize("name", ["take_kept", "fold", "gradient", "reduce", "best_tokens"])
+@pytest.mark.parametrize("name", ["take_kept", "fold", "gradient", "reduce", "best_blocks", "best_tokens"])
 def test_compiles_with_float64_scalars(name):
     """As torch.compile passes Python's floats before torch 2.15: the type of a variable of `fold`'s loop then changed
     with them."""
     source, options = SOURCES[name](torch.bfloat16, softcap=True, bias=True)
-    signature = {**source.signature, "inner": "fp64", "outer": "fp64"}
+    signature = {name: "fp64" if name in ("inner", "outer") else of for name, of in source.signature.items()}
     source = ASTSource(source.fn, signature, source.constants, source.attrs)
     assert len(compile_for(90, source, options).asm["cubin"]) > 0
 

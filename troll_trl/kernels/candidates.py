@@ -18,8 +18,8 @@ from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_logi
 # A program holds the k·64 candidates of a token in registers, and at k = 256 they would spill (by ahead-of-time
 # compilation for sm_90). Above this k torch chooses, from the same blocks.
 MOST_IN_REGISTERS = 128
-# Numbers that a program reads again at a time, once it knows the bound of the chosen
-PART = 1024
+# Numbers for each warp that a program reads again at a time, once it knows the bound of the chosen: 8 for each thread
+PART = 256
 
 
 class Candidates(NamedTuple):
@@ -103,12 +103,14 @@ def _choose_triton(blocks, bias, transform, candidates):
     arguments = transform.kernel_arguments
     shared = {"FLOOR": FLOOR, "UNUSED_BITS": unused_bits(blocks.tile.dtype, bias, transform)}
     padded, slots = triton.next_power_of_2(blocks.max.shape[1]), triton.next_power_of_2(max(k, 1))
-    constants = {"BLOCKS": padded, "GROUPS": min(slots, padded), "PART": min(PART, padded)}
-    constants |= {"outer": arguments["outer"], "num_warps": warps_for(padded), **shared}
+    warps = warps_for(padded)
+    constants = {"BLOCKS": padded, "GROUPS": min(slots, padded), "PART": min(PART * warps, padded)}
+    constants |= {"outer": arguments["outer"], "num_warps": warps, **shared}
     launch(_best_blocks_kernel, (rows,), device, *statistics, best_blocks, left, entropy, *sizes, **constants)
     tensors = (blocks.tile, blocks.tile.stride(0), bias, blocks.sampled_ids, best_blocks, logits, token_ids, left)
-    constants = {"BLOCK": BLOCK, "SLOTS": slots, "PART": min(PART // BLOCK, slots), **shared, **arguments}
-    constants |= {"num_warps": warps_for(slots * BLOCK)}
+    warps = warps_for(slots * BLOCK)
+    constants = {"BLOCK": BLOCK, "SLOTS": slots, "PART": min(PART * warps // BLOCK, slots)}
+    constants |= {"num_warps": warps, **shared, **arguments}
     launch(_best_tokens_kernel, (rows,), device, *tensors, blocks.vocabulary, k, k_blocks, **constants)
 
 
