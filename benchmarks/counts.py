@@ -87,10 +87,12 @@ class Counts:
 
 
 class Recorder(TorchDispatchMode):
-    """Counts what passes by; the memory of `inputs` was there before."""
+    """Counts what passes by; the memory of `inputs` was there before. `live` says of a number of positions how many have
+    a label, if not all."""
 
-    def __init__(self, inputs: list[torch.Tensor]):
+    def __init__(self, inputs: list[torch.Tensor], live: dict[int, int]):
         super().__init__()
+        self.live = live
         self.counts = Counts()
         self.inputs = {StorageWeakRef(x.untyped_storage()) for x in inputs}
         self.storages: dict[StorageWeakRef, int] = {}
@@ -101,6 +103,8 @@ class Recorder(TorchDispatchMode):
         if name in WAITS or _is_unknown(name, args) or _leaves_the_device(func, args, kwargs):
             self.counts.waits += 1
         result = _UNKNOWN[name](*args) if _is_unknown(name, args) else func(*args, **kwargs)
+        if name == "nonzero":
+            result = result[: self.live.get(len(result), len(result))]
         if name in PRODUCTS:
             a, b = args[:2] if name == "mm" else args[1:3]
             self.counts.flops += 2 * a.shape[0] * a.shape[1] * b.shape[1]
@@ -141,7 +145,8 @@ class Recorder(TorchDispatchMode):
         self.counts.tile_bytes += passes * tensor.numel() * tensor.element_size()
 
 
-# What a device would be waited for, and a meta tensor cannot say: every position is live, and every check passes
+# What a device would be waited for, and a meta tensor cannot say: all that `live` does not name is live, and every check
+# passes
 _UNKNOWN: dict[str, Callable] = {
     "nonzero": lambda x: x.new_empty((x.numel(), x.dim()), dtype=torch.int64),
     "_local_scalar_dense": lambda x: False,
@@ -176,9 +181,9 @@ class _Kernel:
 
 
 @contextlib.contextmanager
-def recorded(inputs: list[torch.Tensor]) -> Iterator[Recorder]:
+def recorded(inputs: list[torch.Tensor], live: dict[int, int] | None = None) -> Iterator[Recorder]:
     """Count what runs inside, on tensors of the meta device, as on a GPU."""
-    recorder = Recorder(inputs)
+    recorder = Recorder(inputs, live or {})
 
     def accumulate(acc, a, b):
         recorder.counts.flops += 2 * a.shape[0] * a.shape[1] * b.shape[1]
@@ -340,7 +345,9 @@ def count_steps(shape: str, rows: int, length: int, layers: int | None = None) -
     result = {}
     for name, run in runs.items():
         inputs = [*model.parameters(), ids, support, log_probs, old, advantages, live]
-        with torch.set_grad_enabled(name.endswith("training")), recorded(inputs) as recorder:
+        # Nothing follows the last token of a row
+        labelled = {rows * (length + 1): rows * length}
+        with torch.set_grad_enabled(name.endswith("training")), recorded(inputs, labelled) as recorder:
             attention = lambda module, q, k, v, mask, recorder=recorder, **_: (
                 _Attention.apply(recorder, q, k, v).transpose(1, 2).contiguous(),
                 None,

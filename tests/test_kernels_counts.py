@@ -68,6 +68,14 @@ def test_peak_memory(counts):
     assert counts["projection"].peak_bytes <= 48 * MIB
 
 
+@pytest.mark.parametrize("support", [129, 130, 256, 1024])
+def test_peak_memory_of_large_supports(support):
+    """Above 129, torch chooses from copies of the best blocks: 396 MiB for 130, and 531 for 256."""
+    kept = 4096 * support * 16  # of all positions, the result and what it is made of
+    counts = count_passes(SHAPES["qwen3-0.6b"][0], VOCABULARY, 4096, support)
+    assert counts["ours/scoring"].peak_bytes <= 1.02 * counts["trl/scoring"].peak_bytes + kept
+
+
 @pytest.fixture(scope="module")
 def steps():
     """Of a model with one layer; what more layers add is the same on both sides."""
@@ -76,8 +84,8 @@ def steps():
 
 def test_a_step_does_trls_products(steps):
     for name in ("scoring", "training"):
-        # On the meta device the last position of a row, which has no label, counts as live: 1 in 4,097
-        assert steps[f"ours/{name}"].flops == pytest.approx(steps[f"trl/{name}"].flops, rel=1 / 4000)
+        # The last position of each row, which has no label, once counted as live: 1 in 4,097
+        assert steps[f"ours/{name}"].flops == steps[f"trl/{name}"].flops
         head = 2 * TOKENS * VOCABULARY * SHAPES["qwen3-0.6b"][0]
         assert steps[f"trl/{name}"].flops > (1 if name == "scoring" else 4) * head
 

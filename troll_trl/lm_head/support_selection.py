@@ -10,7 +10,7 @@ import math
 import torch
 
 from troll_trl.kernels.blocks import BLOCK, COLUMNS_STEP, blocks_of, reduce_chunk
-from troll_trl.kernels.candidates import Candidates, choose_candidates, empty_candidates
+from troll_trl.kernels.candidates import MOST_IN_REGISTERS, Candidates, choose_candidates, empty_candidates
 from troll_trl.kernels.dispatch import use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into, slices
 from troll_trl.trust_region.sparse import UNUSED, mass_rule
@@ -22,6 +22,7 @@ _COLUMNS = {"cpu": 8192, "accelerator": 32768}
 # Tokens in a tile are a multiple of this. On a GPU a matrix product takes so many rows at a time. Any multiple of 4
 # serves Triton, which compiles the kernels once more for rows that are not aligned.
 _ROWS_STEP = {"cpu": 4, "accelerator": 128}
+_COPIES = 12  # that torch's choice makes of the best blocks, in elements of bf16: ids in 64 bits, logits in float32
 _SUPPORT_ROWS = 8192  # positions whose support is settled at a time
 # Numbers that are held at a time. On a GPU the logits of a tile, all of the vocabulary for a few tokens: 224 MiB in
 # bf16, 768 tokens for V = 151,936, which with the blocks is less than TRL's tile of 256 MiB. On a CPU, where
@@ -56,6 +57,8 @@ def select_support(
     keep = support_size - 1 if _one_chunk_at_a_time(device) else None
     width = padded if keep is None else chunk
     held = width if keep is None else width + 3 * padded // BLOCK + keep * BLOCK
+    if use_triton(device) and support_size - 1 > MOST_IN_REGISTERS:  # torch chooses, from copies of the best blocks
+        held += _COPIES * (support_size - 1) * BLOCK
     tokens = _tokens_per_tile(len(hidden), max(1, _TILE_ELEMENTS[kind] // held), _ROWS_STEP[kind])
     tile = empty_tile(min(tokens, len(hidden)), width, dtype, device)
     bias = None if bias is None else bias.to(dtype).contiguous()
