@@ -16,13 +16,24 @@ import torch
 from limits import HANG
 from references import PLATEAU_AND_CLIFF, reference_support
 
-from troll_trl.kernels import blocks, candidates, dispatch, fold, gradient, projection, tiles
+from troll_trl.kernels import (
+    blocks,
+    candidates,
+    coefficients,
+    dispatch,
+    fold,
+    gradient,
+    outcomes,
+    projection,
+    support,
+    tiles,
+)
 from troll_trl.kernels.blocks import blocks_of, reduce_chunk
 from troll_trl.kernels.candidates import _choose_torch, choose_candidates, empty_candidates
 from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
 from troll_trl.kernels.fold import FoldState, fold_tile
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
-from troll_trl.lm_head import sparse_log_probs, support_selection
+from troll_trl.lm_head import support_selection
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
 from troll_trl.trust_region.projection import project
@@ -445,7 +456,8 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
         def __getitem__(self, grid):
             return lambda *arguments, **options: launched.append((self.name, options["enable_fp_fusion"], *guarded))
 
-    kernels = {name: module for module in (blocks, candidates, fold, gradient, projection) for name in vars(module)}
+    modules = (blocks, candidates, coefficients, fold, gradient, outcomes, projection, support)
+    kernels = {name: module for module in modules for name in vars(module)}
     kernels = {name: module for name, module in kernels.items() if name.endswith("_kernel")}
     for name, module in kernels.items():
         monkeypatch.setattr(module, name, Kernel(name))
@@ -457,6 +469,10 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
     of = blocks_of(tile[:, :128], ids[:, 0], at_floor(device, 3), 128, 128)
     blocks._reduce_triton(of, None, PLAIN, 0, 128)
     candidates._choose_triton(of, None, PLAIN, empty_candidates(3, 2, device))
+    chosen = empty_candidates(3, 2, device)
+    support._settle_triton(ids[:, 0], at_floor(device, 3), chosen, 1e-5)
+    of_state = outcomes._outcomes_triton(FoldState.of(ids), ids, PLAIN)
+    coefficients._coefficients_triton(*of_state, of_state[0], None, PLAIN)
     rows = torch.empty(3, 65, device=device)
     _, t, *_ = projection._project_triton(rows, rows, 0.05)
     projection._backward_triton(rows, rows, rows, rows, t)
@@ -471,7 +487,7 @@ def test_state_starts_at_the_floor(device):
     state = FoldState.of(ids)
     fold_tile(tile, None, PLAIN, ids, 0, state, None)
     assert state.max.item() == torch.tensor(FLOOR).item() and all(x.isfinite().all() for x in state)
-    log_probs, _, entropy = sparse_log_probs._finish(state, ids, PLAIN)
+    log_probs, _, entropy = outcomes.outcomes_of(state, ids, PLAIN)
     assert log_probs[0, -1] == -math.inf and entropy.isfinite().all()
 
 

@@ -51,8 +51,11 @@ def test_launches(counts):
     training = counts["ours/training"].launches
     assert training["_fold_kernel"] == training["_take_kept_kernel"] == tiles_of_tokens * chunks
     assert training["_gradient_kernel"] == training["_put_kept_kernel"] == tiles_of_tokens * chunks
-    assert counts["ours/training"].launched <= 652
-    assert counts["ours/scoring"].launched <= 305
+    for name in ("_outcomes_kernel", "_coefficients_kernel"):  # torch: some 35 operations together
+        assert training[name] == tiles_of_tokens
+    assert counts["ours/training"].launched <= 400
+    assert counts["ours/scoring"].launches["_support_kernel"] == 1  # torch: some 45 operations
+    assert counts["ours/scoring"].launched <= 176
     projection = counts["projection"]
     assert projection.launches["_project_kernel"] == projection.launches["_project_backward_kernel"] == 1
     assert projection.launched <= 14  # the torch version: about 420
@@ -108,8 +111,8 @@ def test_a_binary_mask_costs_what_a_clip_costs(steps):
 
 def test_launches_and_waits_of_a_step(steps):
     """A forward alone has thousands at 28 layers."""
-    assert steps["ours/training"].launched - steps["trl/training"].launched <= 540
-    assert steps["ours/scoring"].launched - steps["trl/scoring"].launched <= 270
+    assert steps["ours/training"].launched - steps["trl/training"].launched <= 200
+    assert steps["ours/scoring"].launched - steps["trl/scoring"].launched <= 110
     # For the live positions and the check of their supports; TRL's indexes and scatters by a mask
     assert steps["ours/training"].waits == 2 <= steps["trl/training"].waits
     # For the live positions, and in packing the old policy, whose copy to the host is not in here

@@ -34,7 +34,7 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from troll_trl.kernels import tiles
+from troll_trl.kernels import support, tiles
 from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head import add_sparse_lm_head, support_selection
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
@@ -511,7 +511,7 @@ def test_chunks_of_positions_change_nothing(monkeypatch, positions):
     sampled = torch.randint(331, (positions,), generator=generator)
     select = lambda: support_selection.select_support(hidden, weight, None, sampled, 9, 1e-2, LogitTransform())
     whole = select()
-    monkeypatch.setattr(support_selection, "_SUPPORT_ROWS", 7)
+    monkeypatch.setattr(support, "_TORCH_ROWS", 7)
     assert all(torch.equal(a, b) for a, b in zip(whole, select(), strict=True))
 
 

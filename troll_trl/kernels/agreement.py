@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.kernels import blocks, candidates, fold, gradient, projection
+from troll_trl.kernels import blocks, candidates, coefficients, fold, gradient, outcomes, projection, support
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
 
 # Of the largest entry of an output: float32 sums in another order; twice the rounding of a bf16 tile of gradients
@@ -110,9 +110,9 @@ def _check_gradient(case, device):
     kept, *columns = (torch.randn(case.rows, n, generator=generator).to(device) for n in (case.slots, 1, 1))
     both = gradient.Coefficients(kept, torch.full_like(columns[0], 12.0), *columns)
     pairs = []
-    for coefficients in (both, both._replace(linear=None)):  # with a gradient of the entropy, and without
+    for given in (both, both._replace(linear=None)):  # with a gradient of the entropy, and without
         tile, bias, token_ids, start = _tile_of(case, device)
-        rest = (bias, case.transform, token_ids, start, coefficients)
+        rest = (bias, case.transform, token_ids, start, given)
         fallback = tile.to(torch.float32, copy=True)
         gradient._gradient_triton(tile, *rest)
         gradient._gradient_torch(fallback, *rest)
@@ -174,6 +174,60 @@ def _check_choice(case, device):
     return [(named, ours.logits), (best, theirs.logits), *sums]
 
 
+def _check_support(case, device):
+    k = case.slots - 1
+    if not 0 < k <= support.MOST_IN_REGISTERS:
+        return []
+    generator = torch.Generator().manual_seed(4)
+    # Logits in equal steps: no number of kept tokens is within 1e-5 of the limit of the mass, where rounding decides
+    order = torch.stack([torch.randperm(k, generator=generator) for _ in range(case.rows)])
+    steps = 0.2 + 0.1 * (torch.arange(case.rows) % 5).unsqueeze(1)
+    logits = _SPREAD - steps * order
+    logits[::3] = logits[::3].masked_fill(order[::3] > k // 2, FLOOR)  # the vocabulary has no more tokens
+    sampled, left = (torch.full((case.rows, 1), x, device=device) for x in (1.0, -_SPREAD))
+    left[::2] = FLOOR
+    ids = torch.stack([torch.randperm(case.vocabulary, generator=generator)[:k] for _ in range(case.rows)])
+    given = candidates.Candidates(logits.to(device), ids.int().to(device), left, left.squeeze(1))
+    sampled_ids = torch.arange(case.rows, device=device)
+    ours, theirs = (
+        settle(sampled_ids, sampled, given, 0.05) for settle in (support._settle_triton, support._settle_torch)
+    )
+    return [(ours[0], theirs[0]), (ours[1], theirs[1]), (ours[1].exp(), theirs[1].exp())]
+
+
+def _check_outcomes(case, device):
+    if case.slots > outcomes.MOST_IN_REGISTERS:
+        return []
+    _, _, token_ids, _ = _tile_of(case._replace(rows=max(case.rows, 4)), device)
+    generator = torch.Generator().manual_seed(5)
+    rows, slope = len(token_ids), case.transform.factor
+    kept, *columns = (torch.randn(rows, n, generator=generator).to(device) for n in (case.slots, 1, 1, 1))
+    largest, sum_exp, sum_exp_u = columns
+    state = fold.FoldState(_SPREAD / slope * kept, largest / slope, 1 + sum_exp.abs(), -sum_exp_u.abs() / slope)
+    state.max[3] = FLOOR  # no token is left to the rest
+    ours, theirs = (
+        of(state, token_ids, case.transform) for of in (outcomes._outcomes_triton, outcomes._outcomes_torch)
+    )
+    return [*zip(ours, theirs, strict=True), (ours[0].exp(), theirs[0].exp())]
+
+
+def _check_coefficients(case, device):
+    if case.slots > outcomes.MOST_IN_REGISTERS:
+        return []
+    generator = torch.Generator().manual_seed(6)
+    draw = lambda *shape: torch.randn(*shape, generator=generator).to(device)
+    log_probs = _SPREAD * draw(case.rows, case.slots + 1)
+    log_probs[::3, 1 + case.slots // 2 : -1] = log_probs[1::3, -1] = -math.inf
+    log_probs, log_z = log_probs.log_softmax(1), draw(case.rows)
+    entropy, upstream = draw(case.rows).abs(), (draw(case.rows, case.slots + 1), draw(case.rows))
+    pairs = []
+    for g, h in (upstream, (upstream[0], None), (None, upstream[1])):
+        arguments = (log_probs, log_z, entropy, g, h, case.transform)
+        ours, theirs = coefficients._coefficients_triton(*arguments), coefficients._coefficients_torch(*arguments)
+        pairs += [(a, b) for a, b in zip(ours, theirs, strict=True) if b is not None]
+    return pairs
+
+
 def _check_projection(case, device):
     if case.slots + 1 > projection.MOST_IN_REGISTERS:
         return []
@@ -197,5 +251,8 @@ _CHECKS: dict[str, tuple[Callable, float]] = {
     "gradient": (_check_gradient, _TOLERANCE_OF_TILE),
     "reduce": (_check_reduce, _TOLERANCE),
     "choice": (_check_choice, _TOLERANCE),
+    "support": (_check_support, _TOLERANCE),
+    "outcomes": (_check_outcomes, _TOLERANCE),
+    "coefficients": (_check_coefficients, _TOLERANCE),
     "projection": (_check_projection, _TOLERANCE),
 }

@@ -130,7 +130,7 @@ def unused_bits(dtype: torch.dtype, bias: torch.Tensor | None, transform: LogitT
 
 
 @jit()
-def _rank_key(y, UNUSED_BITS: tl.constexpr):
+def rank_key(y, UNUSED_BITS: tl.constexpr):
     """Integers in the order of the float32 numbers `y`, whose last bits are unused."""
     bits = y.to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) | -(2**31))  # a negative float's bits count down
@@ -138,8 +138,8 @@ def _rank_key(y, UNUSED_BITS: tl.constexpr):
 
 
 @jit()
-def _number_of(key, UNUSED_BITS: tl.constexpr):
-    """Inverse of [`_rank_key`]: a program that keeps the keys alone needs fewer registers."""
+def number_of(key, UNUSED_BITS: tl.constexpr):
+    """Inverse of [`rank_key`]: a program that keeps the keys alone needs fewer registers."""
     bits = (key << UNUSED_BITS).to(tl.int32, bitcast=True)
     # Shifted, a negative float's last bits are not all ones, as in its key
     negative = (bits ^ -1) & (-1 << UNUSED_BITS)
@@ -206,7 +206,7 @@ def _best_blocks_kernel(
     outer = tl.cast(outer, tl.float32)
     every = tl.arange(0, BLOCKS)
     # The padding is read too: an accelerator's rows are a multiple of 16 long, and are read 16 bytes at a time
-    keys = _rank_key(tl.load(max_ptr + every, mask=every < blocks_per_row, other=FLOOR), UNUSED_BITS)
+    keys = rank_key(tl.load(max_ptr + every, mask=every < blocks_per_row, other=FLOOR), UNUSED_BITS)
     keys = tl.where(every < count, keys, 0)
 
     # A first bound: each of at least k groups has a largest, and k of these are at or above the least of them
@@ -217,8 +217,8 @@ def _best_blocks_kernel(
     # left is summed against its own maximum: it may be tiny next to the chosen. Part by part, since the registers that
     # all would need leave room for fewer programs
     sampled = tl.load(sampled_ptr + row)
-    m = tl.maximum(_number_of(tl.max(keys, axis=0), UNUSED_BITS) * outer, sampled)
-    m_left = _number_of(left_key, UNUSED_BITS)
+    m = tl.maximum(number_of(tl.max(keys, axis=0), UNUSED_BITS) * outer, sampled)
+    m_left = number_of(left_key, UNUSED_BITS)
     seen = 0
     z_sum, t_sum = tl.zeros((PART,), tl.float32), tl.zeros((PART,), tl.float32)
     left = tl.zeros((PART,), tl.float32)
@@ -227,7 +227,7 @@ def _best_blocks_kernel(
         y = tl.load(max_ptr + block, mask=block < blocks_per_row, other=FLOOR)
         s = tl.load(sum_exp_ptr + block, mask=block < blocks_per_row, other=0.0)
         su = tl.load(sum_exp_u_ptr + block, mask=block < blocks_per_row, other=0.0)
-        key = tl.where(block < count, _rank_key(y, UNUSED_BITS), 0)
+        key = tl.where(block < count, rank_key(y, UNUSED_BITS), 0)
         chosen, number, seen = _numbers_of_chosen(key, bound, above_count, seen, k_blocks)
         tl.store(best_blocks_ptr + row * k + number, block, mask=chosen)
         is_left = (block < count) & (y != FLOOR) & (chosen == 0)
@@ -292,7 +292,7 @@ def _best_tokens_kernel(
     bound, above_count, left_key = _bound_of_largest(keys, low, k)
 
     left_blocks = tl.load(left_ptr + row)
-    m = tl.maximum(to_logits(_number_of(left_key, UNUSED_BITS), outer, FLOOR), left_blocks)
+    m = tl.maximum(to_logits(number_of(left_key, UNUSED_BITS), outer, FLOOR), left_blocks)
     seen = 0
     left = tl.zeros((PART * BLOCK,), tl.float32)
     for first in range(0, SLOTS, PART):
@@ -313,7 +313,7 @@ def _best_tokens_kernel(
         )
         column, key = tl.ravel(column), tl.ravel(key)
         chosen, number, seen = _numbers_of_chosen(key, bound, above_count, seen, k)
-        y = _number_of(key, UNUSED_BITS)
+        y = number_of(key, UNUSED_BITS)
         z = to_logits(y, outer, FLOOR)
         tl.store(logits_ptr + row * k + number, z, mask=chosen)
         # A slot for which the vocabulary has no token keeps the id −1
@@ -347,4 +347,4 @@ def _keys_of_blocks(
     y = tl.load(tile_ptr + column, mask=in_slot, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + column, mask=used, other=0.0).to(tl.float32)
-    return column, _rank_key(tl.where(used, cap(y, inner, HAS_SOFTCAP), FLOOR), UNUSED_BITS)
+    return column, rank_key(tl.where(used, cap(y, inner, HAS_SOFTCAP), FLOOR), UNUSED_BITS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -22,51 +21,6 @@ class Coefficients(NamedTuple):
     rest_log_sum_exp: torch.Tensor  # (n, 1), R; +∞ for a rest without mass, whose gradient is then 0
     constant: torch.Tensor  # (n, 1)
     linear: torch.Tensor | None  # (n, 1), `None` without a gradient for the entropy
-
-
-# Gradient of one token's outputs with respect to its logits, with upstream g_j on L_j, g_rest on L_rest, h on H and
-# G = Σ_j g_j + g_rest. From ∂L_j/∂z_v = 1[v = k_j] − p_v, ∂L_rest/∂z_v = 1[v ∉ K]·p_v/p_rest − p_v and
-# ∂H/∂z_v = −p_v (log p_v + H):
-#     v = k_j:   g_j − p_v·(G + h·(log p_v + H))
-#     v ∉ K:     e_v·[g_rest − p_rest·(G + h·(log p_v + H))]      with e_v = p_v/p_rest = exp(z_v − R)
-# The second line takes one exp, of a difference with the rest's own log-sum-exp, and so stays right when p_rest is
-# tiny. Its bracket is linear in z_v; the kept entries are then overwritten by the first.
-def gradient_coefficients(
-    log_probs: torch.Tensor,
-    log_z: torch.Tensor,
-    entropy: torch.Tensor,
-    grad_log_probs: torch.Tensor | None,
-    grad_entropy: torch.Tensor | None,
-    transform: LogitTransform,
-) -> Coefficients:
-    """
-    Coefficients of the gradient with respect to the products; soft-capping is not in `constant` and `linear`. All are
-    scaled by the slope `∂z/∂y` here, because the tile would otherwise need another pass.
-
-    In float32: the sparse log-probabilities `L` `(n, K + 1)` with the rest last, `log Z` and `H` `(n,)`, and upstream
-    `g` `(n, K + 1)` and `h` `(n,)`. `transform` makes the logits of the products.
-    """
-    log_z, entropy = log_z.unsqueeze(1), entropy.unsqueeze(1)  # (n, 1)
-    g = torch.zeros_like(log_probs) if grad_log_probs is None else grad_log_probs
-    g = g.masked_fill(log_probs == -math.inf, 0.0)  # unused slots and an empty rest
-    total = g.sum(1, keepdim=True)
-    probs = log_probs.exp()
-    slope = transform.slope
-    kept = g - probs * total
-    constant = slope * (g[:, -1:] - probs[:, -1:] * total)
-    linear = None
-    if grad_entropy is not None:
-        h = grad_entropy.unsqueeze(1)
-        kept = kept - h * probs * (log_probs.masked_fill(probs == 0, 0.0) + entropy)
-        linear = -slope * h * probs[:, -1:]
-        constant = constant + linear * (entropy - log_z)
-        linear = transform.factor * linear
-    kept = slope * kept[:, :-1]
-    if transform.softcap is not None:
-        logits = (log_probs[:, :-1] + log_z).masked_fill(log_probs[:, :-1] == -math.inf, 0.0)
-        kept = kept * transform.softcap_derivative(logits / transform.factor)
-    rest = log_probs[:, -1:]
-    return Coefficients(kept.contiguous(), torch.where(rest == -math.inf, math.inf, rest + log_z), constant, linear)
 
 
 def gradient_tile(
