@@ -334,6 +334,75 @@ def test_choice_agrees_with_torchs(device, k):
     torch.testing.assert_close(ours.entropy, theirs.entropy)
 
 
+@pytest.mark.parametrize("tail_mass", [0.0, 1e-5, 0.3])
+@pytest.mark.parametrize("k", [1, 2, 23, 64, 200])
+def test_settling_agrees_with_torchs(device, k, tail_mass):
+    """In descending order, with ties, fewer tokens than slots, no rest, and NaN in one row."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(9, k, generator=generator)
+    logits[1] = logits[1].round() + 0.0  # no −0, which ranks below 0
+    logits[2, k // 2 :], logits[3] = FLOOR, 1.0
+    logits[4, 0] = math.nan
+    sampled, left = torch.randn(9, 1, generator=generator), torch.randn(9, 1, generator=generator) - 3
+    sampled[5], sampled[6], left[7], left[2] = 60.0, -80.0, FLOOR, FLOOR
+    ids = torch.stack([torch.randperm(70_000, generator=generator)[:k] for _ in range(9)]).int()
+    ids[2, k // 2 :] = -1
+    logits, sampled, left, ids = (x.to(device) for x in (logits, sampled, left, ids))
+    arguments = (
+        torch.arange(9, device=device),
+        sampled,
+        candidates.Candidates(logits, ids, left, left[:, 0]),
+        tail_mass,
+    )
+    (our_ids, ours), (_, theirs) = support.settle_support(*arguments), support._settle_torch(*arguments)
+    assert ours[4].isnan().all() and theirs[4].isnan().all()
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+    for row in range(9):
+        named = our_ids[row, 1:][our_ids[row, 1:] >= 0].tolist()
+        of = dict(zip(ids[row].tolist(), logits[row].tolist(), strict=True))
+        assert len(set(named)) == len(named) == (ours[row, 1:-1] > -math.inf).sum() and our_ids[row, 0] == row
+        values = [of[token] for token in named]
+        assert values == sorted(of.values(), reverse=True)[: len(named)] or row == 4
+        ties = zip(named, named[1:], values, values[1:], strict=False)
+        assert all(a < b for a, b, x, y in ties if x == y)  # the same on every run
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_unused_bits_of_products(dtype):
+    """The search stops at the distance of two numbers of the dtype: it once cut 15 times for ties of bf16."""
+    products = torch.cat(
+        [tile_of("cpu", dtype, 1, 9999)[0].float(), torch.tensor([FLOOR, math.inf, torch.finfo(dtype).tiny])]
+    )
+    bits = candidates.unused_bits(dtype, None, PLAIN)
+    assert bits == {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}[dtype]
+    assert (products.view(torch.int32) & ((1 << bits) - 1) == 0).all()
+    assert (products.view(torch.int32) & ((2 << bits) - 1) != 0).any()
+    # Sums and tanh have all bits
+    assert candidates.unused_bits(dtype, torch.zeros(1), PLAIN) == candidates.unused_bits(dtype, None, CAPPED) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_choice_from_all_numbers_of_a_dtype(device, dtype):
+    """Both signs, zeros, the smallest and the largest: the order of the keys is the order of the numbers."""
+    tiny, huge = torch.finfo(dtype).smallest_normal, torch.finfo(dtype).max
+    tinier = tiny / 4 if dtype == torch.float16 else 2 * tiny  # the interpreter flushes what float32 has not
+    edges = [0.0, -0.0, tiny, -tiny, tinier, -tinier, 1.0, -1.0, huge / 2, -huge / 2, huge, -huge]
+    rows = torch.stack([torch.tensor(edges).roll(i).repeat_interleave(10) for i in range(4)])
+    sampled = torch.tensor([0, 30, 64, 119], device=device)
+    of = blocks_of(torch.nn.functional.pad(rows, (0, 8)).to(device, dtype), sampled, at_floor(device, 4), 120, 128)
+    reduce_chunk(of, None, LogitTransform(), 0, 120)
+    for k in (1, 9, 10, 25, 60, 100):
+        chosen = empty_candidates(4, k, device)
+        choose_candidates(of, None, LogitTransform(), chosen)
+        for row in range(4):
+            rest = rows[row].to(dtype).float().clone()
+            rest[sampled[row]] = -math.inf
+            expected = rest.sort(descending=True).values[:k].clamp(min=FLOOR)
+            assert torch.equal(chosen.logits[row].cpu().sort(descending=True).values, expected)
+            ids = chosen.token_ids[row][chosen.token_ids[row] >= 0].tolist()
+            assert len(set(ids)) == len(ids) == (expected > FLOOR).sum()
+
+
 def far_apart(tile: torch.Tensor) -> torch.Tensor:
     """The rows of a tile 2³⁰ + 16 elements apart: the third starts beyond 2³¹. Only the touched pages take memory."""
     stride = 2**30 + 16

@@ -4,6 +4,7 @@ applies the mass rule and takes log-probabilities in one launch; torch takes som
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -43,7 +44,8 @@ def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tai
 
 
 def _settle_torch(sampled_ids, sampled, candidates, tail_mass):
-    parts = zip(*(x.split(_TORCH_ROWS) for x in (sampled_ids.unsqueeze(1), sampled, *candidates[:3])), strict=True)
+    rows = (sampled_ids.unsqueeze(1), sampled, *candidates[:3])
+    parts: Any = zip(*(x.split(_TORCH_ROWS) for x in rows), strict=True)
     ids, log_probs = zip(*(_settle_torch_rows(*part, tail_mass) for part in parts), strict=True)
     return torch.cat(ids), torch.cat(log_probs)
 
