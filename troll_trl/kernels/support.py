@@ -4,7 +4,6 @@ applies the mass rule and takes log-probabilities in one launch; torch takes som
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -44,9 +43,12 @@ def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tai
 
 
 def _settle_torch(sampled_ids, sampled, candidates, tail_mass):
-    rows = (sampled_ids.unsqueeze(1), sampled, *candidates[:3])
-    parts: Any = zip(*(x.split(_TORCH_ROWS) for x in rows), strict=True)
-    ids, log_probs = zip(*(_settle_torch_rows(*part, tail_mass) for part in parts), strict=True)
+    settled = []
+    for first in range(0, max(len(sampled), 1), _TORCH_ROWS):
+        rows = slice(first, first + _TORCH_ROWS)
+        logits, token_ids, left, _ = (x[rows] for x in candidates)
+        settled.append(_settle_torch_rows(sampled_ids[rows, None], sampled[rows], logits, token_ids, left, tail_mass))
+    ids, log_probs = zip(*settled, strict=True)
     return torch.cat(ids), torch.cat(log_probs)
 
 
