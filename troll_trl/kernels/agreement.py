@@ -192,7 +192,8 @@ def _check_support(case, device):
     ours, theirs = (
         settle(sampled_ids, sampled, given, 0.05) for settle in (support._settle_triton, support._settle_torch)
     )
-    return [(ours[0], theirs[0]), (ours[1], theirs[1]), (ours[1].exp(), theirs[1].exp())]
+    wrong_ids = ours[0] != theirs[0]  # a neighbouring id would be within the tolerance
+    return [(wrong_ids, torch.zeros_like(wrong_ids)), (ours[1], theirs[1]), (ours[1].exp(), theirs[1].exp())]
 
 
 def _check_outcomes(case, device):
