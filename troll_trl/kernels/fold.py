@@ -105,7 +105,8 @@ def _take_kept_kernel(
     BLOCK: tl.constexpr,
 ):
     """Kept tokens of this tile: note `y`, and mark the column with the lowest number of the tile's dtype. (A
-    logit that low has no probability next to any other; −∞ would hide an overflow, which must show in the sums.)
+    logit that low has no probability next to any other, unless
+    the model is soft-capped; −∞ would hide an overflow, which must show in the sums.)
 
     A launch of its own: within one program only a barrier would let other threads see the marks, and `debug_barrier` is
     none for global memory on every backend."""
