@@ -16,13 +16,24 @@ import torch
 from limits import HANG
 from references import PLATEAU_AND_CLIFF, reference_support
 
-from troll_trl.kernels import blocks, candidates, dispatch, fold, gradient, projection, tiles
+from troll_trl.kernels import (
+    blocks,
+    candidates,
+    coefficients,
+    dispatch,
+    fold,
+    gradient,
+    outcomes,
+    projection,
+    support,
+    tiles,
+)
 from troll_trl.kernels.blocks import blocks_of, reduce_chunk
 from troll_trl.kernels.candidates import _choose_torch, choose_candidates, empty_candidates
 from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
 from troll_trl.kernels.fold import FoldState, fold_tile
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
-from troll_trl.lm_head import sparse_log_probs, support_selection
+from troll_trl.lm_head import support_selection
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
 from troll_trl.trust_region.projection import project
@@ -323,6 +334,75 @@ def test_choice_agrees_with_torchs(device, k):
     torch.testing.assert_close(ours.entropy, theirs.entropy)
 
 
+@pytest.mark.parametrize("tail_mass", [0.0, 1e-5, 0.3])
+@pytest.mark.parametrize("k", [1, 2, 23, 64, 200])
+def test_settling_agrees_with_torchs(device, k, tail_mass):
+    """In descending order, with ties, fewer tokens than slots, no rest, and NaN in one row."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(9, k, generator=generator)
+    logits[1] = logits[1].round() + 0.0  # no −0, which ranks below 0
+    logits[2, k // 2 :], logits[3] = FLOOR, 1.0
+    logits[4, 0] = math.nan
+    sampled, left = torch.randn(9, 1, generator=generator), torch.randn(9, 1, generator=generator) - 3
+    sampled[5], sampled[6], left[7], left[2] = 60.0, -80.0, FLOOR, FLOOR
+    ids = torch.stack([torch.randperm(70_000, generator=generator)[:k] for _ in range(9)]).int()
+    ids[2, k // 2 :] = -1
+    logits, sampled, left, ids = (x.to(device) for x in (logits, sampled, left, ids))
+    arguments = (
+        torch.arange(9, device=device),
+        sampled,
+        candidates.Candidates(logits, ids, left, left[:, 0]),
+        tail_mass,
+    )
+    (our_ids, ours), (_, theirs) = support.settle_support(*arguments), support._settle_torch(*arguments)
+    assert ours[4].isnan().all() and theirs[4].isnan().all()
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+    for row in range(9):
+        named = our_ids[row, 1:][our_ids[row, 1:] >= 0].tolist()
+        of = dict(zip(ids[row].tolist(), logits[row].tolist(), strict=True))
+        assert len(set(named)) == len(named) == (ours[row, 1:-1] > -math.inf).sum() and our_ids[row, 0] == row
+        values = [of[token] for token in named]
+        assert values == sorted(of.values(), reverse=True)[: len(named)] or row == 4
+        ties = zip(named, named[1:], values, values[1:], strict=False)
+        assert all(a < b for a, b, x, y in ties if x == y)  # the same on every run
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_unused_bits_of_products(dtype):
+    """The search stops at the distance of two numbers of the dtype: it once cut 15 times for ties of bf16."""
+    products = torch.cat(
+        [tile_of("cpu", dtype, 1, 9999)[0].float(), torch.tensor([FLOOR, math.inf, torch.finfo(dtype).tiny])]
+    )
+    bits = candidates.unused_bits(dtype, None, PLAIN)
+    assert bits == {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}[dtype]
+    assert (products.view(torch.int32) & ((1 << bits) - 1) == 0).all()
+    assert (products.view(torch.int32) & ((2 << bits) - 1) != 0).any()
+    # Sums and tanh have all bits
+    assert candidates.unused_bits(dtype, torch.zeros(1), PLAIN) == candidates.unused_bits(dtype, None, CAPPED) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_choice_from_all_numbers_of_a_dtype(device, dtype):
+    """Both signs, zeros, the smallest and the largest: the order of the keys is the order of the numbers."""
+    tiny, huge = torch.finfo(dtype).smallest_normal, torch.finfo(dtype).max
+    tinier = tiny / 4 if dtype == torch.float16 else 2 * tiny  # the interpreter flushes what float32 has not
+    edges = [0.0, -0.0, tiny, -tiny, tinier, -tinier, 1.0, -1.0, huge / 2, -huge / 2, huge, -huge]
+    rows = torch.stack([torch.tensor(edges).roll(i).repeat_interleave(10) for i in range(4)])
+    sampled = torch.tensor([0, 30, 64, 119], device=device)
+    of = blocks_of(torch.nn.functional.pad(rows, (0, 8)).to(device, dtype), sampled, at_floor(device, 4), 120, 128)
+    reduce_chunk(of, None, LogitTransform(), 0, 120)
+    for k in (1, 9, 10, 25, 60, 100):
+        chosen = empty_candidates(4, k, device)
+        choose_candidates(of, None, LogitTransform(), chosen)
+        for row in range(4):
+            rest = rows[row].to(dtype).float().clone()
+            rest[sampled[row]] = -math.inf
+            expected = rest.sort(descending=True).values[:k].clamp(min=FLOOR)
+            assert torch.equal(chosen.logits[row].cpu().sort(descending=True).values, expected)
+            ids = chosen.token_ids[row][chosen.token_ids[row] >= 0].tolist()
+            assert len(set(ids)) == len(ids) == (expected > FLOOR).sum()
+
+
 def far_apart(tile: torch.Tensor) -> torch.Tensor:
     """The rows of a tile 2³⁰ + 16 elements apart: the third starts beyond 2³¹. Only the touched pages take memory."""
     stride = 2**30 + 16
@@ -445,7 +525,8 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
         def __getitem__(self, grid):
             return lambda *arguments, **options: launched.append((self.name, options["enable_fp_fusion"], *guarded))
 
-    kernels = {name: module for module in (blocks, candidates, fold, gradient, projection) for name in vars(module)}
+    modules = (blocks, candidates, coefficients, fold, gradient, outcomes, projection, support)
+    kernels = {name: module for module in modules for name in vars(module)}
     kernels = {name: module for name, module in kernels.items() if name.endswith("_kernel")}
     for name, module in kernels.items():
         monkeypatch.setattr(module, name, Kernel(name))
@@ -457,6 +538,10 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
     of = blocks_of(tile[:, :128], ids[:, 0], at_floor(device, 3), 128, 128)
     blocks._reduce_triton(of, None, PLAIN, 0, 128)
     candidates._choose_triton(of, None, PLAIN, empty_candidates(3, 2, device))
+    chosen = empty_candidates(3, 2, device)
+    support._settle_triton(ids[:, 0], at_floor(device, 3), chosen, 1e-5)
+    of_state = outcomes._outcomes_triton(FoldState.of(ids), ids, PLAIN)
+    coefficients._coefficients_triton(*of_state, of_state[0], None, PLAIN)
     rows = torch.empty(3, 65, device=device)
     _, t, *_ = projection._project_triton(rows, rows, 0.05)
     projection._backward_triton(rows, rows, rows, rows, t)
@@ -471,7 +556,7 @@ def test_state_starts_at_the_floor(device):
     state = FoldState.of(ids)
     fold_tile(tile, None, PLAIN, ids, 0, state, None)
     assert state.max.item() == torch.tensor(FLOOR).item() and all(x.isfinite().all() for x in state)
-    log_probs, _, entropy = sparse_log_probs._finish(state, ids)
+    log_probs, _, entropy = outcomes.outcomes_of(state, ids, PLAIN)
     assert log_probs[0, -1] == -math.inf and entropy.isfinite().all()
 
 

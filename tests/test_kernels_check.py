@@ -114,13 +114,13 @@ class TestInTheInterpreter:
 
     def test_every_kernel_agrees(self):
         result = self_check(torch.device("cpu"))
-        assert {check.kernel for check in result} == {"fold", "gradient", "reduce", "choice", "projection"}
+        assert {check.kernel for check in result} == set(checks._CHECKS) and len(result) == 8
         assert all(check.ok and 0 < check.difference < 1e-2 and not check.error for check in result), result
 
     @pytest.mark.parametrize("case", RUNS, ids=lambda case: f"{case.slots}-{case.vocabulary}-{case.dtype}")
     def test_every_kernel_agrees_on_what_a_run_asks(self, case):
         result = [checks._check(name, *how, case, torch.device("cpu")) for name, how in checks._CHECKS.items()]
-        assert len(result) == 5 and all(check.ok for check in result), result
+        assert len(result) == 8 and all(check.ok for check in result), result
 
     def test_a_low_temperature_leaves_as_much_room(self):
         """With logits of 290 float32's own steps took the whole tolerance, and on an H100 more."""
@@ -157,6 +157,46 @@ class TestInTheInterpreter:
         assert not result["fold"].ok and 1e-5 < result["fold"].difference < 1e-2
         assert not result["gradient"].ok and "unknown target" in result["gradient"].error
         assert result["projection"].ok
+
+    @pytest.mark.parametrize(
+        ("name", "module", "which"),
+        [
+            ("support", "support._settle", 2),
+            ("outcomes", "outcomes._outcomes", 3),
+            ("coefficients", "coefficients._coefficients", 4),
+        ],
+    )
+    def test_every_output_of_a_small_kernel_counts(self, monkeypatch, name, module, which):
+        module, function = module.split(".")
+        module = getattr(checks, module)
+        right = getattr(module, f"{function}_triton")
+        for output in range(which):
+
+            def wrong(*arguments, output=output):
+                result = list(right(*arguments))
+                if result[output] is not None:
+                    result[output] = result[output].clone()
+                    result[output].view(-1)[1 if output == 0 else 0] += 1
+                return result
+
+            monkeypatch.setattr(module, f"{function}_triton", wrong)
+            for case in (Case(), RUNS[0]):
+                assert not checks._check(name, *checks._CHECKS[name], case, torch.device("cpu")).ok, output
+
+    def test_rounding_keeps_no_other_number_of_tokens_in_the_check(self, monkeypatch):
+        """Rounding decides where the kept mass is within some 1e-6 of its limit."""
+        settle = checks.support._settle_torch
+
+        def with_slack(*given):
+            fewer, more = (settle(*given[:-1], given[-1] + slack)[0] for slack in (1e-5, -1e-5))
+            assert torch.equal(fewer, more)
+            return settle(*given)
+
+        monkeypatch.setattr(checks.support, "_settle_torch", with_slack)
+        monkeypatch.setattr(checks.support, "_settle_triton", settle)
+        for rows in (5, 37):
+            for slots in range(2, 258):
+                checks._check_support(Case(slots=slots, rows=rows), torch.device("cpu"))
 
     def test_wrong_token_ids_are_found(self, monkeypatch):
         """The check once compared the fallback's ids with themselves."""
@@ -210,4 +250,4 @@ def test_checks_in_the_interpreter():
         timeout=HANG,
     )
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
-    assert "11 passed" in result.stdout
+    assert "15 passed" in result.stdout

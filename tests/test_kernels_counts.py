@@ -51,8 +51,11 @@ def test_launches(counts):
     training = counts["ours/training"].launches
     assert training["_fold_kernel"] == training["_take_kept_kernel"] == tiles_of_tokens * chunks
     assert training["_gradient_kernel"] == training["_put_kept_kernel"] == tiles_of_tokens * chunks
-    assert counts["ours/training"].launched <= 652
-    assert counts["ours/scoring"].launched <= 305
+    for name in ("_outcomes_kernel", "_coefficients_kernel"):  # torch: some 35 operations together
+        assert training[name] == tiles_of_tokens
+    assert counts["ours/training"].launched <= 400
+    assert counts["ours/scoring"].launches["_support_kernel"] == 1  # torch: some 45 operations
+    assert counts["ours/scoring"].launched <= 176
     projection = counts["projection"]
     assert projection.launches["_project_kernel"] == projection.launches["_project_backward_kernel"] == 1
     assert projection.launched <= 14  # the torch version: about 420
@@ -68,6 +71,14 @@ def test_peak_memory(counts):
     assert counts["projection"].peak_bytes <= 48 * MIB
 
 
+@pytest.mark.parametrize("support", [129, 130, 256, 1024])
+def test_peak_memory_of_large_supports(support):
+    """Above 129, torch chooses from copies of the best blocks: 396 MiB for 130, and 531 for 256."""
+    kept = 4096 * support * 16  # of all positions, the result and what it is made of
+    counts = count_passes(SHAPES["qwen3-0.6b"][0], VOCABULARY, 4096, support)
+    assert counts["ours/scoring"].peak_bytes <= 1.02 * counts["trl/scoring"].peak_bytes + kept
+
+
 @pytest.fixture(scope="module")
 def steps():
     """Of a model with one layer; what more layers add is the same on both sides."""
@@ -76,8 +87,8 @@ def steps():
 
 def test_a_step_does_trls_products(steps):
     for name in ("scoring", "training"):
-        # On the meta device the last position of a row, which has no label, counts as live: 1 in 4,097
-        assert steps[f"ours/{name}"].flops == pytest.approx(steps[f"trl/{name}"].flops, rel=1 / 4000)
+        # The last position of each row, which has no label, once counted as live: 1 in 4,097
+        assert steps[f"ours/{name}"].flops == steps[f"trl/{name}"].flops
         head = 2 * TOKENS * VOCABULARY * SHAPES["qwen3-0.6b"][0]
         assert steps[f"trl/{name}"].flops > (1 if name == "scoring" else 4) * head
 
@@ -100,8 +111,8 @@ def test_a_binary_mask_costs_what_a_clip_costs(steps):
 
 def test_launches_and_waits_of_a_step(steps):
     """A forward alone has thousands at 28 layers."""
-    assert steps["ours/training"].launched - steps["trl/training"].launched <= 540
-    assert steps["ours/scoring"].launched - steps["trl/scoring"].launched <= 270
+    assert steps["ours/training"].launched - steps["trl/training"].launched <= 200
+    assert steps["ours/scoring"].launched - steps["trl/scoring"].launched <= 110
     # For the live positions and the check of their supports; TRL's indexes and scatters by a mask
     assert steps["ours/training"].waits == 2 <= steps["trl/training"].waits
     # For the live positions, and in packing the old policy, whose copy to the host is not in here

@@ -43,7 +43,7 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from troll_trl.kernels import tiles
+from troll_trl.kernels import support, tiles
 from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head import add_sparse_lm_head, support_selection
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
@@ -425,6 +425,141 @@ def test_tiles_of_tokens_are_aligned(monkeypatch, tokens):
     assert all(start % 4 == 0 for start in starts) and len(starts) >= 2
 
 
+@pytest.mark.parametrize(
+    ("tokens", "vocabulary", "rows"),
+    [
+        (4096, 151_936, [768] * 5 + [256]),
+        (32_768, 151_936, [768] * 42 + [512]),
+        (4614, 151_936, [768] * 6 + [6]),  # 769 tokens fit
+        (700, 151_936, [700]),
+        (4096, 32_000, [2048] * 2),
+        (300, 2_000_000, [52] * 5 + [40]),  # 58 fit
+        (3, 2**27, [1, 1, 1]),
+        (0, 331, []),
+    ],
+)
+def test_rows_of_a_tile_on_a_gpu(monkeypatch, tokens, vocabulary, rows):
+    """Tiles of 684 rows left a part of the last 128 idle."""
+    monkeypatch.undo()  # the small tiles
+    monkeypatch.setattr(support_selection, "use_triton", lambda device: True)
+    monkeypatch.setattr(support_selection, "compute_dtype", lambda hidden: hidden.dtype)
+    sizes = []
+    for name in ("product_into", "reduce_chunk", "choose_candidates"):
+        monkeypatch.setattr(support_selection, name, lambda *_: None)
+    blocks_of = support_selection.blocks_of
+    note = lambda tile, *rest: sizes.append(len(tile)) or blocks_of(tile, *rest)
+    monkeypatch.setattr(support_selection, "blocks_of", note)
+    hidden, weight = (torch.empty(n, 8, dtype=torch.bfloat16, device="meta") for n in (tokens, vocabulary))
+    sampled = torch.empty(tokens, dtype=torch.long, device="meta")
+    support_selection.select_support(hidden, weight, None, sampled, 8, 0.0, LogitTransform())
+    assert sizes == rows
+
+
+def head_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states and a head whose product is these logits `(N, V)` in any dtype."""
+    return torch.eye(len(logits), dtype=logits.dtype), logits.t().contiguous()
+
+
+def gradients_of_all(head: torch.Tensor, run) -> tuple[torch.Tensor, ...]:
+    """Log-probabilities, entropy, and the gradient of sums of both."""
+    head = head.clone().requires_grad_()
+    log_probs, entropy = run(head)
+    loss = log_probs.masked_fill(log_probs < -1e4, 0.0).sum() + 2 * entropy.sum()
+    return log_probs.detach(), entropy.detach(), torch.autograd.grad(loss, head)[0]
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no_bias", "bias"])
+@pytest.mark.parametrize("share", [1.0, 0.97])
+@pytest.mark.parametrize("temperature", [0.05, 0.7, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_columns_at_the_lowest_number_have_no_part(dtype, temperature, share, bias):
+    """Some models mask unused columns so. Divided by a temperature below 1 they were −∞, and the entropy was NaN."""
+    logits = 3 * torch.randn(4, 331, generator=torch.Generator().manual_seed(0))
+    sampled = torch.tensor([5, 0, 5, 7])
+    dead = torch.zeros(4, 331, dtype=torch.bool)
+    dead[0, ::2] = dead[1, 64:] = dead[2:] = True  # half, whole blocks, all but two, all but the sampled token
+    dead[2, 9] = False
+    dead = dead.scatter(1, sampled.unsqueeze(1), False)
+    logits = logits.masked_fill(dead, share * torch.finfo(dtype).min).to(dtype)
+    bias = torch.linspace(-1, 1, 331).to(dtype) if bias else None
+    hidden, head = head_of(logits)
+    transform = LogitTransform(temperature=temperature)
+    ids, log_probs, entropy = support_selection.select_support(hidden, head, bias, sampled, 9, 0.0, transform)
+    evaluate = lambda head: SparseLogProbs.apply(hidden, head, bias, ids, transform, lambda *_: nullcontext())
+    log_probs_again, entropy_again, gradient = gradients_of_all(head, evaluate)
+
+    def exact(head):
+        z = ((head.t() + (0.0 if bias is None else bias.double())) / temperature).masked_fill(dead, -1e9)
+        full = z.log_softmax(1)
+        kept = torch.zeros(4, 332, dtype=torch.bool).scatter(1, ids.long() % 332, True)[:, :331]
+        rest = full.masked_fill(kept, -1e9).logsumexp(1, keepdim=True)
+        sparse = torch.cat([full.gather(1, ids.long().clamp(min=0)).masked_fill(ids < 0, -1e9), rest], 1)
+        return sparse, -(full.exp() * full.clamp(min=-1e4)).sum(1)
+
+    expected, expected_entropy, expected_gradient = gradients_of_all(head.double(), exact)
+    finite = expected > -1e4
+    assert ((log_probs > -1e4) == finite).all() and ((log_probs_again > -1e4) == finite).all()
+    for ours in (log_probs, log_probs_again):
+        torch.testing.assert_close(ours[finite].double(), expected[finite], rtol=1e-5, atol=2e-5)
+    for ours in (entropy, entropy_again):
+        torch.testing.assert_close(ours.double(), expected_entropy, rtol=1e-4, atol=5e-5)
+    close = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
+    size = max(expected_gradient.abs().max().item(), 1.0)
+    torch.testing.assert_close(gradient.double(), expected_gradient, rtol=0, atol=close * size)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.7, 1.0, 2.0])
+def test_a_sampled_token_at_the_lowest_number(temperature):
+    """Its log-probability is far below any other, and nothing else is NaN."""
+    logits = torch.randn(2, 331, generator=torch.Generator().manual_seed(0)).bfloat16()
+    logits[:, 7] = torch.finfo(torch.bfloat16).min
+    hidden, head = head_of(logits)
+    transform = LogitTransform(temperature=temperature)
+    ids, log_probs, entropy = support_selection.select_support(
+        hidden, head, None, torch.full((2,), 7), 9, 0.0, transform
+    )
+    again, entropy_again = SparseLogProbs.apply(hidden, head, None, ids, transform, None)
+    full = (logits.double() / temperature).log_softmax(1)
+    expected = -(full.exp() * full).sum(1)
+    for sparse, ours in ((log_probs, entropy), (again, entropy_again)):
+        assert (sparse[:, 0] < -1e4).all() and not sparse.isnan().any()
+        torch.testing.assert_close(sparse.exp().sum(1), torch.ones(2))
+        torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["strided", "expanded", "reversed"])
+@pytest.mark.parametrize("name", ["sampled_ids", "bias", "token_ids", "hidden", "weight"])
+def test_inputs_of_any_layout(name, layout):
+    """The kernels read sampled ids and the bias as if they were contiguous."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    inputs = {"hidden": draw(6, 16), "weight": draw(331, 16), "bias": draw(331)}
+    inputs["sampled_ids"] = torch.randint(331, (6,), generator=generator)
+    inputs["token_ids"] = torch.stack([torch.randperm(331, generator=generator)[:5] for _ in range(6)]).int()
+
+    def outputs(hidden, weight, bias, sampled_ids, token_ids):
+        transform = LogitTransform(temperature=0.7)
+        return (
+            *support_selection.select_support(hidden, weight, bias, sampled_ids, 9, 1e-2, transform),
+            *SparseLogProbs.apply(hidden, weight, bias, token_ids, transform, None),
+        )
+
+    plain = inputs[name]
+    if layout == "expanded":  # one row or number for all
+        plain = plain[:1].expand_as(plain)
+    inputs[name] = plain.contiguous()
+    expected = outputs(**inputs)
+    view = plain
+    if layout == "strided":
+        view = torch.stack([plain, torch.zeros_like(plain)], -1)[..., 0]
+    elif layout == "reversed" and plain.dim() == 2:  # columns after rows
+        view = plain.t().contiguous().t()
+    assert torch.equal(view, plain)
+    inputs[name] = view
+    for ours, theirs in zip(outputs(**inputs), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("positions", [50, 0])
 def test_chunks_of_positions_change_nothing(monkeypatch, positions):
     """The supports are settled in chunks, whose float64 numbers do not grow with the positions."""
@@ -433,7 +568,7 @@ def test_chunks_of_positions_change_nothing(monkeypatch, positions):
     sampled = torch.randint(331, (positions,), generator=generator)
     select = lambda: support_selection.select_support(hidden, weight, None, sampled, 9, 1e-2, LogitTransform())
     whole = select()
-    monkeypatch.setattr(support_selection, "_SUPPORT_ROWS", 7)
+    monkeypatch.setattr(support, "_TORCH_ROWS", 7)
     assert all(torch.equal(a, b) for a, b in zip(whole, select(), strict=True))
 
 
