@@ -824,3 +824,10 @@ def test_a_shared_position_is_evaluated_on_the_support_of_each_sample(name):
         model(**call, token_ids=token_ids[None].roll(1, 1))
     with pytest.raises(ValueError, match="`token_index` needs `shift_labels`"):
         model(input_ids=input_ids, labels=input_ids, token_index=token_index, fused_lm_head=True, token_ids=token_ids)
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0])
+def test_a_scale_that_is_not_positive_is_refused(scale):
+    """The kernels take the largest product for the largest logit."""
+    with pytest.raises(ValueError, match=f"scales its logits by {scale}. The scale must be positive"):
+        add_sparse_lm_head(CohereForCausalLM(CohereConfig(**SMALL, logit_scale=scale)))
