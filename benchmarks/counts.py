@@ -28,6 +28,7 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
+from troll_trl import project
 from troll_trl.kernels import (
     blocks,
     candidates,
@@ -42,7 +43,6 @@ from troll_trl.kernels import (
 )
 from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head import add_sparse_lm_head, sparse_log_probs, support_selection
-from troll_trl.projection import project
 from troll_trl.trainers.bounded_policy import BoundedPolicy
 from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from evidence.grid import Run
+from math_answers.whole_files import write_text
 
 RESULT = "result.json"
 DEFAULTS = {"steps_per_generation": 8, "kl_bound": 0.05, "regression_coef": 1.0, "support_size": 64}  # of a cell
@@ -106,9 +107,7 @@ def run_of(record: dict[str, Any]) -> Run:
 
 def write_records(file: Path, records: list[dict[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".partial")
-    unfinished.write_text("".join(json.dumps(record) + "\n" for record in records))
-    unfinished.replace(file)  # either whole or not at all
+    write_text(file, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def read_records(file: Path) -> list[dict[str, Any]]:

@@ -49,6 +49,7 @@ from evidence.grid import GivenTask, Grid, Run, content_of, prompt_of, read_grid
 from evidence.results import RESULT, describe, machine, make_record, of_log, read_records, run_of, write_records
 from evidence.starts import call_script, make_start, read_chance, start_digest, start_key
 from evidence.variants import VARIANTS
+from math_answers.whole_files import write_text
 from troll_trl.cli import evaluate, make_trainer, train
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -243,9 +244,7 @@ class Runner:
 
     def _write(self, run: Run, record: dict[str, Any]) -> None:
         file = self.folder / "runs" / run.folder / RESULT
-        unfinished = file.with_suffix(".partial")
-        unfinished.write_text(json.dumps(record | {"identity": self._identity(run)}))
-        unfinished.replace(file)
+        write_text(file, json.dumps(record | {"identity": self._identity(run)}))
 
 
 def _keep_rows_of_last_batch() -> None:

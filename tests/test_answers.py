@@ -301,7 +301,7 @@ def test_any_latex_gets_a_verdict(gold, answer):
     """Also as a gold answer, which may then be unreadable but must not raise."""
     verdict = verify([gold], [f"\\boxed{{{answer}}}"], timeout=2)[0]
     assert verdict.reward in (0.0, 1.0, None)
-    assert (verdict.reward is None) == (verdict.path == "unparsed")
+    assert (verdict.reward is None) == (verdict.decided_by == "unparsed")
 
 
 @PROPERTY

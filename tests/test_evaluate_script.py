@@ -33,8 +33,8 @@ from math_answers.evaluation.generation import (
     lora_room,
     sample_seed,
 )
-from math_answers.evaluation.models import model_digest
 from math_answers.evaluation.prompts import load_tokenizer, tokenize_prompt
+from math_answers.models import model_digest
 from troll_trl.cli.evaluate import parse_evaluation_args
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -226,8 +226,8 @@ def test_score_says_how_it_decided():
     texts = ["no idea", r"\boxed{2.0}", "#### 3", r"\boxed{???}", r"\boxed{2}"]
     verdicts = score(golds, texts)
     assert [verdict.reward for verdict in verdicts] == [0, 1, 0, 0, None]
-    assert verdicts[0].path == "no_answer"
-    assert verdicts[3].path == "unreadable_answer"
+    assert verdicts[0].decided_by == "no_answer"
+    assert verdicts[3].decided_by == "unreadable_answer"
     assert strict_score("72", "#### 72") == 1
     assert strict_score(r"\boxed{72}", "72") == 0
 
@@ -242,7 +242,7 @@ def test_unreadable_answers_are_asked_for_at_once(monkeypatch):
 
     monkeypatch.setattr("math_answers.evaluation.scoring.are_readable", are_readable)
     texts = [r"\boxed{1}", r"\boxed{2}", r"\boxed{x + 1}", r"\boxed{x + 2}", "none", r"\boxed{2}"]
-    paths = [verdict.path for verdict in score(["1", "1", "x+2", "x+2", "1", "2"], texts)]
+    paths = [verdict.decided_by for verdict in score(["1", "1", "x+2", "x+2", "1", "2"], texts)]
     assert [path == "unreadable_answer" for path in paths] == [False, True, True, False, False, False]
     assert len(asked) == 1 and sorted(asked[0])[0] == "2" and len(asked[0]) == 2
 

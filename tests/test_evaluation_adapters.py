@@ -16,7 +16,7 @@ from trl import ModelConfig
 from math_answers.evaluation import EvaluationArguments, generate_samples
 from math_answers.evaluation.generation import TransformersGenerator, resolve_backend
 from math_answers.evaluation.loading import check_weights, load_model, vllm_ignores
-from math_answers.evaluation.models import check_model, context_of
+from math_answers.models import check_model, context_of
 from troll_trl.cli.make_trainer import make_trainer
 
 TARGETS = {"r": 4, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM"}

@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 
 from math_answers.rewards import MAX_ANSWER_CHARACTERS, extract_answer, math_accuracy_reward, verifier
-from math_answers.rewards.verifier import PATHS, choices
+from math_answers.rewards.verifier import DECIDERS, choices
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
 
@@ -277,7 +277,7 @@ def test_logged_columns():
 def test_logged_metrics_have_the_same_names_whatever_happens():
     metrics = {}
     math_accuracy_reward(["Answer: 1", "none", "Answer: 3.0", "Answer: 4"], ["1", "2", "3", "???"], metrics.__setitem__)
-    assert metrics.keys() == {f"math_accuracy/{path}" for path in PATHS}
+    assert metrics.keys() == {f"math_accuracy/{path}" for path in DECIDERS}
     shares = {name.partition("/")[2]: value for name, value in metrics.items() if value}
     assert shares == {"text": 0.25, "no_answer": 0.25, "number": 0.25, "unparsed": 0.25}
 
@@ -388,6 +388,6 @@ def test_trainer_logs_how_it_was_decided(tmp_path):
     trainer.train()
     logged = trainer.state.log_history[0]
     assert {name: logged[name] for name in logged if name.startswith("math_accuracy/")} == {
-        f"math_accuracy/{path}": float(path == "no_answer") for path in PATHS
+        f"math_accuracy/{path}": float(path == "no_answer") for path in DECIDERS
     }
     assert set(trainer._logs["extra"]) == {"solution", "answer", "answer_path"}

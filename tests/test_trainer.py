@@ -12,7 +12,7 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tiny import saved_model, tiny_model
 from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
-from trl import GRPOConfig, GRPOTrainer, TrlParser
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, TrlParser
 from trl_comparison import (
     assert_gradient_is_a_finite_difference,
     assert_same_movement,
@@ -24,7 +24,7 @@ from trl_comparison import (
     weights,
 )
 
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trust_region.sparse import SparseDistribution
 
 OPTIONS = {
@@ -256,18 +256,32 @@ def test_an_automatic_bound_beyond_what_was_measured_is_said(steps, tmp_path):
     assert __file__ in [warning.filename for warning in said]
 
 
-@pytest.mark.parametrize(("text", "number"), [("auto", 0.2), ("0.3", 0.3)])
-def test_trls_parser_takes_an_automatic_bound(text, number, tmp_path):
+@pytest.mark.parametrize(("text", "number"), [("auto", 0.2), ("0.3", 0.3), ("3e-1", 0.3), ("inf", math.inf)])
+@pytest.mark.parametrize("config", [TrollGRPOConfig, TrollRLOOConfig])
+def test_trls_parser_takes_an_automatic_bound(config, text, number, tmp_path):
     flags = ["--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false", "--steps_per_generation", "16"]
-    (args,) = TrlParser(TrollGRPOConfig).parse_args_and_config([*flags, "--kl_bound", text])
-    assert args.kl_bound == pytest.approx(number)
+    (args,) = TrlParser(config).parse_args_and_config([*flags, "--kl_bound", text])
+    assert isinstance(args.kl_bound, float) and args.kl_bound == pytest.approx(number)
+    (tmp_path / "run.yaml").write_text(f"kl_bound: {text}")
+    (args,) = TrlParser(config).parse_args_and_config([*flags, "--config", str(tmp_path / "run.yaml")])
+    assert isinstance(args.kl_bound, float) and args.kl_bound == pytest.approx(number)
 
 
-def test_a_swapped_class_names_the_users_line(tmp_path):
-    args = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, epsilon=0.1, steps_per_generation=2)
+def test_a_bound_that_is_no_number_is_refused_by_trls_parser_too(tmp_path):
+    flags = ["--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false", "--kl_bound", "atuo"]
+    with pytest.raises(ValueError, match="`kl_bound` must be positive or 'auto', got 'atuo'"):
+        TrlParser(TrollGRPOConfig).parse_args_and_config(flags)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "config"), [(TrollGRPOTrainer, GRPOConfig), (TrollRLOOTrainer, RLOOConfig)], ids=["grpo", "rloo"]
+)
+def test_a_swapped_class_names_the_users_line(trainer, config, tmp_path):
+    args = config(str(tmp_path), use_cpu=True, bf16=False, epsilon=0.1, beta=0.0, steps_per_generation=2)
     with pytest.warns(UserWarning, match="epsilon=0.1 unused") as said:
-        make_trainer(TrollGRPOTrainer, lambda *_, **__: args, tmp_path)
+        made = make_trainer(trainer, lambda *_, **__: args, tmp_path)
     assert [w.filename for w in said if "epsilon=0.1" in str(w.message)] == [trl_comparison.__file__]
+    assert type(args) is config and type(made.args) is made._config_class, "the caller's config stays as it is"
 
 
 def test_an_automatic_bound_is_printed_and_kept_as_its_number(tmp_path, capsys):

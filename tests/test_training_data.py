@@ -11,7 +11,12 @@ from trl.rewards import get_soft_overlong_punishment
 
 from math_answers import math_accuracy_reward
 from troll_trl.cli import training_data
-from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, check_reward_function, load_reward_function
+from troll_trl.cli.reward_functions import (
+    REWARD_FUNCTIONS,
+    check_reward_function,
+    is_math_accuracy,
+    load_reward_function,
+)
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.training_data import load_datasets
 
@@ -234,6 +239,22 @@ def test_short_name_of_trl_has_the_arguments_of_trls_command():
 def test_what_is_no_reward_function_is_refused_by_name(name, expected):
     with pytest.raises(ValueError, match=expected):
         load_reward_function(name)
+
+
+@pytest.mark.parametrize("path", ["", "rewards.", "rewards.functions."])
+def test_the_reward_is_known_by_every_path(path):
+    """Else its rows would not get gold answers."""
+    name = f"math_answers.{path}math_accuracy_reward"
+    assert is_math_accuracy("math_accuracy") and is_math_accuracy(name)
+    assert load_reward_function(name) is load_reward_function("math_accuracy") is math_accuracy_reward
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mine.math_accuracy_reward", "math_answers.answer_format_reward", "accuracy_reward", "math_accuracy_reward"],
+)
+def test_other_rewards_are_not_taken_for_it(name):
+    assert not is_math_accuracy(name)
 
 
 def test_a_function_that_cannot_take_what_trl_gives_is_refused():

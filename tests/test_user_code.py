@@ -17,8 +17,8 @@ from test_evaluate_script import flags, save_model
 from math_answers.evaluation import generation
 from math_answers.evaluation.generation import TransformersGenerator, VllmGenerator
 from math_answers.evaluation.loading import check_weights, load_model
-from math_answers.evaluation.models import context_of
 from math_answers.evaluation.prompts import load_tokenizer
+from math_answers.models import context_of
 from troll_trl.cli import evaluate, train
 from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, load_reward_function
 from troll_trl.fields import imported

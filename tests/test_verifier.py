@@ -15,7 +15,7 @@ import pytest
 from limits import HANG
 
 from math_answers.rewards import verifier
-from math_answers.rewards.verifier import PATHS, Verdict, close, verify
+from math_answers.rewards.verifier import DECIDERS, Verdict, close, verify
 from math_answers.rewards.verifier import pool as pool_module
 from math_answers.rewards.verifier.pool import WALL_FACTOR, WorkerError, WorkerPool, default_size
 
@@ -74,8 +74,8 @@ def test_verdicts_and_paths():
         ("", "It is 72.", None, "unparsed"),
     ]
     verdicts = verify([case[0] for case in cases], [case[1] for case in cases])
-    assert [(verdict.reward, verdict.path) for verdict in verdicts] == [case[2:] for case in cases]
-    assert {verdict.path for verdict in verdicts} <= set(PATHS)
+    assert [(verdict.reward, verdict.decided_by) for verdict in verdicts] == [case[2:] for case in cases]
+    assert {verdict.decided_by for verdict in verdicts} <= set(DECIDERS)
     assert verdicts[0] == Verdict(1.0, "72", "text")
 
 
@@ -167,7 +167,7 @@ def test_only_a_crash_of_a_trivial_question_too_gives_none(monkeypatch):
         monkeypatch.setattr(crashing, "_take", lambda deadly=deadly: CrashingWorker(deadly))
         monkeypatch.setattr(verifier, "_pool", lambda crashing=crashing: crashing)
         verdicts = verify([r"3\sqrt{3}"] * 2, completions)
-        assert [verdict.reward for verdict in verdicts] == rewards and verdicts[1].path == "crash"
+        assert [verdict.reward for verdict in verdicts] == rewards and verdicts[1].decided_by == "crash"
         crashing.close()
 
 
@@ -213,7 +213,7 @@ def asked(monkeypatch):
 def test_a_timeout_is_remembered(asked):
     """Eight hard answers took 13 seconds, and 12 again."""
     for _ in range(2):
-        assert {verdict.path for verdict in verify([SMALL_GAMMA] * 4, hard(4), timeout=0.2)} == {"timeout"}
+        assert {verdict.decided_by for verdict in verify([SMALL_GAMMA] * 4, hard(4), timeout=0.2)} == {"timeout"}
     assert len(asked) == 4
     verify([SMALL_GAMMA], hard(1), timeout=0.1)  # which is no more than it had
     assert len(asked) == 4
@@ -228,7 +228,7 @@ def test_what_exceeds_the_clock_alone_is_not_remembered(asked, monkeypatch):
     monkeypatch.setattr(verifier, "_KNOWN_GOLDS", {SMALL_GAMMA: True})
     monkeypatch.setattr(verifier._pool(), "ask", lambda batch, *_: asked.extend(batch) or [reply] * len(batch))
     for _ in range(2):
-        assert verify([SMALL_GAMMA], hard(1))[0].path == "timeout"
+        assert verify([SMALL_GAMMA], hard(1))[0].decided_by == "timeout"
     assert len(asked) == 2
 
 
@@ -236,15 +236,15 @@ def test_a_batch_has_a_budget_and_says_when_it_is_spent(asked, caplog):
     """The rest has no verdict: it may be right. An ordinary batch never comes near it."""
     texts = [*hard(30), rf"\boxed{{{SMALL_GAMMA}}}", r"\boxed{\frac{\Gamma(8)}{7}}"]
     verdicts = verify([SMALL_GAMMA] * len(texts), texts, timeout=0.2, batch_seconds=1)
-    counts = {path: sum(verdict.path == path for verdict in verdicts) for path in PATHS}
+    counts = {path: sum(verdict.decided_by == path for verdict in verdicts) for path in DECIDERS}
     assert 5 <= counts["timeout"] <= 7 and counts["budget"] == 31 - counts["timeout"]  # two workers end what they do
     assert [verdicts[30].reward, verdicts[31].reward] == [1.0, None]
-    assert all(verdict.reward is None for verdict in verdicts if verdict.path == "budget")
+    assert all(verdict.reward is None for verdict in verdicts if verdict.decided_by == "budget")
     message = f"spent the 1 s of processor time of a batch: {counts['budget']} of its {len(texts)} pairs get no verdict"
     assert len(caplog.messages) == 1 and message in caplog.messages[0]
     # The next batch has a budget of its own, and begins where this one ended
     more = verify([SMALL_GAMMA] * len(texts), texts, timeout=0.2, batch_seconds=1)
-    assert sum(verdict.path == "timeout" for verdict in more) > counts["timeout"]
+    assert sum(verdict.decided_by == "timeout" for verdict in more) > counts["timeout"]
 
 
 def test_the_time_of_answers_below_the_limit_counts_too(pool):

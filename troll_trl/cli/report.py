@@ -19,8 +19,8 @@ RUN_HELP = """
 def write_report(runs: Sequence[str], success: str | None, output: Path, prints_table: bool = True) -> None:
     """Write the page, its figures and its table into `output`, and print the table and the notes."""
     from math_answers.evaluation.printable import printable
-    from math_answers.evaluation.samples import write_text
     from math_answers.evaluation.tables import markdown
+    from math_answers.whole_files import write_text
     from troll_trl.report.figures import draw_figures
     from troll_trl.report.page import make_table, warnings_of, write_page
     from troll_trl.report.runs import load_groups

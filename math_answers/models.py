@@ -1,4 +1,4 @@
-"""Facts about a model before it is loaded: whether it exists, its adapter settings, a digest of its weights."""
+"""Facts about a model before it is loaded: whether it can be, its adapter settings, a digest of its weights."""
 
 import contextlib
 import hashlib
@@ -9,6 +9,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.quantizers import AutoHfQuantizer, HfQuantizer
 from transformers.utils import find_adapter_config_file
 
 from math_answers.context_length import context_length
@@ -65,6 +66,20 @@ def _check_quantization_config(model: str, key: str, revision: str | None) -> No
                 f"`{key}`: `{place}quantization_config` in the config.json of {model} must be a mapping with a "
                 f"`quant_method`, got {quantization!r}. Correct it, or remove it if the weights are not quantised."
             )
+
+
+def check_quantization(model: str, config: Any, quantization: Any = None, key: str = "model") -> HfQuantizer | None:
+    """What will load the quantised weights of a model with this `config`, or quantise them as `quantization` says;
+    `None` for others. A `ValueError` says what this machine lacks for it."""
+    own = getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None)
+    if own is None and quantization is None:
+        return None
+    try:
+        quantizer = AutoHfQuantizer.from_config(own or quantization, pre_quantized=own is not None)
+        quantizer.validate_environment(device_map=None)
+    except (ImportError, ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"`{key}`: the quantised weights of {model} cannot be loaded here: {error}") from error
+    return quantizer
 
 
 def adapter_settings(model: str) -> dict[str, Any] | None:
