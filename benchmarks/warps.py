@@ -24,10 +24,9 @@ import torch
 from common import Report, device_kernels, device_seconds, parser
 from head import Heads
 
-from troll_trl import kernels
+from troll_trl import kernels, project
 from troll_trl.kernels import blocks, dispatch
 from troll_trl.lm_head import support_selection
-from troll_trl.projection import project
 
 MODULES = [import_module(f"{kernels.__name__}.{module.name}") for module in iter_modules(kernels.__path__)]
 FACTORS = (1, 0.5, 2)  # of the warps; the default first

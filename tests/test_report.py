@@ -625,7 +625,7 @@ def test_bounds_that_differ_are_told_apart(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("method", ["troll", "mask", "clip"])
+@pytest.mark.parametrize("method", ["troll", "mask", "penalty", "clip"])
 def test_every_metric_is_one_that_the_trainers_log(method, tmp_path):
     from trl import GRPOConfig, GRPOTrainer
     from trl_comparison import make_trainer
@@ -633,9 +633,9 @@ def test_every_metric_is_one_that_the_trainers_log(method, tmp_path):
     from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
     ours = TrollGRPOTrainer, TrollGRPOConfig
-    kinds = {"troll": ours, "mask": ours, "clip": (GRPOTrainer, GRPOConfig)}
-    mask = {"trust_region": "mask", "divergence_type": "topk_kl"} if method == "mask" else {}
-    trainer = make_trainer(*kinds[method], tmp_path, steps_per_generation=2, max_steps=4, **mask)
+    kind = (GRPOTrainer, GRPOConfig) if method == "clip" else ours
+    region = {"trust_region": method, "divergence_type": "topk_kl"} if method in ("mask", "penalty") else {}
+    trainer = make_trainer(*kind, tmp_path, steps_per_generation=2, max_steps=4, **region)
     trainer.add_callback(PeakMemory)
     trainer.train()
     trainer.save_state()
@@ -643,10 +643,12 @@ def test_every_metric_is_one_that_the_trainers_log(method, tmp_path):
     assert run.settings["method"] == ("clip" if method == "clip" else "troll")
     keys = {metric.key for metric in vars(metrics).values() if isinstance(metric, metrics.Metric)}
     of_mask = {key for key in keys if re.search("mask|divergence", key)}
-    of_support = {metrics.SUPPORT.key}
+    of_support, of_penalty = {metrics.SUPPORT.key}, {metrics.PENALIZED.key}
+    of_projection = {metric.key for metric in (metrics.PROJECTED, metrics.ETA, metrics.KL_MAX_AFTER)}
     others = {
-        "troll": {key for key in keys if key.startswith("clip_ratio/")} | of_mask,
+        "troll": {key for key in keys if key.startswith("clip_ratio/")} | of_mask | of_penalty,
         "mask": {key for key in keys if key.startswith(("clip_ratio/", "troll/"))} - of_mask - of_support,
+        "penalty": of_mask | of_projection | {metrics.KL_MEAN_AFTER.key},
         "clip": {key for key in keys if key.startswith("troll/")},
     }
     for key in keys - others[method]:
