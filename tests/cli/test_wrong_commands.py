@@ -216,4 +216,4 @@ def test_a_wrong_command_ends_with_one_line(command, folder, capsys):
 
 def test_every_file_of_the_table_is_tried():
     tried = {Path(word).stem for command in WRONG for word in command.split() if word.endswith(".yaml")}
-    assert FILES.keys() <= tried and len(WRONG) > 100
+    assert FILES.keys() <= tried

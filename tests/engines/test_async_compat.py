@@ -41,6 +41,7 @@ PHRASES = {
 }
 
 
+@pytest.mark.upstream
 @pytest.mark.parametrize(("owner", "name"), PHRASES)
 def test_methods_say_what_the_overrides_rest_on(owner, name):
     source = inspect.getsource(getattr(owner, name))

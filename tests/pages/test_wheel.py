@@ -65,7 +65,7 @@ def check_package(call):
     shown = call("python", "-c", "import troll_trl; print(troll_trl.__file__)")
     assert "site-packages" in shown and str(ROOT) not in shown
     names = call("troll", "configs").split()
-    assert {"qwen3-0.6b/gsm8k", "qwen3-0.6b/gsm8k-one-gpu", "quickstart", "eval/paper"} <= {*names} and len(names) > 40
+    assert {"qwen3-0.6b/gsm8k", "qwen3-0.6b/gsm8k-one-gpu", "quickstart", "eval/paper"} <= {*names}
     assert "output_dir: outputs/qwen3-8b-dapo\n" in call("troll", "configs", "show", "qwen3-8b/dapo")
     reward = "from math_answers import math_accuracy_reward as reward; print(reward([r'\\boxed{x+x}'], ['2x']))"
     assert call("python", "-c", reward) == "[1.0]\n"
