@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import fields
 from types import SimpleNamespace
 
-from repository import ROOT, TESTS
+from repository import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 
@@ -64,13 +64,6 @@ def test_every_option_is_in_the_table_and_no_other():
     # `loss_type` is partly refused; `gradient_accumulation_steps` stands beside what it is compared with
     repeated = {name for name in listed if listed.count(name) > 1}
     assert repeated == {"loss_type", "gradient_accumulation_steps"}
-
-
-@pytest.mark.parametrize("page", [*sorted(DOCS.glob("*.md")), TESTS / "README.md"], ids=lambda page: page.name)
-def test_named_tests_exist(page):
-    for file, name in re.findall(r"(test_\w+\.py)::(\w+)", page.read_text(encoding="utf-8")):
-        (path,) = TESTS.rglob(file)
-        assert re.search(rf"def {name}\(", path.read_text(encoding="utf-8")), f"{file}::{name}"
 
 
 @pytest.mark.parametrize("page", ["docs/design.md", "docs/kernels.md", "tests/README.md", "CONTRIBUTING.md"])
