@@ -94,7 +94,7 @@ def parts_of(device: str, tiny: bool) -> list[Part]:
 
 def tests_command(tiny: bool) -> list[str]:
     # Without the project's options, which a Python without pytest-timeout refuses
-    command = [sys.executable, "-m", "pytest", "tests/test_kernels.py", "-o", "addopts=", "-q"]
+    command = [sys.executable, "-m", "pytest", "tests/kernels/test_kernels.py", "-o", "addopts=", "-q"]
     if tiny:
         return [*command, "-k", "interpreter and state_starts"]
     parallel = ["-n", str(min(os.cpu_count() or 1, 8))] if find_spec("xdist") else []
