@@ -458,8 +458,8 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
     blocks._reduce_triton(of, None, PLAIN, 0, 128)
     candidates._choose_triton(of, None, PLAIN, empty_candidates(3, 2, device))
     rows = torch.empty(3, 65, device=device)
-    _, t, *_ = projection._project_triton(rows, rows, 0.05)
-    projection._backward_triton(rows, rows, rows, rows, t)
+    _, t, *_ = projection.project_rows(rows, rows, 0.05)
+    projection.project_rows_backward(rows, rows, rows, rows, t)
     # Triton 3.10 changes its default of fusion, and with it the last bits of a run
     assert sorted(launched) == sorted((name, dispatch.FP_FUSION, device) for name in kernels)
 

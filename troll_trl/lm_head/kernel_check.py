@@ -14,6 +14,7 @@ import torch
 
 from troll_trl.kernels import blocks, candidates, fold, gradient, projection
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
+from troll_trl.trust_region.projection import project_rows, project_rows_backward
 
 # Of the largest entry of an output: float32 sums in another order; twice the rounding of a bf16 tile of gradients
 _TOLERANCE, _TOLERANCE_OF_TILE = 2e-5, 1e-2
@@ -187,8 +188,8 @@ def _check_projection(case, device):
         log_pi, t, *kls = solve(policy, old, case.kl_bound)
         return [log_pi.exp(), t, *kls, backward(upstream, policy, old, log_pi, t)]
 
-    ours = results(projection._project_triton, projection._backward_triton)
-    return list(zip(ours, results(projection._project_torch, projection._backward_torch), strict=True))
+    ours = results(projection.project_rows, projection.project_rows_backward)
+    return list(zip(ours, results(project_rows, project_rows_backward), strict=True))
 
 
 _CHECKS: dict[str, tuple[Callable, float]] = {
