@@ -1,5 +1,5 @@
-"""The kernels of the projection and of its gradient. `trust_region/projection.py` has the mathematics and the same solver
-in torch, and chooses between the two.
+"""The kernels of the projection and of its gradient. `trust_region/projection.py` has the mathematics and the same
+solver in torch, and chooses between the two.
 
 A kernel takes one launch and does not wait for the device. A program has one row, its outcomes in registers, all in
 float64: Newton's method on the KL of a float32 pair of policies meets the bound to 1e-5 there. A kernel that reads
