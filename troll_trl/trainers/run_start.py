@@ -16,7 +16,6 @@ from troll_trl.resilience.rollout_check import checked_rollouts
 from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.reward_models import whole_reward_models
 from troll_trl.trainers.rollout_sampling import warn_of_unused_options
-from troll_trl.trainers.vllm import check_vllm
 from troll_trl.trust_region.regions import TrustRegion
 
 logger = get_logger(__name__)
@@ -26,7 +25,6 @@ def checked_arguments(
     init: Callable, model: Any, reward_funcs: Any, args: Any, *others: Any, **kwargs: Any
 ) -> inspect.BoundArguments:
     """The arguments of TRL's constructor `init`, as TRL should get them. A `ValueError` names one that cannot serve."""
-    check_vllm(args)
     given = inspect.signature(init).bind(model, whole_reward_models(reward_funcs, args), args, *others, **kwargs)
     if rollout_func := given.arguments.get("rollout_func"):
         corrects = bool(args.use_vllm and args.vllm_importance_sampling_correction)

@@ -30,7 +30,7 @@ from troll_trl.trainers.rollout_sampling import SampledAsConfigured
 from troll_trl.trainers.run_start import check_trainable, checked_arguments, describe_run
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.trl_compat import METRICS, check_trl
-from troll_trl.trainers.vllm import check_server, explain_lost_server, server_url
+from troll_trl.trainers.vllm import check_server, check_vllm, explain_lost_server, server_url
 from troll_trl.trust_region.regions import Bounded, TrustRegion
 
 if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
@@ -75,6 +75,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
         args = self._own_config(model, args)
         self.switched_off = check_trl(type(self), engine=args.old_policy == "engine")
+        check_vllm(args)
         self.trust_region = self._make_trust_region(args)
         given = checked_arguments(super().__init__, model, reward_funcs, args, *others, **kwargs)
         super().__init__(*given.args, **given.kwargs)
