@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mutated_trl import rewrite
+from mutated_trl import rewrite, score_reference_first
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from tiny import saved_model, tiny_model
 from transformers import AutoModelForCausalLM
@@ -14,12 +14,6 @@ from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollR
 from troll_trl.trainers.old_policy import Pass, Recorder
 
 TRAINERS = {GRPOTrainer: (TrollGRPOTrainer, TrollGRPOConfig), RLOOTrainer: (TrollRLOOTrainer, TrollRLOOConfig)}
-REFERENCE = r"( {8}# Compute the per-token log probabilities for the reference model\n.*?ref_per_token_logps = None\n)"
-# In TRL's method: from its pass over the policy up to the one over the reference, and the latter
-ORDER = {
-    GRPOTrainer: r"(?s)( {8}generate_every = .*?)" + REFERENCE,
-    RLOOTrainer: r"(?s)( {8}# Compute the per-token log probabilities for the current model\n.*?)" + REFERENCE,
-}
 REGIONS = {
     "support": {"kl_bound": 1e-3},
     "binary": {"trust_region": "penalty", "divergence_type": "binary_kl", "kl_bound": 1e-4},
@@ -60,7 +54,7 @@ def test_a_trl_that_scores_the_reference_first_trains_the_same_weights(
     trainer, reference, region, tmp_path, monkeypatch
 ):
     expected, start = trained(trainer, tmp_path / "expected", reference, **REGIONS[region])
-    rewrite(monkeypatch, trainer, {ORDER[trainer]: r"\2\1"})
+    score_reference_first(monkeypatch, trainer)
     run, _ = trained(trainer, tmp_path / "run", reference, **REGIONS[region])
     assert_same_movement(start, weights(expected), weights(run))
     number = "troll/projected_fraction" if region == "support" else "troll/penalized_fraction"
@@ -90,7 +84,7 @@ def test_a_trl_that_scores_references_alone_is_stopped(trainer, region, tmp_path
 
 def test_the_recorded_support_is_of_the_model_that_generated(tmp_path, monkeypatch):
     """Against full logits, right after a rollout: policy and old policy are equal then."""
-    rewrite(monkeypatch, GRPOTrainer, {ORDER[GRPOTrainer]: r"\2\1"})
+    score_reference_first(monkeypatch, GRPOTrainer)
     run, _ = trained(GRPOTrainer, tmp_path, "copied adapter", max_steps=4)
     run._buffered_inputs, run._step = None, 0
     run.model.train()

@@ -193,8 +193,8 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         if purpose is Pass.LOSS:
             bounded = self._bounded_policy  # `None` if the trust region is idle
             return score(model if bounded is None else bounded.wrap(model, logits_to_keep))
-        log_probs, *others = score(model)
-        return self.recorder.equal_where_rounded(log_probs), *others
+        log_probs, entropies, aux_loss = score(model)  # of a reference
+        return self.recorder.equal_where_rounded(log_probs), entropies, aux_loss
 
     # -- Loss: replace the ratio's policy by the bounded one --------------------------------------------------------
 
