@@ -11,6 +11,7 @@ from troll_trl.resilience import CHECKPOINTS, GUARD, RESUME, TIED
 from troll_trl.resilience.checkpoint import CheckpointedTrainer
 from troll_trl.resilience.finite_guard import ENTROPY_CONTROL, FiniteGuard, SkipUpdates, some
 from troll_trl.resilience.resume import epochs_of_stream, load_state, save_state
+from troll_trl.resilience.trainable import check_trainable
 
 if TYPE_CHECKING:  # the trainer with the method, which follows in the list of bases
     from troll_trl.trainers.troll_trainer import TrollTrainer as _Trainer
@@ -50,6 +51,7 @@ class ResilientTrainer(CheckpointedTrainer, _Trainer):
     # -- Start and resume -------------------------------------------------------------------------------------------
 
     def train(self, *args, **kwargs):
+        check_trainable(self.model)
         self.finite_guard.start_training()
         return super().train(*args, **kwargs)
 

@@ -18,7 +18,7 @@ from troll_trl.trust_region.sparse import UNUSED, SparseDistribution
 # Column of the rollout batch that holds the old policy: a list of rows, which TRL shuffles and splits with its tensors;
 # then, of each micro-batch, one distribution
 COLUMN = "troll_old_policy"
-# What the loss reads in its place
+# The loss reads these two in its place
 TOKEN_IDS, LOG_PROBS = "troll_old_token_ids", "troll_old_log_probs"
 # TRL's column of the sampled tokens' old log-probabilities, which is all that a trust region without a support reads
 OLD_LOG_PROBS = "old_per_token_logps"
@@ -35,8 +35,9 @@ def join_rows(micro_batches: list[Inputs], device: torch.device) -> None:
 
 
 def with_dense(inputs: Inputs, old: RaggedDistribution) -> Inputs:
-    """A micro-batch with its old policy, which is on the device of its tensors, as `(B, C, K)` and `(B, C, K + 1)`."""
-    # Tokens that the head scores, tools' among them
+    """A micro-batch to which the old policy is added, on the device of its tensors: ids `(B, C, K)` and
+    log-probabilities `(B, C, K + 1)`."""
+    # The head scores these tokens, and tools' tokens are among them
     sampled_ids = inputs["completion_ids"].masked_fill(inputs["completion_mask"] == 0, UNUSED)
     dense = old.dense(sampled_ids)
     others = {name: value for name, value in inputs.items() if name != COLUMN}
@@ -130,7 +131,8 @@ class Recorder:
         raise NotImplementedError
 
     def equal_where_rounded(self, log_probs: torch.Tensor) -> torch.Tensor:
-        """The reference's log-probabilities `(B, C)`, or the old policy's where the two differ only by rounding."""
+        """The reference's log-probabilities `(B, C)`, but the old policy's for tokens at which both differ by rounding
+        alone. If TRL scores the reference first, all stay as they are."""
         own = self._log_probs
         return log_probs if own is None or self._support is None else equal_to_rounding(log_probs, own)
 

@@ -73,20 +73,6 @@ def print_batches(accelerator: Accelerator, args: TrollOptions, trust_region: Tr
         )
 
 
-def check_trainable(model: torch.nn.Module, head: torch.nn.Module) -> None:
-    """Raise a `ValueError` for a model that has no weight to train, or an LM `head` that is no single matrix."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(
-            "The model has no weight to train: `requires_grad` is False for all. Load an adapter with "
-            "`PeftModel.from_pretrained(model, folder, is_trainable=True)`, or give the trainer a `peft_config`."
-        )
-    if not hasattr(head, "bias"):  # PEFT's `TrainableTokensWrapper`
-        raise ValueError(
-            f"The LM head is a {type(head).__name__}, but its logits must come from one matrix, for TRL too. With "
-            "`trainable_token_indices`, load a model of tied embeddings with `tie_word_embeddings=False`."
-        )
-
-
 def warn_of_noise(model: torch.nn.Module, args: TrollOptions, config: Any) -> None:
     """Warn of random draws that differ between the scoring of a rollout and the loss. `config` is the text model's."""
     dropouts = {name: module.p for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout)}

@@ -43,8 +43,8 @@ def _of_both(parts: Mapping[str, str | None]) -> dict[type, Mapping[str, str | N
 _METHOD = {
     # Calls `model(**inputs, labels=…, fused_lm_head=True)` and reads `.log_probs`, `.entropy`, `.aux_loss`
     "_get_per_token_logps_and_entropies": "self model input_ids attention_mask logits_to_keep",
-    # Scores the rollout with the current weights before the reference model does. Returns the rollout batch, of which
-    # `completion_ids`, `completion_mask` and `tool_mask` are read
+    # Scores the rollout with the model that generated it. Returns the rollout batch, of which `completion_ids`,
+    # `completion_mask` and `tool_mask` are read
     "_generate_and_score_completions": "self inputs",
     # Generates if it is time to, and returns a micro-batch. Shuffles and splits the rollout batch, lists included
     "_prepare_inputs": "self generation_batch",

@@ -27,7 +27,7 @@ from troll_trl.trainers.old_policy import (
     with_dense,
 )
 from troll_trl.trainers.rollout_sampling import SampledAsConfigured
-from troll_trl.trainers.run_start import check_trainable, checked_arguments, describe_run
+from troll_trl.trainers.run_start import checked_arguments, describe_run
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.trl_compat import METRICS, check_trl
 from troll_trl.trainers.vllm import check_server, check_vllm, explain_lost_server, server_url
@@ -104,11 +104,6 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
         keep_output_dtypes(self.accelerator)
-
-    def train(self, *args, **kwargs):
-        base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        check_trainable(self.model, base_model.get_output_embeddings())
-        return super().train(*args, **kwargs)
 
     # -- What a trainer defines -------------------------------------------------------------------------------------
 
