@@ -5,6 +5,7 @@ import torch
 from mutated_trl import rewrite, score_reference_first
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from tiny import saved_model, tiny_model
+from torch import nn
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer, RLOOTrainer
 from trl.trainer.utils import use_adapter
@@ -115,10 +116,12 @@ def test_outside_of_a_rollout_every_pass_is_of_the_loss():
     assert Recorder(0, 1e-5, 1.0).pass_of(model) is Pass.LOSS
 
 
-def test_another_model_and_anything_that_is_no_model_are_references():
+def test_the_policy_in_a_wrapper_is_itself_and_anything_else_a_reference():
     model = tiny_model()
     of = passes(model)
     assert of(model) is Pass.OLD_POLICY
+    for wrapped in (nn.DataParallel(model), torch.compile(model, backend="eager")):
+        assert of(wrapped) is Pass.OLD_POLICY
     for other in (tiny_model(), model.model, lambda **_: None):
         assert of(other) is Pass.REFERENCE
 

@@ -19,8 +19,8 @@ from troll_trl.trust_region.projection import project_rows, project_rows_backwar
 # Largest difference, as a share of an output's largest entry. The sums are float32, in another order; for a tile of
 # gradients in bf16 it is twice their rounding.
 _TOLERANCE, _TOLERANCE_OF_TILE = 2e-5, 1e-2
-# Of the logits, at any temperature. At 0.05 they once reached 290, where float32 numbers are 3e-5 apart: the entropy of
-# an H100's kernel and of torch then differed by more than the tolerance, and a sound kernel was refused.
+# The logits' spread, at any temperature. At 0.05 they once reached 290, where float32 numbers are 3e-5 apart. The
+# entropy of an H100's kernel and of torch then differed by more than the tolerance, and a sound kernel was refused.
 _SPREAD = 3.0
 
 

@@ -158,8 +158,8 @@ class Recorder:
 
 
 def unwrapped(model: Any) -> Any:
-    """A model without what accelerate puts around it; anything else as it is."""
-    return extract_model_from_parallel(model) if isinstance(model, nn.Module) else model
+    """A model without what accelerate and `torch.compile` put around it; anything else as it is."""
+    return extract_model_from_parallel(model, keep_torch_compile=False) if isinstance(model, nn.Module) else model
 
 
 def acting_adapters(model: Any) -> frozenset[Any]:
