@@ -21,7 +21,7 @@ from troll_trl.cli.output_folder import save_settings
 from troll_trl.cli.settings.layers import config_names, configs_folder, find_config, read_layers
 from troll_trl.cli.settings.names import declared_names
 from troll_trl.kernels import dispatch
-from troll_trl.kernels.agreement import KernelCheck
+from troll_trl.lm_head.kernel_check import KernelCheck
 
 
 def test_help_lists_the_commands_and_version_is_the_packages(capsys):
@@ -87,7 +87,7 @@ def test_env_shows_the_kernels_of_a_device_that_runs_them(capsys, monkeypatch):
         KernelCheck("tiles", False, float("nan"), "8 tokens", "CompilationError: no such instruction"),
     )
     monkeypatch.setattr(dispatch, "use_triton", lambda device: True)
-    monkeypatch.setattr("troll_trl.kernels.agreement.self_check", lambda device: rows)
+    monkeypatch.setattr("troll_trl.lm_head.kernel_check.self_check", lambda device: rows)
     environment.main([])
     shown = capsys.readouterr().out
     assert "- kernel fold (8 tokens): agrees with torch to 2.0e-07" in shown

@@ -8,6 +8,7 @@ import pytest
 import torch
 import trl.trainer.grpo_trainer
 import trl.trainer.rloo_trainer
+from mutated_trl import score_reference_first
 from peft import LoraConfig
 from test_compatibility import moe
 from test_compatibility_models import llava, llava_processor, pictures, qwen_vl, qwen_vl_processor
@@ -539,3 +540,17 @@ def test_what_an_engine_cannot_honour_is_refused(options, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         TrollGRPOConfig(str(tmp_path), **{"use_vllm": True, "old_policy": "engine", "bf16": False, **options})
     assert TrollGRPOConfig(str(tmp_path), bf16=False).vllm_importance_sampling_correction is True
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_a_trl_that_scores_the_reference_first_trains_the_same_weights(algorithm, tmp_path, monkeypatch):
+    """The engine's numbers answer for the policy alone."""
+    trainer = {"grpo": trl.GRPOTrainer, "rloo": trl.RLOOTrainer}[algorithm]
+    options = {**WHOLE, "model": saved_model(tmp_path / "model"), "beta": 0.3}
+    expected = trainer_of(tmp_path / "expected", algorithm, **options)
+    start = weights(expected)
+    expected.train()
+    score_reference_first(monkeypatch, trainer)
+    run = trainer_of(tmp_path / "run", algorithm, **options)
+    run.train()
+    assert_same_weights(expected, run, start)

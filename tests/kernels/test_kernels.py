@@ -543,8 +543,8 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
     of_state = outcomes._outcomes_triton(FoldState.of(ids), ids, PLAIN)
     coefficients._coefficients_triton(*of_state, of_state[0], None, PLAIN)
     rows = torch.empty(3, 65, device=device)
-    _, t, *_ = projection._project_triton(rows, rows, 0.05)
-    projection._backward_triton(rows, rows, rows, rows, t)
+    _, t, *_ = projection.project_rows(rows, rows, 0.05)
+    projection.project_rows_backward(rows, rows, rows, rows, t)
     # Triton 3.10 changes its default of fusion, and with it the last bits of a run
     assert sorted(launched) == sorted((name, dispatch.FP_FUSION, device) for name in kernels)
 

@@ -12,11 +12,11 @@ from repository import ROOT
 from tiny import tiny_model
 
 from troll_trl import TrollGRPOConfig
-from troll_trl.kernels import agreement as checks
 from troll_trl.kernels import dispatch
-from troll_trl.kernels.agreement import Case, KernelCheck, self_check
 from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
 from troll_trl.kernels.tiles import LogitTransform
+from troll_trl.lm_head import kernel_check as checks
+from troll_trl.lm_head.kernel_check import Case, KernelCheck, self_check
 from troll_trl.trainers import kernel_choice
 from troll_trl.trainers.kernel_choice import case_of_run, settle_kernels
 

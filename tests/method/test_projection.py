@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import PLATEAU_AND_CLIFF, reference_kl, reference_project
 
-from troll_trl import project
-from troll_trl.kernels import projection
-from troll_trl.kernels.projection import solve
-from troll_trl.trust_region.projection import kl_divergence
+from troll_trl.trust_region import projection
+from troll_trl.trust_region.projection import kl_divergence, project, solve
 
 BOUND = 0.05
 INF = math.inf

@@ -49,6 +49,18 @@ def rename(monkeypatch, owners, *names):
     assert found == {*names}, f"no class has {set(names) - found}"
 
 
+def score_reference_first(monkeypatch, trainer):
+    """Have TRL's `trainer` score the reference before the policy that generated the rollout."""
+    first = {
+        "GRPOTrainer": " {8}generate_every = ",
+        "RLOOTrainer": " {8}# Compute the per-token log probabilities for the current model\n",
+    }[trainer.__name__]
+    reference = (
+        r" {8}# Compute the per-token log probabilities for the reference model\n.*?ref_per_token_logps = None\n"
+    )
+    rewrite(monkeypatch, trainer, {f"(?s)({first}.*?)({reference})": r"\2\1"})
+
+
 def lengthen(monkeypatch, name, owners, default):
     """Give the method `name` of the classes `owners` one more argument, and have them call it with 7. Returns the list
     of what it is called with."""

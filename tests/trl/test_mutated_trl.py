@@ -13,6 +13,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl_comparison import logged, make_trainer, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.resilience import resilient_trainer
 from troll_trl.resilience.finite_guard import FiniteGuard
 from troll_trl.trainers import trl_compat, troll_trainer
 
@@ -109,7 +110,7 @@ def test_without_a_reliability_part_a_run_trains_the_same_weights(
 
 @pytest.mark.parametrize(
     ("part", "owner", "name"),
-    [(trl_compat.RESUME, troll_trainer, "load_state"), (trl_compat.GUARD, FiniteGuard, "check_loss")],
+    [(trl_compat.RESUME, resilient_trainer, "load_state"), (trl_compat.GUARD, FiniteGuard, "check_loss")],
 )
 def test_what_is_switched_off_is_not_called(part, owner, name, tmp_path, monkeypatch):
     run_of(tmp_path).train()

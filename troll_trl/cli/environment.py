@@ -13,8 +13,8 @@ def main(argv: Sequence[str] | None = None, program: str = "troll env") -> None:
     import torch
     from trl.scripts.env import print_env
 
-    from troll_trl.kernels.agreement import self_check
     from troll_trl.kernels.dispatch import TRITON_AVAILABLE, use_triton
+    from troll_trl.lm_head.kernel_check import self_check
 
     print_env()
     device = torch.accelerator.current_accelerator() or torch.device("cpu")

@@ -1,21 +1,19 @@
-"""One operation of the loss: projecting rows onto their trust regions, and its gradient. The mathematics is in
-`trust_region/projection.py`.
+"""The kernels of the projection and of its gradient. `trust_region/projection.py` has the mathematics and the same
+solver in torch, and chooses between the two.
 
-The Triton kernels take one launch each and do not wait for the device. A program has one row, its outcomes in
-registers, all in float64: Newton's method on the KL of a float32 pair of policies meets the bound to 1e-5 there. A
-kernel that reads 520 bytes a row has the time for it, on GPUs with few float64 units too.
+A kernel takes one launch and does not wait for the device. A program has one row, its outcomes in registers, all in
+float64: Newton's method on the KL of a float32 pair of policies meets the bound to 1e-5 there. A kernel that reads
+520 bytes a row has the time for it, on GPUs with few float64 units too.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 
 from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
 
-# Relative accuracy |KL − ε|/ε at which the solver stops: near the rounding of a float32 caller's log-probabilities, and
-# what float64 arithmetic can resolve for the others.
+# The constants of both solvers. At this relative accuracy |KL − ε|/ε they stop: it is near the rounding of a float32
+# caller's log-probabilities, and what float64 arithmetic can resolve for the others.
 RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
 MAX_EVALUATIONS = 100
 NEWTON_EVALUATIONS = 20  # from here on, every other step is a bisection
@@ -23,33 +21,12 @@ NEWTON_EVALUATIONS = 20  # from here on, every other step is a bisection
 # meets the bound without this token; where none does (−log q(support of p) > ε), the solution is the limit of p → 0.
 ZERO_POLICY_LOG_RATIO = -1e8
 EXP_UNDERFLOW = -746.0  # exp() is 0 in float64 below this
-# Rows that torch takes to float64 at a time: 2 MiB a tensor at K = 64, of which it holds about ten
-_FLOAT64_ROWS = 4096
 # Most outcomes of a row that the kernel holds in registers
 MOST_IN_REGISTERS = 512
 
 
-def project_rows(
-    log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """
-    Project rows of a policy `log_p` onto the KL ball around the old policy `log_q`, `(N, S)`, float32 or float64.
-
-    Returns `log π` `(N, S)` in the dtype of the inputs, and `t`, KL(p‖q) and KL(π‖q) `(N,)` in float64. In a row with
-    NaN the kernel returns NaN; the PyTorch fallback raises a `ValueError`.
-    """
-    return (_project_triton if _uses_triton(log_p) else _project_torch)(log_p, log_q, kl_bound)
-
-
-def project_rows_backward(
-    grad: torch.Tensor, log_p: torch.Tensor, log_q: torch.Tensor, log_pi: torch.Tensor, t: torch.Tensor
-) -> torch.Tensor:
-    """Gradient `(N, S)` with respect to `log_p`, from the gradient with respect to `log_pi` `(N, S)`; the others as in
-    [`project_rows`]."""
-    return (_backward_triton if _uses_triton(log_p) else _backward_torch)(grad, log_p, log_q, log_pi, t)
-
-
-def _uses_triton(log_p: torch.Tensor) -> bool:
+def takes_kernel(log_p: torch.Tensor) -> bool:
+    """Whether rows `(N, S)` go through the kernels, and not through torch."""
     return use_triton(log_p.device) and log_p.shape[1] <= MOST_IN_REGISTERS
 
 
@@ -58,7 +35,15 @@ def warps_for(slots: int) -> int:
     return min(max(slots // 128, 1), 8)
 
 
-def _project_triton(log_p, log_q, kl_bound):
+def project_rows(
+    log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    Project rows of a policy `log_p` onto the KL ball around the old policy `log_q`, `(N, S)`, float32 or float64.
+
+    Returns `log π` `(N, S)` in the dtype of the inputs, and `t`, KL(p‖q) and KL(π‖q) `(N,)` in float64; NaN for a row
+    with NaN.
+    """
     log_p, log_q = log_p.contiguous(), log_q.contiguous()
     rows, slots = log_p.shape
     log_pi = torch.empty_like(log_p)
@@ -73,7 +58,11 @@ def _project_triton(log_p, log_q, kl_bound):
     return log_pi, t, policy_kl, kl
 
 
-def _backward_triton(grad, log_p, log_q, log_pi, t):
+def project_rows_backward(
+    grad: torch.Tensor, log_p: torch.Tensor, log_q: torch.Tensor, log_pi: torch.Tensor, t: torch.Tensor
+) -> torch.Tensor:
+    """Gradient `(N, S)` with respect to `log_p`, from the gradient with respect to `log_pi` `(N, S)`; the others as in
+    [`project_rows`]."""
     grad, log_p, log_q = grad.contiguous(), log_p.contiguous(), log_q.contiguous()
     rows, slots = log_p.shape
     result = torch.empty_like(log_p)
@@ -82,122 +71,6 @@ def _backward_triton(grad, log_p, log_q, log_pi, t):
     constants = {"ZERO_POLICY_LOG_RATIO": ZERO_POLICY_LOG_RATIO, "SLOTS": padded, "num_warps": warps_for(padded)}
     launch(_project_backward_kernel, (rows,), log_p.device, *tensors, slots, **constants)
     return result
-
-
-def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """KL(p‖q) `(...)` of categorical distributions in nats, from normalised log-probabilities `(..., S)`, of which some
-    may be −∞. Differentiable in both, with `0·log 0 = 0`, and `inf` where `q = 0 < p`."""
-    empty = log_p == -math.inf
-    log_p = log_p.masked_fill(empty, 0.0)  # before the difference: −∞ − −∞ is NaN, and so would its gradient be
-    log_ratio = log_p - log_q.masked_fill(empty, 0.0)
-    return (log_p.exp() * log_ratio).masked_fill(empty, 0.0).sum(-1)
-
-
-def _project_torch(flat_p, flat_q, kl_bound):
-    """`log π` `(N, S)`, `t`, KL(p‖q) and KL(π‖q) `(N,)`, the last three in float64."""
-    pairs = zip(flat_p.split(_FLOAT64_ROWS), flat_q.split(_FLOAT64_ROWS), strict=True)
-    parts = [_project_torch_rows(p, q, kl_bound) for p, q in pairs]
-    return parts[0] if len(parts) == 1 else [torch.cat(part) for part in zip(*parts, strict=True)]
-
-
-def _project_torch_rows(flat_p, flat_q, kl_bound):
-    policy_kl = kl_divergence(flat_p.double(), flat_q.double())  # (N,)
-    outside = (~(policy_kl <= kl_bound)).nonzero().squeeze(-1)  # (M,) rows; M is small against N in training
-
-    projected = flat_p.clone()
-    t = torch.ones_like(policy_kl)
-    kl = policy_kl.clone()
-    if len(outside) > 0:
-        if policy_kl[outside].isnan().any():
-            raise ValueError("`policy_log_probs` or `old_log_probs` hold NaN: the logits they came from do too.")
-        rows_p, rows_q = flat_p[outside].double(), flat_q[outside].double()  # (M, S)
-        t[outside], log_pi, kl[outside], _ = solve(rows_p, rows_q, kl_bound, RELATIVE_TOLERANCE[flat_p.dtype])
-        projected[outside] = log_pi.to(flat_p.dtype)
-    return projected, t, policy_kl, kl
-
-
-def _backward_torch(grad, log_p, log_q, log_pi, t):
-    # No slot without policy or projected mass takes part, whatever arrives there
-    g = grad.masked_fill((log_pi == -math.inf) | (log_p == -math.inf), 0.0)
-    grad = g - g.sum(-1, keepdim=True) * log_pi.exp()
-
-    for active in (t < 1).nonzero().squeeze(-1).split(_FLOAT64_ROWS):
-        g_active, pi = g[active].double(), log_pi[active].double().exp()  # (M, S)
-        centred = _log_ratio(log_p[active].double(), log_q[active].double())
-        centred = centred - (pi * centred).sum(-1, keepdim=True)  # d − μ
-        variance = (pi * centred.square()).sum(-1, keepdim=True)  # σ², (M, 1)
-        through_t = (g_active * centred).sum(-1, keepdim=True) * pi * centred / variance
-        softmax_gradient = g_active - g_active.sum(-1, keepdim=True) * pi
-        grad[active] = (t[active].unsqueeze(-1) * (softmax_gradient - through_t)).to(grad.dtype)
-    return grad.masked_fill(log_p == -math.inf, 0.0)
-
-
-def solve(
-    log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float, relative_tolerance: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """
-    Solve `KL(π_t‖q) = ε` for `t` by a safeguarded Newton iteration on `sqrt(2 f(t))`.
-
-    `f` starts as a parabola, so `sqrt(2 f(t))` is close to linear and Newton's method on it needs a handful of
-    evaluations. A step that leaves the bracket is replaced by a bisection, and so is every other step after 20.
-
-    `log_p` and `log_q` `(M, S)`, float64, are rows with KL(p‖q) > ε, and `kl_bound` is ε. A row stops once
-    `|KL − ε| ≤ relative_tolerance·ε`, or when `t` can no longer change. Returns `t` `(M,)` in (0, 1]; `log π_t`
-    `(M, S)`; `KL(π_t‖q)` `(M,)`; and the number of evaluations of `f` that each row took `(M,)`.
-    """
-    d = _log_ratio(log_p, log_q)
-    t = torch.ones_like(d[:, 0])
-    log_pi, kl, variance = _evaluate(t, d, log_q)
-    # A policy that only leaves the old policy's support has its mass there dropped; inside the bound it ends here.
-    done = ~(kl > kl_bound)
-    evaluations = torch.ones_like(t, dtype=torch.int64)
-
-    low, high = torch.zeros_like(t), torch.ones_like(t)
-    target = math.sqrt(2 * kl_bound)
-    t = torch.where(done, t, (kl_bound / kl).sqrt())
-    for number in range(MAX_EVALUATIONS):
-        if done.all():
-            break
-        new_log_pi, new_kl, new_variance = _evaluate(t, d, log_q)
-        log_pi = torch.where(done.unsqueeze(-1), log_pi, new_log_pi)
-        kl, variance = torch.where(done, kl, new_kl), torch.where(done, variance, new_variance)
-        evaluations += ~done
-
-        above = kl > kl_bound
-        high = torch.where(above & ~done, t, high)
-        low = torch.where(above | done, low, t)
-        root = (2 * kl).clamp(min=0).sqrt()  # sqrt(2 f); its derivative is f′/sqrt(2 f) = t·σ²/sqrt(2 f)
-        step = t + (target - root) * root / (t * variance)
-        # Towards 0 the bracket shrinks by factors, as the root's magnitude is what is unknown there
-        middle = torch.where(low > 0, (low + high) / 2, high / 16)
-        # Between a plateau and a cliff, Newton's steps shrink the bracket by little from either side: halve it, too
-        newton = number < NEWTON_EVALUATIONS or number % 2 == 0
-        step = torch.where((step > low) & (step < high) & newton, step, middle)
-        converged = (kl - kl_bound).abs() <= relative_tolerance * kl_bound
-        done = done | converged | ((step - t).abs() <= 1e-15 * t)
-        t = torch.where(done, t, step)
-
-    # Where the policy is zero so is π, unless the bound is out of reach without that token
-    return t, log_pi.masked_fill((log_p == -math.inf) & (log_pi < EXP_UNDERFLOW), -math.inf), kl, evaluations
-
-
-def _log_ratio(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """`d = log p − log q` `(M, S)`, and any finite number outside of the support of `q`, where `π` is zero anyway."""
-    ratio = log_p - log_q.masked_fill(log_q == -math.inf, 0.0)
-    return ratio.masked_fill(log_p == -math.inf, ZERO_POLICY_LOG_RATIO)
-
-
-def _evaluate(t: torch.Tensor, d: torch.Tensor, log_q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`log π_t` `(M, S)`, `f(t) = KL(π_t‖q)` `(M,)` and `σ² = Var_π[d]` `(M,)` at `t` `(M,)`."""
-    log_weights = log_q + t.unsqueeze(-1) * d
-    psi = torch.logsumexp(log_weights, -1)
-    log_pi = log_weights - psi.unsqueeze(-1)
-    pi = log_pi.exp()
-    # KL = Σ π·(log π − log q), and not t·μ − ψ: that is a difference of numbers as large as the logits
-    kl = (pi * (t.unsqueeze(-1) * d - psi.unsqueeze(-1))).sum(-1)
-    mean = (pi * d).sum(-1)
-    variance = (pi * (d - mean.unsqueeze(-1)).square()).sum(-1)
-    return log_pi, kl, variance
 
 
 @jit()

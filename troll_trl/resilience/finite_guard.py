@@ -25,7 +25,7 @@ _COLUMNS = (
     *("advantages", "old_per_token_logps", "old_logps", "ref_per_token_logps", "sampling_per_token_logps"),
     "importance_sampling_ratio",
 )
-# Not counted with them. TRL means something by NaN in `sampling_per_token_logps`: vLLM gave no value.
+# The guard does not count in this one: TRL means something by NaN there, vLLM gave no value.
 _NOT_COUNTED = "sampling_per_token_logps"
 # What TRL's loss moves of its adaptive entropy bonus
 ENTROPY_CONTROL = ("entropy_coef", "_last_world_entropy")
@@ -256,7 +256,7 @@ class FiniteGuard:
 
     def _report(self, bad: str, tokens: float, update: int) -> None:
         if not bad:
-            # Neither good nor bad: an update without a live token leaves the count of those in a row alone
+            # An update without a live token is neither good nor bad: the count of bad ones in a row stays as it is
             if tokens > 0:
                 self._in_a_row = 0
             else:
@@ -319,7 +319,7 @@ class _WatchedModel(nn.Module):
 
 
 class SkipUpdates(TrainerCallback):
-    """Has a trainer's guard decide on each update, between the clip of the gradient and the optimizer's step."""
+    """Asks a trainer's guard about each update, between the clip of the gradient and the optimizer's step."""
 
     def __init__(self, trainer: Any):
         self.trainer = trainer

@@ -23,7 +23,7 @@ from accelerate import Accelerator
 from accelerate.logging import get_logger
 
 from troll_trl.trainers.bounded_policy import equal_to_rounding
-from troll_trl.trainers.old_policy import COLUMN, OLD_LOG_PROBS, Recorder
+from troll_trl.trainers.old_policy import COLUMN, OLD_LOG_PROBS, Pass, Recorder
 from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.sparse import UNUSED, SparseDistribution, mass_rule
 
@@ -214,11 +214,12 @@ class EngineRecorder(Recorder):
             token alone.
     """
 
+    own_pass = Pass.ENGINE
+
     def __init__(self, accelerator: Accelerator, generation: Any, *selection: Any):
         super().__init__(*selection)
         self.accelerator = accelerator
         self.answered: list[list[SampledLogProb]] = []  # of the completions that the engine sampled last
-        self.scored_nothing = False  # of the tokens of the last rollout batch, on any rank
         self._rows: list[np.ndarray] = []  # `(T, 2K)` of each completion of the rollout batch
         ask_for_likely_tokens(generation, self)
 
@@ -248,10 +249,9 @@ class EngineRecorder(Recorder):
             values[: len(rows)] = rows[:, 0]
         return torch.from_numpy(padded).to(self.accelerator.device)
 
-    def answer(self, length: int) -> torch.Tensor:
-        """In place of the pass that scores the rollout: `(B, length)`."""
-        self.waits = False
-        return self.log_probs(length).nan_to_num(0.0)
+    def answer(self, completion_length: int) -> torch.Tensor:
+        self._log_probs = answer = self.log_probs(completion_length).nan_to_num(0.0)
+        return answer
 
     def equal_where_rounded(self, log_probs: torch.Tensor) -> torch.Tensor:
         own = self.log_probs(log_probs.shape[1])
@@ -265,6 +265,7 @@ class EngineRecorder(Recorder):
         Returns:
             The number of these tokens, over all ranks. `scored_nothing` says whether there are no others.
         """
+        self._log_probs = None
         log_probs = self.log_probs(batch["completion_ids"].shape[1])  # (B, C)
         trained, known = batch["completion_mask"] * batch.get("tool_mask", 1), ~log_probs.isnan()  # (B, C)
         unknown = self.accelerator.reduce(torch.stack([(trained * ~known).sum(), trained.sum()]), reduction="sum")

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from troll_trl.resilience.resilient_trainer import ResilientTrainer
 from troll_trl.trainers.bounded_policy import BoundedPolicy, equal_to_rounding
 from troll_trl.trainers.config import TrollGRPOConfig
 from troll_trl.trainers.model_card import DPPO, TROLL
@@ -12,53 +13,14 @@ from troll_trl.trainers.trl_compat import with_parameters_of
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
 
-class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
-    """
-    GRPO with [TROLL](https://huggingface.co/papers/2510.03817) (Trust Region Optimization for Large Language Models): a
-    differentiable projection of every token's distribution onto a KL trust region around the old policy replaces the
-    clip of the probability ratio.
-
-    Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
-    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as `loss_type` does. TRL's own `compute_loss` computes it from
-    `log π(a)` in place of `log p(a)`, with an infinite clip range. Loss types, sequence-level ratios, masks, entropy
-    bonus, vLLM correction and MoE loss are therefore TRL's.
-
-    With `trust_region="mask"`, [DPPO](https://huggingface.co/papers/2602.04879) takes the place of TROLL: a token that
-    has moved too far with its advantage loses its gradient, and there is no regression.
-
-    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] overrides what any trainer needs. Two parts of GRPO read the
-    unprojected policy: `get_off_policy_mask` and the reference KL. TRL's metric `policy_loss` is the
-    surrogate alone: the regression and the reference KL are added after it.
-
-    The arguments are the same as in [`~trl.GRPOTrainer`], except for one:
-
-    Args:
-        args ([`TrollGRPOConfig`] or [`~trl.GRPOConfig`], *optional*):
-            Configuration. A plain `GRPOConfig` gets TROLL's defaults.
-
-    Example:
-
-    ```python
-    >>> from datasets import load_dataset
-    >>> from trl.rewards import accuracy_reward
-    >>> from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
-
-    >>> trainer = TrollGRPOTrainer(
-    ...     model="Qwen/Qwen3-0.6B",
-    ...     reward_funcs=accuracy_reward,
-    ...     args=TrollGRPOConfig(steps_per_generation=8, kl_bound=0.05),
-    ...     train_dataset=load_dataset("trl-lib/DeepMath-103K", split="train"),
-    ... )
-    >>> trainer.train()
-    ```
-    """
+class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
+    """The method alone: GRPO with a trust region, without what [`TrollGRPOTrainer`] adds for long runs."""
 
     _tag_names = ["trl", "grpo", "troll"]
     _name = "TROLL"
     _paper = TROLL
     _config_class = TrollGRPOConfig
 
-    @with_parameters_of(GRPOTrainer.__init__)
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         if self.args.masks:
@@ -129,9 +91,56 @@ class TrollGRPOTrainer(TrollTrainer, GRPOTrainer):
         return loss / accumulation
 
     def get_off_policy_mask(*args, **kwargs) -> torch.Tensor:  # without `self`: TRL's is static, and so may a caller be
-        if args and isinstance(args[0], TrollGRPOTrainer):
+        if args and isinstance(args[0], TrustRegionGRPO):
             self, args = args[0], args[1:]
             # The projection stays near the old policy by construction; the drift to be masked is the policy's own
             if self._bounded_policy is not None:
                 kwargs["per_token_logps"] = self._bounded_policy.policy_log_probs
         return GRPOTrainer.get_off_policy_mask(*args, **kwargs)
+
+
+class TrollGRPOTrainer(ResilientTrainer, TrustRegionGRPO):
+    """
+    GRPO with [TROLL](https://huggingface.co/papers/2510.03817) (Trust Region Optimization for Large Language Models): a
+    differentiable projection of every token's distribution onto a KL trust region around the old policy replaces the
+    clip of the probability ratio.
+
+    Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
+    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as `loss_type` does. TRL's own `compute_loss` computes it from
+    `log π(a)` in place of `log p(a)`, with an infinite clip range. Loss types, sequence-level ratios, masks, entropy
+    bonus, vLLM correction and MoE loss are therefore TRL's.
+
+    With `trust_region="mask"`, [DPPO](https://huggingface.co/papers/2602.04879) takes the place of TROLL: a token that
+    has moved too far with its advantage loses its gradient, and there is no regression.
+
+    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] overrides what any trainer needs, and
+    [`~troll_trl.resilience.resilient_trainer.ResilientTrainer`] keeps a long run alive. Two parts of GRPO read the
+    unprojected policy: `get_off_policy_mask` and the reference KL. TRL's metric `policy_loss` is the surrogate alone:
+    the regression and the reference KL are added after it.
+
+    The arguments are the same as in [`~trl.GRPOTrainer`], except for one:
+
+    Args:
+        args ([`TrollGRPOConfig`] or [`~trl.GRPOConfig`], *optional*):
+            Configuration. A plain `GRPOConfig` gets TROLL's defaults.
+
+    Example:
+
+    ```python
+    >>> from datasets import load_dataset
+    >>> from trl.rewards import accuracy_reward
+    >>> from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+
+    >>> trainer = TrollGRPOTrainer(
+    ...     model="Qwen/Qwen3-0.6B",
+    ...     reward_funcs=accuracy_reward,
+    ...     args=TrollGRPOConfig(steps_per_generation=8, kl_bound=0.05),
+    ...     train_dataset=load_dataset("trl-lib/DeepMath-103K", split="train"),
+    ... )
+    >>> trainer.train()
+    ```
+    """
+
+    @with_parameters_of(GRPOTrainer.__init__)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)

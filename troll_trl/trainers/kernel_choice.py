@@ -7,9 +7,9 @@ from accelerate import Accelerator
 from accelerate.logging import get_logger
 from transformers import PreTrainedModel
 
-from troll_trl.kernels.agreement import Case, self_check
 from troll_trl.kernels.dispatch import INTERPRETED, kernels_mode, use_torch_alone, use_triton
 from troll_trl.lm_head import add_sparse_lm_head
+from troll_trl.lm_head.kernel_check import Case, self_check
 from troll_trl.lm_head.patch import logit_transform
 
 logger = get_logger(__name__)

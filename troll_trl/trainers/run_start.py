@@ -1,15 +1,49 @@
-"""What a trainer logs at its start: the arithmetic of its batches, an idle trust region, noise like drift."""
+"""What a trainer checks and logs at its start: its arguments, the arithmetic of its batches, noise like drift."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 
+from troll_trl.resilience import PROMPTS
+from troll_trl.resilience.best_model import warn_of_several_sets
+from troll_trl.resilience.nameless import check_names
+from troll_trl.resilience.prompt_room import check_prompts
+from troll_trl.resilience.rollout_check import checked_rollouts
 from troll_trl.trainers.config import TrollOptions
+from troll_trl.trainers.reward_models import whole_reward_models
+from troll_trl.trainers.rollout_sampling import warn_of_unused_options
 from troll_trl.trust_region.regions import TrustRegion
 
 logger = get_logger(__name__)
+
+
+def checked_arguments(
+    init: Callable, model: Any, reward_funcs: Any, args: Any, *others: Any, **kwargs: Any
+) -> inspect.BoundArguments:
+    """The arguments of TRL's constructor `init`, as TRL should get them. A `ValueError` names one that cannot serve."""
+    given = inspect.signature(init).bind(model, whole_reward_models(reward_funcs, args), args, *others, **kwargs)
+    if rollout_func := given.arguments.get("rollout_func"):
+        corrects = bool(args.use_vllm and args.vllm_importance_sampling_correction)
+        given.arguments["rollout_func"] = checked_rollouts(rollout_func, corrects)
+    check_names(given.arguments)
+    return given
+
+
+def describe_run(trainer: Any, base_model: Any, given: inspect.BoundArguments) -> None:
+    """Print and warn what a reader of the log should know of a `trainer`, and check the prompts. It was made with the
+    `given` arguments, and `base_model` is its model without adapters."""
+    args = trainer.args
+    print_batches(trainer.accelerator, args, trainer.trust_region, trainer.support_size)
+    warn_of_several_sets(args, trainer.eval_dataset)
+    warn_of_unused_options(trainer.model, getattr(trainer, "generation_config", None))
+    warn_of_noise(trainer.model, args, base_model.config.get_text_config())
+    makers = {"rollout_func", "environment_factory"}  # of what the model reads in place of the prompts
+    if PROMPTS not in trainer.switched_off and not any(given.arguments.get(name) for name in makers):
+        check_prompts(trainer)
 
 
 def print_batches(accelerator: Accelerator, args: TrollOptions, trust_region: TrustRegion, support_size: int) -> None:
@@ -36,20 +70,6 @@ def print_batches(accelerator: Accelerator, args: TrollOptions, trust_region: Tr
             "and old policy are then equal, and a trust region, like a clip, changes nothing. For 8 updates per "
             f"rollout batch, as in the paper, set `steps_per_generation={8 * args.gradient_accumulation_steps}`, or "
             "raise `num_iterations`."
-        )
-
-
-def check_trainable(model: torch.nn.Module, head: torch.nn.Module) -> None:
-    """Raise a `ValueError` for a model that has no weight to train, or an LM `head` that is no single matrix."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(
-            "The model has no weight to train: `requires_grad` is False for all. Load an adapter with "
-            "`PeftModel.from_pretrained(model, folder, is_trainable=True)`, or give the trainer a `peft_config`."
-        )
-    if not hasattr(head, "bias"):  # PEFT's `TrainableTokensWrapper`
-        raise ValueError(
-            f"The LM head is a {type(head).__name__}, but its logits must come from one matrix, for TRL too. With "
-            "`trainable_token_indices`, load a model of tied embeddings with `tie_word_embeddings=False`."
         )
 
 

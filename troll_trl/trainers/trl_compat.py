@@ -25,6 +25,8 @@ from accelerate.optimizer import AcceleratedOptimizer
 from transformers import Trainer
 from trl import GRPOTrainer, RLOOTrainer
 
+from troll_trl.resilience import CHECKPOINTS, GUARD, PROMPTS, RESUME, TIED
+
 logger = get_logger(__name__)
 
 TESTED = {"trl": "1.16", "transformers": "5.23", "accelerate": "1.15"}
@@ -41,8 +43,8 @@ def _of_both(parts: Mapping[str, str | None]) -> dict[type, Mapping[str, str | N
 _METHOD = {
     # Calls `model(**inputs, labels=…, fused_lm_head=True)` and reads `.log_probs`, `.entropy`, `.aux_loss`
     "_get_per_token_logps_and_entropies": "self model input_ids attention_mask logits_to_keep",
-    # Scores the rollout with the current weights before the reference model does. Returns the rollout batch, of which
-    # `completion_ids`, `completion_mask` and `tool_mask` are read
+    # Scores the rollout with the model that generated it. Returns the rollout batch, of which `completion_ids`,
+    # `completion_mask` and `tool_mask` are read
     "_generate_and_score_completions": "self inputs",
     # Generates if it is time to, and returns a micro-batch. Shuffles and splits the rollout batch, lists included
     "_prepare_inputs": "self generation_batch",
@@ -64,10 +66,7 @@ METHOD: Parts = {
 # log-probabilities fifth
 ENGINE: Parts = _of_both({"_generate": "self prompts", "vllm_generation": None})
 
-RESUME, GUARD = "exact resuming inside a rollout batch", "skipping updates that are not finite"
-CHECKPOINTS = "complete or absent checkpoints, with the state of a rollout batch"
-METRICS, PROMPTS, CARD = "our changes to TRL's metrics", "the check of prompts", "the model card's title and paper"
-TIED = "the silence about tied weights"
+METRICS, CARD = "our changes to TRL's metrics", "the model card's title and paper"
 EVALUATION = "evaluations that count each completion once"
 SAMPLING = "rollouts without the sampling options of the model's folder"
 _REWARDS = {"reward_funcs": None, "reward_func_names": None}  # the functions are wrapped

@@ -12,15 +12,25 @@ With `d = log p − log q` and `t = 1/(η + 1)` the solutions are the one-parame
 so the root of `f(t) = ε` in (0, 1] is unique, and `t = 1` when the policy is inside the bound.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from troll_trl.kernels import projection as kernel
 from troll_trl.kernels.dispatch import has_float64
-from troll_trl.kernels.projection import RELATIVE_TOLERANCE, kl_divergence, project_rows, project_rows_backward
+from troll_trl.kernels.projection import (
+    EXP_UNDERFLOW,
+    MAX_EVALUATIONS,
+    NEWTON_EVALUATIONS,
+    RELATIVE_TOLERANCE,
+    ZERO_POLICY_LOG_RATIO,
+)
 
-__all__ = ["Projection", "kl_divergence", "project"]
+# Rows that torch takes to float64 at a time: 2 MiB a tensor at K = 64, of which it holds about ten
+_FLOAT64_ROWS = 4096
+_Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # log π `(N, S)`; t, KL(p‖q) and KL(π‖q) `(N,)`
 
 
 class Projection(NamedTuple):
@@ -93,7 +103,8 @@ class _Project(torch.autograd.Function):
     def forward(ctx, log_p, log_q, kl_bound):
         shape, dtype = log_p.shape, log_p.dtype
         flat_p, flat_q = log_p.reshape(-1, shape[-1]), log_q.reshape(-1, shape[-1])  # (N, S)
-        projected, t, policy_kl, kl = project_rows(flat_p, flat_q, kl_bound)
+        solve_all = kernel.project_rows if kernel.takes_kernel(flat_p) else project_rows
+        projected, t, policy_kl, kl = solve_all(flat_p, flat_q, kl_bound)
         ctx.save_for_backward(flat_p, flat_q, projected, t)
         # Rounded log-probabilities sum to 1 only nearly, and can make the KL of near-equal policies a little negative
         outputs = [x.clamp(min=0).to(dtype).reshape(shape[:-1]) for x in (1 / t - 1, policy_kl, kl)]
@@ -112,4 +123,129 @@ class _Project(torch.autograd.Function):
     def backward(ctx, grad_log_pi, *_):
         log_p, log_q, log_pi, t = ctx.saved_tensors
         grad = grad_log_pi.reshape(log_pi.shape)
-        return project_rows_backward(grad, log_p, log_q, log_pi, t).reshape(grad_log_pi.shape), None, None
+        backward = kernel.project_rows_backward if kernel.takes_kernel(log_p) else project_rows_backward
+        return backward(grad, log_p, log_q, log_pi, t).reshape(grad_log_pi.shape), None, None
+
+
+def project_rows(log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float) -> _Rows:
+    """`log π` of rows `(N, S)` in their dtype, and `t`, KL(p‖q) and KL(π‖q) `(N,)` in float64, by torch."""
+    pairs = zip(log_p.split(_FLOAT64_ROWS), log_q.split(_FLOAT64_ROWS), strict=True)
+    parts = [_project_chunk(p, q, kl_bound) for p, q in pairs]
+    if len(parts) == 1:
+        return parts[0]
+    log_pi, t, policy_kl, kl = map(torch.cat, zip(*parts, strict=True))
+    return log_pi, t, policy_kl, kl
+
+
+def _project_chunk(flat_p: torch.Tensor, flat_q: torch.Tensor, kl_bound: float) -> _Rows:
+    """As [`project_rows`], of so few rows that all may be float64 at once."""
+    policy_kl = kl_divergence(flat_p.double(), flat_q.double())  # (N,)
+    outside = (~(policy_kl <= kl_bound)).nonzero().squeeze(-1)  # (M,) rows; M is small against N in training
+
+    projected = flat_p.clone()
+    t = torch.ones_like(policy_kl)
+    kl = policy_kl.clone()
+    if len(outside) > 0:
+        if policy_kl[outside].isnan().any():
+            raise ValueError("`policy_log_probs` or `old_log_probs` hold NaN: the logits they came from do too.")
+        rows_p, rows_q = flat_p[outside].double(), flat_q[outside].double()  # (M, S)
+        t[outside], log_pi, kl[outside], _ = solve(rows_p, rows_q, kl_bound, RELATIVE_TOLERANCE[flat_p.dtype])
+        projected[outside] = log_pi.to(flat_p.dtype)
+    return projected, t, policy_kl, kl
+
+
+def solve(
+    log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float, relative_tolerance: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    Solve `KL(π_t‖q) = ε` for `t` by a safeguarded Newton iteration on `sqrt(2 f(t))`.
+
+    `f` starts as a parabola, so `sqrt(2 f(t))` is close to linear and Newton's method on it needs a handful of
+    evaluations. A step that leaves the bracket is replaced by a bisection, and so is every other step after 20.
+
+    `log_p` and `log_q` `(M, S)`, float64, are rows with KL(p‖q) > ε, and `kl_bound` is ε. A row stops once
+    `|KL − ε| ≤ relative_tolerance·ε`, or when `t` can no longer change. Returns `t` `(M,)` in (0, 1]; `log π_t`
+    `(M, S)`; `KL(π_t‖q)` `(M,)`; and the number of evaluations of `f` that each row took `(M,)`.
+    """
+    d = _log_ratio(log_p, log_q)
+    t = torch.ones_like(d[:, 0])
+    log_pi, kl, variance = _evaluate(t, d, log_q)
+    # A policy that only leaves the old policy's support has its mass there dropped; inside the bound it ends here.
+    done = ~(kl > kl_bound)
+    evaluations = torch.ones_like(t, dtype=torch.int64)
+
+    low, high = torch.zeros_like(t), torch.ones_like(t)
+    target = math.sqrt(2 * kl_bound)
+    t = torch.where(done, t, (kl_bound / kl).sqrt())
+    for number in range(MAX_EVALUATIONS):
+        if done.all():
+            break
+        new_log_pi, new_kl, new_variance = _evaluate(t, d, log_q)
+        log_pi = torch.where(done.unsqueeze(-1), log_pi, new_log_pi)
+        kl, variance = torch.where(done, kl, new_kl), torch.where(done, variance, new_variance)
+        evaluations += ~done
+
+        above = kl > kl_bound
+        high = torch.where(above & ~done, t, high)
+        low = torch.where(above | done, low, t)
+        root = (2 * kl).clamp(min=0).sqrt()  # sqrt(2 f); its derivative is f′/sqrt(2 f) = t·σ²/sqrt(2 f)
+        step = t + (target - root) * root / (t * variance)
+        # Towards 0 the bracket shrinks by factors, as the root's magnitude is what is unknown there
+        middle = torch.where(low > 0, (low + high) / 2, high / 16)
+        # Between a plateau and a cliff, Newton's steps shrink the bracket by little from either side: halve it, too
+        newton = number < NEWTON_EVALUATIONS or number % 2 == 0
+        step = torch.where((step > low) & (step < high) & newton, step, middle)
+        converged = (kl - kl_bound).abs() <= relative_tolerance * kl_bound
+        done = done | converged | ((step - t).abs() <= 1e-15 * t)
+        t = torch.where(done, t, step)
+
+    # Where the policy is zero so is π, unless the bound is out of reach without that token
+    return t, log_pi.masked_fill((log_p == -math.inf) & (log_pi < EXP_UNDERFLOW), -math.inf), kl, evaluations
+
+
+def _log_ratio(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """`d = log p − log q` `(M, S)`, and any finite number outside of the support of `q`, where `π` is zero anyway."""
+    ratio = log_p - log_q.masked_fill(log_q == -math.inf, 0.0)
+    return ratio.masked_fill(log_p == -math.inf, ZERO_POLICY_LOG_RATIO)
+
+
+def _evaluate(t: torch.Tensor, d: torch.Tensor, log_q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`log π_t` `(M, S)`, `f(t) = KL(π_t‖q)` `(M,)` and `σ² = Var_π[d]` `(M,)` at `t` `(M,)`."""
+    log_weights = log_q + t.unsqueeze(-1) * d
+    psi = torch.logsumexp(log_weights, -1)
+    log_pi = log_weights - psi.unsqueeze(-1)
+    pi = log_pi.exp()
+    # KL = Σ π·(log π − log q), and not t·μ − ψ: that is a difference of numbers as large as the logits
+    kl = (pi * (t.unsqueeze(-1) * d - psi.unsqueeze(-1))).sum(-1)
+    mean = (pi * d).sum(-1)
+    variance = (pi * (d - mean.unsqueeze(-1)).square()).sum(-1)
+    return log_pi, kl, variance
+
+
+def project_rows_backward(
+    grad: torch.Tensor, log_p: torch.Tensor, log_q: torch.Tensor, log_pi: torch.Tensor, t: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of [`_Project.backward`] for `log_p` `(N, S)`, by torch, from that for `log_pi` `(N, S)`; `t` is
+    `(N,)`."""
+    # No slot without policy or projected mass takes part, whatever arrives there
+    g = grad.masked_fill((log_pi == -math.inf) | (log_p == -math.inf), 0.0)
+    grad = g - g.sum(-1, keepdim=True) * log_pi.exp()
+
+    for active in (t < 1).nonzero().squeeze(-1).split(_FLOAT64_ROWS):
+        g_active, pi = g[active].double(), log_pi[active].double().exp()  # (M, S)
+        centred = _log_ratio(log_p[active].double(), log_q[active].double())
+        centred = centred - (pi * centred).sum(-1, keepdim=True)  # d − μ
+        variance = (pi * centred.square()).sum(-1, keepdim=True)  # σ², (M, 1)
+        through_t = (g_active * centred).sum(-1, keepdim=True) * pi * centred / variance
+        softmax_gradient = g_active - g_active.sum(-1, keepdim=True) * pi
+        grad[active] = (t[active].unsqueeze(-1) * (softmax_gradient - through_t)).to(grad.dtype)
+    return grad.masked_fill(log_p == -math.inf, 0.0)
+
+
+def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """KL(p‖q) `(...)` of categorical distributions in nats, from normalised log-probabilities `(..., S)`, of which some
+    may be −∞. Differentiable in both, with `0·log 0 = 0`, and `inf` where `q = 0 < p`."""
+    empty = log_p == -math.inf
+    log_p = log_p.masked_fill(empty, 0.0)  # before the difference: −∞ − −∞ is NaN, and so would its gradient be
+    log_ratio = log_p - log_q.masked_fill(empty, 0.0)
+    return (log_p.exp() * log_ratio).masked_fill(empty, 0.0).sum(-1)

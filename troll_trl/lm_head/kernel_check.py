@@ -14,11 +14,13 @@ import torch
 
 from troll_trl.kernels import blocks, candidates, coefficients, fold, gradient, outcomes, projection, support
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
+from troll_trl.trust_region.projection import project_rows, project_rows_backward
 
-# Of the largest entry of an output: float32 sums in another order; twice the rounding of a bf16 tile of gradients
+# Largest difference, as a share of an output's largest entry. The sums are float32, in another order; for a tile of
+# gradients in bf16 it is twice their rounding.
 _TOLERANCE, _TOLERANCE_OF_TILE = 2e-5, 1e-2
-# Of the logits, at any temperature. At 0.05 they once reached 290, where float32 numbers are 3e-5 apart: the entropy of
-# an H100's kernel and of torch then differed by more than the tolerance, and a sound kernel was refused.
+# The logits' spread, at any temperature. At 0.05 they once reached 290, where float32 numbers are 3e-5 apart. The
+# entropy of an H100's kernel and of torch then differed by more than the tolerance, and a sound kernel was refused.
 _SPREAD = 3.0
 
 
@@ -243,8 +245,8 @@ def _check_projection(case, device):
         log_pi, t, *kls = solve(policy, old, case.kl_bound)
         return [log_pi.exp(), t, *kls, backward(upstream, policy, old, log_pi, t)]
 
-    ours = results(projection._project_triton, projection._backward_triton)
-    return list(zip(ours, results(projection._project_torch, projection._backward_torch), strict=True))
+    ours = results(projection.project_rows, projection.project_rows_backward)
+    return list(zip(ours, results(project_rows, project_rows_backward), strict=True))
 
 
 _CHECKS: dict[str, tuple[Callable, float]] = {

@@ -1,11 +1,11 @@
-"""checked_rollouts(): what a user's `rollout_func` returns, before TRL pads it. There a row that is too short gets the
-padding of a shorter completion, or lets an operation of torch fail that names neither."""
+"""checked_rollouts(): checks what a user's `rollout_func` returns before TRL pads it. Padding hides a row that is too
+short, or an operation of torch fails and names neither the function nor the row."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# In this order: the others are as long as the completions
+# Checked in this order, since the others must be as long as the completions
 _TOKENS = ("completion_ids", "prompt_ids")
 _EXPECTED = {
     "logprobs": "Give a number or None for every token of the completion, 0.0 for those that `env_mask` leaves out.",

@@ -1,4 +1,4 @@
-"""check_names(): refuses, by name, a model object of which TRL would load something else by the name that it lacks."""
+"""check_names(): refuses a model object without a name, if TRL would load a tokenizer or a reference by that name."""
 
 import os
 from collections.abc import Mapping

@@ -19,8 +19,8 @@ from troll_trl.trust_region.ragged import RaggedDistribution
 
 logger = get_logger(__name__)
 
-# What a saved rollout batch must agree with, next to the support of its old policy: its cut into updates, and what its
-# log-probabilities were computed by. RLOO has not all of them.
+# A run continues a saved rollout batch only if these options are as they were, and those of the old policy's support.
+# Some cut the batch into updates; on the others its log-probabilities depend. RLOO lacks some of them.
 _LAYOUT = (
     *("steps_per_generation", "num_iterations", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("num_generations", "temperature", "cast_lm_head_to_fp32", "bf16", "fp16", "use_vllm", "old_policy"),

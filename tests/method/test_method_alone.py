@@ -1,0 +1,47 @@
+"""The method without `resilience`: a trainer that leaves the mixin out trains the same weights, and logs the same."""
+
+import pytest
+import torch
+from tiny import saved_model
+from transformers import AutoModelForCausalLM
+from trl_comparison import logged, make_trainer, weights
+
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.resilience.resilient_trainer import ResilientTrainer
+from troll_trl.trainers.grpo import TrustRegionGRPO
+from troll_trl.trainers.rloo import TrustRegionRLOO
+
+ALONE = {
+    "grpo": (TrustRegionGRPO, TrollGRPOTrainer, TrollGRPOConfig),
+    "rloo": (TrustRegionRLOO, TrollRLOOTrainer, TrollRLOOConfig),
+}
+OPTIONS = {
+    "projection": {"kl_bound": 1e-3},
+    "binary penalty": {"trust_region": "penalty", "divergence_type": "binary_kl", "kl_bound": 1e-4},
+    "idle": {"steps_per_generation": 1},
+    "evaluated": {"kl_bound": 1e-3, "eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps"},
+}
+
+
+def run_of(trainer, config, folder, options):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(saved_model(folder / "model"))
+    run = make_trainer(trainer, config, folder, model, beta=0.1, learning_rate=2e-2, max_steps=6, **options)
+    run.train()
+    return run
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("algorithm", ALONE)
+def test_the_method_trains_the_same_weights_alone(algorithm, options, tmp_path):
+    alone, whole, config = ALONE[algorithm]
+    assert issubclass(whole, (ResilientTrainer, alone)) and not issubclass(alone, ResilientTrainer)
+    run = run_of(alone, config, tmp_path / "alone", OPTIONS[options])
+    expected = run_of(whole, config, tmp_path / "whole", OPTIONS[options])
+    assert not hasattr(run, "finite_guard") and logged(run, "troll/skipped_updates") == []
+    for name, weight in weights(expected).items():
+        assert torch.equal(weights(run)[name], weight), name
+    own = ("troll/skipped_updates", "step_time", "runtime", "per_second")
+    for line, other in zip(run.state.log_history, expected.state.log_history, strict=True):
+        shared = {name: value for name, value in other.items() if not name.endswith(own)}
+        assert {name: line[name] for name in shared} == pytest.approx(shared, rel=0, abs=0, nan_ok=True)
