@@ -11,7 +11,7 @@ WORKERS := $(shell cores=$$(nproc); workers=$$(( cores + (cores + 1) / 2 )); ech
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest
 
 TRAINER_TESTS := $(addprefix tests/test_,trainer.py rloo_trainer.py compatibility.py compatibility_rollouts.py \
-	compatibility_models.py distributed.py trl_compat.py)
+	compatibility_models.py distributed.py trl_compat.py async_compat.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-kernels test-gpu test-extras test-vllm test-trl test-oldest lint format docs \
@@ -69,7 +69,7 @@ test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-t
 	@test -n "$(TRL)" || { echo "Which TRL? make test-trl TRL=1.16.0, or TRL=main"; exit 1; }
 	rm -rf .venv/trl-$(TRL)
 	$(BIN)/python -m pip install --quiet --no-deps --target .venv/trl-$(TRL) $(if $(filter main,$(TRL)),git+https://github.com/huggingface/trl,trl==$(TRL))
-	PYTHONPATH=.venv/trl-$(TRL) $(PYTEST) -n $(WORKERS) $(TRAINER_TESTS)
+	PYTHONPATH=.venv/trl-$(TRL) $(PYTEST) -n $(WORKERS) -m "not slow and not extras and not vllm" $(TRAINER_TESTS)
 
 # The lower bounds of pyproject.toml; its torch alone stays that of .venv, as an older one is gigabytes. That datasets
 # still needs httpx.

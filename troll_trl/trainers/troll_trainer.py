@@ -31,7 +31,18 @@ from troll_trl.trainers.rollout_check import checked_rollouts
 from troll_trl.trainers.rollout_sampling import SampledAsConfigured, warn_of_unused_options
 from troll_trl.trainers.run_start import check_trainable, print_batches, warn_of_noise
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
-from troll_trl.trainers.trl_compat import CHECKPOINTS, GUARD, METRICS, PROMPTS, RESUME, TIED, check_trl
+from troll_trl.trainers.step_check import check_steps
+from troll_trl.trainers.trl_compat import (
+    CHECKPOINTS,
+    GUARD,
+    METRICS,
+    PROMPTS,
+    RESUME,
+    TIED,
+    check_made,
+    check_running,
+    check_trl,
+)
 from troll_trl.trainers.vllm import check_server, check_vllm, explain_lost_server, server_url
 from troll_trl.trust_region.regions import Bounded, TrustRegion
 
@@ -94,6 +105,8 @@ class TrollTrainer(CheckpointedTrainer, CountedEvaluation, SampledAsConfigured, 
             given.arguments["rollout_func"] = checked_rollouts(rollout_func, corrects)
         check_names(given.arguments)
         super().__init__(*given.args, **given.kwargs)
+        self.switched_off |= check_made(self, engine=args.old_policy == "engine")
+        self.switched_off = check_steps(self, self.switched_off)
         for function in getattr(self, "reward_funcs", ()):  # in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()
 
@@ -183,6 +196,7 @@ class TrollTrainer(CheckpointedTrainer, CountedEvaluation, SampledAsConfigured, 
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing), *args, **kwargs)
 
     def _run_epoch(self, *args, **arguments):
+        self.switched_off = check_running(self, self.switched_off)
         if RESUME in self.switched_off:
             return super()._run_epoch(*args, **arguments)
         if self.state.global_step >= self.state.max_steps:  # the Trainer looks only after its next update
