@@ -508,6 +508,21 @@ def test_another_loss_is_refused(trainer, name, options, changes, first_loss, mo
         check_arithmetic(*given)
 
 
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(
+    "options",
+    [{}, BETA, PENALTY | BETA, PENALTY | {"epsilon": 3e-4, "epsilon_high": 4e-4}, {"epsilon": 1e-9} | PENALTY],
+)
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 30_000])
+def test_trls_loss_of_completions_of_any_length_is_accepted(length, options, trainer, first_loss):
+    """The sum of a completion's log-probabilities, of which RLOO takes the ratio, rounds to a few thousandths."""
+    run, inputs, mode = first_loss(trainer, options)
+    shape = inputs["completion_mask"].shape
+    columns = torch.arange(length) % shape[1]
+    of_tokens = lambda value: isinstance(value, torch.Tensor) and value.shape[:2] == shape
+    check_arithmetic(run, {n: v[:, columns] if of_tokens(v) else v for n, v in inputs.items()}, mode)
+
+
 @pytest.mark.parametrize("name", SAME_LOSSES)
 def test_the_same_loss_in_other_words_trains_the_same_weights(name, tmp_path, monkeypatch):
     options, changes = SAME_LOSSES[name]

@@ -8,7 +8,7 @@ show that TRL's loss still reads this state from where we set it.
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -72,23 +72,20 @@ def fault_in(actual: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor, 
 def log_ratios(trainer: Any, number: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Made-up log-ratios of the shape of `number`, integers of tokens, positive where `up`: beyond any clip, just
     beyond the run's, where only a guard against overflow should act, and just within the clip."""
-    high, low = 1 + trainer.epsilon_high, 1 - trainer.epsilon_low  # infinite unless the trust region clips
-    sizes = [(3.0, 1.1 * edge, 9.0, 0.9 * edge) for edge in (_log(high), -_log(low))]
-    above, below = (torch.tensor(of_sign, device=number.device)[number % 4] for of_sign in sizes)
+    ends = _size(1 + trainer.epsilon_high), _size(1 - trainer.epsilon_low)  # infinite unless the trust region clips
+    above, below = (torch.tensor([3.0, 1.1 * end, 9.0, 0.9 * end], device=number.device)[number % 4] for end in ends)
     return torch.where(up, above, -below)
 
 
-def _log(ratio: float) -> float:
-    """The logarithm of an end of a clip range, or some number if it is no such end."""
-    return math.log(ratio) if 0 < ratio < math.inf and ratio != 1 else 0.5
+def _size(ratio: float) -> float:
+    """The size of the logarithm of an end of a clip range, in a range in which rounding decides nothing."""
+    return min(max(abs(math.log(ratio)), 0.01), 10.0) if 0 < ratio < math.inf else 0.5
 
 
 def slope(trainer: Any, log_ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
     """The derivative of `min(r·A, clip(r)·A)` by the log-ratio, of log-ratios and advantages that broadcast: `r·A`
     where the clip does not act. GRPO's `delta` is the largest ratio of a penalty's two-sided clip."""
-    ratio = log_ratio.exp()
-    highest = math.inf if not trainer.trust_region.clips else 1 + trainer.epsilon_high
-    lowest = -math.inf if not trainer.trust_region.clips else 1 - trainer.epsilon_low
+    ratio, highest, lowest = log_ratio.exp(), 1 + trainer.epsilon_high, 1 - trainer.epsilon_low
     delta = getattr(trainer.args, "delta", None)
     delta = math.inf if delta is None else delta
     gains = ratio <= min(highest, delta)
@@ -103,12 +100,13 @@ def _faults(trainer: Any, owner: type, inputs: dict[str, Any], mode: str) -> Ite
     device = inputs["completion_mask"].device
     row, column = torch.arange(rows, device=device).unsqueeze(1), torch.arange(columns, device=device)
     live = column < 1 + (row + (columns - 1) // 2) % columns  # (B, C): completions of several lengths
-    log_probs = (-1 - 0.5 * torch.sin(1.0 + row + column)).requires_grad_()
+    # So small that sums over a completion lose nothing to rounding
+    log_probs = ((-1 - 0.5 * torch.sin(1.0 + row + column)) / columns).requires_grad_()
     threshold = getattr(trainer, "off_policy_mask_threshold", None)
     masks = [torch.ones_like(row)] if threshold is None else [row % 2, 1 - row % 2]  # (B, 1), 1 keeps a completion
     for gain, up, kept, beta in itertools.product(SIGNS, SIGNS, masks, sorted({0.0, float(trainer.beta)})):
         log_ratio = log_ratios(trainer, row + column, (row % 2 == 0) == (up == 1))
-        advantages = gain * (1 + row / rows)  # (B, 1)
+        advantages = gain * (1 + row % 4 / 4)  # (B, 1)
         given = inputs | _made_up(inputs, live, log_probs.detach(), log_ratio, advantages)
         expected, reference = _expected(trainer, given, live, log_probs, log_ratio, advantages * kept, mode, beta)
         actual = _actual(trainer, owner, given, log_probs, kept, beta)
@@ -130,7 +128,7 @@ def _widened(inputs: dict[str, Any], width: int | None) -> dict[str, Any]:
         if isinstance(value, torch.Tensor) and value.shape[:2] == shape
         else value
         for name, value in inputs.items()
-        if name != "tool_mask"
+        if name != "tool_mask" and not name.startswith("troll_")
     }
 
 
@@ -147,7 +145,7 @@ def _made_up(
         "advantages": advantages.view(rows, *[1] * (real.dim() - 1)).expand(real.shape).to(real.dtype),
         "old_per_token_logps": fixed - log_ratio,
         "old_logps": (fixed * live).sum(1) - _mean(log_ratio, live).squeeze(1),
-        "ref_per_token_logps": fixed + 0.3 * torch.cos(angle),
+        "ref_per_token_logps": fixed + 0.3 + 0.2 * torch.cos(angle),
         "sampling_per_token_logps": fixed,
         "importance_sampling_ratio": torch.ones_like(fixed),
     }
@@ -188,7 +186,7 @@ def _actual(
     """The gradient `(B, C)` of TRL's own loss in the state in which ours runs it, with this `beta`."""
     fixed = log_probs.detach()
     scored = (log_probs, torch.zeros_like(fixed), fixed.new_zeros(()))  # log-probabilities, entropies, MoE loss
-    stubs = {
+    stubs: dict[str, Callable[..., Any]] = {
         "_get_per_token_logps_and_entropies": lambda self, *args, **kwargs: scored,
         # As our override takes its arguments
         "get_off_policy_mask": lambda self, *, per_token_logps, **others: kept.to(inputs["completion_mask"].dtype),

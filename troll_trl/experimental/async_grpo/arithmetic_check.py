@@ -31,7 +31,7 @@ def _faults(trainer: Any, inputs: dict[str, Any]) -> Iterator[str]:
 
     for gain, up in itertools.product(SIGNS, SIGNS):
         log_ratio = log_ratios(trainer, number, (number // 4 % 2 == 0) == (up == 1))
-        advantages = gain * (1 + number / len(number))
+        advantages = gain * (1 + number % 4 / 4)
         given = inputs | {
             "token_index": torch.where(selected, selected.cumsum(1) - 1, -1),
             "old_log_probs": column(fixed[0] - log_ratio),
