@@ -40,12 +40,11 @@ PHRASES = {
 
 
 @pytest.mark.trl_source
-@pytest.mark.parametrize(
-    ("owner", "name"), PHRASES, ids=lambda part: f"asynchronous: {getattr(part, '__name__', part)}"
-)
-def test_methods_say_what_the_overrides_rest_on(owner, name):
+@pytest.mark.parametrize("part", PHRASES, ids=lambda part: f"asynchronous: {part[0].__name__}.{part[1]}")
+def test_methods_say_what_the_overrides_rest_on(part):
+    owner, name = part
     source = inspect.getsource(getattr(owner, name))
-    for phrase in PHRASES[owner, name]:
+    for phrase in PHRASES[part]:
         assert phrase in source, f"{owner.__name__}.{name} no longer contains `{phrase}`"
 
 

@@ -247,6 +247,32 @@ def test_another_meaning_of_the_step_switches_resuming_off(name, trainer, tmp_pa
     assert f"`{trainer.__name__}._" in caplog.text
 
 
+SPLIT = r"split_tensor_dict\(generation_batch, "
+# Lists of a rollout batch that no longer follow its tensors
+OTHER_BATCHES = {
+    "lists_stay": {
+        r"= shuffle_sequence_dict\(generation_batch\)": "= {n: shuffle_sequence_dict({n: v})[n] if hasattr(v, 'shape') "
+        "else v for n, v in generation_batch.items()}"
+    },
+    "lists_stay_whole": {
+        SPLIT: "(lambda batch, n: [{**part, **{k: v for k, v in batch.items() if isinstance(v, list)}} "
+        "for part in split_tensor_dict(batch, n)])(generation_batch, "
+    },
+    "lists_reversed": {
+        SPLIT: "split_tensor_dict({n: v[::-1] if isinstance(v, list) else v for n, v in generation_batch.items()}, "
+    },
+}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("name", OTHER_BATCHES)
+def test_lists_that_are_not_shuffled_and_split_as_tensors_stop_at_the_start(name, trainer, tmp_path, monkeypatch):
+    """The old policy is a list: a run would train with the old policies of other completions."""
+    rewrite(monkeypatch, trainer, OTHER_BATCHES[name])
+    with pytest.raises(ImportError, match=rf"trl \d.*`{trainer.__name__}\._prepare_inputs` shuffles.*tested with trl"):
+        run_of(tmp_path, trainer)
+
+
 SAME_STEPS = {
     "counted_at_once": {
         r"return inputs\n": "self._step += mode == 'train'\n    return inputs\n",

@@ -169,16 +169,18 @@ except ImportError as error:
     print(error)
 utils.maybe_gather_lm_head_ctx = kept
 from troll_trl import TrollGRPOConfig
-from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig
 TrollGRPOConfig("out", use_cpu=True, bf16=False)
-AsyncTrollGRPOConfig("out", use_cpu=True, bf16=False)
+if ASYNC:
+    from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig
+    AsyncTrollGRPOConfig("out", use_cpu=True, bf16=False)
 """
 
 
 @pytest.fixture(scope="module")
 def fresh_process():
     """What `FRESH` says in a process of its own, which takes seconds to start."""
-    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True)
+    code = f"ASYNC = {async_compat is not None}\n{FRESH}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -1,4 +1,4 @@
-"""check_steps(): whether TRL's `_step` still means what exact resuming takes it for."""
+"""check_steps(): tries TRL's `_prepare_inputs`, which shuffles and splits a rollout batch and reads `_step`."""
 
 import copy
 from types import SimpleNamespace
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import TrainerState
 
+from troll_trl.trainers.old_policy import COLUMN
 from troll_trl.trainers.probe import owner_of, probe_of
 from troll_trl.trainers.trl_compat import METHOD, RESUME, unsupported, warn_of
 
@@ -23,17 +24,21 @@ def check_steps(trainer: Any, switched_off: frozenset[str]) -> frozenset[str]:
 
     TRL's `_prepare_inputs` and `training_step` run on a copy of the trainer's attributes, with made-up rollout batches:
     to the middle of the first, and from there into the second, as a run resumes with its rollout batch and without.
+
+    Raises:
+        ImportError: TRL shuffles or splits the lists of a rollout batch in another way than its tensors. The old
+            policy is such a list, and would belong to other completions.
     """
-    if RESUME in switched_off:
-        return switched_off
     owner = owner_of(trainer, METHOD)
     try:
         fault = _fault(trainer, owner)
+    except ImportError:
+        raise
     except Exception as error:  # what the copy lacks, since TRL's methods read more than they did
         fault = (
             f"`{owner.__name__}._prepare_inputs` and `training_step` cannot be tried: {type(error).__name__}: {error}"
         )
-    if fault is not None:
+    if fault is not None and RESUME not in switched_off:
         warn_of({RESUME: unsupported(owner, fault)})
         switched_off |= {RESUME}
     return switched_off
@@ -63,7 +68,7 @@ class _Simulation:
     """A training of TRL's class `owner` without model, data and optimizer, from a state as [`load_state`] sets it."""
 
     def __init__(self, trainer: Any, owner: type, step: int = 0, batches: list[Any] | None = None):
-        self.taken, self.generated = step, 0
+        self.owner, self.taken, self.generated = owner, step, 0
         stubs = {"_generate_and_score_completions": self._generate}
         self.probe = probe = probe_of(trainer, owner, stubs, {"training_step": lambda *args, **kwargs: torch.zeros(())})
         probe.args = copy.copy(trainer.args)
@@ -77,7 +82,8 @@ class _Simulation:
 
     def _generate(self, *args, **kwargs) -> dict[str, Any]:
         self.generated += 1
-        return {"completion_ids": torch.arange(2 * _MICRO_BATCHES).unsqueeze(1)}
+        rows = range(8 * _MICRO_BATCHES)
+        return {"completion_ids": torch.tensor(rows).unsqueeze(1), COLUMN: [*rows]}
 
     def train(self, until: int) -> list[tuple[bool, int, int]]:
         """Of each micro-batch: whether TRL generated for it, its number in the rollout batch, and `_step` after it."""
@@ -87,6 +93,11 @@ class _Simulation:
             while self.taken < until:
                 before = self.generated
                 inputs = self.probe._prepare_inputs({})
+                if inputs[COLUMN] != inputs["completion_ids"].flatten().tolist():
+                    what = (
+                        f"`{self.owner.__name__}._prepare_inputs` shuffles or splits lists in another way than tensors"
+                    )
+                    raise ImportError(unsupported(self.owner, what))
                 number = [batch is inputs for batch in self.probe._buffered_inputs].index(True)
                 self.taken += 1
                 accelerator.sync_gradients = self.taken % _ACCUMULATED == 0
