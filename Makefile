@@ -71,7 +71,7 @@ test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-t
 	@test -n "$(TRL)" || { echo "Which TRL? make test-trl TRL=1.16.0, or TRL=main"; exit 1; }
 	rm -rf .venv/trl-$(TRL)
 	$(BIN)/python -m pip install --quiet --no-deps --target .venv/trl-$(TRL) $(if $(filter main,$(TRL)),git+https://github.com/huggingface/trl,trl==$(TRL))
-	PYTHONPATH=.venv/trl-$(TRL) $(PYTEST) -n $(WORKERS) $(TRAINER_TESTS)
+	PYTHONPATH=.venv/trl-$(TRL) $(PYTEST) -n $(WORKERS) -m "not slow and not extras and not vllm" $(TRAINER_TESTS)
 
 # The lower bounds of pyproject.toml; its torch alone stays that of .venv, as an older one is gigabytes. That datasets
 # still needs httpx.

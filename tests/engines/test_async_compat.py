@@ -1,16 +1,14 @@
 """What asynchronous GRPO rests on in TRL: names and parameters, which are checked at start as well, and what the
-methods say, which is only checked here."""
+methods say, which is only checked here, with another TRL (`make test-trl`)."""
 
 import inspect
 
 import pytest
-from async_engine import Engine, make_trainer
+from mutated_trl import rename
 from tiny import saved_model
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, RolloutQueueDataset
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, _AsyncRolloutLoop
 from trl.experimental.async_grpo.packing import TreeRow
-
-from troll_trl.experimental.async_grpo import trl_compat
 
 PHRASES = {
     (AsyncGRPOTrainer, "compute_loss"): (
@@ -42,19 +40,44 @@ PHRASES = {
 
 
 @pytest.mark.upstream
-@pytest.mark.parametrize(("owner", "name"), PHRASES)
-def test_methods_say_what_the_overrides_rest_on(owner, name):
+@pytest.mark.parametrize("part", PHRASES, ids=lambda part: f"asynchronous: {part[0].__name__}.{part[1]}")
+def test_methods_say_what_the_overrides_rest_on(part):
+    owner, name = part
     source = inspect.getsource(getattr(owner, name))
-    for phrase in PHRASES[owner, name]:
+    for phrase in PHRASES[part]:
         assert phrase in source, f"{owner.__name__}.{name} no longer contains `{phrase}`"
 
 
 @pytest.mark.parametrize(("owner", "name"), [(AsyncGRPOTrainer, "compute_loss"), (_AsyncRolloutLoop, "_post")])
 def test_what_has_moved_is_named_at_the_start(owner, name, monkeypatch, tmp_path):
+    # They need the tested minor version of TRL
+    async_engine = pytest.importorskip("async_engine", exc_type=ImportError)
+    trl_compat = pytest.importorskip("troll_trl.experimental.async_grpo.trl_compat", exc_type=ImportError)
     trl_compat.check_async_trl()
     folder = saved_model(tmp_path)
     monkeypatch.setattr(owner, name, lambda other: None)
     with pytest.raises(
         ImportError, match=rf"does not support trl .*`{owner.__name__}\.{name}` takes .*tested with trl"
     ):
-        make_trainer(folder, tmp_path, Engine(folder))
+        async_engine.make_trainer(folder, tmp_path, async_engine.Engine(folder))
+
+
+@pytest.mark.parametrize("name", ["_trained_groups", "epsilon_low", "vllm_client"])
+def test_an_attribute_that_has_moved_is_named_at_the_start(name, monkeypatch, tmp_path):
+    async_engine = pytest.importorskip("async_engine", exc_type=ImportError)
+    folder = saved_model(tmp_path)
+    rename(monkeypatch, [AsyncGRPOTrainer], name)
+    with pytest.raises(
+        ImportError, match=rf"does not support trl .*`AsyncGRPOTrainer\.{name}` is gone.*tested with trl"
+    ):
+        async_engine.make_trainer(folder, tmp_path, async_engine.Engine(folder))
+
+
+def test_an_attribute_of_the_worker_that_has_moved_is_named(tmp_path):
+    async_engine = pytest.importorskip("async_engine", exc_type=ImportError)
+    trl_compat = pytest.importorskip("troll_trl.experimental.async_grpo.trl_compat", exc_type=ImportError)
+    folder = saved_model(tmp_path)
+    trainer = async_engine.make_trainer(folder, tmp_path, async_engine.Engine(folder))
+    trainer.rollout_worker = object.__new__(AsyncRolloutWorker)
+    with pytest.raises(ImportError, match=r"`AsyncRolloutWorker\._mp_ctx` is gone"):
+        trl_compat.check_async_made(trainer)

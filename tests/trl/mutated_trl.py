@@ -6,12 +6,12 @@ import re
 import textwrap
 
 
-def rewrite(monkeypatch, owner, changes, may_be_missing=False):
-    """In the source of a class's methods, replace patterns by texts, and compile what changed."""
+def rewrite(monkeypatch, owner, changes, may_be_missing=False, only=None):
+    """In the source of a class's methods (of those in `only`), replace patterns by texts, and compile what changed."""
     missing = set(changes)
     for name, value in list(vars(owner).items()):
         function = function_of(value)
-        if function is None:
+        if function is None or (only and name not in only):
             continue
         source = changed = textwrap.dedent(source_of(function))
         for pattern, text in changes.items():

@@ -1,14 +1,18 @@
 """
-What the overrides rest on in TRL and transformers: names and parameters, which are checked at start as well, and what
-the methods say, which is only checked here, as is that no name is missing.
+What the overrides rest on in TRL and transformers: names and parameters, which a run checks as well; what the methods
+say, and that no name is missing.
 
-`make test-trl` runs this with another TRL. The id of each test of a part begins with its tier. `test_mutated_trl.py`
-tests what a trainer does when a part has moved.
+Tests marked `upstream` read the source or bytecode of TRL, transformers and accelerate. They say something new only
+of another version: `make test` leaves them out. `make test-trl` runs them, with TRL's main branch every night. The id
+of each test of a part begins with its tier. `test_mutated_trl.py` tests what a trainer does when a part has moved.
 """
 
 import ast
+import dis
 import functools
 import inspect
+import itertools
+import math
 import pkgutil
 import re
 import subprocess
@@ -24,13 +28,18 @@ from trl import GRPOTrainer, RLOOTrainer
 from trl_comparison import make_trainer
 
 import troll_trl
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOTrainer
-from troll_trl.experimental.async_grpo import trl_compat as async_compat
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trainers import trl_compat, troll_trainer
 from troll_trl.trainers.arithmetic_check import check_arithmetic
 from troll_trl.trainers.config import SUPPORTED_LOSS_TYPES
 
+try:
+    from troll_trl.experimental.async_grpo import trl_compat as async_compat
+except ImportError:  # asynchronous training needs the tested minor version of TRL
+    async_compat = None
+
 PACKAGE = Path(troll_trl.__file__).parent
+ASYNC = "troll_trl.experimental.async_grpo"
 PRIVATE = re.compile(r"_[a-z]\w*")
 # Private names of named tuples, os, argparse and math-verify's parser
 OTHERS = {"_fields", "_replace", "_exit", "_actions", "_option_string_actions", "_interp"}
@@ -102,8 +111,21 @@ PHRASES = {
 def tiers():
     """Every part that is checked at the start: its tier, its class and its name, and what is expected of it."""
     parts = {METHOD: trl_compat.METHOD, f"{METHOD} (old_policy=engine)": trl_compat.ENGINE}
+    parts[f"{METHOD} (running)"] = trl_compat.METHOD_RUNNING
     parts |= {f"{RELIABILITY} ({name})": moved for name, moved in trl_compat.RELIABILITY.items()}
+    parts |= {f"{RELIABILITY} ({name}, running)": moved for name, moved in trl_compat.RUNNING.items()}
     return {(tier, owner, name): of[owner][name] for tier, of in parts.items() for owner in of for name in of[owner]}
+
+
+def attributes_of(owner):
+    """The attributes of a class, and those that its methods assign: some exist only while a training runs."""
+    functions = [f for base in owner.__mro__ for f in vars(base).values() if inspect.isfunction(f)]
+    return set(dir(owner)).union(*(assigned_in(inspect.unwrap(f).__code__) for f in functions))
+
+
+@functools.cache
+def assigned_in(code):
+    return frozenset(step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")
 
 
 def ids(part):
@@ -111,10 +133,12 @@ def ids(part):
     return f"{tier}: {owner.__name__}.{name}"
 
 
+@pytest.mark.upstream
 @pytest.mark.parametrize("part", tiers(), ids=ids)
 def test_names_and_parameters(part):
     _, owner, name = part
-    trl_compat.check_parts(owner, {name: tiers()[part]})
+    trl_compat.check_methods(owner, {name: tiers()[part]})
+    assert tiers()[part] is not None or name in attributes_of(owner)
 
 
 @pytest.mark.upstream
@@ -141,16 +165,18 @@ except ImportError as error:
     print(error)
 utils.maybe_gather_lm_head_ctx = kept
 from troll_trl import TrollGRPOConfig
-from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig
 TrollGRPOConfig("out", use_cpu=True, bf16=False)
-AsyncTrollGRPOConfig("out", use_cpu=True, bf16=False)
+if ASYNC:
+    from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig
+    AsyncTrollGRPOConfig("out", use_cpu=True, bf16=False)
 """
 
 
 @pytest.fixture(scope="module")
 def fresh_process():
     """What `FRESH` says in a process of its own, which takes seconds to start."""
-    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True)
+    code = f"ASYNC = {async_compat is not None}\n{FRESH}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -166,10 +192,16 @@ def test_the_tested_versions_are_the_pinned_ones():
     assert {library: pinned[library] for library in trl_compat.TESTED} == trl_compat.TESTED
 
 
-def test_no_private_name_is_missing():
+WITH_SOURCE = pytest.mark.parametrize("source", [False, pytest.param(True, marks=pytest.mark.upstream)])
+
+
+@WITH_SOURCE
+def test_no_private_name_is_missing(source):
     """`_get_train_sampler`, `_name`, `_paper` and `_tag_names` were."""
     used, strings, defined = set(), set(), set(OTHERS)
     for path in PACKAGE.rglob("*.py"):
+        if async_compat is None and path.is_relative_to(PACKAGE / "experimental/async_grpo"):
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
@@ -183,17 +215,18 @@ def test_no_private_name_is_missing():
                     used.add(name)
                 case ast.Constant(value=str(text)) if path.name != "trl_compat.py":
                     strings.add(text)
-    theirs = set().union(*(names_of(base) for _, bases in classes() for base in bases))
+    theirs = set().union(*(names_of(base, source) for _, bases in classes() for base in bases))
     found = {name for name in (used - defined) | (strings & theirs) if PRIVATE.fullmatch(name)}
     assert found - listed() == set()
 
 
-def test_no_private_name_of_ours_hides_one_of_theirs():
+@WITH_SOURCE
+def test_no_private_name_of_ours_hides_one_of_theirs(source):
     """The asynchronous trainer's `_evaluate` replaced the Trainer's: a callback that asked for an evaluation ended the
     run with a `TypeError`."""
     for cls, bases in classes():
         ours = set().union(*(names_of(base) for base in cls.__mro__ if base.__module__.startswith("troll_trl.")))
-        theirs = set().union(*map(names_of, bases))
+        theirs = set().union(*(names_of(base, source) for base in bases))
         assert ours & theirs - listed() == set(), cls
 
 
@@ -208,13 +241,16 @@ def test_private_names_are_imported_under_the_check():
 
 
 def listed():
-    return {name for _, _, name in tiers()} | {name for of in async_compat.PARTS.values() for name in of}
+    of_async = async_compat.PARTS.values() if async_compat else ()
+    return {name for _, _, name in tiers()} | {name for of in of_async for name in of}
 
 
 @functools.cache
 def classes():
     """Our classes with bases in TRL, transformers or accelerate, and these bases."""
-    modules = [import_module(module.name) for module in pkgutil.walk_packages(troll_trl.__path__, "troll_trl.")]
+    # `walk_packages` imports the packages: by default it passes over one that raises an `ImportError`
+    names = [module.name for module in pkgutil.walk_packages(troll_trl.__path__, "troll_trl.")]
+    modules = [import_module(name) for name in names if async_compat or not name.startswith(ASYNC)]
     ours = {cls for module in modules for cls in vars(module).values() if inspect.isclass(cls)}
     ours = [cls for cls in ours if cls.__module__.startswith("troll_trl.")]
     libraries = ("trl.", "transformers.", "accelerate.")
@@ -223,9 +259,9 @@ def classes():
 
 
 @functools.cache
-def names_of(cls):
-    """Private names that a class has, or gives its instances."""
-    assigned = re.findall(r"\bself\.(\w+)(?:: [^=\n]+)? = ", inspect.getsource(cls))
+def names_of(cls, source=True):
+    """Private names that a class has and, by its `source`, those that it gives its instances."""
+    assigned = re.findall(r"\bself\.(\w+)(?:: [^=\n]+)? = ", inspect.getsource(cls)) if source else ()
     return {name for name in (*vars(cls), *assigned) if PRIVATE.fullmatch(name)}
 
 
@@ -265,29 +301,67 @@ BESIDES = {
     "one_token": {"max_completion_length": 1},
     "mask": {"trust_region": "mask"},
     "penalty": {"trust_region": "penalty"},
+    "binary_penalty": {"trust_region": "penalty", "divergence_type": "binary_kl"},
+    "other_clip": {"trust_region": "penalty", "epsilon": 0.1, "epsilon_high": 2.5},
+    "open_clip": {"trust_region": "penalty", "epsilon": math.inf, "epsilon_high": math.inf},
+    "no_clip_below": {"trust_region": "penalty", "epsilon": 1.0},
+    "delta": {"trust_region": "penalty", "delta": 4.0},
+    "delta_within_the_clip": {"trust_region": "penalty", "delta": 1.05},
+    "masked_penalty": {"trust_region": "penalty", "off_policy_mask_threshold": 1e-4, "delta": 2.0},
+    "one_completion": {
+        **{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "steps_per_generation": 8},
+        "off_policy_mask_threshold": 0.1,
+    },
+}
+BESIDES_RLOO = {
+    **{name: BESIDES[name] for name in ("accumulation", "truncated", "one_token", "penalty", "other_clip")},
+    "open_above": {"trust_region": "penalty", "divergence_type": "binary_kl", "epsilon_high": math.inf},
+    "beta_zero": {"beta": 0.0},
 }
 
 
 @pytest.mark.parametrize("name", BESIDES, ids=lambda name: f"{METHOD}: loss with {name}")
 def test_our_arithmetic_is_that_of_trls_loss(name, tmp_path, monkeypatch):
-    """For every loss type, at the first loss of one run and of its evaluation."""
+    """For every loss type, level of the ratio, `beta` and estimate of the reference KL, at the first loss of one run
+    and of its evaluation."""
     checked = []
+    options = {
+        "loss_type": SUPPORTED_LOSS_TYPES,
+        "importance_sampling_level": ["token"] if name == "mask" else ["token", "sequence"],
+        "beta": [0.0, 0.1],
+        "use_bias_correction_kl": [False, True],
+    }
 
     def check(run, inputs, mode):
-        own = {"loss_type": run.loss_type, "importance_sampling_level": run.importance_sampling_level}
-        for loss_type in SUPPORTED_LOSS_TYPES:
-            checked.append((loss_type, mode))
-            level = "sequence" if loss_type == "luspo" and name != "mask" else own["importance_sampling_level"]
-            set_options(run, loss_type=loss_type, importance_sampling_level=level)
+        own = {option: getattr(run.args, option) for option in options}
+        for values in itertools.product(*options.values()):
+            checked.append((mode, *values))
+            set_options(run, **dict(zip(options, values, strict=True)))
             check_arithmetic(run, inputs, mode)
         set_options(run, **own)
 
     monkeypatch.setattr(troll_trainer, "check_arithmetic", check)
     model = AutoModelForCausalLM.from_pretrained(saved_model(tmp_path / "model"))  # its reference is loaded from there
-    options = {"beta": 0.1, "eval_strategy": "steps", "eval_on_start": True, "per_device_eval_batch_size": 8}
-    options |= {"model": model, "max_steps": 2} | BESIDES[name]
-    make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options).train()
-    assert sorted(checked) == sorted((one, mode) for one in SUPPORTED_LOSS_TYPES for mode in ("train", "eval"))
+    given = {"beta": 0.1, "eval_strategy": "steps", "eval_on_start": True, "per_device_eval_batch_size": 8}
+    given |= {"model": model, "max_steps": 2} | BESIDES[name]
+    make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **given).train()
+    assert sorted(checked) == sorted(itertools.product(("train", "eval"), *options.values()))
+
+
+@pytest.mark.parametrize("name", BESIDES_RLOO, ids=lambda name: f"{METHOD}: RLOO's loss with {name}")
+def test_our_arithmetic_is_that_of_trls_rloo_loss(name, tmp_path, monkeypatch):
+    checked = []
+
+    def check(*given):
+        checked.append(given[-1])
+        check_arithmetic(*given)
+
+    monkeypatch.setattr(troll_trainer, "check_arithmetic", check)
+    model = AutoModelForCausalLM.from_pretrained(saved_model(tmp_path / "model"))
+    given = {"beta": 0.1, "eval_strategy": "steps", "eval_on_start": True, "per_device_eval_batch_size": 8}
+    given |= {"model": model, "max_steps": 1} | BESIDES_RLOO[name]
+    make_trainer(TrollRLOOTrainer, TrollRLOOConfig, tmp_path, **given).train()
+    assert sorted(checked) == ["eval", "train"]
 
 
 def set_options(run, **options):

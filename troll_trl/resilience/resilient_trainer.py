@@ -64,6 +64,7 @@ class ResilientTrainer(CheckpointedTrainer, _Trainer):
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing), *args, **kwargs)
 
     def _run_epoch(self, *args, **arguments):
+        self.check_running_parts()
         if RESUME in self.switched_off:
             return super()._run_epoch(*args, **arguments)
         if self.state.global_step >= self.state.max_steps:  # the Trainer looks only after its next update

@@ -5,23 +5,25 @@ exists.
 - `METHOD`, and `ENGINE` with `old_policy="engine"`: without such a part no trainer starts.
   `trainers/arithmetic_check.py` compares what names cannot show.
 - `RELIABILITY`: if one of these parts has moved, the trainer warns, switches it off, and trains without it.
+  `trainers/step_check.py` tries what names cannot show.
 
-`experimental/async_grpo` has a file of the same name. `tests/trl/test_trl_compat.py` checks what the methods do: a
-patch release that only rewrites a line stops no run. It also finds names that are missing here.
+Each is looked for as soon as it can be there: methods before a trainer is made, its attributes after, and those of a
+running training (`RUNNING`) when one runs. No run reads TRL's source or bytecode. `tests/trl/test_trl_compat.py` does,
+with TRL's main branch every night. It also finds names that are missing here.
+
+`experimental/async_grpo` has a file of the same name.
 """
 
-import dis
-import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from types import CodeType
 from typing import Any, ParamSpec
 
 from accelerate.logging import get_logger
 from accelerate.optimizer import AcceleratedOptimizer
+from torch import nn, optim
 from transformers import Trainer
 from trl import GRPOTrainer, RLOOTrainer
 
@@ -60,7 +62,6 @@ METHOD: Parts = {
         "beta": None,  # 0 while the loss runs
     },
     RLOOTrainer: _METHOD,
-    Trainer: {"current_gradient_accumulation_steps": None},
 }
 # Of `old_policy="engine"`: `_generate` returns the completions' ids second; GRPO's also the tools' mask third and the
 # log-probabilities fifth
@@ -76,8 +77,6 @@ RELIABILITY: dict[str, Parts] = {
     RESUME: {
         **_of_both({"_step": None, "_buffered_inputs": None, "_metrics": None}),  # saved and restored
         Trainer: {
-            "_tr_loss": None,  # saved and restored, as the next
-            "_globalstep_last_logged": None,
             # Called with keyword arguments
             "_run_epoch": "self model epoch train_dataloader steps_in_epoch num_update_steps_per_epoch trial "
             "ignore_keys_for_eval start_time resume_from_checkpoint epochs_trained steps_trained_in_current_epoch",
@@ -111,6 +110,13 @@ RELIABILITY: dict[str, Parts] = {
     CARD: _of_both({"_name": None, "_paper": None, "_tag_names": None}),
 }
 
+# Attributes that exist only while a training runs: those of a part of reliability, and what the loss reads
+RUNNING: dict[str, Parts] = {
+    RESUME: {Trainer: {"_tr_loss": None, "_globalstep_last_logged": None}},  # saved and restored
+}
+# `arithmetic_check.py` reads it at the first loss
+METHOD_RUNNING: Parts = {Trainer: {"current_gradient_accumulation_steps": None}}
+
 
 # No user can act on it: TRL 1.16 calls methods by names that transformers deprecates, until its 6.0
 warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
@@ -118,55 +124,89 @@ warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated"
 
 def check_trl(trainer_class: type = GRPOTrainer, engine: bool = True) -> frozenset[str]:
     """
-    Check all of the above for a trainer of TRL or a subclass. A part of `METHOD`, or of `ENGINE` for an `engine`, that
-    has moved is an `ImportError`, which names the part, the library, and its installed and tested versions. Parts of
-    `RELIABILITY` that have moved are returned, after a warning.
+    Check the methods of all of the above for a trainer of TRL or a subclass. A part of `METHOD`, or of `ENGINE` for an
+    `engine`, that has moved is an `ImportError`, which names the part, the library, and its installed and tested
+    versions. Parts of `RELIABILITY` that have moved are returned, after a warning.
     """
-    owners = (*trainer_class.__mro__, AcceleratedOptimizer)
-    for owner in owners:
-        check_parts(owner, {**METHOD.get(owner, {}), **(ENGINE.get(owner, {}) if engine else {})})
+    for parts in (METHOD, ENGINE) if engine else (METHOD,):
+        for owner in trainer_class.__mro__:
+            check_methods(owner, parts.get(owner, {}))
+    of_class = lambda owner, parts: _moved_methods(owner, parts)
+    return _switched_off(RELIABILITY, trainer_class.__mro__, of_class)
+
+
+def check_made(trainer: Any, engine: bool) -> frozenset[str]:
+    """[`check_trl`] of the attributes of a `trainer`, when TRL's constructor has just made it."""
+    for parts in (METHOD, ENGINE) if engine else (METHOD,):
+        for owner in type(trainer).__mro__:
+            check_attributes(owner, trainer, parts.get(owner, {}))
+    # The trainer's own comes later
+    optimizer = AcceleratedOptimizer(optim.SGD([nn.Parameter()], 1.0), device_placement=False)
+    made = lambda owner, parts: _moved_attributes(owner, optimizer if owner is AcceleratedOptimizer else trainer, parts)
+    return _switched_off(RELIABILITY, (*type(trainer).__mro__, AcceleratedOptimizer), made)
+
+
+def check_running(trainer: Any, switched_off: frozenset[str]) -> frozenset[str]:
+    """What of reliability is `switched_off` when a training runs: also parts whose attributes in `RUNNING` moved."""
+    running = {name: parts for name, parts in RUNNING.items() if name not in switched_off}
+    made = lambda owner, parts: _moved_attributes(owner, trainer, parts)
+    return switched_off | _switched_off(running, type(trainer).__mro__, made)
+
+
+def _switched_off(
+    reliability: Mapping[str, Parts], owners: Iterable[type], moved_of: Callable[[type, Mapping], Iterator[str]]
+) -> frozenset[str]:
     found = {
         name: moved
-        for name, parts in RELIABILITY.items()
+        for name, parts in reliability.items()
         for owner in owners
-        for moved in _moved(owner, parts.get(owner, {}))
+        for moved in moved_of(owner, parts.get(owner, {}))
     }
-    for name, moved in found.items():
-        logger.warning(f"Switched off: {name}. {moved} The training continues without it.")
+    warn_of(found)
     return frozenset(found)
 
 
-def check_parts(owner: type, parts: Mapping[str, str | None]) -> None:
-    """Raise an `ImportError` unless a class has these methods, with these parameters first, and these attributes. The
-    message names the part, the library, the installed version and the tested one."""
-    for moved in _moved(owner, parts):
+def warn_of(moved: Mapping[str, str]) -> None:
+    """Say what of reliability is switched off, by name, and why."""
+    for name, why in moved.items():
+        logger.warning(f"Switched off: {name}. {why} The training continues without it.")
+
+
+def check_methods(owner: type, parts: Mapping[str, str | None]) -> None:
+    """Raise an `ImportError` unless a class has the methods among its `parts`, with these parameters first. The message
+    names the part, the library, the installed version and the tested one."""
+    for moved in _moved_methods(owner, parts):
         raise ImportError(moved)
 
 
-def _moved(owner: type, parts: Mapping[str, str | None]) -> Iterator[str]:
-    """A sentence for every part of a class that has moved."""
+def check_attributes(owner: type, instance: Any, parts: Mapping[str, str | None]) -> None:
+    """[`check_methods`] of the attributes among the `parts` of a class, which it or an `instance` has."""
+    for moved in _moved_attributes(owner, instance, parts):
+        raise ImportError(moved)
+
+
+def _moved_attributes(owner: type, instance: Any, parts: Mapping[str, str | None]) -> Iterator[str]:
+    """A sentence for every attribute that neither `owner`, a class of TRL's, nor an instance has."""
     for name, parameters in parts.items():
-        method: Any = getattr(owner, name, None)
-        if method is None if parameters is not None else name not in _attributes_of(owner):
+        if parameters is None and not hasattr(owner, name) and name not in vars(instance):
             yield unsupported(owner, f"`{owner.__name__}.{name}` is gone")
-        elif parameters is not None:
+
+
+def _moved_methods(owner: type, parts: Mapping[str, str | None]) -> Iterator[str]:
+    """A sentence for every method of a class that has moved."""
+    for name, parameters in parts.items():
+        if parameters is None:
+            continue
+        method: Any = getattr(owner, name, None)
+        if method is None:
+            yield unsupported(owner, f"`{owner.__name__}.{name}` is gone")
+        else:
             expected, actual = parameters.split(), inspect.signature(method).parameters
             others = [parameter for parameter in actual.values() if parameter.name not in expected]
             needed = [x for x in others if x.default is x.empty and x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
             if list(actual)[: len(expected)] != expected or needed:
                 given = f"takes ({', '.join(actual)}), expected ({', '.join(expected)}) first, and defaults of others"
                 yield unsupported(owner, f"`{owner.__name__}.{name}` {given}")
-
-
-def _attributes_of(owner: type) -> set[str]:
-    """The attributes of a class, and those that its methods assign: some exist only while a training runs."""
-    functions = [f for base in owner.__mro__ for f in vars(base).values() if inspect.isfunction(f)]
-    return set(dir(owner)).union(*(_assigned(inspect.unwrap(f).__code__) for f in functions))
-
-
-@functools.cache  # by the code, for a test changes methods
-def _assigned(code: CodeType) -> frozenset[str]:
-    return frozenset(step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")
 
 
 @contextmanager

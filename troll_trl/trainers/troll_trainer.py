@@ -29,7 +29,8 @@ from troll_trl.trainers.old_policy import (
 from troll_trl.trainers.rollout_sampling import SampledAsConfigured
 from troll_trl.trainers.run_start import checked_arguments, describe_run
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
-from troll_trl.trainers.trl_compat import METRICS, check_trl
+from troll_trl.trainers.step_check import check_steps
+from troll_trl.trainers.trl_compat import METRICS, check_made, check_running, check_trl
 from troll_trl.trainers.vllm import check_server, check_vllm, explain_lost_server, server_url
 from troll_trl.trust_region.regions import Bounded, TrustRegion
 
@@ -79,6 +80,8 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         self.trust_region = self._make_trust_region(args)
         given = checked_arguments(super().__init__, model, reward_funcs, args, *others, **kwargs)
         super().__init__(*given.args, **given.kwargs)
+        self.switched_off |= check_made(self, engine=args.old_policy == "engine")
+        self.switched_off = check_steps(self, self.switched_off)
         for function in getattr(self, "reward_funcs", ()):  # in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()
 
@@ -259,6 +262,10 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         for counter in self._counters().values() if mode == "train" else [self.troll_metrics["eval"]]:
             logs.update({prefix + name: value for name, value in counter.pop().items()})
         super().log(logs, start_time)
+
+    def check_running_parts(self) -> None:
+        """Switch off what rests on parts of TRL that exist only in a training, and have moved."""
+        self.switched_off = check_running(self, self.switched_off)
 
     def _metrics_of(self, mode: str) -> dict[str, list[float]]:
         """TRL's metrics since the last log line; if they have moved, a dictionary that nobody reads."""

@@ -11,10 +11,11 @@ from accelerate.utils import broadcast_object_list, is_peft_model
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample
 
+from troll_trl.experimental.async_grpo.arithmetic_check import check_async_arithmetic
 from troll_trl.experimental.async_grpo.config import AsyncTrollGRPOConfig
 from troll_trl.experimental.async_grpo.engine import EngineRolloutLoop
 from troll_trl.experimental.async_grpo.queue import CheckedQueue
-from troll_trl.experimental.async_grpo.trl_compat import check_async_trl
+from troll_trl.experimental.async_grpo.trl_compat import check_async_made, check_async_trl
 from troll_trl.experimental.async_grpo.worker import StopEvent, WatchedRolloutLoop, check_worker
 from troll_trl.lm_head import SparseCausalLMOutput
 from troll_trl.resilience.checkpoint import CheckpointedTrainer
@@ -73,6 +74,8 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         self.trust_region = self._make_trust_region(args)
         with explain_server(args.vllm_server_base_url):
             super().__init__(model, reward_funcs, args, *others, **kwargs)
+        check_async_made(self)
+        self._arithmetic_checked = False
         if not self.trust_region.clips:  # it takes the place of the clip
             self.epsilon_low = self.epsilon_high = math.inf
         if args.masks:
@@ -155,6 +158,9 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         selected = inputs["token_index"] >= 0  # (1, M) and padding
         index, rows = inputs["token_index"][selected], inputs["old_log_probs"][selected]  # (M,), (M,) or (M, 2K)
         advantages = inputs["advantages"][selected].unsqueeze(0)  # (1, M)
+        if not self._arithmetic_checked:
+            check_async_arithmetic(self, inputs)
+            self._arithmetic_checked = True
         bounded = Bounded(torch.empty(0))
 
         def bounded_policy(**model_inputs):
@@ -173,9 +179,12 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         self._trust_region_metrics.add(torch.ones_like(advantages), bounded.counted)
         if bounded.regression is None or self.args.regression_coef == 0:
             return loss
+        return loss + self.args.regression_coef * self._aggregate(bounded.regression, inputs)
+
+    def _aggregate(self, values: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+        """The loss that TRL's `compute_loss` makes of per-token losses `values` `(1, M)`."""
         tokens_per_rank = (inputs["global_n_tokens"][0] / self.accelerator.num_processes).clamp(min=1.0)
-        regression = bounded.regression.sum() / tokens_per_rank / self.current_gradient_accumulation_steps
-        return loss + self.args.regression_coef * regression
+        return values.sum() / tokens_per_rank / self.current_gradient_accumulation_steps
 
     def _policies(
         self, model, model_inputs: dict[str, Any], index: torch.Tensor, rows: torch.Tensor

@@ -1,13 +1,20 @@
 """
-Every private part of TRL's asynchronous GRPO in use, and the check that it still exists.
-`tests/engines/test_async_compat.py` checks what the methods do, `tests/trl/test_trl_compat.py` that no name is missing
-here.
+Every private part of TRL's asynchronous GRPO in use, and the check that it still exists. The rollout loop's attributes
+exist only in its own process, so no run checks those. `tests/engines/test_async_compat.py` checks what the methods do,
+`tests/trl/test_trl_compat.py` that no name is missing here.
 """
 
 import trl
 from transformers import Trainer
 
-from troll_trl.trainers.trl_compat import TESTED, Parts, check_parts, naming_versions, unsupported
+from troll_trl.trainers.trl_compat import (
+    TESTED,
+    Parts,
+    check_attributes,
+    check_methods,
+    naming_versions,
+    unsupported,
+)
 
 if trl.__version__.split(".")[:2] != TESTED["trl"].split("."):
     raise ImportError(unsupported("trl", "asynchronous training, experimental in TRL, needs this minor version"))
@@ -42,11 +49,19 @@ PARTS: Parts = {
     },
     # Takes, packs and pads `old_log_probs` of a sample also if a token has a row of numbers
     TreeRow: {"pack": "self"},
-    Trainer: {"current_gradient_accumulation_steps": None},
+    Trainer: {"current_gradient_accumulation_steps": None},  # which exists from the first loss on
 }
 
 
 def check_async_trl() -> None:
-    """[`check_parts`] of all of the above."""
+    """[`check_methods`] of all of the above."""
     for owner, parts in PARTS.items():
-        check_parts(owner, parts)
+        check_methods(owner, parts)
+
+
+def check_async_made(trainer: AsyncGRPOTrainer) -> None:
+    """[`check_attributes`] of a trainer that TRL's constructor has just made, and of its worker."""
+    made = {AsyncGRPOTrainer: trainer, AsyncRolloutWorker: trainer.rollout_worker}
+    for owner, instance in made.items():
+        if isinstance(instance, owner):  # a worker of the user's own is none, and only the main process has one
+            check_attributes(owner, instance, PARTS[owner])
