@@ -109,7 +109,8 @@ def test_own_reward(folder):
     """The reward is of the module in the working folder, and reads the column."""
     [result] = run(folder, launches("rewards")[0])
     assert (result["processes"], result["mode"]) == (1, None)
-    assert all(line["rewards/exact_length/mean"] < 0 for line in result["log"])
+    rewards = [line["rewards/exact_length/mean"] for line in result["log"] if "rewards/exact_length/mean" in line]
+    assert len(rewards) >= 2 and max(rewards) < 0, rewards
     assert_it_trains_as_the_page_says(result, 256)
     assert len((folder / "prompts.jsonl").read_text().splitlines()) == 64
 
