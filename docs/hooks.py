@@ -42,7 +42,7 @@ def _home(readme):
 
 def filled(text):
     """A page with its tables, and the lines of its names, made anew from the source."""
-    for name, table in {"options": options, "command": command, "configs": configs}.items():
+    for name, table in {"options": options, "command": command}.items():
         mark, end = f"<!-- {name} -->\n", "\n<!-- end -->"
         if mark in text:
             before, _, rest = text.partition(mark)
@@ -54,9 +54,10 @@ def _described(name):
     """The line of a public name: where its source is, and the first sentence of its docstring."""
     what = pkgutil.resolve_name(name)
     path = Path(inspect.getsourcefile(inspect.unwrap(what))).relative_to(ROOT)
-    sentence = re.split(r"(?<=\.)\s|\n\n", inspect.getdoc(what))[0].strip()
-    sentence = re.sub(r"\[`~?(?:[\w.]*\.)?(\w+)`\]", r"`\1`", " ".join(sentence.split()))
-    return f"- [`{name}`](../{path.as_posix()}): {sentence.rstrip('.:')}."
+    sentence = re.split(r"(?<=\.)\s|:\s|\n\n", inspect.getdoc(what))[0]
+    sentence = re.sub(r" ?\([^()]*(arXiv|Language)[^()]*\)|\[(?=TROLL)|\]\(http[^)]*\)", "", " ".join(sentence.split()))
+    sentence = re.sub(r"\[`~?(?:[\w.]*\.)?(\w+)`\]", r"`\1`", sentence)
+    return f"- [`{name}`](../{path.as_posix()}): {sentence.rstrip('.')}."
 
 
 def options():
@@ -92,21 +93,6 @@ def command():
 def _row(option, more=""):
     default = option.default_factory() if callable(option.default_factory) else option.default
     return f"`{option.name}`", f"`{default}`", option.metadata["help"].replace("%%", "%") + more
-
-
-def configs():
-    """Every YAML file of configs/, with the first sentence of its comment."""
-    from troll_trl.cli.settings.layers import configs_folder
-
-    folder = configs_folder()
-    names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
-    names.sort(key=lambda name: name.startswith(("base/", "accelerate/")))  # what nobody trains with comes last
-    return _table(("name", "what"), [(f"`{name}`", _what(folder / f"{name}.yaml")) for name in names])
-
-
-def _what(path):
-    comment = re.match(r"(# .*\n)+", path.read_text(encoding="utf-8"))[0]
-    return re.sub(r"\n?# ", " ", comment).strip().partition(". ")[0].removesuffix(".") + "."
 
 
 def _table(head, rows):

@@ -16,7 +16,8 @@ from troll_trl.cli.settings.layers import config_names
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
 ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.partition("Find your row")[2].splitlines()[4:12]
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.partition("Find your row")[2].splitlines()[4:12]
 ]
 SMALL = {"quickstart", "smollm2-gsm8k-cpu"}  # "The configs for a CPU take more"
 SCRIPTS = {"train", "train_lora", "train_length"} & OWN_SCRIPTS.keys()

@@ -202,14 +202,13 @@ def test_tables_of_the_source_are_those_of_the_page(name):
     assert other != page and hooks.filled(other) == page
 
 
-def test_the_page_of_options_has_every_option_of_ours_and_every_config_that_is_shipped():
+def test_the_page_of_options_has_every_option_of_ours():
     page = (DOCS / "options.md").read_text(encoding="utf-8")
     rows = [re.split(r"(?<!\\) \| ", line) for line in page.splitlines() if line.startswith("| `")]
     ours = {option.name for config in (TrollGRPOConfig, TrollRLOOConfig) for option in troll_fields(config)}
     ours |= {option.name for option in fields(TrollScriptArguments) if option.init}
-    shipped = {path.relative_to(ROOT / "configs").with_suffix("").as_posix() for path in ROOT.glob("configs/**/*.yaml")}
     named = [(row[0].removeprefix("| ").strip("`"), len(row)) for row in rows]
-    assert sorted(named) == sorted([(name, 3) for name in ours] + [(name, 2) for name in shipped])
+    assert sorted(named) == sorted((name, 3) for name in ours)
     assert all(len(row[-1].removesuffix(" |")) > 8 for row in rows)
 
 
@@ -223,9 +222,11 @@ def test_the_site_shows_the_docstrings_of_the_names():
     page = SimpleNamespace(is_homepage=False, file=SimpleNamespace(src_uri="api.md"))
     shown = hooks.on_page_markdown((DOCS / "api.md").read_text(encoding="utf-8"), page)
     names = re.findall(r"^::: ([\w.]+)$", shown, re.MULTILINE)
-    assert len(names) > 20 and "- [`" not in shown and set(troll_trl.__all__) - {"__version__"} <= {
-        name.removeprefix("troll_trl.") for name in names
-    }
+    assert (
+        len(names) > 20
+        and "- [`" not in shown
+        and set(troll_trl.__all__) - {"__version__"} <= {name.removeprefix("troll_trl.") for name in names}
+    )
 
 
 def test_every_package_is_in_the_design():

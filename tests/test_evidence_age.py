@@ -139,8 +139,7 @@ def test_the_pages_say_what_two_rare_tokens_decide():
     (low, _, high), (low_end, _, high_end) = ends["area"], ends["success"]
     root = EVIDENCE.parent
     readme, study, page = (
-        " ".join((root / name).read_text().split())
-        for name in ("README.md", "evidence/README.md", "evidence/age.md")
+        " ".join((root / name).read_text().split()) for name in ("README.md", "evidence/README.md", "evidence/age.md")
     )
     assert (
         f"| {low:.0f} to {high:.0f} points, mean over the run, and {low_end:.0f} to {high_end:.0f} at the end" in readme

@@ -62,7 +62,13 @@ NOT_RUN = {
     "lm_eval": "is not installed",
     "# on node": "a comment",
 }
-NAMES = {"troll grpo", "troll grpo --method clip", "troll rloo", "troll eval", "troll report"}  # of a program, in a sentence
+NAMES = {
+    "troll grpo",
+    "troll grpo --method clip",
+    "troll rloo",
+    "troll eval",
+    "troll report",
+}  # of a program, in a sentence
 
 
 def test_every_command_is_run_or_has_a_reason():
