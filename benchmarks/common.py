@@ -1,7 +1,8 @@
 """What the benchmarks share: paired timing, peak memory by the allocator, the floor of a device, and the report.
 
 Every script takes the sizes of its device (`--device`, by default a GPU if there is one), prints a markdown table, and
-with `--results FOLDER` adds its rows to FOLDER/<device>-<date>.json.
+with `--results FOLDER` adds its rows to FOLDER/<device>-<date>.json. `check_gpu.py` runs them all with
+one file of results.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import torch
 import transformers
 import triton
 import trl
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, supported_activities
 
 MIB = 2**20
 
@@ -27,7 +28,10 @@ def parser(description: str) -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     result.add_argument("--repeats", type=int, default=3, help="pairs per figure, after a warm-up (default: 3)")
-    result.add_argument("--results", type=Path, help="folder whose <device>-<date>.json takes the rows")
+    result.add_argument(
+        "--results", type=Path, help="folder whose <device>-<date>.json takes the rows, or a .json file"
+    )
+    result.add_argument("--name", help="name of the rows in that file (default: the benchmark's)")
     return result
 
 
@@ -75,15 +79,26 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
     return peak
 
 
-def device_seconds(run: Callable[[], object], repeats: int) -> float:
-    """Seconds of all kernels of `run` on a GPU. Less than the time that passes where launching them takes longer."""
+def device_kernels(run: Callable[[], object], repeats: int) -> dict[str, tuple[float, float]]:
+    """Seconds and launches of each kernel in one `run` on a GPU, by name, the longest first. The sum is less than the
+    time that passes if launching the kernels takes longer. Empty if the profiler sees no kernel."""
+    if ProfilerActivity.CUDA not in supported_activities():
+        return {}
     run()
     synchronize("cuda")
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(repeats):
             run()
         synchronize("cuda")
-    return sum(event.self_device_time_total for event in recorded.key_averages()) / 1e6 / repeats
+    events = [event for event in recorded.key_averages() if event.self_device_time_total > 0]
+    events.sort(key=lambda event: -event.self_device_time_total)
+    return {e.key: (e.self_device_time_total / 1e6 / repeats, e.count / repeats) for e in events}
+
+
+def device_seconds(kernels: dict[str, tuple[float, float]], part: str = "") -> float | None:
+    """Seconds of the `kernels` of [`device_kernels`] whose name contains `part`; `None` if there is none."""
+    seconds = [value for name, (value, _) in kernels.items() if part in name]
+    return sum(seconds) if seconds else None
 
 
 class Floor:
@@ -126,9 +141,10 @@ def environment(device: str) -> dict[str, str | int]:
 class Report:
     """Rows of one benchmark, printed as a markdown table while they come."""
 
-    def __init__(self, name: str, args: argparse.Namespace, columns: dict[str, str]):
-        """`columns`: key of a row and how to format it."""
-        self.name, self.args, self.columns, self.rows = name, args, columns, []
+    def __init__(self, name: str, args: argparse.Namespace, columns: dict[str, str], key: tuple[str, ...] = ()):
+        """`columns`: key of a row and how to format it. A row replaces an earlier one in the file of results if both
+        agree in all columns of `key`."""
+        self.name, self.args, self.columns, self.key, self.rows = args.name or name, args, columns, key, []
         self.environment = environment(args.device)
         print(f"## {name}: " + ", ".join(f"{key} {value}" for key, value in self.environment.items()), flush=True)
 
@@ -137,7 +153,8 @@ class Report:
         print("|" + "---|" * len(self.columns), flush=True)
 
     def add(self, **row) -> None:
-        self.rows.append(row)
+        same = [bool(self.key) and all(old[k] == row[k] for k in self.key) for old in self.rows]
+        self.rows = [old for old, replaced in zip(self.rows, same, strict=True) if not replaced] + [row]
         cells = (format(row[key], how) if row.get(key) is not None else "–" for key, how in self.columns.items())
         print("| " + " | ".join(cells) + " |", flush=True)
         self._write()  # at every row, so that an interrupted run keeps its own
@@ -149,14 +166,22 @@ class Report:
     def _write(self) -> Path | None:
         if self.args.results is None:
             return None
-        device = str(self.environment["device"]).lower().replace(" ", "-").replace("_", "-")
-        path = self.args.results / f"{device}-{self.environment['date']}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = json.loads(path.read_text()) if path.exists() else {}
-        options = {key: value for key, value in vars(self.args).items() if key != "results"}
+        path = self.args.results
+        if path.suffix != ".json":
+            device = str(self.environment["device"]).lower().replace(" ", "-").replace("_", "-")
+            path = path / f"{device}-{self.environment['date']}.json"
+        options = {key: value for key, value in vars(self.args).items() if key not in ("results", "name")}
         for key in ("model", "problems"):  # by name: where they lie is nobody else's business
             if options.get(key):
                 options[key] = Path(options[key]).name
-        content[self.name] = {"environment": self.environment, "options": options, "rows": self.rows}
-        path.write_text(json.dumps(content, indent=1, default=str) + "\n")
+        add_to(path, self.name, {"environment": self.environment, "options": options, "rows": self.rows})
         return path
+
+
+def add_to(path: Path, name: str, entry: object) -> None:
+    """Write `entry` as `name` into a file of results, at once: another process may be reading it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = json.loads(path.read_text()) if path.exists() else {}
+    unfinished = path.with_suffix(".partial")
+    unfinished.write_text(json.dumps(content | {name: entry}, indent=1, default=str) + "\n")
+    unfinished.replace(path)

@@ -28,10 +28,21 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
-from troll_trl.kernels import blocks, candidates, dispatch, fold, gradient, projection, tiles
+from troll_trl import project
+from troll_trl.kernels import (
+    blocks,
+    candidates,
+    coefficients,
+    dispatch,
+    fold,
+    gradient,
+    outcomes,
+    projection,
+    support,
+    tiles,
+)
 from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head import add_sparse_lm_head, sparse_log_probs, support_selection
-from troll_trl.projection import project
 from troll_trl.trainers.bounded_policy import BoundedPolicy
 from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion
@@ -87,10 +98,12 @@ class Counts:
 
 
 class Recorder(TorchDispatchMode):
-    """Counts what passes by; the memory of `inputs` was there before."""
+    """Counts what passes by; the memory of `inputs` was there before. `live` says of a number of positions how many
+    have a label, if not all."""
 
-    def __init__(self, inputs: list[torch.Tensor]):
+    def __init__(self, inputs: list[torch.Tensor], live: dict[int, int]):
         super().__init__()
+        self.live = live
         self.counts = Counts()
         self.inputs = {StorageWeakRef(x.untyped_storage()) for x in inputs}
         self.storages: dict[StorageWeakRef, int] = {}
@@ -101,6 +114,8 @@ class Recorder(TorchDispatchMode):
         if name in WAITS or _is_unknown(name, args) or _leaves_the_device(func, args, kwargs):
             self.counts.waits += 1
         result = _UNKNOWN[name](*args) if _is_unknown(name, args) else func(*args, **kwargs)
+        if name == "nonzero":
+            result = result[: self.live.get(len(result), len(result))]
         if name in PRODUCTS:
             a, b = args[:2] if name == "mm" else args[1:3]
             self.counts.flops += 2 * a.shape[0] * a.shape[1] * b.shape[1]
@@ -133,7 +148,7 @@ class Recorder(TorchDispatchMode):
         elif name == "_best_tokens_kernel":  # the members of the best blocks
             self.moved(first[:, : blocks.BLOCK * others[8]], 1)
         self.moved(first, TILE_PASSES.get(name, 0))
-        if name.startswith("_project"):
+        if name.startswith(("_project", "_support", "_outcomes", "_coefficients")):
             tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
             self.counts.other_bytes += sum(x.numel() * x.element_size() for x in tensors)
 
@@ -141,7 +156,8 @@ class Recorder(TorchDispatchMode):
         self.counts.tile_bytes += passes * tensor.numel() * tensor.element_size()
 
 
-# What a device would be waited for, and a meta tensor cannot say: every position is live, and every check passes
+# What a device would be waited for, and a meta tensor cannot say: positions are live unless `live` says otherwise, and
+# every check passes
 _UNKNOWN: dict[str, Callable] = {
     "nonzero": lambda x: x.new_empty((x.numel(), x.dim()), dtype=torch.int64),
     "_local_scalar_dense": lambda x: False,
@@ -176,9 +192,9 @@ class _Kernel:
 
 
 @contextlib.contextmanager
-def recorded(inputs: list[torch.Tensor]) -> Iterator[Recorder]:
+def recorded(inputs: list[torch.Tensor], live: dict[int, int] | None = None) -> Iterator[Recorder]:
     """Count what runs inside, on tensors of the meta device, as on a GPU."""
-    recorder = Recorder(inputs)
+    recorder = Recorder(inputs, live or {})
 
     def accumulate(acc, a, b):
         recorder.counts.flops += 2 * a.shape[0] * a.shape[1] * b.shape[1]
@@ -191,7 +207,8 @@ def recorded(inputs: list[torch.Tensor]) -> Iterator[Recorder]:
 
     product_into = sparse_log_probs.product_into
     with contextlib.ExitStack() as stack:
-        for module in (fold, gradient, blocks, candidates, projection, chunked_logprob):
+        ours = (blocks, candidates, coefficients, fold, gradient, outcomes, projection, support)
+        for module in (*ours, chunked_logprob):
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 stack.enter_context(mock.patch.object(module, name, _Kernel(name, recorder)))
         for module in (sparse_log_probs, support_selection):
@@ -199,7 +216,7 @@ def recorded(inputs: list[torch.Tensor]) -> Iterator[Recorder]:
         stack.enter_context(mock.patch.object(sparse_log_probs, "accumulate_product", accumulate))
         stack.enter_context(mock.patch.object(chunked_logprob, "_addmm_fp32", accumulate))
         stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", lambda device: False))
-        for module in (sparse_log_probs, support_selection, blocks, candidates, fold, gradient, tiles, projection):
+        for module in (*ours, sparse_log_probs, support_selection, tiles):
             stack.enter_context(mock.patch.object(module, "use_triton", lambda device: True))
         for module in (chunked_logprob, trl_utils):
             stack.enter_context(mock.patch.object(module, "_use_triton", lambda device: True))
@@ -340,7 +357,9 @@ def count_steps(shape: str, rows: int, length: int, layers: int | None = None) -
     result = {}
     for name, run in runs.items():
         inputs = [*model.parameters(), ids, support, log_probs, old, advantages, live]
-        with torch.set_grad_enabled(name.endswith("training")), recorded(inputs) as recorder:
+        # Nothing follows the last token of a row
+        labelled = {rows * (length + 1): rows * length}
+        with torch.set_grad_enabled(name.endswith("training")), recorded(inputs, labelled) as recorder:
             attention = lambda module, q, k, v, mask, recorder=recorder, **_: (
                 _Attention.apply(recorder, q, k, v).transpose(1, 2).contiguous(),
                 None,

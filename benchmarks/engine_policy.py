@@ -8,12 +8,15 @@ and trains on it; TROLL with the engine's old policy only trains. The fused head
 the backward. "Scoring on an H100" divides a scoring pass's FLOPs by 400e12 a second, which large models reach there.
 
 Reading: microseconds a token from vLLM's answer to the rows of the rollout batch, with N likely tokens. TRL's sorts an
-object for each listed token. Ours reads vLLM's flat lists into arrays. The engine's part samples with a tiny model, so
-that a token's time is mostly vLLM's Python: with its dictionaries of objects as TRL asks for them, and with flat lists.
+object for each listed token. Ours reads vLLM's flat lists into arrays. The engine's part samples with dictionaries of
+objects, as TRL asks for them, and with flat lists. On a CPU its model is tiny, and a token's time is mostly vLLM's
+Python. On a GPU it has the shape of Qwen3-0.6B and random weights in bfloat16, without CUDA graphs, whose capture takes
+longer than the sampling.
 """
 
 import os
 import statistics
+import tempfile
 import time
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -37,19 +40,22 @@ SHAPES = {  # hidden and intermediate size, layers, heads, key-value heads
 TOKENS, ENGINE_TOKENS, LIKELY = 256, 64, (0, 19, 63)
 
 
-def flops_per_token(shape: str) -> tuple[float, float]:
-    """Forward FLOPs a token, of the layers and of the head."""
+def make_config(shape: str, **others) -> Qwen3Config:
     hidden, intermediate, layers, heads, kv_heads = SHAPES[shape]
     sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers}
-    config = Qwen3Config(
-        vocab_size=151_936, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=128, **sizes
-    )
+    heads_of = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 128}
+    return Qwen3Config(vocab_size=151_936, **sizes, **heads_of, **others)
+
+
+def flops_per_token(shape: str) -> tuple[float, float]:
+    """Forward FLOPs a token, of the layers and of the head."""
+    config = make_config(shape)
     with torch.device("meta"):
         model = Qwen3ForCausalLM(config).to(torch.bfloat16)
         ids = torch.zeros(1, CONTEXT, dtype=torch.long)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.model(ids, attention_mask=None)
-    return counter.get_total_flops() / CONTEXT, 2 * hidden * config.vocab_size
+    return counter.get_total_flops() / CONTEXT, 2 * config.hidden_size * config.vocab_size
 
 
 def count_flops(report: Report) -> None:
@@ -119,18 +125,32 @@ def time_reading(report: Report, repeats: int) -> None:
         report.add(what=f"reading, {likely} likely tokens", ratio=own / trls, value=value)
 
 
-def time_engine(report: Report, folder: str, repeats: int) -> None:
+def write_model(folder: str, device: str) -> None:
+    """The model that the engine samples with."""
+    shared = {"tie_word_embeddings": True, "max_position_embeddings": 512}
+    if device == "cuda":
+        config = make_config("Qwen3-0.6B", **shared)
+    else:
+        config = Qwen3Config(
+            vocab_size=32_000, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, head_dim=32, **shared,
+        )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.device(device):  # random numbers for a large model take a CPU seconds
+        model = Qwen3ForCausalLM(config)
+    model.to(torch.bfloat16 if device == "cuda" else torch.float32).save_pretrained(folder)
+
+
+def time_engine(report: Report, folder: str, device: str, repeats: int) -> None:
     from vllm import LLM, SamplingParams
 
-    config = Qwen3Config(
-        vocab_size=32_000, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, max_position_embeddings=512,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    write_model(folder, device)
+    sizes = {"dtype": "bfloat16", "kv_cache_memory_bytes": 2**30}
+    if device == "cpu":
+        sizes = {"dtype": "float32", "kv_cache_memory_bytes": 2**28}
     engine = LLM(
-        model=folder, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=512, max_logprobs=64,
-        logprobs_mode="processed_logprobs", kv_cache_memory_bytes=2**28, generation_config="vllm", max_num_seqs=64,
+        model=folder, skip_tokenizer_init=True, enforce_eager=True, max_model_len=512, max_logprobs=64,
+        logprobs_mode="processed_logprobs", generation_config="vllm", max_num_seqs=64, **sizes,
     )  # fmt: skip
     prompts = [{"prompt_token_ids": [1, 2, 3, 4]}] * 64
     kinds = {f"{n}, {'flat' if flat else 'objects'}": (n, flat) for n in LIKELY for flat in (False, True)}
@@ -149,27 +169,27 @@ def time_engine(report: Report, folder: str, repeats: int) -> None:
             sample(*arguments)
             if i >= 0:
                 seconds[name].append((time.perf_counter() - start) / (64 * ENGINE_TOKENS))
-    least = statistics.median(seconds["0, objects"])
-    for name, values in seconds.items():
-        own = statistics.median(values)
-        report.add(
-            what=f"engine, logprobs {name}", ratio=least / own,
-            value=f"{1 / own:.0f} tokens/s, {1e6 * (own - least):+.1f} µs/token to logprobs=0 as objects",
-        )  # fmt: skip
+        if i < 0:
+            continue
+        least = statistics.median(seconds["0, objects"])
+        for name, values in seconds.items():
+            own = statistics.median(values)
+            report.add(
+                what=f"engine, logprobs {name}", ratio=least / own, tokens_per_second=1 / own,
+                value=f"{1 / own:.0f} tokens/s, {1e6 * (own - least):+.1f} µs/token to logprobs=0 as objects",
+            )  # fmt: skip
 
 
 def main() -> None:
     options = parser(__doc__)
     args = options.parse_args()
-    report = Report("engine_policy", args, {"what": "", "ratio": ".3f", "value": ""})
+    report = Report("engine_policy", args, {"what": "", "ratio": ".3f", "value": ""}, key=("what",))
     report.start("Ratios: our FLOPs to TRL's clip, our reading to TRL's, and tokens a second to logprobs=0.")
-    count_flops(report)
-    if find_spec("vllm"):
-        import tempfile
-
-        time_reading(report, args.repeats)
+    if find_spec("vllm"):  # first, because a limit of time may cut what follows
         with tempfile.TemporaryDirectory() as folder:
-            time_engine(report, folder, args.repeats)
+            time_engine(report, folder, args.device, args.repeats)
+        time_reading(report, args.repeats)
+    count_flops(report)
     report.save()
 
 

@@ -17,7 +17,7 @@ import itertools
 from functools import partial
 
 import torch
-from common import MIB, Floor, Report, device_seconds, paired_seconds, parser, peak_bytes, ratio
+from common import MIB, Floor, Report, device_kernels, device_seconds, paired_seconds, parser, peak_bytes, ratio
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
@@ -97,9 +97,10 @@ def measure(report: Report, floor: Floor, args, dtype, hidden: int, vocabulary: 
         runs = {head: partial(heads.run, head, name) for head in names}
         seconds = paired_seconds(runs, args.repeats, args.device)
         memory = {head: peak_bytes(run, args.device) for head, run in runs.items()}
-        on_device = {}
+        kernels = {}
         if args.device == "cuda":
-            on_device = {head: device_seconds(runs[head], args.repeats) for head in ("ours", "trl")}
+            kernels = {head: device_kernels(runs[head], args.repeats) for head in ("ours", "trl")}
+        on_device = {head: device_seconds(of) for head, of in kernels.items()}
         products, logits = (4, 5) if name == "training" else (1, 2)
         moved = logits * heads.floats * dtype.itemsize + products * vocabulary * hidden * dtype.itemsize
         least = floor.seconds(products * 2 * heads.floats * hidden, moved)
@@ -108,12 +109,14 @@ def measure(report: Report, floor: Floor, args, dtype, hidden: int, vocabulary: 
             **{"pass": name, "V": vocabulary, "tokens": tokens, "K": support, "H": hidden},
             **{f"time/{head}": ratio(seconds["ours"], seconds[head])["ratio"] for head in runs if head != "ours"},
             **{key: ratio(seconds["ours"], seconds["trl"])[key] for key in ("ratio_min", "ratio_max")},
-            **({"device/trl": on_device["ours"] / on_device["trl"]} if on_device else {}),
+            **({"device/trl": on_device["ours"] / on_device["trl"]} if all(on_device.values()) and on_device else {}),
+            **{f"{head} ms on device": 1e3 * seconds for head, seconds in on_device.items() if seconds},
             **{f"memory/{head}": memory["ours"] / memory[head] for head in runs if head != "ours"},
             **{"ours s": ours, "floor s": least, "ours/floor": ours / least, "ours MiB": memory["ours"] / MIB},
             seconds=seconds,
             peak_bytes=memory,
             device_seconds=on_device,
+            kernels=kernels,
         )
 
 
@@ -141,6 +144,7 @@ def main() -> None:
     columns |= {"time/trl": ".2f", "ratio_min": ".2f", "ratio_max": ".2f", "time/full": ".2f", "time/authors": ".2f"}
     columns |= {"device/trl": ".2f"} if args.device == "cuda" else {}
     columns |= {"memory/trl": ".2f", "memory/full": ".2f", "memory/authors": ".2f"}
+    columns |= {"ours ms on device": ".2f", "trl ms on device": ".2f"} if args.device == "cuda" else {}
     report = Report("head", args, columns | {"ours MiB": ".0f", "ours s": ".3f", "floor s": ".3f", "ours/floor": ".2f"})
     floor = Floor(args.device, dtype)
     report.start(f"{floor}. Hidden size {args.hidden or hidden}, {dtype}.")

@@ -22,8 +22,10 @@ import torch
 from common import Floor, Report, paired_seconds, parser, ratio
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from troll_trl import project
+from troll_trl.kernels.projection import solve
 from troll_trl.lm_head import add_sparse_lm_head
-from troll_trl.projection import kl_divergence, project, solve
+from troll_trl.trust_region.projection import kl_divergence
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from references import reference_kl

@@ -17,8 +17,9 @@ from common import MIB, Floor, Report, paired_seconds, parser, peak_bytes, ratio
 from step import make_model
 from trl.trainer.utils import add_fused_lm_head
 
+from troll_trl import project
 from troll_trl.lm_head import add_sparse_lm_head
-from troll_trl.projection import kl_divergence, project
+from troll_trl.trust_region.projection import kl_divergence
 
 # Shape; then sequence lengths, vocabularies, supports and batch sizes, of which the first stands where another varies
 SIZES = {

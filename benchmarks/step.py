@@ -1,16 +1,18 @@
 """A whole training step of TROLL against TRL's clip: same model, same batch, stored completions for the rollout.
 
     python benchmarks/step.py                          # the sizes of this device
-    python benchmarks/step.py --shape qwen3-0.6b --completion 2048 --prompts 1
+    python benchmarks/step.py --shape qwen3-0.6b --completion 2048 --completions 4
     python benchmarks/step.py --trust_region mask     # DPPO's, of a binary divergence, in place of the projection
+    python benchmarks/step.py --trust_region projection mask     # both, next to the same runs of the clip; or penalties
     python benchmarks/step.py --old_policy engine     # as with vLLM, whose numbers are stored like the completions
 
 One figure is a run's second rollout batch: the pass that scores it with the current weights (TROLL also selects the
 supports in it), then 8 updates with AdamW. The first one is a warm-up, in which TROLL checks its kernels and its head.
-Runs of the two trainers alternate, and each starts from the same weights. Peak memory is the allocator's over such a
-run. The weights are random, because only shapes and vocabulary matter. Temperature 0.05 makes the distributions as
-peaked as a trained model's. "projected" is the share of tokens outside of the bound over the 8 updates. "projection
-share" is the part of the time that `project` takes, forward and backward, timed alone with half of the tokens outside.
+Runs of the trainers alternate, and each starts from the same weights. Peak memory is the allocator's over such a run.
+After each pair, the file of results has its row with the pairs so far. The weights are random, because only shapes and
+vocabulary matter. Temperature 0.05 makes the distributions as peaked as a trained model's. "projected" is the share of
+tokens outside of the bound over the 8 updates. "projection share" is the part of the time that `project` takes, forward
+and backward, timed alone with half of the tokens outside.
 
 With `--old_policy engine` both trainers train as with vLLM. TRL's clip scores the rollout for its importance-sampling
 correction. TROLL takes the engine's numbers, and reading its lists is in its time.
@@ -21,6 +23,7 @@ Floor: 2 FLOPs per weight and token in the scoring pass, 6 in an update (8 with 
 import contextlib
 import gc
 import io
+import statistics
 import tempfile
 import time
 import warnings
@@ -47,6 +50,13 @@ SHAPES = {
     "small": (256, 768, 4, 4, 2, 64),
 }
 PROMPT = 16  # tokens
+TRUST_REGIONS = {
+    "projection": {},
+    "mask": {"trust_region": "mask"},
+    "penalty": {"trust_region": "penalty"},
+    "binary-penalty": {"trust_region": "penalty", "divergence_type": "binary_kl"},
+}
+ON_A_SUPPORT = ("projection", "penalty")
 
 
 def make_model(shape: str, vocabulary: int, device: str) -> Qwen3ForCausalLM:
@@ -147,7 +157,7 @@ class Trainers:
             "save_strategy": "no",
             "disable_tqdm": True,
             "logging_steps": UPDATES,  # one line, over all updates
-            "per_device_train_batch_size": args.prompts * GENERATIONS,
+            "per_device_train_batch_size": args.completions,
             "num_generations": GENERATIONS,
             "max_completion_length": args.completion,
             "steps_per_generation": UPDATES,
@@ -155,19 +165,20 @@ class Trainers:
             "temperature": 0.05,
             "max_steps": 2 * UPDATES,
         }
-        projects, engine = args.trust_region == "projection", args.old_policy == "engine"
-        ours = {"support_size": args.support} if projects else {"trust_region": "mask"}
+        engine = args.old_policy == "engine"
         if engine:
             options |= {"use_vllm": True, "vllm_mode": "server"}
-            ours |= {"old_policy": "engine"} | ({"support_size": 20} if projects else {})
-            sequences = UPDATES * args.prompts * GENERATIONS
+            sequences = UPDATES * args.completions
             store_answers(self.model, options["temperature"], args.completion, sequences, likely=19)
             trl.trainer.grpo_trainer.VLLMGeneration = StoredEngine
             mock.patch("troll_trl.trainers.troll_trainer.check_vllm").start()
-        self.make = {
-            "troll": partial(self._trainer, TrollGRPOTrainer, TrollGRPOConfig(**options, **ours)),
-            "clip": partial(self._trainer, GRPOTrainer, GRPOConfig(**options)),
-        }
+        self.make = {}
+        for name in args.trust_region:
+            ours = TRUST_REGIONS[name] | ({"old_policy": "engine"} if engine else {})
+            if name in ON_A_SUPPORT:
+                ours |= {"support_size": 20 if engine else args.support}
+            self.make[name] = partial(self._trainer, TrollGRPOTrainer, TrollGRPOConfig(**options, **ours))
+        self.make["clip"] = partial(self._trainer, GRPOTrainer, GRPOConfig(**options))
         self.rollout = None if engine else partial(stored_rollout, vocabulary=vocabulary, completion=args.completion)
         self.cache_bytes = self.projection_seconds = self.projected = 0.0
         self.device = args.device
@@ -196,7 +207,7 @@ class Trainers:
             trainer.train()
             synchronize(self.device)
             seconds = time.perf_counter() - second.start
-        if name == "troll" and COLUMN in trainer._buffered_inputs[0]:
+        if name == "projection" and COLUMN in trainer._buffered_inputs[0]:
             batch = trainer._buffered_inputs[0]
             old = batch[COLUMN]
             self.projected = next(
@@ -227,11 +238,46 @@ class Trainers:
 
 def floor_seconds(floor: Floor, trainers: Trainers, args) -> float:
     weights = sum(x.numel() for x in trainers.model.parameters())
-    tokens = args.prompts * GENERATIONS * (PROMPT + args.completion)
+    tokens = args.completions * (PROMPT + args.completion)
     per_update = 8 if args.device == "cuda" else 6
     # AdamW reads weight, gradient and two moments and writes three of them
     moved = 7 * weights * (2 if args.device == "cuda" else 4) * UPDATES
     return floor.seconds((2 + per_update) * weights * tokens * UPDATES, moved)
+
+
+def measure(report: Report, floor: Floor, args, trainers: Trainers) -> None:
+    seconds: dict[str, list[float]] = {name: [] for name in trainers.make}
+    trainers.run("clip")  # takes what stays: cuBLAS's workspace, and on a CPU memory of the process
+    memory: dict[str, int] = {}
+    least = floor_seconds(floor, trainers, args)
+    if args.device == "cpu":  # in runs of their own, since the profiler takes time; a GPU's allocator counts anyway
+        memory = {name: peak_bytes(partial(trainers.run, name), "cpu") for name in seconds}
+    for i in range(args.repeats):
+        for name in seconds if i % 2 else reversed(seconds):
+            run = partial(lambda name: seconds[name].append(trainers.run(name)), name)
+            if args.device == "cpu":
+                run()
+            else:
+                memory[name] = max(memory.get(name, 0), peak_bytes(run, args.device))
+        for name in args.trust_region:
+            add_row(report, trainers, args.shape, name, seconds, memory, least)
+
+
+def add_row(report: Report, trainers: Trainers, shape: str, name: str, seconds, memory, least: float) -> None:
+    """The row of a trust region with the pairs so far: `seconds` and `memory` have its runs and the clip's."""
+    ours, clip = (statistics.median(seconds[run]) for run in (name, "clip"))
+    pairs = ratio(seconds[name], seconds["clip"])
+    projected = {}
+    if name == "projection" and trainers.cache_bytes:  # a binary divergence keeps no old policy
+        projected = {"cache B/token": trainers.cache_bytes, "projected": trainers.projected}
+        projected |= {"projection share": trainers.projection_seconds / ours}
+    report.add(
+        **{"shape": shape, "trust region": name, "pairs": len(seconds[name]), "time/clip": pairs["ratio"], **pairs},
+        **{"memory/clip": memory[name] / memory["clip"], "ours s": ours, "clip s": clip, "floor s": least},
+        **{"ours/floor": ours / least, "ours MiB": memory[name] / MIB, **projected},
+        seconds={run: seconds[run] for run in (name, "clip")},
+        peak_bytes={run: memory[run] for run in (name, "clip")},
+    )
 
 
 def main() -> None:
@@ -241,40 +287,23 @@ def main() -> None:
     options.add_argument("--shape", choices=SHAPES)
     options.add_argument("--vocabulary", type=int, default=151_936)
     options.add_argument("--completion", type=int, help="tokens of a completion")
-    options.add_argument("--prompts", type=int, default=1, help="prompts of an update, with two completions each")
+    options.add_argument("--completions", type=int, default=2, help="completions of an update, two of each prompt")
     options.add_argument("--support", type=int, default=64)
-    options.add_argument("--trust_region", choices=("projection", "mask"), default="projection")
+    options.add_argument("--trust_region", choices=TRUST_REGIONS, nargs="+", default=["projection"])
     options.add_argument("--old_policy", choices=("trainer", "engine"), default="trainer")
     args = options.parse_args()
     shapes = [args.shape] if args.shape else ["qwen3-0.6b", "qwen3-4b"] if args.device == "cuda" else ["small"]
     args.completion = args.completion or (2048 if args.device == "cuda" else 96)
-    columns = {"shape": "", "time/clip": ".3f", "ratio_min": ".3f", "ratio_max": ".3f", "memory/clip": ".3f"}
-    columns |= {"troll s": ".2f", "clip s": ".2f", "floor s": ".2f", "troll/floor": ".2f", "troll MiB": ".0f"}
-    columns |= {"cache B/token": ".0f", "projected": ".0%", "projection share": ".2%"}
-    report = Report("step", args, columns)
+    columns = {"shape": "", "trust region": "", "pairs": "", "time/clip": ".3f", "ratio_min": ".3f", "ratio_max": ".3f"}
+    columns |= {"memory/clip": ".3f", "ours s": ".2f", "clip s": ".2f", "floor s": ".2f", "ours/floor": ".2f"}
+    columns |= {"ours MiB": ".0f", "cache B/token": ".0f", "projected": ".0%", "projection share": ".2%"}
+    report = Report("step", args, columns, key=("shape", "trust region"))
     floor = Floor(args.device, torch.bfloat16 if args.device == "cuda" else torch.float32)
-    report.start(f"{floor}. {UPDATES} updates of {args.prompts * GENERATIONS} x {args.completion} tokens.")
+    report.start(f"{floor}. {UPDATES} updates of {args.completions} x {args.completion} tokens.")
     for shape in shapes:
         args.shape = shape
         with tempfile.TemporaryDirectory() as folder:
-            trainers = Trainers(args, args.vocabulary, folder)
-            seconds: dict[str, list[float]] = {"troll": [], "clip": []}
-            trainers.run("clip")  # takes what stays: cuBLAS's workspace, and on a CPU memory of the process
-            memory = {name: peak_bytes(partial(trainers.run, name), args.device) for name in seconds}
-            for i in range(args.repeats):
-                for name in seconds if i % 2 else reversed(seconds):
-                    seconds[name].append(trainers.run(name))
-        troll, clip = (sorted(seconds[name])[args.repeats // 2] for name in seconds)
-        pairs = ratio(seconds["troll"], seconds["clip"])
-        least = floor_seconds(floor, trainers, args)
-        report.add(
-            **{"shape": shape, "time/clip": pairs["ratio"], **pairs, "memory/clip": memory["troll"] / memory["clip"]},
-            **{"troll s": troll, "clip s": clip, "floor s": least, "troll/floor": troll / least},
-            **{"troll MiB": memory["troll"] / MIB, "cache B/token": trainers.cache_bytes},
-            **{"projected": trainers.projected, "projection share": trainers.projection_seconds / troll},
-            seconds=seconds,
-            peak_bytes=memory,
-        )
+            measure(report, floor, args, Trainers(args, args.vocabulary, folder))
     report.save()
 
 

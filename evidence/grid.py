@@ -60,7 +60,7 @@ class Task:
 @dataclass(frozen=True)
 class GivenTask:
     """
-    A given model, and the problems of a dataset that it solves sometimes.
+    A given model, and the problems of a dataset, or those of them that it solves sometimes.
 
     Args:
         model (`str`):
@@ -68,21 +68,22 @@ class GivenTask:
         dataset (`str`):
             Folder with `train.jsonl` and `test.jsonl`.
         candidates (`int`):
-            Number of problems of `train.jsonl` that the model tries, the first ones.
-        samples (`int`):
-            Completions of each problem. A problem is kept if some are right and some are not.
+            Number of problems of `train.jsonl`, the first ones.
         test (`int`):
             Number of problems of `test.jsonl`, the first ones.
         settings (`dict[str, Any]`):
             Settings of scripts/train.py; `max_completion_length` at least.
+        samples (`int`, *optional*):
+            Completions of each candidate by the model. A problem is kept if some are right and some are not. By default
+            every candidate is kept.
     """
 
     model: str
     dataset: str
     candidates: int
-    samples: int
     test: int
     settings: dict[str, Any]
+    samples: int | None = None
 
 
 def prompt_of(task: Task | GivenTask) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from evidence.tables import Record, Table, tasks_of
 HERE = Path(__file__).resolve().parent
 PAGES = sorted(HERE.glob("*.md"))
 TABLES: dict[str, dict[str, Table]] = {
-    "gpu": tables.GPU_TABLES,
+    "gsm8k": tables.GSM8K_TABLES,
     "smollm2-rate": smollm2_rate.TABLES,
     "age": age.TABLES,
     "rate": rate.TABLES,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from evidence.grid import Run
+from math_answers.whole_files import write_text
 
 RESULT = "result.json"
 DEFAULTS = {"steps_per_generation": 8, "kl_bound": 0.05, "regression_coef": 1.0, "support_size": 64}  # of a cell
@@ -27,14 +28,25 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
         scripts/evaluate.py; means over the last quarter of the updates (`entropy`, `length`) or over all updates
         (`projected_fraction`, `clip_fraction`, `gradient_norm`), maxima over all (`policy_kl_max`, `kl_max`), `None` if
         TRL logs none; `seconds_per_update`, the mean after the first rollout batch, generation included. Newer records
-        also have `start_chance`, the probability of the rewarded solutions at the start, `start_digest`, of the weights
-        there, and `machine`. With several
-        reward functions, `others` holds the curves of those other than `math_accuracy`, by name. The trainer `share`
-        adds `regression_share`, the mean length of the regression's gradient as a part of the whole gradient's.
+        also have `seconds_without_generation`, the mean over those of these updates that follow another one of their
+        rollout batch, `start_chance`, the probability of the rewarded solutions at the start, `start_digest`, of the
+        weights there, and `machine`. With several reward functions, `others` holds the curves of those other than
+        `math_accuracy`, by name. The trainer `share` adds `regression_share`, the mean length of the regression's
+        gradient as a part of the whole gradient's.
     """
-    log = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    summary = json.loads((folder / "eval" / "summary.json").read_text())
+    success = summary["results"][0]["metrics"]["pass@1"]["value"]
+    return {**describe(run), **of_log(run, folder), "success": success}
+
+
+def of_log(run: Run, folder: Path) -> dict[str, Any]:
+    """What [`make_record`] takes from the log: of a stopped run, of its updates so far; empty if it has no log yet."""
+    file = folder / "trainer_state.json"
+    log = json.loads(file.read_text())["log_history"] if file.exists() else []
     curve = [(line["step"], line[_HELD_OUT]) for line in log if _HELD_OUT in line]
     updates = [line for line in log if "loss" in line]
+    if not curve or not updates:
+        return {}
     held_out = {key for line in log for key in line if key.startswith("eval_rewards/") and key.endswith("/mean")}
     others = {
         key.split("/")[1]: [(line["step"], line[key]) for line in log if key in line]
@@ -46,13 +58,12 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
         if "troll/regression_grad_norm" in line and line["grad_norm"] > 0
     ]
     late = updates[-math.ceil(len(updates) / 4) :]
-    summary = json.loads((folder / "eval" / "summary.json").read_text())
+    of_a_batch = (DEFAULTS | dict(run.varied))["steps_per_generation"]
+    timed = updates[of_a_batch:]
     return {
-        **describe(run),
         "curve": curve,
-        "area": mean_height(curve),
+        "area": mean_height(curve) if len(curve) > 1 else None,
         "start": curve[0][1],
-        "success": summary["results"][0]["metrics"]["pass@1"]["value"],
         "entropy": mean_logged(late, "entropy"),
         "length": mean_logged(late, "completions/mean_length"),
         "projected_fraction": mean_logged(updates, "troll/projected_fraction"),
@@ -60,9 +71,8 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
         "gradient_norm": mean_logged(updates, "grad_norm"),
         "policy_kl_max": _max(updates, "troll/policy_kl_max"),
         "kl_max": _max(updates, "troll/kl_max"),
-        "seconds_per_update": mean_logged(
-            updates[(DEFAULTS | dict(run.varied))["steps_per_generation"] :], "step_time"
-        ),
+        "seconds_per_update": mean_logged(timed, "step_time"),
+        "seconds_without_generation": mean_logged([u for i, u in enumerate(timed) if i % of_a_batch], "step_time"),
         **({"others": others} if others else {}),
         **({"regression_share": float(np.mean(shares))} if shares else {}),
     }
@@ -97,9 +107,7 @@ def run_of(record: dict[str, Any]) -> Run:
 
 def write_records(file: Path, records: list[dict[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".partial")
-    unfinished.write_text("".join(json.dumps(record) + "\n" for record in records))
-    unfinished.replace(file)  # either whole or not at all
+    write_text(file, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def read_records(file: Path) -> list[dict[str, Any]]:

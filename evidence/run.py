@@ -13,6 +13,11 @@ The third line is for a study that takes longer than one machine is available. I
 has, whichever machine made it, and writes the file after every run. The file identifies a run by task, method, cell and
 seed: if you change what one of these means in a grid that has results, give it a new name. A tuned learning rate is
 chosen once all runs of its tuning exist. Runs that wait for one are left out and counted.
+
+    python -m evidence.run evidence/gsm8k.yaml --model MODEL --dataset FOLDER --workers 3 --minutes 8 --resume
+
+This line is for a machine that is at hand for minutes. After that time all runs are stopped, and the results also have
+what the stopped ones had logged. `--retry` repeats them.
 """
 
 import argparse
@@ -20,6 +25,7 @@ import ctypes
 import gc
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -36,12 +42,14 @@ import accelerate.data_loader
 import scipy.stats  # noqa: F401 (an evaluation imports it, and a fork of this process has it already)
 import torch
 from datasets import Dataset
+from transformers.trainer import TRAINER_STATE_NAME
 from trl import GRPOTrainer
 
 from evidence.grid import GivenTask, Grid, Run, content_of, prompt_of, read_grid, tuned_rates
-from evidence.results import RESULT, describe, machine, make_record, read_records, run_of, write_records
+from evidence.results import RESULT, describe, machine, make_record, of_log, read_records, run_of, write_records
 from evidence.starts import call_script, make_start, read_chance, start_digest, start_key
 from evidence.variants import VARIANTS
+from math_answers.whole_files import write_text
 from troll_trl.cli import evaluate, make_trainer, train
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -57,22 +65,32 @@ def run_all(
     workers: int,
     log_of: Callable[[str], Path],
     after_each: Callable[[], None] = lambda: None,
-) -> None:
-    """Run each named job in its own process, `workers` at a time, and print how it ended."""
+    deadline: float = math.inf,
+) -> set[str]:
+    """
+    Run each named job in its own process, `workers` at a time, and print how it ended. At the `deadline`, by
+    `time.monotonic`, the running ones are killed. Returns the names of those that never began.
+    """
     waiting = list(jobs)
     running: dict[Any, tuple[str, Any, set[int]]] = {}  # by what the end of a process makes ready
     total, start = len(waiting), time.monotonic()
     cores = sorted(os.sched_getaffinity(0))
     shares = [set(cores[place::workers]) or set(cores) for place in range(workers)]
     gc.freeze()  # a fork need not walk through the libraries' objects at every collection: a twentieth of a run
-    while waiting or running:
-        while waiting and shares:
+    while running or (waiting and time.monotonic() < deadline):
+        while waiting and shares and time.monotonic() < deadline:
             name, job = waiting.pop(0)
             share = shares.pop()
             process = _PROCESSES.Process(target=_run_job, args=(job, log_of(name), share))
             process.start()
             running[process.sentinel] = name, process, share
-        for sentinel in connection.wait(list(running)):
+        left = None if deadline == math.inf else max(deadline - time.monotonic(), 0)
+        ended = connection.wait(list(running), left)
+        if not ended:  # the deadline
+            for _, process, _ in running.values():
+                process.kill()
+            ended = [connection.wait([sentinel])[0] for sentinel in running]
+        for sentinel in ended:
             name, process, share = running.pop(sentinel)
             shares.append(share)
             process.join()
@@ -80,6 +98,7 @@ def run_all(
             state = "failed, see " + str(log_of(name)) if process.exitcode else "done"
             print(f"[{done}/{total}, {(time.monotonic() - start) / 60:.1f} min] {name}: {state}", flush=True)
             after_each()
+    return {name for name, _ in waiting}
 
 
 def _run_job(job: Callable[[], None], log: Path, cores: set[int]) -> None:
@@ -113,9 +132,10 @@ def _keep_freed_memory() -> None:
 class Runner:
     """A grid's runs in a folder: `starts/<task>/seed<n>` and `runs/<task>/<method>/<cell>/seed<n>`."""
 
-    def __init__(self, grid: Grid, folder: Path, workers: int, results: Path | None = None):
-        """With a file of `results`, its runs count as done, and the file is written after every run."""
-        self.grid, self.folder, self.workers, self.results = grid, folder, workers, results
+    def __init__(self, grid: Grid, folder: Path, workers: int, results: Path | None = None, deadline: float = math.inf):
+        """With a file of `results`, its runs count as done, and the file is written after every run. No run goes on
+        after the `deadline`, by `time.monotonic`."""
+        self.grid, self.folder, self.workers, self.results, self.deadline = grid, folder, workers, results, deadline
         known = read_records(results) if results is not None and results.exists() else []
         self.known = {run_of(record): record for record in known}
 
@@ -132,15 +152,19 @@ class Runner:
         waiting = [run for run in runs if (record := self.record(run)) is None or (retry and "error" in record)]
         for run in waiting:
             self.known.pop(run, None)  # it failed
+        log_of = lambda name: self.folder / "runs" / name / "log.txt"
+        left_out: set[str] = set()
         for seed in dict.fromkeys(run.seed for run in waiting):
             of_seed = [run for run in waiting if run.seed == seed]
             starts = {str(self._start(run)): partial(self._make_start, run) for run in of_seed}
-            run_all(starts.items(), self.workers, lambda name: self.folder / name / "log.txt")
+            run_all(starts.items(), self.workers, lambda name: self.folder / name / "log.txt", deadline=self.deadline)
             jobs = [(str(run.folder), partial(self._execute, run)) for run in of_seed]
-            run_all(jobs, self.workers, lambda name: self.folder / "runs" / name / "log.txt", self._save)
+            left_out |= run_all(jobs, self.workers, log_of, self._save, self.deadline)
         for run in waiting:
-            if self.record(run) is None:
-                self._write(run, describe(run) | {"error": "the process was killed"})
+            if self.record(run) is None and str(run.folder) not in left_out:
+                error = "the process was killed" if time.monotonic() < self.deadline else "its time was up"
+                so_far = of_log(run, self.folder / "runs" / run.folder)
+                self._write(run, describe(run) | so_far | {"error": error, "machine": machine()})
         self._save()
 
     def rates(self) -> dict[tuple[str, str], float]:
@@ -186,7 +210,7 @@ class Runner:
             if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 130:  # interrupted
                 raise
             said = (folder / "log.txt").read_text().rstrip().rpartition("\n")[2]  # the script's last words
-            record = describe(run) | {"error": f"{type(error).__name__}: {error}; {said}"}
+            record = describe(run) | of_log(run, folder) | {"error": f"{type(error).__name__}: {error}; {said}"}
             traceback.print_exc()
         shutil.rmtree(folder / "eval", ignore_errors=True)
         for weights in folder.glob("*.safetensors"):
@@ -199,8 +223,10 @@ class Runner:
         """The record of a run from `start`, which leaves its files in `folder`."""
         task, settings = self.grid.tasks[run.task], self.grid.settings(run)
         model = task.model or start / "model"
+        (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)  # of a run that was stopped
         if task.model:  # large enough to use all cores of its worker
             torch.set_num_threads(len(os.sched_getaffinity(0)))
+            _write_every_log()
         variant = self.grid.methods[run.method].variant
         if variant is not None:
             make_trainer.TRAINERS["grpo", "troll"] = VARIANTS[variant]
@@ -218,9 +244,7 @@ class Runner:
 
     def _write(self, run: Run, record: dict[str, Any]) -> None:
         file = self.folder / "runs" / run.folder / RESULT
-        unfinished = file.with_suffix(".partial")
-        unfinished.write_text(json.dumps(record | {"identity": self._identity(run)}))
-        unfinished.replace(file)
+        write_text(file, json.dumps(record | {"identity": self._identity(run)}))
 
 
 def _keep_rows_of_last_batch() -> None:
@@ -241,6 +265,17 @@ def _keep_rows_of_last_batch() -> None:
     Dataset.__getitems__ = rows
     if not torch.cuda.is_available():
         accelerate.data_loader.send_to_device = lambda batch, *_, **__: batch
+
+
+def _write_every_log() -> None:
+    """TRL writes a run's log when the run ends. A long one may be stopped before."""
+    log = GRPOTrainer.log
+
+    def log_and_write(trainer: GRPOTrainer, *args: Any, **kwargs: Any) -> None:
+        log(trainer, *args, **kwargs)
+        trainer.state.save_to_json(str(Path(trainer.args.output_dir, TRAINER_STATE_NAME)))
+
+    GRPOTrainer.log = log_and_write
 
 
 def _rewards_alone(trainer: GRPOTrainer, _model: Any, inputs: Any, *_: Any, **__: Any) -> tuple[Any, None, None]:
@@ -266,18 +301,24 @@ def main(runner_class: type[Runner] = Runner) -> None:
     parser.add_argument("--only", nargs="+", default=[""], metavar="PREFIX", help="runs whose folders begin with one")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds that replace the seeds of the studies")
     parser.add_argument("--model", help="folder or hub name that replaces the tasks' model")
+    parser.add_argument("--dataset", help="folder with train.jsonl and test.jsonl that replaces the tasks' dataset")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which all runs are stopped")
     parser.add_argument("--resume", action="store_true", help="keep the results file's runs, and add every new one")
     parser.add_argument("--retry", action="store_true", help="repeat runs that failed")
     options = parser.parse_args()
+    deadline = time.monotonic() + 60 * options.minutes
     grid = read_grid(options.grid.resolve())
     if options.model is not None:
         given = {name: replace(task, model=options.model) for name, task in grid.tasks.items() if task.model}
         grid = replace(grid, tasks=grid.tasks | given)
+    if options.dataset is not None:
+        replaced = lambda task: replace(task, dataset=options.dataset) if isinstance(task, GivenTask) else task
+        grid = replace(grid, tasks={name: replaced(task) for name, task in grid.tasks.items()})
     results = grid.file.parent / "results" / f"{grid.file.stem}.jsonl"
     folder = options.output or REPOSITORY / "outputs" / "evidence" / grid.file.stem
     if options.resume and options.seeds is not None:
         parser.error("--resume and --seeds exclude each other: --seeds writes no results. Leave one out.")
-    runner = runner_class(grid, folder.resolve(), options.workers, results if options.resume else None)
+    runner = runner_class(grid, folder.resolve(), options.workers, results if options.resume else None, deadline)
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     is_asked = lambda run: str(run.folder).startswith(tuple(options.only))
 

@@ -1,9 +1,9 @@
 """
 The truly asynchronous runs of async.yaml's methods on `label-2`: TRL's own rollout worker and a real vLLM server on a
-CPU generate while the trainer trains, and the weights travel as in tests/test_vllm_async.py. Needs `make test-vllm`'s
-environment, and writes results/async-served.jsonl.
+CPU generate while the trainer trains, and the weights travel as in
+tests/engines/test_vllm_async.py. Needs `make test-vllm`'s environment, and writes results/async-served.jsonl.
 
-    PYTHONPATH=tests:. VLLM_HOST_IP=127.0.0.1 .venv/vllm/bin/python -m evidence.served
+    PYTHONPATH=tests/engines:tests/support:. VLLM_HOST_IP=127.0.0.1 .venv/vllm/bin/python -m evidence.served
 """
 
 import tempfile

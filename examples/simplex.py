@@ -1,4 +1,4 @@
-"""Draw TROLL's projection of one token's distribution, over a vocabulary of three, with `troll_trl.projection`.
+"""Draw TROLL's projection of one token's distribution, over a vocabulary of three, with `troll_trl.project`.
 
     python examples/simplex.py --output docs/figures/simplex.png
 
@@ -13,7 +13,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from troll_trl.projection import kl_divergence, project
+from troll_trl import project
+from troll_trl.trust_region.projection import kl_divergence
 
 OLD = torch.tensor([0.50, 0.32, 0.18], dtype=torch.float64)  # q
 NEW = torch.tensor([0.12, 0.16, 0.72], dtype=torch.float64)  # p

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from troll_trl.kernels import blocks, candidates, fold, gradient, projection
+from troll_trl.kernels import blocks, candidates, coefficients, fold, gradient, outcomes, projection, support
 from troll_trl.kernels.dispatch import FP_FUSION, INTERPRETED, TRITON_AVAILABLE
-from troll_trl.kernels.tiles import FLOOR
+from troll_trl.kernels.tiles import FLOOR, LogitTransform
 
 if not TRITON_AVAILABLE:
     pytest.skip("Triton is not installed (it exists for Linux only)", allow_module_level=True)
@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(PTXAS is None, reason="this T
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 K = 64
 VOCABULARY = 151_936
+SCALARS = ("inner", "outer", "slope")
 
 
 def types(kernel, pointers: dict[str, str]) -> dict[str, str]:
@@ -46,7 +47,7 @@ def types(kernel, pointers: dict[str, str]) -> dict[str, str]:
         elif name.endswith("_ptr"):
             result[name] = "*" + pointers.get(name, "fp32")
         else:
-            result[name] = "fp32" if name in ("inner", "outer") else "i32"
+            result[name] = "fp32" if name in SCALARS else "i32"
     return result
 
 
@@ -83,7 +84,7 @@ def take_kept_source(dtype, softcap, bias):
 def gradient_source(dtype, softcap, bias, linear=True, block=gradient.BLOCK_SIZE):
     return make(
         gradient._gradient_kernel, dtype, softcap, bias, gradient.NUM_WARPS,
-        HAS_LINEAR=linear, BLOCK=block,
+        HAS_LINEAR=linear, FLOOR=FLOOR, BLOCK=block,
     )  # fmt: skip
 
 
@@ -101,19 +102,27 @@ def reduce_source(dtype, softcap, bias):
     )  # fmt: skip
 
 
+def unused(dtype, softcap, bias):
+    return candidates.unused_bits(dtype, torch.empty(0) if bias else None, LogitTransform(softcap=softcap or None))
+
+
 def best_blocks_source(dtype, softcap, bias, vocabulary=VOCABULARY):
     count = triton.next_power_of_2(triton.cdiv(vocabulary, blocks.BLOCK))
+    warps = candidates.warps_for(count)
     return make(
-        candidates._best_blocks_kernel, dtype, softcap, bias, candidates.warps_for(count), {"best_blocks_ptr": "i32"},
-        FLOOR=FLOOR, BLOCKS=count,
+        candidates._best_blocks_kernel, dtype, softcap, bias, warps, {"best_blocks_ptr": "i32"},
+        FLOOR=FLOOR, UNUSED_BITS=unused(dtype, softcap, bias), BLOCKS=count, GROUPS=min(K, count),
+        PART=min(candidates.PART * warps, count),
     )  # fmt: skip
 
 
 def best_tokens_source(dtype, softcap, bias, k=K):
     ids = {"sampled_ids_ptr": "i64", "best_blocks_ptr": "i32", "token_ids_ptr": "i32"}
+    warps = candidates.warps_for(k * blocks.BLOCK)
     return make(
-        candidates._best_tokens_kernel, dtype, softcap, bias, candidates.warps_for(k * blocks.BLOCK), ids,
-        FLOOR=FLOOR, BLOCK=blocks.BLOCK, SLOTS=k,
+        candidates._best_tokens_kernel, dtype, softcap, bias, warps, ids,
+        FLOOR=FLOOR, UNUSED_BITS=unused(dtype, softcap, bias), BLOCK=blocks.BLOCK, SLOTS=k,
+        PART=min(candidates.PART * warps // blocks.BLOCK, k),
     )  # fmt: skip
 
 
@@ -141,6 +150,26 @@ def project_backward_source(dtype, softcap, bias, slots=K + 1):
     )  # fmt: skip
 
 
+def support_source(dtype, softcap, bias, k=K - 1):
+    """Always of float32, as the two after it."""
+    ids = {"sampled_ids_ptr": "i64", "ids_ptr": "i32", "kept_ids_ptr": "i32"}
+    slots = triton.next_power_of_2(k)
+    return make(support._support_kernel, torch.float32, softcap, bias, 1, ids, LIMIT=1 - 1e-5, FLOOR=FLOOR, SLOTS=slots)
+
+
+def outcomes_source(dtype, softcap, bias, k=K):
+    slots = triton.next_power_of_2(k)
+    warps = outcomes.warps_for(slots)
+    return make(
+        outcomes._outcomes_kernel, torch.float32, softcap, bias, warps, {"ids_ptr": "i32"}, FLOOR=FLOOR, SLOTS=slots
+    )
+
+
+def coefficients_source(dtype, softcap, bias, k=K):
+    slots = triton.next_power_of_2(k)
+    return make(coefficients._coefficients_kernel, torch.float32, softcap, bias, outcomes.warps_for(slots), SLOTS=slots)
+
+
 SOURCES = {
     "take_kept": take_kept_source,
     "fold": fold_source,
@@ -149,6 +178,9 @@ SOURCES = {
     "reduce": reduce_source,
     "best_blocks": best_blocks_source,
     "best_tokens": best_tokens_source,
+    "support": support_source,
+    "outcomes": outcomes_source,
+    "coefficients": coefficients_source,
     "project": project_source,
     "project_backward": project_backward_source,
 }
@@ -191,9 +223,12 @@ BUDGETS = {
     "fold": (32, 10, 24, 2, None),
     "gradient": (32, 0, 0, 2, 2),
     "put_kept": (56, 5, 0, None, None),
-    "reduce": (40, 6, 20, 2, None),
-    "best_blocks": (168, 40, 91, 24, None),
-    "best_tokens": (236, 40, 62, 4, None),
+    "reduce": (56, 6, 36, 4, None),
+    "best_blocks": (168, 32, 56, 14, None),
+    "best_tokens": (152, 36, 42, 4, None),
+    "support": (48, 0, 138, None, None),
+    "outcomes": (32, 0, 15, None, None),
+    "coefficients": (32, 0, 5, None, None),
     "project": (96, 0, 90, None, None),
     "project_backward": (56, 0, 40, None, None),
 }
@@ -222,9 +257,12 @@ REGISTERS = {
     "fold": (32, 40, 32),
     "gradient": (32, 40, 32),
     "put_kept": (56, 48, 32),
-    "reduce": (32, 40, 32),
-    "best_blocks": (168, 168, 96),
-    "best_tokens": (244, 232, 120),
+    "reduce": (64, 72, 64),
+    "best_blocks": (168, 168, 80),
+    "best_tokens": (152, 152, 80),
+    "support": (48, 48, 64),
+    "outcomes": (32, 32, 32),
+    "coefficients": (32, 32, 32),
     "project": (72, 96, 64),
     "project_backward": (56, 56, 24),
 }
@@ -248,12 +286,12 @@ def test_no_kernel_relies_on_a_barrier_for_what_it_stored():
     assert not [path.name for path in folder.glob("*.py") if "tl.debug_barrier" in path.read_text()]
 
 
-@pytest.mark.parametrize("name", ["take_kept", "fold", "gradient", "reduce", "best_tokens"])
+@pytest.mark.parametrize("name", [name for name in SOURCES if not name.startswith(("put", "support", "project"))])
 def test_compiles_with_float64_scalars(name):
     """As torch.compile passes Python's floats before torch 2.15: the type of a variable of `fold`'s loop then changed
     with them."""
     source, options = SOURCES[name](torch.bfloat16, softcap=True, bias=True)
-    signature = {**source.signature, "inner": "fp64", "outer": "fp64"}
+    signature = {name: "fp64" if name in SCALARS else of for name, of in source.signature.items()}
     source = ASTSource(source.fn, signature, source.constants, source.attrs)
     assert len(compile_for(90, source, options).asm["cubin"]) > 0
 
@@ -299,6 +337,16 @@ def test_variants_of_a_run(capability):
 def test_largest_support_fits_in_registers(k, tmp_path):
     source = best_tokens_source(torch.float32, softcap=True, bias=True, k=k)
     assert usage(compile_for(90, *source), tmp_path)["STACK"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [1, 127, "most"])
+@pytest.mark.parametrize("name", ["support", "outcomes", "coefficients"])
+def test_largest_row_fits_in_registers(k, name, tmp_path):
+    most = support.MOST_IN_REGISTERS if name == "support" else outcomes.MOST_IN_REGISTERS
+    for capability in (80, 90, 120):
+        source = SOURCES[name](torch.float32, softcap=True, bias=False, k=most if k == "most" else k)
+        assert usage(compile_for(capability, *source), tmp_path)["STACK"] == 0
 
 
 @pytest.mark.slow

@@ -3,31 +3,33 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from troll_trl.moved import keep_older_names
-
 if TYPE_CHECKING:
     from troll_trl.trainers.config import TrollGRPOConfig, TrollRLOOConfig
     from troll_trl.trainers.grpo import TrollGRPOTrainer
     from troll_trl.trainers.rloo import TrollRLOOTrainer
     from troll_trl.trust_region.mask import topk_tv, with_gradient_weight
+    from troll_trl.trust_region.projection import Projection, project
     from troll_trl.trust_region.regions import Bounded, TrustRegion
+    from troll_trl.trust_region.sparse import SparseDistribution, sparsify
 
 __version__ = "0.1.0"
 __all__ = [
     "Bounded",
+    "Projection",
+    "SparseDistribution",
     "TrollGRPOConfig",
     "TrollGRPOTrainer",
     "TrollRLOOConfig",
     "TrollRLOOTrainer",
     "TrustRegion",
     "__version__",
+    "project",
+    "sparsify",
     "topk_tv",
     "with_gradient_weight",
 ]
 
-keep_older_names()
-
-# Loaded on first use: neither `troll --help` nor a reward by its older name should wait for torch and TRL.
+# Loaded on first use: `troll configs` should not wait for torch and TRL.
 _MODULES = {
     "TrollGRPOConfig": "troll_trl.trainers.config",
     "TrollGRPOTrainer": "troll_trl.trainers.grpo",
@@ -35,6 +37,10 @@ _MODULES = {
     "TrollRLOOTrainer": "troll_trl.trainers.rloo",
     "Bounded": "troll_trl.trust_region.regions",
     "TrustRegion": "troll_trl.trust_region.regions",
+    "Projection": "troll_trl.trust_region.projection",
+    "project": "troll_trl.trust_region.projection",
+    "SparseDistribution": "troll_trl.trust_region.sparse",
+    "sparsify": "troll_trl.trust_region.sparse",
     "topk_tv": "troll_trl.trust_region.mask",
     "with_gradient_weight": "troll_trl.trust_region.mask",
 }

@@ -8,19 +8,11 @@ import os
 import re
 import sys
 import textwrap
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeGuard
-
-
-def setting(
-    default: Any = MISSING, help: str = "", choices: list[str] | None = None, default_factory: Any = MISSING
-) -> Any:
-    """A dataclass field with the text of its `--help`, and with the values that it may have."""
-    metadata = {"help": help} | ({"choices": choices} if choices else {})
-    return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 def document(cls: type) -> type:

@@ -1,9 +1,10 @@
 """The arguments of an evaluation, from a YAML file or flags: `troll_trl.cli.evaluate` parses them."""
 
 from collections.abc import Collection
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+
+from math_answers.settings import setting
 
 # As in the training configs: the verifier and the strict comparison both read the box
 DEFAULT_INSTRUCTION = "Let's think step by step and put the final answer in \\boxed{}."
@@ -13,12 +14,6 @@ SAMPLING_SETTINGS = (
     *("n", "temperature", "top_p", "top_k", "max_new_tokens", "seed"),
     *("instruction", "system_prompt", "enable_thinking", "dtype", "revision"),
 )
-
-
-def setting(default: Any = MISSING, help: str = "", choices: list[str] | None = None, default_factory: Any = MISSING):
-    """A field with the text of its `--help`, and with the values that it may have."""
-    metadata = {"help": help} | ({"choices": choices} if choices else {})
-    return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 @dataclass

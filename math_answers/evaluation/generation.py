@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
 
 from math_answers.evaluation.arguments import EvaluationArguments
 from math_answers.evaluation.loading import load_model, vllm_ignores
-from math_answers.evaluation.models import adapter_settings, base_of, end_ids
+from math_answers.models import adapter_settings, base_of, end_ids
 
 
 class Completion(NamedTuple):

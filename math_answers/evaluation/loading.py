@@ -6,9 +6,8 @@ from typing import Any
 from peft import LoraConfig, PeftConfig, PeftModelForCausalLM
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.quantizers import AutoHfQuantizer, HfQuantizer
 
-from math_answers.evaluation.models import adapter_settings, base_of
+from math_answers.models import adapter_settings, base_of, check_quantization
 
 # Settings of an adapter that vLLM reads, or that say nothing about the finished weights
 _VLLM_APPLIES = {"r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "use_rslora"}
@@ -63,20 +62,6 @@ def check_weights(model: str, revision: str | None, trust_remote_code: bool = Fa
     config = AutoConfig.from_pretrained(name, revision=name_revision, trust_remote_code=trust_remote_code)
     if check_quantization(name, config) is None:  # quantised weights may need a GPU even when they are empty
         load_model(model, revision, meta=True, trust_remote_code=trust_remote_code)
-
-
-def check_quantization(model: str, config: Any, quantization: Any = None, key: str = "model") -> HfQuantizer | None:
-    """What will load the quantised weights of a model with this `config`, or quantise them as `quantization` says;
-    `None` for others. A `ValueError` says what this machine lacks for it."""
-    own = getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None)
-    if own is None and quantization is None:
-        return None
-    try:
-        quantizer = AutoHfQuantizer.from_config(own or quantization, pre_quantized=own is not None)
-        quantizer.validate_environment(device_map=None)
-    except (ImportError, ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"`{key}`: the quantised weights of {model} cannot be loaded here: {error}") from error
-    return quantizer
 
 
 def _with_adapter(base: PreTrainedModel, folder: str, meta: bool) -> Any:

@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-from math_answers.evaluation.samples import SAMPLES, Sample, read_with_ends, write_json
+from math_answers.evaluation.samples import SAMPLES, Sample, read_with_ends
+from math_answers.whole_files import write_json
 
 logger = logging.getLogger(__name__)
 

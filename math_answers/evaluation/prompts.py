@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from math_answers.evaluation.models import adapter_settings, base_of
+from math_answers.models import adapter_settings, base_of
 
 # A folder without any of these has no tokenizer; transformers may then make up an empty one
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model", "*.tiktoken")

@@ -16,11 +16,11 @@ from math_answers.evaluation.arguments import SAMPLING_SETTINGS, EvaluationArgum
 from math_answers.evaluation.benchmarks import Benchmark, load_benchmark
 from math_answers.evaluation.generation import TransformersGenerator, VllmGenerator, resolve_backend, sample_seed
 from math_answers.evaluation.loading import check_weights
-from math_answers.evaluation.models import check_model, context_of, model_digest
 from math_answers.evaluation.output import Key, Output, describe_device, library_versions, open_output
 from math_answers.evaluation.prompts import check_thinking, load_tokenizer, tokenize_prompt
 from math_answers.evaluation.samples import Sample
 from math_answers.evaluation.scoring import score_samples
+from math_answers.models import check_model, context_of, model_digest
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Files of an evaluation: samples, one per line, read one by one; other files, replaced as a whole."""
+"""Samples of an evaluation: a file with one per line, read one by one, and its Parquet copy."""
 
 import json
 import logging
@@ -10,6 +10,8 @@ from typing import Any, NotRequired, TypedDict, get_args, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from math_answers.whole_files import unfinished
 
 logger = logging.getLogger(__name__)
 
@@ -75,23 +77,7 @@ def write_parquet(source: Path, target: Path):
     """Copy a samples file to a Parquet file, which is replaced as a whole."""
     kinds = {name: (get_args(hint) or (hint,))[0] for name, hint in get_type_hints(Sample).items()}  # without `| None`
     schema, rows = pa.schema((name, _KINDS[kind]) for name, kind in kinds.items()), read_lines(source)
-    unfinished = _unfinished(target)
-    with pq.ParquetWriter(unfinished, schema) as writer:
+    with pq.ParquetWriter(unfinished(target), schema) as writer:
         while batch := list(islice(rows, _ROWS_IN_MEMORY)):
             writer.write_batch(pa.RecordBatch.from_pylist(batch, schema))
-    os.replace(unfinished, target)
-
-
-def write_json(path: Path, content: Any):
-    """Replace a file by JSON, as a whole."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-
-
-def write_text(path: Path, text: str):
-    """Replace a file by a text, as a whole: a kill leaves the old one or the new one."""
-    _unfinished(path).write_text(text, encoding="utf-8")
-    os.replace(_unfinished(path), path)
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f".{path.name}.unfinished")
+    os.replace(unfinished(target), target)

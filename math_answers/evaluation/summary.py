@@ -14,8 +14,9 @@ import pandas as pd
 from math_answers.evaluation.arguments import EvaluationArguments
 from math_answers.evaluation.output import PROVENANCE
 from math_answers.evaluation.problem_scores import ProblemScores, read_scores
-from math_answers.evaluation.samples import SAMPLES, write_json, write_parquet
+from math_answers.evaluation.samples import SAMPLES, write_parquet
 from math_answers.evaluation.statistics import CONFIDENCE, default_ks, estimate, paired_difference
+from math_answers.whole_files import write_json
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from transformers import AutoConfig
 from transformers.integrations import get_reporting_integration_callbacks
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
 
-from math_answers.evaluation.loading import check_quantization
-from math_answers.evaluation.models import adapter_settings, check_model
+from math_answers.models import adapter_settings, check_model, check_quantization
 from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.cli.reward_functions import check_reward_function, load_reward_function
 from troll_trl.cli.settings.arguments import TrollScriptArguments

@@ -8,7 +8,7 @@ import yaml
 from transformers.trainer import TRAINER_STATE_NAME
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from math_answers.evaluation.samples import write_text
+from math_answers.whole_files import write_text
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.fields import without_secrets
 from troll_trl.resilience.checkpoint_folder import checkpoints

@@ -16,11 +16,11 @@ RUN_HELP = """
 """
 
 
-def write_report(runs: Sequence[str], success: str | None, output: Path) -> None:
+def write_report(runs: Sequence[str], success: str | None, output: Path, prints_table: bool = True) -> None:
     """Write the page, its figures and its table into `output`, and print the table and the notes."""
     from math_answers.evaluation.printable import printable
-    from math_answers.evaluation.samples import write_text
     from math_answers.evaluation.tables import markdown
+    from math_answers.whole_files import write_text
     from troll_trl.report.figures import draw_figures
     from troll_trl.report.page import make_table, warnings_of, write_page
     from troll_trl.report.runs import load_groups
@@ -33,7 +33,8 @@ def write_report(runs: Sequence[str], success: str | None, output: Path) -> None
     plots = draw_figures(groups, success, output)
     write_page(groups, plots, table, output / "report.html")
 
-    print(text)
+    if prints_table:
+        print(text)
     for note in [*warnings_of(groups), *(note for group in groups for run in group.runs for note in run.notes)]:
         print(f"Note: {note}")
     print(printable(f"Report: {output / 'report.html'}"))

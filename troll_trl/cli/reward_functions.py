@@ -24,7 +24,7 @@ _GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extr
 
 def is_math_accuracy(name: str) -> bool:
     """Whether a setting names the reward that compares with a gold answer, by any of its paths."""
-    return re.fullmatch(r"math_accuracy|(math_answers|troll_trl)\.([\w.]+\.)?math_accuracy_reward", name) is not None
+    return re.fullmatch(r"math_accuracy|math_answers\.([\w.]+\.)?math_accuracy_reward", name) is not None
 
 
 def load_reward_function(name: str) -> Callable:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.kernels import blocks, candidates, fold, gradient, projection
+from troll_trl.kernels import blocks, candidates, coefficients, fold, gradient, outcomes, projection, support
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
 
 # Of the largest entry of an output: float32 sums in another order; twice the rounding of a bf16 tile of gradients
@@ -110,9 +110,9 @@ def _check_gradient(case, device):
     kept, *columns = (torch.randn(case.rows, n, generator=generator).to(device) for n in (case.slots, 1, 1))
     both = gradient.Coefficients(kept, torch.full_like(columns[0], 12.0), *columns)
     pairs = []
-    for coefficients in (both, both._replace(linear=None)):  # with a gradient of the entropy, and without
+    for given in (both, both._replace(linear=None)):  # with a gradient of the entropy, and without
         tile, bias, token_ids, start = _tile_of(case, device)
-        rest = (bias, case.transform, token_ids, start, coefficients)
+        rest = (bias, case.transform, token_ids, start, given)
         fallback = tile.to(torch.float32, copy=True)
         gradient._gradient_triton(tile, *rest)
         gradient._gradient_torch(fallback, *rest)
@@ -134,23 +134,24 @@ def _reduced(case, device):
     return reduced, bias
 
 
-def _logits(reduced, bias, transform):
-    """Logits `(rows, V)` of all tokens, from the products."""
-    return transform.apply_(reduced.tile[:, : reduced.vocabulary].float() + (0.0 if bias is None else bias.float()))
+def _y(reduced, bias, transform):
+    """`y` `(rows, V)` of all tokens, from the products."""
+    return transform.cap_(reduced.tile[:, : reduced.vocabulary].float() + (0.0 if bias is None else bias.float()))
 
 
 def _check_reduce(case, device):
     reduced, bias = _reduced(case, device)
-    # The fallback's blocks have other members, so the truth here is made of whole logits
-    logits = _logits(reduced, bias, case.transform)
-    sampled = logits.gather(1, reduced.sampled_ids)
-    logits = logits.scatter(1, reduced.sampled_ids, FLOOR)
-    logits = torch.nn.functional.pad(logits, (0, reduced.tile.shape[1] - case.vocabulary), value=FLOOR)
-    z = logits.unflatten(1, (-1, blocks.BLOCK))
-    largest = z.amax(2)
-    u = z - largest.unsqueeze(2)
+    # The fallback's blocks have other members, so the truth here is made of whole rows
+    y, factor = _y(reduced, bias, case.transform), case.transform.factor
+    sampled = factor * y.gather(1, reduced.sampled_ids)
+    y = y.scatter(1, reduced.sampled_ids, FLOOR)
+    y = torch.nn.functional.pad(y, (0, reduced.tile.shape[1] - case.vocabulary), value=FLOOR)
+    y = y.unflatten(1, (-1, blocks.BLOCK))
+    largest = y.amax(2)
+    u = y - largest.unsqueeze(2)
+    exp_u = (factor * u).exp()
     full = largest > FLOOR / 2  # a block that is all padding sums its floors, of which nothing is read
-    ours, theirs = (reduced.max, reduced.sum_exp, reduced.sum_exp_u), (largest, u.exp().sum(2), (u * u.exp()).sum(2))
+    ours, theirs = (reduced.max, reduced.sum_exp, reduced.sum_exp_u), (largest, exp_u.sum(2), (u * exp_u).sum(2))
     return [
         (reduced.sampled, sampled),
         *((a.where(full, 0), b.where(full, 0)) for a, b in zip(ours, theirs, strict=True)),
@@ -166,11 +167,66 @@ def _check_choice(case, device):
     candidates._choose_triton(reduced, bias, case.transform, ours)
     candidates._choose_torch(reduced, bias, case.transform, theirs)
     # By logit, as tokens of one logit may come in any order; and the logits of the tokens that the kernel names
-    logits = _logits(reduced, bias, case.transform)
+    logits = case.transform.factor * _y(reduced, bias, case.transform)
     named = logits.gather(1, ours.token_ids.clamp(min=0).long()).where(ours.token_ids >= 0, FLOOR)
     best = ours.logits.sort(1, descending=True).values
     sums = [(ours.left_log_sum_exp, theirs.left_log_sum_exp), (ours.entropy, theirs.entropy)]
     return [(named, ours.logits), (best, theirs.logits), *sums]
+
+
+def _check_support(case, device):
+    k = case.slots - 1
+    if not 0 < k <= support.MOST_IN_REGISTERS:
+        return []
+    generator = torch.Generator().manual_seed(4)
+    # Logits in equal steps: no number of kept tokens is within 1e-5 of the limit of the mass, where rounding decides
+    order = torch.stack([torch.randperm(k, generator=generator) for _ in range(case.rows)])
+    steps = 0.2 + 0.1 * (torch.arange(case.rows) % 5).unsqueeze(1)
+    logits = _SPREAD - steps * order
+    logits[::3] = logits[::3].masked_fill(order[::3] > k // 2, FLOOR)  # the vocabulary has no more tokens
+    sampled, left = (torch.full((case.rows, 1), x, device=device) for x in (1.0, -_SPREAD))
+    left[::2] = FLOOR
+    ids = torch.stack([torch.randperm(case.vocabulary, generator=generator)[:k] for _ in range(case.rows)])
+    given = candidates.Candidates(logits.to(device), ids.int().to(device), left, left.squeeze(1))
+    sampled_ids = torch.arange(case.rows, device=device)
+    ours, theirs = (
+        settle(sampled_ids, sampled, given, 0.05) for settle in (support._settle_triton, support._settle_torch)
+    )
+    wrong_ids = ours[0] != theirs[0]  # a neighbouring id would be within the tolerance
+    return [(wrong_ids, torch.zeros_like(wrong_ids)), (ours[1], theirs[1]), (ours[1].exp(), theirs[1].exp())]
+
+
+def _check_outcomes(case, device):
+    if case.slots > outcomes.MOST_IN_REGISTERS:
+        return []
+    _, _, token_ids, _ = _tile_of(case._replace(rows=max(case.rows, 4)), device)
+    generator = torch.Generator().manual_seed(5)
+    rows, slope = len(token_ids), case.transform.factor
+    kept, *columns = (torch.randn(rows, n, generator=generator).to(device) for n in (case.slots, 1, 1, 1))
+    largest, sum_exp, sum_exp_u = columns
+    state = fold.FoldState(_SPREAD / slope * kept, largest / slope, 1 + sum_exp.abs(), -sum_exp_u.abs() / slope)
+    state.max[3] = FLOOR  # no token is left to the rest
+    ours, theirs = (
+        of(state, token_ids, case.transform) for of in (outcomes._outcomes_triton, outcomes._outcomes_torch)
+    )
+    return [*zip(ours, theirs, strict=True), (ours[0].exp(), theirs[0].exp())]
+
+
+def _check_coefficients(case, device):
+    if case.slots > outcomes.MOST_IN_REGISTERS:
+        return []
+    generator = torch.Generator().manual_seed(6)
+    draw = lambda *shape: torch.randn(*shape, generator=generator).to(device)
+    log_probs = _SPREAD * draw(case.rows, case.slots + 1)
+    log_probs[::3, 1 + case.slots // 2 : -1] = log_probs[1::3, -1] = -math.inf
+    log_probs, log_z = log_probs.log_softmax(1), draw(case.rows)
+    entropy, upstream = draw(case.rows).abs(), (draw(case.rows, case.slots + 1), draw(case.rows))
+    pairs = []
+    for g, h in (upstream, (upstream[0], None), (None, upstream[1])):
+        arguments = (log_probs, log_z, entropy, g, h, case.transform)
+        ours, theirs = coefficients._coefficients_triton(*arguments), coefficients._coefficients_torch(*arguments)
+        pairs += [(a, b) for a, b in zip(ours, theirs, strict=True) if b is not None]
+    return pairs
 
 
 def _check_projection(case, device):
@@ -196,5 +252,8 @@ _CHECKS: dict[str, tuple[Callable, float]] = {
     "gradient": (_check_gradient, _TOLERANCE_OF_TILE),
     "reduce": (_check_reduce, _TOLERANCE),
     "choice": (_check_choice, _TOLERANCE),
+    "support": (_check_support, _TOLERANCE),
+    "outcomes": (_check_outcomes, _TOLERANCE),
+    "coefficients": (_check_coefficients, _TOLERANCE),
     "projection": (_check_projection, _TOLERANCE),
 }

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 
 from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
-from troll_trl.kernels.tiles import FLOOR, LogitTransform, to_logits
+from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_logits
 
 BLOCK = 64  # logits per block
 COLUMNS_STEP = 16 * BLOCK  # the kernels pad a vocabulary to this, to read rows of blocks 16 bytes at a time
 BLOCKS_PER_PROGRAM = 64  # 4096 logits, as in fold.py
-NUM_WARPS = 8
+NUM_WARPS = 4
 
 
 class BestBlocks(NamedTuple):
@@ -21,24 +21,24 @@ class BestBlocks(NamedTuple):
 
     max: torch.Tensor  # (n, k) float32
     which: torch.Tensor  # (n, k) int64
-    logits: torch.Tensor  # (n, k, 64) float32
+    y: torch.Tensor  # (n, k, 64) float32
 
 
 class Blocks(NamedTuple):
     """
-    The logits of `n` tokens over a padded vocabulary of `P` columns, and the statistics of their blocks of 64 without
-    the sampled token, which is kept in any case. [`blocks_of`] makes one.
+    The `y` of `n` tokens (a logit is `factor·y`, see tiles.py) over a padded vocabulary of `P` columns, and the
+    statistics of their blocks of 64 without the sampled token, which is kept in any case. [`blocks_of`] makes one.
 
     Triton's blocks are 64 neighbours, which a program reads at once and finds again in two cache lines. The members of
     the fallback's blocks have equal distances in a chunk: a reduction over a block then runs over the rows of a matrix,
     and vectorises.
     """
 
-    # (n, P): Triton's products, or torch's logits with a floor at the sampled token and in the padding
+    # (n, P): Triton's products, or torch's `y` with a floor at the sampled token and in the padding
     tile: torch.Tensor
-    max: torch.Tensor  # (n, P / 64) float32: largest logit of every block
-    sum_exp: torch.Tensor  # (n, P / 64) float32: Σ exp(u), with u = z − max
-    sum_exp_u: torch.Tensor  # (n, P / 64) float32: Σ u·exp(u)
+    max: torch.Tensor  # (n, P / 64) float32: largest `y` of every block, at least `FLOOR`
+    sum_exp: torch.Tensor  # (n, P / 64) float32: Σ exp(factor·u), with u = y − largest y
+    sum_exp_u: torch.Tensor  # (n, P / 64) float32: Σ u·exp(factor·u)
     sampled: torch.Tensor  # (n, 1) float32: logit of the sampled token
     sampled_ids: torch.Tensor  # (n, 1) int64
     vocabulary: int  # columns that are tokens, V
@@ -65,7 +65,7 @@ def blocks_of(
     shape = (len(tile), math.ceil(vocabulary / chunk) * chunk // BLOCK)
     block_max, sum_exp, sum_exp_u = (tile.new_empty(shape, dtype=torch.float32) for _ in range(3))
     stride = 1 if use_triton(tile.device) else chunk // BLOCK
-    ids = sampled_ids.unsqueeze(1)
+    ids = sampled_ids.contiguous().unsqueeze(1)  # the kernels read them one after the other
     best = None
     if keep is not None:
         kept = (len(tile), min(keep, shape[1]))
@@ -77,25 +77,25 @@ def blocks_of(
 def reduce_chunk(
     blocks: Blocks, bias: torch.Tensor | None, transform: LogitTransform, first: int, columns: int
 ) -> None:
-    """Reduce the products of one chunk in the tile to the statistics of its blocks. `bias` `(columns,)` and `transform`
-    turn products into logits; `columns` of the chunk, from `first` on, are in the vocabulary."""
+    """Reduce the products of one chunk in the tile to the statistics of its blocks. `bias` `(columns,)`, contiguous,
+    and `transform` turn products into logits; `columns` of the chunk, from `first` on, are in the vocabulary."""
     reduce = _reduce_triton if use_triton(blocks.tile.device) else _reduce_torch
     reduce(blocks, bias, transform, first, columns)
 
 
 def _reduce_torch(blocks, bias, transform, first, columns):
     chunk = blocks.chunk_at(first)
-    logits = chunk[:, :columns]
+    y = chunk[:, :columns]
     if bias is not None:
-        logits.add_(bias)
-    transform.apply_(logits)
+        y.add_(bias)
+    transform.cap_(y)
     chunk[:, columns:] = FLOOR  # padding of the last chunk
     local = blocks.sampled_ids - first
     inside = (local >= 0) & (local < columns)
     local = local.clamp(0, columns - 1)
-    logit = chunk.gather(1, local)
-    blocks.sampled.copy_(torch.where(inside, logit, blocks.sampled))
-    chunk.scatter_(1, local, torch.where(inside, FLOOR, logit))
+    at_sampled = chunk.gather(1, local)
+    blocks.sampled.copy_(torch.where(inside, transform.to_logits(at_sampled), blocks.sampled))
+    chunk.scatter_(1, local, torch.where(inside, FLOOR, at_sampled))
 
     which = slice(first // BLOCK, (first + blocks.chunk) // BLOCK)
     u = chunk.view(len(chunk), BLOCK, blocks.stride)
@@ -105,13 +105,13 @@ def _reduce_torch(blocks, bias, transform, first, columns):
     else:
         _keep_best(blocks.best, block_max, u, first // BLOCK)
         u.sub_(block_max.unsqueeze(1))
-    exp_u = u.exp()
-    blocks.max[:, which], blocks.sum_exp[:, which] = block_max, exp_u.sum(1)
+    exp_u = (transform.factor * u).exp_()
+    blocks.max[:, which], blocks.sum_exp[:, which] = block_max.clamp(min=FLOOR), exp_u.sum(1)
     blocks.sum_exp_u[:, which] = u.mul_(exp_u).sum(1)
 
 
-def _keep_best(best: BestBlocks, block_max: torch.Tensor, logits: torch.Tensor, first: int) -> None:
-    """Keep the best among `best` and the blocks of a chunk, with maxima `(n, m)` and logits `(n, 64, m)`."""
+def _keep_best(best: BestBlocks, block_max: torch.Tensor, y: torch.Tensor, first: int) -> None:
+    """Keep the best among `best` and the blocks of a chunk, with maxima `(n, m)` and members `y` `(n, 64, m)`."""
     k = best.max.shape[1]
     every = torch.cat([best.max, block_max], 1)
     chosen = torch.zeros_like(every, dtype=torch.bool).scatter_(1, every.topk(k, 1, sorted=False).indices, True)
@@ -120,7 +120,7 @@ def _keep_best(best: BestBlocks, block_max: torch.Tensor, logits: torch.Tensor, 
     _, new = chosen[:, k:].nonzero(as_tuple=True)
     best.max[rows, slots] = block_max[rows, new]
     best.which[rows, slots] = first + new
-    best.logits[rows, slots] = logits[rows, :, new]
+    best.y[rows, slots] = y[rows, :, new]
 
 
 def _reduce_triton(blocks, bias, transform, first, columns):
@@ -164,24 +164,25 @@ def _reduce_kernel(
     local = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]  # (BLOCKS, BLOCK) columns of the chunk
     # Whole blocks are read, with the padding after the vocabulary, so that 16 bytes are read at a time
     y = tl.load(tile_ptr + local, mask=block[:, None] < count, other=0.0).to(tl.float32)
-    in_vocabulary = local < columns
     if bias_ptr is not None:
-        y += tl.load(bias_ptr + local, mask=in_vocabulary, other=0.0).to(tl.float32)
-    z = to_logits(y, inner, outer, HAS_SOFTCAP)
+        y += tl.load(bias_ptr + local, mask=local < columns, other=0.0).to(tl.float32)
+    y = cap(y, inner, HAS_SOFTCAP)
     sampled = tl.load(sampled_ids_ptr + row) - first
-    # A floor, no −∞: an infinite logit is to show as NaN in the sums
-    z = tl.where(in_vocabulary & (local != sampled), z, FLOOR)
-    block_max = tl.max(z, axis=1)
-    u = z - block_max[:, None]
-    e = tl.exp(u)
+    end = (first_block + BLOCKS) * BLOCK
+    here = (sampled >= first_block * BLOCK) & (sampled < end) & (sampled < columns)
+    if here | (end > columns):  # two programs of a row at most; no other compares columns
+        # A floor, no −∞: an infinite logit is to show as NaN in the sums
+        y = tl.where((local < columns) & (local != sampled), y, FLOOR)
+    block_max = tl.max(y, axis=1)
+    u = y - block_max[:, None]
+    e = tl.exp2(u * in_bits(outer))
     out = row * blocks_per_row + first // BLOCK + block
-    tl.store(max_ptr + out, block_max, mask=block < count)
+    tl.store(max_ptr + out, tl.where(block_max < FLOOR, FLOOR, block_max), mask=block < count)  # a NaN stays one
     tl.store(sum_exp_ptr + out, tl.sum(e, axis=1), mask=block < count)
     tl.store(sum_exp_u_ptr + out, tl.sum(u * e, axis=1), mask=block < count)
 
     # Read again, by the program that has it: a masked store from the tile takes a register for each of its addresses
-    here = (sampled >= first_block * BLOCK) & (sampled < (first_block + BLOCKS) * BLOCK) & (sampled < columns)
     y_sampled = tl.load(tile_ptr + sampled, mask=here, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y_sampled += tl.load(bias_ptr + sampled, mask=here, other=0.0).to(tl.float32)
-    tl.store(sampled_ptr + row, to_logits(y_sampled, inner, outer, HAS_SOFTCAP), mask=here)
+    tl.store(sampled_ptr + row, to_logits(cap(y_sampled, inner, HAS_SOFTCAP), outer, FLOOR), mask=here)

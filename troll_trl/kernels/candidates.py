@@ -6,17 +6,20 @@ equal to it. So the k best blocks give k·64 candidates, and these the k best to
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 
 from troll_trl.kernels.blocks import BLOCK, Blocks
 from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
-from troll_trl.kernels.tiles import FLOOR, LogitTransform, to_logits
+from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_logits
 
 # A program holds the k·64 candidates of a token in registers, and at k = 256 they would spill (by ahead-of-time
 # compilation for sm_90). Above this k torch chooses, from the same blocks.
 MOST_IN_REGISTERS = 128
+# Numbers for each warp that a program reads again at a time, once it knows the bound of the chosen: 8 for each thread
+PART = 256
 
 
 class Candidates(NamedTuple):
@@ -49,21 +52,23 @@ def choose_candidates(
 
 def _choose_torch(blocks, bias, transform, candidates):
     k = candidates.logits.shape[1]
-    log_sum_exp = blocks.max + blocks.sum_exp.log()  # of every block, (n, blocks)
+    block_max = transform.to_logits(blocks.max)
+    log_sum_exp = block_max + blocks.sum_exp.log()  # of every block, (n, blocks)
     if blocks.best is not None:
-        best_blocks, logits = blocks.best.which, blocks.best.logits.flatten(1)  # (n, candidates)
+        best_blocks, y = blocks.best.which, blocks.best.y.flatten(1)  # (n, candidates)
     else:
         best_blocks = blocks.max.topk(min(k, blocks.max.shape[1]), 1).indices
         members = torch.arange(BLOCK, device=best_blocks.device)
         columns = _columns_of(best_blocks.unsqueeze(2), members, blocks).flatten(1)
-        logits = blocks.tile.gather(1, columns)
+        y = blocks.tile.gather(1, columns)
     if use_triton(blocks.tile.device):  # these are products still
         vocabulary = blocks.vocabulary
-        logits = logits.float()
+        y = y.float()
         if bias is not None:
-            logits += bias[columns.clamp(max=vocabulary - 1)]
+            y += bias[columns.clamp(max=vocabulary - 1)]
         dead = (columns >= vocabulary) | (columns == blocks.sampled_ids)
-        logits = transform.apply_(logits).masked_fill(dead, FLOOR)
+        y = transform.cap_(y).masked_fill_(dead, FLOOR)
+    logits = transform.to_logits(y)
     best = logits.topk(k, 1)
     candidates.left_log_sum_exp[:] = torch.logaddexp(
         log_sum_exp.scatter(1, best_blocks, FLOOR).logsumexp(1, keepdim=True),
@@ -72,7 +77,8 @@ def _choose_torch(blocks, bias, transform, candidates):
     # H = Σ_v p_v (log Z − z_v), a block at a time
     log_z = torch.cat([log_sum_exp, blocks.sampled], 1).logsumexp(1, keepdim=True)
     block_prob = (log_sum_exp - log_z).exp()
-    entropy = (block_prob * (log_z - blocks.max - blocks.sum_exp_u / blocks.sum_exp)).sum(1, keepdim=True)
+    mean_u = transform.factor * blocks.sum_exp_u / blocks.sum_exp
+    entropy = (block_prob * (log_z - block_max - mean_u)).sum(1, keepdim=True)
     entropy += (blocks.sampled - log_z).exp() * (log_z - blocks.sampled)
     candidates.entropy[:] = entropy.squeeze(1)
     candidates.logits[:] = best.values
@@ -94,13 +100,17 @@ def _choose_triton(blocks, bias, transform, candidates):
     best_blocks = torch.empty((rows, k), device=device, dtype=torch.int32)
     statistics = (blocks.max, blocks.sum_exp, blocks.sum_exp_u, blocks.sampled)
     sizes = (blocks.max.shape[1], count, k, k_blocks)
-    padded = triton.next_power_of_2(blocks.max.shape[1])
-    constants = {"FLOOR": FLOOR, "BLOCKS": padded, "num_warps": warps_for(padded)}
+    arguments = transform.kernel_arguments
+    shared = {"FLOOR": FLOOR, "UNUSED_BITS": unused_bits(blocks.tile.dtype, bias, transform)}
+    padded, slots = triton.next_power_of_2(blocks.max.shape[1]), triton.next_power_of_2(max(k, 1))
+    warps = warps_for(padded)
+    constants = {"BLOCKS": padded, "GROUPS": min(slots, padded), "PART": min(PART * warps, padded)}
+    constants |= {"outer": arguments["outer"], "num_warps": warps, **shared}
     launch(_best_blocks_kernel, (rows,), device, *statistics, best_blocks, left, entropy, *sizes, **constants)
     tensors = (blocks.tile, blocks.tile.stride(0), bias, blocks.sampled_ids, best_blocks, logits, token_ids, left)
-    slots = triton.next_power_of_2(max(k, 1))
-    constants = {"FLOOR": FLOOR, "BLOCK": BLOCK, "SLOTS": slots, "num_warps": warps_for(slots * BLOCK)}
-    constants |= transform.kernel_arguments
+    warps = warps_for(slots * BLOCK)
+    constants = {"BLOCK": BLOCK, "SLOTS": slots, "PART": min(PART * warps // BLOCK, slots)}
+    constants |= {"num_warps": warps, **shared, **arguments}
     launch(_best_tokens_kernel, (rows,), device, *tensors, blocks.vocabulary, k, k_blocks, **constants)
 
 
@@ -111,30 +121,41 @@ def warps_for(elements: int) -> int:
     return min(max(elements // 1024, 1), 16)
 
 
-@jit()
-def _rank_key(z):
-    """Integers in the order of the float32 numbers `z`: a negative float's bits count down."""
-    bits = z.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+def unused_bits(dtype: torch.dtype, bias: torch.Tensor | None, transform: LogitTransform) -> int:
+    """How many of the last bits of every float32 `y` are 0: of products in 16 bits, unless something is added, or tanh
+    is taken. Without them fewer numbers lie between two `y`, and the search ends sooner."""
+    if bias is not None or transform.softcap is not None:
+        return 0
+    return round(math.log2(torch.finfo(dtype).eps / torch.finfo(torch.float32).eps))
 
 
 @jit()
-def _number_of(key):
-    """Inverse of [`_rank_key`]: a program that keeps the keys alone needs fewer registers."""
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+def rank_key(y, UNUSED_BITS: tl.constexpr):
+    """Integers in the order of the float32 numbers `y`, whose last bits are unused."""
+    bits = y.to(tl.int32, bitcast=True)
+    key = bits ^ ((bits >> 31) | -(2**31))  # a negative float's bits count down
+    return key.to(tl.uint32, bitcast=True) >> UNUSED_BITS
 
 
 @jit()
-def _choose_largest(key, low, k):
-    """The k largest of up to 2¹⁴ integers, as a mask, and the number of each among them, 0…k − 1. At least k of them
-    must be `low` or larger."""
+def number_of(key, UNUSED_BITS: tl.constexpr):
+    """Inverse of [`rank_key`]: a program that keeps the keys alone needs fewer registers."""
+    bits = (key << UNUSED_BITS).to(tl.int32, bitcast=True)
+    # Shifted, a negative float's last bits are not all ones, as in its key
+    negative = (bits ^ -1) & (-1 << UNUSED_BITS)
+    return tl.where(bits < 0, bits ^ -(2**31), negative).to(tl.float32, bitcast=True)
+
+
+@jit()
+def _bound_of_largest(key, low, k):
+    """A bound for up to 2¹⁴ unsigned 32-bit integers: the k largest are those above it, and the first of those equal to
+    it. At least k of them must be `low` or larger. Also the number of those above, and the largest of all others."""
     # By trisection for a number with k of them at or above it, whose cost does not depend on k. If ties leave no such
-    # number, it ends at the k-th largest, and takes the first of those equal to it.
+    # number, it ends at the k-th largest.
     high = tl.max(key, axis=0)
     while low < high:
-        distance = high.to(tl.int64) - low  # of 32 bits
-        third = (low + (distance + 2) // 3).to(tl.int32)
-        two_thirds = (low + (2 * distance + 2) // 3).to(tl.int32)
+        distance = high - low
+        third, two_thirds = low + ((distance - 1) // 3 + 1), high - distance // 3  # both above `low`
         # Two counts in one sum: of those from `third` on in the lower 16 bits, from `two_thirds` on in the upper
         counts = tl.sum(tl.where(key >= two_thirds, 0x10001, tl.where(key >= third, 1, 0)), axis=0)
         from_third, from_two_thirds = counts & 0xFFFF, counts >> 16
@@ -142,12 +163,19 @@ def _choose_largest(key, low, k):
         middle = tl.where(from_third == k, third, two_thirds - 1)
         high = tl.where(from_two_thirds >= k, top, tl.where(from_third >= k, middle, third - 1))
         low = tl.where(from_two_thirds >= k, two_thirds, tl.where(from_third >= k, third, low))
-    above, equal = key > low, key == low
-    above_count = tl.sum(above.to(tl.int32), axis=0)
-    # Two running numbers in one scan: of those above in the lower 16 bits, of the equal ones in the upper
-    numbers = tl.cumsum(tl.where(above, 1, tl.where(equal, 1 << 16, 0)), axis=0)
+    counts = tl.sum(tl.where(key > low, 0x10001, tl.where(key == low, 1, 0)), axis=0)
+    below = tl.max(tl.where(key < low, key, 0), axis=0)
+    return low, counts >> 16, tl.where((counts & 0xFFFF) > k, low, below)
+
+
+@jit()
+def _numbers_of_chosen(key, bound, above_count, seen, k):
+    """Which of some integers are among the k largest of all, and the number of each among these, 0…k − 1. `seen` counts
+    those of the parts before: the ones above the bound in its lower 16 bits, the ones equal to it in the upper."""
+    above, equal = key > bound, key == bound
+    numbers = seen + tl.cumsum(tl.where(above, 1, tl.where(equal, 1 << 16, 0)), axis=0)
     number = tl.where(above, numbers & 0xFFFF, above_count + (numbers >> 16)) - 1
-    return above | (equal & (number < k)), number
+    return above | (equal & (number < k)), number, tl.max(numbers, axis=0)
 
 
 @jit(do_not_specialize=["count", "k", "k_blocks"])
@@ -163,39 +191,56 @@ def _best_blocks_kernel(
     count,
     k,
     k_blocks,
+    outer,
     FLOOR: tl.constexpr,
+    UNUSED_BITS: tl.constexpr,
     BLOCKS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PART: tl.constexpr,
 ):
     # One program per token. In 64 bits: rows times columns may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
-    block = tl.arange(0, BLOCKS)
-    at = row * blocks_per_row + block
+    max_ptr += row * blocks_per_row
+    sum_exp_ptr += row * blocks_per_row
+    sum_exp_u_ptr += row * blocks_per_row
+    outer = tl.cast(outer, tl.float32)
+    every = tl.arange(0, BLOCKS)
     # The padding is read too: an accelerator's rows are a multiple of 16 long, and are read 16 bytes at a time
-    in_row = block < blocks_per_row
-    in_vocabulary = block < count
-    key = _rank_key(tl.load(max_ptr + at, mask=in_row, other=FLOOR))
-    key = tl.where(in_vocabulary, key, -(2**31))
-    low = tl.min(tl.where(in_vocabulary, key, 2**31 - 1), axis=0)
-    chosen, number = _choose_largest(key, low, k_blocks)
-    tl.store(best_blocks_ptr + row * k + number, block, mask=chosen)
+    keys = rank_key(tl.load(max_ptr + every, mask=every < blocks_per_row, other=FLOOR), UNUSED_BITS)
+    keys = tl.where(every < count, keys, 0)
 
-    # Entropy: with m the largest of all logits, Z = Σ exp(z − m) and T = Σ (z − m)·exp(z − m), H = log Z − T/Z
-    block_max = tl.where(in_vocabulary, _number_of(key), FLOOR)
-    s = tl.load(sum_exp_ptr + at, mask=in_row, other=0.0)
-    su = tl.load(sum_exp_u_ptr + at, mask=in_row, other=0.0)
+    # A first bound: each of at least k groups has a largest, and k of these are at or above the least of them
+    low = tl.min(tl.max(tl.reshape(keys, (BLOCKS // GROUPS, GROUPS)), axis=0), axis=0)
+    bound, above_count, left_key = _bound_of_largest(keys, low, k_blocks)
+
+    # Entropy: with m the largest of all logits, Z = Σ exp(z − m) and T = Σ (z − m)·exp(z − m), H = log Z − T/Z. What is
+    # left is summed against its own maximum: it may be tiny next to the chosen. Part by part, since the registers that
+    # all would need leave room for fewer programs
     sampled = tl.load(sampled_ptr + row)
-    m = tl.maximum(tl.max(block_max, axis=0), sampled)
-    shift = block_max - m
-    weight = tl.exp(shift)
-    z_sum = tl.sum(weight * s, axis=0) + tl.exp(sampled - m)
-    t_sum = tl.sum(weight * su + weight * shift * s, axis=0) + (sampled - m) * tl.exp(sampled - m)
+    m = tl.maximum(number_of(tl.max(keys, axis=0), UNUSED_BITS) * outer, sampled)
+    m_left = number_of(left_key, UNUSED_BITS)
+    seen = 0
+    z_sum, t_sum = tl.zeros((PART,), tl.float32), tl.zeros((PART,), tl.float32)
+    left = tl.zeros((PART,), tl.float32)
+    for first in range(0, count, PART):
+        block = first + tl.arange(0, PART)
+        y = tl.load(max_ptr + block, mask=block < blocks_per_row, other=FLOOR)
+        s = tl.load(sum_exp_ptr + block, mask=block < blocks_per_row, other=0.0)
+        su = tl.load(sum_exp_u_ptr + block, mask=block < blocks_per_row, other=0.0)
+        key = tl.where(block < count, rank_key(y, UNUSED_BITS), 0)
+        chosen, number, seen = _numbers_of_chosen(key, bound, above_count, seen, k_blocks)
+        tl.store(best_blocks_ptr + row * k + number, block, mask=chosen)
+        is_left = (block < count) & (y != FLOOR) & (chosen == 0)
+        left += tl.where(is_left, s * tl.exp2((y - m_left) * in_bits(outer)), 0.0)
+        shift = y * outer - m
+        weight = tl.where(block < count, tl.exp2(shift * in_bits(1.0)), 0.0)
+        z_sum += weight * s
+        t_sum += weight * su * outer + weight * shift * s
+    z_sum = tl.sum(z_sum, axis=0) + tl.exp(sampled - m)
+    t_sum = tl.sum(t_sum, axis=0) + (sampled - m) * tl.exp(sampled - m)
     tl.store(entropy_ptr + row, tl.log(z_sum) - t_sum / z_sum)
-
-    # The others, against their own maximum: they may be tiny next to the chosen
-    block_max = tl.where(chosen, FLOOR, block_max)
-    m = tl.max(block_max, axis=0)
-    left = tl.sum(tl.where(block_max == FLOOR, 0.0, s * tl.exp(block_max - m)), axis=0)
-    tl.store(left_ptr + row, tl.where(left == 0, FLOOR, m + tl.log(left)))  # a NaN stays one
+    left = tl.sum(left, axis=0)
+    tl.store(left_ptr + row, tl.where(left == 0, FLOOR, m_left * outer + tl.log(left)))  # a NaN stays one
 
 
 @jit(do_not_specialize=["k", "k_blocks"])
@@ -215,35 +260,91 @@ def _best_tokens_kernel(
     outer,
     HAS_SOFTCAP: tl.constexpr,
     FLOOR: tl.constexpr,
+    UNUSED_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
+    PART: tl.constexpr,
 ):
     # One program per token. In 64 bits: rows times stride may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.arange(0, SLOTS)[:, None]
-    in_slot = slot < k_blocks
-    # (SLOTS, BLOCK), with whole blocks read, the padding after the vocabulary too: 16 bytes at a time
-    column = tl.load(best_blocks_ptr + row * k + slot, mask=in_slot, other=0) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    used = in_slot & (column < vocabulary) & (column != tl.load(sampled_ids_ptr + row))
-    y = tl.load(tile_ptr + row * tile_stride + column, mask=in_slot, other=0.0).to(tl.float32)
-    if bias_ptr is not None:
-        y += tl.load(bias_ptr + column, mask=used, other=0.0).to(tl.float32)
-    key = _rank_key(tl.where(used, to_logits(y, inner, outer, HAS_SOFTCAP), FLOOR))
+    tile_ptr += row * tile_stride
+    best_blocks_ptr += row * k
+    sampled = tl.load(sampled_ids_ptr + row)
+    every = tl.arange(0, SLOTS)
+    _, keys = _keys_of_blocks(
+        tile_ptr,
+        bias_ptr,
+        best_blocks_ptr,
+        every,
+        vocabulary,
+        sampled,
+        k_blocks,
+        inner,
+        HAS_SOFTCAP,
+        FLOOR,
+        UNUSED_BITS,
+        BLOCK,
+    )
     # k blocks have k maxima: the smallest is a first bound. Fewer than k are all blocks, and the bound is their least
-    block_max = tl.where(tl.arange(0, SLOTS) < k_blocks, tl.max(key, axis=1), 2**31 - 1)
-    key = tl.ravel(key)
-    low = tl.where(k_blocks == k, tl.min(block_max, axis=0), tl.min(key, axis=0))
-
-    chosen, number = _choose_largest(key, low, k)
-    z = _number_of(key)
-    tl.store(logits_ptr + row * k + number, z, mask=chosen)
-    entry = tl.arange(0, SLOTS * BLOCK)
-    best_block = tl.load(best_blocks_ptr + row * k + entry // BLOCK, mask=chosen & (entry // BLOCK < k_blocks), other=0)
-    # A slot for which the vocabulary has no token keeps the id −1
-    tl.store(token_ids_ptr + row * k + number, best_block * BLOCK + entry % BLOCK, mask=chosen & (z > FLOOR))
+    block_max = tl.where(every < k_blocks, tl.max(keys, axis=1), 0xFFFFFFFF >> UNUSED_BITS)
+    keys = tl.ravel(keys)
+    low = tl.where(k_blocks == k, tl.min(block_max, axis=0), tl.min(keys, axis=0))
+    bound, above_count, left_key = _bound_of_largest(keys, low, k)
 
     left_blocks = tl.load(left_ptr + row)
-    z = tl.where(chosen, FLOOR, z)
-    m = tl.maximum(tl.max(z, axis=0), left_blocks)
-    left = tl.sum(tl.where(z <= FLOOR, 0.0, tl.exp(z - m)), axis=0) + tl.exp(left_blocks - m)
+    m = tl.maximum(to_logits(number_of(left_key, UNUSED_BITS), outer, FLOOR), left_blocks)
+    seen = 0
+    left = tl.zeros((PART * BLOCK,), tl.float32)
+    for first in range(0, SLOTS, PART):
+        part = first + tl.arange(0, PART)
+        column, key = _keys_of_blocks(
+            tile_ptr,
+            bias_ptr,
+            best_blocks_ptr,
+            part,
+            vocabulary,
+            sampled,
+            k_blocks,
+            inner,
+            HAS_SOFTCAP,
+            FLOOR,
+            UNUSED_BITS,
+            BLOCK,
+        )
+        column, key = tl.ravel(column), tl.ravel(key)
+        chosen, number, seen = _numbers_of_chosen(key, bound, above_count, seen, k)
+        y = number_of(key, UNUSED_BITS)
+        z = to_logits(y, outer, FLOOR)
+        tl.store(logits_ptr + row * k + number, z, mask=chosen)
+        # A slot for which the vocabulary has no token keeps the id −1
+        tl.store(token_ids_ptr + row * k + number, column, mask=chosen & (y > FLOOR))
+        left += tl.where(chosen | (y <= FLOOR), 0.0, tl.exp2((z - m) * in_bits(1.0)))
+    left = tl.sum(left, axis=0) + tl.exp(left_blocks - m)
     tl.store(left_ptr + row, m + tl.log(left))
+
+
+@jit()
+def _keys_of_blocks(
+    tile_ptr,
+    bias_ptr,
+    best_blocks_ptr,
+    slot,
+    vocabulary,
+    sampled,
+    k_blocks,
+    inner,
+    HAS_SOFTCAP: tl.constexpr,
+    FLOOR: tl.constexpr,
+    UNUSED_BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Columns and keys of the members of some of the best blocks, `(slots, 64)`; a floor where no token is."""
+    in_slot = (slot < k_blocks)[:, None]
+    # With whole blocks read, the padding after the vocabulary too: 16 bytes at a time
+    first = tl.load(best_blocks_ptr + slot, mask=slot < k_blocks, other=0) * BLOCK
+    column = first[:, None] + tl.arange(0, BLOCK)[None, :]
+    used = in_slot & (column < vocabulary) & (column != sampled)
+    y = tl.load(tile_ptr + column, mask=in_slot, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + column, mask=used, other=0.0).to(tl.float32)
+    return column, rank_key(tl.where(used, cap(y, inner, HAS_SOFTCAP), FLOOR), UNUSED_BITS)

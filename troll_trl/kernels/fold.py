@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
-from troll_trl.kernels.tiles import FLOOR, LogitTransform, to_logits, to_slots
+from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_slots
 
 # Columns that a program reads at a time: with 8 warps 16 elements per thread, two 16-byte loads of bf16, so that the
 # reductions across the program come once in 16 elements
@@ -20,12 +20,12 @@ KEPT_BLOCK, KEPT_WARPS = 1024, 4  # kept slots per program
 
 
 class FoldState(NamedTuple):
-    """Running statistics of `n` tokens, float32, updated in place."""
+    """Running statistics of `n` tokens, float32, updated in place. A logit is `factor·y`, see tiles.py."""
 
-    kept: torch.Tensor  # (n, K), logits of the kept tokens met so far
-    max: torch.Tensor  # (n, 1), over the rest met so far: the largest logit m
-    sum_exp: torch.Tensor  # (n, 1), Σ exp(u), with u = z − m
-    sum_exp_u: torch.Tensor  # (n, 1), Σ u·exp(u)
+    kept: torch.Tensor  # (n, K), `y` of the kept tokens met so far
+    max: torch.Tensor  # (n, 1), over the rest met so far: the largest `y`, at least `FLOOR`
+    sum_exp: torch.Tensor  # (n, 1), Σ exp(factor·u), with u = y − max
+    sum_exp_u: torch.Tensor  # (n, 1), Σ u·exp(factor·u)
 
     @classmethod
     def of(cls, token_ids: torch.Tensor) -> FoldState:
@@ -49,8 +49,8 @@ def fold_tile(
 
     `tile` `(n, v + 1)` holds the products of hidden states and head for the tokens `start…start + v`, and a spare
     column: float32 for torch, any floating dtype for Triton. `bias` `(v,)` and `transform` turn products into logits.
-    `token_ids` `(n, K)`, integer and contiguous, are the kept tokens, none twice in a row, and −1 in an unused slot.
-    Torch needs a `scratch` of at least the size of the tile.
+    `token_ids` `(n, K)`, integer, are the kept tokens, none twice in a row, and −1 in an unused slot. Both are
+    contiguous. Torch needs a `scratch` of at least the size of the tile.
     """
     fold = _fold_triton if use_triton(tile.device) else _fold_torch
     fold(tile, bias, transform, token_ids, start, state, scratch)
@@ -59,16 +59,16 @@ def fold_tile(
 def _fold_torch(tile, bias, transform, token_ids, start, state, scratch):
     if bias is not None:
         tile[:, :-1].add_(bias)
-    transform.apply_(tile[:, :-1])
+    transform.cap_(tile[:, :-1])
     tile[:, -1] = FLOOR
     slots = to_slots(token_ids, start, tile)
     torch.maximum(state.kept, tile.gather(1, slots), out=state.kept)
     tile.scatter_(1, slots, FLOOR)  # what is left is the rest
     new_max = torch.maximum(state.max, tile.amax(1, keepdim=True))
     shift = state.max - new_max
-    rescale = shift.exp()
+    rescale = (transform.factor * shift).exp()
     u = tile.sub_(new_max)
-    exp_u = torch.exp(u, out=scratch[: u.shape[0], : u.shape[1]])
+    exp_u = torch.mul(u, transform.factor, out=scratch[: u.shape[0], : u.shape[1]]).exp_()
     state.sum_exp_u.copy_(rescale * (state.sum_exp_u + shift * state.sum_exp) + u.mul_(exp_u).sum(1, keepdim=True))
     state.sum_exp.copy_(rescale * state.sum_exp + exp_u.sum(1, keepdim=True))
     state.max.copy_(new_max)
@@ -77,13 +77,14 @@ def _fold_torch(tile, bias, transform, token_ids, start, state, scratch):
 def _fold_triton(tile, bias, transform, token_ids, start, state, scratch):
     products, columns = (tile, tile.stride(0), bias), tile.shape[1] - 1
     shared = {**transform.kernel_arguments, "LOWEST": torch.finfo(tile.dtype).min}
+    outer = shared.pop("outer")
     slots = token_ids.numel()
     kept = (token_ids, state.kept, slots, token_ids.shape[1], start, columns)
     constants = {"BLOCK": KEPT_BLOCK, "num_warps": KEPT_WARPS, **shared}
     launch(_take_kept_kernel, (triton.cdiv(slots, KEPT_BLOCK),), tile.device, *products, *kept, **constants)
     rest = (state.max, state.sum_exp, state.sum_exp_u, columns)
     constants = {"BLOCK": min(BLOCK_SIZE, triton.next_power_of_2(columns)), "num_warps": NUM_WARPS, **shared}
-    launch(_fold_kernel, (len(tile),), tile.device, *products, *rest, FLOOR=FLOOR, **constants)
+    launch(_fold_kernel, (len(tile),), tile.device, *products, *rest, outer=outer, FLOOR=FLOOR, **constants)
 
 
 # `kept_count` is the widest support of a batch and `start` that of a tile: no reason to compile again
@@ -99,13 +100,13 @@ def _take_kept_kernel(
     start,
     columns,
     inner,
-    outer,
     HAS_SOFTCAP: tl.constexpr,
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Kept tokens of this tile: note the logit, and mark the column with the lowest number of the tile's dtype. (A
-    logit that low has no probability next to any other; −∞ would hide an overflow, which must show in the sums.)
+    """Kept tokens of this tile: note `y`, and mark the column with the lowest number of the tile's dtype. (A
+    logit that low has no probability next to any other, unless
+    the model is soft-capped; −∞ would hide an overflow, which must show in the sums.)
 
     A launch of its own: within one program only a barrier would let other threads see the marks, and `debug_barrier` is
     none for global memory on every backend."""
@@ -117,7 +118,7 @@ def _take_kept_kernel(
     kept = tl.load(entry, mask=inside, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         kept += tl.load(bias_ptr + local, mask=inside, other=0.0).to(tl.float32)
-    tl.store(kept_ptr + slot, to_logits(kept, inner, outer, HAS_SOFTCAP), mask=inside)
+    tl.store(kept_ptr + slot, cap(kept, inner, HAS_SOFTCAP), mask=inside)
     tl.store(entry, tl.full((BLOCK,), LOWEST, tl.float32).to(tile_ptr.dtype.element_ty), mask=inside)
 
 
@@ -150,13 +151,14 @@ def _fold_kernel(
         in_rest = y != LOWEST
         if bias_ptr is not None:
             y += tl.load(bias_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        z = tl.where(in_rest, to_logits(y, inner, outer, HAS_SOFTCAP), FLOOR)
-        new_m = tl.maximum(m, tl.max(z, axis=0))
+        y = tl.where(in_rest, cap(y, inner, HAS_SOFTCAP), FLOOR)
+        new_m = tl.maximum(m, tl.max(y, axis=0))
         shift = m - new_m
-        u = z - new_m
-        e = tl.exp(u)
-        su = tl.exp(shift) * (su + shift * s) + tl.sum(u * e, axis=0)
-        s = tl.exp(shift) * s + tl.sum(e, axis=0)
+        u = y - new_m
+        e = tl.exp2(u * in_bits(outer))
+        rescale = tl.exp2(shift * in_bits(outer))
+        su = rescale * (su + shift * s) + tl.sum(u * e, axis=0)
+        s = rescale * s + tl.sum(e, axis=0)
         m = new_m
     tl.store(max_ptr + row, m)
     tl.store(sum_exp_ptr + row, s)

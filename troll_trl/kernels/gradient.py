@@ -2,69 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 
 from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
 from troll_trl.kernels.fold import KEPT_BLOCK, KEPT_WARPS
-from troll_trl.kernels.tiles import LogitTransform, softcap_derivative, to_logits, to_slots
+from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_slots
 
 BLOCK_SIZE, NUM_WARPS = 2048, 4  # columns per program: 16 elements per thread, as in fold.py
 
 
 class Coefficients(NamedTuple):
     """What the gradient of `n` tokens needs next to the tile, float32: the gradient `kept` at the kept tokens, and
-    `exp(z − R)·(constant + linear·z)` at every other one."""
+    `exp(z − R)·(constant + linear·y)` at every other one, with `y = z/factor` (see tiles.py)."""
 
     kept: torch.Tensor  # (n, K), 0 in unused slots
-    rest_log_sum_exp: torch.Tensor  # (n, 1), R; −∞ for an empty rest
+    rest_log_sum_exp: torch.Tensor  # (n, 1), R; +∞ for a rest without mass, whose gradient is then 0
     constant: torch.Tensor  # (n, 1)
     linear: torch.Tensor | None  # (n, 1), `None` without a gradient for the entropy
-
-
-# Gradient of one token's outputs with respect to its logits, with upstream g_j on L_j, g_rest on L_rest, h on H and
-# G = Σ_j g_j + g_rest. From ∂L_j/∂z_v = 1[v = k_j] − p_v, ∂L_rest/∂z_v = 1[v ∉ K]·p_v/p_rest − p_v and
-# ∂H/∂z_v = −p_v (log p_v + H):
-#     v = k_j:   g_j − p_v·(G + h·(log p_v + H))
-#     v ∉ K:     e_v·[g_rest − p_rest·(G + h·(log p_v + H))]      with e_v = p_v/p_rest = exp(z_v − R)
-# The second line takes one exp, of a difference with the rest's own log-sum-exp, and so stays right when p_rest is
-# tiny. Its bracket is linear in z_v; the kept entries are then overwritten by the first.
-def gradient_coefficients(
-    log_probs: torch.Tensor,
-    log_z: torch.Tensor,
-    entropy: torch.Tensor,
-    grad_log_probs: torch.Tensor | None,
-    grad_entropy: torch.Tensor | None,
-    transform: LogitTransform,
-) -> Coefficients:
-    """
-    Coefficients of the gradient with respect to the products; soft-capping is not in `constant` and `linear`. All are
-    scaled by the slope `∂z/∂y` here, because the tile would otherwise need another pass.
-
-    In float32: the sparse log-probabilities `L` `(n, K + 1)` with the rest last, `log Z` and `H` `(n,)`, and upstream
-    `g` `(n, K + 1)` and `h` `(n,)`. `transform` makes the logits of the products.
-    """
-    log_z, entropy = log_z.unsqueeze(1), entropy.unsqueeze(1)  # (n, 1)
-    g = torch.zeros_like(log_probs) if grad_log_probs is None else grad_log_probs
-    g = g.masked_fill(log_probs == -math.inf, 0.0)  # unused slots and an empty rest
-    total = g.sum(1, keepdim=True)
-    probs = log_probs.exp()
-    slope = transform.slope
-    kept = g - probs * total
-    constant = slope * (g[:, -1:] - probs[:, -1:] * total)
-    linear = None
-    if grad_entropy is not None:
-        h = grad_entropy.unsqueeze(1)
-        kept = kept - h * probs * (log_probs.masked_fill(probs == 0, 0.0) + entropy)
-        linear = -slope * h * probs[:, -1:]
-        constant = constant + linear * (entropy - log_z)
-    kept = slope * kept[:, :-1]
-    if transform.softcap is not None:
-        logits = (log_probs[:, :-1] + log_z).masked_fill(log_probs[:, :-1] == -math.inf, 0.0)
-        kept = kept * transform.softcap_derivative(logits)
-    return Coefficients(kept.contiguous(), log_probs[:, -1:] + log_z, constant, linear)
 
 
 def gradient_tile(
@@ -86,12 +42,13 @@ def _gradient_torch(tile, bias, transform, token_ids, start, coefficients):
     body = tile[:, :-1]
     if bias is not None:
         body.add_(bias)
-    transform.apply_(body)
+    transform.cap_(body)
     derivative = None if transform.softcap is None else transform.softcap_derivative(body)
     factor = coefficients.constant
     if coefficients.linear is not None:
-        factor = torch.addcmul(factor, coefficients.linear, body)
-    body.sub_(coefficients.rest_log_sum_exp).exp_().mul_(factor)
+        finite = torch.finfo(body.dtype)  # infinite times an `e_v` of 0 would be NaN
+        factor = torch.addcmul(factor, coefficients.linear, body).clamp_(finite.min, finite.max)
+    body.mul_(transform.factor).sub_(coefficients.rest_log_sum_exp).exp_().mul_(factor)
     if derivative is not None:
         body.mul_(derivative)
     # Kept entries may have overflowed in the exp, being no part of the rest
@@ -103,7 +60,7 @@ def _gradient_triton(tile, bias, transform, token_ids, start, coefficients):
     at_kept, *at_others = coefficients
     block = min(BLOCK_SIZE, triton.next_power_of_2(columns))
     grid = (len(tile), triton.cdiv(columns, block))
-    constants = {"BLOCK": block, "num_warps": NUM_WARPS, "HAS_LINEAR": coefficients.linear is not None}
+    constants = {"BLOCK": block, "num_warps": NUM_WARPS, "HAS_LINEAR": coefficients.linear is not None, "FLOOR": FLOOR}
     constants |= transform.kernel_arguments
     launch(_gradient_kernel, grid, tile.device, *products, bias, *at_others, columns, **constants)
     slots = token_ids.numel()
@@ -125,6 +82,7 @@ def _gradient_kernel(
     outer,
     HAS_SOFTCAP: tl.constexpr,
     HAS_LINEAR: tl.constexpr,
+    FLOOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     # One program per token and block of columns. In 64 bits: rows times stride may pass 2³¹
@@ -135,15 +93,16 @@ def _gradient_kernel(
     y = tl.load(tile_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    z = to_logits(y, inner, outer, HAS_SOFTCAP)
-    grad = tl.exp(z - tl.load(rest_ptr + row))  # e_v
+    y = cap(y, inner, HAS_SOFTCAP)
+    # The difference comes first: `in_bits·y` and `in_bits·R` would each be rounded
+    grad = tl.exp2((y * tl.cast(outer, tl.float32) - tl.load(rest_ptr + row)) * in_bits(1.0))  # e_v
     factor = tl.load(constant_ptr + row)
     if HAS_LINEAR:
-        grad *= factor + tl.load(linear_ptr + row) * z
+        grad *= factor + tl.load(linear_ptr + row) * tl.maximum(y, FLOOR)  # infinite times an e_v of 0 would be NaN
     else:
         grad *= factor
     if HAS_SOFTCAP:
-        grad *= softcap_derivative(z, outer)
+        grad *= 1 - y * y  # `LogitTransform.softcap_derivative`
     tl.store(tile_ptr + offsets, grad.to(tile_ptr.dtype.element_ty), mask=mask)
 
 

@@ -3,6 +3,10 @@ does to them, and how the gradient of a tile is accumulated.
 
 The PyTorch fallbacks work in a float32 tile; the Triton kernels in one of the product's own dtype, as they convert in
 registers.
+
+All sums are in units of the transform's `factor`: a logit is `z = factor·y`, with `y` the product, or its tanh in a
+soft-capped model. The factor meets only differences `y − max y` and numbers per row. So no pass multiplies logits, and
+no finite product overflows: some models mask unused columns with the lowest number of a dtype.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ import torch
 
 from troll_trl.kernels.dispatch import jit, tl, use_triton
 
-# Stands for −∞ in float32: exp() of it is 0 against any logit, while 0·(−∞) would be NaN
-FLOOR = -1e30
+# Stands for −∞ in float32, as `y` and as a logit: exp() of it is 0 against any logit, while 0·(−∞) would be NaN. Some
+# −1e30, and a power of two: bf16 and float16's own bits hold it exactly, see candidates.py.
+FLOOR = -(2.0**100)
 _STRIDE_STEP = 16  # elements: a cache line of float32, and the alignment that matrix products want of bf16
 # Tokens × vocabulary columns of one tile of the training pass. Large enough for the matrix products to run at full
 # speed, small enough to count for nothing: 64 MiB of float32 on a CPU; on a GPU 256 MiB of bf16, as TRL's tile.
@@ -24,8 +29,8 @@ TRAINING_TILE = {"cpu": (1024, 16384), "accelerator": (4096, 32768)}
 
 class LogitTransform(NamedTuple):
     """
-    What a model does to the product of hidden state and head before the softmax, and the sampling temperature:
-    `z = softcap·tanh(scale·y/softcap)/temperature`, or `z = scale·y/temperature` without soft-capping.
+    What a model does to the product `x` of hidden state and head before the softmax, and the sampling temperature:
+    `z = softcap·tanh(scale·x/softcap)/temperature`, or `z = scale·x/temperature` without soft-capping. All positive.
     """
 
     scale: float = 1.0
@@ -34,48 +39,59 @@ class LogitTransform(NamedTuple):
 
     @property
     def slope(self) -> float:
-        """`∂z/∂y` where soft-capping is not felt."""
+        """`∂z/∂x` where soft-capping is not felt."""
         return self.scale / self.temperature
 
-    def apply_(self, tile: torch.Tensor) -> torch.Tensor:
-        """Turn a float32 tile of products into logits, in place."""
-        if self.softcap is None:
-            return tile if self.slope == 1.0 else tile.mul_(self.slope)
-        return tile.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap / self.temperature)
+    @property
+    def factor(self) -> float:
+        """`z/y`."""
+        return self.slope if self.softcap is None else self.softcap / self.temperature
 
-    def softcap_derivative(self, logits: torch.Tensor) -> torch.Tensor:
-        """`(∂z/∂y)/slope = 1 − tanh²`, from the transformed logits `z`."""
-        assert self.softcap is not None  # called for soft-capped models only
-        return 1 - (logits * (self.temperature / self.softcap)).square()
+    def cap_(self, tile: torch.Tensor) -> torch.Tensor:
+        """Turn a float32 tile of products `x` into `y`, in place."""
+        return tile if self.softcap is None else tile.mul_(self.scale / self.softcap).tanh_()
+
+    def to_logits(self, y: torch.Tensor) -> torch.Tensor:
+        """Logits of a few `y`, float32. What is finite stays so, at `FLOOR` or above."""
+        return torch.where((y <= FLOOR) & (y > -math.inf), FLOOR, self.factor * y)
+
+    @staticmethod
+    def softcap_derivative(y: torch.Tensor) -> torch.Tensor:
+        """`(∂z/∂x)/slope = 1 − tanh²` of a soft-capped model."""
+        return 1 - y.square()
 
     @property
     def kernel_arguments(self) -> dict[str, Any]:
-        """Arguments of [`to_logits`]: `z = outer·tanh(inner·y)`, or `z = outer·y` without soft-capping."""
-        if self.softcap is None:
-            return {"inner": 1.0, "outer": self.slope, "HAS_SOFTCAP": False}
-        return {"inner": self.scale / self.softcap, "outer": self.softcap / self.temperature, "HAS_SOFTCAP": True}
+        """Arguments of the kernels: `z = outer·tanh(inner·x)`, or `z = outer·x` without soft-capping."""
+        inner = 1.0 if self.softcap is None else self.scale / self.softcap
+        return {"inner": inner, "outer": self.factor, "HAS_SOFTCAP": self.softcap is not None}
 
 
 @jit()
-def to_logits(y, inner, outer, HAS_SOFTCAP: tl.constexpr):
-    """`LogitTransform.apply_` for kernels, float32."""
-    # Before torch 2.15, torch.compile passes Python's floats as float64, and with them the loops' variables would
-    # change their type
-    inner, outer = tl.cast(inner, tl.float32), tl.cast(outer, tl.float32)
+def cap(y, inner, HAS_SOFTCAP: tl.constexpr):
+    """`LogitTransform.cap_` for kernels, float32."""
     if HAS_SOFTCAP:
-        y = y * inner
+        # Before torch 2.15, torch.compile passes Python's floats as float64, and with them the loops' variables would
+        # change their type
+        y = y * tl.cast(inner, tl.float32)
         # tanh, which Triton's interpreter has not. 1 − e cancels near 0, where a series is exact to float32
-        e = tl.exp(-2 * tl.abs(y))  # never overflows
+        e = tl.exp2(-2 * 1.4426950408889634 * tl.abs(y))  # never overflows
         series = y * (1 + y * y * (-1 / 3 + y * y * (2 / 15)))
         y = tl.where(tl.abs(y) < 0.1, series, tl.where(y < 0, e - 1, 1 - e) / (1 + e))
-    return y * outer
+    return y
 
 
 @jit()
-def softcap_derivative(z, outer):
-    """`LogitTransform.softcap_derivative` for kernels, float32."""
-    t = z / tl.cast(outer, tl.float32)
-    return 1 - t * t
+def to_logits(y, outer, FLOOR: tl.constexpr):
+    """`LogitTransform.to_logits` for kernels, float32."""
+    return tl.where((y <= FLOOR) & (y > float("-inf")), FLOOR, y * tl.cast(outer, tl.float32))
+
+
+@jit()
+def in_bits(outer):
+    """The factor from `y` to powers of two: `exp(z) = exp2(in_bits·y)`. `tl.exp` takes twice the instructions, since it
+    keeps results below float32's normal numbers."""
+    return tl.cast(outer, tl.float32) * 1.4426950408889634  # 1/log 2
 
 
 def compute_dtype(hidden: torch.Tensor) -> torch.dtype:

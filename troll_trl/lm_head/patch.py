@@ -336,5 +336,8 @@ def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransf
     scaling = getattr(config, "logits_scaling", None)
     if scale is None and scaling is not None:  # HyperCLOVA X multiplies by it, Granite and MiniCPM3 divide
         scale = scaling if config.model_type == "hyperclovax" else 1 / scaling
+    scale = 1.0 if scale is None else scale
+    if not scale > 0:  # the largest logit is the largest product only under a positive factor
+        raise ValueError(f"The {config.model_type} model scales its logits by {scale}. The scale must be positive.")
     softcap = getattr(config, "final_logit_softcapping", None)
-    return LogitTransform(1.0 if scale is None else scale, softcap, temperature)
+    return LogitTransform(scale, softcap, temperature)

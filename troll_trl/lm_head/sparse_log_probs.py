@@ -9,16 +9,15 @@ all:
 Equivalent to `SparseDistribution.of(logits, token_ids)` and the entropy of `softmax(logits)`.
 """
 
-import math
-
 import torch
 from torch.autograd.function import once_differentiable
 
+from troll_trl.kernels.coefficients import gradient_coefficients
 from troll_trl.kernels.dispatch import use_triton
 from troll_trl.kernels.fold import FoldState, fold_tile
-from troll_trl.kernels.gradient import gradient_coefficients, gradient_tile
+from troll_trl.kernels.gradient import gradient_tile
+from troll_trl.kernels.outcomes import outcomes_of
 from troll_trl.kernels.tiles import (
-    FLOOR,
     LogitTransform,
     accumulate_product,
     compute_dtype,
@@ -27,7 +26,6 @@ from troll_trl.kernels.tiles import (
     slices,
     training_tile,
 )
-from troll_trl.trust_region.sparse import UNUSED
 
 
 class SparseLogProbs(torch.autograd.Function):
@@ -56,7 +54,7 @@ class SparseLogProbs(torch.autograd.Function):
             for cols in slices(len(weight), columns):
                 products = _products(tile, hidden_rows, weight[cols])
                 fold_tile(products, _slice(bias, cols, dtype), transform, token_ids[rows], cols.start, state, scratch)
-            log_probs[rows], log_z[rows], entropy[rows] = _finish(state, token_ids[rows])
+            log_probs[rows], log_z[rows], entropy[rows] = outcomes_of(state, token_ids[rows], transform)
 
         ctx.save_for_backward(hidden, weight, bias, token_ids, log_probs, log_z, entropy)
         ctx.transform, ctx.gather, ctx.dtype = transform, gather, dtype
@@ -102,20 +100,6 @@ def _accumulate(ctx, saved, grads, grad_log_probs, grad_entropy) -> None:
                 grad_bias[cols] += grad.sum(0, dtype=torch.float32)
 
 
-def _finish(state: FoldState, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sparse log-probabilities `(n, K + 1)`, log Z `(n,)` and entropy `(n,)`, once all tiles are folded."""
-    kept = state.kept.masked_fill(token_ids == UNUSED, -math.inf)
-    # Only the floor was summed where no token is left to the rest (a NaN must not pass for that)
-    rest = torch.where(state.max < FLOOR / 2, -math.inf, state.max + state.sum_exp.log())
-    outcomes = torch.cat([kept, rest], 1)
-    log_z = outcomes.logsumexp(1, keepdim=True)
-    log_probs = torch.log_softmax(outcomes, 1)  # `outcomes − log_z` would sum to 1 ± 4e-4 at logits of some thousands
-    # H = −Σ_kept p log p − p_rest·E_rest[log p]
-    mean_log_prob = torch.where(rest == -math.inf, 0.0, state.sum_exp_u / state.sum_exp + state.max - log_z)
-    surprise = torch.cat([log_probs[:, :-1].masked_fill(kept == -math.inf, 0.0), mean_log_prob], 1)
-    return log_probs, log_z.squeeze(1), -(log_probs.exp() * surprise).sum(1)
-
-
 def _tile(hidden: torch.Tensor, weight: torch.Tensor, tokens: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """A buffer for one tile and a spare column, where the PyTorch fallbacks put the slots that lie elsewhere."""
     return empty_tile(min(tokens, len(hidden)), min(columns, len(weight)) + 1, dtype, hidden.device)
@@ -129,4 +113,4 @@ def _products(tile: torch.Tensor, hidden_rows: torch.Tensor, weight_cols: torch.
 
 
 def _slice(bias: torch.Tensor | None, cols: slice, dtype: torch.dtype) -> torch.Tensor | None:
-    return None if bias is None else bias[cols].to(dtype)
+    return None if bias is None else bias[cols].to(dtype).contiguous()

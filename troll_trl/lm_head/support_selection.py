@@ -10,18 +10,21 @@ import math
 import torch
 
 from troll_trl.kernels.blocks import BLOCK, COLUMNS_STEP, blocks_of, reduce_chunk
-from troll_trl.kernels.candidates import Candidates, choose_candidates, empty_candidates
+from troll_trl.kernels.candidates import MOST_IN_REGISTERS, Candidates, choose_candidates, empty_candidates
 from troll_trl.kernels.dispatch import use_triton
+from troll_trl.kernels.support import settle_support
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into, slices
-from troll_trl.trust_region.sparse import UNUSED, mass_rule
 
 # Vocabulary columns that the PyTorch fallback reduces at a time: on a CPU while they are still in the cache, on a GPU
 # since it holds copies of them. The kernels take all at once: on an H100 chunks of 16,384, which its cache holds,
 # gained nothing on the device, and launching ten times as many kernels took twice the time.
 _COLUMNS = {"cpu": 8192, "accelerator": 32768}
-_SUPPORT_ROWS = 8192  # positions whose support is settled at a time
+# Tokens in a tile are a multiple of this. On a GPU a matrix product takes so many rows at a time. Any multiple of 4
+# serves Triton, which compiles the kernels once more for rows that are not aligned.
+_ROWS_STEP = {"cpu": 4, "accelerator": 128}
+_COPIES = 12  # that torch's choice makes of the best blocks, in elements of bf16: ids in 64 bits, logits in float32
 # Numbers that are held at a time. On a GPU the logits of a tile, all of the vocabulary for a few tokens: 224 MiB in
-# bf16, some 700 tokens for V = 151,936, which with the blocks is less than TRL's tile of 256 MiB. On a CPU, where
+# bf16, 768 tokens for V = 151,936, which with the blocks is less than TRL's tile of 256 MiB. On a CPU, where
 # products of few tokens are slow, one chunk, and next to it blocks and candidates: 24 MiB in float32, some 320 tokens.
 _TILE_ELEMENTS = {"cpu": 6 * 2**20, "accelerator": 7 * 2**24}
 
@@ -43,6 +46,7 @@ def select_support(
     `support_size`, `token_ids` `(N, K)` int32, and `sparse_log_probs` `(N, K + 1)` and `entropy` `(N,)` float32.
     """
     vocabulary, device = len(weight), hidden.device
+    sampled_ids = sampled_ids.contiguous()
     kind = "cpu" if device.type == "cpu" else "accelerator"
     dtype = compute_dtype(hidden)
     if use_triton(device):
@@ -53,12 +57,11 @@ def select_support(
     keep = support_size - 1 if _one_chunk_at_a_time(device) else None
     width = padded if keep is None else chunk
     held = width if keep is None else width + 3 * padded // BLOCK + keep * BLOCK
-    most = max(1, _TILE_ELEMENTS[kind] // held)
-    tiles = max(1, math.ceil(len(hidden) / most))
-    # As many in each tile, and a multiple of 4: the kernels are compiled once more for rows that are not aligned
-    tokens = max(1, math.ceil(len(hidden) / tiles / 4) * 4 if most >= 4 else most)
+    if use_triton(device) and support_size - 1 > MOST_IN_REGISTERS:  # torch chooses, from copies of the best blocks
+        held += _COPIES * (support_size - 1) * BLOCK
+    tokens = _tokens_per_tile(len(hidden), max(1, _TILE_ELEMENTS[kind] // held), _ROWS_STEP[kind])
     tile = empty_tile(min(tokens, len(hidden)), width, dtype, device)
-    bias = None if bias is None else bias.to(dtype)
+    bias = None if bias is None else bias.to(dtype).contiguous()
     columns = slices(vocabulary, chunk)
     # A head in another dtype is cast once, in pieces of a chunk, and not again for each tile of tokens: V·H more bytes
     # of bf16 for the call, half of what the training pass then holds for the head's gradient in float32.
@@ -77,30 +80,17 @@ def select_support(
         choose_candidates(blocks, bias, transform, Candidates(*(part[rows] for part in candidates)))
         del blocks
     del tile
-    # In chunks, whose float64 numbers take some 4 MiB at K = 64, whatever the number of positions
-    logits, token_ids, left, entropy = candidates
-    supports = []
-    for rows in slices(max(len(hidden), 1), _SUPPORT_ROWS):
-        parts = (sampled_ids[rows].unsqueeze(1), sampled[rows], logits[rows], token_ids[rows], left[rows])
-        supports.append(_support(*parts, tail_mass))
-    ids, log_probs = supports[0] if len(supports) == 1 else (torch.cat(x) for x in zip(*supports, strict=True))
-    return ids, log_probs, entropy
+    ids, log_probs = settle_support(sampled_ids, sampled, candidates, tail_mass)
+    return ids, log_probs, candidates.entropy
+
+
+def _tokens_per_tile(tokens: int, most: int, step: int) -> int:
+    """About as many in each tile, at most `most`, and a multiple of `step` (of 4, if only that fits)."""
+    step = next((size for size in (step, 4) if size <= most), 1)
+    tiles = max(1, math.ceil(tokens / (most // step * step)))
+    return max(1, math.ceil(tokens / tiles / step)) * step
 
 
 def _one_chunk_at_a_time(device: torch.device) -> bool:
     """Whether the tile holds one chunk, and the best blocks stay next to it: on a GPU every chunk would then wait."""
     return device.type == "cpu" and not use_triton(device)
-
-
-def _support(sampled_ids, sampled, logits, token_ids, left, tail_mass) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids `(N, K)` and sparse log-probabilities `(N, K + 1)`, from the sampled tokens and their logits `(N, 1)`,
-    the other candidates and their logits `(N, K − 1)` in any order, and the log-sum-exp `(N, 1)` of what is left."""
-    others, order = logits.sort(1, descending=True)
-    others = others.masked_fill(others < FLOOR / 2, -math.inf)  # there are no more tokens
-    log_z = torch.cat([sampled, others, left], 1).logsumexp(1, keepdim=True)
-    keep = mass_rule(sampled - log_z, others - log_z, tail_mass)
-    rest = torch.cat([left, others.masked_fill(keep, -math.inf)], 1).logsumexp(1, keepdim=True)
-    rest = rest.masked_fill(rest < FLOOR / 2, -math.inf)
-    kept = torch.cat([sampled, others.masked_fill(~keep, -math.inf)], 1)
-    token_ids = torch.cat([sampled_ids.int(), token_ids.gather(1, order).masked_fill(~keep, UNUSED)], 1)
-    return token_ids, torch.log_softmax(torch.cat([kept, rest], 1), 1)

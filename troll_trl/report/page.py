@@ -11,8 +11,8 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader
 
 from math_answers.evaluation.printable import printable
-from math_answers.evaluation.samples import write_text
 from math_answers.evaluation.statistics import Estimate
+from math_answers.whole_files import write_text
 from troll_trl.report import metrics
 from troll_trl.report.figures import Plot
 from troll_trl.report.metrics import Metric

@@ -1,14 +1,15 @@
 """TRL's configs with TROLL's options added, and what TROLL cannot honour refused by name."""
 
 import copy
-import inspect
 import warnings
+from contextlib import suppress
 from dataclasses import Field, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import GRPOConfig, RLOOConfig
 
-from troll_trl.fields import document, is_number, setting, state_without_secrets, without_secrets
+from math_answers.settings import setting
+from troll_trl.fields import document, is_number, state_without_secrets, without_secrets
 from troll_trl.resilience.best_model import best_by_reward, warning_of_the_loss
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.vllm import check_sampling
@@ -24,16 +25,8 @@ from troll_trl.trust_region.sparse import check_support_options
 
 if TYPE_CHECKING:
     from trl import GRPOConfig as _TrlConfig  # or RLOOConfig: TRL's config, which follows in the list of bases
-
-    FloatOrAuto = float | Literal["auto"]
 else:
     _TrlConfig = object
-
-    class FloatOrAuto(float):  # what parsers call with a text: they would take `float | str` for a float alone
-        def __new__(cls, text):
-            return text if text == "auto" else float(text)
-
-    FloatOrAuto.__name__ = "number or 'auto'"  # in their messages
 
 SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 
@@ -64,7 +57,9 @@ class TrustRegionOptions(_TrlConfig):
         "'binary_kl': the sampled token and all others together; no support is kept, and a step costs as much as with "
         "a clip.",
     )
-    kl_bound: FloatOrAuto = setting(  # a made config has a number
+    # A config that is made has a number. `None` is refused: it is here because transformers' parser takes `float | str`
+    # for numbers alone
+    kl_bound: float | str | None = setting(
         0.05,  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
         "Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q, and "
         "the penalty acts on tokens with KL(p‖q) > ε. It must be positive; 0 is a penalty on every token; inf switches "
@@ -81,10 +76,19 @@ class TrustRegionOptions(_TrlConfig):
     )
 
     def __post_init__(self):
-        check_ranges(self)  # before TRL, which divides by some of them
+        self._prepare()
         super().__post_init__()
-        self._check()
-        self._warn_of_unused()
+        for message in self._check():
+            if self.process_index == 0:
+                warnings.warn(message, stacklevel=3)  # names the line that makes the config
+
+    def _prepare(self) -> None:
+        """What must come before TRL's `__post_init__`: defaults that depend on other options, and ranges, because TRL
+        divides by some options."""
+        if isinstance(self.kl_bound, str):
+            with suppress(ValueError):  # 'auto' stays, and `_check` refuses other text
+                self.kl_bound = float(self.kl_bound)
+        check_ranges(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickle has no tokens and passwords: the Trainer saves its config as `training_args.bin`, which a push
@@ -133,17 +137,19 @@ class TrustRegionOptions(_TrlConfig):
         """The trust region that the options define."""
         if self.imports_trust_region:
             return load_trust_region(self.trust_region, self)
+        bound: Any = self.kl_bound
         if self.penalizes:
             # With a weight of 0 nothing reads a support: the loss is TRL's, from TRL's head
             binary = self.divergence_type == "binary_kl" or self.regression_coef == 0
-            return PenaltyTrustRegion(float(self.kl_bound), binary)
-        return ProjectionTrustRegion(float(self.kl_bound))
+            return PenaltyTrustRegion(float(bound), binary)
+        return ProjectionTrustRegion(float(bound))
 
     @property
     def _default_support_size(self) -> int:
         return 20 if getattr(self, "old_policy", "engine") == "engine" else 64
 
-    def _check(self):
+    def _check(self) -> list[str]:
+        """Fill in defaults and refuse what the method cannot honour. Return what to warn of."""
         check_ranges(self)
         name = self.trust_region
         if not (isinstance(name, str) and (name in self._kinds or "." in name)):
@@ -164,6 +170,7 @@ class TrustRegionOptions(_TrlConfig):
 
         if self.imports_trust_region:
             self.make_trust_region()  # a wrong path is refused now, and not after the model was loaded
+        return self._unused()
 
     def _check_penalty(self):
         if self.divergence_type is None:
@@ -180,8 +187,8 @@ class TrustRegionOptions(_TrlConfig):
                     f"`{name}={value}` is not supported with `trust_region` 'penalty': {instead}. Remove it."
                 )
 
-    def _warn_of_unused(self):
-        """Name options without an effect on this trust region."""
+    def _unused(self) -> list[str]:
+        """A warning that names the options without an effect on this trust region, if there are any."""
         used, ours = self.trust_region_options(), {*_PROJECTION, *_MASK, *_SUPPORT, *_CLIP}
         unused = [
             f"{option.name}={value}"
@@ -190,9 +197,9 @@ class TrustRegionOptions(_TrlConfig):
             and (value := getattr(self, option.name)) != option.default
             and not (option.name == "support_size" and value == self._default_support_size)
         ]
-        if unused and self.process_index == 0:
-            region = self.make_trust_region().describe()
-            _warn(f"{', '.join(unused)} unused by this trust region ({region}).")
+        if not unused:
+            return []
+        return [f"{', '.join(unused)} unused by this trust region ({self.make_trust_region().describe()})."]
 
 
 @dataclass
@@ -231,13 +238,13 @@ class MaskOptions(TrustRegionOptions):
             return MaskTrustRegion(self.divergence_type or "binary_tv", self.divergence_bound, self.ratio_cap)
         return super().make_trust_region()
 
-    def _check(self):
+    def _check(self) -> list[str]:
         if not self.penalizes:
             divergence_type = "binary_tv" if self.divergence_type is None else self.divergence_type
             bound = checked_bound(divergence_type, self.divergence_bound)
             if self.masks:
                 self.divergence_type, self.divergence_bound = divergence_type, bound
-        super()._check()
+        return super()._check()
 
 
 @dataclass
@@ -271,14 +278,15 @@ class TrollOptions(TrustRegionOptions):
         "for bit. docs/reliability.md has its size.",
     )
 
-    def __post_init__(self):
+    def _prepare(self) -> None:
         if self.old_policy not in ("trainer", "engine"):
             raise ValueError(f"`old_policy` must be 'trainer' or 'engine', got {self.old_policy!r}.")
         for name, value in best_by_reward(vars(self)).items():
             setattr(self, name, value)
-        super().__post_init__()
+        super()._prepare()
 
-    def _check(self):
+    def _check(self) -> list[str]:
+        beyond = []
         if self.old_policy == "engine" and not self.use_vllm:
             raise ValueError("`old_policy='engine'` needs vLLM, whose distribution it is. Set `use_vllm=True`.")
         if self.use_vllm:
@@ -286,10 +294,10 @@ class TrollOptions(TrustRegionOptions):
         if self.kl_bound == "auto":  # the more updates, the farther a token moves within a rollout batch
             updates: Any = self.updates_per_rollout_batch
             self.kl_bound = bound = 0.05 * (updates / 8) ** 2
-            if not 8 <= updates <= 32 and self.process_index == 0:
+            if not 8 <= updates <= 32:
                 rule = f"`kl_bound` 'auto' is {bound:.3g} for {updates:g} updates per rollout batch"
-                _warn(f"{rule}; it was measured for 8 to 32.")
-        super()._check()
+                beyond = [f"{rule}; it was measured for 8 to 32."]
+        return beyond + super()._check()
 
     @classmethod
     def from_trl(cls, args: Any) -> "TrollOptions":
@@ -305,14 +313,11 @@ class TrollOptions(TrustRegionOptions):
                 f"`args` must be a {cls.__name__} or a plain {cls._trl_config.__name__}, got {type(args).__module__}."
                 f"{type(args).__qualname__}. Give a troll_trl.{cls.__name__}, or let your class derive from it."
             )
-        config: Any = copy.copy(args)
-        config.__class__ = cls
-        for option in troll_fields(cls):
-            setattr(config, option.name, option.default)
-        config._check()
-        config._warn_of_unused()
-        if (warning := warning_of_the_loss(args)) and config.process_index == 0:
-            _warn(warning)
+        config = object.__new__(cls)
+        config.__dict__.update(vars(args) | {option.name: option.default for option in troll_fields(cls)})
+        for message in filter(None, (*config._check(), warning_of_the_loss(args))):
+            if config.process_index == 0:
+                warnings.warn(message, stacklevel=4)  # names the line that makes the trainer
         return config
 
     @property
@@ -356,12 +361,12 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
         "model. By default it does, except with `old_policy` 'engine', which leaves nothing to correct.",
     )
 
-    def __post_init__(self):
+    def _prepare(self) -> None:
         if self.vllm_importance_sampling_correction is None:
             self.vllm_importance_sampling_correction = self.old_policy != "engine"
-        super().__post_init__()
+        super()._prepare()
 
-    def _check(self):
+    def _check(self) -> list[str]:
         if self.old_policy == "engine" and self.vllm_importance_sampling_correction:
             raise ValueError(
                 "`vllm_importance_sampling_correction` is not supported with `old_policy='engine'`: ratios are then "
@@ -384,7 +389,7 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
                 "'mask': the mask decides token by token, and a completion's ratio is one number for all its tokens. "
                 "Set it to 'token', or `trust_region` to 'projection'."
             )
-        super()._check()
+        return super()._check()
 
 
 @document
@@ -401,21 +406,13 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
 
     _trl_config = RLOOConfig
 
-    def _check(self):
+    def _check(self) -> list[str]:
         if self.masks:
             raise ValueError(
                 "`trust_region` 'mask' is an option of GRPO alone: a mask decides token by token, and RLOO's ratio "
                 f"belongs to a whole completion. Choose one of {', '.join(self._kinds)}."
             )
-        super()._check()
-
-
-def _warn(message: str) -> None:
-    """Warn at the line that made a config or gave it to a trainer, however many of our methods lie between."""
-    frame, level = inspect.currentframe(), 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("troll_trl."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
+        return super()._check()
 
 
 def troll_fields(config: type[TrollOptions]) -> list[Field]:

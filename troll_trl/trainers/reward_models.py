@@ -59,10 +59,15 @@ def _merged(adapter: str, file: str, options: dict[str, Any], trust_remote_code:
             f"The reward model {adapter} is an adapter, and ZeRO-3 splits its base model before it can be merged. "
             "Merge it (`merge_and_unload` of PEFT), save it, and give that folder."
         )
-    name, options = config.base_model_name_or_path, {"trust_remote_code": trust_remote_code, **options}
-    options["device_map"] = None  # merged on the CPU; TRL moves it
+    name = config.base_model_name_or_path
+    options |= {"device_map": None}  # merged on the CPU; TRL moves it
     base, info = AutoModelForSequenceClassification.from_pretrained(
-        name, revision=settings.get("revision"), num_labels=1, output_loading_info=True, **options
+        name,
+        revision=settings.get("revision"),
+        num_labels=1,
+        output_loading_info=True,
+        trust_remote_code=options.pop("trust_remote_code", trust_remote_code),
+        **options,
     )
     model = PeftModel.from_pretrained(base, adapter, revision=revision)
     trained = {key for key, _ in model.named_parameters() if ".modules_to_save." in key or ".trainable_tokens_" in key}

@@ -6,8 +6,8 @@ exists.
   `trainers/arithmetic_check.py` compares what names cannot show.
 - `RELIABILITY`: if one of these parts has moved, the trainer warns, switches it off, and trains without it.
 
-`experimental/async_grpo` has a file of the same name. `tests/test_trl_compat.py` checks what the methods do: a patch
-release that only rewrites a line stops no run. It also finds names that are missing here.
+`experimental/async_grpo` has a file of the same name. `tests/trl/test_trl_compat.py` checks what the methods do: a
+patch release that only rewrites a line stops no run. It also finds names that are missing here.
 """
 
 import dis

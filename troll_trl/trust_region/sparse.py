@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from troll_trl.kernels.dispatch import has_float64
+from troll_trl.kernels.support import mass_rule
 
 UNUSED = -1  # token id of an unused slot
 
@@ -123,16 +123,6 @@ def sparsify(
     keep = mass_rule(sampled_log_prob, others.values, tail_mass)
     token_ids = torch.cat([sampled_ids, others.indices.masked_fill(~keep, UNUSED)], -1)
     return SparseDistribution(token_ids.int(), SparseDistribution.of(logits.detach(), token_ids).float())
-
-
-def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tail_mass: float) -> torch.Tensor:
-    """Which of the other tokens to keep, `(..., K − 1)` bool: each one before which the kept mass is still below
-    `1 − tail_mass`. `sampled_log_prob` is `(..., 1)`, `other_log_probs` `(..., K − 1)`, descending; −∞ for none."""
-    # In float64: the sum is compared with 1 − δ, and δ = 1e-5 is only 168 float32 steps away from 1
-    device = other_log_probs.device if has_float64(other_log_probs.device) else torch.device("cpu")
-    mass = other_log_probs.to(device, torch.float64).exp()
-    mass_before = sampled_log_prob.to(device, torch.float64).exp() + mass.cumsum(-1) - mass
-    return (mass_before < 1 - tail_mass).to(other_log_probs.device) & (other_log_probs > -math.inf)
 
 
 def nothing_kept(slots: int, device: torch.device) -> torch.Tensor:

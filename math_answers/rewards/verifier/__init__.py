@@ -20,7 +20,7 @@ from math_answers.rewards.verifier.quantities import read_quantity
 from math_answers.rewards.verifier.structure import is_balanced
 from math_answers.rewards.verifier.wording import words
 
-__all__ = ["DECIDERS", "PATHS", "TIMEOUT_SECONDS", "Verdict", "close", "start", "verify"]
+__all__ = ["DECIDERS", "TIMEOUT_SECONDS", "Verdict", "close", "start", "verify"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,6 @@ DECIDERS = (
     "unparsed",  # the gold answer cannot be read
     "no_gold",  # the row has none
 )
-PATHS = DECIDERS  # the older name
 
 # Towers, long exponents, factorials of large numbers or of factorials, deep nesting: seconds of computer algebra for a
 # few characters. Only compared if the gold answer has such a thing as well.
@@ -69,11 +68,6 @@ class Verdict:
     reward: float | None
     answer: str | None
     decided_by: str
-
-    @property
-    def path(self) -> str:
-        """The older name of `decided_by`."""
-        return self.decided_by
 
 
 def verify(

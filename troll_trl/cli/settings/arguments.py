@@ -5,7 +5,8 @@ from typing import Any
 
 from trl import ModelConfig
 
-from troll_trl.fields import document, setting
+from math_answers.settings import setting
+from troll_trl.fields import document
 
 
 @dataclass

@@ -134,7 +134,7 @@ class StrictParser(CommandParser, TrlParser):
         for option_type in self.dataclass_types:
             self._hints |= get_type_hints(option_type)
         if settings != "eval":
-            self._hints["kl_bound"] = float | str  # its type is what makes one of the two
+            self._hints["kl_bound"] = float | str  # the config refuses `None`
         for action in self._actions:
             types = _types_in(self._hints.get(action.dest))
             action.choices = DOCUMENTED_CHOICES.get(action.dest, action.choices)
@@ -142,6 +142,8 @@ class StrictParser(CommandParser, TrlParser):
                 action.type = lambda path: {"path": path}
             elif action.dest in _TEXT_OR_BOOLEAN:
                 action.type = _text_or_boolean
+            elif action.dest == "kl_bound":
+                action.type = _number_or_auto
             elif dict in types and action.dest not in _MAPPING_OR_PATH:
                 action.type = mapping
             elif tuple in types:  # of two numbers
@@ -291,4 +293,10 @@ def _text_or_boolean(text: str) -> str | bool:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-mapping.__name__ = "JSON mapping"  # argparse puts it into its messages
+def _number_or_auto(text: str) -> float | str:
+    return text if text == "auto" else float(text)
+
+
+# argparse puts them into its messages
+mapping.__name__ = "JSON mapping"
+_number_or_auto.__name__ = "number or 'auto'"

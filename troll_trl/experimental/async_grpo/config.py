@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from trl.experimental.async_grpo import AsyncGRPOConfig
 
-from troll_trl.fields import document, setting
+from math_answers.settings import setting
+from troll_trl.fields import document
 from troll_trl.trainers.config import MaskOptions
 from troll_trl.trainers.vllm import check_sampling
 
@@ -31,6 +32,7 @@ class AsyncTrollGRPOConfig(MaskOptions, AsyncGRPOConfig):
         "was started with `--max-logprobs`.",
     )
 
-    def _check(self):
-        super()._check()
+    def _check(self) -> list[str]:
+        messages = super()._check()
         check_sampling(vars(self), engine_is_old_policy=True)
+        return messages

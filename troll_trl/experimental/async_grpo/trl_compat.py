@@ -1,6 +1,7 @@
 """
 Every private part of TRL's asynchronous GRPO in use, and the check that it still exists.
-`tests/test_async_compat.py` checks what the methods do, `tests/test_trl_compat.py` that no name is missing here.
+`tests/engines/test_async_compat.py` checks what the methods do, `tests/trl/test_trl_compat.py` that no name is missing
+here.
 """
 
 import trl

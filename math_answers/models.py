@@ -1,0 +1,139 @@
+"""Facts about a model before it is loaded: whether it can be, its adapter settings, a digest of its weights."""
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.quantizers import AutoHfQuantizer, HfQuantizer
+from transformers.utils import find_adapter_config_file
+
+from math_answers.context_length import context_length
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+# The digest reads this number of blocks of each weight file, spread evenly: training moves every tensor
+_BLOCKS = 64
+_BLOCK_BYTES = 2**16
+# A training, or an evaluation into the same folder, writes other files there
+_READ_BY_A_LOAD = ["*config.json", "*token*.json", "vocab.json", "merges.txt", "*.index.json", "*.jinja", "*.model"]
+_READ_BY_A_LOAD += ["*.tiktoken", "*.safetensors", "*model*.bin"]
+
+
+def check_model(model: str, key: str = "model", revision: str | None = None) -> str:
+    """Raise an error if a model, or its base model, is neither a folder with a model nor a possible hub name. Return
+    what to load: the model, or the folder into which an adapter of the hub is downloaded."""
+    place = _place(model, key, revision)
+    if adapter := adapter_settings(place):
+        if not (base := adapter.get("base_model_name_or_path")):
+            raise ValueError(f"`{key}`: the {ADAPTER_CONFIG} of {model} has no `base_model_name_or_path`.")
+        if adapter_settings(_place(base, key, adapter.get("revision"))):
+            raise ValueError(
+                f"`{key}`: the base model {base} of {model} is an adapter too. Merge it into its own first."
+            )
+    return place
+
+
+def _place(model: str, key: str, revision: str | None) -> str:
+    folder = Path(model)
+    if folder.is_dir():
+        if not (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+            raise ValueError(f"`{key}`: {model} holds neither a config.json nor an {ADAPTER_CONFIG}.")
+        _check_quantization_config(model, key, None)
+        return model
+    if folder.is_file() or model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise FileNotFoundError(f"`{key}`: there is no folder {model} (working folder: {os.getcwd()}).")
+    if find_adapter_config_file(model, revision=revision) is None:
+        _check_quantization_config(model, key, revision)
+        return model
+    return snapshot_download(model, revision=revision, allow_patterns=_READ_BY_A_LOAD, ignore_patterns=["*/*"])
+
+
+def _check_quantization_config(model: str, key: str, revision: str | None) -> None:
+    """Refuse a `quantization_config` that is no mapping, on which transformers ends with an error of its own code."""
+    config: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):  # an adapter has none, and the load says what else is wrong
+        config, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
+    parts = {"": config, **{f"{name}.": part for name, part in config.items() if isinstance(part, dict)}}
+    for place, part in parts.items():
+        quantization = part.get("quantization_config")
+        if quantization is not None and not (isinstance(quantization, dict) and quantization):
+            raise ValueError(
+                f"`{key}`: `{place}quantization_config` in the config.json of {model} must be a mapping with a "
+                f"`quant_method`, got {quantization!r}. Correct it, or remove it if the weights are not quantised."
+            )
+
+
+def check_quantization(model: str, config: Any, quantization: Any = None, key: str = "model") -> HfQuantizer | None:
+    """What will load the quantised weights of a model with this `config`, or quantise them as `quantization` says;
+    `None` for others. A `ValueError` says what this machine lacks for it."""
+    own = getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None)
+    if own is None and quantization is None:
+        return None
+    try:
+        quantizer = AutoHfQuantizer.from_config(own or quantization, pre_quantized=own is not None)
+        quantizer.validate_environment(device_map=None)
+    except (ImportError, ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"`{key}`: the quantised weights of {model} cannot be loaded here: {error}") from error
+    return quantizer
+
+
+def adapter_settings(model: str) -> dict[str, Any] | None:
+    """The settings of an adapter in a folder; `None` for anything else."""
+    file = Path(model) / ADAPTER_CONFIG
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def base_of(model: str, revision: str | None) -> tuple[str, str | None]:
+    """The base model of an adapter with the revision that it was trained on; else the model and its revision."""
+    adapter = adapter_settings(model)
+    return (adapter["base_model_name_or_path"], adapter.get("revision")) if adapter else (model, revision)
+
+
+def model_digest(model: str, revision: str | None = None) -> str:
+    """
+    A text that differs between two states of a model, whose training may continue between two calls. For a folder, a
+    digest of its settings, of blocks of its weights, and of an adapter's base model; for a hub name, name and revision.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        return f"{model}@{revision or 'main'}"
+    digest = hashlib.sha256()
+    for file in sorted({path for pattern in _READ_BY_A_LOAD for path in folder.glob(pattern)}):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as handle:
+            step = max(_BLOCK_BYTES, size // _BLOCKS)
+            for position in range(0, size, step):
+                handle.seek(position)
+                digest.update(handle.read(_BLOCK_BYTES))
+    base, revision = base_of(model, revision)
+    if base != model:
+        digest.update(model_digest(base, revision).encode())
+    return digest.hexdigest()[:16]
+
+
+def context_of(model: str, revision: str | None = None, trust_remote_code: bool = False) -> int | None:
+    """The context length in tokens of a model, or what an adapter's virtual tokens leave of its base model's; `None` if
+    the config has none."""
+    name, revision = base_of(model, revision)
+    config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    context = context_length(config)
+    virtual = (adapter_settings(model) or {}).get("num_virtual_tokens") or 0
+    return None if context is None else context - virtual
+
+
+def end_ids(generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """
+    The tokens that end a completion: the tokenizer's and the generation config's, since a chat model
+    may end its turn with another one. Without any, every completion would run to the limit.
+    """
+    named = generation_config.eos_token_id if generation_config is not None else None
+    ids = set([named] if isinstance(named, int) else named or []) | {tokenizer.eos_token_id}
+    if ids == {None}:
+        raise ValueError("`model`: neither its generation config nor its tokenizer names an end-of-sequence token.")
+    return sorted(token for token in ids if token is not None)

@@ -1,0 +1,408 @@
+"""scripts/train.py from the command line to a saved model, on a tiny random Qwen3."""
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from limits import HANG
+from repository import ROOT
+from safetensors.torch import load_file
+from tiny import tiny_config, tiny_model, tiny_tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    Qwen3ForSequenceClassification,
+)
+
+from troll_trl.cli import make_trainer
+
+SCRIPT = ROOT / "scripts" / "train.py"
+SETTINGS = """
+model_name_or_path: model
+dataset_name: problems.jsonl
+instruction: w1 w2
+reward_funcs: [math_accuracy, my_rewards.share_of_low_tokens]
+output_dir: out
+use_cpu: true
+bf16: false
+report_to: none
+gradient_checkpointing: false
+per_device_train_batch_size: 8
+num_generations: 4
+steps_per_generation: 2  # the second update of a rollout batch is off-policy
+max_completion_length: 6
+max_steps: 2
+save_steps: 1
+logging_steps: 1
+learning_rate: 1e-2
+kl_bound: 0.001
+seed: 3
+"""
+REWARDS = """
+def share_of_low_tokens(completion_ids, **kwargs):
+    return [sum(token < 50 for token in ids) / len(ids) for ids in completion_ids]
+
+def wants_a_goal(completions, goal, **kwargs):
+    return [goal[0]] * len(completions)
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path):
+    """A folder with a model, problems, a reward function and a config."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message['content'] }} {% endfor %}{% if add_generation_prompt %}w0{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path / "model")
+    tiny_model().save_pretrained(tmp_path / "model")
+    rows = [{"question": f"w{n} w{n + 1}", "answer": f"a sum\n#### {n}"} for n in range(16)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    (tmp_path / "run.yaml").write_text(SETTINGS)
+    return tmp_path
+
+
+def in_a_process(folder: Path, *flags: str) -> str:
+    """What the script prints, started as a user does."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(SCRIPT), "--config", "run.yaml", *flags]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def run(workplace, monkeypatch, capsys, caplog):
+    """The script in this process, where torch and TRL are imported already; its exit code, and what it says."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr("sys.path", [*sys.path])  # the script adds to it
+    monkeypatch.setattr("warnings.formatwarning", warnings.formatwarning)  # and replaces it
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def run(*flags: str, config: str = "run.yaml") -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["train.py", "--config", config, *flags])
+        sys.modules.pop("my_rewards", None)  # of another run
+        caplog.clear()
+        code = 0
+        with warnings.catch_warnings(record=True) as warned:
+            try:
+                runpy.run_path(str(SCRIPT), run_name="__main__")
+            except SystemExit as stop:
+                code = stop.code
+        shown = capsys.readouterr()
+        return code, "\n".join([shown.out, shown.err, caplog.text, *(str(warning.message) for warning in warned)])
+
+    return run
+
+
+@pytest.fixture
+def train(run):
+    def train(*flags: str, **options) -> str:
+        code, said = run(*flags, **options)
+        assert code == 0, said
+        return said
+
+    return train
+
+
+def log_of(folder: Path) -> list[dict]:
+    return json.loads((folder / "trainer_state.json").read_text())["log_history"]
+
+
+def test_troll_trains_saves_and_resumes(workplace, train):
+    progress = in_a_process(workplace, "--divergence_bound", "0.2")
+    out = workplace / "out"
+    first, second = [line for line in log_of(out) if "loss" in line]
+
+    assert first["troll/projected_fraction"] == 0  # the weights of the rollout
+    assert second["troll/projected_fraction"] > 0
+    assert second["troll/kl_max"] <= 0.001 * 1.001 < second["troll/policy_kl_max"]
+    assert 0 < first["memory/cpu_peak_gib"] <= second["memory/cpu_peak_gib"]
+    assert re.search(r"step 1/2, \d+:\d\d < \d+:\d\d: reward", progress)
+    assert f"projected {second['troll/projected_fraction']:.2%}" in progress
+    # A warning quoted our source
+    assert "UserWarning: divergence_bound=0.2 unused by this trust region (KL bound 0.001).\n" in progress
+    assert ".py:" not in progress and "warn(" not in progress
+
+    # What is saved loads, has moved, and generates
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    start = AutoModelForCausalLM.from_pretrained(workplace / "model")
+    assert (model.lm_head.weight - start.lm_head.weight).abs().max() > 5e-3
+    prompt = tokenizer("w3 w4", return_tensors="pt")
+    generated = model.generate(**prompt, max_new_tokens=3, min_new_tokens=3)
+    assert generated.shape[1] == prompt["input_ids"].shape[1] + 3
+
+    # The settings in force were saved, and repeat the run
+    settings = yaml.safe_load((out / "config.yaml").read_text())
+    assert settings == yaml.safe_load(SETTINGS) | {"learning_rate": 0.01, "divergence_bound": 0.2}
+    train("--output_dir", "again", config="out/config.yaml")
+    weights, again = (load_file(folder / "model.safetensors") for folder in (out, workplace / "again"))
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+    # Resuming takes up at the last checkpoint: one more update, not three
+    before = log_of(out)
+    train("--resume_from_checkpoint", "true", "--max_steps", "3")
+    assert [line for line in log_of(out) if "loss" in line][:2] == [line for line in before if "loss" in line]
+    assert [line["step"] for line in log_of(out) if "loss" in line] == [1, 2, 3]
+    assert (out / "checkpoint-3").is_dir()
+
+
+def test_resuming_with_other_settings_is_said(workplace, train):
+    """They were taken without a word, and the file of those that had trained the model was written over."""
+    out = workplace / "out"
+    train("--warmup_steps", "1")
+    before = (out / "config.yaml").read_text()
+    said = train("--warmup_steps", "1", "--resume")
+    assert "continues with other settings" not in said and not [*out.glob("config-until*")]
+    said = " ".join(train("--resume", "--max_steps", "3", "--kl_bound", "0.002").split())
+    assert "The run in out continues with other settings: " in said
+    for change in ("`max_steps` 2 → 3", "`kl_bound` 0.001 → 0.002", "`warmup_steps` 1.0 → None"):
+        assert change in said
+    earlier = yaml.safe_load((out / "config-until-checkpoint-2.yaml").read_text())
+    assert earlier == yaml.safe_load(before) | {"resume": True}
+    assert yaml.safe_load((out / "config.yaml").read_text())["kl_bound"] == 0.002
+
+
+def test_clip_trains_on_the_same_file(workplace, train):
+    said = train("--method", "clip")
+    lines = [line for line in log_of(workplace / "out") if "loss" in line]
+    assert len(lines) == 2
+    assert "`method: clip` ignores kl_bound" in said
+    assert not any(name.startswith("troll/") for name in lines[0])
+    assert "clip_ratio/region_mean" in lines[0]
+    AutoModelForCausalLM.from_pretrained(workplace / "out")
+
+
+def checkpoint(folder: Path, step: int, torn: bool = False):
+    (path := folder / f"checkpoint-{step}").mkdir(parents=True)
+    for name in ("config.json",) if torn else ("config.json", "trainer_state.json"):
+        (path / name).write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "expected"),
+    [
+        ("troll", (), "`output_dir` out holds a run, up to checkpoint-10, which this one would replace. Continue"),
+        ("troll", ("--method", "clip"), "`output_dir` out holds a run, up to checkpoint-10"),
+        ("troll", ("--method", "clip", "--resume"), "`method` is clip, but the run in out was made with troll."),
+        (None, ("--method", "clip", "--resume"), "`method` is clip, but the run in out was made with troll."),
+        ("troll", ("--resume_from_checkpoint", "b/checkpoint-1"), "`output_dir` out holds a run, up to checkpoint-10"),
+        ("clip", ("--resume",), "`method` is troll, but the run in out was made with clip."),
+        ("clip", ("--resume_from_checkpoint", "out/checkpoint-2"), "`method` is troll, but the run in out"),
+        ("clip", ("--resume_from_checkpoint", "out/_saving/checkpoint-12"), "`method` is troll, but the run in out"),
+        ("troll", ("--algorithm", "rloo", "--resume"), "`algorithm` is rloo, but the run in out was made with grpo."),
+    ],
+)
+def test_no_run_replaces_another_or_goes_on_with_what_it_did_not_train(method, flags, expected, run):
+    """A clip's run in the folder of TROLL's rotated its checkpoints away, or saved its weights as the clip's."""
+    for step in (2, 10):
+        checkpoint(Path("out"), step)
+    checkpoint(Path("out/_saving"), 12)
+    checkpoint(Path("b"), 1)
+    named = "" if method is None else f"method: {method}\n"  # the default is in no file
+    Path("out/config.yaml").write_text(f"learning_rate: 1.0e-6\n{named}")
+    code, said = run(*flags)
+    assert code == 2 and expected in said.replace("\n", " ")
+    assert {path.name for path in Path("out").iterdir()} == {"_saving", "checkpoint-2", "checkpoint-10", "config.yaml"}
+
+
+def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace, run, train):
+    """The Trainer writes `trainer_state.json` last; without it `resume` ended in a traceback."""
+    checkpoint(workplace / "out", 9, torn=True)
+    code, said = run("--method", "clip", "--resume_from_checkpoint", "true")  # nor is it started over
+    assert code == 2 and "there is no checkpoint in out" in said
+    train("--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3")
+    train("--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3", "--resume", "--max_steps", "3")
+    assert [line["step"] for line in log_of(workplace / "out") if "loss" in line] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--model_name_or_path", "./nomodel"), "there is no folder ./nomodel"),
+        (("--model_name_or_path", "outputs/no/model"), "there is no folder outputs/no/model (working folder: "),
+        (("--use_vllm", "true"), "vLLM is not available and `use_vllm` is set to True. Please install vLLM"),
+        (("--report_to", "azure_ml"), "`report_to`: AzureMLCallback requires azureml to be installed"),
+        (("--report_to", "wanbd"), "wanbd is not supported, only azure_ml"),
+        (("--reward_funcs", "nomod.fun"), "No module named 'nomod'"),
+        (("--lerning_rate", "1"), "The nearest valid name is --learning_rate."),
+        (("--dataset_name", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("--reward_funcs", "math_acuracy"), "`reward_funcs` names 'math_acuracy', which is none of math_accuracy"),
+        (("--max_train_samples", "3"), "have 3 prompts, and a rollout batch takes 4 (`generation_batch_size` 16 over"),
+        (("--output_dir", "run.yaml"), "File exists: 'run.yaml'"),
+        (("--resume_from_checkpoint", "true"), "there is no checkpoint in out"),
+        (("--resume_from_checkpoint", "model/checkpoint-4"), "there is no checkpoint in model/checkpoint-4"),
+        (
+            ("--reward_funcs", "my_rewards.share"),
+            "module 'my_rewards' has no attribute 'share'",
+        ),
+        (
+            ("--reward_funcs", "math_accuracy", "my_rewards.wants_a_goal"),
+            "missing a required argument: 'goal'",
+        ),
+        (("--reward_model_name_or_path", "./norm"), "`reward_model_name_or_path`: there is no folder ./norm"),
+        (
+            ("--reward_funcs", "trl.rewards.get_soft_overlong_punishment"),
+            "makes a reward function, call it",
+        ),
+        (("--eval_strategy", "epoch"), "problems.jsonl has no split to evaluate on. Set `dataset_test_split`"),
+    ],
+)
+def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, expected, run):
+    code, said = run(*flags)
+    message = said.rpartition("train.py: error: ")[2].rstrip()
+    assert code == 2
+    assert "Traceback" not in message and len(message.splitlines()) < 4
+    assert expected in message
+    assert not (workplace / "out" / "config.yaml").exists()  # that of an earlier run would stay as it was
+
+
+def test_a_model_that_the_hub_lacks_is_named_before_the_data_are_read(monkeypatch):
+    def refuse(name, **_):
+        raise OSError(f"{name} is not a local folder")
+
+    monkeypatch.setattr(make_trainer.AutoConfig, "from_pretrained", refuse)
+    model, training = SimpleNamespace(model_name_or_path="a/b", model_revision=None), {"trust_remote_code": False}
+    with pytest.raises(OSError, match="a/b is not a local folder"):
+        make_trainer.make_trainer(SimpleNamespace(), SimpleNamespace(**training), model)
+
+
+def test_the_best_and_the_last_checkpoint_are_kept(workplace, train):
+    reward = "def share_of_low_tokens(completion_ids, trainer_state, **kwargs):\n"
+    reward += "    return [1.0 / max(trainer_state.global_step, 1)] * len(completion_ids)\n"  # at update 1 the largest
+    (workplace / "my_rewards.py").write_text(reward)
+    flags = ["--save_total_limit", "2", "--metric_for_best_model", "eval_reward", "--max_steps", "4"]
+    evaluation = ["--eval_strategy", "steps", "--eval_steps", "1", "--dataset_test_split", "train"]
+    train(*flags, *evaluation, "--max_eval_samples", "4", "--eval_dataset_name", "problems.jsonl")
+    kept = {path.name for path in (workplace / "out").glob("checkpoint-*")}
+    assert kept == {"checkpoint-1", "checkpoint-4"}
+
+
+def test_yaml_of_a_trl_grpo_command(workplace, train):
+    """Its keys, TRL's dataset columns, TRL's short names of rewards; only the updates per rollout batch are added."""
+    rows = [{"prompt": [{"role": "user", "content": f"w{i} w5"}], "solution": str(i)} for i in range(8)]
+    (workplace / "trl.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = (workplace / "run.yaml").read_text()
+    kept = [line for line in text.splitlines() if not line.startswith(("dataset", "reward", "problem", "answer"))]
+    kept += ["dataset_name: trl.jsonl", "reward_funcs: [accuracy_reward, think_format_reward]"]
+    (workplace / "run.yaml").write_text("\n".join(kept))
+    train("--save_strategy", "no")
+    card = (workplace / "out" / "README.md").read_text()
+    assert "becker2025troll" in card and "trl.jsonl" not in card
+    line = next(line for line in log_of(workplace / "out") if "loss" in line)
+    assert "rewards/accuracy_reward/mean" in line and "rewards/think_format_reward/mean" in line
+
+
+def test_yaml_of_a_trl_grpo_command_with_a_mixture_and_a_reward_model(workplace, train):
+    """`datasets`, a test split of them, a reward model, a reward that is made, and a column that a reward wants."""
+    for name, goal in (("one", 3), ("two", 5)):
+        rows = [{"prompt": f"w{i} w5", "goal": goal, "unused": "x"} for i in range(8)]
+        (workplace / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (workplace / "my_rewards.py").write_text(
+        "def distance(completion_ids, goal, **kwargs):\n"
+        "    assert set(goal) <= {3, 5}\n"
+        "    return [-abs(len(set(ids)) - n) for ids, n in zip(completion_ids, goal, strict=True)]\n"
+    )
+    Qwen3ForSequenceClassification(tiny_config(num_labels=1)).save_pretrained(workplace / "reward_model")
+    tiny_tokenizer().save_pretrained(workplace / "reward_model")
+    kept = [line for line in SETTINGS.splitlines() if not line.startswith(("dataset", "reward", "instruction"))]
+    mixture = """
+datasets:
+  - {path: json, data_files: one.jsonl, columns: [prompt, goal]}
+  - {path: json, data_files: two.jsonl, columns: [prompt, goal]}
+test_split_size: 0.25
+eval_strategy: steps
+eval_steps: 2
+reward_model_name_or_path: reward_model
+reward_funcs:
+  - get_soft_overlong_punishment
+  - trl.rewards.get_repetition_penalty_reward(ngram_size=2, max_penalty=-1.0)
+  - my_rewards.distance
+"""
+    (workplace / "run.yaml").write_text("\n".join(kept) + mixture)
+    train("--save_strategy", "no")
+    lines = log_of(workplace / "out")
+    trained, evaluated = (next(line for line in lines if name in line) for name in ("loss", "eval_reward"))
+    for name in ("soft_overlong_punishment_reward", "repetition_penalty_reward", "distance"):
+        assert f"rewards/{name}/mean" in trained and f"eval_rewards/{name}/mean" in evaluated
+    assert sum(name.startswith("rewards/") and name.endswith("/mean") for name in trained) == 4
+    settings = yaml.safe_load((workplace / "out" / "config.yaml").read_text())
+    assert [entry["data_files"] for entry in settings["datasets"]] == ["one.jsonl", "two.jsonl"]
+
+
+@pytest.mark.slow
+def test_resume_starts_continues_and_finishes(workplace, train):
+    """The same command, however often a cluster gives it; a checkpoint that was cut off is named and passed over."""
+    out = workplace / "out"
+    assert "No checkpoint in out: starting." in train("--resume")
+    shutil.rmtree(out / "checkpoint-2")
+    shutil.copytree(out / "checkpoint-1", out / "checkpoint-7")
+    (out / "checkpoint-7" / "optimizer.pt").unlink()
+    before = load_file(out / "model.safetensors")
+    said = train("--resume")
+    assert "The run does not resume from checkpoint-7 (optimizer.pt is missing)." in said
+    assert "Resuming from out/checkpoint-1." in said
+    after = load_file(out / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_bad_numbers_and_sigterm_end_with_a_code_and_no_traceback(workplace, run):
+    (workplace / "my_rewards.py").write_text("def share_of_low_tokens(completion_ids, **kwargs):\n" + BAD_REWARD)
+    code, said = run("--max_skipped_updates", "2")
+    error = said.rpartition("train.py: error: ")[2]
+    assert code == 1 and error.startswith("Stopped at update 2") and "'share_of_low_tokens' at row 0" in error
+    (workplace / "my_rewards.py").write_text(
+        "import os, signal\ndef share_of_low_tokens(completion_ids, **kwargs):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n" + BAD_REWARD.replace("nan", "0")
+    )
+    code, _ = run("--output_dir", "stopped", "--max_steps", "4")
+    assert code == 143
+    assert (workplace / "stopped" / "checkpoint-1" / "complete.json").is_file()
+    assert not (workplace / "stopped" / "model.safetensors").exists(), "it is not finished"
+
+
+BAD_REWARD = "    return [float('nan')] + [0.0] * (len(completion_ids) - 1)\n"
+
+
+def test_an_adapters_folder_is_no_model_to_start_from(workplace, run):
+    """transformers said that `model_type` is missing in its config.json, which an adapter does not have."""
+    (workplace / "adapter").mkdir()
+    (workplace / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "model"}')
+    code, said = run("--model_name_or_path", "adapter")
+    assert (
+        code == 2
+        and "adapter is an adapter" in said
+        and "Merge the adapter into model" in said
+        and "--use_peft" in said
+    )
+
+
+def test_a_model_that_generates_nothing_and_an_unknown_model_option_are_named(workplace, run):
+    """Both ended with a traceback, from the trainer's constructor."""
+    config = BertConfig(vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    BertForMaskedLM(config).save_pretrained(workplace / "encoder")
+    code, said = run("--model_name_or_path", "encoder")
+    assert code == 2 and "encoder is a BertForMaskedLM, which generates no text" in said
+    code, said = run("--model_init_kwargs", '{"rope": 1}')
+    assert code == 2 and "`model_init_kwargs`: " in said and "unexpected keyword argument 'rope'" in said
+
+
+def test_a_local_models_card_and_adapter_are_for_its_reader(workplace, train):
+    """TRL's card said `Model Card for None`; LoRA had a dropout of 0.05."""
+    train("--use_peft", "--max_steps", "1")
+    card = (workplace / "out" / "README.md").read_text()
+    assert "# Model Card for out" in card and "fine-tuned version of `model`" in card and "None" not in card
+    assert json.loads((workplace / "out" / "adapter_config.json").read_text())["lora_dropout"] == 0.0

@@ -1,0 +1,228 @@
+"""Whose code runs: a model's only with `trust_remote_code`, the working directory's only by a path that names it."""
+
+import ast
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from limits import HANG
+from peft import LoraConfig, get_peft_model
+from repository import ROOT
+from test_evaluate_script import flags, save_model
+
+from math_answers.evaluation import generation
+from math_answers.evaluation.generation import TransformersGenerator, VllmGenerator
+from math_answers.evaluation.loading import check_weights, load_model
+from math_answers.evaluation.prompts import load_tokenizer
+from math_answers.models import context_of
+from troll_trl.cli import evaluate, train
+from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, load_reward_function
+from troll_trl.fields import imported
+
+# -- A model's code ---------------------------------------------------------------------------------------------------
+
+OWN_CODE = """
+from pathlib import Path
+Path({ran!r}).write_text("ran")
+from transformers import Qwen3Config, Qwen3ForCausalLM, PreTrainedTokenizerFast
+class OwnConfig(Qwen3Config): model_type = "own"
+class Own(Qwen3ForCausalLM): config_class = OwnConfig
+class OwnTokenizer(PreTrainedTokenizerFast): ...
+"""
+OWN_MODEL = {"AutoModelForCausalLM": "own.Own"}
+PARTS = {
+    "config": {"config.json": {"model_type": "own", "auto_map": OWN_MODEL | {"AutoConfig": "own.OwnConfig"}}},
+    "model": {"config.json": {"auto_map": OWN_MODEL}},
+    "tokenizer": {
+        "config.json": {"model_type": "own"},
+        "tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}},
+    },
+}
+
+
+@pytest.fixture
+def yes(monkeypatch):
+    """Whoever is asked on the terminal agrees."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+
+
+def put_code(folder: Path, part: str, ran: Path):
+    """Have `part` of a saved model be code that writes the file `ran`."""
+    (folder / "own.py").write_text(OWN_CODE.format(ran=str(ran)))
+    for name, changes in PARTS[part].items():
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(content | changes))
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    model, _ = save_model(tmp_path / "model")
+    get_peft_model(model, LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "model"}))
+    (tmp_path / "one.jsonl").write_text('{"question": "w1", "answer": "#### 1"}\n')
+    return tmp_path
+
+
+LOADS = {
+    "model": (load_model, ("config", "model")),
+    "weights": (check_weights, ("config", "model")),
+    "context": (context_of, ("config",)),
+    "tokenizer": (load_tokenizer, ("config", "tokenizer")),
+}
+
+
+@pytest.mark.usefixtures("yes")
+@pytest.mark.parametrize("name", ["model", "adapter"])
+@pytest.mark.parametrize(("load", "part"), [(load, part) for load, (_, parts) in LOADS.items() for part in parts])
+def test_no_load_of_an_evaluation_runs_a_models_code_or_asks_for_it(load, part, name, place):
+    """`yes | troll eval` ran it."""
+    put_code(place / "model", part, place / "ran")
+    with contextlib.suppress(ValueError):  # transformers has a class of its own for some tokenizers
+        LOADS[load][0](name, None)
+    assert not (place / "ran").exists()
+
+
+@pytest.mark.usefixtures("yes")
+def test_the_command_refuses_a_models_code_and_runs_it_with_the_flag(place, capsys):
+    put_code(place / "model", "config", place / "ran")
+    options = ["--model", "model", "--benchmarks", "one=one.jsonl", *flags()[flags().index("--output") :]]
+    with pytest.raises(SystemExit) as stop:
+        evaluate.main(options, "troll eval")
+    assert stop.value.code == 2 and "trust_remote_code" in capsys.readouterr().err
+    assert not (place / "ran").exists()
+    evaluate.main([*options, "--trust_remote_code"], "troll eval")
+    assert (place / "ran").read_text() == "ran"
+
+
+@pytest.mark.usefixtures("yes")
+@pytest.mark.parametrize("trusted", [False, True])
+def test_both_backends_pass_the_flag_on(trusted, place, monkeypatch):
+    given = []
+    args = SimpleNamespace(revision=None, dtype="auto", batch_size=1, trust_remote_code=trusted)
+    tokenizer = load_tokenizer("model")
+    load = generation.load_model
+    monkeypatch.setattr(generation, "load_model", lambda *_, **options: given.append(options) or load("model", None))
+    TransformersGenerator("model", tokenizer, args, 8)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **options: given.append(options)))
+    monkeypatch.setitem(sys.modules, "vllm.lora", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", SimpleNamespace(LoRARequest=None))
+    VllmGenerator("model", tokenizer, args, 8)
+    assert [options["trust_remote_code"] for options in given] == [trusted, trusted]
+    if not trusted:
+        put_code(place / "model", "config", place / "ran")
+        with pytest.raises(ValueError, match="trust_remote_code"):
+            VllmGenerator("model", tokenizer, args, 8)
+        assert not (place / "ran").exists()
+
+
+def test_every_automatic_class_of_transformers_is_told_whether_to_run_code():
+    """Without the argument, it asks on the terminal."""
+    given = {}
+    for path in [path for package in ("math_answers", "troll_trl") for path in (ROOT / package).rglob("*.py")]:
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef):
+                given |= {(path.name, line): names for line, names in arguments_of_automatic_classes(function)}
+    assert given and [place for place, names in given.items() if "trust_remote_code" not in names] == []
+
+
+def arguments_of_automatic_classes(function):
+    """Each call's line and the names it hands on; a `**` counts as each string of its function."""
+    strings = {node.value for node in ast.walk(function) if isinstance(node, ast.Constant)}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and re.fullmatch(r"Auto\w+\.from_pretrained", ast.unparse(node.func)):
+            names = {keyword.arg for keyword in node.keywords}
+            yield node.lineno, names | strings if None in names else names
+
+
+# -- The working directory's code -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory with modules that say that they were run, on no import path."""
+    for name in ("wandb", "math_verify", "json", "my_helper", "trackio"):
+        (tmp_path / f"{name}.py").write_text(f"import pathlib; pathlib.Path('ran-{name}').touch()")
+    (tmp_path / "my_reward.py").write_text("import my_helper\ndef reward(**_): return [1.0]")
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft" / "__init__.py").write_text("def reward(**_): return [1.0]")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", os.getcwd())])
+    yield tmp_path
+    for name in ("my_reward", "my_helper"):
+        sys.modules.pop(name, None)
+
+
+def ran(here: Path) -> set[str]:
+    return {path.name.removeprefix("ran-") for path in here.glob("ran-*")}
+
+
+def test_built_in_rewards_leave_the_import_path_as_it_is(here):
+    before = [*sys.path]
+    for name in (*REWARD_FUNCTIONS, "trl.rewards.accuracy_reward", "json.dumps"):
+        load_reward_function(name)
+    assert sys.path == before and ran(here) == set()
+
+
+def test_a_users_own_module_is_found_last(here):
+    before = [*sys.path]
+    assert load_reward_function("my_reward.reward")() == [1.0]
+    assert sys.path == [*before, str(here)] and ran(here) == {"my_helper"}
+    load_reward_function("my_reward.reward")
+    assert sys.path == [*before, str(here)]
+
+
+def test_a_module_that_hides_a_users_own_is_named(here):
+    with pytest.raises(AttributeError, match=r"peft/__init__\.py comes before peft of the working directory: rename"):
+        imported("peft.reward")
+    with pytest.raises(ModuleNotFoundError, match=r"peft/__init__\.py comes before peft of the working"):
+        imported("peft.rewards.reward")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'nowhere'$"):
+        imported("nowhere.reward")
+
+
+def test_a_folder_without_code_hides_no_module(here, tmp_path_factory, monkeypatch):
+    """A namespace package, such as what an uninstalled package leaves behind."""
+    left = tmp_path_factory.mktemp("left")
+    (left / "my_reward").mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(left)])
+    assert imported("my_reward.reward")() == [1.0]
+
+
+def test_the_launchers_processes_do_not_look_in_the_working_directory_first(here, monkeypatch):
+    """`python -m`, with which accelerate starts them, does."""
+    environments = []
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", lambda _: environments.append({**os.environ}))
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    train._launch(["--num_processes=2", "--multi_gpu"], [], "troll grpo")
+    [environment] = environments
+    environment["PYTHONPATH"] = str(ROOT)
+    words = [sys.executable, "-m", "troll_trl.cli.train", "--help"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0 and ran(here) == set(), done.stderr
+
+
+def test_a_process_that_a_user_starts_puts_the_working_directory_last(here):
+    (here / "json.py").unlink()  # which Python's own `-m` would run before our code
+    code = "import runpy, sys\nsys.path[0], sys.argv = sys.argv[1], ['train', '--help']\ntry:\n"
+    code += "    runpy.run_module('troll_trl.cli.train', run_name='__main__')\n"
+    code += "except SystemExit:\n    print(sys.path[0] == sys.orig_argv[-1], sys.path[-1] == sys.orig_argv[-1])"
+    words, environment = [sys.executable, "-c", code, str(here)], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG)
+    assert done.stdout.splitlines()[-1] == "False True", done.stderr
+
+
+def test_a_run_does_not_hand_the_launchers_variable_to_its_own_programs(monkeypatch):
+    for given, left in (("troll", None), ("1", "1")):
+        monkeypatch.setenv("PYTHONSAFEPATH", given)
+        with pytest.raises(SystemExit):
+            train.main(["--help"], "troll grpo")
+        assert os.environ.get("PYTHONSAFEPATH") == left

@@ -1,0 +1,246 @@
+"""The plan for minutes of a GPU (`evidence/gsm8k.yaml`): with a tiny model, its clock, and its weights in pieces."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from limits import HANG
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from evidence import run as runner
+from evidence import tables
+from evidence.grid import GivenTask, Run, content_of, read_grid
+from evidence.pack_weights import decode, encode, join, pack
+from evidence.results import DEFAULTS, describe, read_records
+from troll_trl import small_models
+
+ROOT = Path(__file__).resolve().parents[2]
+PROBLEMS = ROOT / "tests" / "data" / "gsm8k"
+# Of the plan's settings, those that are for a GPU or take long
+SMALL = {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False, "max_completion_length": 4, "max_steps": 8}
+SMALL |= {"per_device_train_batch_size": 4, "eval_steps": 4, "num_generations": 4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = small_models.make_tokenizer()
+    torch.manual_seed(0)
+    for saved in (small_models.make_model(tokenizer, max_position_embeddings=1024), tokenizer):
+        saved.save_pretrained(folder)
+    return folder
+
+
+def small_plan(folder, **changes):
+    content = yaml.safe_load((ROOT / "evidence" / "gsm8k.yaml").read_text()) | changes
+    content |= {key: str(ROOT / "evidence" / content[key]) for key in ("training", "evaluation")}
+    (task,) = content["tasks"].values()
+    task |= {"test": 2, "candidates": 16}
+    task["settings"] |= SMALL
+    (folder / "grid.yaml").write_text(yaml.safe_dump(content))
+    return folder / "grid.yaml"
+
+
+def test_the_plan_runs_with_a_tiny_model(tmp_path, model):
+    command = [sys.executable, "-m", "evidence.run", str(small_plan(tmp_path)), "--output", str(tmp_path / "out")]
+    command += ["--model", str(model), "--dataset", str(PROBLEMS), "--workers", "2", "--minutes", "60", "--resume"]
+    command += ["--only", "gsm8k/troll/learning_rate=1e-05", "gsm8k/binary-pull/learning_rate=3e-05"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
+    logs = "".join(log.read_text() for log in (tmp_path / "out").rglob("log.txt"))
+    assert done.returncode == 0 and "2 runs, 0 of them failed." in done.stdout, done.stdout + done.stderr + logs
+    records = {record["method"]: record for record in read_records(tmp_path / "results" / "grid.jsonl")}
+    assert records.keys() == {"troll", "binary-pull"}
+    for record in records.values():
+        assert [step for step, _ in record["curve"]] == [0, 4, 8] and record["success"] == 0
+        assert record["others"].keys() == {"answer_format_reward"}
+    lines = {split: (PROBLEMS / f"{split}.jsonl").read_text().splitlines() for split in ("train", "test")}
+    for split, count in (("train", 16), ("test", 2)):  # all candidates, whether the model solves them or not
+        start = tmp_path / "out" / "starts" / "gsm8k" / "data" / f"{split}.jsonl"
+        assert start.read_text().splitlines() == lines[split][:count]
+    # Both had the instruction of the plan, in training and evaluation alike
+    for settings in (tmp_path / "out").glob("runs/*/*/*/seed0/config.yaml"):
+        assert "\\boxed{}" in settings.read_text()
+
+
+def test_updates_that_a_generation_precedes_are_told_apart(tmp_path):
+    run = Run("gsm8k", "troll", (("learning_rate", 1e-5),), 0)
+    log = [{"step": 0, "eval_rewards/math_accuracy_reward/mean": 0.0}]
+    log += [{"step": i + 1, "loss": 0.1, "step_time": 9.0 if i % 8 == 0 else 1.0} for i in range(16)]
+    log[1]["step_time"] = 99.0  # the first rollout batch is a warm-up
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    record = runner.of_log(run, tmp_path)
+    assert record["seconds_per_update"] == pytest.approx(2.0) and record["seconds_without_generation"] == 1.0
+
+
+def test_gsm8ks_table_has_every_run_the_stopped_ones_too():
+    run = Run("gsm8k", "troll", (("learning_rate", 1e-5),), 0)
+    log = {"curve": [[0, 0.125], [16, 0.25]], "length": 199.6, "seconds_per_update": 2.0}
+    ended = describe(run) | log | {"success": 0.3125, "seconds_without_generation": 0.5, "area": 0.2}
+    stopped = describe(replace(run, method="clip-0.2")) | log | {"error": "its time was up"}
+    failed = describe(replace(run, varied=(("learning_rate", 3e-5),))) | {"error": "CUDA out of memory"}
+    assert tables.every_gsm8k_run([failed, ended, stopped]).splitlines()[2:] == [
+        "| troll | 1e-05 | 12.5 at 0 25.0 at 16 | 31.2 | 200 | 2.00 | 0.50 |",
+        "| clip-0.2 | 1e-05 | 12.5 at 0 25.0 at 16 | its time was up | 200 | 2.00 |  |",
+        "| troll | 3e-05 |  | CUDA out of memory |  |  |  |",
+    ]
+
+
+def test_the_plan_is_the_same_for_all_methods():
+    grid = read_grid(ROOT / "evidence" / "gsm8k.yaml")
+    (training, base) = sorted(content_of(grid.training), key=lambda content: "max_steps" not in content)
+    content = base | training
+    updates = content["steps_per_generation"] // content["gradient_accumulation_steps"]
+    assert updates == DEFAULTS["steps_per_generation"] == 8, "`seconds_per_update` leaves out one rollout batch"
+    assert content["max_steps"] == 32 and grid.tasks["gsm8k"].settings["max_completion_length"] == 256
+    first, second = grid.studies.values()
+    assert first.methods == second.methods == list(grid.methods)
+    (low,), (high,) = (alternative["learning_rate"] for study in (first, second) for alternative in study.vary)
+    assert high == pytest.approx(3 * low)
+
+
+# -- The clock --------------------------------------------------------------------------------------------------------
+
+
+def test_no_job_runs_after_the_deadline(tmp_path, capsys):
+    jobs = {"first": lambda: None, "long": partial(time.sleep, HANG), "never": lambda: (tmp_path / "never").touch()}
+    saved = []
+    log_of = lambda name: tmp_path / f"{name}.txt"
+    left = runner.run_all(jobs.items(), 1, log_of, lambda: saved.append(1), time.monotonic() + 3)
+    assert left == {"never"} and not (tmp_path / "never").exists() and len(saved) == 2
+    said = capsys.readouterr().out
+    assert "first: done" in said and "long: failed" in said and "never" not in said
+
+
+def test_without_a_deadline_all_jobs_run_and_after_it_none_begins(tmp_path):
+    jobs = {name: (tmp_path / name).touch for name in "abc"}
+    log_of = lambda name: tmp_path / f"{name}.txt"
+    assert runner.run_all(jobs.items(), 2, log_of) == set()
+    assert all((tmp_path / name).exists() for name in jobs)
+    assert runner.run_all(jobs.items(), 2, log_of, deadline=time.monotonic()) == set(jobs)
+
+
+class Slow(runner.Runner):
+    """Writes half of a run's log, and does not end."""
+
+    def train_and_evaluate(self, run, start, folder):
+        log = [{"step": step, "eval_rewards/math_accuracy_reward/mean": step / 16} for step in (0, 4)]
+        log += [{"step": step, "loss": 0.1, "step_time": 2.0} for step in range(1, 6)]
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+        self.end()
+
+    def end(self):
+        time.sleep(HANG)
+
+
+class Broken(Slow):
+    def end(self):
+        raise OSError("no space")
+
+
+def test_a_stopped_run_keeps_what_it_had_logged_and_the_others_wait(tmp_path):
+    grid = read_grid(small_plan(tmp_path))
+    task = grid.tasks["gsm8k"]
+    assert isinstance(task, GivenTask) and task.samples is None
+    grid = replace(grid, tasks={"gsm8k": replace(task, dataset=str(PROBLEMS))})
+    results = tmp_path / "results.jsonl"
+    runs = grid.runs("one-rate")
+    Slow(grid, tmp_path / "out", 1, results, time.monotonic() + 4).run(runs, retry=False)
+    (record,) = read_records(results)
+    expected = describe(runs[0]) | {"error": "its time was up", "curve": [[0, 0.0], [4, 0.25]], "start": 0.0}
+    assert record.items() >= expected.items() and record["studies"] == ["one-rate"]
+    # A run that fails keeps it too
+    Broken(grid, tmp_path / "broken", 1, tmp_path / "broken.jsonl").run(runs[1:2], retry=False)
+    (record,) = read_records(tmp_path / "broken.jsonl")
+    assert record["curve"] == [[0, 0.0], [4, 0.25]] and record["error"].startswith("OSError: no space")
+    # Later the others run, and with `retry` the stopped one too
+    wanted = []
+
+    class Quick(runner.Runner):
+        def train_and_evaluate(self, run, start, folder):
+            (folder / "ran").touch()
+            return describe(run) | {"success": 0.5}
+
+    for retry in (False, True):
+        Quick(grid, tmp_path / "out", 1, results).run(runs, retry)
+        wanted.append({r["method"] for r in read_records(results) if "error" not in r})
+    assert wanted == [{"clip-0.2", "binary-pull"}, {"troll", "clip-0.2", "binary-pull"}]
+
+
+# -- Weights in pieces ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3, 128), (5, 7), (1, 1), (2, 3, 50), (128, 129), (0, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_moves_by_half_a_level_at_most(shape, dtype):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    joined = decode(encode(weight))
+    assert joined.shape == weight.shape and joined.dtype == torch.float32
+    exact = weight.double().flatten()
+    for at in range(0, len(exact), 128):
+        block, of_joined = exact[at : at + 128], joined.double().flatten()[at : at + 128]
+        assert (block - of_joined).abs().max() <= block.abs().max() / 254 * (1 + 1e-4)  # of rounding in float32
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-40, -3e38, 2.5])
+def test_equal_weights_stay_what_they_are(value):
+    weight = torch.full((2, 130), value)
+    torch.testing.assert_close(decode(encode(weight)), weight, rtol=1e-6, atol=1e-39)
+
+
+def test_a_model_is_packed_in_pieces_and_joined(tmp_path, model):
+    count = pack(model, tmp_path / "pieces", 2**15)
+    names = sorted(path.name for path in (tmp_path / "pieces").iterdir())
+    assert names == [*(f"piece-{i:03d}" for i in range(count)), "pieces.json"] and count > 3
+    sizes = [os.path.getsize(tmp_path / "pieces" / name) for name in names[:-1]]
+    assert max(sizes) <= 2**15 and sum(sizes) < 0.5 * sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    join(tmp_path / "pieces", tmp_path / "joined")
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "joined"))
+    assert after.keys() == before.keys() and all(weight.dtype == torch.float32 for weight in after.values())
+    for name, weight in before.items():
+        largest = weight.abs().max().item()
+        torch.testing.assert_close(after[name], weight, rtol=0, atol=0 if weight.dim() == 1 else largest / 250)
+    text = "What is 3 + 4?"
+    tokens = [AutoTokenizer.from_pretrained(folder)(text).input_ids for folder in (model, tmp_path / "joined")]
+    assert tokens[0] == tokens[1]
+    models = [AutoModelForCausalLM.from_pretrained(folder) for folder in (model, tmp_path / "joined")]
+    logits = [m(input_ids=torch.tensor([tokens[0]])).logits for m in models]
+    torch.testing.assert_close(*logits, rtol=0, atol=0.05 * logits[0].abs().max().item())
+
+
+def test_a_model_of_several_files_in_half_precision_becomes_float32(tmp_path):
+    (tmp_path / "model").mkdir()
+    for i in range(2):
+        weights = {f"w{i}": torch.ones(3, 200, dtype=torch.bfloat16), f"norm{i}": torch.ones(5, dtype=torch.bfloat16)}
+        save_file(weights, tmp_path / "model" / f"model-{i}.safetensors")
+    (tmp_path / "model" / "config.json").write_text('{"dtype": "bfloat16"}')
+    pack(tmp_path / "model", tmp_path / "pieces", 2**20)
+    join(tmp_path / "pieces", tmp_path / "joined")
+    for i in range(2):
+        weights = load_file(tmp_path / "joined" / f"model-{i}.safetensors")
+        assert weights.keys() == {f"w{i}", f"norm{i}"}
+        assert all(weight.dtype == torch.float32 and (weight == 1).all() for weight in weights.values())
+    assert json.loads((tmp_path / "joined" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_missing_and_damaged_pieces_are_named(tmp_path, model):
+    pack(model, tmp_path / "pieces", 2**15)
+    (tmp_path / "pieces" / "piece-001").unlink()
+    damaged = tmp_path / "pieces" / "piece-002"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"2 of \d+ pieces: piece-001 is missing, piece-002 is damaged\. Send them"):
+        join(tmp_path / "pieces", tmp_path / "joined")
+    assert not (tmp_path / "joined").exists()
+
+
+def test_a_folder_without_weights_cannot_be_packed(tmp_path):
+    with pytest.raises(ValueError, match=r"has no \*\.safetensors"):
+        pack(tmp_path, tmp_path / "pieces", 2**20)

@@ -1,0 +1,348 @@
+"""sparsify() and SparseDistribution against loops over the full softmax."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from references import reference_kl, reference_sparse_log_probs, reference_support
+
+from troll_trl import SparseDistribution, sparsify
+from troll_trl.trust_region.projection import kl_divergence
+from troll_trl.trust_region.sparse import mass_rule
+
+INF = math.inf
+VOCABULARY = 23
+
+
+def random_logits(*shape, spread=3.0, dtype=torch.float32, seed=0):
+    return (spread * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).to(dtype)
+
+
+def assert_is_reference(sparse, logits, sampled_ids, support_size, tail_mass):
+    assert sparse.token_ids.shape == (len(logits), support_size)
+    assert sparse.log_probs.shape == (len(logits), support_size + 1)
+    for row, (ids, log_probs) in enumerate(zip(sparse.token_ids.tolist(), sparse.log_probs.double(), strict=True)):
+        kept, expected = reference_support(logits[row].tolist(), int(sampled_ids[row]), support_size, tail_mass)
+        unused = support_size - len(kept)
+        assert ids == kept + [-1] * unused
+        expected = expected[:-1] + [-INF] * unused + expected[-1:]
+        np.testing.assert_allclose(log_probs.numpy(), expected, rtol=2e-6, atol=2e-6)
+
+
+# --- selection -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+@pytest.mark.parametrize("tail_mass", [0.0, 1e-5, 0.03, 0.5, 0.999])
+@pytest.mark.parametrize("support_size", [1, 2, 7, VOCABULARY - 1, VOCABULARY])
+def test_selection_agrees_with_a_loop(support_size, tail_mass, spread):
+    logits = random_logits(40, VOCABULARY, spread=spread)
+    sampled_ids = torch.arange(40) % VOCABULARY  # every rank, the least probable token included
+    sparse = sparsify(logits, sampled_ids, support_size, tail_mass)
+    assert_is_reference(sparse, logits, sampled_ids, support_size, tail_mass)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 5, VOCABULARY - 1])
+def test_sampled_token_of_any_rank_comes_first(rank):
+    logits = random_logits(20, VOCABULARY)
+    sampled_ids = logits.argsort(-1, descending=True)[:, rank]
+    sparse = sparsify(logits, sampled_ids, 6, 1e-5)
+    assert torch.equal(sparse.token_ids[:, 0].long(), sampled_ids)
+    assert_is_reference(sparse, logits, sampled_ids, 6, 1e-5)
+    for ids in sparse.token_ids.tolist():
+        used = [i for i in ids if i >= 0]
+        assert len(set(used)) == len(used)
+
+
+def test_kept_mass_counts_the_sampled_token():
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    # 0.1 + 0.4 + 0.3 is the first kept mass of at least 0.75; without the sampled token's 0.1 it would take a third one
+    assert sparsify(logits, torch.tensor(3), 4, 0.25).token_ids.tolist() == [3, 0, 1, -1]
+    assert sparsify(logits, torch.tensor(0), 4, 0.65).token_ids.tolist() == [0, -1, -1, -1]
+    assert sparsify(logits, torch.tensor(0), 4, 0.15).token_ids.tolist() == [0, 1, 2, -1]
+    assert sparsify(logits, torch.tensor(0), 4, 0.0).token_ids.tolist() == [0, 1, 2, 3]
+    assert sparsify(logits, torch.tensor(0), 2, 0.0).token_ids.tolist() == [0, 1]
+
+
+def test_mass_rule_by_hand():
+    others = torch.tensor([[0.5, 0.25, 0.125, 0.0]]).log()
+    sampled = torch.tensor([[0.1]]).log()
+    expected = {
+        0.0: [True, True, True, False],  # a candidate without mass is none
+        0.14: [True, True, True, False],  # 0.1 + 0.5 + 0.25 = 0.85 is still below 0.86
+        0.16: [True, True, False, False],
+        0.89: [True, False, False, False],
+        0.91: [False, False, False, False],  # the sampled token alone is enough
+    }
+    for tail_mass, keep in expected.items():
+        assert mass_rule(sampled, others, tail_mass).tolist() == [keep]
+
+
+def test_a_thousand_float32_probabilities_do_not_blur_the_tail():
+    # 1 − 1e-5 is 168 float32 steps below 1: a float32 running sum of so many terms would stop too early or too late
+    logits = random_logits(5, 3000, spread=2.0)
+    sampled_ids = logits.argmax(-1)
+    sparse = sparsify(logits, sampled_ids, 3000, 1e-5)
+    probs = logits.double().softmax(-1)
+    for row, kept in enumerate(sparse.support_size.tolist()):
+        mass = probs[row].sort(descending=True).values.cumsum(-1)
+        assert mass[kept - 2] < 1 - 1e-5 <= mass[kept - 1]
+
+
+@pytest.mark.parametrize("support_size", [1, 3, 8])
+def test_ties(support_size):
+    logits = torch.tensor([[1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0], [2.0] * 8])
+    sampled_ids = torch.tensor([6, 3])
+    sparse = sparsify(logits, sampled_ids, support_size, 0.0)
+    for row in range(2):
+        ids = sparse.token_ids[row].tolist()
+        assert ids[0] == sampled_ids[row] and len(set(ids)) == support_size and min(ids) >= 0
+        # Which of the equal tokens are kept is open; what is kept is not
+        kept, expected = reference_support(logits[row].tolist(), int(sampled_ids[row]), support_size, 0.0)
+        assert logits[row, ids].tolist() == logits[row, kept].tolist()
+        np.testing.assert_allclose(sparse.log_probs[row].numpy(), expected, rtol=1e-6)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=12),
+    st.data(),
+    st.sampled_from([0.0, 1e-5, 0.1, 0.9]),
+)
+def test_property_a_distribution_with_the_exact_rest(logits, data, tail_mass):
+    vocabulary = len(logits)
+    sampled_id = data.draw(st.integers(0, vocabulary - 1))
+    support_size = data.draw(st.integers(1, vocabulary))
+    logits = torch.tensor([logits])
+    sparse = sparsify(logits, torch.tensor([sampled_id]), support_size, tail_mass)
+    assert sparse.log_probs.exp().sum().item() == pytest.approx(1, abs=1e-6)
+    used = sparse.token_ids[0] != -1
+    assert sparse.token_ids[0, 0] == sampled_id
+    assert (used[:-1] | ~used[1:]).all()  # used slots first
+    assert torch.isneginf(sparse.log_probs[0, :-1]).equal(~used)
+    if used.sum() < support_size:  # stopped by the mass rule
+        assert sparse.rest_mass.item() <= tail_mass * (1 + 1e-5) + 1e-15
+    expected = reference_sparse_log_probs(logits, sparse.token_ids)
+    torch.testing.assert_close(sparse.log_probs.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+# --- log-probabilities on a given support ----------------------------------------------------------------------------
+
+
+def supports(rows, vocabulary, slots, unused, seed=0):
+    """Distinct random token ids `(rows, slots)`, the given columns unused."""
+    generator = torch.Generator().manual_seed(seed)
+    token_ids = torch.stack([torch.randperm(vocabulary, generator=generator)[:slots] for _ in range(rows)])
+    token_ids[:, unused] = -1
+    return token_ids
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    "slots, unused",
+    [(1, []), (6, []), (6, [3, 4, 5]), (6, [0, 2]), (4, [0, 1, 2, 3]), (VOCABULARY, []), (VOCABULARY, [22])],
+    ids=["one", "some", "padded", "padding in front", "nothing kept", "all kept", "all but one"],
+)
+def test_values_and_gradient_against_the_full_softmax(slots, unused, dtype, tolerance):
+    logits = random_logits(9, VOCABULARY, spread=4.0, dtype=dtype).requires_grad_()
+    token_ids = supports(9, VOCABULARY, slots, unused)
+    log_probs = SparseDistribution.of(logits, token_ids)
+    assert log_probs.dtype == dtype
+    expected = reference_sparse_log_probs(logits, token_ids)
+    torch.testing.assert_close(log_probs.double(), expected, rtol=tolerance, atol=tolerance)
+
+    upstream = random_logits(*log_probs.shape, seed=1, dtype=torch.float64).masked_fill(expected == -INF, 0.0)
+    with torch.autograd.set_detect_anomaly(True):  # no NaN on the way either, which a user's search for one would hit
+        log_probs = SparseDistribution.of(logits, token_ids)
+        (grad,) = torch.autograd.grad(log_probs, logits, upstream.to(dtype))
+    (expected_grad,) = torch.autograd.grad(expected, logits, upstream)
+    torch.testing.assert_close(grad, expected_grad, rtol=10 * tolerance, atol=10 * tolerance)
+
+
+def test_gradcheck():
+    token_ids = torch.tensor([[2, 0, -1], [4, -1, -1], [1, 3, 0]])
+
+    def finite_log_probs(logits):
+        log_probs = SparseDistribution.of(logits, token_ids)
+        return log_probs.masked_fill(log_probs == -INF, 0.0)
+
+    logits = random_logits(3, 5, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(finite_log_probs, (logits,))
+
+
+@pytest.mark.parametrize("rest", [1e-3, 1e-7, 1e-12, 1e-30])
+def test_a_tiny_rest_keeps_its_relative_accuracy(rest):
+    # Eight tokens with all of the mass but `rest`: 1 − Σ kept would be rounding noise, and its gradient with it
+    vocabulary, kept = 3000, 8
+    logits = random_logits(20, vocabulary, spread=1.0)
+    logits[:, kept:] += math.log(rest / (vocabulary - kept)) + 8  # kept logits are about 8 above their mean
+    logits[:, :kept] += 8
+    logits.requires_grad_()
+    sampled_ids = torch.zeros(20, dtype=torch.int64)
+    sparse = sparsify(logits, sampled_ids, kept, 0.0)
+    if rest <= 1e-7:
+        assert (sparse.token_ids.sort(-1).values == torch.arange(kept)).all()
+    expected = reference_sparse_log_probs(logits.detach(), sparse.token_ids)
+    log_rest = expected[:, -1]
+    assert (log_rest.exp() < 100 * rest).all()
+    error = (sparse.log_probs[:, -1].double() - log_rest).abs()
+    assert error.max() < 1e-5  # of the logarithm, so relative in the mass
+
+    log_probs = SparseDistribution.of(logits, sparse.token_ids)
+    (grad,) = torch.autograd.grad(log_probs[:, -1].sum(), logits, retain_graph=True)
+    (expected_grad,) = torch.autograd.grad(reference_sparse_log_probs(logits, sparse.token_ids)[:, -1].sum(), logits)
+    torch.testing.assert_close(grad, expected_grad, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_computed_in_float32(dtype):
+    logits = random_logits(5, 400, spread=4.0).to(dtype)
+    sampled_ids = torch.tensor([0, 399, 5, 6, 7])
+    sparse, expected = sparsify(logits, sampled_ids, 16), sparsify(logits.float(), sampled_ids, 16)
+    assert torch.equal(sparse.token_ids, expected.token_ids)
+    assert torch.equal(sparse.log_probs, expected.log_probs)
+    assert SparseDistribution.of(logits, sparse.token_ids).dtype == torch.float32
+
+
+def test_a_shift_of_the_logits_changes_nothing():
+    logits = random_logits(10, VOCABULARY, dtype=torch.float64)
+    token_ids = supports(10, VOCABULARY, 5, [4])
+    shift = torch.logspace(0, 4, 10, dtype=torch.float64).unsqueeze(-1)
+    shifted = SparseDistribution.of(logits - shift, token_ids)
+    torch.testing.assert_close(shifted, SparseDistribution.of(logits, token_ids), rtol=1e-10, atol=1e-10)
+
+
+# --- contract --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,), (2, 0)])
+def test_shapes_and_dtypes(shape):
+    logits = random_logits(*shape, VOCABULARY, dtype=torch.float64).requires_grad_()
+    sampled_ids = torch.full(shape, 4)
+    sparse = sparsify(logits, sampled_ids, 6)
+    assert sparse.token_ids.shape == (*shape, 6) and sparse.token_ids.dtype == torch.int32
+    assert sparse.log_probs.shape == (*shape, 7) and sparse.log_probs.dtype == torch.float32
+    assert not sparse.log_probs.requires_grad
+    assert sparse.support_size.shape == sparse.rest_mass.shape == shape
+    flat = sparsify(logits.reshape(-1, VOCABULARY), sampled_ids.reshape(-1), 6)
+    assert torch.equal(sparse.token_ids.reshape(-1, 6), flat.token_ids)
+    assert torch.equal(sparse.log_probs.reshape(-1, 7), flat.log_probs)
+
+
+def test_defaults_are_the_papers():
+    sparse = sparsify(random_logits(2, 500, spread=0.1), torch.tensor([3, 4]))
+    assert sparse.token_ids.shape == (2, 64)
+    assert (sparse.support_size == 64).all()
+    logits = torch.cat([torch.zeros(1), torch.full((99,), math.log(1e-5 / 99))])  # a rest of just under 1e-5
+    assert sparsify(logits, torch.tensor(0)).support_size == 1
+    logits = torch.cat([torch.zeros(1), torch.full((99,), math.log(1.1e-5 / 99))])
+    assert sparsify(logits, torch.tensor(0)).support_size > 1
+
+
+def test_support_size_and_rest_mass():
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.97, 0.01, 0.01, 0.01]]).log()
+    sparse = sparsify(logits, torch.tensor([1, 0]), 2, 0.05)
+    assert sparse.support_size.tolist() == [2, 1]
+    torch.testing.assert_close(sparse.rest_mass, torch.tensor([0.3, 0.03]))
+
+
+@pytest.mark.parametrize("support_size", [0, -1, VOCABULARY + 1])
+def test_bad_support_size_is_named(support_size):
+    with pytest.raises(ValueError, match=rf"`support_size` .*{VOCABULARY}.* got {support_size}"):
+        sparsify(random_logits(2, VOCABULARY), torch.tensor([0, 1]), support_size)
+
+
+@pytest.mark.parametrize("tail_mass", [-0.1, 1.0, 1, 2.5, math.nan, INF])
+def test_bad_tail_mass_is_named(tail_mass):
+    with pytest.raises(ValueError, match=rf"`tail_mass` must be in \[0, 1\), got {tail_mass}"):
+        sparsify(random_logits(2, VOCABULARY), torch.tensor([0, 1]), 4, tail_mass)
+
+
+@pytest.mark.parametrize("value", [math.nan, INF, -INF])
+def test_non_finite_logits_are_named(value):
+    logits = random_logits(2, VOCABULARY)
+    logits[1, 7] = value
+    with pytest.raises(ValueError, match=rf"`logits` must be finite, got {value} at index \[1, 7\]"):
+        sparsify(logits, torch.tensor([0, 1]), 4)
+    with pytest.raises(ValueError, match=rf"`logits` must be finite, got {value} at index \[1, 7\]"):
+        SparseDistribution.of(logits, torch.zeros(2, 1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("token", [-1, -100, VOCABULARY])
+def test_bad_sampled_id_is_named(token):  # −100 is the label of a masked position
+    with pytest.raises(ValueError, match=rf"`sampled_ids` must be in 0…{VOCABULARY - 1}, got {token}"):
+        sparsify(random_logits(2, VOCABULARY), torch.tensor([0, token]), 4)
+
+
+@pytest.mark.parametrize("token", [-2, VOCABULARY])
+def test_bad_token_id_is_named(token):
+    with pytest.raises(ValueError, match=rf"`token_ids` must be in -1…{VOCABULARY - 1}, got {token}"):
+        SparseDistribution.of(random_logits(2, VOCABULARY), torch.tensor([[0], [token]]))
+
+
+def test_mismatched_shapes_are_named():
+    logits = random_logits(2, 3, VOCABULARY)
+    with pytest.raises(ValueError, match=r"`token_ids` \(3, 2, 4\) and `logits` \(2, 3, 23\)"):
+        SparseDistribution.of(logits, torch.zeros(3, 2, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2,), (2, 3, 1)])
+def test_sampled_ids_of_another_shape_are_named(shape):
+    with pytest.raises(ValueError, match="`sampled_ids`"):
+        sparsify(random_logits(2, 3, VOCABULARY), torch.zeros(shape, dtype=torch.int64), 4)
+
+
+# --- KL, concatenation and trimming ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("support_size", [1, 4, VOCABULARY])
+def test_kl_never_exceeds_that_of_the_full_distributions(support_size):
+    old, new = (random_logits(200, VOCABULARY, dtype=torch.float64, seed=seed) for seed in (0, 1))
+    sampled_ids = torch.arange(200) % VOCABULARY
+    q = sparsify(old, sampled_ids, support_size, 0.01)
+    p = SparseDistribution(q.token_ids, SparseDistribution.of(new, q.token_ids).float())
+    dense = [
+        torch.from_numpy(reference_kl(a.log_softmax(-1).numpy(), b.log_softmax(-1).numpy()))
+        for a, b in [(new, old), (old, new)]
+    ]
+    sparse = [kl_divergence(a.log_probs, b.log_probs) for a, b in [(p, q), (q, p)]]
+    for sparse_kl, dense_kl in zip(sparse, dense, strict=True):
+        assert (sparse_kl >= -1e-6).all()
+        assert (sparse_kl <= dense_kl * (1 + 1e-5) + 1e-6).all()
+    assert (kl_divergence(q.log_probs, q.log_probs) == 0).all()
+
+
+def test_kl_with_every_token_kept_is_the_full_kl():
+    old, new = random_logits(50, VOCABULARY, seed=0), random_logits(50, VOCABULARY, seed=1)
+    q = sparsify(old, torch.zeros(50, dtype=torch.int64), VOCABULARY, 0.0)
+    assert (q.rest_mass == 0).all()
+    p = SparseDistribution(q.token_ids, SparseDistribution.of(new, q.token_ids))
+    expected = reference_kl(new.double().log_softmax(-1).numpy(), old.double().log_softmax(-1).numpy())
+    np.testing.assert_allclose(kl_divergence(p.log_probs, q.log_probs).numpy(), expected, rtol=1e-4)
+
+
+def test_kl_through_unused_slots_has_a_finite_gradient():
+    old, new = random_logits(10, VOCABULARY, spread=6.0, seed=0), random_logits(10, VOCABULARY, seed=1).requires_grad_()
+    q = sparsify(old, old.argmax(-1), 8, 0.1)
+    assert (q.token_ids == -1).any()
+    kl = kl_divergence(SparseDistribution.of(new, q.token_ids), q.log_probs)
+    kl.sum().backward()
+    assert new.grad.isfinite().all() and new.grad.abs().max() > 0
+
+
+def test_an_unused_slot_keeps_whatever_gradient_arrives():
+    logits = torch.randn(4, 9, dtype=torch.float64, requires_grad=True)
+    log_probs = SparseDistribution.of(logits, torch.tensor([[0, 3, -1]] * 4))
+    upstream = torch.ones_like(log_probs)
+    (one,) = torch.autograd.grad(log_probs, logits, upstream, retain_graph=True)
+    upstream[:, 2] = torch.nan
+    (other,) = torch.autograd.grad(log_probs, logits, upstream)
+    assert torch.equal(one, other)
+
+
+def test_ids_that_are_not_integers_are_named():
+    with pytest.raises(ValueError, match=r"`sampled_ids` must hold integers, got torch.float32"):
+        sparsify(torch.randn(3, 9), torch.ones(3), 4)

@@ -1,6 +1,0 @@
-"""The projection under its public name; it lives in `troll_trl.trust_region.projection`."""
-
-from troll_trl.kernels.projection import kl_divergence, solve
-from troll_trl.trust_region.projection import Projection, project
-
-__all__ = ["Projection", "kl_divergence", "project", "solve"]
