@@ -73,7 +73,7 @@ def test_every_option_is_in_the_table_and_no_other():
 def test_files_that_contributors_are_sent_to_exist(page):
     sources = {
         path
-        for folder in ("math_answers", "troll_trl", "tests", "benchmarks", "scripts")
+        for folder in ("math_answers", "troll_trl", "tests", "benchmarks", "scripts", "docs")
         for path in (ROOT / folder).rglob("*.py")
     }
     named = re.findall(r"`[^`]*?([\w/]+\.py)\b", (ROOT / page).read_text(encoding="utf-8"))
