@@ -1,11 +1,18 @@
-"""What the site changes in our Markdown, which follows Hugging Face's docstrings."""
+"""
+What the site changes in our Markdown, which follows Hugging Face's docstrings. And the tables of the pages:
 
+    python docs/hooks.py  # writes options.md and api.md anew, from the source
+"""
+
+import inspect
+import pkgutil
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/troll-trl/troll_trl/blob/main/"
 WORD = r'<span class="word">\g<0></span>'  # `--max_prompt_tokens` and 1e-4 stay whole: browsers break after hyphens
+NAMED = re.compile(r"^- \[`([\w.]+)`\].*$", re.MULTILINE)  # a line of api.md
 
 
 def on_files(files, config):
@@ -17,12 +24,11 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page=None, **_):
-    """The README is the first page, tables replace their markers, and links out of docs/ lead to the repository."""
+    """The README is the first page, links out of docs/ lead to the repository, and names become their docstrings."""
     if page and page.is_homepage:
         markdown = _home((ROOT / "README.md").read_text(encoding="utf-8"))
-    for marker, table in {"<!-- options -->": options, "<!-- configs -->": configs}.items():
-        if marker in markdown:
-            markdown = markdown.replace(marker, table())
+    elif page and page.file.src_uri == "api.md":
+        markdown = re.sub(NAMED, r"::: \1", markdown)
     markdown = markdown.replace("](../README.md", "](README.md")
     return re.sub(r"(\]\()\.\./(?!\.)", rf"\1{REPOSITORY}", markdown)
 
@@ -34,6 +40,26 @@ def _home(readme):
     return re.sub(r"(\]\()docs/", r"\1", readme)
 
 
+def filled(text):
+    """A page with its tables, and the lines of its names, made anew from the source."""
+    for name, table in {"options": options, "command": command}.items():
+        mark, end = f"<!-- {name} -->\n", "\n<!-- end -->"
+        if mark in text:
+            before, _, rest = text.partition(mark)
+            text = f"{before}{mark}\n{table()}\n{end}{rest.partition(end)[2]}"
+    return re.sub(NAMED, lambda line: _described(line[1]), text)
+
+
+def _described(name):
+    """The line of a public name: where its source is, and the first sentence of its docstring."""
+    what = pkgutil.resolve_name(name)
+    path = Path(inspect.getsourcefile(inspect.unwrap(what))).relative_to(ROOT)
+    sentence = re.split(r"(?<=\.)\s|:\s|\n\n", inspect.getdoc(what))[0]
+    sentence = re.sub(r" ?\([^()]*(arXiv|Language)[^()]*\)|\[(?=TROLL)|\]\(http[^)]*\)", "", " ".join(sentence.split()))
+    sentence = re.sub(r"\[`~?(?:[\w.]*\.)?(\w+)`\]", r"`\1`", sentence)
+    return f"- [`{name}`](../{path.as_posix()}): {sentence.rstrip('.')}."
+
+
 def options():
     """Every option that our configs add to TRL's."""
     from dataclasses import fields
@@ -43,29 +69,30 @@ def options():
     from troll_trl.trainers.config import troll_fields
 
     found = {"GRPO": troll_fields(TrollGRPOConfig), "RLOO": troll_fields(TrollRLOOConfig)}
-    every = {option.name: option for group in found.values() for option in group}
+    every = {option.name: option for option in found["GRPO"]}  # which has all, and describes them for all trust regions
     found["asynchronous GRPO"] = [option for option in fields(AsyncTrollGRPOConfig) if option.name in every]
     rows = []
     for name, option in every.items():
         algorithms = [group for group, options in found.items() if name in {field.name for field in options}]
         only = "" if len(algorithms) == len(found) else f" For {' and '.join(algorithms)}."
-        rows.append((f"`{name}`", f"`{option.default}`", option.metadata["help"] + only))
+        rows.append(_row(option, only))
     return _table(("option", "default", "meaning"), rows)
 
 
-def configs():
-    """Every YAML file of configs/, with the first sentence of its comment."""
-    from troll_trl.cli.settings.layers import configs_folder
+def command():
+    """Every option that `troll grpo` and `troll rloo` add to those of the trainer and the model."""
+    from dataclasses import fields
 
-    folder = configs_folder()
-    names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
-    names.sort(key=lambda name: name.startswith(("base/", "accelerate/")))  # what nobody trains with comes last
-    return _table(("name", "what"), [(f"`{name}`", _what(folder / f"{name}.yaml")) for name in names])
+    from troll_trl.cli.settings.arguments import TrollScriptArguments
+
+    return _table(
+        ("option", "default", "meaning"), [_row(option) for option in fields(TrollScriptArguments) if option.init]
+    )
 
 
-def _what(path):
-    comment = re.match(r"(# .*\n)+", path.read_text(encoding="utf-8"))[0]
-    return re.sub(r"\n?# ", " ", comment).strip().partition(". ")[0].removesuffix(".") + "."
+def _row(option, more=""):
+    default = option.default_factory() if callable(option.default_factory) else option.default
+    return f"`{option.name}`", f"`{default}`", option.metadata["help"].replace("%%", "%") + more
 
 
 def _table(head, rows):
@@ -88,3 +115,8 @@ def _plain(code):
         return code
     code = re.sub(r",? ?\*optional\*.*", "", code)
     return re.sub(r"\[(`[^`]+`)\]", r"\1", code).replace("`", "")
+
+
+if __name__ == "__main__":
+    for page in (ROOT / "docs" / "options.md", ROOT / "docs" / "api.md"):
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -20,7 +20,7 @@ from evidence.results import read_records, run_of
 from evidence.tables import Record, Table, tasks_of
 
 HERE = Path(__file__).resolve().parent
-PAGES = [*sorted(HERE.glob("*.md")), *(HERE.parent / "docs" / f"{name}.md" for name in ("async", "when-to-use"))]
+PAGES = sorted(HERE.glob("*.md"))
 TABLES: dict[str, dict[str, Table]] = {
     "gsm8k": tables.GSM8K_TABLES,
     "smollm2-rate": smollm2_rate.TABLES,

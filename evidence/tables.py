@@ -2,20 +2,22 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import scipy.stats
 
 from math_answers.evaluation.statistics import Estimate, estimate, smallest_p_value
-from math_answers.evaluation.tables import markdown as plain_markdown
 
 Record = dict[str, Any]
 Table = Callable[[Sequence[Record]], str]  # markdown; its docstring is the caption
 RESAMPLES = 10_000
-markdown = partial(plain_markdown, has_markup=True)  # our own cells, with bold numbers and stars
 FLIPS = 1 << 18  # of signs: all of them for up to 18 pairs; for more pairs this number is drawn
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The table, whose cells are markdown already: those of an evaluation, which are not, would be escaped."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows))
 
 
 @dataclass(frozen=True)

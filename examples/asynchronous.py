@@ -3,13 +3,11 @@ Train Qwen3-0.6B on GSM8K while a vLLM server generates, with a trust region aro
 
 Needs:  two GPUs of 24 GB, the Hugging Face hub, and vLLM: pip install '.[vllm]'
 Run:    CUDA_VISIBLE_DEVICES=0 VLLM_SERVER_DEV_MODE=1 vllm serve Qwen/Qwen3-0.6B --host 127.0.0.1 --dtype float32 \
-            --max-model-len 3072 --weight-transfer-config '{"backend": "nccl"}' \
-            --logprobs-mode processed_logprobs --max-logprobs 20
+            --max-model-len 3072 --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs
         CUDA_VISIBLE_DEVICES=1 accelerate launch examples/asynchronous.py
 Prints: a log line per update, and at the end the mean reward of the first and of the last 20 updates.
 
-Without a GPU: asynchronous_cpu.py. Experimental, as TRL's asynchronous trainer is. Nobody has run these settings on a
-GPU yet.
+Without a GPU: asynchronous_cpu.py. Experimental, as TRL's asynchronous trainer is.
 """
 
 from datasets import load_dataset
@@ -29,6 +27,7 @@ def main():
     config = AsyncTrollGRPOConfig(
         output_dir=OUTPUT,
         max_steps=400,
+        trust_region="mask",  # docs/choosing.md
         learning_rate=1e-6,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=4,

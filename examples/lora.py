@@ -34,7 +34,7 @@ config = TrollGRPOConfig(
     output_dir=OUTPUT,
     kl_bound=0.2,  # with 0.05 this model learned more slowly
     max_steps=64,
-    learning_rate=3e-4,  # the best of four in the study (docs/when-to-use.md)
+    learning_rate=3e-4,  # the best of four in the study (docs/choosing.md)
     lr_scheduler_type="constant_with_warmup",
     warmup_steps=8,
     # A rollout batch of 128 completions, used twice: 8 updates of 32 completions

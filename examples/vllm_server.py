@@ -8,7 +8,7 @@ Run:    CUDA_VISIBLE_DEVICES=0 trl vllm-serve --model Qwen/Qwen3-0.6B --host 127
 Prints: a log line per rollout batch, and at the end the share of completions that were right in the first batch and in
         the last one.
 
-The trainer waits up to four minutes for the server. Nobody has run these settings on a GPU yet.
+The trainer waits up to four minutes for the server.
 """
 
 from datasets import load_dataset

@@ -65,10 +65,9 @@ def comparison_table(comparison: dict[str, Any]) -> tuple[list[str], list[list[s
     return header, rows
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], has_markup: bool = False) -> str:
-    """The table in markdown, a line for each row, whatever its cells hold. With `has_markup` they are markdown."""
-    shown = (lambda cell: cell) if has_markup else in_markdown
-    lines = [list(map(shown, line)) for line in (header, *rows)]
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The table in markdown, a line for each row, whatever its cells hold."""
+    lines = [list(map(in_markdown, line)) for line in (header, *rows)]
     lines.insert(1, ["---"] * len(header))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

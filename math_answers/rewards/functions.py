@@ -25,7 +25,7 @@ def math_accuracy_reward(
     Reward function that checks the final answer of each completion against the gold answer.
 
     The answer is what the last balanced `\boxed{...}` holds; without one, the last `<answer>...</answer>`; without
-    either, what follows the last `Answer:`, `####` or "the (final) answer is". docs/rewards.md lists what is equal.
+    either, what follows the last `Answer:`, `####` or "the (final) answer is". docs/answers.md lists what is equal.
 
     It cannot hang: worker processes with limits of time and memory decide what rules do not
     ([`~math_answers.verify`]). Any thread may call it.

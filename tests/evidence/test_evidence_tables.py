@@ -104,19 +104,14 @@ def test_the_pages_have_the_success_of_smollm2():
     runs = smollm2_rate.Runs(records)
     at = {m: [100 * cell.values("success").mean() for cell in runs.fresh(m)] for m in smollm2_rate.LABELS}
     best, later = ([f"{at[m][i]:.0f}" for m in smollm2_rate.LABELS] for i in (0, 1))
-    names = ("README.md", "docs/clip-projection-or-mask.md", "docs/when-to-use.md")
-    readme, page, choosing = (" ".join((EVIDENCE.parent / name).read_text().split()) for name in names)
+    readme = " ".join((EVIDENCE.parent / "README.md").read_text().split())
     troll, wide, _, clip, wide_clip, mask = best
     assert f"TROLL solves {troll} %, clips {clip} and {wide_clip} %, DPPO's TV mask {mask} % (six" in readme
     assert f"; with a bound of 0.2, added later, TROLL solves {wide} % |" in readme
     assert f"at 1e-3, their best rate, clips solve {clip} and {wide_clip} % |" in readme
-    assert f"it solved {wide} % at its best rate and {later[1]} % at three times that" in choosing
-    assert f"the default solved {troll} and {later[0]} %" in choosing
     troll, wide, _, clip, wide_clip, mask = later
     assert f"TROLL solves {troll} %, with a bound of 0.2 {wide} %; " in readme
     assert f"; clips {clip} and {wide_clip} %, the mask {mask} % (undecided); " in readme
-    of_page = [value for name, values in at.items() if name != "troll-0.5" for value in values]
-    assert all(f" {value:.1f}" in page for value in of_page)
 
 
 def test_the_example_of_lora_has_the_settings_and_the_success_of_the_study():
@@ -128,10 +123,9 @@ def test_the_example_of_lora_has_the_settings_and_the_success_of_the_study():
     start, ends = 100 * cell.values("start").max(), 100 * cell.values("success")
     said = f"from at most {np.ceil(start):.0f} % to between {ends.min():.0f} and {ends.max():.0f} %, on average to"
     assert f"{said} {ends.mean():.0f} %." in " ".join(text.split())
-    choosing = (EVIDENCE.parent / "docs" / "when-to-use.md").read_text()
-    rates = {runs.best(method) for method in ("clip-0.2", "clip-0.2-1.0")} | {runs.best("tv-0.15")}
-    assert rates == {1e-3, float(rate)}
-    text = f"the best of four rates was {rate} for TROLL and a mask, and 1e-3 for clips"
+    choosing = (EVIDENCE.parent / "docs" / "choosing.md").read_text()
+    assert {runs.best(name) for name in ("clip-0.2", "clip-0.2-1.0")} == {1e-3} and runs.best("tv-0.15") == float(rate)
+    text = f"SmolLM2-135M, took {rate} with the projection or a mask, and 1e-3 with clips"
     assert text in " ".join(choosing.split())
 
 

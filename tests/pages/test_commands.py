@@ -33,7 +33,9 @@ from troll_trl.cli.settings.names import declared_names, launcher_names
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAGES += [ROOT / name / "README.md" for name in ("configs", "evidence")]
+PAGES += [path for path in sorted((ROOT / "evidence").glob("*.md")) if path not in PAGES]
 PAGES += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]
+OWN = re.compile(r"^# (\w+)\.py$", re.MULTILINE)  # the first line of a script that a page gives to save
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROGRAMS = r"(?:\w+=\S* )*(?:troll|python|make|accelerate launch(?=.*\.py)|pip install|trl vllm-serve|vllm serve"
 PROGRAMS += "|torchrun|sbatch)"
@@ -70,6 +72,8 @@ def commands(page: Path) -> list[str]:
     return [line for line in shell + inline if line.strip()]
 
 
+# What the pages give to save, by the name of its module
+OWN_SCRIPTS = {OWN.match(block)[1]: block for page in PAGES for block in blocks(page, "python") if OWN.match(block)}
 CASES = [(page, command) for page in PAGES for command in dict.fromkeys(commands(page))]
 
 
@@ -102,7 +106,7 @@ class Parsed(BaseException):
 def take_troll(words, monkeypatch):
     command, words = words[0], words[1:]
     assert command in main.COMMANDS
-    if not words and command in ("grpo", "rloo", "eval", "report"):
+    if words in ([], ["--method", "clip"]) and command in ("grpo", "rloo", "eval", "report"):
         return  # the command's name in a sentence
     if words == ["--help"]:
         with pytest.raises(SystemExit, match=r"^0$"):
@@ -142,15 +146,17 @@ def take_accelerate(words, monkeypatch):
         monkeypatch.setattr(TrainingArguments, "world_size", property(lambda self: processes))
         parse_training_args([*flags, "--use_cpu"])
     else:  # the reader's own script, which the page shows, or one of examples/
-        assert script == "train_async.py" or Path(script).is_file()
+        assert script == "train_async.py" or Path(script).stem in OWN_SCRIPTS or Path(script).is_file()
 
 
 def take_python(words, monkeypatch):
     stop_after_parsing(monkeypatch)
     module = words[0] == "-m"
     path = Path(*words[1].split(".")).with_suffix(".py") if module else Path(words[0])
+    if path.stem in OWN_SCRIPTS and len(words) == 1:
+        return
     assert path.is_file()
-    if "parse_args" not in path.read_text(encoding="utf-8") and path.parts[0] == "examples":
+    if "parse_args" not in path.read_text(encoding="utf-8") and path.parts[0] in ("docs", "examples"):
         assert len(words) == 1
         return
     monkeypatch.setattr(sys, "argv", words[module:])
@@ -285,7 +291,9 @@ def test_a_python_block_compiles_and_its_names_exist(page, block):
     tree = ast.parse(textwrap.dedent(block))
     imported = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom) and node.module in OWN_SCRIPTS:
+            assert all(f"def {alias.name}(" in OWN_SCRIPTS[node.module] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
             module = importlib.import_module(node.module)
             imported |= {alias.asname or alias.name: getattr(module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -294,7 +302,7 @@ def test_a_python_block_compiles_and_its_names_exist(page, block):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in imported:
             parameters = inspect.signature(imported[node.func.id]).parameters
             if inspect.Parameter.VAR_KEYWORD not in {parameter.kind for parameter in parameters.values()}:
-                assert {keyword.arg for keyword in node.keywords} - parameters.keys() == set()
+                assert {keyword.arg for keyword in node.keywords if keyword.arg} - parameters.keys() == set()
 
 
 def test_blocks_were_found():

@@ -14,9 +14,12 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import hooks
 import pytest
+import yaml
 from trl import GRPOTrainer, RLOOTrainer
 
+import troll_trl
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig, __version__
+from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.settings.names import RENAMED, declared_names, launcher_names
 from troll_trl.trainers.config import troll_fields
 
@@ -70,7 +73,7 @@ def test_every_option_is_in_the_table_and_no_other():
 def test_files_that_contributors_are_sent_to_exist(page):
     sources = {
         path
-        for folder in ("math_answers", "troll_trl", "tests", "benchmarks", "scripts")
+        for folder in ("math_answers", "troll_trl", "tests", "benchmarks", "scripts", "docs")
         for path in (ROOT / folder).rglob("*.py")
     }
     named = re.findall(r"`[^`]*?([\w/]+\.py)\b", (ROOT / page).read_text(encoding="utf-8"))
@@ -166,18 +169,44 @@ def test_a_line_of_the_site_does_not_end_within_a_flag():
 def test_the_first_page_of_the_site_is_the_readme():
     """`make docs` checks its links."""
     page = hooks.on_page_markdown("", SimpleNamespace(is_homepage=True))
-    assert "](when-to-use.md#" in page and "](docs/" not in page and "](evidence/figures/rate.png)" in page
+    assert "](choosing.md" in page and "](docs/" not in page and "](evidence/figures/rate.png)" in page
     assert f"]({REPOSITORY}/blob/main/evidence/README.md)" in page and "badge.svg" not in page
 
 
-def test_the_sites_tables_have_every_option_of_ours_and_every_config_that_is_shipped():
-    page = hooks.on_page_markdown((DOCS / "configs.md").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("name", ["options", "api"])
+def test_tables_of_the_source_are_those_of_the_page(name):
+    """On GitHub these pages were empty marks. `python docs/hooks.py` writes them."""
+    page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    assert hooks.filled(page) == page, "run: python docs/hooks.py"
+    other = re.sub(r"^\| `.*\n", "", page, flags=re.MULTILINE).replace("): ", "): Not ")
+    assert other != page and hooks.filled(other) == page
+
+
+def test_the_page_of_options_has_every_option_of_ours():
+    page = (DOCS / "options.md").read_text(encoding="utf-8")
     rows = [re.split(r"(?<!\\) \| ", line) for line in page.splitlines() if line.startswith("| `")]
     ours = {option.name for config in (TrollGRPOConfig, TrollRLOOConfig) for option in troll_fields(config)}
-    shipped = {path.relative_to(ROOT / "configs").with_suffix("").as_posix() for path in ROOT.glob("configs/**/*.yaml")}
+    ours |= {option.name for option in fields(TrollScriptArguments) if option.init}
     named = [(row[0].removeprefix("| ").strip("`"), len(row)) for row in rows]
-    assert sorted(named) == sorted([(name, 3) for name in ours] + [(name, 2) for name in shipped])
-    assert all(len(row[-1].removesuffix(" |")) > 8 for row in rows) and "<!--" not in page
+    assert sorted(named) == sorted((name, 3) for name in ours)
+    assert all(len(row[-1].removesuffix(" |")) > 8 for row in rows)
+
+
+def test_the_page_of_options_describes_every_trust_region():
+    """RLOO's description, which has no mask, took the place of GRPO's."""
+    [row] = [line for line in (DOCS / "options.md").read_text().splitlines() if line.startswith("| `trust_region`")]
+    assert all(f"'{kind}'" in row for kind in TrollGRPOConfig._kinds)
+
+
+def test_the_site_shows_the_docstrings_of_the_names():
+    page = SimpleNamespace(is_homepage=False, file=SimpleNamespace(src_uri="api.md"))
+    shown = hooks.on_page_markdown((DOCS / "api.md").read_text(encoding="utf-8"), page)
+    names = re.findall(r"^::: ([\w.]+)$", shown, re.MULTILINE)
+    assert (
+        len(names) > 20
+        and "- [`" not in shown
+        and set(troll_trl.__all__) - {"__version__"} <= {name.removeprefix("troll_trl.") for name in names}
+    )
 
 
 def test_every_package_is_in_the_design():
@@ -190,7 +219,7 @@ def test_every_package_is_in_the_design():
 def test_every_metric_is_in_its_table():
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "troll_trl").rglob("*.py"))
     logged = set(re.findall(r'"(troll/\w+)"', sources))
-    table = set(re.findall(r"`(troll/\w+)`", (DOCS / "when-to-use.md").read_text(encoding="utf-8")))
+    table = set(re.findall(r"`(troll/\w+)`", (DOCS / "choosing.md").read_text(encoding="utf-8")))
     assert "troll/kl_max" in logged and logged == table
 
 
@@ -224,3 +253,14 @@ def test_messages_in_the_index_of_errors_are_ours():
     assert [message for _, message in rows if message not in sources] == []
     # Code that contains a backtick needs two around it: two messages were cut in half on the page
     assert [message for ticks, message in rows if "`" in message and ticks != "``"] == []
+
+
+def test_the_completions_of_the_recipes():
+    page = " ".join((ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").split())
+    batch, one_gpu = (
+        yaml.safe_load((ROOT / "configs" / file).read_text())
+        for file in ("base/batch.yaml", "qwen3-0.6b/gsm8k-one-gpu.yaml")
+    )
+    rollouts = batch["max_steps"] / 8
+    whole, first = (round(rollouts * config["generation_batch_size"], -3) for config in (batch, one_gpu))
+    assert f"have {whole / 1e6:.0f} million completions, those of the first row {first:,.0f}." in page

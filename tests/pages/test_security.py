@@ -122,11 +122,12 @@ def test_a_missing_vllm_names_the_readmes_line(monkeypatch):
 
 
 def test_workflows_name_actions_by_digest_and_hold_no_right_but_to_read():
-    """A tag such as `v4` is what its owner, or a thief of the account, makes of it."""
+    """A tag such as `v4` is what its owner, or a thief of the account, makes of it. Only the site's job may write."""
     files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
     assert files
     for file in files:
         workflow = yaml.safe_load(file.read_text(encoding="utf-8"))
+        assert all("permissions" not in job or file.stem == "site" for job in workflow["jobs"].values())
         assert workflow["permissions"] == {"contents": "read"} and "secrets." not in file.read_text(encoding="utf-8")
         steps = [step for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
         assert steps and all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", step["uses"]) for step in steps)
@@ -136,6 +137,19 @@ def test_workflows_name_actions_by_digest_and_hold_no_right_but_to_read():
     assert len(pins) == len({pin.partition("@")[0] for pin in pins}), "one version of each action"
     [update] = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text(encoding="utf-8"))["updates"]
     assert update["package-ecosystem"] == "github-actions"
+
+
+def test_the_token_that_publishes_the_site_is_given_to_git_alone():
+    """It could push to any branch. What pip has installed, and runs, never gets it."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "site.yml").read_text(encoding="utf-8"))
+    assert workflow[True] == {"push": {"branches": ["main"]}}, "no pull request publishes"
+    [job] = workflow["jobs"].values()
+    assert job["permissions"] == {"contents": "write"}
+    [publish] = [step for step in job["steps"] if "github.token" in str(step)]
+    lines = publish["run"].replace("\\\n", " ").splitlines()
+    assert lines[:2] == ["cd site", "touch .nojekyll"] and all(line.startswith("git ") for line in lines[2:])
+    assert job["steps"].index(publish) > [step.get("run") for step in job["steps"]].index("make docs")
+    assert "github.token" not in str(job.get("env")) + str(workflow.get("env"))
 
 
 def test_whoever_installs_the_communitys_build_reads_that_it_is_one():
