@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     """Run the quickstart. Ends with code 1 if the training failed, or did not reach its goal."""
     parser = CommandParser(prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flag = parser.add_argument
-    flag("--seed", type=int, default=0, help="seed of problems, warm-up and training (default 0)")
+    flag("--seed", type=int, default=0, help="seed of the training, and of problems and warm-up with --warm_up (default 0)")
     flag("--output", type=Path, default="outputs/quickstart", help="folder to write to (default outputs/quickstart)")
     flag("--updates", type=int, help=f"number of updates (default {UPDATES}); if given, the result is not judged")
     flag("--warm_up", action="store_true", help="make the model that training starts from, instead of the package's")
@@ -141,9 +141,11 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
 
     start_time = time.monotonic()
     output = options.output.resolve()
-    train, test = make_problems(options.seed)
+    warms_up = options.warm_up or options.start_success is not None
+    # The package's start has learnt from the problems of seed 0 that are not held out
+    train, test = make_problems(options.seed if warms_up else 0)
     write_problems(output / "data", train, test)
-    if options.warm_up or options.start_success is not None:
+    if warms_up:
         make_start(output / "start", train, options.seed, options.start_success or 0.35)
     else:
         shutil.copytree(START, output / "start", dirs_exist_ok=True)
