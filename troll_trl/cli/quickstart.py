@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     """Run the quickstart. Ends with code 1 if the training failed, or did not reach its goal."""
     parser = CommandParser(prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flag = parser.add_argument
-    flag("--seed", type=int, default=0, help="seed of the training, and of problems and warm-up with --warm_up (default 0)")
+    flag("--seed", type=int, default=0, help="seed of the training; with --warm_up of the problems, too (default 0)")
     flag("--output", type=Path, default="outputs/quickstart", help="folder to write to (default outputs/quickstart)")
     flag("--updates", type=int, help=f"number of updates (default {UPDATES}); if given, the result is not judged")
     flag("--warm_up", action="store_true", help="make the model that training starts from, instead of the package's")
