@@ -477,8 +477,15 @@ SAME_LOSSES = {
     ),
     "clip_of_args": (PENALTY, {r"1 - self\.epsilon_low, ": "1 - self.args.epsilon, "}),
 }
+TWICE = {
+    r"^    logits_to_keep = .*\n": "    logits_to_keep = completion_ids.size(1)\n"
+    "    with torch.no_grad():\n"
+    "        self._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep)\n"
+}
+OTHER_LOSSES["scored_twice"] = ({}, TWICE)
 RLOO_MEAN = r"loss = per_sequence_loss\.mean\(\)"
 OTHER_RLOO_LOSSES = {
+    "scored_twice": ({}, TWICE),
     "sum": ({}, {RLOO_MEAN: "loss = per_sequence_loss.sum()"}),
     "by_length": ({}, {RLOO_MEAN: "loss = (per_sequence_loss / completion_mask.sum(1)).mean()"}),
     "accumulation": ({}, {RLOO_MEAN: "loss = per_sequence_loss.mean() / self.args.gradient_accumulation_steps"}),

@@ -186,11 +186,20 @@ def _actual(
     """The gradient `(B, C)` of TRL's own loss in the state in which ours runs it, with this `beta`."""
     fixed = log_probs.detach()
     scored = (log_probs, torch.zeros_like(fixed), fixed.new_zeros(()))  # log-probabilities, entropies, MoE loss
+    passes: list[Any] = []
+
+    def score(self, model, *args, **kwargs):
+        passes.append(model)
+        return scored
+
     stubs: dict[str, Callable[..., Any]] = {
-        "_get_per_token_logps_and_entropies": lambda self, *args, **kwargs: scored,
+        "_get_per_token_logps_and_entropies": score,
         # As our override takes its arguments
         "get_off_policy_mask": lambda self, *, per_token_logps, **others: kept.to(inputs["completion_mask"].dtype),
     }
     probe = probe_of(trainer, owner, stubs)
     probe.beta = beta
-    return torch.autograd.grad(probe.compute_loss(trainer.model, inputs), log_probs)[0]
+    (gradient,) = torch.autograd.grad(probe.compute_loss(trainer.model, inputs), log_probs)
+    if len(passes) != 1:  # another pass would be bounded too, and its regression take the place of the first one's
+        raise ValueError(f"it scores the policy in {len(passes)} passes, expected 1")
+    return gradient
