@@ -251,8 +251,9 @@ SPLIT = r"split_tensor_dict\(generation_batch, "
 # Lists of a rollout batch that no longer follow its tensors
 OTHER_BATCHES = {
     "lists_stay": {
-        r"= shuffle_sequence_dict\(generation_batch\)": "= {n: shuffle_sequence_dict({n: v})[n] if hasattr(v, 'shape') "
-        "else v for n, v in generation_batch.items()}"
+        r"= shuffle_sequence_dict\(generation_batch\)": "= shuffle_sequence_dict({n: v for n, v in "
+        "generation_batch.items() if not isinstance(v, list)}) | "
+        "{n: v for n, v in generation_batch.items() if isinstance(v, list)}"
     },
     "lists_stay_whole": {
         SPLIT: "(lambda batch, n: [{**part, **{k: v for k, v in batch.items() if isinstance(v, list)}} "
