@@ -477,10 +477,11 @@ SAME_LOSSES = {
     ),
     "clip_of_args": (PENALTY, {r"1 - self\.epsilon_low, ": "1 - self.args.epsilon, "}),
 }
+# The second pass takes the place of the first one, whose regression has the gradient
 TWICE = {
-    r"^    logits_to_keep = .*\n": "    logits_to_keep = completion_ids.size(1)\n"
-    "    with torch.no_grad():\n"
+    r"^    (if self\.top_entropy_quantile < 1\.0:|logps = )": "    with torch.no_grad():\n"
     "        self._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep)\n"
+    r"    \1"
 }
 OTHER_LOSSES["scored_twice"] = ({}, TWICE)
 RLOO_MEAN = r"loss = per_sequence_loss\.mean\(\)"
