@@ -252,8 +252,9 @@ SPLIT = r"split_tensor_dict\(generation_batch, "
 # Lists of a rollout batch that no longer follow its tensors
 OTHER_BATCHES = {
     "lists_stay": {
-        r"= shuffle_sequence_dict\(generation_batch\)": "= {n: shuffle_sequence_dict({n: v})[n] if hasattr(v, 'shape') "
-        "else v for n, v in generation_batch.items()}"
+        r"= shuffle_sequence_dict\(generation_batch\)": "= shuffle_sequence_dict({n: v for n, v in "
+        "generation_batch.items() if not isinstance(v, list)}) | "
+        "{n: v for n, v in generation_batch.items() if isinstance(v, list)}"
     },
     "lists_stay_whole": {
         SPLIT: "(lambda batch, n: [{**part, **{k: v for k, v in batch.items() if isinstance(v, list)}} "
@@ -477,10 +478,11 @@ SAME_LOSSES = {
     ),
     "clip_of_args": (PENALTY, {r"1 - self\.epsilon_low, ": "1 - self.args.epsilon, "}),
 }
+# The second pass takes the place of the first one, whose regression has the gradient
 TWICE = {
-    r"^    logits_to_keep = .*\n": "    logits_to_keep = completion_ids.size(1)\n"
-    "    with torch.no_grad():\n"
+    r"^    (if self\.top_entropy_quantile < 1\.0:|logps = )": "    with torch.no_grad():\n"
     "        self._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep)\n"
+    r"    \1"
 }
 OTHER_LOSSES["scored_twice"] = ({}, TWICE)
 RLOO_MEAN = r"loss = per_sequence_loss\.mean\(\)"
