@@ -8,7 +8,7 @@ from trl import GRPOTrainer
 from troll_trl.resilience.resilient_trainer import ResilientTrainer
 from troll_trl.trainers.bounded_policy import BoundedPolicy, equal_to_rounding
 from troll_trl.trainers.config import TrollGRPOConfig
-from troll_trl.trainers.model_card import DPPO, TROLL
+from troll_trl.trainers.model_card import TROLL
 from troll_trl.trainers.trl_compat import with_parameters_of
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
@@ -20,11 +20,6 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
     _name = "TROLL"
     _paper = TROLL
     _config_class = TrollGRPOConfig
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        if self.args.masks:
-            self._name, self._paper = "DPPO", DPPO
 
     def _trl_scores_rollouts(self) -> bool:
         # TRL's own condition

@@ -15,6 +15,7 @@ from troll_trl.trainers.engine_policy import EngineRecorder, lower_rest
 from troll_trl.trainers.evaluation_means import CountedEvaluation
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
+from troll_trl.trainers.model_card import DPPO
 from troll_trl.trainers.old_policy import (
     COLUMN,
     LOG_PROBS,
@@ -78,6 +79,8 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         self.switched_off = check_trl(type(self), engine=args.old_policy == "engine")
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
+        if args.masks:
+            self._name, self._paper = "DPPO", DPPO  # of the model card
         given = checked_arguments(super().__init__, model, reward_funcs, args, *others, **kwargs)
         super().__init__(*given.args, **given.kwargs)
         self.switched_off |= check_made(self, engine=args.old_policy == "engine")
