@@ -43,7 +43,7 @@ from troll_trl.kernels import (
 )
 from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head import add_sparse_lm_head, sparse_log_probs, support_selection
-from troll_trl.trainers.bounded_policy import BoundedPolicy
+from troll_trl.trainers.trust_region_model import TrustRegionModel
 from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.regions import MaskTrustRegion, ProjectionTrustRegion
 from troll_trl.trust_region.sparse import SparseDistribution
@@ -97,7 +97,7 @@ class Counts:
         return self.flops / FLOPS_PER_SECOND + (self.tile_bytes + self.other_bytes) / BYTES_PER_SECOND
 
 
-class Recorder(TorchDispatchMode):
+class OldPolicyCache(TorchDispatchMode):
     """Counts what passes by; the memory of `inputs` was there before. `live` says of a number of positions how many
     have a label, if not all."""
 
@@ -181,7 +181,7 @@ def _leaves_the_device(func, args, kwargs) -> bool:
 class _Kernel:
     """In place of a Triton kernel: counts its launch."""
 
-    def __init__(self, name: str, recorder: Recorder):
+    def __init__(self, name: str, recorder: OldPolicyCache):
         self.name, self.recorder = name, recorder
 
     def __getitem__(self, grid):
@@ -192,9 +192,9 @@ class _Kernel:
 
 
 @contextlib.contextmanager
-def recorded(inputs: list[torch.Tensor], live: dict[int, int] | None = None) -> Iterator[Recorder]:
+def recorded(inputs: list[torch.Tensor], live: dict[int, int] | None = None) -> Iterator[OldPolicyCache]:
     """Count what runs inside, on tensors of the meta device, as on a GPU."""
-    recorder = Recorder(inputs, live or {})
+    recorder = OldPolicyCache(inputs, live or {})
 
     def accumulate(acc, a, b):
         recorder.counts.flops += 2 * a.shape[0] * a.shape[1] * b.shape[1]
@@ -338,12 +338,12 @@ def count_steps(shape: str, rows: int, length: int, layers: int | None = None) -
         (-limited * live).sum().backward()
 
     def troll():
-        this = BoundedPolicy(ProjectionTrustRegion(0.05), log_probs, support, live, advantages)
+        this = TrustRegionModel(ProjectionTrustRegion(0.05), log_probs, support, live, advantages)
         ratio = (this.wrap(model, length)(**batch).log_probs - old).exp()
         ((this.bounded.regression - ratio * advantages) * live).sum().backward()
 
     def mask():
-        this = BoundedPolicy(MaskTrustRegion("binary_tv", 0.15), old.unsqueeze(-1), None, live, advantages)
+        this = TrustRegionModel(MaskTrustRegion("binary_tv", 0.15), old.unsqueeze(-1), None, live, advantages)
         ratio = (this.wrap(model, length)(**batch).log_probs - old).exp()
         limited = torch.min(ratio * advantages, ratio.clamp(-math.inf, math.inf) * advantages)
         (-limited * live).sum().backward()

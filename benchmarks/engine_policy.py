@@ -29,7 +29,7 @@ from common import Report, parser
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from troll_trl.trainers.engine_policy import EngineRecorder, read_answer
+from troll_trl.trainers.engine_policy import EngineOldPolicyCache, read_answer
 
 CONTEXT, H100 = 2048, 400e12  # tokens; FLOP/s
 SHAPES = {  # hidden and intermediate size, layers, heads, key-value heads
@@ -102,7 +102,7 @@ def time_reading(report: Report, repeats: int) -> None:
             flats.append(flat)
             objects.append(SimpleNamespace(outputs=[SimpleNamespace(logprobs=dictionaries)]))
             sampled.append([flat.token_ids[place] for place in flat.start_indices])
-        recorder = EngineRecorder.__new__(EngineRecorder)
+        recorder = EngineOldPolicyCache.__new__(EngineOldPolicyCache)
         recorder.support_size, recorder.tail_mass = likely + 1, 1e-5
 
         def ours(flats=flats, sampled=sampled, likely=likely, recorder=recorder):

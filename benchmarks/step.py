@@ -39,7 +39,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
 from trl import GRPOConfig, GRPOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
-from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, with_dense
+from troll_trl.trainers.old_policy import LOG_PROBS, OLD_POLICY_KEY, with_dense
 from troll_trl.trust_region.projection import project
 
 UPDATES, GENERATIONS = 8, 2
@@ -207,9 +207,9 @@ class Trainers:
             trainer.train()
             synchronize(self.device)
             seconds = time.perf_counter() - second.start
-        if name == "projection" and COLUMN in trainer._buffered_inputs[0]:
+        if name == "projection" and OLD_POLICY_KEY in trainer._buffered_inputs[0]:
             batch = trainer._buffered_inputs[0]
-            old = batch[COLUMN]
+            old = batch[OLD_POLICY_KEY]
             self.projected = next(
                 line["troll/projected_fraction"]
                 for line in reversed(trainer.state.log_history)

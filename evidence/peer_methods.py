@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from troll_trl import Bounded, TrustRegion
+from troll_trl import TrustRegion, TrustRegionOutput
 
 _MOST_DRIFT = 2.0  # of CPGD's `r − 1`: so does a public implementation (siiRL, `dp_actor.py`)
 
@@ -30,14 +30,16 @@ class Cpgd(TrustRegion):
     def __init__(self, config: Any):
         self.low, self.high = math.log1p(-config.epsilon), math.log1p(config.epsilon)
 
-    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
+    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         log_p, log_q = policy[..., 0], old[..., 0]  # (B, C)
         change, log_ratio = log_p - log_p.detach(), log_p.detach() - log_q
         clipped = torch.where(advantages > 0, log_ratio > self.high, log_ratio < self.low)
         drift = torch.expm1(log_ratio)
         k3 = drift - log_ratio
         # At the value log q the ratio is 1, so the gradient of the surrogate is A·∇log p(a)
-        return Bounded(log_q + change.masked_fill(clipped, 0.0), k3 + drift.clamp(max=_MOST_DRIFT) * change, {"k3": k3})
+        return TrustRegionOutput(
+            log_q + change.masked_fill(clipped, 0.0), k3 + drift.clamp(max=_MOST_DRIFT) * change, {"k3": k3}
+        )
 
 
 class Cfpo(TrustRegion):
@@ -54,7 +56,7 @@ class Cfpo(TrustRegion):
     def __init__(self, config: Any):
         self.epsilon = config.epsilon
 
-    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
+    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         ratio = (policy[..., 0] - old[..., 0]).exp()  # (B, C)
         penalty = advantages.abs() * (ratio - 1).square() / (2 * self.epsilon)
-        return Bounded(policy[..., 0], penalty, {"ratio": ratio.detach()})
+        return TrustRegionOutput(policy[..., 0], penalty, {"ratio": ratio.detach()})

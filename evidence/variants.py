@@ -17,8 +17,10 @@ class ShareTrainer(TrollGRPOTrainer):
     of the regression alone, to set beside `grad_norm`. It needs one more backward pass and one micro-batch an update.
     """
 
-    def _terms_of_policy(self, loss_pass, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
-        regression = super()._terms_of_policy(loss_pass, mask, inputs, mode)
+    def _terms_of_policy(
+        self, trust_region_model, mask: torch.Tensor, inputs: dict[str, Any], mode: str
+    ) -> torch.Tensor:
+        regression = super()._terms_of_policy(trust_region_model, mask, inputs, mode)
         of_a_batch = self.args.steps_per_generation * self.num_iterations
         if mode == "train" and regression.requires_grad and (self._step + 1) % of_a_batch == 0:
             weights = [weight for weight in self.model.parameters() if weight.requires_grad]

@@ -9,7 +9,7 @@ from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.trainers.old_policy import COLUMN, with_dense
+from troll_trl.trainers.old_policy import OLD_POLICY_KEY, with_dense
 
 WITHOUT_CLIP = {"epsilon": math.inf, "epsilon_high": math.inf}
 OPEN_BOUND = {"kl_bound": math.inf, "regression_coef": 0.0}
@@ -105,7 +105,7 @@ def weights(trainer):
 def micro_batch(trainer, number=0):
     """One of the rollout batch's, as the loss takes it."""
     inputs = dict(trainer._buffered_inputs[number])
-    return with_dense(inputs, inputs[COLUMN]) if COLUMN in inputs else inputs
+    return with_dense(inputs, inputs[OLD_POLICY_KEY]) if OLD_POLICY_KEY in inputs else inputs
 
 
 def logged(trainer, key):

@@ -7,14 +7,13 @@ if TYPE_CHECKING:
     from troll_trl.trainers.config import TrollGRPOConfig, TrollRLOOConfig
     from troll_trl.trainers.grpo import TrollGRPOTrainer
     from troll_trl.trainers.rloo import TrollRLOOTrainer
-    from troll_trl.trust_region.mask import topk_tv, with_gradient_weight
+    from troll_trl.trust_region.mask import scale_gradient, topk_tv
     from troll_trl.trust_region.projection import Projection, project
-    from troll_trl.trust_region.regions import Bounded, TrustRegion
+    from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput
     from troll_trl.trust_region.sparse import SparseDistribution, sparsify
 
 __version__ = "0.1.0"
 __all__ = [
-    "Bounded",
     "Projection",
     "SparseDistribution",
     "TrollGRPOConfig",
@@ -22,11 +21,12 @@ __all__ = [
     "TrollRLOOConfig",
     "TrollRLOOTrainer",
     "TrustRegion",
+    "TrustRegionOutput",
     "__version__",
     "project",
+    "scale_gradient",
     "sparsify",
     "topk_tv",
-    "with_gradient_weight",
 ]
 
 # Loaded on first use: `troll configs` should not wait for torch and TRL.
@@ -35,14 +35,14 @@ _MODULES = {
     "TrollGRPOTrainer": "troll_trl.trainers.grpo",
     "TrollRLOOConfig": "troll_trl.trainers.config",
     "TrollRLOOTrainer": "troll_trl.trainers.rloo",
-    "Bounded": "troll_trl.trust_region.regions",
+    "TrustRegionOutput": "troll_trl.trust_region.regions",
     "TrustRegion": "troll_trl.trust_region.regions",
     "Projection": "troll_trl.trust_region.projection",
     "project": "troll_trl.trust_region.projection",
     "SparseDistribution": "troll_trl.trust_region.sparse",
     "sparsify": "troll_trl.trust_region.sparse",
     "topk_tv": "troll_trl.trust_region.mask",
-    "with_gradient_weight": "troll_trl.trust_region.mask",
+    "scale_gradient": "troll_trl.trust_region.mask",
 }
 
 

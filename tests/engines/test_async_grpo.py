@@ -23,7 +23,7 @@ from trl.experimental.async_grpo.async_grpo_trainer import DataCollatorForRollou
 from trl.experimental.async_grpo.packing import TreeRow
 from trl_comparison import assert_same_movement, logged, weights
 
-from troll_trl import Bounded, TrustRegion
+from troll_trl import TrustRegion, TrustRegionOutput
 from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig, AsyncTrollGRPOTrainer
 
 K = 6
@@ -254,7 +254,7 @@ def test_numbers_of_another_shape_than_the_tokens_are_refused(field, folder, tmp
     class Own(TrustRegion):
         def __call__(self, policy, old, advantages):
             given = {"log_probs": policy[..., 0], "regression": policy[..., 0] ** 2}
-            return Bounded(**given | {field: given[field][:, :1]})
+            return TrustRegionOutput(**given | {field: given[field][:, :1]})
 
     class WithOwn(AsyncTrollGRPOTrainer):
         def _make_trust_region(self, args):
@@ -270,7 +270,9 @@ def test_nan_of_a_trust_region_stops_the_run(folder, tmp_path):
 
     class Own(TrustRegion):
         def __call__(self, policy, old, advantages):
-            return Bounded(policy[..., 0], (policy.exp() * (policy - old.masked_fill(old < -9, -math.inf))).sum(-1))
+            return TrustRegionOutput(
+                policy[..., 0], (policy.exp() * (policy - old.masked_fill(old < -9, -math.inf))).sum(-1)
+            )
 
     class WithOwn(AsyncTrollGRPOTrainer):
         def _make_trust_region(self, args):

@@ -22,7 +22,7 @@ from trl_comparison import weights as weights_by_name
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trainers import engine_policy
 from troll_trl.trainers.engine_policy import SampledLogProb, read_answer
-from troll_trl.trainers.old_policy import COLUMN, with_dense
+from troll_trl.trainers.old_policy import OLD_POLICY_KEY, with_dense
 
 V = 100
 SGD = {"optim": "sgd", "learning_rate": 0.3}
@@ -272,7 +272,7 @@ def test_tools(tmp_path):
     assert max(logged(runs[1], "tools/call_frequency")) == 0.5 and max(logged(runs[1], "troll/unscored_tokens")) == 0
     for inputs in runs[1]._buffered_inputs:
         trained = (inputs["tool_mask"] * inputs["completion_mask"]).sum()
-        assert trained < inputs["completion_mask"].sum() and inputs[COLUMN].counts.count_nonzero() == trained
+        assert trained < inputs["completion_mask"].sum() and inputs[OLD_POLICY_KEY].counts.count_nonzero() == trained
 
 
 def without_the_rest(value):
@@ -390,7 +390,7 @@ def test_the_support_is_that_of_the_trainer(tmp_path):
     run.train()
     assert set(run.vllm_generation.asked) == {19} and run.support_size == 20
     for inputs in run._buffered_inputs:
-        dense = with_dense(inputs, inputs[COLUMN])
+        dense = with_dense(inputs, inputs[OLD_POLICY_KEY])
         ids, log_probs = dense["troll_old_token_ids"], dense["troll_old_log_probs"]
         assert torch.equal(
             ids[..., 0][inputs["completion_mask"].bool()],

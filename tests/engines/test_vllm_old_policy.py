@@ -16,7 +16,7 @@ from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollR
 from troll_trl.cli.make_trainer import make_trainer as make_trainer_of_command
 from troll_trl.cli.quickstart import CONFIG, make_problems
 from troll_trl.small_models import write_problems
-from troll_trl.trainers.old_policy import COLUMN
+from troll_trl.trainers.old_policy import OLD_POLICY_KEY
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -100,7 +100,7 @@ def test_the_rows_are_the_policys(trainer, support_size):
 def test_one_update_a_mask_and_what_the_engine_is_asked_for(trainer):
     run = trainer(steps_per_generation=1, max_steps=3, trust_region="mask", divergence_bound=0.05)
     run.train()
-    assert run.vllm_generation.logprobs == 0 and COLUMN not in run._buffered_inputs[0]
+    assert run.vllm_generation.logprobs == 0 and OLD_POLICY_KEY not in run._buffered_inputs[0]
     assert not run.args.trust_region_idle and logged(run, "troll/masked_fraction") == [0.0, 0.0, 0.0]
 
 

@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from troll_trl.lm_head import add_sparse_lm_head
-from troll_trl.trainers.bounded_policy import BoundedPolicy
+from troll_trl.trainers.trust_region_model import TrustRegionModel
 from troll_trl.trust_region.regions import ProjectionTrustRegion
 
 QWEN3 = {"vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8}
@@ -95,7 +95,7 @@ def peak(model, what: str, rows: int, length: int, sharded: bool) -> int:
         AttentionInterface.register("counted", lambda *args, **others: (attention(*args, **others).contiguous(), None))
         if training:
             advantages = torch.empty(rows, 1, device="cuda")
-            this = BoundedPolicy(ProjectionTrustRegion(0.05), old, support, live, advantages)
+            this = TrustRegionModel(ProjectionTrustRegion(0.05), old, support, live, advantages)
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 log_probs = this.wrap(model, length)(**batch).log_probs
             ((this.bounded.regression - log_probs.exp() * advantages) * live).sum().backward()

@@ -31,7 +31,7 @@ from troll_trl.kernels import (
 from troll_trl.kernels.blocks import blocks_of, reduce_chunk
 from troll_trl.kernels.candidates import _choose_torch, choose_candidates, empty_candidates
 from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
-from troll_trl.kernels.fold import FoldState, fold_tile
+from troll_trl.kernels.fold import FoldState, online_logsumexp
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
 from troll_trl.lm_head import support_selection
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
@@ -419,7 +419,7 @@ def test_tile_beyond_32_bit_offsets(device):
     results = []
     for tile in (near.clone(), far_apart(near)):
         state = FoldState.of(ids)
-        fold_tile(tile, None, PLAIN, ids, 0, state, None)
+        online_logsumexp(tile, None, PLAIN, ids, 0, state, None)
         results.append(state)
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
@@ -554,7 +554,7 @@ def test_state_starts_at_the_floor(device):
     tile = tile_of(device, torch.float32, 1, 5)
     ids = torch.arange(4, device=device).unsqueeze(0)
     state = FoldState.of(ids)
-    fold_tile(tile, None, PLAIN, ids, 0, state, None)
+    online_logsumexp(tile, None, PLAIN, ids, 0, state, None)
     assert state.max.item() == torch.tensor(FLOOR).item() and all(x.isfinite().all() for x in state)
     log_probs, _, entropy = outcomes.outcomes_of(state, ids, PLAIN)
     assert log_probs[0, -1] == -math.inf and entropy.isfinite().all()

@@ -18,7 +18,7 @@ from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head import kernel_check as checks
 from troll_trl.lm_head.kernel_check import Case, KernelCheck, self_check
 from troll_trl.trainers import kernel_choice
-from troll_trl.trainers.kernel_choice import case_of_run, settle_kernels
+from troll_trl.trainers.kernel_choice import case_of_run, select_kernel_backend
 
 GOOD = KernelCheck("fold", True, 1e-7, "3 tokens", "")
 WRONG = KernelCheck("gradient", False, 0.25, "3 tokens", "")
@@ -61,7 +61,7 @@ def found(monkeypatch, *checks):
 
 def test_good_kernels_run(monkeypatch):
     found(monkeypatch, GOOD)
-    settle_kernels(TwoRanks())
+    select_kernel_backend(TwoRanks())
     assert not dispatch._torch_alone
 
 
@@ -69,7 +69,7 @@ def test_a_failure_is_named_and_torch_takes_over(monkeypatch):
     found(monkeypatch, GOOD, WRONG, BROKEN)
     said = []
     monkeypatch.setattr(kernel_choice.logger, "warning", lambda message, **options: said.append(message))
-    settle_kernels(TwoRanks())
+    select_kernel_backend(TwoRanks())
     assert dispatch._torch_alone and not use_triton(torch.device("cuda"))
     (message,) = said
     for part in ("gradient (3 tokens): FAILS: differs from torch by 2.5e-01", "no such instruction", "torch_kernels"):
@@ -80,7 +80,7 @@ def test_a_failure_is_named_and_torch_takes_over(monkeypatch):
 def test_a_failure_on_another_rank_counts_here(monkeypatch):
     found(monkeypatch, GOOD)
     monkeypatch.setattr(kernel_choice.logger, "warning", lambda message, **options: None)
-    settle_kernels(TwoRanks(elsewhere=1))
+    select_kernel_backend(TwoRanks(elsewhere=1))
     assert dispatch._torch_alone
 
 
@@ -88,10 +88,10 @@ def test_failures_are_errors_where_triton_is_asked_for(monkeypatch):
     found(monkeypatch, WRONG)
     monkeypatch.setenv("TROLL_KERNELS", "triton")
     with pytest.raises(RuntimeError, match=r"gradient .*TROLL_KERNELS=triton"):
-        settle_kernels(TwoRanks())
+        select_kernel_backend(TwoRanks())
     with pytest.raises(RuntimeError, match="on another rank"):
         found(monkeypatch, GOOD)
-        settle_kernels(TwoRanks(elsewhere=2))
+        select_kernel_backend(TwoRanks(elsewhere=2))
 
 
 def test_modes(monkeypatch):

@@ -14,8 +14,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, micro_batch, train_both, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.trust_region.mask import DIVERGENCES, mask_weight, with_gradient_weight
-from troll_trl.trust_region.regions import Bounded, MaskTrustRegion, TrustRegion
+from troll_trl.trust_region.mask import DIVERGENCES, mask_weight, scale_gradient
+from troll_trl.trust_region.regions import MaskTrustRegion, TrustRegion, TrustRegionOutput
 from troll_trl.trust_region.sparse import SparseDistribution, sparsify
 
 MASK = {"trust_region": "mask"}
@@ -55,7 +55,10 @@ def test_divergences_are_their_definitions(name, dtype):
 def test_binary_is_at_most_sparse_and_sparse_at_most_full(seed, spread, support_size):
     old, policy = distributions(rows=20, seed=seed, spread=spread)
     kept = sparsify(old, torch.zeros(20, dtype=torch.long), support_size, tail_mass=1e-3)
-    q, p = SparseDistribution.of(old, kept.token_ids), SparseDistribution.of(policy, kept.token_ids)
+    q, p = (
+        SparseDistribution.log_probs_on_support(old, kept.token_ids),
+        SparseDistribution.log_probs_on_support(policy, kept.token_ids),
+    )
     for kind in ("tv", "kl"):
         binary = DIVERGENCES[f"binary_{kind}"](p, q)
         sparse, full = DIVERGENCES[f"topk_{kind}"](p, q), DIVERGENCES[f"topk_{kind}"](policy, old)
@@ -77,7 +80,7 @@ def test_gradient_is_dppos(name, ratio_cap):
     leaf = policy.clone().requires_grad_()
     log_probs = leaf.log_softmax(-1)
     weight, _, masked = mask_weight(log_probs, old, advantages, name, BOUNDS[name], ratio_cap)
-    handed_on = with_gradient_weight(log_probs[:, 0], weight)
+    handed_on = scale_gradient(log_probs[:, 0], weight)
     assert torch.equal(handed_on, log_probs[:, 0]), "the value stays"
     loss = -(handed_on - old[:, 0]).exp() * advantages
     (gradient,) = torch.autograd.grad((upstream * loss).sum(), leaf)
@@ -338,7 +341,7 @@ class WithoutSupport(TrustRegion):
 
     def __call__(self, policy, old, advantages):
         self.differences(policy.detach(), old)
-        return Bounded(policy[..., 0])
+        return TrustRegionOutput(policy[..., 0])
 
 
 def test_rloo_serves_a_trust_region_without_a_support(tmp_path):

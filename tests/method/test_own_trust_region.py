@@ -11,7 +11,7 @@ from repository import ROOT
 from tiny import tiny_model
 from trl_comparison import logged, make_trainer, weights
 
-from troll_trl import Bounded, TrollGRPOConfig, TrollGRPOTrainer, TrustRegion
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrustRegion, TrustRegionOutput
 
 
 def certain_model():
@@ -64,7 +64,7 @@ class Undescribed(OfConfig):
 def own_regions(tmp_path, monkeypatch):
     """A module in the working directory, which no path of the interpreter names."""
     page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(from troll_trl import Bounded, .*?)```", page, re.DOTALL)
+    (example,) = re.findall(r"```python\n(from troll_trl import TrustRegionOutput, .*?)```", page, re.DOTALL)
     (tmp_path / "own_mask_regions.py").write_text(example + OWN_REGIONS)
     (tmp_path / "own_broken_module.py").write_text("import a_module_that_is_nowhere")
     (tmp_path / "own_module_with_a_typo.py").write_text("bound = bonud")
@@ -136,7 +136,7 @@ class Own(TrustRegion):
 
     def __call__(self, policy, old, advantages):
         log_probs, regression, moved = self.make(policy, old)
-        return Bounded(log_probs, regression, {} if moved is None else {"moved": moved})
+        return TrustRegionOutput(log_probs, regression, {} if moved is None else {"moved": moved})
 
 
 def plain(policy, old):

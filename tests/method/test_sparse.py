@@ -149,14 +149,14 @@ def supports(rows, vocabulary, slots, unused, seed=0):
 def test_values_and_gradient_against_the_full_softmax(slots, unused, dtype, tolerance):
     logits = random_logits(9, VOCABULARY, spread=4.0, dtype=dtype).requires_grad_()
     token_ids = supports(9, VOCABULARY, slots, unused)
-    log_probs = SparseDistribution.of(logits, token_ids)
+    log_probs = SparseDistribution.log_probs_on_support(logits, token_ids)
     assert log_probs.dtype == dtype
     expected = reference_sparse_log_probs(logits, token_ids)
     torch.testing.assert_close(log_probs.double(), expected, rtol=tolerance, atol=tolerance)
 
     upstream = random_logits(*log_probs.shape, seed=1, dtype=torch.float64).masked_fill(expected == -INF, 0.0)
     with torch.autograd.set_detect_anomaly(True):  # no NaN on the way either, which a user's search for one would hit
-        log_probs = SparseDistribution.of(logits, token_ids)
+        log_probs = SparseDistribution.log_probs_on_support(logits, token_ids)
         (grad,) = torch.autograd.grad(log_probs, logits, upstream.to(dtype))
     (expected_grad,) = torch.autograd.grad(expected, logits, upstream)
     torch.testing.assert_close(grad, expected_grad, rtol=10 * tolerance, atol=10 * tolerance)
@@ -166,7 +166,7 @@ def test_gradcheck():
     token_ids = torch.tensor([[2, 0, -1], [4, -1, -1], [1, 3, 0]])
 
     def finite_log_probs(logits):
-        log_probs = SparseDistribution.of(logits, token_ids)
+        log_probs = SparseDistribution.log_probs_on_support(logits, token_ids)
         return log_probs.masked_fill(log_probs == -INF, 0.0)
 
     logits = random_logits(3, 5, dtype=torch.float64).requires_grad_()
@@ -191,7 +191,7 @@ def test_a_tiny_rest_keeps_its_relative_accuracy(rest):
     error = (sparse.log_probs[:, -1].double() - log_rest).abs()
     assert error.max() < 1e-5  # of the logarithm, so relative in the mass
 
-    log_probs = SparseDistribution.of(logits, sparse.token_ids)
+    log_probs = SparseDistribution.log_probs_on_support(logits, sparse.token_ids)
     (grad,) = torch.autograd.grad(log_probs[:, -1].sum(), logits, retain_graph=True)
     (expected_grad,) = torch.autograd.grad(reference_sparse_log_probs(logits, sparse.token_ids)[:, -1].sum(), logits)
     torch.testing.assert_close(grad, expected_grad, rtol=1e-4, atol=1e-7)
@@ -204,15 +204,17 @@ def test_half_precision_logits_are_computed_in_float32(dtype):
     sparse, expected = sparsify(logits, sampled_ids, 16), sparsify(logits.float(), sampled_ids, 16)
     assert torch.equal(sparse.token_ids, expected.token_ids)
     assert torch.equal(sparse.log_probs, expected.log_probs)
-    assert SparseDistribution.of(logits, sparse.token_ids).dtype == torch.float32
+    assert SparseDistribution.log_probs_on_support(logits, sparse.token_ids).dtype == torch.float32
 
 
 def test_a_shift_of_the_logits_changes_nothing():
     logits = random_logits(10, VOCABULARY, dtype=torch.float64)
     token_ids = supports(10, VOCABULARY, 5, [4])
     shift = torch.logspace(0, 4, 10, dtype=torch.float64).unsqueeze(-1)
-    shifted = SparseDistribution.of(logits - shift, token_ids)
-    torch.testing.assert_close(shifted, SparseDistribution.of(logits, token_ids), rtol=1e-10, atol=1e-10)
+    shifted = SparseDistribution.log_probs_on_support(logits - shift, token_ids)
+    torch.testing.assert_close(
+        shifted, SparseDistribution.log_probs_on_support(logits, token_ids), rtol=1e-10, atol=1e-10
+    )
 
 
 # --- contract --------------------------------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ def test_non_finite_logits_are_named(value):
     with pytest.raises(ValueError, match=rf"`logits` must be finite, got {value} at index \[1, 7\]"):
         sparsify(logits, torch.tensor([0, 1]), 4)
     with pytest.raises(ValueError, match=rf"`logits` must be finite, got {value} at index \[1, 7\]"):
-        SparseDistribution.of(logits, torch.zeros(2, 1, dtype=torch.int64))
+        SparseDistribution.log_probs_on_support(logits, torch.zeros(2, 1, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("token", [-1, -100, VOCABULARY])
@@ -280,13 +282,13 @@ def test_bad_sampled_id_is_named(token):  # −100 is the label of a masked posi
 @pytest.mark.parametrize("token", [-2, VOCABULARY])
 def test_bad_token_id_is_named(token):
     with pytest.raises(ValueError, match=rf"`token_ids` must be in -1…{VOCABULARY - 1}, got {token}"):
-        SparseDistribution.of(random_logits(2, VOCABULARY), torch.tensor([[0], [token]]))
+        SparseDistribution.log_probs_on_support(random_logits(2, VOCABULARY), torch.tensor([[0], [token]]))
 
 
 def test_mismatched_shapes_are_named():
     logits = random_logits(2, 3, VOCABULARY)
     with pytest.raises(ValueError, match=r"`token_ids` \(3, 2, 4\) and `logits` \(2, 3, 23\)"):
-        SparseDistribution.of(logits, torch.zeros(3, 2, 4, dtype=torch.int64))
+        SparseDistribution.log_probs_on_support(logits, torch.zeros(3, 2, 4, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (2,), (2, 3, 1)])
@@ -303,7 +305,7 @@ def test_kl_never_exceeds_that_of_the_full_distributions(support_size):
     old, new = (random_logits(200, VOCABULARY, dtype=torch.float64, seed=seed) for seed in (0, 1))
     sampled_ids = torch.arange(200) % VOCABULARY
     q = sparsify(old, sampled_ids, support_size, 0.01)
-    p = SparseDistribution(q.token_ids, SparseDistribution.of(new, q.token_ids).float())
+    p = SparseDistribution(q.token_ids, SparseDistribution.log_probs_on_support(new, q.token_ids).float())
     dense = [
         torch.from_numpy(reference_kl(a.log_softmax(-1).numpy(), b.log_softmax(-1).numpy()))
         for a, b in [(new, old), (old, new)]
@@ -319,7 +321,7 @@ def test_kl_with_every_token_kept_is_the_full_kl():
     old, new = random_logits(50, VOCABULARY, seed=0), random_logits(50, VOCABULARY, seed=1)
     q = sparsify(old, torch.zeros(50, dtype=torch.int64), VOCABULARY, 0.0)
     assert (q.rest_mass == 0).all()
-    p = SparseDistribution(q.token_ids, SparseDistribution.of(new, q.token_ids))
+    p = SparseDistribution(q.token_ids, SparseDistribution.log_probs_on_support(new, q.token_ids))
     expected = reference_kl(new.double().log_softmax(-1).numpy(), old.double().log_softmax(-1).numpy())
     np.testing.assert_allclose(kl_divergence(p.log_probs, q.log_probs).numpy(), expected, rtol=1e-4)
 
@@ -328,14 +330,14 @@ def test_kl_through_unused_slots_has_a_finite_gradient():
     old, new = random_logits(10, VOCABULARY, spread=6.0, seed=0), random_logits(10, VOCABULARY, seed=1).requires_grad_()
     q = sparsify(old, old.argmax(-1), 8, 0.1)
     assert (q.token_ids == -1).any()
-    kl = kl_divergence(SparseDistribution.of(new, q.token_ids), q.log_probs)
+    kl = kl_divergence(SparseDistribution.log_probs_on_support(new, q.token_ids), q.log_probs)
     kl.sum().backward()
     assert new.grad.isfinite().all() and new.grad.abs().max() > 0
 
 
 def test_an_unused_slot_keeps_whatever_gradient_arrives():
     logits = torch.randn(4, 9, dtype=torch.float64, requires_grad=True)
-    log_probs = SparseDistribution.of(logits, torch.tensor([[0, 3, -1]] * 4))
+    log_probs = SparseDistribution.log_probs_on_support(logits, torch.tensor([[0, 3, -1]] * 4))
     upstream = torch.ones_like(log_probs)
     (one,) = torch.autograd.grad(log_probs, logits, upstream, retain_graph=True)
     upstream[:, 2] = torch.nan

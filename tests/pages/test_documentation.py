@@ -154,8 +154,11 @@ def test_links_of_the_readme_are_relative_here_and_absolute_on_a_package_index()
 
 def test_types_on_the_site_keep_their_brackets():
     """`list[str]` was `liststr`."""
-    written = "<code>`list[list | dict]` or [`~trl.GRPOConfig`], *optional*</code> and [<code>Bounded</code>]"
-    assert hooks.on_page_content(written) == "<code>list[list | dict] or GRPOConfig</code> and <code>Bounded</code>"
+    written = "<code>`list[list | dict]` or [`~trl.GRPOConfig`], *optional*</code> and [<code>TrustRegionOutput</code>]"
+    assert (
+        hooks.on_page_content(written)
+        == "<code>list[list | dict] or GRPOConfig</code> and <code>TrustRegionOutput</code>"
+    )
 
 
 def test_a_line_of_the_site_does_not_end_within_a_flag():

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from trl_comparison import logged, make_trainer, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.trainers.old_policy import COLUMN, LOG_PROBS, TOKEN_IDS
+from troll_trl.trainers.old_policy import LOG_PROBS, OLD_POLICY_KEY, TOKEN_IDS
 from troll_trl.trust_region.ragged import RaggedDistribution
 
 
@@ -34,7 +34,7 @@ def keep_dense(trainer, monkeypatch):
 
     def with_dense_columns(inputs):
         output = generate(inputs)
-        del output[COLUMN]
+        del output[OLD_POLICY_KEY]
         widths = [int((ids >= 0).sum(-1).max()) for ids, _ in parts]
         ids = [pad(ids[..., :w], (0, max(widths) - w), value=-1) for (ids, _), w in zip(parts, widths, strict=True)]
         log_probs = [
@@ -75,7 +75,7 @@ def test_training_is_that_of_the_dense_form(run, tmp_path, monkeypatch):
             trainer.train()
             trainers.append(trainer)
     expected, actual = trainers
-    assert COLUMN in actual._buffered_inputs[0] and COLUMN not in expected._buffered_inputs[0]
+    assert OLD_POLICY_KEY in actual._buffered_inputs[0] and OLD_POLICY_KEY not in expected._buffered_inputs[0]
     assert ("tool_mask" in actual._buffered_inputs[0]) == (run == "tools")
     for key in ("loss", "grad_norm", "troll/policy_kl_max", "troll/support_size_mean", "troll/rest_mass_mean"):
         assert logged(actual, key) == logged(expected, key) != []
@@ -90,7 +90,7 @@ def test_only_live_positions_and_used_slots_take_memory(tmp_path):
     )
     trainer.train()
     for batch in trainer._buffered_inputs:
-        old, live = batch[COLUMN], int(batch["completion_mask"].sum())
+        old, live = batch[OLD_POLICY_KEY], int(batch["completion_mask"].sum())
         assert live < batch["completion_mask"].numel() and len(old.token_ids) < old.width * live
         assert old.nbytes == 8 * len(old.token_ids) + 8 * live + 4 * len(old.lengths)
         # Nothing else is kept alive with it
@@ -107,5 +107,5 @@ def test_the_host_holds_the_old_policy_once(tmp_path):
     of_others = {x.token_ids.data_ptr(): x for x in distributions()}  # of other tests in this process
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=2)
     trainer.train()
-    buffered = {inputs[COLUMN].token_ids.data_ptr() for inputs in trainer._buffered_inputs}
+    buffered = {inputs[OLD_POLICY_KEY].token_ids.data_ptr() for inputs in trainer._buffered_inputs}
     assert len(buffered) == 4 and {x.token_ids.data_ptr() for x in distributions()} - of_others.keys() == buffered

@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from math_answers.data.files import load_rows
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.resilience.prompt_room import check_prompts
+from troll_trl.resilience.prompt_length import check_prompts
 
 CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no"}
 BATCH = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 2, "disable_tqdm": True, "beta": 0.0}

@@ -16,7 +16,7 @@ from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head.patch import SparseCausalLMOutput
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
-from troll_trl.trainers.bounded_policy import BoundedPolicy, equal_to_rounding
+from troll_trl.trainers.trust_region_model import TrustRegionModel, snap_to_reference
 from troll_trl.trust_region.regions import ProjectionTrustRegion
 from troll_trl.trust_region.sparse import SparseDistribution
 
@@ -122,7 +122,7 @@ def test_gradient_of_a_token_inside_the_bound_is_that_of_the_ratio():
 def test_differences_of_rounding_are_none_and_larger_ones_stay():
     others = torch.tensor([-0.1, -30.0, -0.1, -30.0, 0.0])
     log_probs = others + torch.tensor([5e-7, 4e-6, 1e-4, 1e-3, 0.0])
-    merged = equal_to_rounding(log_probs, others)
+    merged = snap_to_reference(log_probs, others)
     assert torch.equal(merged, torch.stack([others[0], others[1], log_probs[2], log_probs[3], others[4]]))
 
 
@@ -137,7 +137,7 @@ def _distributions(rows: int):
 
 def _through(old, policy, mask):
     region = ProjectionTrustRegion(0.05)
-    loss_pass = BoundedPolicy(region, old.log_probs, old.token_ids, mask.bool(), torch.ones(len(mask), 1))
+    loss_pass = TrustRegionModel(region, old.log_probs, old.token_ids, mask.bool(), torch.ones(len(mask), 1))
     output = SparseCausalLMOutput(sparse_log_probs=policy, log_probs=policy[..., 0])
     projected = loss_pass.wrap(lambda **_: output, policy.shape[1])().log_probs
     return loss_pass, projected

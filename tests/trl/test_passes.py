@@ -12,7 +12,7 @@ from trl.trainer.utils import use_adapter
 from trl_comparison import assert_same_movement, logged, make_trainer, micro_batch, reference_tokens, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.trainers.old_policy import Pass, Recorder
+from troll_trl.trainers.old_policy import OldPolicyCache, Pass
 
 TRAINERS = {GRPOTrainer: (TrollGRPOTrainer, TrollGRPOConfig), RLOOTrainer: (TrollRLOOTrainer, TrollRLOOConfig)}
 REGIONS = {
@@ -99,7 +99,7 @@ def test_the_recorded_support_is_of_the_model_that_generated(tmp_path, monkeypat
 
 def passes(model):
     """A recorder of a `model`'s rollout, which asks for the pass of something that TRL may score."""
-    recorder = Recorder(0, 1e-5, 1.0)
+    recorder = OldPolicyCache(0, 1e-5, 1.0)
 
     def of(scored, context=None):
         with recorder.rollout(model, wanted=False):
@@ -113,7 +113,7 @@ def passes(model):
 
 def test_outside_of_a_rollout_every_pass_is_of_the_loss():
     model = tiny_model()
-    assert Recorder(0, 1e-5, 1.0).pass_of(model) is Pass.LOSS
+    assert OldPolicyCache(0, 1e-5, 1.0).pass_of(model) is Pass.LOSS
 
 
 def test_the_policy_in_a_wrapper_is_itself_and_anything_else_a_reference():
@@ -127,7 +127,7 @@ def test_the_policy_in_a_wrapper_is_itself_and_anything_else_a_reference():
 
 
 def test_once_the_old_policy_is_scored_the_rest_of_a_rollout_is_a_reference():
-    model, recorder = tiny_model(), Recorder(0, 1e-5, 1.0)
+    model, recorder = tiny_model(), OldPolicyCache(0, 1e-5, 1.0)
     for _ in range(2):  # rollouts
         with recorder.rollout(model, wanted=True):
             assert recorder.pass_of(model) is Pass.OLD_POLICY
@@ -149,7 +149,7 @@ def test_a_model_whose_adapter_is_off_or_exchanged_is_a_reference(kind):
     assert of(model, use_adapter(model, "ref")) is Pass.REFERENCE
     assert of(model) is Pass.OLD_POLICY, "the contexts have put everything back"
     if kind == "lora":
-        recorder = Recorder(0, 1e-5, 1.0)
+        recorder = OldPolicyCache(0, 1e-5, 1.0)
         with recorder.rollout(model, wanted=False):
             model.base_model.disable_adapter_layers()
             assert recorder.pass_of(model) is Pass.REFERENCE

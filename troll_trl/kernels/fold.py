@@ -35,7 +35,7 @@ class FoldState(NamedTuple):
         return cls(kept, running_max, torch.zeros_like(running_max), torch.zeros_like(running_max))
 
 
-def fold_tile(
+def online_logsumexp(
     tile: torch.Tensor,
     bias: torch.Tensor | None,
     transform: LogitTransform,

@@ -32,7 +32,7 @@ def gradient_tile(
     coefficients: Coefficients,
 ) -> torch.Tensor:
     """Overwrite the products in a tile `(n, v + 1)` with their gradient, from the `coefficients` of its tokens. Returns
-    a view `(n, v)` of the tile. The other arguments are as in [`~troll_trl.kernels.fold.fold_tile`]."""
+    a view `(n, v)` of the tile. The other arguments are as in [`~troll_trl.kernels.fold.online_logsumexp`]."""
     overwrite = _gradient_triton if use_triton(tile.device) else _gradient_torch
     overwrite(tile, bias, transform, token_ids, start, coefficients)
     return tile[:, :-1]

@@ -6,7 +6,7 @@ all:
     sparse log-probabilities   L_j = z_{k_j} − log Z,   L_rest = R − log Z
     entropy                    H = log Z − Σ_v p_v z_v              with p_v = exp(z_v − log Z)
 
-Equivalent to `SparseDistribution.of(logits, token_ids)` and the entropy of `softmax(logits)`.
+Equivalent to `SparseDistribution.log_probs_on_support(logits, token_ids)` and the entropy of `softmax(logits)`.
 """
 
 import torch
@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from troll_trl.kernels.coefficients import gradient_coefficients
 from troll_trl.kernels.dispatch import use_triton
-from troll_trl.kernels.fold import FoldState, fold_tile
+from troll_trl.kernels.fold import FoldState, online_logsumexp
 from troll_trl.kernels.gradient import gradient_tile
 from troll_trl.kernels.outcomes import outcomes_of
 from troll_trl.kernels.tiles import (
@@ -53,7 +53,9 @@ class SparseLogProbs(torch.autograd.Function):
             hidden_rows = hidden[rows].to(dtype)
             for cols in slices(len(weight), columns):
                 products = _products(tile, hidden_rows, weight[cols])
-                fold_tile(products, _slice(bias, cols, dtype), transform, token_ids[rows], cols.start, state, scratch)
+                online_logsumexp(
+                    products, _slice(bias, cols, dtype), transform, token_ids[rows], cols.start, state, scratch
+                )
             log_probs[rows], log_z[rows], entropy[rows] = outcomes_of(state, token_ids[rows], transform)
 
         ctx.save_for_backward(hidden, weight, bias, token_ids, log_probs, log_z, entropy)

@@ -326,4 +326,4 @@ class SkipUpdates(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
         if self.trainer.finite_guard.skips_update(model, optimizer, state.global_step + 1):
-            self.trainer.put_entropy_control_back()
+            self.trainer.restore_entropy_coef()

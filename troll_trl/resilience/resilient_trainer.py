@@ -128,11 +128,11 @@ class ResilientTrainer(CheckpointedTrainer, _Trainer):
             self.finite_guard.check_loss(loss, self.state.global_step + 1)
         return loss
 
-    def _count_bounded(self, bounded_policy, live: torch.Tensor, mode: str) -> None:
-        self.finite_guard.count_bounded(bounded_policy.not_finite)
-        super()._count_bounded(bounded_policy, live, mode)
+    def _count_bounded(self, trust_region_model, live: torch.Tensor, mode: str) -> None:
+        self.finite_guard.count_bounded(trust_region_model.not_finite)
+        super()._count_bounded(trust_region_model, live, mode)
 
-    def put_entropy_control_back(self) -> None:
+    def restore_entropy_coef(self) -> None:
         """After an update was skipped: the loss has moved it by an entropy that says nothing."""
         for name, value in self._entropy_control.items():
             setattr(self, name, value)

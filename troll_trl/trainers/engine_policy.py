@@ -22,8 +22,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 
-from troll_trl.trainers.bounded_policy import equal_to_rounding
-from troll_trl.trainers.old_policy import COLUMN, OLD_LOG_PROBS, Pass, Recorder
+from troll_trl.trainers.old_policy import OLD_LOG_PROBS, OLD_POLICY_KEY, OldPolicyCache, Pass
+from troll_trl.trainers.trust_region_model import snap_to_reference
 from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.sparse import UNUSED, SparseDistribution, mass_rule
 
@@ -31,7 +31,7 @@ logger = get_logger(__name__)
 
 # Smallest mass of the rest. Rounding of the engine's float32 makes `1 − Σ` of a peaked distribution anything from −1e-7
 # to 1e-7. At 0 the projection would forbid the rest; a floor costs a policy inside the bound at most 1e-6 nats. If the
-# policy has less there, `lower_rest` lowers it to that: KL(q‖p) of the masks would count up to all of `−log p`.
+# policy has less there, `cap_tail_mass` lowers it to that: KL(q‖p) of the masks would count up to all of `−log p`.
 REST_FLOOR = 1e-6
 # If the listed tokens lack no more mass than this, all others have probability 0: the logits of padding are −∞
 _ALL_LISTED = 1e-5
@@ -192,16 +192,16 @@ def sparse_of(rows: torch.Tensor, sampled: torch.Tensor) -> SparseDistribution:
     return SparseDistribution(token_ids, rows[..., : size + 1])
 
 
-def lower_rest(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
+def cap_tail_mass(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
     """Log-probabilities `(..., K + 1)` of the engine, with no more in a rest at its floor than the policy has there."""
     rest = old[..., -1:]
     lowered = torch.minimum(rest, policy[..., -1:].detach())
     return torch.cat([old[..., :-1], torch.where(rest > math.log(REST_FLOOR), rest, lowered)], -1)
 
 
-class EngineRecorder(Recorder):
+class EngineOldPolicyCache(OldPolicyCache):
     """
-    A [`~troll_trl.trainers.old_policy.Recorder`] of the engine's distribution. No pass scores the rollout: TRL's
+    A [`~troll_trl.trainers.old_policy.OldPolicyCache`] of the engine's distribution. No pass scores the rollout: TRL's
     question for one is answered with the engine's numbers.
 
     Args:
@@ -210,8 +210,8 @@ class EngineRecorder(Recorder):
         generation (`VLLMGeneration`):
             TRL's, which is made to ask for the most likely tokens, too.
         selection:
-            As of [`~troll_trl.trainers.old_policy.Recorder`]; `support_size` is 0 if the trust region reads the sampled
-            token alone.
+            As of [`~troll_trl.trainers.old_policy.OldPolicyCache`]; `support_size` is 0 if the trust region reads the
+            sampled token alone.
     """
 
     own_pass = Pass.ENGINE
@@ -255,7 +255,7 @@ class EngineRecorder(Recorder):
 
     def equal_where_rounded(self, log_probs: torch.Tensor) -> torch.Tensor:
         own = self.log_probs(log_probs.shape[1])
-        return equal_to_rounding(log_probs, own).masked_fill(own.isnan(), 0.0)  # as in `answer`
+        return snap_to_reference(log_probs, own).masked_fill(own.isnan(), 0.0)  # as in `answer`
 
     def add_to(self, batch: dict[str, Any]) -> int:
         """
@@ -283,7 +283,7 @@ class EngineRecorder(Recorder):
         batch[OLD_LOG_PROBS] = log_probs.nan_to_num(0.0)
         if self.support_size:
             live = (trained * known).bool().cpu()
-            batch[COLUMN] = [*map(self._pack, self._rows, batch["completion_ids"].cpu(), live)]
+            batch[OLD_POLICY_KEY] = [*map(self._pack, self._rows, batch["completion_ids"].cpu(), live)]
         return count
 
     def _pack(self, rows: np.ndarray, sampled: torch.Tensor, live: torch.Tensor) -> RaggedDistribution:
@@ -297,7 +297,7 @@ class EngineRecorder(Recorder):
         return RaggedDistribution.pack(SparseDistribution(token_ids[None], log_probs[None]))
 
 
-def ask_for_likely_tokens(generation: Any, recorder: EngineRecorder) -> None:
+def ask_for_likely_tokens(generation: Any, recorder: EngineOldPolicyCache) -> None:
     """
     Have TRL's `VLLMGeneration` ask for the most likely tokens, and answer with [`SampledLogProb`]s in place of numbers.
 

@@ -6,11 +6,11 @@ import torch
 from trl import GRPOTrainer
 
 from troll_trl.resilience.resilient_trainer import ResilientTrainer
-from troll_trl.trainers.bounded_policy import BoundedPolicy, equal_to_rounding
 from troll_trl.trainers.config import TrollGRPOConfig
 from troll_trl.trainers.model_card import TROLL
 from troll_trl.trainers.trl_compat import with_parameters_of
 from troll_trl.trainers.troll_trainer import TrollTrainer
+from troll_trl.trainers.trust_region_model import TrustRegionModel, snap_to_reference
 
 
 class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
@@ -37,11 +37,13 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
             )
         recorder.keep(completion_ids, log_probs, tool_mask)
 
-    def _terms_of_policy(self, bounded_policy: BoundedPolicy, mask: torch.Tensor, inputs: dict[str, Any], mode: str):
-        terms = super()._terms_of_policy(bounded_policy, mask, inputs, mode)
+    def _terms_of_policy(
+        self, trust_region_model: TrustRegionModel, mask: torch.Tensor, inputs: dict[str, Any], mode: str
+    ):
+        terms = super()._terms_of_policy(trust_region_model, mask, inputs, mode)
         if self.beta == 0.0:
             return terms
-        reference_kl = self._reference_kl(bounded_policy.policy_log_probs, mask, inputs)
+        reference_kl = self._reference_kl(trust_region_model.policy_log_probs, mask, inputs)
         totals = torch.stack([(reference_kl.detach() * mask).sum(), mask.sum()])
         totals = self.accelerator.reduce(totals, reduction="sum")
         self._metrics_of(mode)["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
@@ -54,7 +56,7 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
 
     def _reference_kl(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's estimate of KL(p ‖ reference) `(B, C)`, of the unprojected policy, from `log p(a)` `(B, C)`."""
-        log_ratio = equal_to_rounding(inputs["ref_per_token_logps"], log_probs.detach()) - log_probs
+        log_ratio = snap_to_reference(inputs["ref_per_token_logps"], log_probs.detach()) - log_probs
         kl = log_ratio.exp() - log_ratio - 1
         if self.args.use_bias_correction_kl:
             weight = log_probs - inputs["old_per_token_logps"]
@@ -89,8 +91,8 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
         if args and isinstance(args[0], TrustRegionGRPO):
             self, args = args[0], args[1:]
             # The projection stays near the old policy by construction; the drift to be masked is the policy's own
-            if self._bounded_policy is not None:
-                kwargs["per_token_logps"] = self._bounded_policy.policy_log_probs
+            if self._trust_region_model is not None:
+                kwargs["per_token_logps"] = self._trust_region_model.policy_log_probs
         return GRPOTrainer.get_off_policy_mask(*args, **kwargs)
 
 

@@ -18,7 +18,7 @@ logger = get_logger(__name__)
 def add_head(accelerator: Accelerator, model: PreTrainedModel, args: Any) -> int:
     """Add the sparse LM head that a trainer's `args` ask for. Returns the support size, at most the vocabulary."""
     support_size = min(args.support_size, model.config.get_text_config().vocab_size)
-    settle_kernels(accelerator, case_of_run(model, args, support_size))
+    select_kernel_backend(accelerator, case_of_run(model, args, support_size))
     # Not every config of TRL's has `cast_lm_head_to_fp32`
     add_sparse_lm_head(model, args.temperature, getattr(args, "cast_lm_head_to_fp32", False))
     return support_size
@@ -42,7 +42,7 @@ def case_of_run(model: PreTrainedModel, args: Any, support_size: int) -> Case:
     )
 
 
-def settle_kernels(accelerator: Accelerator, run: Case | None = None) -> None:
+def select_kernel_backend(accelerator: Accelerator, run: Case | None = None) -> None:
     """Check the kernels. If any kernel fails on any rank, all ranks run the PyTorch fallbacks. Every rank must call
     this. If `TROLL_KERNELS=triton` asks for the kernels, a failure is a `RuntimeError`."""
     kernels_mode()  # an unknown mode is refused on a CPU, too

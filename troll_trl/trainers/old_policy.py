@@ -10,14 +10,14 @@ from accelerate.utils import extract_model_from_parallel
 from torch import nn
 from transformers.utils import is_peft_available
 
-from troll_trl.trainers.bounded_policy import equal_to_rounding, without_supports
 from troll_trl.trainers.head_check import check_head
+from troll_trl.trainers.trust_region_model import snap_to_reference, without_supports
 from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.sparse import UNUSED, SparseDistribution
 
 # Column of the rollout batch that holds the old policy: a list of rows, which TRL shuffles and splits with its tensors;
 # then, of each micro-batch, one distribution
-COLUMN = "troll_old_policy"
+OLD_POLICY_KEY = "troll_old_policy"
 # The loss reads these two in its place
 TOKEN_IDS, LOG_PROBS = "troll_old_token_ids", "troll_old_log_probs"
 # TRL's column of the sampled tokens' old log-probabilities, which is all that a trust region without a support reads
@@ -30,8 +30,8 @@ Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # log-pr
 def join_rows(micro_batches: list[Inputs], device: torch.device) -> None:
     """Make one distribution of the rows of each micro-batch, in pinned memory if an accelerator trains."""
     for inputs in micro_batches:
-        if isinstance(inputs.get(COLUMN), list):
-            inputs[COLUMN] = RaggedDistribution.concatenate(inputs[COLUMN]).to_host_of(device)
+        if isinstance(inputs.get(OLD_POLICY_KEY), list):
+            inputs[OLD_POLICY_KEY] = RaggedDistribution.concatenate(inputs[OLD_POLICY_KEY]).to_host_of(device)
 
 
 def with_dense(inputs: Inputs, old: RaggedDistribution) -> Inputs:
@@ -40,12 +40,12 @@ def with_dense(inputs: Inputs, old: RaggedDistribution) -> Inputs:
     # The head scores these tokens, and tools' tokens are among them
     sampled_ids = inputs["completion_ids"].masked_fill(inputs["completion_mask"] == 0, UNUSED)
     dense = old.dense(sampled_ids)
-    others = {name: value for name, value in inputs.items() if name != COLUMN}
+    others = {name: value for name, value in inputs.items() if name != OLD_POLICY_KEY}
     return others | {TOKEN_IDS: dense.token_ids, LOG_PROBS: dense.log_probs}
 
 
 class Pass(Enum):
-    """What TRL asks `_get_per_token_logps_and_entropies` for. A [`Recorder`] tells which of the four it is."""
+    """What TRL asks `_get_per_token_logps_and_entropies` for. A [`OldPolicyCache`] tells which of the four it is."""
 
     OLD_POLICY = "record the old policy"
     ENGINE = "answer for the engine, whose policy is the old one"
@@ -53,7 +53,7 @@ class Pass(Enum):
     REFERENCE = "score a reference"
 
 
-class Recorder:
+class OldPolicyCache:
     """
     Keeps the old policy while TRL scores a rollout, in the pass that TRL makes anyway.
 
@@ -134,7 +134,7 @@ class Recorder:
         """The reference's log-probabilities `(B, C)`, but the old policy's for tokens at which both differ by rounding
         alone. If TRL scores the reference first, all stay as they are."""
         own = self._log_probs
-        return log_probs if own is None or self._support is None else equal_to_rounding(log_probs, own)
+        return log_probs if own is None or self._support is None else snap_to_reference(log_probs, own)
 
     def add_to(self, batch: Inputs) -> int | None:
         """Add the old policy to a rollout batch, if it is wanted. Returns the number of tokens whose old policy an
@@ -145,10 +145,10 @@ class Recorder:
         if support is not None:
             if "tool_mask" in batch:  # a tool's tokens are scored, but not trained on
                 support = support.keep(batch["tool_mask"].cpu().bool())
-            batch[COLUMN] = support.rows()
+            batch[OLD_POLICY_KEY] = support.rows()
         elif log_probs is not None:  # RLOO keeps only their sum over a completion
             batch.setdefault(OLD_LOG_PROBS, log_probs)
-        if (COLUMN if self.support_size else OLD_LOG_PROBS) not in batch:
+        if (OLD_POLICY_KEY if self.support_size else OLD_LOG_PROBS) not in batch:
             raise RuntimeError(
                 "TRL has not scored the rollout with the model that generated it and the adapters that it had then, so "
                 "there is no old policy: TRL scores under another condition than troll_trl expects, or another model; "

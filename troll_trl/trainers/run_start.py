@@ -11,7 +11,7 @@ from accelerate.logging import get_logger
 from troll_trl.resilience import PROMPTS
 from troll_trl.resilience.best_model import warn_of_several_sets
 from troll_trl.resilience.nameless import check_names
-from troll_trl.resilience.prompt_room import check_prompts
+from troll_trl.resilience.prompt_length import check_prompts
 from troll_trl.resilience.rollout_check import checked_rollouts
 from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.reward_models import whole_reward_models
@@ -40,7 +40,7 @@ def describe_run(trainer: Any, base_model: Any, given: inspect.BoundArguments) -
     print_batches(trainer.accelerator, args, trainer.trust_region, trainer.support_size)
     warn_of_several_sets(args, trainer.eval_dataset)
     warn_of_unused_options(trainer.model, getattr(trainer, "generation_config", None))
-    warn_of_noise(trainer.model, args, base_model.config.get_text_config())
+    warn_stochastic_forward(trainer.model, args, base_model.config.get_text_config())
     makers = {"rollout_func", "environment_factory"}  # of what the model reads in place of the prompts
     if PROMPTS not in trainer.switched_off and not any(given.arguments.get(name) for name in makers):
         check_prompts(trainer)
@@ -73,7 +73,7 @@ def print_batches(accelerator: Accelerator, args: TrollOptions, trust_region: Tr
         )
 
 
-def warn_of_noise(model: torch.nn.Module, args: TrollOptions, config: Any) -> None:
+def warn_stochastic_forward(model: torch.nn.Module, args: TrollOptions, config: Any) -> None:
     """Warn of random draws that differ between the scoring of a rollout and the loss. `config` is the text model's."""
     dropouts = {name: module.p for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout)}
     names = ["attention_dropout", "router_jitter_noise"]  # no modules of their own, so never disabled

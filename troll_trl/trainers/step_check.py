@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import TrainerState
 
-from troll_trl.trainers.old_policy import COLUMN
+from troll_trl.trainers.old_policy import OLD_POLICY_KEY
 from troll_trl.trainers.probe import owner_of, probe_of
 from troll_trl.trainers.trl_compat import METHOD, RESUME, unsupported, warn_of
 
@@ -83,7 +83,7 @@ class _Simulation:
     def _generate(self, *args, **kwargs) -> dict[str, Any]:
         self.generated += 1
         rows = range(8 * _MICRO_BATCHES)
-        return {"completion_ids": torch.tensor(rows).unsqueeze(1), COLUMN: [*rows]}
+        return {"completion_ids": torch.tensor(rows).unsqueeze(1), OLD_POLICY_KEY: [*rows]}
 
     def train(self, until: int) -> list[tuple[bool, int, int]]:
         """Of each micro-batch: whether TRL generated for it, its number in the rollout batch, and `_step` after it."""
@@ -93,7 +93,7 @@ class _Simulation:
             while self.taken < until:
                 before = self.generated
                 inputs = self.probe._prepare_inputs({})
-                if inputs[COLUMN] != inputs["completion_ids"].flatten().tolist():
+                if inputs[OLD_POLICY_KEY] != inputs["completion_ids"].flatten().tolist():
                     what = (
                         f"`{self.owner.__name__}._prepare_inputs` shuffles or splits lists in another way than tensors"
                     )

@@ -9,20 +9,19 @@ import torch
 from accelerate.utils import is_peft_model
 
 from troll_trl.trainers.arithmetic_check import check_arithmetic
-from troll_trl.trainers.bounded_policy import BoundedPolicy, apply_trust_region
 from troll_trl.trainers.config import TrollOptions
-from troll_trl.trainers.engine_policy import EngineRecorder, lower_rest
+from troll_trl.trainers.engine_policy import EngineOldPolicyCache, cap_tail_mass
 from troll_trl.trainers.evaluation_means import CountedEvaluation
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO
 from troll_trl.trainers.old_policy import (
-    COLUMN,
     LOG_PROBS,
     OLD_LOG_PROBS,
+    OLD_POLICY_KEY,
     TOKEN_IDS,
+    OldPolicyCache,
     Pass,
-    Recorder,
     Scores,
     join_rows,
     with_dense,
@@ -32,8 +31,9 @@ from troll_trl.trainers.run_start import checked_arguments, describe_run
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.step_check import check_steps
 from troll_trl.trainers.trl_compat import METRICS, check_made, check_running, check_trl
+from troll_trl.trainers.trust_region_model import TrustRegionModel, apply_trust_region
 from troll_trl.trainers.vllm import check_server, check_vllm, explain_lost_server, server_url
-from troll_trl.trust_region.regions import Bounded, TrustRegion
+from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput
 
 if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
     from trl import GRPOTrainer as _Trainer
@@ -55,9 +55,9 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     bad numbers and interruptions; the method needs nothing of it. Each piece of state has one owner:
 
     - `trust_region`: what bounds the policy;
-    - `recorder` ([`Recorder`]): the old policy of a rollout, and which of the four passes TRL makes ([`Pass`]);
+    - `recorder` ([`OldPolicyCache`]): the old policy of a rollout, and which of the four passes TRL makes ([`Pass`]);
     - `troll_metrics` (`dict[str, TrollMetrics]`): by mode, what the trust region did since the last log line;
-    - `_bounded_policy` ([`BoundedPolicy`]): what TRL's loss scores in place of the policy, while it runs;
+    - `_trust_region_model` ([`TrustRegionModel`]): what TRL's loss scores in place of the policy, while it runs;
     - `_evaluation` ([`EvaluationTotals`]): what a running evaluation has counted, for [`CountedEvaluation`];
     - `switched_off` (`frozenset[str]`): the parts of `trl_compat.RELIABILITY` that have moved: without effect.
 
@@ -96,7 +96,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
 
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
         self.recorder = self._make_recorder(args)
-        self._bounded_policy: BoundedPolicy | None = None
+        self._trust_region_model: TrustRegionModel | None = None
         self._arithmetic_checked: set[str] = set()  # modes, "train" and "eval"
         describe_run(self, base_model, given)
 
@@ -117,13 +117,13 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         """What bounds the policy. A subclass may return a trust region of its own; the config's is then unused."""
         return args.make_trust_region()
 
-    def _make_recorder(self, args: Any) -> Recorder:
+    def _make_recorder(self, args: Any) -> OldPolicyCache:
         selection = (self.support_size, args.tail_mass, args.temperature)
         if args.old_policy == "trainer":
-            return Recorder(*selection)
+            return OldPolicyCache(*selection)
         if args.vllm_mode == "server" and self.accelerator.is_main_process:
             check_server(self.vllm_generation.vllm_client.get_server_info(), server_url(args), self.support_size)
-        return EngineRecorder(self.accelerator, self.vllm_generation, *selection)
+        return EngineOldPolicyCache(self.accelerator, self.vllm_generation, *selection)
 
     def _has_old_policy(self) -> bool:
         """Whether TRL scores the next rollout with the current weights. If it does not, neither do we."""
@@ -140,10 +140,10 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         return 0.0
 
     def _terms_of_policy(
-        self, bounded_policy: BoundedPolicy, mask: torch.Tensor, inputs: dict[str, Any], mode: str
+        self, trust_region_model: TrustRegionModel, mask: torch.Tensor, inputs: dict[str, Any], mode: str
     ) -> torch.Tensor:
         """What is added to TRL's surrogate, a scalar: the regression of the trust region, if it has one."""
-        regression = bounded_policy.bounded.regression
+        regression = trust_region_model.bounded.regression
         if regression is None or self.args.regression_coef == 0:
             return torch.zeros((), device=mask.device)
         return self.args.regression_coef * self._aggregate(regression, mask, inputs, mode)
@@ -155,7 +155,11 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         device = self.accelerator.device
         # All of a rollout batch at once: each row keeps the whole batch in memory until it is joined
         join_rows((getattr(self, "_buffered_inputs", None) or [inputs]) if self.model.training else [inputs], device)
-        return with_dense(inputs, inputs[COLUMN].to(device, non_blocking=True)) if COLUMN in inputs else inputs
+        return (
+            with_dense(inputs, inputs[OLD_POLICY_KEY].to(device, non_blocking=True))
+            if OLD_POLICY_KEY in inputs
+            else inputs
+        )
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
         mode = "train" if self.model.training else "eval"
@@ -168,11 +172,11 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
 
     def _generate(self, *args, **kwargs):
         generated = super()._generate(*args, **kwargs)
-        if isinstance(self.recorder, EngineRecorder):
+        if isinstance(self.recorder, EngineOldPolicyCache):
             self._keep_engine_policy(self.recorder, *generated)
         return generated
 
-    def _keep_engine_policy(self, recorder: EngineRecorder, *generated: Any) -> None:
+    def _keep_engine_policy(self, recorder: EngineOldPolicyCache, *generated: Any) -> None:
         """Have `recorder` keep what TRL's `_generate` returned."""
         raise NotImplementedError
 
@@ -192,7 +196,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         if purpose is Pass.ENGINE:
             return self.recorder.answer(logits_to_keep), None, None
         if purpose is Pass.LOSS:
-            bounded = self._bounded_policy  # `None` if the trust region is idle
+            bounded = self._trust_region_model  # `None` if the trust region is idle
             return score(model if bounded is None else bounded.wrap(model, logits_to_keep))
         log_probs, entropies, aux_loss = score(model)  # of a reference
         return self.recorder.equal_where_rounded(log_probs), entropies, aux_loss
@@ -209,19 +213,19 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
             check_arithmetic(self, inputs, mode)
             self._arithmetic_checked.add(mode)
         advantages = inputs["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C)
-        policy = BoundedPolicy(self._bound, *old, live, advantages)
+        policy = TrustRegionModel(self._bound, *old, live, advantages)
         loss = self._bounded_loss(policy, model, inputs, *args, **kwargs)
         self._count_bounded(policy, live, mode)
         return loss + self._terms_of_policy(policy, live, inputs, mode)
 
-    def _bounded_loss(self, policy: BoundedPolicy, model, inputs, *args, **kwargs) -> torch.Tensor:
+    def _bounded_loss(self, policy: TrustRegionModel, model, inputs, *args, **kwargs) -> torch.Tensor:
         """TRL's loss of a micro-batch, of what `policy` makes of the model."""
         # A reference KL in TRL's loss would be the bounded policy's; `_terms_of_policy` adds the policy's own
-        beta, self.beta, self._bounded_policy = self.beta, 0.0, policy
+        beta, self.beta, self._trust_region_model = self.beta, 0.0, policy
         try:
             loss = super().compute_loss(model, inputs, *args, **kwargs)
         finally:
-            self.beta, self._bounded_policy = beta, None
+            self.beta, self._trust_region_model = beta, None
         if not hasattr(policy, "bounded"):
             raise RuntimeError(
                 "The loss has not scored the policy with the model, so nothing bounds it. If you override "
@@ -229,10 +233,10 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
             )
         return loss
 
-    def _bound(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
+    def _bound(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         """The trust region. An engine's floor of the rest says only that it is small."""
         if self.args.old_policy == "engine" and self.trust_region.needs_support:
-            old = lower_rest(old, policy)
+            old = cap_tail_mass(old, policy)
         return apply_trust_region(self.trust_region, policy, old, advantages)
 
     def _old_policy_of(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None] | None:
@@ -278,6 +282,6 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         """By name, what is counted between two log lines of the training, and kept in checkpoints."""
         return {"trust_region": self.troll_metrics["train"]}
 
-    def _count_bounded(self, bounded_policy: BoundedPolicy, live: torch.Tensor, mode: str) -> None:
+    def _count_bounded(self, trust_region_model: TrustRegionModel, live: torch.Tensor, mode: str) -> None:
         """Count what the trust region did to the `live` tokens `(B, C)` of a loss."""
-        self.troll_metrics[mode].add(live, bounded_policy.bounded.counted)
+        self.troll_metrics[mode].add(live, trust_region_model.bounded.counted)

@@ -112,6 +112,6 @@ def mask_weight(
     return MaskWeight(weight.masked_fill(masked, 0.0), divergence, masked)
 
 
-def with_gradient_weight(log_probs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def scale_gradient(log_probs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`log_probs` `(...)` as they are, with `weight` `(...)` times their gradient."""
     return log_probs.detach() + weight * (log_probs - log_probs.detach())

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from troll_trl.fields import imported
-from troll_trl.trust_region.mask import checked_bound, mask_weight, with_gradient_weight
+from troll_trl.trust_region.mask import checked_bound, mask_weight, scale_gradient
 from troll_trl.trust_region.penalty import kl_penalty
 from troll_trl.trust_region.projection import kl_divergence, project
 
@@ -25,7 +25,7 @@ _OF_SUPPORT = {
 
 
 @dataclass
-class Bounded:
+class TrustRegionOutput:
     """
     What a trust region makes of the policy of one micro-batch.
 
@@ -45,7 +45,8 @@ class Bounded:
 
 class TrustRegion:
     """
-    A function of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)` that returns a [`Bounded`].
+    A function of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)` that returns a
+    [`TrustRegionOutput`].
 
     Slot 0 of the log-probabilities is the sampled token. With a support `S = K + 1`, the kept tokens of the old policy
     and the rest; without one `S = 1`. An unused slot is −∞ in both policies. At masked positions all mass is in the
@@ -59,7 +60,7 @@ class TrustRegion:
     # Metrics that are the largest of a counted number, which must not be negative
     maxima: Mapping[str, str] = {}
 
-    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
+    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -84,7 +85,7 @@ class ProjectionTrustRegion(TrustRegion):
     def __init__(self, kl_bound: float):
         self.kl_bound = kl_bound
 
-    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
+    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         projection = project(policy, old, self.kl_bound)
         # Inside the bound π is p, and the term is 0. Computed, its gradient p·(1 − Σp) is only the rounding of Σp,
         # which Adam scales up to full steps where there is no other gradient.
@@ -97,7 +98,7 @@ class ProjectionTrustRegion(TrustRegion):
             "regression": regression.detach(),
             **_of_support(old),
         }
-        return Bounded(projection.log_probs[..., 0], regression, counted)
+        return TrustRegionOutput(projection.log_probs[..., 0], regression, counted)
 
     def describe(self) -> str:
         return f"KL bound {self.kl_bound:g}"
@@ -121,7 +122,7 @@ class MaskTrustRegion(TrustRegion):
             **(_OF_SUPPORT if self.needs_support else {}),
         }
 
-    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
+    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         weight, divergence, masked = mask_weight(
             policy, old, advantages, self.divergence_type, self.divergence_bound, self.ratio_cap
         )
@@ -136,8 +137,8 @@ class MaskTrustRegion(TrustRegion):
             **(_of_support(old) if self.needs_support else {}),
         }
         # The value of a masked token has no gradient, and is the old policy's: a ratio that overflows would make it NaN
-        log_probs = torch.where(masked, old[..., 0], with_gradient_weight(policy[..., 0], weight))
-        return Bounded(log_probs, counted=counted)
+        log_probs = torch.where(masked, old[..., 0], scale_gradient(policy[..., 0], weight))
+        return TrustRegionOutput(log_probs, counted=counted)
 
     def describe(self) -> str:
         cap = "" if self.ratio_cap is None else f", ratios capped at {self.ratio_cap:g}"
@@ -163,7 +164,7 @@ class PenaltyTrustRegion(TrustRegion):
             **(_OF_SUPPORT if self.needs_support else {}),
         }
 
-    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> Bounded:
+    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         regression, policy_kl, outside = kl_penalty(policy, old, self.kl_bound)
         counted = {
             "penalized": outside,
@@ -171,7 +172,7 @@ class PenaltyTrustRegion(TrustRegion):
             "regression": regression.detach(),
             **(_of_support(old) if self.needs_support else {}),
         }
-        return Bounded(policy[..., 0], regression, counted)
+        return TrustRegionOutput(policy[..., 0], regression, counted)
 
     def describe(self) -> str:
         return f"clip, and a penalty beyond a {'' if self.needs_support else 'binary '}KL of {self.kl_bound:g}"

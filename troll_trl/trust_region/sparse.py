@@ -31,7 +31,7 @@ class SparseDistribution:
     log_probs: torch.Tensor
 
     @staticmethod
-    def of(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    def log_probs_on_support(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """
         Log-probabilities of other logits on a given support, differentiable. The dense reference of the sparse head.
 
@@ -122,7 +122,9 @@ def sparsify(
     others = log_probs.scatter(-1, sampled_ids, -math.inf).topk(support_size - 1, -1)  # (..., K − 1)
     keep = mass_rule(sampled_log_prob, others.values, tail_mass)
     token_ids = torch.cat([sampled_ids, others.indices.masked_fill(~keep, UNUSED)], -1)
-    return SparseDistribution(token_ids.int(), SparseDistribution.of(logits.detach(), token_ids).float())
+    return SparseDistribution(
+        token_ids.int(), SparseDistribution.log_probs_on_support(logits.detach(), token_ids).float()
+    )
 
 
 def nothing_kept(slots: int, device: torch.device) -> torch.Tensor:

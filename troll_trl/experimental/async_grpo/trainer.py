@@ -19,14 +19,14 @@ from troll_trl.experimental.async_grpo.trl_compat import check_async_made, check
 from troll_trl.experimental.async_grpo.worker import StopEvent, WatchedRolloutLoop, check_worker
 from troll_trl.lm_head import SparseCausalLMOutput
 from troll_trl.resilience.checkpoint import CheckpointedTrainer
-from troll_trl.trainers.bounded_policy import apply_trust_region, not_finite
-from troll_trl.trainers.engine_policy import lower_rest, sparse_of
+from troll_trl.trainers.engine_policy import cap_tail_mass, sparse_of
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO, TROLL
 from troll_trl.trainers.sharding import keep_output_dtypes
+from troll_trl.trainers.trust_region_model import apply_trust_region, not_finite
 from troll_trl.trainers.vllm import check_health, check_sampling, check_server, explain_server
-from troll_trl.trust_region.regions import Bounded, TrustRegion
+from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput
 
 logger = get_logger(__name__)
 
@@ -161,9 +161,9 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         if not self._arithmetic_checked:
             check_async_arithmetic(self, inputs)
             self._arithmetic_checked = True
-        bounded = Bounded(torch.empty(0))
+        bounded = TrustRegionOutput(torch.empty(0))
 
-        def bounded_policy(**model_inputs):
+        def trust_region_model(**model_inputs):
             nonlocal bounded
             output, policy, old = self._policies(model, model_inputs, index, rows)
             self._check_finite(policy)
@@ -175,7 +175,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         inputs = {**inputs, "token_index": torch.where(selected, selected.cumsum(1) - 1, -1)}
         if rows.dim() == 2:
             inputs["old_log_probs"] = inputs["old_log_probs"][..., 0]
-        loss = super().compute_loss(bounded_policy, inputs, return_outputs, num_items_in_batch)
+        loss = super().compute_loss(trust_region_model, inputs, return_outputs, num_items_in_batch)
         self._trust_region_metrics.add(torch.ones_like(advantages), bounded.counted)
         if bounded.regression is None or self.args.regression_coef == 0:
             return loss
@@ -197,7 +197,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
             return output, log_probs.unsqueeze(-1), rows[None, :, None]
         old = sparse_of(rows.unsqueeze(0), model_inputs["shift_labels"].flatten()[index].unsqueeze(0))  # (1, M, K)
         output = model(**model_inputs, token_ids=old.token_ids, token_index=index, check_finite=False)
-        return output, output.sparse_log_probs, lower_rest(old.log_probs, output.sparse_log_probs)
+        return output, output.sparse_log_probs, cap_tail_mass(old.log_probs, output.sparse_log_probs)
 
     def _check_finite(self, policy: torch.Tensor):
         """Raise on all ranks if a log-probability `(1, M, S)` is NaN, or a sampled token's is infinite."""
@@ -209,7 +209,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
                 "or train in bfloat16 or float32 rather than float16."
             )
 
-    def _check_bounded(self, bounded: Bounded):
+    def _check_bounded(self, bounded: TrustRegionOutput):
         """Raise on all ranks if the trust region made a NaN or an infinity of finite log-probabilities."""
         if bad := self.accelerator.reduce(not_finite(bounded).sum(), reduction="sum").item():
             raise ValueError(

@@ -1,4 +1,4 @@
-"""BoundedPolicy: in TRL's loss, takes the place of the policy."""
+"""TrustRegionModel: in TRL's loss, takes the place of the policy."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,11 +8,11 @@ import torch
 
 from troll_trl.lm_head.patch import SparseCausalLMOutput
 from troll_trl.trust_region.penalty import ROUNDING
-from troll_trl.trust_region.regions import Bounded, TrustRegion
+from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput
 from troll_trl.trust_region.sparse import keep_nothing
 
 
-def equal_to_rounding(log_probs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+def snap_to_reference(log_probs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """
     `log_probs` `(B, C)`, equal to `others` `(B, C)` wherever the two differ by no more than their rounding.
 
@@ -26,13 +26,13 @@ def equal_to_rounding(log_probs: torch.Tensor, others: torch.Tensor) -> torch.Te
 
 def apply_trust_region(
     trust_region: TrustRegion, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor
-) -> Bounded:
+) -> TrustRegionOutput:
     """
     What `trust_region` makes of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)`. It may be the
     user's: numbers of another shape than `(B, C)` would broadcast in the loss, without any other sign.
 
     Raises:
-        TypeError: the result is no [`Bounded`], or holds something else than tensors.
+        TypeError: the result is no [`TrustRegionOutput`], or holds something else than tensors.
         ValueError: a tensor has another shape than `(B, C)`, or `counted` lacks a number that the metrics read.
     """
     name = type(trust_region).__name__
@@ -41,8 +41,10 @@ def apply_trust_region(
     except Exception as error:
         error.add_note(f"`trust_region`: {name} raised this.")
         raise
-    if not isinstance(bounded, Bounded):
-        raise TypeError(f"`trust_region`: {name} returned {type(bounded).__name__}, expected a troll_trl.Bounded.")
+    if not isinstance(bounded, TrustRegionOutput):
+        raise TypeError(
+            f"`trust_region`: {name} returned {type(bounded).__name__}, expected a troll_trl.TrustRegionOutput."
+        )
     given: dict[str, Any] = {"log_probs": bounded.log_probs}
     given |= {} if bounded.regression is None else {"regression": bounded.regression}
     given |= {f"counted[{key!r}]": value for key, value in bounded.counted.items()}
@@ -66,13 +68,13 @@ def apply_trust_region(
     return bounded
 
 
-def not_finite(bounded: Bounded) -> torch.Tensor:
+def not_finite(bounded: TrustRegionOutput) -> torch.Tensor:
     """The tokens `(B, C)`, bool, of which a trust region made a NaN or an infinity."""
     bad = ~bounded.log_probs.detach().isfinite()
     return bad if bounded.regression is None else bad | ~bounded.regression.detach().isfinite()
 
 
-class BoundedPolicy:
+class TrustRegionModel:
     """
     Takes the place of the policy in TRL's loss of one micro-batch: evaluates the policy on the old policy's support,
     bounds it, and keeps what the terms around TRL's surrogate need: `bounded`; `policy_log_probs` `(B, C)`,
@@ -85,7 +87,7 @@ class BoundedPolicy:
 
     def __init__(
         self,
-        trust_region: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Bounded],
+        trust_region: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], TrustRegionOutput],
         old: torch.Tensor,
         token_ids: torch.Tensor | None,
         live: torch.Tensor,
@@ -97,7 +99,7 @@ class BoundedPolicy:
     def wrap(self, model, completion_length: int):
         """A callable in place of `model` whose `log_probs` are what the trust region makes of the policy."""
 
-        def bounded_policy(**model_inputs):
+        def trust_region_model(**model_inputs):
             if self.token_ids is None:  # TRL's own head
                 output = model(**model_inputs)
                 policy = output.log_probs[:, -completion_length:].unsqueeze(-1)  # (B, C, 1)
@@ -126,7 +128,7 @@ class BoundedPolicy:
             log_probs = torch.cat([output.log_probs[:, :-completion_length], sampled], 1)
             return without_supports(output, log_probs)
 
-        return bounded_policy
+        return trust_region_model
 
 
 def without_supports(output, log_probs: torch.Tensor) -> SparseCausalLMOutput:
