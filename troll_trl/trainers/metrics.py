@@ -28,8 +28,8 @@ class TrollMetrics:
         self._uses_kernels = trust_region.needs_support
 
     def add(self, mask: torch.Tensor, counted: Mapping[str, torch.Tensor]) -> None:
-        """Count one micro-batch: numbers `(B, C)` of each token, as a [`TrustRegionOutput`] has them, for the tokens that
-        the loss is over, 1 in `mask` `(B, C)`."""
+        """Count one micro-batch: numbers `(B, C)` of each token, as a [`TrustRegionOutput`] has them, for the tokens
+        that the loss is over, 1 in `mask` `(B, C)`."""
         mask = mask.bool()
         # `where` and not an index, which would wait for the device
         values = {name: torch.where(mask, x.to(self._sums.dtype), 0.0) for name, x in counted.items()}
