@@ -19,7 +19,7 @@ ROWS = [
     for line in PAGE.partition("Find your row")[2].splitlines()[4:12]
 ]
 SMALL = {"quickstart", "smollm2-gsm8k-cpu"}  # "The configs for a CPU take more"
-SCRIPTS = {"train", "train_lora", "train_length"} & OWN_SCRIPTS.keys()
+SCRIPTS = [name for name in ("train", "train_lora", "train_length") if name in OWN_SCRIPTS]
 EXAMPLES = ("gsm8k_one_gpu", "vllm_server", "asynchronous", "lora")
 
 
