@@ -46,8 +46,9 @@ OTHER_FLAGS = {
     "logprobs-mode",
     "max-logprobs",
     "success",
+    "warm_up",
     "help",
-}  # of vllm, `troll report` and all
+}  # of vllm, `troll report`, `troll quickstart` and all
 
 
 def blocks(page: Path, *languages: str) -> list[str]:

@@ -19,7 +19,6 @@ TO_RUN = {
     "make evidence",
     "troll configs",
     "troll env",
-    "troll grpo --help",
     "troll report TROLL=out/troll-0,out/troll-1 clip=out/clip-0,out/clip-1 --output out/report",
     "troll report outputs/clip outputs/troll --output outputs/report",
     "troll eval --samples their_samples.jsonl --output outputs/theirs",

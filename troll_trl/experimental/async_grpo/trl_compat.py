@@ -60,8 +60,8 @@ def check_async_trl() -> None:
 
 
 def check_async_made(trainer: AsyncGRPOTrainer) -> None:
-    """[`check_attributes`] of a trainer that TRL's constructor has just made, and of its worker."""
-    made = {AsyncGRPOTrainer: trainer, AsyncRolloutWorker: trainer.rollout_worker}
-    for owner, instance in made.items():
-        if isinstance(instance, owner):  # a worker of the user's own is none, and only the main process has one
-            check_attributes(owner, instance, PARTS[owner])
+    """[`check_attributes`] of a trainer that TRL's constructor has just made, and of TRL's own worker: a user's may
+    derive from it and lack some, and only the main process has one."""
+    check_attributes(AsyncGRPOTrainer, trainer, PARTS[AsyncGRPOTrainer])
+    if type(trainer.rollout_worker) is AsyncRolloutWorker:
+        check_attributes(AsyncRolloutWorker, trainer.rollout_worker, PARTS[AsyncRolloutWorker])
