@@ -25,7 +25,7 @@ EXP_UNDERFLOW = -746.0  # exp() is 0 in float64 below this
 MOST_IN_REGISTERS = 512
 
 
-def takes_kernel(log_p: torch.Tensor) -> bool:
+def uses_triton(log_p: torch.Tensor) -> bool:
     """Whether rows `(N, S)` go through the kernels, and not through torch."""
     return use_triton(log_p.device) and log_p.shape[1] <= MOST_IN_REGISTERS
 

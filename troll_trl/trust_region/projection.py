@@ -103,7 +103,7 @@ class _Project(torch.autograd.Function):
     def forward(ctx, log_p, log_q, kl_bound):
         shape, dtype = log_p.shape, log_p.dtype
         flat_p, flat_q = log_p.reshape(-1, shape[-1]), log_q.reshape(-1, shape[-1])  # (N, S)
-        solve_all = kernel.project_rows if kernel.takes_kernel(flat_p) else project_rows
+        solve_all = kernel.project_rows if kernel.uses_triton(flat_p) else project_rows
         projected, t, policy_kl, kl = solve_all(flat_p, flat_q, kl_bound)
         ctx.save_for_backward(flat_p, flat_q, projected, t)
         # Rounded log-probabilities sum to 1 only nearly, and can make the KL of near-equal policies a little negative
@@ -123,7 +123,7 @@ class _Project(torch.autograd.Function):
     def backward(ctx, grad_log_pi, *_):
         log_p, log_q, log_pi, t = ctx.saved_tensors
         grad = grad_log_pi.reshape(log_pi.shape)
-        backward = kernel.project_rows_backward if kernel.takes_kernel(log_p) else project_rows_backward
+        backward = kernel.project_rows_backward if kernel.uses_triton(log_p) else project_rows_backward
         return backward(grad, log_p, log_q, log_pi, t).reshape(grad_log_pi.shape), None, None
 
 
