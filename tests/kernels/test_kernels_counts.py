@@ -111,7 +111,8 @@ def test_a_binary_mask_costs_what_a_clip_costs(steps):
 
 def test_launches_and_waits_of_a_step(steps):
     """A forward alone has thousands at 28 layers."""
-    assert steps["ours/training"].launched - steps["trl/training"].launched <= 200
+    # Some 13 of them tell a NaN of a trust region from one of the model, and the message names the right one
+    assert steps["ours/training"].launched - steps["trl/training"].launched <= 215
     assert steps["ours/scoring"].launched - steps["trl/scoring"].launched <= 110
     # For the live positions and the check of their supports; TRL's indexes and scatters by a mask
     assert steps["ours/training"].waits == 2 <= steps["trl/training"].waits

@@ -70,8 +70,9 @@ def apply_trust_region(
 
 def not_finite(bounded: TrustRegionOutput) -> torch.Tensor:
     """The tokens `(B, C)`, bool, of which a trust region made a NaN or an infinity."""
-    bad = ~bounded.log_probs.detach().isfinite()
-    return bad if bounded.regression is None else bad | ~bounded.regression.detach().isfinite()
+    # Of the sum, since every test of a tensor launches several kernels
+    total = bounded.log_probs if bounded.regression is None else bounded.log_probs + bounded.regression
+    return ~total.detach().isfinite()
 
 
 class TrustRegionModel:
@@ -123,7 +124,7 @@ class TrustRegionModel:
             if regression is not None:
                 regression = regression.masked_fill(dead, 0.0)
             self.bounded = replace(bounded, log_probs=sampled, regression=regression)
-            given = policy.detach()[..., 0].isfinite() & old[..., 0].isfinite()
+            given = (policy.detach()[..., 0] + old[..., 0]).isfinite()
             self.not_finite = (given & not_finite(self.bounded)).sum()
             log_probs = torch.cat([output.log_probs[:, :-completion_length], sampled], 1)
             return without_supports(output, log_probs)
