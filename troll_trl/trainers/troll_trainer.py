@@ -155,11 +155,9 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         device = self.accelerator.device
         # All of a rollout batch at once: each row keeps the whole batch in memory until it is joined
         join_rows((getattr(self, "_buffered_inputs", None) or [inputs]) if self.model.training else [inputs], device)
-        return (
-            with_dense(inputs, inputs[OLD_POLICY_KEY].to(device, non_blocking=True))
-            if OLD_POLICY_KEY in inputs
-            else inputs
-        )
+        if OLD_POLICY_KEY not in inputs:
+            return inputs
+        return with_dense(inputs, inputs[OLD_POLICY_KEY].to(device, non_blocking=True))
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
         mode = "train" if self.model.training else "eval"
