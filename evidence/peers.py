@@ -128,6 +128,18 @@ class Runs:
         ]
         return [cell for cell in cells if not all(seed in self.cells.get(cell, {}) for seed in FIRST)]
 
+    def at_rates(self, tasks: Sequence[str], age: int, method: str) -> list[list[np.ndarray]]:
+        """
+        Stage 1: for each rate the successes `(seeds,)` on every task, of the seeds that have all rates; empty unless
+        every task has such a seed.
+        """
+        of_tasks = []
+        for task in tasks:
+            cells = [self.cells.get((task, age, method, rate), {}) for rate in RATES]
+            seeds = [seed for seed in FIRST if all(seed in cell for cell in cells)]
+            of_tasks.append([Cell([cell[seed] for seed in seeds]).values("success") for cell in cells] if seeds else [])
+        return [list(at_rate) for at_rate in zip(*of_tasks, strict=True)] if all(of_tasks) else []
+
     def lead(self, place: str, first: str, second: str, multiple: int) -> Lead | None:
         """`first` minus `second` in stage 2, each at a multiple of its own best rate. `None` without pairs."""
         tasks, age = PLACES[place]
@@ -250,14 +262,9 @@ def by_task(records: Sequence[Record]) -> str:
 def _by_rate(runs: Runs, places: Mapping[str, tuple[Sequence[str], int]]) -> str:
     rows = []
     for (place, (tasks, age)), method in product(places.items(), (*LABELS, *RECORD)):
-        of_tasks = []
-        for task in tasks:
-            cells = [runs.cells.get((task, age, method, rate), {}) for rate in RATES]
-            if seeds := [seed for seed in FIRST if all(seed in cell for cell in cells)]:
-                of_tasks.append([Cell([cell[s] for s in seeds]).values("success").mean() for cell in cells])
-        if len(of_tasks) == len(tasks):
-            means = 100 * np.mean(of_tasks, axis=0)
-            texts = [f"**{mean:.1f}**" if mean == means.max() else f"{mean:.1f}" for mean in means]
+        if of_rates := runs.at_rates(tasks, age, method):
+            means = [100 * float(np.mean([values.mean() for values in of_tasks])) for of_tasks in of_rates]
+            texts = [f"**{mean:.1f}**" if mean == max(means) else f"{mean:.1f}" for mean in means]
             rows.append([place, LABELS.get(method, method), *texts])
     return markdown(["tasks, updates", "method", *RATE_NAMES], rows) if rows else "Stage 1 is not complete anywhere."
 
