@@ -282,4 +282,4 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
 
     def _count_bounded(self, trust_region_model: TrustRegionModel, live: torch.Tensor, mode: str) -> None:
         """Count what the trust region did to the `live` tokens `(B, C)` of a loss."""
-        self.troll_metrics[mode].add(live, trust_region_model.bounded.counted)
+        self.troll_metrics[mode].add(live, trust_region_model.bounded.token_stats)

@@ -33,7 +33,7 @@ def apply_trust_region(
 
     Raises:
         TypeError: the result is no [`TrustRegionOutput`], or holds something else than tensors.
-        ValueError: a tensor has another shape than `(B, C)`, or `counted` lacks a number that the metrics read.
+        ValueError: a tensor has another shape than `(B, C)`, or `token_stats` lacks a number that the metrics read.
     """
     name = type(trust_region).__name__
     try:
@@ -47,7 +47,7 @@ def apply_trust_region(
         )
     given: dict[str, Any] = {"log_probs": bounded.log_probs}
     given |= {} if bounded.regression is None else {"regression": bounded.regression}
-    given |= {f"counted[{key!r}]": value for key, value in bounded.counted.items()}
+    given |= {f"token_stats[{key!r}]": value for key, value in bounded.token_stats.items()}
     for field, value in given.items():
         if not isinstance(value, torch.Tensor):
             raise TypeError(
@@ -60,10 +60,10 @@ def apply_trust_region(
                 f"{tuple(policy.shape[:-1])}: one number for each token."
             )
     read = {key for pair in trust_region.ratios.values() for key in pair} | {*trust_region.maxima.values()}
-    if missing := read - {"tokens"} - bounded.counted.keys():
+    if missing := read - {"tokens"} - bounded.token_stats.keys():
         raise ValueError(
-            f"`trust_region`: `counted` of {name} lacks {', '.join(map(repr, sorted(missing)))}, which its `ratios` or "
-            "`maxima` name."
+            f"`trust_region`: `token_stats` of {name} lacks {', '.join(map(repr, sorted(missing)))}, which its "
+            "`ratios` or `maxima` name."
         )
     return bounded
 

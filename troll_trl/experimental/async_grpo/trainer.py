@@ -176,7 +176,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         if rows.dim() == 2:
             inputs["old_log_probs"] = inputs["old_log_probs"][..., 0]
         loss = super().compute_loss(trust_region_model, inputs, return_outputs, num_items_in_batch)
-        self._trust_region_metrics.add(torch.ones_like(advantages), bounded.counted)
+        self._trust_region_metrics.add(torch.ones_like(advantages), bounded.token_stats)
         if bounded.regression is None or self.args.regression_coef == 0:
             return loss
         return loss + self.args.regression_coef * self._aggregate(bounded.regression, inputs)
@@ -223,8 +223,8 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         if not self.trust_region.clips:
             for name in [name for name in metrics if name.startswith("clip_ratio/")]:
                 del metrics[name]
-        if counted := self._trust_region_metrics.pop():
-            logs.update(counted)
+        if metrics_of_region := self._trust_region_metrics.pop():
+            logs.update(metrics_of_region)
             dropped = 0
             if self.rollout_queue is not None:  # the main process alone has a queue
                 dropped, self.rollout_queue.dropped = self.rollout_queue.dropped, 0
