@@ -66,8 +66,8 @@ def _choose_torch(blocks, bias, transform, candidates):
         y = y.float()
         if bias is not None:
             y += bias[columns.clamp(max=vocabulary - 1)]
-        dead = (columns >= vocabulary) | (columns == blocks.sampled_ids)
-        y = transform.cap_(y).masked_fill_(dead, FLOOR)
+        unused = (columns >= vocabulary) | (columns == blocks.sampled_ids)
+        y = transform.cap_(y).masked_fill_(unused, FLOOR)
     logits = transform.to_logits(y)
     best = logits.topk(k, 1)
     candidates.left_log_sum_exp[:] = torch.logaddexp(

@@ -235,7 +235,7 @@ def _head(
     hidden = hidden.to(weight.device).flatten(0, 1).index_select(0, positions)  # (N, H)
     if token_ids is not None:
         vocabulary = model.config.get_text_config().vocab_size
-        token_ids = _live_supports(token_ids.to(weight.device), shape, outputs, sampled_ids, vocabulary)
+        token_ids = _supports_at(token_ids.to(weight.device), shape, outputs, sampled_ids, vocabulary)
 
     precision: AbstractContextManager = nullcontext()
     if cast_lm_head_to_fp32:
@@ -256,14 +256,14 @@ def _head(
             log_probs, entropy = SparseLogProbs.apply(
                 hidden, weight, bias, token_ids, transform, maybe_gather_lm_head_ctx
             )
-    dead = nothing_kept(log_probs.shape[1], log_probs.device).expand(*shape, -1)
+    nothing = nothing_kept(log_probs.shape[1], log_probs.device).expand(*shape, -1)
     return SparseCausalLMOutput(
         log_probs=_scatter(log_probs[:, 0], outputs, log_probs.new_zeros(shape)),
         entropy=_scatter(entropy, outputs, entropy.new_zeros(shape)),
         token_ids=_scatter(
             token_ids.int(), outputs, token_ids.new_full((*shape, token_ids.shape[1]), UNUSED, dtype=torch.int32)
         ),
-        sparse_log_probs=_scatter(log_probs, outputs, dead),
+        sparse_log_probs=_scatter(log_probs, outputs, nothing),
     )
 
 
@@ -273,7 +273,7 @@ def _gathered(parameter: DTensor) -> torch.Tensor:
     return parameter.full_tensor(grad_placements=mean_over_ranks)
 
 
-def _live_supports(
+def _supports_at(
     token_ids: torch.Tensor, shape: torch.Size, outputs: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int
 ) -> torch.Tensor:
     """Supports `(N, K)` of the outputs `(N,)`, from `(B, T' ≤ T − 1, K)` aligned to the end."""
@@ -308,12 +308,12 @@ def _check_finite(entropy: torch.Tensor | None) -> None:
         )
 
 
-def _scatter(values: torch.Tensor, positions: torch.Tensor, dead: torch.Tensor) -> torch.Tensor:
-    """`dead` `(B, T − 1, …)` with the values `(N, …)` at the `positions` `(N,)` of the flattened batch."""
-    # Connected to the model even when no position is live: an all-masked batch contributes a differentiable zero. By
-    # positions and not by a mask, whose gradient would wait for the device.
-    # Contiguous: inductor before torch 2.14 writes into the one row of an expanded tensor
-    return dead.flatten(0, 1).contiguous().index_copy(0, positions, values).unflatten(0, dead.shape[:2])
+def _scatter(values: torch.Tensor, positions: torch.Tensor, filler: torch.Tensor) -> torch.Tensor:
+    """`filler` `(B, T − 1, …)` with the values `(N, …)` at the `positions` `(N,)` of the flattened batch."""
+    # A batch without a label still gives a differentiable zero. The gradient of a mask would wait for the device; that
+    # of positions does not. Inductor before torch 2.14 writes into the one row of an expanded tensor, unless it is made
+    # contiguous.
+    return filler.flatten(0, 1).contiguous().index_copy(0, positions, values).unflatten(0, filler.shape[:2])
 
 
 def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:

@@ -37,14 +37,14 @@ class FiniteGuard:
 
     The guard counts on the device what is not finite of all that the loss reads (advantages, cached log-probabilities,
     logits), of the loss and of the norm of the gradient. Once per update it gathers the counts of all ranks, in one
-    small collective. If any is not zero, or if no rank has a live token, it drops the gradient before the optimizer
-    sees it: weights, moments, weight decay and the learning rate schedule stay as they are, bit for bit. It skips every
+    small collective. If any is not zero, or if the loss mask is empty on all ranks, it drops the gradient before the
+    optimizer sees it: weights, moments, weight decay and the learning rate schedule stay as they are, bit for bit. It skips every
     update of a rollout batch with a reward that is not finite. `troll/skipped_updates` counts; after
     `max_skipped_updates` in a row the run stops.
 
     With a float16 gradient scaler, an overflowing gradient is the scaler's to skip, uncounted, as long as the scaler
     can lower its scale; the scaler ignores what the guard skips. DeepSpeed, and layer-wise and LOMO optimizers, step
-    inside the backward. There the run stops before that step, except for an update without a live token, in which
+    inside the backward. There the run stops before that step, except for an update with an empty loss mask, in which
     momentum moves the weights, and for a gradient that alone is not finite.
 
     `sparse_columns` are columns `(B, C, S)` of log-probabilities. The guard only counts in them, since the loss hides
@@ -57,9 +57,9 @@ class FiniteGuard:
         counted = [name for name in self.columns if name != _NOT_COUNTED]
         self._counted = [*counted, "logits", "trust_region", "loss", "gradient"]
         dtype = torch.float64 if has_float64(accelerator.device) else torch.float32
-        # A slot for each of these, and for the live tokens
+        # A slot for each of these, and for the tokens that the loss is over
         self._counts = torch.zeros(len(self._counted) + 1, dtype=dtype, device=accelerator.device)
-        self.live: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
+        self.loss_mask: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
         self._counting = False  # whether that loss is one of the training
         self.bad_rewards: list[str] = []  # of the current rollout batch: those not finite, in words
         self.nothing_scored = False  # whether vLLM, whose policy is the old one, scored no token of the rollout batch
@@ -133,20 +133,20 @@ class FiniteGuard:
     # -- Loss -------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def watch_loss(self, inputs: dict[str, Any], training: bool) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-        """Around a loss: gives it `inputs` with harmless values at masked positions, and the live tokens `(B, C)`."""
+    def watch_loss(self, inputs: dict[str, Any], training: bool) -> Iterator[dict[str, Any]]:
+        """Around a loss: yields `inputs` with harmless values at masked positions."""
         mask = inputs["completion_mask"]
         if "tool_mask" in inputs:
             mask = mask * inputs["tool_mask"]
-        self.live, self._counting = mask.bool(), training
+        self.loss_mask, self._counting = mask.bool(), training
         if training:
-            self._counts[-1] += self.live.sum()
+            self._counts[-1] += self.loss_mask.sum()
         try:
-            yield self._without_masked(inputs, self.live), self.live
+            yield self._without_masked(inputs, self.loss_mask)
         finally:
-            self.live = None
+            self.loss_mask = None
 
-    def _without_masked(self, inputs: dict[str, Any], live: torch.Tensor) -> dict[str, Any]:
+    def _without_masked(self, inputs: dict[str, Any], loss_mask: torch.Tensor) -> dict[str, Any]:
         """A copy of a micro-batch whose masked positions hold harmless values. Counts what is not finite at the others;
         of sparse log-probabilities it counts only: there −inf is a number, which marks an unused slot."""
         inputs = dict(inputs)
@@ -154,8 +154,9 @@ class FiniteGuard:
             values = inputs.get(name)
             if values is None:
                 continue
-            # Of a token (B, C), or of a completion (B,) or (B, 1), which is live if any of its tokens is
-            mask = live if values.shape[:2] == live.shape else live.any(1).view(-1, *values.shape[1:])
+            # A column has a number for each token, (B, C), or one for each completion, (B,) or (B, 1)
+            of_tokens = values.shape[:2] == loss_mask.shape
+            mask = loss_mask if of_tokens else loss_mask.any(1).view(-1, *values.shape[1:])
             if values.dim() == 3:
                 bad = mask & (values.isnan() | (values == math.inf)).any(-1)
             else:
@@ -169,14 +170,14 @@ class FiniteGuard:
         self, log_probs: torch.Tensor, entropies: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What TRL's loss reads of log-probabilities and entropies `(B, C)`; outside of a loss both as they are."""
-        if self.live is None:
+        if self.loss_mask is None:
             return log_probs, entropies
-        log_probs = log_probs.masked_fill(~self.live, 0.0)  # also where a tool's tokens have a value
+        log_probs = log_probs.masked_fill(~self.loss_mask, 0.0)  # also where a tool's tokens have a value
         if entropies is not None:  # of all logits of a position
             finite = entropies.detach().isfinite()
             if self._counting:
-                self._count("logits", (self.live & ~finite).sum())
-            entropies = entropies.masked_fill(~(self.live & finite), 0.0)
+                self._count("logits", (self.loss_mask & ~finite).sum())
+            entropies = entropies.masked_fill(~(self.loss_mask & finite), 0.0)
         return log_probs, entropies
 
     def _count(self, name: str, count: torch.Tensor) -> None:
@@ -184,7 +185,7 @@ class FiniteGuard:
         self._counts[self._counted.index(name)] += count
 
     def count_bounded(self, bad: torch.Tensor) -> None:
-        """In a loss: count the live tokens, `bad` of them, of which the trust region made a NaN or an infinity."""
+        """In a loss: count `bad` tokens, of which the trust region made a NaN or an infinity."""
         if self._counting:
             self._count("trust_region", bad)
 
@@ -240,7 +241,7 @@ class FiniteGuard:
         return "DeepSpeed" if self.accelerator.distributed_type == DistributedType.DEEPSPEED else None
 
     def _gather(self) -> tuple[str, float]:
-        """What was not finite since the last update, in words, and the live tokens; the same on all ranks."""
+        """What was not finite since the last update, in words, and the tokens of the losses; the same on all ranks."""
         counts = self.accelerator.gather(self._counts.unsqueeze(0)).tolist()  # (ranks, slots)
         self._counts.zero_()
         found = [[name for name, count in zip(self._counted, row, strict=False) if count > 0] for row in counts]
@@ -256,7 +257,7 @@ class FiniteGuard:
 
     def _report(self, bad: str, tokens: float, update: int) -> None:
         if not bad:
-            # An update without a live token is neither good nor bad: the count of bad ones in a row stays as it is
+            # An update without a token is neither good nor bad: the count of bad ones in a row stays as it is
             if tokens > 0:
                 self._in_a_row = 0
             else:
@@ -284,7 +285,7 @@ _ADVICE = (
 )
 _ADVICE_ON_REGION = (
     "The `trust_region` made NaN or infinity of finite log-probabilities. One of your own must return finite numbers "
-    "for every live token; an unused slot is −∞ in both policies, and −∞ − (−∞) is NaN."
+    "for every token that is not masked; an unused slot is −∞ in both policies, and −∞ − (−∞) is NaN."
 )
 _OF_ENGINE = "vLLM's log-probabilities"
 _ADVICE_ON_ENGINE = (

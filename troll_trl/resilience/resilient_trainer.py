@@ -122,15 +122,15 @@ class ResilientTrainer(CheckpointedTrainer, _Trainer):
         training = self.model.training
         if training:
             self._entropy_control = {name: getattr(self, name) for name in ENTROPY_CONTROL if hasattr(self, name)}
-        with self.finite_guard.watch_loss(inputs, training) as (inputs, _):
+        with self.finite_guard.watch_loss(inputs, training) as inputs:
             loss = super().compute_loss(model, inputs, *args, **kwargs)
         if training and GUARD not in self.switched_off:
             self.finite_guard.check_loss(loss, self.state.global_step + 1)
         return loss
 
-    def _count_bounded(self, trust_region_model, live: torch.Tensor, mode: str) -> None:
+    def _count_bounded(self, trust_region_model, loss_mask: torch.Tensor, mode: str) -> None:
         self.finite_guard.count_bounded(trust_region_model.not_finite)
-        super()._count_bounded(trust_region_model, live, mode)
+        super()._count_bounded(trust_region_model, loss_mask, mode)
 
     def restore_entropy_coef(self) -> None:
         """After an update was skipped: the loss has moved it by an entropy that says nothing."""

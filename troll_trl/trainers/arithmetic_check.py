@@ -99,7 +99,7 @@ def _faults(trainer: Any, owner: type, inputs: dict[str, Any], mode: str) -> Ite
     rows, columns = inputs["completion_mask"].shape
     device = inputs["completion_mask"].device
     row, column = torch.arange(rows, device=device).unsqueeze(1), torch.arange(columns, device=device)
-    live = column < 1 + (row + (columns - 1) // 2) % columns  # (B, C): completions of several lengths
+    loss_mask = column < 1 + (row + (columns - 1) // 2) % columns  # (B, C): completions of several lengths
     # So small that sums over a completion lose nothing to rounding
     log_probs = ((-1 - 0.5 * torch.sin(1.0 + row + column)) / columns).requires_grad_()
     threshold = getattr(trainer, "off_policy_mask_threshold", None)
@@ -107,8 +107,8 @@ def _faults(trainer: Any, owner: type, inputs: dict[str, Any], mode: str) -> Ite
     for gain, up, kept, beta in itertools.product(SIGNS, SIGNS, masks, sorted({0.0, float(trainer.beta)})):
         log_ratio = log_ratios(trainer, row + column, (row % 2 == 0) == (up == 1))
         advantages = gain * (1 + row % 4 / 4)  # (B, 1)
-        given = inputs | _made_up(inputs, live, log_probs.detach(), log_ratio, advantages)
-        expected, reference = _expected(trainer, given, live, log_probs, log_ratio, advantages * kept, mode, beta)
+        given = inputs | _made_up(inputs, loss_mask, log_probs.detach(), log_ratio, advantages)
+        expected, reference = _expected(trainer, given, loss_mask, log_probs, log_ratio, advantages * kept, mode, beta)
         actual = _actual(trainer, owner, given, log_probs, kept, beta)
         case = (
             f"with {'positive' if gain > 0 else 'negative'} advantages, log-ratios of both signs, `beta` {beta:g} and "
@@ -133,33 +133,39 @@ def _widened(inputs: dict[str, Any], width: int | None) -> dict[str, Any]:
 
 
 def _made_up(
-    inputs: dict[str, Any], live: torch.Tensor, fixed: torch.Tensor, log_ratio: torch.Tensor, advantages: torch.Tensor
+    inputs: dict[str, Any],
+    loss_mask: torch.Tensor,
+    fixed: torch.Tensor,
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
     """The columns that TRL's loss reads next to the policy's log-probabilities `fixed` `(B, C)`, for log-ratios
     `(B, C)` to the old policy. RLOO's, of a completion, is their mean: the sum may overflow."""
-    rows, columns = live.shape
-    angle = torch.arange(rows, device=live.device).unsqueeze(1) + 2.0 * torch.arange(columns, device=live.device)
+    rows, columns = loss_mask.shape
+    angle = torch.arange(rows, device=loss_mask.device).unsqueeze(1) + 2.0 * torch.arange(
+        columns, device=loss_mask.device
+    )
     real = inputs["advantages"]  # (B,), or (B, 1) or (B, C) of a newer TRL
     return {
-        "completion_mask": live.to(inputs["completion_mask"].dtype),
+        "completion_mask": loss_mask.to(inputs["completion_mask"].dtype),
         "advantages": advantages.view(rows, *[1] * (real.dim() - 1)).expand(real.shape).to(real.dtype),
         "old_per_token_logps": fixed - log_ratio,
-        "old_logps": (fixed * live).sum(1) - _mean(log_ratio, live).squeeze(1),
+        "old_logps": (fixed * loss_mask).sum(1) - _mean(log_ratio, loss_mask).squeeze(1),
         "ref_per_token_logps": fixed + 0.3 + 0.2 * torch.cos(angle),
         "sampling_per_token_logps": fixed,
         "importance_sampling_ratio": torch.ones_like(fixed),
     }
 
 
-def _mean(values: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """`(B, 1)`, of values `(B, C)` over live tokens."""
-    return (values * live).sum(1, keepdim=True) / live.sum(1, keepdim=True)
+def _mean(values: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
+    """`(B, 1)`, of values `(B, C)` over the tokens of `loss_mask` `(B, C)`."""
+    return (values * loss_mask).sum(1, keepdim=True) / loss_mask.sum(1, keepdim=True)
 
 
 def _expected(
     trainer: Any,
     inputs: dict[str, Any],
-    live: torch.Tensor,
+    loss_mask: torch.Tensor,
     log_probs: torch.Tensor,
     log_ratio: torch.Tensor,
     advantages: torch.Tensor,
@@ -169,12 +175,12 @@ def _expected(
     """The gradients `(B, C)` of the surrogate and of the reference term. A completion's ratio, of GSPO and RLOO, gives
     each of its tokens the same slope."""
     if getattr(trainer.args, "importance_sampling_level", "sequence") == "sequence":
-        log_ratio = _mean(log_ratio, live)
-    surrogate = trainer._aggregate(-slope(trainer, log_ratio, advantages) * log_probs, live, inputs, mode)
+        log_ratio = _mean(log_ratio, loss_mask)
+    surrogate = trainer._aggregate(-slope(trainer, log_ratio, advantages) * log_probs, loss_mask, inputs, mode)
     (gradient,) = torch.autograd.grad(surrogate, log_probs)
     if beta == 0.0:
         return gradient, torch.zeros_like(gradient)
-    term = trainer._reference_term(log_probs, live, inputs, mode)
+    term = trainer._reference_term(log_probs, loss_mask, inputs, mode)
     if not isinstance(term, torch.Tensor):  # RLOO's is in the reward
         return gradient, torch.zeros_like(gradient)
     return gradient, torch.autograd.grad(term, log_probs)[0]

@@ -282,18 +282,19 @@ class EngineOldPolicyCache(OldPolicyCache):
                 batch["num_items_in_batch"] = batch["num_items_in_batch"] - count
         batch[OLD_LOG_PROBS] = log_probs.nan_to_num(0.0)
         if self.support_size:
-            live = (trained * known).bool().cpu()
-            batch[OLD_POLICY_KEY] = [*map(self._pack, self._rows, batch["completion_ids"].cpu(), live)]
+            loss_mask = (trained * known).bool().cpu()
+            batch[OLD_POLICY_KEY] = [*map(self._pack, self._rows, batch["completion_ids"].cpu(), loss_mask)]
         return count
 
-    def _pack(self, rows: np.ndarray, sampled: torch.Tensor, live: torch.Tensor) -> RaggedDistribution:
-        """The old policy of a completion `(C,)` at its `live` `(C,)` positions, with as few tokens as the trainer's."""
-        old, live = sparse_of(torch.from_numpy(rows), sampled[: len(rows)]), live[: len(rows), None]
+    def _pack(self, rows: np.ndarray, sampled: torch.Tensor, loss_mask: torch.Tensor) -> RaggedDistribution:
+        """The old policy of a completion `(C,)` at the positions of `loss_mask` `(C,)`, with as few tokens as the
+        trainer's."""
+        old, masked = sparse_of(torch.from_numpy(rows), sampled[: len(rows)]), ~loss_mask[: len(rows), None]
         own, others, rest = old.log_probs.split([1, self.support_size - 1, 1], 1)
         left = ~mass_rule(own, others, self.tail_mass)  # to the rest
         rest = torch.cat([rest, others.masked_fill(~left, -torch.inf)], 1).logsumexp(1, keepdim=True)
         log_probs = torch.cat([own, others.masked_fill(left, -torch.inf), rest], 1)
-        token_ids = old.token_ids.masked_fill(torch.cat([~live, left | ~live], 1), UNUSED)
+        token_ids = old.token_ids.masked_fill(torch.cat([masked, left | masked], 1), UNUSED)
         return RaggedDistribution.pack(SparseDistribution(token_ids[None], log_probs[None]))
 
 

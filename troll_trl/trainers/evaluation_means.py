@@ -122,8 +122,8 @@ class EvaluationTotals:
         rows, rank = len(batch["completion_mask"]), self.accelerator.process_index
         counted = self._counted[rank * rows : (rank + 1) * rows].to(batch["completion_mask"].device)
         batch["completion_mask"] = batch["completion_mask"] * counted.unsqueeze(1)
-        live = batch["completion_mask"] * batch.get("tool_mask", 1)
-        tokens = self.accelerator.reduce(live.sum(), reduction="sum")
+        loss_mask = batch["completion_mask"] * batch.get("tool_mask", 1)
+        tokens = self.accelerator.reduce(loss_mask.sum(), reduction="sum")
         if "num_items_in_batch" in batch:
             batch["num_items_in_batch"] = tokens.to(batch["num_items_in_batch"])
         self._batch |= {"counted": counted}

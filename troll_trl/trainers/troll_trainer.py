@@ -203,18 +203,18 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
 
     def compute_loss(self, model, inputs, *args, **kwargs):
         mode = "train" if self.model.training else "eval"
-        live = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C)
+        loss_mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C)
         if (old := self._old_policy_of(inputs)) is None:  # idle: π = p, with divergences and regression 0
-            self.troll_metrics[mode].add_idle(live)
+            self.troll_metrics[mode].add_idle(loss_mask)
             return super().compute_loss(model, inputs, *args, **kwargs)
         if mode not in self._arithmetic_checked:
             check_arithmetic(self, inputs, mode)
             self._arithmetic_checked.add(mode)
-        advantages = inputs["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C)
-        policy = TrustRegionModel(self._bound, *old, live, advantages)
+        advantages = inputs["advantages"].reshape(len(loss_mask), -1)  # (B, 1) or (B, C)
+        policy = TrustRegionModel(self._bound, *old, loss_mask, advantages)
         loss = self._bounded_loss(policy, model, inputs, *args, **kwargs)
-        self._count_bounded(policy, live, mode)
-        return loss + self._terms_of_policy(policy, live, inputs, mode)
+        self._count_bounded(policy, loss_mask, mode)
+        return loss + self._terms_of_policy(policy, loss_mask, inputs, mode)
 
     def _bounded_loss(self, policy: TrustRegionModel, model, inputs, *args, **kwargs) -> torch.Tensor:
         """TRL's loss of a micro-batch, of what `policy` makes of the model."""
@@ -280,6 +280,6 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         """By name, what is counted between two log lines of the training, and kept in checkpoints."""
         return {"trust_region": self.troll_metrics["train"]}
 
-    def _count_bounded(self, trust_region_model: TrustRegionModel, live: torch.Tensor, mode: str) -> None:
-        """Count what the trust region did to the `live` tokens `(B, C)` of a loss."""
-        self.troll_metrics[mode].add(live, trust_region_model.bounded.token_stats)
+    def _count_bounded(self, trust_region_model: TrustRegionModel, loss_mask: torch.Tensor, mode: str) -> None:
+        """Count what the trust region did to the tokens `loss_mask` `(B, C)` of a loss."""
+        self.troll_metrics[mode].add(loss_mask, trust_region_model.bounded.token_stats)

@@ -82,8 +82,8 @@ class TrustRegionModel:
     `log p(a)`; and `not_finite`, the number of tokens of which the trust region made a NaN or an infinity.
 
     `old` `(B, C, S)` has log-probabilities of the old policy on its support `token_ids` `(B, C, K)` and the rest; or,
-    without a support, of the sampled token, `S = 1`. `live` `(B, C)`, bool, are the tokens that the loss is over, and
-    `advantages` is `(B, 1)` or `(B, C)`.
+    without a support, of the sampled token, `S = 1`. `loss_mask` `(B, C)`, bool, has the tokens that the loss is
+    over, and `advantages` is `(B, 1)` or `(B, C)`.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class TrustRegionModel:
         trust_region: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], TrustRegionOutput],
         old: torch.Tensor,
         token_ids: torch.Tensor | None,
-        live: torch.Tensor,
+        loss_mask: torch.Tensor,
         advantages: torch.Tensor,
     ):
         self.trust_region, self.old, self.token_ids, self.advantages = trust_region, old, token_ids, advantages
-        self.dead = ~live.bool()
+        self.loss_mask = loss_mask.bool()
 
     def wrap(self, model, completion_length: int):
         """A callable in place of `model` whose `log_probs` are what the trust region makes of the policy."""
@@ -115,14 +115,14 @@ class TrustRegionModel:
                 )
             # What takes no part in the loss enters no exp. Nor does NaN, which `project` would refuse, on one rank
             # while the others wait: the guard has counted it, and the update will be skipped.
-            dead = self.dead | self.old.isnan().any(-1) | policy.detach().isnan().any(-1)
-            self.policy_log_probs = output.log_probs[:, -completion_length:].masked_fill(dead, 0.0)  # (B, C)
-            policy, old = keep_nothing(policy, dead), keep_nothing(self.old, dead)
+            ignored = ~self.loss_mask | self.old.isnan().any(-1) | policy.detach().isnan().any(-1)
+            self.policy_log_probs = output.log_probs[:, -completion_length:].masked_fill(ignored, 0.0)  # (B, C)
+            policy, old = keep_nothing(policy, ignored), keep_nothing(self.old, ignored)
             bounded = self.trust_region(policy, old, self.advantages)
-            # Dead positions have all their mass in the rest, and −∞ for a sampled token: −∞ − (−∞) is NaN
-            sampled, regression = bounded.log_probs.masked_fill(dead, 0.0), bounded.regression
+            # Ignored positions have all their mass in the rest, and −∞ for a sampled token: −∞ − (−∞) is NaN
+            sampled, regression = bounded.log_probs.masked_fill(ignored, 0.0), bounded.regression
             if regression is not None:
-                regression = regression.masked_fill(dead, 0.0)
+                regression = regression.masked_fill(ignored, 0.0)
             self.bounded = replace(bounded, log_probs=sampled, regression=regression)
             given = (policy.detach()[..., 0] + old[..., 0]).isfinite()
             self.not_finite = (given & not_finite(self.bounded)).sum()

@@ -13,14 +13,15 @@ from troll_trl.trust_region.sparse import UNUSED, SparseDistribution
 @dataclass
 class RaggedDistribution:
     """
-    The live positions of [`SparseDistribution`]s and their used slots: 8·k + 8 bytes for a position with k kept tokens.
+    The positions of [`SparseDistribution`]s that keep tokens, and their used slots. A position with k kept tokens takes
+    8·k + 8 bytes.
 
-    The numbers of a row follow those of the row before it. Masked positions between live ones count 0 tokens and take 8
-    bytes; those behind the last live one take none.
+    The numbers of a row follow the numbers of the row before it. A masked position, which keeps no token, takes 8
+    bytes. Masked positions after a row's last kept token take none.
 
     Attributes:
         lengths (`torch.Tensor` of shape `(B,)`, int32):
-            Positions of each row, up to its last live one.
+            Positions of each row, up to its last one that keeps a token.
         counts (`torch.Tensor` of shape `(P,)`, int32):
             Kept tokens of each of these `P = Σ lengths` positions.
         rest (`torch.Tensor` of shape `(P,)`, float32):
@@ -73,16 +74,16 @@ class RaggedDistribution:
         tensors = {name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors}
         return RaggedDistribution(**tensors, width=max(part.width for part in parts))
 
-    def keep(self, live: torch.Tensor) -> "RaggedDistribution":
-        """Without the tokens of all positions where `live` `(B, T)`, bool, is false; as wide as before. Waits for the
+    def keep(self, mask: torch.Tensor) -> "RaggedDistribution":
+        """Drop the tokens of all positions where `mask` `(B, T)`, bool, is false; the width stays. Waits for the
         device."""
-        inside = torch.arange(live.shape[1], device=live.device) < self.lengths.unsqueeze(1)
-        live = live[inside]  # (P,)
-        kept = live.repeat_interleave(self.counts)  # (S,)
+        inside = torch.arange(mask.shape[1], device=mask.device) < self.lengths.unsqueeze(1)
+        mask = mask[inside]  # (P,)
+        kept = mask.repeat_interleave(self.counts)  # (S,)
         return RaggedDistribution(
             self.lengths,
-            self.counts * live,
-            self.rest.masked_fill(~live, 0.0),
+            self.counts * mask,
+            self.rest.masked_fill(~mask, 0.0),
             self.token_ids[kept],
             self.log_probs[kept],
             self.width,
