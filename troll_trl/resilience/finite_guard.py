@@ -38,9 +38,9 @@ class FiniteGuard:
     The guard counts on the device what is not finite of all that the loss reads (advantages, cached log-probabilities,
     logits), of the loss and of the norm of the gradient. Once per update it gathers the counts of all ranks, in one
     small collective. If any is not zero, or if the loss mask is empty on all ranks, it drops the gradient before the
-    optimizer sees it: weights, moments, weight decay and the learning rate schedule stay as they are, bit for bit. It skips every
-    update of a rollout batch with a reward that is not finite. `troll/skipped_updates` counts; after
-    `max_skipped_updates` in a row the run stops.
+    optimizer sees it: weights, moments, weight decay and the learning rate schedule stay as they are, bit for bit. It
+    skips every update of a rollout batch with a reward that is not finite. `troll/skipped_updates` counts skipped
+    updates; after `max_skipped_updates` in a row the run stops.
 
     With a float16 gradient scaler, an overflowing gradient is the scaler's to skip, uncounted, as long as the scaler
     can lower its scale; the scaler ignores what the guard skips. DeepSpeed, and layer-wise and LOMO optimizers, step

@@ -141,10 +141,8 @@ def _made_up(
 ) -> dict[str, torch.Tensor]:
     """The columns that TRL's loss reads next to the policy's log-probabilities `fixed` `(B, C)`, for log-ratios
     `(B, C)` to the old policy. RLOO's, of a completion, is their mean: the sum may overflow."""
-    rows, columns = loss_mask.shape
-    angle = torch.arange(rows, device=loss_mask.device).unsqueeze(1) + 2.0 * torch.arange(
-        columns, device=loss_mask.device
-    )
+    (rows, columns), device = loss_mask.shape, loss_mask.device
+    angle = torch.arange(rows, device=device).unsqueeze(1) + 2.0 * torch.arange(columns, device=device)
     real = inputs["advantages"]  # (B,), or (B, 1) or (B, C) of a newer TRL
     return {
         "completion_mask": loss_mask.to(inputs["completion_mask"].dtype),
