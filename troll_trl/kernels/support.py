@@ -7,29 +7,29 @@ import math
 
 import torch
 
-from troll_trl.kernels.candidates import Candidates, number_of, rank_key
 from troll_trl.kernels.dispatch import has_float64, jit, launch, tl, triton, use_triton
 from troll_trl.kernels.tiles import FLOOR
+from troll_trl.kernels.topk import TopTokens, number_of, rank_key
 
-# Candidates of a position that a program of one warp holds in registers, 8 in each thread
+# Top tokens of a position that a program of one warp holds in registers, 8 in each thread
 MOST_IN_REGISTERS = 256
 _TORCH_ROWS = 8192  # positions that torch settles at a time: its float64 numbers take some 4 MiB at K = 64
 
 
 def settle_support(
-    sampled_ids: torch.Tensor, sampled: torch.Tensor, candidates: Candidates, tail_mass: float
+    sampled_ids: torch.Tensor, sampled: torch.Tensor, top: TopTokens, tail_mass: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Token ids `(N, K)` int32 and sparse log-probabilities `(N, K + 1)` float32: the sampled token, then the others that
     [`mass_rule`] keeps by descending probability, and the rest.
 
-    `sampled_ids` `(N,)`, contiguous, and `sampled` `(N, 1)` are the sampled tokens and their logits, `candidates` the
+    `sampled_ids` `(N,)`, contiguous, and `sampled` `(N, 1)` are the sampled tokens and their logits, `top` the
     `K − 1` others. −1 and −∞ are in unused slots.
     """
-    device, k = sampled.device, candidates.logits.shape[1]
+    device, k = sampled.device, top.logits.shape[1]
     # A row of one token needs no order
     by_triton = use_triton(device) and has_float64(device) and 0 < k <= MOST_IN_REGISTERS
-    return (_settle_triton if by_triton else _settle_torch)(sampled_ids, sampled, candidates, tail_mass)
+    return (_settle_triton if by_triton else _settle_torch)(sampled_ids, sampled, top, tail_mass)
 
 
 def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tail_mass: float) -> torch.Tensor:
@@ -42,11 +42,11 @@ def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tai
     return (mass_before < 1 - tail_mass).to(other_log_probs.device) & (other_log_probs > -math.inf)
 
 
-def _settle_torch(sampled_ids, sampled, candidates, tail_mass):
+def _settle_torch(sampled_ids, sampled, top, tail_mass):
     settled = []
     for first in range(0, max(len(sampled), 1), _TORCH_ROWS):
         rows = slice(first, first + _TORCH_ROWS)
-        logits, token_ids, left, _ = (x[rows] for x in candidates)
+        logits, token_ids, left, _ = (x[rows] for x in top)
         settled.append(_settle_torch_rows(sampled_ids[rows, None], sampled[rows], logits, token_ids, left, tail_mass))
     ids, log_probs = zip(*settled, strict=True)
     return torch.cat(ids), torch.cat(log_probs)
@@ -64,8 +64,8 @@ def _settle_torch_rows(sampled_ids, sampled, logits, token_ids, left, tail_mass)
     return token_ids, torch.log_softmax(torch.cat([kept, rest], 1), 1)
 
 
-def _settle_triton(sampled_ids, sampled, candidates, tail_mass):
-    logits, token_ids, left, _ = candidates
+def _settle_triton(sampled_ids, sampled, top, tail_mass):
+    logits, token_ids, left, _ = top
     (rows, k), device = logits.shape, logits.device
     kept_ids = torch.empty((rows, k + 1), device=device, dtype=torch.int32)
     log_probs = torch.empty((rows, k + 2), device=device)

@@ -19,7 +19,7 @@ import torch
 from troll_trl.kernels.dispatch import jit, tl, use_triton
 
 # Stands for −∞ in float32, as `y` and as a logit: exp() of it is 0 against any logit, while 0·(−∞) would be NaN. Some
-# −1e30, and a power of two: bf16 and float16's own bits hold it exactly, see candidates.py.
+# −1e30, and a power of two: bf16 and float16's own bits hold it exactly, see topk.py.
 FLOOR = -(2.0**100)
 _STRIDE_STEP = 16  # elements: a cache line of float32, and the alignment that matrix products want of bf16
 # Tokens × vocabulary columns of one tile of the training pass. Large enough for the matrix products to run at full

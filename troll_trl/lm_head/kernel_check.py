@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.kernels import blocks, candidates, coefficients, fold, gradient, outcomes, projection, support
+from troll_trl.kernels import blocks, coefficients, fold, gradient, outcomes, projection, support, topk
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
 from troll_trl.trust_region.projection import project_rows, project_rows_backward
 
@@ -162,12 +162,12 @@ def _check_reduce(case, device):
 
 def _check_choice(case, device):
     k = case.slots - 1
-    if k > candidates.MOST_IN_REGISTERS:  # the fallback's
+    if k > topk.MOST_IN_REGISTERS:  # the fallback's
         return []
     reduced, bias = _reduced(case, device)
-    ours, theirs = (candidates.empty_candidates(case.rows, k, device) for _ in range(2))
-    candidates._choose_triton(reduced, bias, case.transform, ours)
-    candidates._choose_torch(reduced, bias, case.transform, theirs)
+    ours, theirs = (topk.empty_top_tokens(case.rows, k, device) for _ in range(2))
+    topk._choose_triton(reduced, bias, case.transform, ours)
+    topk._choose_torch(reduced, bias, case.transform, theirs)
     # By logit, as tokens of one logit may come in any order; and the logits of the tokens that the kernel names
     logits = case.transform.factor * _y(reduced, bias, case.transform)
     named = logits.gather(1, ours.token_ids.clamp(min=0).long()).where(ours.token_ids >= 0, FLOOR)
@@ -189,7 +189,7 @@ def _check_support(case, device):
     sampled, left = (torch.full((case.rows, 1), x, device=device) for x in (1.0, -_SPREAD))
     left[::2] = FLOOR
     ids = torch.stack([torch.randperm(case.vocabulary, generator=generator)[:k] for _ in range(case.rows)])
-    given = candidates.Candidates(logits.to(device), ids.int().to(device), left, left.squeeze(1))
+    given = topk.TopTokens(logits.to(device), ids.int().to(device), left, left.squeeze(1))
     sampled_ids = torch.arange(case.rows, device=device)
     ours, theirs = (
         settle(sampled_ids, sampled, given, 0.05) for settle in (support._settle_triton, support._settle_torch)

@@ -1,7 +1,7 @@
 """The scoring pass: the support of every token's distribution, chosen without sorting the vocabulary.
 
 One pass over the products reduces every block of 64 logits to its maximum and two sums, for log-sum-exp and entropy
-(`blocks.py`); then the best blocks give the best tokens (`candidates.py`). The log-sum-exp of the rest is summed from
+(`blocks.py`); then the best blocks give the best tokens (`topk.py`). The log-sum-exp of the rest is summed from
 the blocks and candidates that were not kept, so it never comes from a difference.
 """
 
@@ -10,10 +10,10 @@ import math
 import torch
 
 from troll_trl.kernels.blocks import BLOCK, COLUMNS_STEP, blocks_of, reduce_chunk
-from troll_trl.kernels.candidates import MOST_IN_REGISTERS, Candidates, choose_candidates, empty_candidates
 from troll_trl.kernels.dispatch import use_triton
 from troll_trl.kernels.support import settle_support
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into, slices
+from troll_trl.kernels.topk import MOST_IN_REGISTERS, TopTokens, choose_top_tokens, empty_top_tokens
 
 # Vocabulary columns that the PyTorch fallback reduces at a time: on a CPU while they are still in the cache, on a GPU
 # since it holds copies of them. The kernels take all at once: on an H100 chunks of 16,384, which its cache holds,
@@ -68,20 +68,20 @@ def select_support(
     weights = [weight[cols] for cols in columns]
     if weight.dtype != dtype and tokens < len(hidden):
         weights = [part.to(dtype) for part in weights]
-    # Of all positions, so that what follows the choice of the candidates is done once
+    # For all positions: `settle_support` then runs once, and not for each tile
     sampled = torch.full((len(hidden), 1), FLOOR, device=device)
-    candidates = empty_candidates(len(hidden), support_size - 1, device)
+    top = empty_top_tokens(len(hidden), support_size - 1, device)
     for rows in slices(len(hidden), tokens):
         hidden_rows = hidden[rows].to(dtype)
         blocks = blocks_of(tile[: len(hidden_rows)], sampled_ids[rows], sampled[rows], vocabulary, chunk, keep)
         for cols, weight_cols in zip(columns, weights, strict=True):
             product_into(blocks.chunk_at(cols.start)[:, : len(weight_cols)], hidden_rows, weight_cols)
             reduce_chunk(blocks, None if bias is None else bias[cols], transform, cols.start, cols.stop - cols.start)
-        choose_candidates(blocks, bias, transform, Candidates(*(part[rows] for part in candidates)))
+        choose_top_tokens(blocks, bias, transform, TopTokens(*(part[rows] for part in top)))
         del blocks
     del tile
-    ids, log_probs = settle_support(sampled_ids, sampled, candidates, tail_mass)
-    return ids, log_probs, candidates.entropy
+    ids, log_probs = settle_support(sampled_ids, sampled, top, tail_mass)
+    return ids, log_probs, top.entropy
 
 
 def _tokens_per_tile(tokens: int, most: int, step: int) -> int:

@@ -22,8 +22,8 @@ MOST_IN_REGISTERS = 128
 PART = 256
 
 
-class Candidates(NamedTuple):
-    """The `k` most likely tokens of `n` positions apart from the sampled one, and what is left."""
+class TopTokens(NamedTuple):
+    """The `k` most likely tokens of `n` positions, without the sampled one, and all other tokens together."""
 
     logits: torch.Tensor  # (n, k) float32, in any order; at most `FLOOR / 2` if the vocabulary has no more tokens
     token_ids: torch.Tensor  # (n, k) int32
@@ -31,27 +31,25 @@ class Candidates(NamedTuple):
     entropy: torch.Tensor  # (n,) float32, of the full distribution
 
 
-def empty_candidates(n: int, k: int, device: torch.device) -> Candidates:
-    """Where `choose_candidates` writes, for all positions at once: each tile fills its rows."""
+def empty_top_tokens(n: int, k: int, device: torch.device) -> TopTokens:
+    """The tensors that `choose_top_tokens` fills, for all positions: each tile fills its rows."""
     logits = torch.full((n, k), FLOOR, device=device)
     token_ids = torch.full((n, k), -1, device=device, dtype=torch.int32)
-    return Candidates(logits, token_ids, logits.new_empty((n, 1)), logits.new_empty(n))
+    return TopTokens(logits, token_ids, logits.new_empty((n, 1)), logits.new_empty(n))
 
 
-def choose_candidates(
-    blocks: Blocks, bias: torch.Tensor | None, transform: LogitTransform, candidates: Candidates
-) -> None:
+def choose_top_tokens(blocks: Blocks, bias: torch.Tensor | None, transform: LogitTransform, top: TopTokens) -> None:
     """
-    Write the `k` ≤ V − 1 most likely tokens apart from the sampled one, of `blocks` whose chunks are all reduced, into
-    `candidates`, rows of [`empty_candidates`]. `bias` `(V,)` and `transform` turn products into logits.
+    Write the `k` ≤ V − 1 most likely tokens, without the sampled one, into `top`, rows of [`empty_top_tokens`]. All
+    chunks of `blocks` must be reduced. `bias` `(V,)` and `transform` turn products into logits.
     """
-    in_registers = candidates.logits.shape[1] <= MOST_IN_REGISTERS
+    in_registers = top.logits.shape[1] <= MOST_IN_REGISTERS
     choose = _choose_triton if use_triton(blocks.tile.device) and in_registers else _choose_torch
-    choose(blocks, bias, transform, candidates)
+    choose(blocks, bias, transform, top)
 
 
-def _choose_torch(blocks, bias, transform, candidates):
-    k = candidates.logits.shape[1]
+def _choose_torch(blocks, bias, transform, top):
+    k = top.logits.shape[1]
     block_max = transform.to_logits(blocks.max)
     log_sum_exp = block_max + blocks.sum_exp.log()  # of every block, (n, blocks)
     if blocks.best is not None:
@@ -70,7 +68,7 @@ def _choose_torch(blocks, bias, transform, candidates):
         y = transform.cap_(y).masked_fill_(unused, FLOOR)
     logits = transform.to_logits(y)
     best = logits.topk(k, 1)
-    candidates.left_log_sum_exp[:] = torch.logaddexp(
+    top.left_log_sum_exp[:] = torch.logaddexp(
         log_sum_exp.scatter(1, best_blocks, FLOOR).logsumexp(1, keepdim=True),
         logits.scatter(1, best.indices, FLOOR).logsumexp(1, keepdim=True),
     )
@@ -80,10 +78,10 @@ def _choose_torch(blocks, bias, transform, candidates):
     mean_u = transform.factor * blocks.sum_exp_u / blocks.sum_exp
     entropy = (block_prob * (log_z - block_max - mean_u)).sum(1, keepdim=True)
     entropy += (blocks.sampled - log_z).exp() * (log_z - blocks.sampled)
-    candidates.entropy[:] = entropy.squeeze(1)
-    candidates.logits[:] = best.values
+    top.entropy[:] = entropy.squeeze(1)
+    top.logits[:] = best.values
     columns = _columns_of(best_blocks.gather(1, best.indices // BLOCK), best.indices % BLOCK, blocks)
-    candidates.token_ids[:] = columns
+    top.token_ids[:] = columns
 
 
 def _columns_of(which: torch.Tensor, member: torch.Tensor, blocks: Blocks) -> torch.Tensor:
@@ -92,8 +90,8 @@ def _columns_of(which: torch.Tensor, member: torch.Tensor, blocks: Blocks) -> to
     return first + member * blocks.stride
 
 
-def _choose_triton(blocks, bias, transform, candidates):
-    logits, token_ids, left, entropy = candidates
+def _choose_triton(blocks, bias, transform, top):
+    logits, token_ids, left, entropy = top
     rows, device, k = len(logits), logits.device, logits.shape[1]
     count = triton.cdiv(blocks.vocabulary, BLOCK)  # those after it are padding
     k_blocks = min(k, count)
