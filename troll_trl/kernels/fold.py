@@ -63,7 +63,7 @@ def _fold_torch(tile, bias, transform, token_ids, start, state, scratch):
     tile[:, -1] = FLOOR
     slots = to_slots(token_ids, start, tile)
     torch.maximum(state.kept, tile.gather(1, slots), out=state.kept)
-    tile.scatter_(1, slots, FLOOR)  # what is left is the rest
+    tile.scatter_(1, slots, FLOOR)  # the rest stays
     new_max = torch.maximum(state.max, tile.amax(1, keepdim=True))
     shift = state.max - new_max
     rescale = (transform.factor * shift).exp()

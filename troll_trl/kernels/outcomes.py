@@ -31,7 +31,7 @@ def outcomes_of(
 def _outcomes_torch(state, token_ids, transform):
     kept = transform.to_logits(state.kept).masked_fill(token_ids == -1, -math.inf)
     largest = transform.to_logits(state.max)
-    # Only the floor was summed where no token is left to the rest (a NaN must not pass for that)
+    # If the rest has no token, only the floor was summed (a NaN must not pass for that)
     rest = torch.where(largest < FLOOR / 2, -math.inf, largest + state.sum_exp.log())
     outcomes = torch.cat([kept, rest], 1)
     log_z = outcomes.logsumexp(1, keepdim=True)
@@ -77,7 +77,7 @@ def _outcomes_kernel(
     z = tl.where(used, z, float("-inf"))
     largest = to_logits(tl.load(max_ptr + row), outer, FLOOR)
     s = tl.load(sum_exp_ptr + row)
-    # Only the floor was summed where no token is left to the rest (a NaN must not pass for that)
+    # If the rest has no token, only the floor was summed (a NaN must not pass for that)
     rest = tl.where(largest < FLOOR / 2, float("-inf"), largest + tl.log(s))
     m = tl.maximum(tl.max(z, axis=0), rest)
     log_sum = tl.log(tl.sum(tl.exp(z - m), axis=0) + tl.exp(rest - m))

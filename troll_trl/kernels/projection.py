@@ -134,9 +134,9 @@ def _project_kernel(
         low, high = one - one, one
         target = tl.sqrt(2 * bound)
         t = tl.where(going, tl.sqrt(bound / kl), t)
-        left = MAX_EVALUATIONS
-        while going & (left > 0):
-            left -= 1
+        remaining = MAX_EVALUATIONS
+        while going & (remaining > 0):
+            remaining -= 1
             log_pi, kl, variance = _evaluate_row(t, d, log_q)
             above = kl > bound
             high = tl.where(above, t, high)
@@ -145,7 +145,7 @@ def _project_kernel(
             step = t + (target - root) * root / (t * variance)
             # Towards 0 the bracket shrinks by factors, as the root's magnitude is what is unknown there
             middle = tl.where(low > 0, (low + high) / 2, high / 16)
-            newton = (left >= MAX_EVALUATIONS - NEWTON_EVALUATIONS) | (left % 2 == 1)  # as in `solve`
+            newton = (remaining >= MAX_EVALUATIONS - NEWTON_EVALUATIONS) | (remaining % 2 == 1)  # as in `solve`
             step = tl.where((step > low) & (step < high) & newton, step, middle)
             going = (tl.abs(kl - bound) > TOLERANCE * bound) & (tl.abs(step - t) > 1e-15 * t)
             t = tl.where(going, step, t)

@@ -46,18 +46,18 @@ def _settle_torch(sampled_ids, sampled, top, tail_mass):
     settled = []
     for first in range(0, max(len(sampled), 1), _TORCH_ROWS):
         rows = slice(first, first + _TORCH_ROWS)
-        logits, token_ids, left, _ = (x[rows] for x in top)
-        settled.append(_settle_torch_rows(sampled_ids[rows, None], sampled[rows], logits, token_ids, left, tail_mass))
+        logits, token_ids, rest, _ = (x[rows] for x in top)
+        settled.append(_settle_torch_rows(sampled_ids[rows, None], sampled[rows], logits, token_ids, rest, tail_mass))
     ids, log_probs = zip(*settled, strict=True)
     return torch.cat(ids), torch.cat(log_probs)
 
 
-def _settle_torch_rows(sampled_ids, sampled, logits, token_ids, left, tail_mass):
+def _settle_torch_rows(sampled_ids, sampled, logits, token_ids, rest, tail_mass):
     others, order = logits.sort(1, descending=True)
     others = others.masked_fill(others < FLOOR / 2, -math.inf)  # there are no more tokens
-    log_z = torch.cat([sampled, others, left], 1).logsumexp(1, keepdim=True)
+    log_z = torch.cat([sampled, others, rest], 1).logsumexp(1, keepdim=True)
     keep = mass_rule(sampled - log_z, others - log_z, tail_mass)
-    rest = torch.cat([left, others.masked_fill(keep, -math.inf)], 1).logsumexp(1, keepdim=True)
+    rest = torch.cat([rest, others.masked_fill(keep, -math.inf)], 1).logsumexp(1, keepdim=True)
     rest = rest.masked_fill(rest < FLOOR / 2, -math.inf)
     kept = torch.cat([sampled, others.masked_fill(~keep, -math.inf)], 1)
     token_ids = torch.cat([sampled_ids.int(), token_ids.gather(1, order).masked_fill(~keep, -1)], 1)
@@ -65,11 +65,11 @@ def _settle_torch_rows(sampled_ids, sampled, logits, token_ids, left, tail_mass)
 
 
 def _settle_triton(sampled_ids, sampled, top, tail_mass):
-    logits, token_ids, left, _ = top
+    logits, token_ids, rest, _ = top
     (rows, k), device = logits.shape, logits.device
     kept_ids = torch.empty((rows, k + 1), device=device, dtype=torch.int32)
     log_probs = torch.empty((rows, k + 2), device=device)
-    tensors = (sampled_ids, sampled, logits, token_ids, left, kept_ids, log_probs)
+    tensors = (sampled_ids, sampled, logits, token_ids, rest, kept_ids, log_probs)
     constants = {"LIMIT": 1 - tail_mass, "FLOOR": FLOOR, "SLOTS": triton.next_power_of_2(k), "num_warps": 1}
     launch(_support_kernel, (rows,), device, *tensors, k, **constants)
     return kept_ids, log_probs
@@ -81,7 +81,7 @@ def _support_kernel(
     sampled_ptr,
     logits_ptr,
     ids_ptr,
-    left_ptr,
+    rest_ptr,
     kept_ids_ptr,
     log_probs_ptr,
     k,
@@ -101,16 +101,16 @@ def _support_kernel(
     z = number_of((packed >> 32).to(tl.uint32), 0)
     z = tl.where(z < FLOOR / 2, float("-inf"), z)  # there are no more tokens
 
-    sampled, left = tl.load(sampled_ptr + row), tl.load(left_ptr + row)
-    m = tl.maximum(tl.maximum(tl.max(z, axis=0), sampled), left)
-    log_z = m + tl.log(tl.sum(tl.exp(z - m), axis=0) + tl.exp(sampled - m) + tl.exp(left - m))
+    sampled, rest = tl.load(sampled_ptr + row), tl.load(rest_ptr + row)
+    m = tl.maximum(tl.maximum(tl.max(z, axis=0), sampled), rest)
+    log_z = m + tl.log(tl.sum(tl.exp(z - m), axis=0) + tl.exp(sampled - m) + tl.exp(rest - m))
     # `mass_rule`. The limit is a constant of the program and no argument, which would be rounded to float32
     mass = tl.exp((z - log_z).to(tl.float64))
     before = tl.exp((sampled - log_z).to(tl.float64)) + tl.cumsum(mass, axis=0) - mass
     keep = (before < tl.full((), LIMIT, tl.float64)) & (z > float("-inf"))
     dropped, z = tl.where(keep, float("-inf"), z), tl.where(keep, z, float("-inf"))
-    m = tl.maximum(tl.max(dropped, axis=0), left)
-    rest = m + tl.log(tl.sum(tl.exp(dropped - m), axis=0) + tl.exp(left - m))
+    m = tl.maximum(tl.max(dropped, axis=0), rest)
+    rest = m + tl.log(tl.sum(tl.exp(dropped - m), axis=0) + tl.exp(rest - m))
     rest = tl.where(rest < FLOOR / 2, float("-inf"), rest)
 
     m = tl.maximum(tl.maximum(tl.max(z, axis=0), sampled), rest)

@@ -27,7 +27,7 @@ class TopTokens(NamedTuple):
 
     logits: torch.Tensor  # (n, k) float32, in any order; at most `FLOOR / 2` if the vocabulary has no more tokens
     token_ids: torch.Tensor  # (n, k) int32
-    left_log_sum_exp: torch.Tensor  # (n, 1) float32, of all other tokens; at most `FLOOR / 2` if there are none
+    rest: torch.Tensor  # (n, 1) float32, log-sum-exp of all other tokens; at most `FLOOR / 2` if there are none
     entropy: torch.Tensor  # (n,) float32, of the full distribution
 
 
@@ -68,7 +68,7 @@ def _choose_torch(blocks, bias, transform, top):
         y = transform.cap_(y).masked_fill_(unused, FLOOR)
     logits = transform.to_logits(y)
     best = logits.topk(k, 1)
-    top.left_log_sum_exp[:] = torch.logaddexp(
+    top.rest[:] = torch.logaddexp(
         log_sum_exp.scatter(1, best_blocks, FLOOR).logsumexp(1, keepdim=True),
         logits.scatter(1, best.indices, FLOOR).logsumexp(1, keepdim=True),
     )
@@ -91,7 +91,7 @@ def _columns_of(which: torch.Tensor, member: torch.Tensor, blocks: Blocks) -> to
 
 
 def _choose_triton(blocks, bias, transform, top):
-    logits, token_ids, left, entropy = top
+    logits, token_ids, rest, entropy = top
     rows, device, k = len(logits), logits.device, logits.shape[1]
     count = triton.cdiv(blocks.vocabulary, BLOCK)  # those after it are padding
     k_blocks = min(k, count)
@@ -104,8 +104,8 @@ def _choose_triton(blocks, bias, transform, top):
     warps = warps_for(padded)
     constants = {"BLOCKS": padded, "GROUPS": min(slots, padded), "PART": min(PART * warps, padded)}
     constants |= {"outer": arguments["outer"], "num_warps": warps, **shared}
-    launch(_best_blocks_kernel, (rows,), device, *statistics, best_blocks, left, entropy, *sizes, **constants)
-    tensors = (blocks.tile, blocks.tile.stride(0), bias, blocks.sampled_ids, best_blocks, logits, token_ids, left)
+    launch(_best_blocks_kernel, (rows,), device, *statistics, best_blocks, rest, entropy, *sizes, **constants)
+    tensors = (blocks.tile, blocks.tile.stride(0), bias, blocks.sampled_ids, best_blocks, logits, token_ids, rest)
     warps = warps_for(slots * BLOCK)
     constants = {"BLOCK": BLOCK, "SLOTS": slots, "PART": min(PART * warps // BLOCK, slots)}
     constants |= {"num_warps": warps, **shared, **arguments}
@@ -183,7 +183,7 @@ def _best_blocks_kernel(
     sum_exp_u_ptr,
     sampled_ptr,
     best_blocks_ptr,
-    left_ptr,
+    rest_ptr,
     entropy_ptr,
     blocks_per_row,
     count,
@@ -209,17 +209,17 @@ def _best_blocks_kernel(
 
     # A first bound: each of at least k groups has a largest, and k of these are at or above the least of them
     low = tl.min(tl.max(tl.reshape(keys, (BLOCKS // GROUPS, GROUPS)), axis=0), axis=0)
-    bound, above_count, left_key = _bound_of_largest(keys, low, k_blocks)
+    bound, above_count, rest_key = _bound_of_largest(keys, low, k_blocks)
 
-    # Entropy: with m the largest of all logits, Z = Σ exp(z − m) and T = Σ (z − m)·exp(z − m), H = log Z − T/Z. What is
-    # left is summed against its own maximum: it may be tiny next to the chosen. Part by part, since the registers that
-    # all would need leave room for fewer programs
+    # Entropy: with m the largest of all logits, Z = Σ exp(z − m) and T = Σ (z − m)·exp(z − m), H = log Z − T/Z. The
+    # rest is summed against its own maximum: it may be tiny next to the chosen. The loop takes the blocks in parts: all
+    # at once would take more registers, and leave room for fewer programs
     sampled = tl.load(sampled_ptr + row)
     m = tl.maximum(number_of(tl.max(keys, axis=0), UNUSED_BITS) * outer, sampled)
-    m_left = number_of(left_key, UNUSED_BITS)
+    m_rest = number_of(rest_key, UNUSED_BITS)
     seen = 0
     z_sum, t_sum = tl.zeros((PART,), tl.float32), tl.zeros((PART,), tl.float32)
-    left = tl.zeros((PART,), tl.float32)
+    rest = tl.zeros((PART,), tl.float32)
     for first in range(0, count, PART):
         block = first + tl.arange(0, PART)
         y = tl.load(max_ptr + block, mask=block < blocks_per_row, other=FLOOR)
@@ -228,8 +228,8 @@ def _best_blocks_kernel(
         key = tl.where(block < count, rank_key(y, UNUSED_BITS), 0)
         chosen, number, seen = _numbers_of_chosen(key, bound, above_count, seen, k_blocks)
         tl.store(best_blocks_ptr + row * k + number, block, mask=chosen)
-        is_left = (block < count) & (y != FLOOR) & (chosen == 0)
-        left += tl.where(is_left, s * tl.exp2((y - m_left) * in_bits(outer)), 0.0)
+        in_rest = (block < count) & (y != FLOOR) & (chosen == 0)
+        rest += tl.where(in_rest, s * tl.exp2((y - m_rest) * in_bits(outer)), 0.0)
         shift = y * outer - m
         weight = tl.where(block < count, tl.exp2(shift * in_bits(1.0)), 0.0)
         z_sum += weight * s
@@ -237,8 +237,8 @@ def _best_blocks_kernel(
     z_sum = tl.sum(z_sum, axis=0) + tl.exp(sampled - m)
     t_sum = tl.sum(t_sum, axis=0) + (sampled - m) * tl.exp(sampled - m)
     tl.store(entropy_ptr + row, tl.log(z_sum) - t_sum / z_sum)
-    left = tl.sum(left, axis=0)
-    tl.store(left_ptr + row, tl.where(left == 0, FLOOR, m_left * outer + tl.log(left)))  # a NaN stays one
+    rest = tl.sum(rest, axis=0)
+    tl.store(rest_ptr + row, tl.where(rest == 0, FLOOR, m_rest * outer + tl.log(rest)))  # a NaN stays one
 
 
 @jit(do_not_specialize=["k", "k_blocks"])
@@ -250,7 +250,7 @@ def _best_tokens_kernel(
     best_blocks_ptr,
     logits_ptr,
     token_ids_ptr,
-    left_ptr,
+    rest_ptr,
     vocabulary,
     k,
     k_blocks,
@@ -287,12 +287,12 @@ def _best_tokens_kernel(
     block_max = tl.where(every < k_blocks, tl.max(keys, axis=1), 0xFFFFFFFF >> UNUSED_BITS)
     keys = tl.ravel(keys)
     low = tl.where(k_blocks == k, tl.min(block_max, axis=0), tl.min(keys, axis=0))
-    bound, above_count, left_key = _bound_of_largest(keys, low, k)
+    bound, above_count, rest_key = _bound_of_largest(keys, low, k)
 
-    left_blocks = tl.load(left_ptr + row)
-    m = tl.maximum(to_logits(number_of(left_key, UNUSED_BITS), outer, FLOOR), left_blocks)
+    rest_of_blocks = tl.load(rest_ptr + row)
+    m = tl.maximum(to_logits(number_of(rest_key, UNUSED_BITS), outer, FLOOR), rest_of_blocks)
     seen = 0
-    left = tl.zeros((PART * BLOCK,), tl.float32)
+    rest = tl.zeros((PART * BLOCK,), tl.float32)
     for first in range(0, SLOTS, PART):
         part = first + tl.arange(0, PART)
         column, key = _keys_of_blocks(
@@ -316,9 +316,9 @@ def _best_tokens_kernel(
         tl.store(logits_ptr + row * k + number, z, mask=chosen)
         # A slot for which the vocabulary has no token keeps the id −1
         tl.store(token_ids_ptr + row * k + number, column, mask=chosen & (y > FLOOR))
-        left += tl.where(chosen | (y <= FLOOR), 0.0, tl.exp2((z - m) * in_bits(1.0)))
-    left = tl.sum(left, axis=0) + tl.exp(left_blocks - m)
-    tl.store(left_ptr + row, m + tl.log(left))
+        rest += tl.where(chosen | (y <= FLOOR), 0.0, tl.exp2((z - m) * in_bits(1.0)))
+    rest = tl.sum(rest, axis=0) + tl.exp(rest_of_blocks - m)
+    tl.store(rest_ptr + row, m + tl.log(rest))
 
 
 @jit()

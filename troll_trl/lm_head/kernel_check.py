@@ -99,10 +99,10 @@ def _tile_of(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tens
 def _check_fold(case, device):
     tile, bias, token_ids, start = _tile_of(case, device)
     states = [fold.FoldState.of(token_ids) for _ in range(2)]
-    rest = (case.transform, token_ids, start)
+    shared = (case.transform, token_ids, start)
     fallback = tile.to(torch.float32, copy=True)
-    fold._fold_triton(tile, bias, *rest, states[0], None)
-    fold._fold_torch(fallback, bias, *rest, states[1], torch.empty_like(fallback))
+    fold._fold_triton(tile, bias, *shared, states[0], None)
+    fold._fold_torch(fallback, bias, *shared, states[1], torch.empty_like(fallback))
     # Slots that no tile has filled hold the floor; next to it no difference would show
     return list(zip(*(s._replace(kept=s.kept.masked_fill(s.kept < FLOOR / 2, 0.0)) for s in states), strict=True))
 
@@ -114,10 +114,10 @@ def _check_gradient(case, device):
     pairs = []
     for given in (both, both._replace(linear=None)):  # with a gradient of the entropy, and without
         tile, bias, token_ids, start = _tile_of(case, device)
-        rest = (bias, case.transform, token_ids, start, given)
+        shared = (bias, case.transform, token_ids, start, given)
         fallback = tile.to(torch.float32, copy=True)
-        gradient._gradient_triton(tile, *rest)
-        gradient._gradient_torch(fallback, *rest)
+        gradient._gradient_triton(tile, *shared)
+        gradient._gradient_torch(fallback, *shared)
         pairs.append((tile[:, :-1], fallback[:, :-1]))
     return pairs
 
@@ -172,7 +172,7 @@ def _check_choice(case, device):
     logits = case.transform.factor * _y(reduced, bias, case.transform)
     named = logits.gather(1, ours.token_ids.clamp(min=0).long()).where(ours.token_ids >= 0, FLOOR)
     best = ours.logits.sort(1, descending=True).values
-    sums = [(ours.left_log_sum_exp, theirs.left_log_sum_exp), (ours.entropy, theirs.entropy)]
+    sums = [(ours.rest, theirs.rest), (ours.entropy, theirs.entropy)]
     return [(named, ours.logits), (best, theirs.logits), *sums]
 
 
@@ -186,10 +186,10 @@ def _check_support(case, device):
     steps = 0.2 + 0.1 * (torch.arange(case.rows) % 5).unsqueeze(1)
     logits = _SPREAD - steps * order
     logits[::3] = logits[::3].masked_fill(order[::3] > k // 2, FLOOR)  # the vocabulary has no more tokens
-    sampled, left = (torch.full((case.rows, 1), x, device=device) for x in (1.0, -_SPREAD))
-    left[::2] = FLOOR
+    sampled, rest = (torch.full((case.rows, 1), x, device=device) for x in (1.0, -_SPREAD))
+    rest[::2] = FLOOR
     ids = torch.stack([torch.randperm(case.vocabulary, generator=generator)[:k] for _ in range(case.rows)])
-    given = topk.TopTokens(logits.to(device), ids.int().to(device), left, left.squeeze(1))
+    given = topk.TopTokens(logits.to(device), ids.int().to(device), rest, rest.squeeze(1))
     sampled_ids = torch.arange(case.rows, device=device)
     ours, theirs = (
         settle(sampled_ids, sampled, given, 0.05) for settle in (support._settle_triton, support._settle_torch)
@@ -207,7 +207,7 @@ def _check_outcomes(case, device):
     kept, *columns = (torch.randn(rows, n, generator=generator).to(device) for n in (case.slots, 1, 1, 1))
     largest, sum_exp, sum_exp_u = columns
     state = fold.FoldState(_SPREAD / slope * kept, largest / slope, 1 + sum_exp.abs(), -sum_exp_u.abs() / slope)
-    state.max[3] = FLOOR  # no token is left to the rest
+    state.max[3] = FLOOR  # the rest has no token
     ours, theirs = (
         of(state, token_ids, case.transform) for of in (outcomes._outcomes_triton, outcomes._outcomes_torch)
     )

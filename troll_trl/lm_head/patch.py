@@ -52,7 +52,7 @@ class SparseCausalLMOutput(ModelOutput):
         token_ids (`torch.Tensor` of shape `(B, T - 1, K)`, int32):
             Support: the label, then the other kept tokens; −1 in an unused slot.
         sparse_log_probs (`torch.Tensor` of shape `(B, T - 1, K + 1)`, float32):
-            Log-probability of every kept token, and of all the others together in the last slot.
+            Log-probability of every kept token, and of the rest in the last slot.
         aux_loss (`torch.Tensor`, *optional*):
             MoE load-balancing loss, when called with `output_router_logits=True`.
     """

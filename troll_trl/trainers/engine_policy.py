@@ -31,7 +31,7 @@ logger = get_logger(__name__)
 
 # Smallest mass of the rest. Rounding of the engine's float32 makes `1 − Σ` of a peaked distribution anything from −1e-7
 # to 1e-7. At 0 the projection would forbid the rest; a floor costs a policy inside the bound at most 1e-6 nats. If the
-# policy has less there, `cap_tail_mass` lowers it to that: KL(q‖p) of the masks would count up to all of `−log p`.
+# policy has less there, `cap_rest_mass` lowers it to that: KL(q‖p) of the masks would count up to all of `−log p`.
 REST_FLOOR = 1e-6
 # If the listed tokens lack no more mass than this, all others have probability 0: the logits of padding are −∞
 _ALL_LISTED = 1e-5
@@ -61,12 +61,12 @@ def make_rows(log_probs: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Rows `(T, 2K)` from log-probabilities `(T, K)`, the sampled token's first, and ids `(T, K − 1)` of the others."""
     used = np.pad(ids != UNUSED, ((0, 0), (1, 0)), constant_values=True)
     log_probs = np.where(used, log_probs, -np.inf)
-    left = 1 - np.exp(log_probs).sum(1)  # NaN if one is NaN
-    impossible = used & (log_probs <= NO_LOG_PROB) & (left <= _ALL_LISTED)[:, None]
+    rest_mass = 1 - np.exp(log_probs).sum(1)  # NaN if one is NaN
+    impossible = used & (log_probs <= NO_LOG_PROB) & (rest_mass <= _ALL_LISTED)[:, None]
     impossible[:, 0] = False  # the sampled token had a probability
     used, log_probs = used & ~impossible, np.where(impossible, -np.inf, log_probs)
     ids = np.where(used[:, 1:], ids, UNUSED)
-    rows = np.column_stack([log_probs, np.log(np.maximum(left, REST_FLOOR)), ids]).astype(np.float32)
+    rows = np.column_stack([log_probs, np.log(np.maximum(rest_mass, REST_FLOOR)), ids]).astype(np.float32)
     rows[(used & ~(log_probs > NO_LOG_PROB)).any(1)] = np.nan  # also for NaN
     return rows
 
@@ -192,7 +192,7 @@ def sparse_of(rows: torch.Tensor, sampled: torch.Tensor) -> SparseDistribution:
     return SparseDistribution(token_ids, rows[..., : size + 1])
 
 
-def cap_tail_mass(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
+def cap_rest_mass(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
     """Log-probabilities `(..., K + 1)` of the engine, with no more in a rest at its floor than the policy has there."""
     rest = old[..., -1:]
     lowered = torch.minimum(rest, policy[..., -1:].detach())
@@ -291,10 +291,10 @@ class EngineOldPolicyCache(OldPolicyCache):
         trainer's."""
         old, masked = sparse_of(torch.from_numpy(rows), sampled[: len(rows)]), ~loss_mask[: len(rows), None]
         own, others, rest = old.log_probs.split([1, self.support_size - 1, 1], 1)
-        left = ~mass_rule(own, others, self.tail_mass)  # to the rest
-        rest = torch.cat([rest, others.masked_fill(~left, -torch.inf)], 1).logsumexp(1, keepdim=True)
-        log_probs = torch.cat([own, others.masked_fill(left, -torch.inf), rest], 1)
-        token_ids = old.token_ids.masked_fill(torch.cat([masked, left | masked], 1), UNUSED)
+        dropped = ~mass_rule(own, others, self.tail_mass)  # they join the rest
+        rest = torch.cat([rest, others.masked_fill(~dropped, -torch.inf)], 1).logsumexp(1, keepdim=True)
+        log_probs = torch.cat([own, others.masked_fill(dropped, -torch.inf), rest], 1)
+        token_ids = old.token_ids.masked_fill(torch.cat([masked, dropped | masked], 1), UNUSED)
         return RaggedDistribution.pack(SparseDistribution(token_ids[None], log_probs[None]))
 
 

@@ -10,7 +10,7 @@ from accelerate.utils import is_peft_model
 
 from troll_trl.trainers.arithmetic_check import check_arithmetic
 from troll_trl.trainers.config import TrollOptions
-from troll_trl.trainers.engine_policy import EngineOldPolicyCache, cap_tail_mass
+from troll_trl.trainers.engine_policy import EngineOldPolicyCache, cap_rest_mass
 from troll_trl.trainers.evaluation_means import CountedEvaluation
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
@@ -234,7 +234,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     def _bound(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         """The trust region. An engine's floor of the rest says only that it is small."""
         if self.args.old_policy == "engine" and self.trust_region.needs_support:
-            old = cap_tail_mass(old, policy)
+            old = cap_rest_mass(old, policy)
         return apply_trust_region(self.trust_region, policy, old, advantages)
 
     def _old_policy_of(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None] | None:

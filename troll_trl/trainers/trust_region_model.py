@@ -12,16 +12,16 @@ from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput
 from troll_trl.trust_region.sparse import keep_nothing
 
 
-def snap_to_reference(log_probs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+def snap_to_reference(log_probs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """
-    `log_probs` `(B, C)`, equal to `others` `(B, C)` wherever the two differ by no more than their rounding.
+    `log_probs` `(B, C)`, equal to `reference` `(B, C)` wherever the two differ by no more than their rounding.
 
     A reference model with the policy's weights has its log-probabilities, but scored in another pass they differ in
     the last digits. Taken for a step away from the reference, that would be the only gradient of a batch without a
     learning signal, and Adam would scale it up to full steps.
     """
-    same = (log_probs - others).abs() <= ROUNDING * others.abs().clamp(min=1)
-    return torch.where(same, others, log_probs)
+    same = (log_probs - reference).abs() <= ROUNDING * reference.abs().clamp(min=1)
+    return torch.where(same, reference, log_probs)
 
 
 def apply_trust_region(

@@ -5,7 +5,7 @@ With policy `p`, old policy `q`, and `π` the projection of `p` onto the ball KL
 
     R = KL(p ‖ stopgrad π)  if KL(p‖q) > ε, else 0
 
-on the kept tokens and the rest, or on two outcomes, the sampled token `a` and all others. With ε = 0 the ball is the
+on the kept tokens and the rest, or on two outcomes, the sampled token `a` and the rest. With ε = 0 the ball is the
 old policy, so the penalty is KL(p‖q) everywhere: the fixed penalty of PPO (arXiv 1707.06347, section 4), in the other
 direction.
 
@@ -40,8 +40,8 @@ def binary_log_probs(log_probs: torch.Tensor) -> torch.Tensor:
     """`log p(a)` and `log (1 − p(a))` `(..., 2)`, from `log p(a)` `(...)`, by log1mexp."""
     log_p = log_probs.clamp(max=_LOG_OF_ALMOST_ONE)
     near_one = log_p > -math.log(2)
-    log_others = torch.where(near_one, (-torch.expm1(log_p)).log(), torch.log1p(-log_p.exp()))
-    return torch.stack([log_p, log_others], -1)
+    log_rest = torch.where(near_one, (-torch.expm1(log_p)).log(), torch.log1p(-log_p.exp()))
+    return torch.stack([log_p, log_rest], -1)
 
 
 def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Penalty:
@@ -77,7 +77,7 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
         projection = project(p, q, kl_bound)
         target, policy_kl, outside = projection.log_probs, projection.policy_kl, projection.eta > 0
     if binary:
-        log_ratios = p - target  # (..., 2), of the sampled token and of all others
+        log_ratios = p - target  # (..., 2), of the sampled token and of the rest
         slope = p[..., 0].exp() * (log_ratios[..., 0] - log_ratios[..., 1])
         slope = slope.masked_fill(p[..., 0] == -math.inf, 0.0)  # 0·log 0 = 0
         change = (policy[..., 0] - fixed[..., 0]).masked_fill(fixed[..., 0] == -math.inf, 0.0)

@@ -25,7 +25,7 @@ class RaggedDistribution:
         counts (`torch.Tensor` of shape `(P,)`, int32):
             Kept tokens of each of these `P = Σ lengths` positions.
         rest (`torch.Tensor` of shape `(P,)`, float32):
-            Log-probability of all other tokens together.
+            Log-probability of the rest.
         token_ids (`torch.Tensor` of shape `(S,)`, int32):
             The `S = Σ counts` kept tokens.
         log_probs (`torch.Tensor` of shape `(S,)`, float32):

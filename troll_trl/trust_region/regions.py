@@ -148,7 +148,7 @@ class MaskTrustRegion(TrustRegion):
 class PenaltyTrustRegion(TrustRegion):
     """
     TRL's clip, and TROLL's regression for tokens outside of a KL ball of radius `kl_bound` ≥ 0, in nats. The surrogate
-    reads the policy itself. If `binary`, the ball is one of two outcomes, the sampled token and all others, so no
+    reads the policy itself. If `binary`, the ball is one of two outcomes, the sampled token and the rest, so no
     support is kept. [`~troll_trl.trust_region.penalty.kl_penalty`] has the mathematics.
     """
 

@@ -98,7 +98,7 @@ def sparsify(
         support_size (`int`, *optional*, defaults to `64`):
             Largest number K of kept tokens.
         tail_mass (`float`, *optional*, defaults to `1e-5`):
-            Mass δ that may be left to the rest.
+            Mass δ that the rest may have.
 
     Returns:
         [`SparseDistribution`] with `token_ids` `(..., K)` and `log_probs` `(..., K + 1)`.

@@ -19,7 +19,7 @@ from troll_trl.experimental.async_grpo.trl_compat import check_async_made, check
 from troll_trl.experimental.async_grpo.worker import StopEvent, WatchedRolloutLoop, check_worker
 from troll_trl.lm_head import SparseCausalLMOutput
 from troll_trl.resilience.checkpoint import CheckpointedTrainer
-from troll_trl.trainers.engine_policy import cap_tail_mass, sparse_of
+from troll_trl.trainers.engine_policy import cap_rest_mass, sparse_of
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO, TROLL
@@ -197,7 +197,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
             return output, log_probs.unsqueeze(-1), rows[None, :, None]
         old = sparse_of(rows.unsqueeze(0), model_inputs["shift_labels"].flatten()[index].unsqueeze(0))  # (1, M, K)
         output = model(**model_inputs, token_ids=old.token_ids, token_index=index, check_finite=False)
-        return output, output.sparse_log_probs, cap_tail_mass(old.log_probs, output.sparse_log_probs)
+        return output, output.sparse_log_probs, cap_rest_mass(old.log_probs, output.sparse_log_probs)
 
     def _check_finite(self, policy: torch.Tensor):
         """Raise on all ranks if a log-probability `(1, M, S)` is NaN, or a sampled token's is infinite."""
