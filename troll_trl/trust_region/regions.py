@@ -27,7 +27,7 @@ _OF_SUPPORT = {
 @dataclass
 class TrustRegionOutput:
     """
-    What a trust region makes of the policy of one micro-batch.
+    What a trust region makes of the policy in one micro-batch.
 
     Attributes:
         log_probs (`torch.Tensor` of shape `(B, C)`):
@@ -64,7 +64,7 @@ class TrustRegion:
         raise NotImplementedError
 
     def describe(self) -> str:
-        """For the line that a run prints at its start."""
+        """The text for the line that a run prints at its start."""
         return type(self).__name__
 
 
@@ -87,8 +87,8 @@ class ProjectionTrustRegion(TrustRegion):
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         projection = project(policy, old, self.kl_bound)
-        # Inside the bound π is p, and the term is 0. Computed, its gradient p·(1 − Σp) is only the rounding of Σp,
-        # which Adam scales up to full steps where there is no other gradient.
+        # Inside the bound π is p, and the term is 0. If it were computed, its gradient p·(1 − Σp) would be the rounding
+        # of Σp. Without another gradient, Adam would scale this up to full steps.
         regression = kl_divergence(policy, projection.log_probs.detach()).masked_fill(projection.eta == 0, 0.0)
         token_stats = {
             "projected": projection.eta > 0,
@@ -136,7 +136,7 @@ class MaskTrustRegion(TrustRegion):
             "divergence": divergence,
             **(_of_support(old) if self.needs_support else {}),
         }
-        # The value of a masked token has no gradient, and is the old policy's: a ratio that overflows would make it NaN
+        # A masked token has no gradient, and the old policy's value: a ratio that overflows would make it NaN
         log_probs = torch.where(masked, old[..., 0], scale_gradient(policy[..., 0], weight))
         return TrustRegionOutput(log_probs, token_stats=token_stats)
 
@@ -180,9 +180,9 @@ class PenaltyTrustRegion(TrustRegion):
 
 def load_trust_region(path: str, config: Any) -> TrustRegion:
     """
-    The trust region that a dotted import path names, itself or as a class or function that makes it. This is called
-    with the `config` of the trainer if it needs an argument, else without one. A `ValueError` names the option and says
-    what is wrong with the path, or what the module, the class or the function raised.
+    The trust region that a dotted import path names. The path may also name a class or function that makes one. It is
+    called with the `config` of the trainer if it needs an argument, else without one. A `ValueError` names the option
+    and says what is wrong with the path, or what the module, the class or the function raised.
     """
     try:
         maker = imported(path)
@@ -219,5 +219,5 @@ def _check_methods(trust_region: TrustRegion) -> None:
 
 
 def _of_support(old: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Tokens kept and mass of the rest, of old log-probabilities `(B, C, K + 1)`."""
+    """The number of kept tokens and the mass of the rest, from old log-probabilities `(B, C, K + 1)`."""
     return {"support_size": (old[..., :-1] > -math.inf).sum(-1), "rest_mass": old[..., -1].exp()}
