@@ -1,5 +1,5 @@
 """One operation of the scoring pass: the support of every position, from its most likely tokens. Triton orders them,
-applies the mass rule and takes log-probabilities in one launch; torch takes some 45."""
+applies the mass rule and takes log-probabilities in one launch; torch makes some 45."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from troll_trl.kernels.topk import TopTokens, number_of, rank_key
 
 # Top tokens of a position that a program of one warp holds in registers, 8 in each thread
 MOST_IN_REGISTERS = 256
-_TORCH_ROWS = 8192  # positions that torch settles at a time: its float64 numbers take some 4 MiB at K = 64
+_TORCH_ROWS = 8192  # positions that torch settles at a time: some 4 MiB of float64 at K = 64
 
 
 def settle_support(
@@ -33,9 +33,10 @@ def settle_support(
 
 
 def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tail_mass: float) -> torch.Tensor:
-    """Which of the other tokens to keep, `(..., K − 1)` bool: each one before which the kept mass is still below
-    `1 − tail_mass`. `sampled_log_prob` is `(..., 1)`, `other_log_probs` `(..., K − 1)`, descending; −∞ for none."""
-    # In float64: the sum is compared with 1 − δ, and δ = 1e-5 is only 168 float32 steps away from 1
+    """Which of the other tokens to keep, `(..., K − 1)` bool: each one before which the kept mass is still below `1 −
+    tail_mass`. `sampled_log_prob` is `(..., 1)`; `other_log_probs` is `(..., K − 1)`, descending, with −∞ for no
+    token."""
+    # The sum is float64: it is compared with 1 − δ, and δ = 1e-5 is only 168 float32 steps
     device = other_log_probs.device if has_float64(other_log_probs.device) else torch.device("cpu")
     mass = other_log_probs.to(device, torch.float64).exp()
     mass_before = sampled_log_prob.to(device, torch.float64).exp() + mass.cumsum(-1) - mass
@@ -89,12 +90,12 @@ def _support_kernel(
     FLOOR: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    # One program per position. In 64 bits: rows times slots may pass 2³¹
+    # One program per position. The row takes 64 bits: rows times slots may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
     z = tl.load(logits_ptr + row * k + slot, mask=slot < k, other=float("-inf"))
     ids = tl.load(ids_ptr + row * k + slot, mask=slot < k, other=-1)
-    # By descending logit, and of equal ones the smaller id first: one number holds both
+    # The order is by descending logit, then by ascending id: one number holds both
     low_bits = (ids ^ -1).to(tl.uint32, bitcast=True).to(tl.uint64)
     packed = tl.sort((rank_key(z, 0).to(tl.uint64) << 32) | low_bits, descending=True)
     ids = (packed & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True) ^ -1

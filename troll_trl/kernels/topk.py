@@ -1,7 +1,7 @@
 """One operation of the scoring pass: the most likely tokens of every position, from the maxima of its blocks.
 
-The k largest logits lie inside the k blocks with the largest maxima: each other block has k elements above its own, or
-equal to it. So the k best blocks give k·64 candidates, and these the k best tokens, exactly up to ties.
+The k largest logits lie inside the k blocks with the largest maxima: no element of another block exceeds any of these
+maxima. So the k best blocks give k·64 candidates, and the candidates give the k best tokens, exactly up to ties.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_logi
 # A program holds the k·64 candidates of a token in registers, and at k = 256 they would spill (by ahead-of-time
 # compilation for sm_90). Above this k torch chooses, from the same blocks.
 MOST_IN_REGISTERS = 128
-# Numbers for each warp that a program reads again at a time, once it knows the bound of the chosen: 8 for each thread
+# Once a program knows the bound of the chosen, it reads its numbers again, this many at a time for each warp: 8 for
+# each thread
 PART = 256
 
 
@@ -51,7 +52,7 @@ def choose_top_tokens(blocks: Blocks, bias: torch.Tensor | None, transform: Logi
 def _choose_torch(blocks, bias, transform, top):
     k = top.logits.shape[1]
     block_max = transform.to_logits(blocks.max)
-    log_sum_exp = block_max + blocks.sum_exp.log()  # of every block, (n, blocks)
+    log_sum_exp = block_max + blocks.sum_exp.log()  # (n, blocks)
     if blocks.best is not None:
         best_blocks, y = blocks.best.which, blocks.best.y.flatten(1)  # (n, candidates)
     else:
@@ -59,7 +60,7 @@ def _choose_torch(blocks, bias, transform, top):
         members = torch.arange(BLOCK, device=best_blocks.device)
         columns = _columns_of(best_blocks.unsqueeze(2), members, blocks).flatten(1)
         y = blocks.tile.gather(1, columns)
-    if use_triton(blocks.tile.device):  # these are products still
+    if use_triton(blocks.tile.device):  # the tile still has products
         vocabulary = blocks.vocabulary
         y = y.float()
         if bias is not None:
@@ -120,8 +121,8 @@ def warps_for(elements: int) -> int:
 
 
 def unused_bits(dtype: torch.dtype, bias: torch.Tensor | None, transform: LogitTransform) -> int:
-    """How many of the last bits of every float32 `y` are 0: of products in 16 bits, unless something is added, or tanh
-    is taken. Without them fewer numbers lie between two `y`, and the search ends sooner."""
+    """How many of the last bits of every float32 `y` are 0. Products in 16 bits have such bits, unless something is
+    added or tanh is taken. Without them fewer numbers lie between two `y`, and the search ends sooner."""
     if bias is not None or transform.softcap is not None:
         return 0
     return round(math.log2(torch.finfo(dtype).eps / torch.finfo(torch.float32).eps))
@@ -139,7 +140,7 @@ def rank_key(y, UNUSED_BITS: tl.constexpr):
 def number_of(key, UNUSED_BITS: tl.constexpr):
     """Inverse of [`rank_key`]: a program that keeps the keys alone needs fewer registers."""
     bits = (key << UNUSED_BITS).to(tl.int32, bitcast=True)
-    # Shifted, a negative float's last bits are not all ones, as in its key
+    # After the shift, the last bits of a negative float's key are 0 and no longer ones
     negative = (bits ^ -1) & (-1 << UNUSED_BITS)
     return tl.where(bits < 0, bits ^ -(2**31), negative).to(tl.float32, bitcast=True)
 
@@ -147,14 +148,16 @@ def number_of(key, UNUSED_BITS: tl.constexpr):
 @jit()
 def _bound_of_largest(key, low, k):
     """A bound for up to 2¹⁴ unsigned 32-bit integers: the k largest are those above it, and the first of those equal to
-    it. At least k of them must be `low` or larger. Also the number of those above, and the largest of all others."""
-    # By trisection for a number with k of them at or above it, whose cost does not depend on k. If ties leave no such
-    # number, it ends at the k-th largest.
+    it. At least k of them must be `low` or larger. Also returns the number of those above, and the largest of all
+    others."""
+    # Trisection, whose cost does not depend on k, looks for a number with k of them at or above it. If ties leave no
+    # such number, it ends at the k-th largest.
     high = tl.max(key, axis=0)
     while low < high:
         distance = high - low
         third, two_thirds = low + ((distance - 1) // 3 + 1), high - distance // 3  # both above `low`
-        # Two counts in one sum: of those from `third` on in the lower 16 bits, from `two_thirds` on in the upper
+        # One sum has two counts: of the keys from `third` on in its lower 16 bits, of those from `two_thirds` on in its
+        # upper
         counts = tl.sum(tl.where(key >= two_thirds, 0x10001, tl.where(key >= third, 1, 0)), axis=0)
         from_third, from_two_thirds = counts & 0xFFFF, counts >> 16
         top = tl.where(from_two_thirds == k, two_thirds, high)
@@ -168,8 +171,8 @@ def _bound_of_largest(key, low, k):
 
 @jit()
 def _numbers_of_chosen(key, bound, above_count, seen, k):
-    """Which of some integers are among the k largest of all, and the number of each among these, 0…k − 1. `seen` counts
-    those of the parts before: the ones above the bound in its lower 16 bits, the ones equal to it in the upper."""
+    """Which of some integers are among the k largest of all, and the number 0…k − 1 of each of these. `seen` counts the
+    integers of earlier parts: those above the bound in its lower 16 bits, those equal to it in its upper."""
     above, equal = key > bound, key == bound
     numbers = seen + tl.cumsum(tl.where(above, 1, tl.where(equal, 1 << 16, 0)), axis=0)
     number = tl.where(above, numbers & 0xFFFF, above_count + (numbers >> 16)) - 1
@@ -196,14 +199,14 @@ def _best_blocks_kernel(
     GROUPS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    # One program per token. In 64 bits: rows times columns may pass 2³¹
+    # One program per token. The row takes 64 bits: rows times columns may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     max_ptr += row * blocks_per_row
     sum_exp_ptr += row * blocks_per_row
     sum_exp_u_ptr += row * blocks_per_row
     outer = tl.cast(outer, tl.float32)
     every = tl.arange(0, BLOCKS)
-    # The padding is read too: an accelerator's rows are a multiple of 16 long, and are read 16 bytes at a time
+    # The padding is read, too: the length of an accelerator's rows is a multiple of 16, which allows 16 bytes at a time
     keys = rank_key(tl.load(max_ptr + every, mask=every < blocks_per_row, other=FLOOR), UNUSED_BITS)
     keys = tl.where(every < count, keys, 0)
 
@@ -263,7 +266,7 @@ def _best_tokens_kernel(
     SLOTS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    # One program per token. In 64 bits: rows times stride may pass 2³¹
+    # One program per token. The row takes 64 bits: rows times stride may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     tile_ptr += row * tile_stride
     best_blocks_ptr += row * k
@@ -283,7 +286,8 @@ def _best_tokens_kernel(
         UNUSED_BITS,
         BLOCK,
     )
-    # k blocks have k maxima: the smallest is a first bound. Fewer than k are all blocks, and the bound is their least
+    # k blocks have k maxima: the smallest is a first bound. If all blocks are fewer than k, it is the smallest of their
+    # keys
     block_max = tl.where(every < k_blocks, tl.max(keys, axis=1), 0xFFFFFFFF >> UNUSED_BITS)
     keys = tl.ravel(keys)
     low = tl.where(k_blocks == k, tl.min(block_max, axis=0), tl.min(keys, axis=0))
@@ -336,9 +340,10 @@ def _keys_of_blocks(
     UNUSED_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Columns and keys of the members of some of the best blocks, `(slots, 64)`; a floor where no token is."""
+    """Columns and keys `(slots, 64)` of the members of some of the best blocks. A place without a token has the floor's
+    key."""
     in_slot = (slot < k_blocks)[:, None]
-    # With whole blocks read, the padding after the vocabulary too: 16 bytes at a time
+    # Whole blocks are read, padding after the vocabulary included: 16 bytes at a time
     first = tl.load(best_blocks_ptr + slot, mask=slot < k_blocks, other=0) * BLOCK
     column = first[:, None] + tl.arange(0, BLOCK)[None, :]
     used = in_slot & (column < vocabulary) & (column != sampled)

@@ -16,11 +16,12 @@ from troll_trl.kernels import blocks, coefficients, fold, gradient, outcomes, pr
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
 from troll_trl.trust_region.projection import project_rows, project_rows_backward
 
-# Largest difference, as a share of an output's largest entry. The sums are float32, in another order; for a tile of
-# gradients in bf16 it is twice their rounding.
+# Largest difference, as a share of an output's largest entry. Kernel and fallback sum float32 numbers in different
+# orders. For a tile of gradients in bf16, the tolerance is twice the rounding.
 _TOLERANCE, _TOLERANCE_OF_TILE = 2e-5, 1e-2
-# The logits' spread, at any temperature. At 0.05 they once reached 290, where float32 numbers are 3e-5 apart. The
-# entropy of an H100's kernel and of torch then differed by more than the tolerance, and a sound kernel was refused.
+# The logits' spread, at any temperature. Before, logits at a temperature of 0.05 reached 290, where float32 numbers are
+# 3e-5 apart. The entropy of an H100's kernel and of torch then differed by more than the tolerance, and a sound kernel
+# was refused.
 _SPREAD = 3.0
 
 
@@ -29,7 +30,7 @@ class Case(NamedTuple):
 
     vocabulary: int = 5003
     slots: int = 24  # K
-    dtype: torch.dtype = torch.bfloat16  # of the products
+    dtype: torch.dtype = torch.bfloat16  # dtype of the products
     transform: LogitTransform = LogitTransform(scale=1.3, softcap=8.0, temperature=0.7)
     bias: bool = True
     kl_bound: float = 0.05
@@ -43,7 +44,7 @@ class KernelCheck(NamedTuple):
     kernel: str
     ok: bool  # it ran, and agreed with its fallback to the rounding of its dtype
     difference: float  # the largest of any output, relative to that output's largest entry; NaN if it did not run
-    shapes: str  # of the case
+    shapes: str  # shapes of the case
     error: str  # why it did not run; else empty
 
     def __str__(self) -> str:
@@ -83,7 +84,7 @@ def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def _tile_of(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, int]:
     """Products `(n, v + 1)` of the last tile, a bias `(v,)`, kept tokens `(n, K)`, within and outside of the tile, and
-    its first token."""
+    the tile's first token."""
     generator = torch.Generator().manual_seed(0)
     start = (case.vocabulary - 1) // case.chunk * case.chunk
     columns, slots = case.vocabulary - start, case.slots
@@ -152,7 +153,7 @@ def _check_reduce(case, device):
     largest = y.amax(2)
     u = y - largest.unsqueeze(2)
     exp_u = (factor * u).exp()
-    full = largest > FLOOR / 2  # a block that is all padding sums its floors, of which nothing is read
+    full = largest > FLOOR / 2  # a block of padding alone sums floors, which nothing reads
     ours, theirs = (reduced.max, reduced.sum_exp, reduced.sum_exp_u), (largest, exp_u.sum(2), (u * exp_u).sum(2))
     return [
         (reduced.sampled, sampled),
@@ -162,13 +163,14 @@ def _check_reduce(case, device):
 
 def _check_choice(case, device):
     k = case.slots - 1
-    if k > topk.MOST_IN_REGISTERS:  # the fallback's
+    if k > topk.MOST_IN_REGISTERS:  # torch chooses
         return []
     reduced, bias = _reduced(case, device)
     ours, theirs = (topk.empty_top_tokens(case.rows, k, device) for _ in range(2))
     topk._choose_triton(reduced, bias, case.transform, ours)
     topk._choose_torch(reduced, bias, case.transform, theirs)
-    # By logit, as tokens of one logit may come in any order; and the logits of the tokens that the kernel names
+    # The logits are compared, since tokens of equal logits may come in any order; then the logits of the tokens that
+    # the kernel names
     logits = case.transform.factor * _y(reduced, bias, case.transform)
     named = logits.gather(1, ours.token_ids.clamp(min=0).long()).where(ours.token_ids >= 0, FLOOR)
     best = ours.logits.sort(1, descending=True).values
