@@ -11,9 +11,7 @@ from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_logits
 
 BLOCK = 64  # logits per block
-COLUMNS_STEP = (
-    16 * BLOCK
-)  # the kernels pad a vocabulary to a multiple: they read rows of blocks by 16 bytes
+COLUMNS_STEP = 16 * BLOCK  # the kernels pad a vocabulary to a multiple: they read rows of blocks by 16 bytes
 BLOCKS_PER_PROGRAM = 64  # 4096 logits, as in fold.py
 NUM_WARPS = 4
 

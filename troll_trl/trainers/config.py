@@ -57,8 +57,8 @@ class TrustRegionOptions(_TrlConfig):
         "'binary_kl': the sampled token and all others together; no support is kept, and a step costs as much as with "
         "a clip.",
     )
-    # A config that is made has a number. `None` is refused: it is here because transformers' parser takes `float | str`
-    # for numbers alone
+    # Once a config is made, this is a number. `None` is refused: the type has it because transformers' parser takes
+    # `float | str` for numbers alone
     kl_bound: float | str | None = setting(
         0.05,  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
         "Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q, and "
@@ -126,7 +126,7 @@ class TrustRegionOptions(_TrlConfig):
 
     def trust_region_options(self) -> dict[str, Any]:
         """The options that define the trust region, by name: those that have an effect."""
-        if self.imports_trust_region:  # which may read any of them
+        if self.imports_trust_region:  # a user's may read any of them
             names: tuple[str, ...] = (*_PROJECTION, *_MASK, *_SUPPORT)
         else:
             names = _MASK if self.masks else _PENALTY if self.penalizes else _PROJECTION

@@ -73,9 +73,9 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
         accumulation = self.current_gradient_accumulation_steps if mode == "train" else 1.0
         values = values * mask
         if self.args.loss_type == "dapo":
-            tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes  # of a rollout batch
+            tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes  # per rollout batch
             if mode == "train":
-                tokens = tokens * accumulation / self.args.steps_per_generation  # of an update
+                tokens = tokens * accumulation / self.args.steps_per_generation  # per update
             return values.sum() / tokens
         if self.args.loss_type == "grpo":
             loss = (values.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
@@ -87,7 +87,7 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
             loss = values.sum(-1).mean()
         return loss / accumulation
 
-    def get_off_policy_mask(*args, **kwargs) -> torch.Tensor:  # without `self`: TRL's is static, and so may a caller be
+    def get_off_policy_mask(*args, **kwargs) -> torch.Tensor:  # TRL's is static: a caller may pass no `self`
         if args and isinstance(args[0], TrustRegionGRPO):
             self, args = args[0], args[1:]
             # The projection stays near the old policy by construction; the drift to be masked is the policy's own

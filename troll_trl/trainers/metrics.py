@@ -12,7 +12,7 @@ from troll_trl.trust_region.regions import TrustRegion
 class TrollMetrics:
     """
     Accumulates sums, counts and maxima on the device, and reduces them over ranks when a line is logged. The
-    [`TrustRegion`] says what is counted, and which metrics are made of it.
+    [`TrustRegion`] says which numbers it has for each token, and which metrics are made of them.
 
     TRL averages the averages of its micro-batches; these are averages over tokens. Every rank reports the same keys,
     whatever its own batches held.

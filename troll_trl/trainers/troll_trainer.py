@@ -59,14 +59,14 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     - `troll_metrics` (`dict[str, TrollMetrics]`): by mode, what the trust region did since the last log line;
     - `_trust_region_model` ([`TrustRegionModel`]): what TRL's loss scores in place of the policy, while it runs;
     - `_evaluation` ([`EvaluationTotals`]): what a running evaluation has counted, for [`CountedEvaluation`];
-    - `switched_off` (`frozenset[str]`): the parts of `trl_compat.RELIABILITY` that have moved: without effect.
+    - `switched_off` (`frozenset[str]`): the parts of `trl_compat.RELIABILITY` that have moved, and have no effect.
 
     A trainer defines `_config_class`, `_name` and `_aggregate`.
     """
 
     _config_class: type[TrollOptions]
     _name: str
-    columns_of_old_policy = (LOG_PROBS,)  # which we add to a micro-batch, `(B, C, S)`
+    columns_of_old_policy = (LOG_PROBS,)  # what we add to a micro-batch, `(B, C, S)`
     # TRL's, declared for the type checker
     beta: float
     reward_funcs: list[Any]
@@ -80,16 +80,16 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
         if args.masks:
-            self._name, self._paper = "DPPO", DPPO  # of the model card
+            self._name, self._paper = "DPPO", DPPO  # for the model card
         given = checked_arguments(super().__init__, model, reward_funcs, args, *others, **kwargs)
         super().__init__(*given.args, **given.kwargs)
         self.switched_off |= check_made(self, engine=args.old_policy == "engine")
         self.switched_off = check_steps(self, self.switched_off)
-        for function in getattr(self, "reward_funcs", ()):  # in the background, while the model is prepared
+        for function in getattr(self, "reward_funcs", ()):  # they start in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        # Without a support TRL's own head serves
+        # If the trust region needs no support, TRL's own head serves
         self.support_size = add_head(self.accelerator, base_model, args) if self.trust_region.needs_support else 0
         if not self.trust_region.clips:  # the trust region takes the place of the clip, whose range becomes infinite
             self.epsilon_low = self.epsilon_high = math.inf
@@ -153,7 +153,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     def _prepare_inputs(self, *args, **kwargs):
         inputs = super()._prepare_inputs(*args, **kwargs)
         device = self.accelerator.device
-        # All of a rollout batch at once: each row keeps the whole batch in memory until it is joined
+        # The rows of a whole rollout batch are joined at once: until then, each row keeps the whole batch in memory
         join_rows((getattr(self, "_buffered_inputs", None) or [inputs]) if self.model.training else [inputs], device)
         if OLD_POLICY_KEY not in inputs:
             return inputs
@@ -196,7 +196,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         if purpose is Pass.LOSS:
             bounded = self._trust_region_model  # `None` if the trust region is idle
             return score(model if bounded is None else bounded.wrap(model, logits_to_keep))
-        log_probs, entropies, aux_loss = score(model)  # of a reference
+        log_probs, entropies, aux_loss = score(model)  # `Pass.REFERENCE`
         return self.recorder.equal_where_rounded(log_probs), entropies, aux_loss
 
     # -- Loss: replace the ratio's policy by the bounded one --------------------------------------------------------
@@ -217,7 +217,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         return loss + self._terms_of_policy(policy, loss_mask, inputs, mode)
 
     def _bounded_loss(self, policy: TrustRegionModel, model, inputs, *args, **kwargs) -> torch.Tensor:
-        """TRL's loss of a micro-batch, of what `policy` makes of the model."""
+        """TRL's loss of a micro-batch, with `policy` in place of the model."""
         # A reference KL in TRL's loss would be the bounded policy's; `_terms_of_policy` adds the policy's own
         beta, self.beta, self._trust_region_model = self.beta, 0.0, policy
         try:
@@ -232,7 +232,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         return loss
 
     def _bound(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
-        """The trust region. An engine's floor of the rest says only that it is small."""
+        """Apply the trust region. An engine's floor of the rest mass says only that this mass is small."""
         if self.args.old_policy == "engine" and self.trust_region.needs_support:
             old = cap_rest_mass(old, policy)
         return apply_trust_region(self.trust_region, policy, old, advantages)
@@ -253,7 +253,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     # -- Evaluate and log -------------------------------------------------------------------------------------------
 
     def evaluation_loop(self, *args, **kwargs):
-        self.troll_metrics["eval"].pop()  # of a prediction, or of an evaluation that failed
+        self.troll_metrics["eval"].pop()  # a prediction, or an evaluation that failed, leaves some
         return super().evaluation_loop(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -269,7 +269,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         super().log(logs, start_time)
 
     def check_running_parts(self) -> None:
-        """Switch off what rests on parts of TRL that exist only in a training, and have moved."""
+        """Switch off what needs parts of TRL that exist only in a training, if they have moved."""
         self.switched_off = check_running(self, self.switched_off)
 
     def _metrics_of(self, mode: str) -> dict[str, list[float]]:
@@ -277,7 +277,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         return defaultdict(list) if METRICS in self.switched_off else self._metrics[mode]
 
     def _counters(self) -> dict[str, Any]:
-        """By name, what is counted between two log lines of the training, and kept in checkpoints."""
+        """What counts between two log lines of the training, by name. Checkpoints keep its counts."""
         return {"trust_region": self.troll_metrics["train"]}
 
     def _count_bounded(self, trust_region_model: TrustRegionModel, loss_mask: torch.Tensor, mode: str) -> None:

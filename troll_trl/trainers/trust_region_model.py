@@ -16,9 +16,9 @@ def snap_to_reference(log_probs: torch.Tensor, reference: torch.Tensor) -> torch
     """
     `log_probs` `(B, C)`, equal to `reference` `(B, C)` wherever the two differ by no more than their rounding.
 
-    A reference model with the policy's weights has its log-probabilities, but scored in another pass they differ in
-    the last digits. Taken for a step away from the reference, that would be the only gradient of a batch without a
-    learning signal, and Adam would scale it up to full steps.
+    A reference model with the policy's weights has its log-probabilities, but scored in another pass they differ in the
+    last digits. If the loss took this for a step away from the reference, it would be the only gradient of a batch
+    without a learning signal, and Adam would scale it up to full steps.
     """
     same = (log_probs - reference).abs() <= ROUNDING * reference.abs().clamp(min=1)
     return torch.where(same, reference, log_probs)
@@ -69,17 +69,17 @@ def apply_trust_region(
 
 
 def not_finite(bounded: TrustRegionOutput) -> torch.Tensor:
-    """The tokens `(B, C)`, bool, of which a trust region made a NaN or an infinity."""
-    # Of the sum, since every test of a tensor launches several kernels
+    """The tokens `(B, C)`, bool, for which a trust region gave a NaN or an infinity."""
+    # The sum is tested, since every test of a tensor launches several kernels
     total = bounded.log_probs if bounded.regression is None else bounded.log_probs + bounded.regression
     return ~total.detach().isfinite()
 
 
 class TrustRegionModel:
     """
-    Takes the place of the policy in TRL's loss of one micro-batch: evaluates the policy on the old policy's support,
-    bounds it, and keeps what the terms around TRL's surrogate need: `bounded`; `policy_log_probs` `(B, C)`,
-    `log p(a)`; and `not_finite`, the number of tokens of which the trust region made a NaN or an infinity.
+    Takes the place of the policy in TRL's loss of one micro-batch: evaluates the policy on the old policy's support and
+    bounds it. Keeps what the terms around TRL's surrogate need: `bounded`; `policy_log_probs` `(B, C)`, `log p(a)`; and
+    `not_finite`, the number of tokens for which the trust region gave a NaN or an infinity.
 
     `old` `(B, C, S)` has log-probabilities of the old policy on its support `token_ids` `(B, C, K)` and the rest; or,
     without a support, of the sampled token, `S = 1`. `loss_mask` `(B, C)`, bool, has the tokens that the loss is
@@ -113,8 +113,8 @@ class TrustRegionModel:
                     "outputs. The trust region would take their rounding for steps of the policy. Make the wrapper "
                     "keep the dtype."
                 )
-            # What takes no part in the loss enters no exp. Nor does NaN, which `project` would refuse, on one rank
-            # while the others wait: the guard has counted it, and the update will be skipped.
+            # A token that takes no part in the loss must not enter an exp, nor must a NaN: `project` would refuse it on
+            # one rank while the others wait. The guard has counted the NaN, and skips the update.
             ignored = ~self.loss_mask | self.old.isnan().any(-1) | policy.detach().isnan().any(-1)
             self.policy_log_probs = output.log_probs[:, -completion_length:].masked_fill(ignored, 0.0)  # (B, C)
             policy, old = keep_nothing(policy, ignored), keep_nothing(self.old, ignored)

@@ -42,15 +42,16 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
 
     - `compute_loss`: bounds the policy, adds the regression, and raises on all ranks if the policy or what bounds it is
       NaN;
-    - `log`: adds the `troll/…` metrics, reduced over ranks, and leaves out `clip_ratio/…`, which would always be 0;
+    - `log`: adds the `troll/…` metrics, reduced over ranks, and without a clip leaves out `clip_ratio/…`, which would
+      always be 0;
     - `train`: asks the server whether its answers will have what the trust region needs, and explains a lost one;
     - `_save_checkpoint`: passes over groups that were dropped, and saves as [`CheckpointedTrainer`];
     - `create_accelerator_and_postprocess`: has FSDP2 keep float32 log-probabilities.
 
     The worker that TRL makes runs a loop of ours ([`WatchedRolloutLoop`]). If the trust region reads a support, the
-    loop asks the engine for the most likely tokens. A sample
-    whose log-probabilities are not whole is dropped and counted. The arguments are those of TRL's trainer; a
-    `rollout_worker` of your own needs [`sample_log_probs`] unless the mask is a binary one.
+    loop asks the engine for the most likely tokens. A sample whose log-probabilities are incomplete is dropped and
+    counted. The arguments are the same as in TRL's trainer. A `rollout_worker` of your own needs [`sample_log_probs`]
+    unless the mask is a binary one.
     """
 
     _tag_names = ["trl", "async-grpo", "troll"]
@@ -84,10 +85,10 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         self.support_size = add_head(self.accelerator, base_model, args) if self.trust_region.needs_support else None
         self._trust_region_metrics = TrollMetrics(self.accelerator, self.trust_region)
-        self._watches_server = isinstance(self.rollout_worker, AsyncRolloutWorker)  # on the main process
+        self._watches_server = isinstance(self.rollout_worker, AsyncRolloutWorker)  # false on other ranks
         if self._watches_server:
             self._prepare_worker()
-        if self.rollout_queue is not None:  # of the main process
+        if self.rollout_queue is not None:  # the main process has one
             self.rollout_queue = CheckedQueue(
                 self.rollout_queue, self.support_size, self._is_stale, self._check_worker, self._warn_while_waiting
             )
@@ -105,7 +106,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         requests = {"temperature": 1.0, **options}
         check_sampling({"temperature": self.args.temperature}, engine_is_old_policy=True, requests=requests)
         worker._stop_event_mp = StopEvent(worker._mp_ctx)
-        if type(worker) is AsyncRolloutWorker:  # as TRL makes it
+        if type(worker) is AsyncRolloutWorker:  # TRL's own
             worker._loop_cls = WatchedRolloutLoop
             options["hang_seconds"] = self.args.heartbeat_stale_after_s
             if self.support_size is not None:
@@ -142,7 +143,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
             check_health(self.vllm_client.server_url)  # `train` explains its error
 
     def _is_stale(self, sample: RolloutSample) -> bool:
-        """Whether TRL drops it as soon as it has it."""
+        """Whether TRL drops the sample as soon as it has it."""
         return self.model_version - sample.model_version > self.args.max_staleness
 
     def _save_checkpoint(self, model, trial):
