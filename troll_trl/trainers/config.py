@@ -47,7 +47,7 @@ class TrustRegionOptions(_TrlConfig):
     trust_region: str = setting(
         "projection",
         "'projection' for TROLL. 'penalty' for TRL's clip (`epsilon`, `epsilon_high`; inf for no limit) with "
-        "`regression_coef` times TROLL's regression for tokens outside of `kl_bound`. 'mask' for DPPO, with GRPO alone: "
+        "`regression_coef` times TROLL's regression for tokens outside of `kl_bound`. 'mask' for DPPO, only in GRPO: "
         "it removes a token's gradient from the surrogate if the token has moved with its advantage and its divergence "
         "from the old policy exceeds `divergence_bound`; it has no regression. Or your own, by its import path, such "
         "as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one. It is called "
