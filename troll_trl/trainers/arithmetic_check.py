@@ -23,8 +23,8 @@ SIGNS = (1, -1)
 @torch.enable_grad()
 def check_arithmetic(trainer: Any, inputs: dict[str, Any], mode: str) -> None:
     """
-    Raise a `RuntimeError` on every rank unless TRL's loss is the surrogate, averaged as `trainer._aggregate` does, plus
-    `trainer._reference_term`.
+    Raise a `RuntimeError` on every rank unless TRL's loss is the surrogate plus `beta` times `trainer._reference_kl`,
+    averaged as `trainer._aggregate` does.
 
     TRL's own `compute_loss` runs again, without the model. It gets the micro-batch `inputs` with made-up masks,
     advantages and log-probabilities `(B, C)`. Entropies and the MoE loss are 0, and vLLM's correction is 1. Both losses
@@ -177,11 +177,10 @@ def _expected(
         log_ratio = _mean(log_ratio, loss_mask)
     surrogate = trainer._aggregate(-slope(trainer, log_ratio, advantages) * log_probs, loss_mask, inputs, mode)
     (gradient,) = torch.autograd.grad(surrogate, log_probs)
-    if beta == 0.0:
+    kl = trainer._reference_kl(log_probs, loss_mask, inputs) if beta else None
+    if kl is None:  # RLOO's is in the reward
         return gradient, torch.zeros_like(gradient)
-    term = trainer._reference_term(log_probs, loss_mask, inputs, mode)
-    if not isinstance(term, torch.Tensor):  # RLOO's is in the reward
-        return gradient, torch.zeros_like(gradient)
+    term = beta * trainer._aggregate(kl, loss_mask, inputs, mode)
     return gradient, torch.autograd.grad(term, log_probs)[0]
 
 

@@ -10,7 +10,7 @@ from troll_trl.trainers.config import TrollGRPOConfig
 from troll_trl.trainers.model_card import TROLL
 from troll_trl.trainers.trl_compat import with_parameters_of
 from troll_trl.trainers.troll_trainer import TrollTrainer
-from troll_trl.trainers.trust_region_model import TrustRegionModel, snap_to_reference
+from troll_trl.trainers.trust_region_model import snap_to_reference
 
 
 class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
@@ -37,25 +37,9 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
             )
         recorder.keep(completion_ids, log_probs, tool_mask)
 
-    def _terms_of_policy(
-        self, trust_region_model: TrustRegionModel, mask: torch.Tensor, inputs: dict[str, Any], mode: str
-    ):
-        terms = super()._terms_of_policy(trust_region_model, mask, inputs, mode)
+    def _reference_kl(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor | None:
         if self.beta == 0.0:
-            return terms
-        reference_kl = self._reference_kl(trust_region_model.policy_log_probs, mask, inputs)
-        totals = torch.stack([(reference_kl.detach() * mask).sum(), mask.sum()])
-        totals = self.accelerator.reduce(totals, reduction="sum")
-        self._metrics_of(mode)["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
-        return terms + self.beta * self._aggregate(reference_kl, mask, inputs, mode)
-
-    def _reference_term(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str):
-        if self.beta == 0.0:
-            return 0.0
-        return self.beta * self._aggregate(self._reference_kl(log_probs, mask, inputs), mask, inputs, mode)
-
-    def _reference_kl(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's estimate of KL(p ‖ reference) `(B, C)`, of the unprojected policy, from `log p(a)` `(B, C)`."""
+            return None
         log_ratio = snap_to_reference(inputs["ref_per_token_logps"], log_probs.detach()) - log_probs
         kl = log_ratio.exp() - log_ratio - 1
         if self.args.use_bias_correction_kl:

@@ -133,20 +133,25 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         """The loss that TRL's `compute_loss` makes of per-token losses `values` `(B, C)` under `mask` `(B, C)`."""
         raise NotImplementedError
 
-    def _reference_term(
-        self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str
-    ) -> torch.Tensor | float:
-        """The reference KL in TRL's loss, if there is one, of a policy with `log p(a)` `(B, C)`."""
-        return 0.0
+    def _reference_kl(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor | None:
+        """TRL's estimate of KL(p ‖ reference) `(B, C)`, from `log p(a)` `(B, C)`; `None` if TRL's loss has none."""
+        return None
 
     def _terms_of_policy(
         self, trust_region_model: TrustRegionModel, mask: torch.Tensor, inputs: dict[str, Any], mode: str
     ) -> torch.Tensor:
-        """What is added to TRL's surrogate, a scalar: the regression of the trust region, if it has one."""
+        """What is added to TRL's surrogate, a scalar: the regression, and the unprojected policy's reference KL."""
+        terms = torch.zeros((), device=mask.device)
         regression = trust_region_model.bounded.regression
-        if regression is None or self.args.regression_coef == 0:
-            return torch.zeros((), device=mask.device)
-        return self.args.regression_coef * self._aggregate(regression, mask, inputs, mode)
+        if regression is not None and self.args.regression_coef != 0:
+            terms = terms + self.args.regression_coef * self._aggregate(regression, mask, inputs, mode)
+        kl = self._reference_kl(trust_region_model.policy_log_probs, mask, inputs)
+        if kl is not None:
+            totals = torch.stack([(kl.detach() * mask).sum(), mask.sum()])
+            totals = self.accelerator.reduce(totals, reduction="sum")
+            self._metrics_of(mode)["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
+            terms = terms + self.beta * self._aggregate(kl, mask, inputs, mode)
+        return terms
 
     # -- Rollout: keep the old policy -------------------------------------------------------------------------------
 
