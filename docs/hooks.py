@@ -105,8 +105,18 @@ def on_page_content(html, **_):
     html = re.sub(r"\[(<code>[^<]+</code>)\]", r"\1", html)
     html = re.sub(r"<code>([^<]*)</code>", lambda code: f"<code>{_plain(code[1])}</code>", html)
     html = re.sub(r"<code>[^<]*</code>", lambda code: re.sub(r"[^\s<>]*-[^\s<>]*", WORD, code[0]), html)
-    html = re.sub(r"(?<=>)[\d.]+e-\d+(?=</th>)", WORD, html)
+    html = re.sub(r"(?s)<td.*?</td>", lambda cell: re.sub(r"<code>[^<]*</code>", _breakable, cell[0]), html)
+    html = re.sub(r"(?s)(<(code|pre)\b.*?</\2>|<[^>]*>)|\b[\d.]+e-\d+", _whole_number, html)
     return re.sub(r'(?s)"language-bash.*?</div>', lambda block: re.sub(r"(?<=[\s>])--\w+", WORD, block[0]), html)
+
+
+def _breakable(code):
+    """A long name in a table may break where its parts meet: style.css says on which screens."""
+    return re.sub(r"(?<=[a-z])[._](?=[a-z])", r"\g<0><wbr>", code[0])
+
+
+def _whole_number(found):
+    return found[0] if found[1] else WORD.replace(r"\g<0>", found[0])
 
 
 def _plain(code):

@@ -189,6 +189,23 @@ def test_a_line_of_the_site_does_not_end_within_a_flag():
         assert hooks.on_page_content(html) == html.replace("--max_prompt_tokens", word)
 
 
+def test_a_number_of_the_site_stays_whole():
+    """A line ended with "1e-", and "4" was in the next."""
+    word = '<span class="word">1e-4</span>'
+    html = '<p id="at-1e-4">at 1e-4</p><td>1e-4</td><a href="#1e-4">1e-4</a><pre><code>1e-4</code></pre>'
+    shown = f'<p id="at-1e-4">at {word}</p><td>{word}</td><a href="#1e-4">{word}</a><pre><code>{word}</code></pre>'
+    assert hooks.on_page_content(html) == shown
+
+
+def test_a_long_name_in_a_table_may_break_where_its_parts_meet():
+    """The table of options was wider than a telephone, and the tables of other recipes than any screen."""
+    html = "<td><code>arr.actor.use_kl_loss: 0.05</code></td><p><code>use_kl_loss</code></p>"
+    shown = html.replace("arr.actor.use_kl_loss", "arr.<wbr>actor.<wbr>use_<wbr>kl_<wbr>loss", 1)
+    assert hooks.on_page_content(html) == shown
+    style = (DOCS / "style.css").read_text(encoding="utf-8")
+    assert style.count("td wbr { display: inline; }") == 2 and "td wbr { display: none; }" in style
+
+
 def test_the_first_page_of_the_site_is_the_readme():
     """`make docs` checks its links."""
     page = hooks.on_page_markdown("", SimpleNamespace(is_homepage=True))
