@@ -35,7 +35,8 @@ def on_page_markdown(markdown, page=None, **_):
 
 def _home(readme):
     """The README with links as in docs/, and the badge, a picture of another host, as a link."""
-    readme = re.sub(r"\[!\[(.*?)\]\(.*?\)\]", r"[\1]", readme).replace(", [all pages](docs/README.md)", "")
+    readme = re.sub(r"\[!\[(.*?)\]\(.*?\)\]", r"[\1]", readme)
+    readme = re.sub(r",\s\[all\spages\]\(docs/README\.md\)", "", readme)
     readme = re.sub(r"(?<!!)(\[[^\]]*\]\()(?!docs/|https:|#)", r"\1../", readme)
     return re.sub(r"(\]\()docs/", r"\1", readme)
 
