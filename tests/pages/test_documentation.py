@@ -101,7 +101,7 @@ def test_files_that_contributors_are_sent_to_exist(page):
 
 
 def test_names_in_the_design_exist():
-    """The ways of the old policy and of a setting, through functions and fields."""
+    """The way of the old policy, through functions and fields."""
     ways = (DOCS / "design.md").read_text(encoding="utf-8").partition("### Where to start")[2].partition("\n## ")[0]
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "troll_trl").rglob("*.py"))
     named = set(re.findall(r"`(\w+)`", ways))
