@@ -112,8 +112,8 @@ def on_page_content(html, **_):
 
 
 def _breakable(code):
-    """A long name in a table may break where its parts meet: style.css says on which screens."""
-    return re.sub(r"(?<=[a-z])[._](?=[a-z])", r"\g<0><wbr>", code[0])
+    """A long name in a table may break where its parts meet: style.css says on which screens. A bar is no escape."""
+    return re.sub(r"(?<=[A-Za-z])[._/](?=[A-Za-z])", r"\g<0><wbr>", code[0].replace(r"\|", "|"))
 
 
 def _whole_number(found):

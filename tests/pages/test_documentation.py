@@ -202,6 +202,7 @@ def test_a_long_name_in_a_table_may_break_where_its_parts_meet():
     html = "<td><code>arr.actor.use_kl_loss: 0.05</code></td><p><code>use_kl_loss</code></p>"
     shown = html.replace("arr.actor.use_kl_loss", "arr.<wbr>actor.<wbr>use_<wbr>kl_<wbr>loss", 1)
     assert hooks.on_page_content(html) == shown
+    assert hooks.on_page_content(r"<td><code>\|S\|</code></td>") == "<td><code>|S|</code></td>"
     style = (DOCS / "style.css").read_text(encoding="utf-8")
     assert style.count("td wbr { display: inline; }") == 2 and "td wbr { display: none; }" in style
 
