@@ -220,8 +220,8 @@ class MaskOptions(TrustRegionOptions):
         None,
         "How mask and penalty measure the policy p against the old policy q. For the sampled token a, at a clip's "
         "cost: 'binary_tv', the mask's default, is |p(a) − q(a)|; 'binary_kl' is a KL of (a, not a). Over the kept "
-        "tokens and the rest: 'topk_tv' is ½ Σ |p − q|; 'topk_kl', the penalty's default, is a KL. The mask's KL is KL(q‖p), the "
-        "penalty's is KL(p‖q). The penalty has no 'tv'.",
+        "tokens and the rest: 'topk_tv' is ½ Σ |p − q|; 'topk_kl', the penalty's default, is a KL. The mask's KL is "
+        "KL(q‖p), the penalty's is KL(p‖q). The penalty has no 'tv'.",
     )
     divergence_bound: float | None = setting(
         None,
