@@ -31,7 +31,6 @@ from trl.trainer.utils import add_fused_lm_head
 from troll_trl import project
 from troll_trl.kernels import (
     blocks,
-    candidates,
     coefficients,
     dispatch,
     fold,
@@ -40,6 +39,7 @@ from troll_trl.kernels import (
     projection,
     support,
     tiles,
+    topk,
 )
 from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head import add_sparse_lm_head, sparse_log_probs, support_selection
@@ -207,7 +207,7 @@ def recorded(inputs: list[torch.Tensor], live: dict[int, int] | None = None) -> 
 
     product_into = sparse_log_probs.product_into
     with contextlib.ExitStack() as stack:
-        ours = (blocks, candidates, coefficients, fold, gradient, outcomes, projection, support)
+        ours = (blocks, coefficients, fold, gradient, outcomes, projection, support, topk)
         for module in (*ours, chunked_logprob):
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 stack.enter_context(mock.patch.object(module, name, _Kernel(name, recorder)))

@@ -3,7 +3,7 @@
     python benchmarks/head.py                          # the sizes of this device
     python benchmarks/head.py --tokens 1024 --hidden 1024 --vocabulary 151936 --support 64 --repeats 5
 
-The heads sit on a Qwen3 without layers, because only the head should count, and every row is live. The training pass is
+The heads sit on a Qwen3 without layers, because only the head should count, and no row is masked. The training pass is
 forward, and backward with gradients for hidden states and head. The scoring pass has no gradient; ours also selects the
 support. A ratio below 1 means that ours needs less. On a GPU, "device" is the time of the kernels alone. "authors" is
 the dense log-softmax with a top-k per row of old and new policy; "full" are full logits without any selection. The

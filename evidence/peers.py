@@ -25,6 +25,7 @@ LABELS = {
     "clip-pull": "clip + pull",
     "clip-binary-pull": "clip + binary pull",
     "unlimited-pull": "unlimited + pull",
+    "unlimited-binary-pull": "unlimited + binary pull",
     "everywhere": "clip + penalty everywhere",
     "cpgd": "CPGD",
     "vespo": "vespo",
@@ -65,7 +66,8 @@ class Runs:
 
     def __init__(self, records: Iterable[Record]):
         self.cells: dict[tuple[str, int, str, float], dict[int, Record]] = {}
-        self.settings: dict[tuple[str, float, float], dict[int, Record]] = {}  # of the binary pull: task, bound, weight
+        # Of binary pulls: method, task, updates, learning rate, bound, weight
+        self.settings: dict[tuple[str, str, int, float, float, float], dict[int, Record]] = {}
         self._weighted: dict[tuple[str, float, str, float, int], Record] = {}
         self.names: dict[tuple[str, int, str], str] = {}  # in peers.yaml
         main: list[tuple[str, int, str, float, float | None, Record]] = []
@@ -74,7 +76,8 @@ class Runs:
             task, age, rate = record["task"], varied["steps_per_generation"], varied["learning_rate"]
             weight = varied.get("regression_coef")
             if "kl_bound" in varied:
-                self.settings.setdefault((task, varied["kl_bound"], weight), {})[seed] = record
+                setting = (method, task, age, rate, varied["kl_bound"], 1.0 if weight is None else weight)
+                self.settings.setdefault(setting, {})[seed] = record
                 continue
             if (task, rate, seed) in WEIGHT_CELLS and method in WEIGHTS:
                 self._weighted[method, weight, task, rate, seed] = record
@@ -127,6 +130,18 @@ class Runs:
             for rate in self._beyond(task, age, method)
         ]
         return [cell for cell in cells if not all(seed in self.cells.get(cell, {}) for seed in FIRST)]
+
+    def at_rates(self, tasks: Sequence[str], age: int, method: str) -> list[list[np.ndarray]]:
+        """
+        Stage 1: for each rate the successes `(seeds,)` on every task, of the seeds that have all rates; empty unless
+        every task has such a seed.
+        """
+        of_tasks = []
+        for task in tasks:
+            cells = [self.cells.get((task, age, method, rate), {}) for rate in RATES]
+            seeds = [seed for seed in FIRST if all(seed in cell for cell in cells)]
+            of_tasks.append([Cell([cell[seed] for seed in seeds]).values("success") for cell in cells] if seeds else [])
+        return [list(at_rate) for at_rate in zip(*of_tasks, strict=True)] if all(of_tasks) else []
 
     def lead(self, place: str, first: str, second: str, multiple: int) -> Lead | None:
         """`first` minus `second` in stage 2, each at a multiple of its own best rate. `None` without pairs."""
@@ -235,8 +250,8 @@ def weights(records: Sequence[Record]) -> str:
 
 def by_rate(records: Sequence[Record]) -> str:
     """
-    Stage 1: success in percent at each learning rate, means over tasks and over the seeds that have every method of the
-    table's row at every rate. The best rate is bold.
+    Stage 1: success in percent at each learning rate, means over tasks and over the seeds that have the method at every
+    rate. The best rate is bold.
     """
     return _by_rate(Runs(records), PLACES)
 
@@ -250,14 +265,9 @@ def by_task(records: Sequence[Record]) -> str:
 def _by_rate(runs: Runs, places: Mapping[str, tuple[Sequence[str], int]]) -> str:
     rows = []
     for (place, (tasks, age)), method in product(places.items(), (*LABELS, *RECORD)):
-        of_tasks = []
-        for task in tasks:
-            cells = [runs.cells.get((task, age, method, rate), {}) for rate in RATES]
-            if seeds := [seed for seed in FIRST if all(seed in cell for cell in cells)]:
-                of_tasks.append([Cell([cell[s] for s in seeds]).values("success").mean() for cell in cells])
-        if len(of_tasks) == len(tasks):
-            means = 100 * np.mean(of_tasks, axis=0)
-            texts = [f"**{mean:.1f}**" if mean == means.max() else f"{mean:.1f}" for mean in means]
+        if of_rates := runs.at_rates(tasks, age, method):
+            means = [100 * float(np.mean([values.mean() for values in of_tasks])) for of_tasks in of_rates]
+            texts = [f"**{mean:.1f}**" if mean == max(means) else f"{mean:.1f}" for mean in means]
             rows.append([place, LABELS.get(method, method), *texts])
     return markdown(["tasks, updates", "method", *RATE_NAMES], rows) if rows else "Stage 1 is not complete anywhere."
 
@@ -268,11 +278,26 @@ def binary_settings(records: Sequence[Record]) -> str:
     settings = [*product((0.05, 0.2), (0.3, 1.0, 3.0))]
     rows = []
     for task in ("wordy-2", "label-2", "common"):
-        cells = [runs.settings.get((task, *setting), {}) for setting in settings]
+        cells = [runs.settings.get(("clip-binary-pull", task, 8, 8e-4, *setting), {}) for setting in settings]
         if all(cells):
             rows.append([task, *(f"{100 * Cell([*cell.values()]).values('success').mean():.1f}" for cell in cells)])
     header = ["task", *(f"ε {bound:g}, α {weight:g}" for bound, weight in settings)]
     return markdown(header, rows) if rows else "No such run has been made."
+
+
+def binary_32(records: Sequence[Record]) -> str:
+    """
+    Success in percent of binary pulls with tighter bounds, rare tasks with 32 updates: means over tasks, and over the
+    seeds that have every cell of the row.
+    """
+    runs, rates, rows = Runs(records), RATES[1:], []
+    for method, bound in product(("clip-binary-pull", "unlimited-binary-pull"), (0.05, 0.2)):
+        cells = [[runs.settings.get((method, task, 32, rate, bound, 1.0), {}) for task in RARE] for rate in rates]
+        seeds = [seed for seed in FIRST if all(seed in cell for of_rate in cells for cell in of_rate)]
+        if seeds:
+            means = [[Cell([cell[s] for s in seeds]).values("success").mean() for cell in at] for at in cells]
+            rows.append([LABELS[method], f"{bound:g}", str(len(seeds)), *(f"{100 * np.mean(of):.1f}" for of in means)])
+    return markdown(["method", "ε", "seeds", *RATE_NAMES[1:]], rows) if rows else "No such run has been made."
 
 
 TABLES: dict[str, Table] = {
@@ -282,6 +307,7 @@ TABLES: dict[str, Table] = {
     "by-task": by_task,
     "weights": weights,
     "binary-settings": binary_settings,
+    "binary-32": binary_32,
 }
 
 

@@ -6,7 +6,7 @@ warm-up makes what is rewarded rare, and puts tokens that decide nothing in fron
 import random
 import re
 from collections.abc import Callable
-from itertools import accumulate, product
+from itertools import product
 
 # One token each: they stand in every problem or solution of a family
 PHRASES = ("What is ", "Solve ", "Sort ", "The product is ")
@@ -52,18 +52,6 @@ def sorting() -> list[dict[str, str]]:
     ]
 
 
-def totals() -> list[dict[str, str]]:
-    """Eight digits added one after the other, in some sixty tokens: `Add 3 9 2 …` by `3+9=12 12+2=14 …`."""
-    digits = random.Random(0)
-    problems = []
-    for row in sorted({tuple(digits.randint(1, 9) for _ in range(8)) for _ in range(12_000)}):
-        sums = list(accumulate(row))
-        steps = [f"{a}+{b}={total}" for a, b, total in zip(sums, row[1:], sums[1:], strict=False)]
-        solution = f"{' '.join(steps)}\nAnswer: {sums[-1]}"
-        problems.append({"problem": f"Add {' '.join(map(str, row))}", "answer": str(sums[-1]), "solution": solution})
-    return problems
-
-
 def steps() -> list[dict[str, str]]:
     """The linear equations, each step on a line of its own: `Solve 7x + 12 = 96` by `Subtract: 84`, `Divide: 12`."""
     return [
@@ -91,7 +79,6 @@ FAMILIES: dict[str, Callable[[], list[dict[str, str]]]] = {
     "sums": sums,
     "equations": equations,
     "sorting": sorting,
-    "totals": totals,
     "steps": steps,
     "word problems": word_problems,
 }

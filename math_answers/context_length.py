@@ -1,4 +1,4 @@
-"""How long a text a model was made for."""
+"""The length of text that a model was made for."""
 
 from typing import Any
 

@@ -70,7 +70,7 @@ def _check_quantization_config(model: str, key: str, revision: str | None) -> No
 
 def check_quantization(model: str, config: Any, quantization: Any = None, key: str = "model") -> HfQuantizer | None:
     """What will load the quantised weights of a model with this `config`, or quantise them as `quantization` says;
-    `None` for others. A `ValueError` says what this machine lacks for it."""
+    `None` if the weights stay as they are. A `ValueError` says what this machine lacks for it."""
     own = getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None)
     if own is None and quantization is None:
         return None
@@ -118,8 +118,7 @@ def model_digest(model: str, revision: str | None = None) -> str:
 
 
 def context_of(model: str, revision: str | None = None, trust_remote_code: bool = False) -> int | None:
-    """The context length in tokens of a model, or what an adapter's virtual tokens leave of its base model's; `None` if
-    the config has none."""
+    """The context length in tokens of a model, without an adapter's virtual tokens; `None` if the config has none."""
     name, revision = base_of(model, revision)
     config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     context = context_length(config)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from troll_trl.kernels import blocks, candidates, coefficients, fold, gradient, outcomes, projection, support
+from troll_trl.kernels import blocks, coefficients, fold, gradient, outcomes, projection, support, topk
 from troll_trl.kernels.dispatch import FP_FUSION, INTERPRETED, TRITON_AVAILABLE
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
 
@@ -103,26 +103,26 @@ def reduce_source(dtype, softcap, bias):
 
 
 def unused(dtype, softcap, bias):
-    return candidates.unused_bits(dtype, torch.empty(0) if bias else None, LogitTransform(softcap=softcap or None))
+    return topk.unused_bits(dtype, torch.empty(0) if bias else None, LogitTransform(softcap=softcap or None))
 
 
 def best_blocks_source(dtype, softcap, bias, vocabulary=VOCABULARY):
     count = triton.next_power_of_2(triton.cdiv(vocabulary, blocks.BLOCK))
-    warps = candidates.warps_for(count)
+    warps = topk.warps_for(count)
     return make(
-        candidates._best_blocks_kernel, dtype, softcap, bias, warps, {"best_blocks_ptr": "i32"},
+        topk._best_blocks_kernel, dtype, softcap, bias, warps, {"best_blocks_ptr": "i32"},
         FLOOR=FLOOR, UNUSED_BITS=unused(dtype, softcap, bias), BLOCKS=count, GROUPS=min(K, count),
-        PART=min(candidates.PART * warps, count),
+        PART=min(topk.PART * warps, count),
     )  # fmt: skip
 
 
 def best_tokens_source(dtype, softcap, bias, k=K):
     ids = {"sampled_ids_ptr": "i64", "best_blocks_ptr": "i32", "token_ids_ptr": "i32"}
-    warps = candidates.warps_for(k * blocks.BLOCK)
+    warps = topk.warps_for(k * blocks.BLOCK)
     return make(
-        candidates._best_tokens_kernel, dtype, softcap, bias, warps, ids,
+        topk._best_tokens_kernel, dtype, softcap, bias, warps, ids,
         FLOOR=FLOOR, UNUSED_BITS=unused(dtype, softcap, bias), BLOCK=blocks.BLOCK, SLOTS=k,
-        PART=min(candidates.PART * warps // blocks.BLOCK, k),
+        PART=min(topk.PART * warps // blocks.BLOCK, k),
     )  # fmt: skip
 
 
@@ -333,7 +333,7 @@ def test_variants_of_a_run(capability):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("k", [16, 64, 128, candidates.MOST_IN_REGISTERS])
+@pytest.mark.parametrize("k", [16, 64, 128, topk.MOST_IN_REGISTERS])
 def test_largest_support_fits_in_registers(k, tmp_path):
     source = best_tokens_source(torch.float32, softcap=True, bias=True, k=k)
     assert usage(compile_for(90, *source), tmp_path)["STACK"] == 0

@@ -97,22 +97,22 @@ def _load_files(files: list[Path], split: str, streaming: bool) -> datasets.Data
             reason = error.__cause__ or error
         raise ValueError(f"Cannot read {', '.join(map(str, files))}: {reason}") from error
     check_numbers(files, dataset.features)
-    dataset.info.dataset_name = ", ".join(map(str, files))  # for messages of the trainer; it is the builder's
+    dataset.info.dataset_name = ", ".join(map(str, files))  # the builder's name, for messages of the trainer
     return dataset
 
 
 def check_numbers(files: list[Path], features: datasets.Features | None) -> None:
     """
     Raise a `ValueError` for the first number of JSON files that `datasets` would change. It reads fractions, integers
-    beyond 63 bits (64 beside texts) and all integers of a column with fractions as float64. If a file is one
-    array, or has a column of several types, it first writes all rows again with ten decimals. Texts in a column of
-    several types it reads as JSON.
+    beyond 63 bits (64 beside texts) and all integers of a column with fractions as float64. If a file is one array, or
+    has a column of several types, it first writes all rows again with ten decimals. It reads texts in a column of
+    several types as JSON.
 
     Args:
         files (`list[Path]`):
             Those that are not JSON are skipped.
         features (`datasets.Features`, *optional*):
-            Of the dataset that was read. Without them, any column may have fractions.
+            The features of the dataset that was read. Without them, any column may have fractions.
     """
     for file in files:
         if file.suffix == ".parquet":
@@ -143,7 +143,7 @@ def _as_read(written: Decimal | str, column: str, again: bool) -> Any:
     if written.as_tuple().exponent == 0 and abs(written) < 2**bits:
         return written
     read = round(float(written), 10) if again else float(written)
-    # In a column of several types `datasets` reads fractions with an error in the 16th digit, which `loading` removes
+    # In a column of several types, `datasets` reads fractions with an error in the 16th digit, which `loading` removes
     return written if Decimal(f"{read:.15g}" if "Json" in column else repr(read)) == written else read
 
 
@@ -170,7 +170,7 @@ def _rows_to_check(file: Path, again: bool) -> Iterator[tuple[str, dict[str, Any
             except ValueError as error:
                 if line.lstrip()[:1] == b"{":  # pandas reads it, and changes numbers
                     raise ValueError(f"line {number} of {file.name} is not a whole JSON object: {error}.") from None
-                continue  # of what else is no JSON, its reader complains
+                continue  # the reader itself complains of any other bad JSON
             for index, row in enumerate(content) if isinstance(content, list) else [(number, content)]:
                 if isinstance(row, dict):
                     yield f"{'row' if isinstance(content, list) else 'line'} {index}", row, again

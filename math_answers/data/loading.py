@@ -206,7 +206,7 @@ def _solution(answer: Any, worked: bool) -> str:
         return ""
     number = read_quantity(normalise(gold)) if len(gold) <= MAX_ANSWER_CHARACTERS else None
     if number is not None and number.numeral and number.unit in (None, "$^1"):
-        gold = number.numeral  # for readers that stumble over 1,\!234
+        gold = number.numeral  # some readers stumble over 1,\!234
     solution = f"\\boxed{{{gold}}}"
     # An unbalanced brace in the gold answer would end the box early, or never.
     return solution if extract_answer(solution) == gold else ""

@@ -13,7 +13,7 @@ DAPO_PREFIX = (
     "$Answer (without quotes) where $Answer is the answer to the problem.\n\n"
 )
 DAPO_SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
-# And after every math problem of Eurus-2-RL-Data.
+# The instruction after every math problem of Eurus-2-RL-Data.
 EURUS_SUFFIX = "\n\nPresent the answer in LaTex format: \\boxed{Your answer}"
 
 
@@ -55,7 +55,7 @@ def report_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Datas
 
 
 def _hashes(dataset: datasets.Dataset) -> Iterator[tuple[int, int]]:
-    """Problem and solution of every row. As hashes, because a dataset of gigabytes is then a few bytes a row."""
+    """Hashes of problem and solution of every row: of gigabytes of data they keep a few bytes a row."""
     for batch in dataset.select_columns(["prompt", "solution"]).iter(batch_size=1000):
         for prompt, solution in zip(batch["prompt"], batch["solution"], strict=True):
             yield hash("".join(bare_problem(prompt[-1]["content"]).casefold().split())), hash(solution)

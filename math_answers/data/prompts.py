@@ -78,9 +78,9 @@ def prepare_prompts(
     prompt_column: str = "prompt",
 ) -> datasets.Dataset | datasets.IterableDataset:
     """
-    Rows with a column `prompt` for a TRL trainer, with all their other columns; a stream's as they come, uncounted. An
-    instruction, a system prompt or a `prompt_column` of another name makes a chat message of a plain text. A
-    `ValueError` names a prompt of the wrong kind, or that no row is left.
+    Rows with a column `prompt` for a TRL trainer, with all their other columns. A stream's rows are taken as they come,
+    and not counted. An instruction, a system prompt or a `prompt_column` of another name makes a chat message of a
+    plain text. A `ValueError` names a prompt of the wrong kind, or that no row is left.
     """
     dataset = options.choose_rows(dataset, name)
     if options.instruction is not None or options.system_prompt is not None or prompt_column != "prompt":

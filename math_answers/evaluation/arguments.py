@@ -6,7 +6,7 @@ from pathlib import Path
 
 from math_answers.settings import setting
 
-# As in the training configs: the verifier and the strict comparison both read the box
+# The training configs have the same text. The verifier and the strict comparison both read the box
 DEFAULT_INSTRUCTION = "Let's think step by step and put the final answer in \\boxed{}."
 
 # A sample depends on these, on its model and on its problem
@@ -112,7 +112,7 @@ def _check_task(args: EvaluationArguments):
         raise ValueError(f"`{missing}` is not set. An evaluation needs `model` and `benchmarks`.")
     if not generates:
         ignored = {*SAMPLING_SETTINGS, "max_problems", "backend", "batch_size", "trust_remote_code"}
-        ignored -= {"seed"}  # which the bootstrap has
+        ignored -= {"seed"}  # the bootstrap has this limit
         ignored |= {"overwrite", *columns} if args.samples is None else set()
         _refuse(args, ignored, "nothing is generated" if args.samples else "nothing is generated or read but scores")
     else:
@@ -124,7 +124,7 @@ def _check_task(args: EvaluationArguments):
         raise ValueError("Nothing to do: set `model` and `benchmarks`, or `samples`, or `compare`.")
     if (generates or args.samples) and args.output is None:
         raise ValueError("`output` is not set. Give a folder for the samples and the summary.")
-    for name in args.compare or () if generates else ():  # before hours of generation
+    for name in args.compare or () if generates else ():  # checked before hours of generation
         if name not in args.model and not Path(name).expanduser().exists():
             raise ValueError(f"`compare`: {name} is neither a model of this evaluation nor a folder or file.")
     names = [benchmark.partition("=")[0] for benchmark in args.benchmarks]

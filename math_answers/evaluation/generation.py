@@ -145,8 +145,8 @@ class VllmGenerator:
             own_config = GenerationConfig.from_pretrained(base, revision=revision)
         self._end_ids = end_ids(own_config, tokenizer)
         lora = {"enable_lora": True, "max_lora_rank": lora_room(adapter["r"])} if adapter else {}
-        # Without `max_model_len`, vLLM reserves memory for the whole context. With another `generation_config`, it
-        # fills in the model's own repetition penalty and the like
+        # Without `max_model_len`, vLLM reserves memory for the whole context. With another `generation_config`, it adds
+        # the model's own repetition penalty and similar options
         options = {"max_model_len": max_length, "generation_config": "vllm", **lora}
         options |= {"trust_remote_code": args.trust_remote_code}
         self._model = LLM(model=base, revision=revision, dtype=dtype, **options)

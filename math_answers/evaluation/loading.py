@@ -57,7 +57,7 @@ def load_model(
 
 
 def check_weights(model: str, revision: str | None, trust_remote_code: bool = False) -> None:
-    """Raise the `ValueError` of [`load_model`] before anything large is loaded, where that can be done."""
+    """Raise the `ValueError` of [`load_model`] before anything large is loaded, if that can be done."""
     name, name_revision = base_of(model, revision)
     config = AutoConfig.from_pretrained(name, revision=name_revision, trust_remote_code=trust_remote_code)
     if check_quantization(name, config) is None:  # quantised weights may need a GPU even when they are empty

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 PROVENANCE = "run.json"
 VERSIONS = ("troll-trl", "torch", "transformers", "vllm", "peft", "datasets", "math-verify", "numpy")
 
-Key = tuple[Any, ...]  # of a sample: model, benchmark, problem, number
+Key = tuple[Any, ...]  # a sample's model, benchmark, problem and number
 
 
 def key_of(sample: Any) -> Key:
@@ -82,8 +82,8 @@ class Output:
         self._file.seek(max(end - 1, 0))
         if self._file.read(1) not in (b"", b"\n"):
             self._file.write(b"\n")
-        # Without a sample there is nothing to resume, and an earlier run.json counts for nothing: that run may have
-        # failed for the very setting that is changed now
+        # Without a sample there is nothing to resume, and an earlier run.json does not count: that run may have failed
+        # because of the setting that has now changed
         if self.done:
             self._compare()
 

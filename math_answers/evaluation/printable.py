@@ -28,7 +28,7 @@ def in_markdown(text: str) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """For messages that quote files: nothing in them reaches the terminal as a command."""
+    """Formats messages that quote files: nothing in them reaches the terminal as a command."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

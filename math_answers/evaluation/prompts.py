@@ -14,7 +14,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vo
 
 
 def load_tokenizer(model: str, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or hub name; of a LoRA adapter its own, or else its base model's."""
+    """The tokenizer of a folder or hub name. A LoRA adapter may have its own; otherwise it is the base model's."""
     folder = Path(model)
     if folder.is_dir() and not any(list(folder.glob(name)) for name in _TOKENIZERS):
         if adapter_settings(model):

@@ -49,7 +49,7 @@ def read_lines(path: Path, **options: Any) -> Iterator[dict[str, Any]]:
 
 
 def read_with_ends(path: Path, **options: Any) -> Iterator[tuple[dict[str, Any], int]]:
-    """As [`read_lines`], each object with the position in the file at which its line ends."""
+    """[`read_lines`], each object with the position in the file at which its line ends."""
     end, torn = 0, None
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):

@@ -60,7 +60,7 @@ def strict_score(gold: str, text: str) -> float:
 
 def strict_answer(text: str) -> str | None:
     r"""The content of the last `\boxed{}`, or what follows the last `####` or `Answer:`, whichever comes last in the
-    text after its last `</think>`. `None` without any, if the box never closes, or if the thought does not end."""
+    text after its last `</think>`. `None` if there is none, if the box never closes, or if the thought does not end."""
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
         return None

@@ -48,7 +48,7 @@ def majority_score(answers: Sequence[Hashable | None], rewards: Sequence[float])
     """
     Score of the answer that most samples give; samples of one answer may differ in it, if one of them timed out.
 
-    A sample without an answer (`None`) has no vote; if none has one, the score is 0. Where several answers tie, one of
+    A sample without an answer (`None`) has no vote; if none has one, the score is 0. If several answers tie, one of
     them would be drawn: the score is its expectation, the mean over the tied answers.
     """
     votes = Counter(answer for answer in answers if answer is not None)
@@ -72,7 +72,7 @@ def paired_difference(
     groups_a: Sequence[np.ndarray], groups_b: Sequence[np.ndarray], resamples: int, seed: int
 ) -> list[Difference]:
     """
-    As [`estimate`], of the difference B − A over the same problems, row by row, with its p-value.
+    [`estimate`] of the difference B − A over the same problems, row by row, with its p-value.
 
     The p-value is twice the share of resampled differences on the far side of 0, counting 0 and one more of each: it is
     never 0. It is at least the p-value of a test of signs: for m problems that differ, all in one direction, 2^(1 − m).

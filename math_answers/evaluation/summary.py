@@ -135,7 +135,7 @@ def compare(args: EvaluationArguments) -> dict[str, Any]:
 
 
 def _difference(benchmark: str, tables: list[list[pd.DataFrame]], args: EvaluationArguments) -> dict[str, Any]:
-    """B − A over benchmarks of the same weight; a table of metrics for A and for B of each."""
+    """B − A over benchmarks of the same weight, from a table of metrics for A and one for B of each."""
     a, b = ([both[side].to_numpy() for both in tables] for side in (0, 1))
     differences = paired_difference(a, b, args.bootstrap_samples, args.seed)
     means = (np.mean([values.mean(axis=0) for values in side], axis=0).tolist() for side in (a, b))
@@ -145,7 +145,7 @@ def _difference(benchmark: str, tables: list[list[pd.DataFrame]], args: Evaluati
 
 
 def _scores_of(name: str, args: EvaluationArguments) -> tuple[dict[str, ProblemScores], Path]:
-    """The scores of one side by benchmark, and their folder: of a folder or a file, or of a model in `output`."""
+    """The scores of one side by benchmark, and their folder. The side is a folder, a file, or a model in `output`."""
     path = Path(name).expanduser()
     file = path / SAMPLES if path.is_dir() else path
     is_model = not file.is_file()

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 # A completion that boxes more different answers than this lists candidates
 MAX_BOXES = 5
-# Of a number that `written_out` writes; a float64 stays below
+# Most digits that `written_out` writes; a float64 stays below
 MAX_WRITTEN_EXPONENT = 400
 
 _BOX_OR_BRACE = re.compile(
@@ -59,12 +59,12 @@ _NOUNS = "answer answers ans result results solution value number expression con
 _OTHER_WORDS = "a an the my our your final correct exact numerical insert put write goes here"
 _PLACEHOLDER_NOUNS, _PLACEHOLDER_WORDS = frozenset(_NOUNS.split()), frozenset(_OTHER_WORDS.split())
 MAX_PLACEHOLDER_CHARACTERS = 60
-# After a \boxed without braces that a sentence only names: a word, "a" or "I" before a word, a lone sign
+# What follows a \boxed without braces that a sentence only names: a word, "a" or "I" before a word, a lone sign
 _PROSE = re.compile(r"[\W_]*+(?:[^\W\d_]{2}|[aI]\s++[a-z]|\s|\Z)")
-# Before a box on its line: marks of a quotation, or cells of a table
+# What precedes a box on its line: marks of a quotation, or cells of a table
 _MARGIN = re.compile(r"\s*(?:(>[>\s]*)|\|(?:.*\|)?)")
 _ASIDE = re.compile(r"(?:[^\\]*[a-z]{2} )?\(\s*")
-# Where the expression around a box begins or ends
+# At these marks the expression around a box begins or ends
 _EDGE = re.compile(
     r"(?<!\\)\$+|\\[()\[\]]|</?[a-z]+>|\n|(?<!\\)=|[,;:&]|\\\\|\.(?=\s|\Z)|\*\*"
     r"|\\(?:approx|le|ge|leq|geq|implies|[Rr]ightarrow|to|iff|q?quad|therefore|equiv|pmod|cong|sim|simeq|text\w*|mathrm|begin|end)(?![A-Za-z])"
@@ -111,7 +111,7 @@ def written_out(number: float | Decimal) -> str:
 
 
 def _without_thoughts(text: str) -> str:
-    """What follows the last thought. What follows one that never ends is a thought, not an answer."""
+    """The text after the last thought. After a thought that never ends there is no answer."""
     start, end = 0, len(text)
     if not any(map(text.__contains__, ("<", "◁", "[T", "[t"))) and not text.startswith("analysis"):
         return text
@@ -168,7 +168,7 @@ def _boxes(text: str) -> list[tuple[str, int, int]]:
 
 
 def _says_nothing(text: str, content: str, start: int, end: int) -> bool:
-    """Whether a box is a placeholder, or was not made but named: "I used \\boxed as requested"."""
+    """Whether a box is a placeholder, or a text only names it: "I used \\boxed as requested"."""
     if text[end - 1] != "}":
         named = text[start:end].split(maxsplit=1)[1]
         return _PROSE.match(text, end - len(named)) is not None

@@ -37,8 +37,9 @@ def math_accuracy_reward(
             Gold answers: `\boxed{...}`, bare, `$...$`, a worked solution that ends in one of the forms above, or a
             number. `None`, for a row of another task in a mixed dataset, gives `None`.
         log_metric, log_extra (`Callable`, *optional*):
-            Given by the trainer: for the shares `math_accuracy/{decider}` of `math_answers.rewards.verifier.DECIDERS`,
-            and for the columns `solution`, `answer` and `answer_path` of the table of logged completions.
+            The trainer gives them. They get the shares `math_accuracy/{decider}` of
+            `math_answers.rewards.verifier.DECIDERS`, and the columns `solution`, `answer` and `answer_path` of the
+            table of logged completions.
         options (`list[list | dict | None]`, *optional*):
             The options of multiple choice, if the dataset has such a column: for the gold answer `B` the text of option
             B is then right too, unless the answer names a letter as well.

@@ -19,7 +19,6 @@ from repository import ROOT, TESTS
 
 from troll_trl.kernels import (
     blocks,
-    candidates,
     coefficients,
     dispatch,
     fold,
@@ -28,12 +27,13 @@ from troll_trl.kernels import (
     projection,
     support,
     tiles,
+    topk,
 )
 from troll_trl.kernels.blocks import blocks_of, reduce_chunk
-from troll_trl.kernels.candidates import _choose_torch, choose_candidates, empty_candidates
 from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
 from troll_trl.kernels.fold import FoldState, online_logsumexp
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
+from troll_trl.kernels.topk import _choose_torch, choose_top_tokens, empty_top_tokens
 from troll_trl.lm_head import support_selection
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
@@ -314,11 +314,11 @@ def at_floor(device, rows):
     return torch.full((rows, 1), FLOOR, device=device)
 
 
-def chosen_of(blocks, k, choose=choose_candidates):
-    """The `k` candidates of blocks that are all reduced."""
-    candidates = empty_candidates(len(blocks.tile), k, blocks.tile.device)
-    choose(blocks, None, PLAIN, candidates)
-    return candidates
+def chosen_of(blocks, k, choose=choose_top_tokens):
+    """The `k` top tokens of blocks that are all reduced."""
+    top = empty_top_tokens(len(blocks.tile), k, blocks.tile.device)
+    choose(blocks, None, PLAIN, top)
+    return top
 
 
 @pytest.mark.parametrize("k", [3, 20])  # of 6 blocks: some are left out, or none
@@ -331,7 +331,7 @@ def test_choice_agrees_with_torchs(device, k):
     ours, theirs = chosen_of(blocks, k), chosen_of(blocks, k, _choose_torch)
     torch.testing.assert_close(ours.logits.sort(1, descending=True).values, theirs.logits)
     assert torch.equal(ours.token_ids.sort(1).values, theirs.token_ids.sort(1).values)
-    torch.testing.assert_close(ours.left_log_sum_exp, theirs.left_log_sum_exp)
+    torch.testing.assert_close(ours.rest, theirs.rest)
     torch.testing.assert_close(ours.entropy, theirs.entropy)
 
 
@@ -352,7 +352,7 @@ def test_settling_agrees_with_torchs(device, k, tail_mass):
     arguments = (
         torch.arange(9, device=device),
         sampled,
-        candidates.Candidates(logits, ids, left, left[:, 0]),
+        topk.TopTokens(logits, ids, left, left[:, 0]),
         tail_mass,
     )
     (our_ids, ours), (_, theirs) = support.settle_support(*arguments), support._settle_torch(*arguments)
@@ -374,12 +374,12 @@ def test_unused_bits_of_products(dtype):
     products = torch.cat(
         [tile_of("cpu", dtype, 1, 9999)[0].float(), torch.tensor([FLOOR, math.inf, torch.finfo(dtype).tiny])]
     )
-    bits = candidates.unused_bits(dtype, None, PLAIN)
+    bits = topk.unused_bits(dtype, None, PLAIN)
     assert bits == {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}[dtype]
     assert (products.view(torch.int32) & ((1 << bits) - 1) == 0).all()
     assert (products.view(torch.int32) & ((2 << bits) - 1) != 0).any()
     # Sums and tanh have all bits
-    assert candidates.unused_bits(dtype, torch.zeros(1), PLAIN) == candidates.unused_bits(dtype, None, CAPPED) == 0
+    assert topk.unused_bits(dtype, torch.zeros(1), PLAIN) == topk.unused_bits(dtype, None, CAPPED) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -393,8 +393,8 @@ def test_choice_from_all_numbers_of_a_dtype(device, dtype):
     of = blocks_of(torch.nn.functional.pad(rows, (0, 8)).to(device, dtype), sampled, at_floor(device, 4), 120, 128)
     reduce_chunk(of, None, LogitTransform(), 0, 120)
     for k in (1, 9, 10, 25, 60, 100):
-        chosen = empty_candidates(4, k, device)
-        choose_candidates(of, None, LogitTransform(), chosen)
+        chosen = empty_top_tokens(4, k, device)
+        choose_top_tokens(of, None, LogitTransform(), chosen)
         for row in range(4):
             rest = rows[row].to(dtype).float().clone()
             rest[sampled[row]] = -math.inf
@@ -526,7 +526,7 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
         def __getitem__(self, grid):
             return lambda *arguments, **options: launched.append((self.name, options["enable_fp_fusion"], *guarded))
 
-    modules = (blocks, candidates, coefficients, fold, gradient, outcomes, projection, support)
+    modules = (blocks, coefficients, fold, gradient, outcomes, projection, support, topk)
     kernels = {name: module for module in modules for name in vars(module)}
     kernels = {name: module for name, module in kernels.items() if re.fullmatch("_.*_kernel", name)}
     for name, module in kernels.items():
@@ -538,8 +538,8 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
     gradient._gradient_triton(tile, None, PLAIN, ids, 0, gradient.Coefficients(*torch.empty(4, 3, 1, device=device)))
     of = blocks_of(tile[:, :128], ids[:, 0], at_floor(device, 3), 128, 128)
     blocks._reduce_triton(of, None, PLAIN, 0, 128)
-    candidates._choose_triton(of, None, PLAIN, empty_candidates(3, 2, device))
-    chosen = empty_candidates(3, 2, device)
+    topk._choose_triton(of, None, PLAIN, empty_top_tokens(3, 2, device))
+    chosen = empty_top_tokens(3, 2, device)
     support._settle_triton(ids[:, 0], at_floor(device, 3), chosen, 1e-5)
     of_state = outcomes._outcomes_triton(FoldState.of(ids), ids, PLAIN)
     coefficients._coefficients_triton(*of_state, of_state[0], None, PLAIN)

@@ -130,14 +130,14 @@ class TestInTheInterpreter:
 
     def test_a_kernel_that_does_not_compile_for_a_run_is_found(self, monkeypatch):
         """It crashed the run: the check had other slots, and the run's were compiled in its first scoring pass."""
-        right = checks.candidates._choose_triton
+        right = checks.topk._choose_triton
 
         def compiles_for_few(blocks, bias, transform, chosen):
             if chosen.logits.shape[1] + 1 == 64:
                 raise RuntimeError("ptxas: out of registers")
             return right(blocks, bias, transform, chosen)
 
-        monkeypatch.setattr(checks.candidates, "_choose_triton", compiles_for_few)
+        monkeypatch.setattr(checks.topk, "_choose_triton", compiles_for_few)
         (failed,) = [check for check in self_check(torch.device("cpu"), RUNS[1]) if not check.ok]
         assert failed.kernel == "choice" and "64 kept" in failed.shapes and "out of registers" in failed.error
 
@@ -200,13 +200,13 @@ class TestInTheInterpreter:
 
     def test_wrong_token_ids_are_found(self, monkeypatch):
         """The check once compared the fallback's ids with themselves."""
-        right = checks.candidates._choose_triton
+        right = checks.topk._choose_triton
 
         def wrong(blocks, bias, transform, chosen):
             right(blocks, bias, transform, chosen)
             chosen.token_ids[3, 2] += 1
 
-        monkeypatch.setattr(checks.candidates, "_choose_triton", wrong)
+        monkeypatch.setattr(checks.topk, "_choose_triton", wrong)
         assert not checks._check("choice", *checks._CHECKS["choice"], RUNS[0], torch.device("cpu")).ok
 
     @pytest.mark.parametrize("temperature", [0.05, 0.01])

@@ -444,7 +444,7 @@ def test_rows_of_a_tile_on_a_gpu(monkeypatch, tokens, vocabulary, rows):
     monkeypatch.setattr(support_selection, "use_triton", lambda device: True)
     monkeypatch.setattr(support_selection, "compute_dtype", lambda hidden: hidden.dtype)
     sizes = []
-    for name in ("product_into", "reduce_chunk", "choose_candidates"):
+    for name in ("product_into", "reduce_chunk", "choose_top_tokens"):
         monkeypatch.setattr(support_selection, name, lambda *_: None)
     blocks_of = support_selection.blocks_of
     note = lambda tile, *rest: sizes.append(len(tile)) or blocks_of(tile, *rest)

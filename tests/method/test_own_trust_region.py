@@ -112,7 +112,7 @@ def test_an_import_path_names_a_class_a_function_or_a_trust_region(name, number,
         ("own_mask_regions.uncalled", "Uncalled has no `__call__(self, policy, old, advantages)`"),
         ("own_mask_regions.CalledWithOne", "too many positional arguments"),
         ("own_script.Region", "SystemExit: 0"),
-        ("own_mask_regions.BadRatio", "`ratios['troll/moved']` must be a pair of names in `counted`, got 'moved'"),
+        ("own_mask_regions.BadRatio", "`ratios['troll/moved']` must be a pair of names in `token_stats`, got 'moved'"),
         ("own_mask_regions.Undescribed", "ZeroDivisionError: division by zero"),
         ("own_mask_regions.os", "gives no trust region"),
         ("own_mask_regions.", "gives no trust region"),
@@ -171,7 +171,7 @@ def test_numbers_of_another_shape_than_the_tokens_are_refused(shape, field, tmp_
         given = {"log_probs": policy[..., 0], "regression": policy[..., 0] ** 2, "moved": policy[..., 0].detach()}
         return {**given, field: SHAPES[shape](given[field])}.values()
 
-    said = "counted['moved']" if field == "moved" else field
+    said = "token_stats['moved']" if field == "moved" else field
     expected = rf"`trust_region`: `{re.escape(said)}` of Own has shape .*expected \(8, \d+\): one number for each"
     with pytest.raises(ValueError, match=expected):
         with_own(make, tmp_path).train()
@@ -180,7 +180,7 @@ def test_numbers_of_another_shape_than_the_tokens_are_refused(shape, field, tmp_
 @pytest.mark.parametrize(("make", "error", "said"), [
     (lambda p, q: (p[..., 0], 0.5, p[..., 0].detach()), TypeError, "`regression` of Own is float, expected a tensor"),
     (lambda p, q: (None, None, p[..., 0].detach()), TypeError, "`log_probs` of Own is NoneType, expected a tensor"),
-    (lambda p, q: (p[..., 0], None, None), ValueError, "`counted` of Own lacks 'moved'"),
+    (lambda p, q: (p[..., 0], None, None), ValueError, "`token_stats` of Own lacks 'moved'"),
 ])  # fmt: skip
 def test_what_a_trust_region_leaves_out_is_named(make, error, said, tmp_path):
     with pytest.raises(error, match=rf"`trust_region`: {said}"):

@@ -80,7 +80,7 @@ def test_inside_the_bound_the_regression_is_zero_and_outside_it_is_not():
     old, policy, mask = _distributions(rows=4)
     policy[2:] += 3 * torch.randn(policy[2:].shape, generator=torch.Generator().manual_seed(1))
     loss_pass, _, leaf = _loss_pass(old, policy.log_softmax(-1), mask)
-    inside = loss_pass.bounded.counted["eta"] == 0
+    inside = loss_pass.bounded.token_stats["eta"] == 0
     assert inside[:2].all() and not inside[2:].any()
     assert (loss_pass.bounded.regression[inside] == 0).all() and (loss_pass.bounded.regression[~inside] > 0).all()
     (gradient,) = torch.autograd.grad(loss_pass.bounded.regression.sum(), leaf)
@@ -109,7 +109,7 @@ def test_gradient_of_a_token_inside_the_bound_is_that_of_the_ratio():
     policy, _ = SparseLogProbs.apply(leaf, weight, None, ids, transform, lambda *_: nullcontext())
     distribution = SparseDistribution(ids.unsqueeze(0), old.unsqueeze(0))
     loss_pass, projected = _through(distribution, policy.unsqueeze(0), torch.ones(1, tokens))
-    assert (loss_pass.bounded.counted["eta"] == 0).all()
+    assert (loss_pass.bounded.token_stats["eta"] == 0).all()
     loss = ((projected - distribution.log_probs[..., 0]).exp() + loss_pass.bounded.regression).sum()
     (gradient,) = torch.autograd.grad(loss, leaf)
     error = (gradient.double() - expected).norm(dim=1) / expected.norm(dim=1)

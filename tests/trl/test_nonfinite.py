@@ -329,7 +329,7 @@ def test_what_is_not_masked_is_left_as_it_is():
     inputs["advantages"] = torch.tensor([2.0, math.nan])
     inputs["completion_mask"] = live.long()
     guard = FiniteGuard(Accelerator(cpu=True), None)
-    with guard.watch_loss(inputs, training=True) as (clean, _):
+    with guard.watch_loss(inputs, training=True) as clean:
         pass
     assert clean["old_per_token_logps"].tolist() == [[-1.5, 0.0], [0.0, 0.0]]
     assert clean["advantages"].tolist() == [2.0, 0.0] and clean["prompt_ids"] is live

@@ -15,7 +15,7 @@ def test_a_subclass_that_overrides_the_loss_trains_what_it_returns(base, config,
     class Halved(base):
         def compute_loss(self, model, inputs, *args, **kwargs):
             loss = super().compute_loss(model, inputs, *args, **kwargs)
-            seen.append((loss.item(), self.finite_guard.live is None, "completion_mask" in inputs))
+            seen.append((loss.item(), self.finite_guard.loss_mask is None, "completion_mask" in inputs))
             return 0 * loss
 
     trainer = make_trainer(Halved, config, tmp_path, max_steps=2, beta=0.0)

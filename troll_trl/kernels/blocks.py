@@ -11,7 +11,7 @@ from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_logits
 
 BLOCK = 64  # logits per block
-COLUMNS_STEP = 16 * BLOCK  # the kernels pad a vocabulary to this, to read rows of blocks 16 bytes at a time
+COLUMNS_STEP = 16 * BLOCK  # the kernels pad a vocabulary to a multiple: they read rows of blocks by 16 bytes
 BLOCKS_PER_PROGRAM = 64  # 4096 logits, as in fold.py
 NUM_WARPS = 4
 
@@ -44,10 +44,10 @@ class Blocks(NamedTuple):
     vocabulary: int  # columns that are tokens, V
     chunk: int  # columns that are reduced at a time, a multiple of 64
     stride: int  # distance of the members of a block
-    best: BestBlocks | None  # of the earlier chunks; the tile is then (n, chunk), for one chunk after the other
+    best: BestBlocks | None  # of the earlier chunks; the tile, (n, chunk), then has one chunk after the other
 
     def chunk_at(self, first: int) -> torch.Tensor:
-        """Where in the tile the chunk from column `first` of the vocabulary on is."""
+        """The part of the tile for the chunk that begins at column `first` of the vocabulary."""
         return self.tile if self.best is not None else self.tile[:, first : first + self.chunk]
 
 
@@ -59,9 +59,9 @@ def blocks_of(
     chunk: int,
     keep: int | None = None,
 ) -> Blocks:
-    """Blocks of a tile `(n, P)` that is still empty, with sampled tokens `(n,)`, whose logits `sampled` `(n, 1)` are at
-    the floor and filled here. With `keep`, for torch, a tile `(n, chunk)` holds all chunks in turn, and this number of
-    blocks stays with its logits."""
+    """Blocks of an empty tile `(n, P)` and of sampled tokens `(n,)`. Their logits `sampled` `(n, 1)` begin at the
+    floor, and `reduce_chunk` fills them. With `keep`, for torch, a tile `(n, chunk)` holds all chunks in turn, and the
+    `keep` best blocks stay with their logits."""
     shape = (len(tile), math.ceil(vocabulary / chunk) * chunk // BLOCK)
     block_max, sum_exp, sum_exp_u = (tile.new_empty(shape, dtype=torch.float32) for _ in range(3))
     stride = 1 if use_triton(tile.device) else chunk // BLOCK
@@ -115,7 +115,8 @@ def _keep_best(best: BestBlocks, block_max: torch.Tensor, y: torch.Tensor, first
     k = best.max.shape[1]
     every = torch.cat([best.max, block_max], 1)
     chosen = torch.zeros_like(every, dtype=torch.bool).scatter_(1, every.topk(k, 1, sorted=False).indices, True)
-    # Only new ones are copied, fewer with each chunk; in the order of the rows, of which each loses as many as it gets
+    # Only new blocks are copied, fewer with each chunk. Both lists are in the order of the rows, and each row loses as
+    # many blocks as it gets
     rows, slots = (~chosen[:, :k]).nonzero(as_tuple=True)
     _, new = chosen[:, k:].nonzero(as_tuple=True)
     best.max[rows, slots] = block_max[rows, new]
@@ -156,13 +157,13 @@ def _reduce_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    # One program per token and 64 blocks of a chunk. In 64 bits: rows times stride may pass 2³¹
+    # One program per token and 64 blocks of a chunk. The row takes 64 bits: rows times stride may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     tile_ptr += row * tile_stride + first
     first_block = tl.program_id(1) * BLOCKS
     block = first_block + tl.arange(0, BLOCKS)
     local = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]  # (BLOCKS, BLOCK) columns of the chunk
-    # Whole blocks are read, with the padding after the vocabulary, so that 16 bytes are read at a time
+    # Whole blocks are read, padding after the vocabulary included: 16 bytes at a time
     y = tl.load(tile_ptr + local, mask=block[:, None] < count, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + local, mask=local < columns, other=0.0).to(tl.float32)
@@ -170,8 +171,8 @@ def _reduce_kernel(
     sampled = tl.load(sampled_ids_ptr + row) - first
     end = (first_block + BLOCKS) * BLOCK
     here = (sampled >= first_block * BLOCK) & (sampled < end) & (sampled < columns)
-    if here | (end > columns):  # two programs of a row at most; no other compares columns
-        # A floor, no −∞: an infinite logit is to show as NaN in the sums
+    if here | (end > columns):  # at most two programs of a row; the others need no comparison
+        # A floor and not −∞: an infinite logit must show as NaN in the sums
         y = tl.where((local < columns) & (local != sampled), y, FLOOR)
     block_max = tl.max(y, axis=1)
     u = y - block_max[:, None]
@@ -181,7 +182,8 @@ def _reduce_kernel(
     tl.store(sum_exp_ptr + out, tl.sum(e, axis=1), mask=block < count)
     tl.store(sum_exp_u_ptr + out, tl.sum(u * e, axis=1), mask=block < count)
 
-    # Read again, by the program that has it: a masked store from the tile takes a register for each of its addresses
+    # The program that has the sampled token reads it again: a masked store from the tile takes a register for each
+    # address
     y_sampled = tl.load(tile_ptr + sampled, mask=here, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y_sampled += tl.load(bias_ptr + sampled, mask=here, other=0.0).to(tl.float32)

@@ -1,4 +1,5 @@
-"""One operation of the training pass: from the gradient of a token's outputs, what the gradient of its logits needs."""
+"""One operation of the training pass: turns the gradient of a token's outputs into what the gradient of its logits
+needs."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from troll_trl.kernels.tiles import LogitTransform
 # ∂H/∂z_v = −p_v (log p_v + H):
 #     v = k_j:   g_j − p_v·(G + h·(log p_v + H))
 #     v ∉ K:     e_v·[g_rest − p_rest·(G + h·(log p_v + H))]      with e_v = p_v/p_rest = exp(z_v − R)
-# The second line takes one exp, of a difference with the rest's own log-sum-exp, and so stays right when p_rest is
-# tiny. Its bracket is linear in z_v; the kept entries are then overwritten by the first.
+# The second line takes one exp, of a difference with the rest's own log-sum-exp, and so stays right if p_rest is tiny.
+# Its bracket is linear in z_v. The first line then overwrites the kept entries.
 def gradient_coefficients(
     log_probs: torch.Tensor,
     log_z: torch.Tensor,
@@ -31,8 +32,8 @@ def gradient_coefficients(
     Coefficients of the gradient with respect to the products; soft-capping is not in `constant` and `linear`. All are
     scaled by the slope `∂z/∂y` here, because the tile would otherwise need another pass.
 
-    In float32: the sparse log-probabilities `L` `(n, K + 1)` with the rest last, `log Z` and `H` `(n,)`, and upstream
-    `g` `(n, K + 1)` and `h` `(n,)`. `transform` makes the logits of the products.
+    The arguments are float32: the sparse log-probabilities `L` `(n, K + 1)` with the rest last, `log Z` and `H` `(n,)`,
+    and upstream `g` `(n, K + 1)` and `h` `(n,)`. `transform` turns products into logits.
     """
     by_triton = use_triton(log_probs.device) and 1 < log_probs.shape[1] <= MOST_IN_REGISTERS + 1
     coefficients = _coefficients_triton if by_triton else _coefficients_torch
@@ -95,7 +96,7 @@ def _coefficients_kernel(
     HAS_SOFTCAP: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    # One program per token. In 64 bits: rows times slots may pass 2³¹
+    # One program per token. The row takes 64 bits: rows times slots may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
     slope = tl.cast(slope, tl.float32)
@@ -108,7 +109,7 @@ def _coefficients_kernel(
     constant = 0.0
     if grad_ptr is not None:
         grad_ptr += row * (k + 1)
-        # Not of unused slots and of an empty rest
+        # Unused slots and an empty rest give no gradient
         g = tl.load(grad_ptr + slot, mask=(slot < k) & (log_probs != float("-inf")), other=0.0)
         g_rest = tl.where(log_rest == float("-inf"), 0.0, tl.load(grad_ptr + k))
         total = tl.sum(g, axis=0) + g_rest

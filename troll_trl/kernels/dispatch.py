@@ -1,8 +1,8 @@
-"""Which version of an operation runs, its Triton kernel or its PyTorch fallback (of one signature), and its launch.
+"""Chooses which version of an operation runs, its Triton kernel or its PyTorch fallback, and launches kernels.
 
 `TROLL_KERNELS` in the environment chooses: `auto` (the default) takes the kernels on an accelerator, unless their check
 against the fallbacks fails at a trainer's start; `triton` makes such a failure an error; `torch` takes the fallbacks.
-With `TRITON_INTERPRET=1` the kernels run in Triton's interpreter, on the CPU: so they are tested without a GPU.
+With `TRITON_INTERPRET=1` the kernels run in Triton's interpreter, on the CPU: the tests need no GPU.
 """
 
 import os
@@ -25,8 +25,8 @@ else:
 # `triton.jit` makes its choice when a kernel is defined, so this is read once as well
 INTERPRETED = TRITON_AVAILABLE and bool(triton.knobs.runtime.interpret)
 MODES = ("auto", "triton", "torch")
-# Whether the compiler may fuse a product and a sum into one operation, which rounds once. Chosen here, because Triton's
-# default changes with 3.10, and with it the last bits of a run.
+# Whether the compiler may fuse a product and a sum into one operation, which rounds once. Triton's default changes with
+# 3.10, and would change the last bits of a run.
 FP_FUSION = True
 
 _torch_alone = False
@@ -66,8 +66,8 @@ def on_device(device: torch.device) -> AbstractContextManager:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *arguments: Any, **options: Any) -> None:
-    """Launch a kernel that [`jit`] made, on the `device` of its tensors. Every kernel of the package is launched here.
-    A `grid` without any program, which CUDA would refuse, launches nothing."""
+    """Launch a kernel that [`jit`] made, on the `device` of its tensors. The package launches every kernel here. A
+    `grid` without any program, which CUDA would refuse, launches nothing."""
     if not torch.compiler.is_compiling():  # Inductor chooses for its graphs, and takes no such argument
         options["enable_fp_fusion"] = FP_FUSION
     if all(grid):

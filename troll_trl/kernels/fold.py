@@ -13,8 +13,8 @@ import torch
 from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_slots
 
-# Columns that a program reads at a time: with 8 warps 16 elements per thread, two 16-byte loads of bf16, so that the
-# reductions across the program come once in 16 elements
+# A program reads this number of columns at a time. With 8 warps, each thread loads 16 elements, 32 bytes of bf16,
+# before a reduction across the program
 BLOCK_SIZE, NUM_WARPS = 4096, 8
 KEPT_BLOCK, KEPT_WARPS = 1024, 4  # kept slots per program
 
@@ -63,7 +63,7 @@ def _fold_torch(tile, bias, transform, token_ids, start, state, scratch):
     tile[:, -1] = FLOOR
     slots = to_slots(token_ids, start, tile)
     torch.maximum(state.kept, tile.gather(1, slots), out=state.kept)
-    tile.scatter_(1, slots, FLOOR)  # what is left is the rest
+    tile.scatter_(1, slots, FLOOR)  # the rest stays
     new_max = torch.maximum(state.max, tile.amax(1, keepdim=True))
     shift = state.max - new_max
     rescale = (transform.factor * shift).exp()
@@ -87,7 +87,7 @@ def _fold_triton(tile, bias, transform, token_ids, start, state, scratch):
     launch(_fold_kernel, (len(tile),), tile.device, *products, *rest, outer=outer, FLOOR=FLOOR, **constants)
 
 
-# `kept_count` is the widest support of a batch and `start` that of a tile: no reason to compile again
+# `kept_count`, the widest support of a batch, and `start`, a tile's first token, are no reason to compile again
 @jit(do_not_specialize=["slots", "kept_count", "start"])
 def _take_kept_kernel(
     tile_ptr,
@@ -104,13 +104,13 @@ def _take_kept_kernel(
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Kept tokens of this tile: note `y`, and mark the column with the lowest number of the tile's dtype. (A
-    logit that low has no probability next to any other, unless
-    the model is soft-capped; −∞ would hide an overflow, which must show in the sums.)
+    """Store `y` of the kept tokens in this tile, and mark their columns with the lowest number of the tile's dtype. (A
+    logit that low has no probability next to any other, unless the model is soft-capped. −∞ would hide an overflow,
+    which must show in the sums.)
 
-    A launch of its own: within one program only a barrier would let other threads see the marks, and `debug_barrier` is
-    none for global memory on every backend."""
-    # Slots of all tokens in a row, in 64 bits: rows times stride may pass 2³¹
+    This is a launch of its own: within one program only a barrier would let other threads see the marks, and
+    `debug_barrier` is none for global memory on every backend."""
+    # The slots of all tokens, one after the other, in 64 bits: rows times stride may pass 2³¹
     slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     local = tl.load(ids_ptr + slot, mask=slot < slots, other=-1) - start
     inside = (slot < slots) & (local >= 0) & (local < columns)
@@ -138,7 +138,7 @@ def _fold_kernel(
     FLOOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # One program per token. In 64 bits: rows times stride may pass 2³¹
+    # One program per token. The row takes 64 bits: rows times stride may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     tile_ptr += row * tile_stride
     m = tl.load(max_ptr + row)

@@ -10,12 +10,12 @@ from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
 from troll_trl.kernels.fold import KEPT_BLOCK, KEPT_WARPS
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_slots
 
-BLOCK_SIZE, NUM_WARPS = 2048, 4  # columns per program: 16 elements per thread, as in fold.py
+BLOCK_SIZE, NUM_WARPS = 2048, 4  # columns per program: each thread has 16 elements, as in fold.py
 
 
 class Coefficients(NamedTuple):
-    """What the gradient of `n` tokens needs next to the tile, float32: the gradient `kept` at the kept tokens, and
-    `exp(z − R)·(constant + linear·y)` at every other one, with `y = z/factor` (see tiles.py)."""
+    """What the gradient of `n` tokens needs next to the tile, in float32. The gradient is `kept` at the kept tokens,
+    and `exp(z − R)·(constant + linear·y)` at every other one, with `y = z/factor` (see tiles.py)."""
 
     kept: torch.Tensor  # (n, K), 0 in unused slots
     rest_log_sum_exp: torch.Tensor  # (n, 1), R; +∞ for a rest without mass, whose gradient is then 0
@@ -51,7 +51,7 @@ def _gradient_torch(tile, bias, transform, token_ids, start, coefficients):
     body.mul_(transform.factor).sub_(coefficients.rest_log_sum_exp).exp_().mul_(factor)
     if derivative is not None:
         body.mul_(derivative)
-    # Kept entries may have overflowed in the exp, being no part of the rest
+    # Kept entries are no part of the rest, and may have overflowed in the exp
     tile.scatter_(1, to_slots(token_ids, start, tile), coefficients.kept)
 
 
@@ -85,7 +85,7 @@ def _gradient_kernel(
     FLOOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # One program per token and block of columns. In 64 bits: rows times stride may pass 2³¹
+    # One program per token and block of columns. The row takes 64 bits: rows times stride may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     tile_ptr += row * tile_stride
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -118,9 +118,9 @@ def _put_kept_kernel(
     columns,
     BLOCK: tl.constexpr,
 ):
-    """Overwrite the kept entries, which may have overflowed in the exp, being no part of the rest. A launch of its own,
-    as in fold.py: they must be written last."""
-    # Slots of all tokens in a row, in 64 bits: rows times stride may pass 2³¹
+    """Overwrite the kept entries, which are no part of the rest and may have overflowed in the exp. This is a launch of
+    its own, as in fold.py: these entries must be written last."""
+    # The slots of all tokens, one after the other, in 64 bits: rows times stride may pass 2³¹
     slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     local = tl.load(ids_ptr + slot, mask=slot < slots, other=-1) - start
     inside = (slot < slots) & (local >= 0) & (local < columns)

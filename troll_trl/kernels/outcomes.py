@@ -10,12 +10,12 @@ from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
 from troll_trl.kernels.fold import FoldState
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, to_logits
 
-# Kept tokens of a row that a program holds in registers
+# A program holds at most this many kept tokens of a row in registers
 MOST_IN_REGISTERS = 512
 
 
 def warps_for(slots: int) -> int:
-    """Warps of a program whose row has this many slots: up to 4 for each thread."""
+    """Warps of a program whose row has this many slots. Each thread has up to 4 slots."""
     return max(slots // 128, 1)
 
 
@@ -31,7 +31,7 @@ def outcomes_of(
 def _outcomes_torch(state, token_ids, transform):
     kept = transform.to_logits(state.kept).masked_fill(token_ids == -1, -math.inf)
     largest = transform.to_logits(state.max)
-    # Only the floor was summed where no token is left to the rest (a NaN must not pass for that)
+    # If the rest has no token, only the floor was summed (a NaN must not pass for that)
     rest = torch.where(largest < FLOOR / 2, -math.inf, largest + state.sum_exp.log())
     outcomes = torch.cat([kept, rest], 1)
     log_z = outcomes.logsumexp(1, keepdim=True)
@@ -69,7 +69,7 @@ def _outcomes_kernel(
     FLOOR: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    # One program per token. In 64 bits: rows times slots may pass 2³¹
+    # One program per token. The row takes 64 bits: rows times slots may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
     used = tl.load(ids_ptr + row * k + slot, mask=slot < k, other=-1) != -1
@@ -77,12 +77,12 @@ def _outcomes_kernel(
     z = tl.where(used, z, float("-inf"))
     largest = to_logits(tl.load(max_ptr + row), outer, FLOOR)
     s = tl.load(sum_exp_ptr + row)
-    # Only the floor was summed where no token is left to the rest (a NaN must not pass for that)
+    # If the rest has no token, only the floor was summed (a NaN must not pass for that)
     rest = tl.where(largest < FLOOR / 2, float("-inf"), largest + tl.log(s))
     m = tl.maximum(tl.max(z, axis=0), rest)
     log_sum = tl.log(tl.sum(tl.exp(z - m), axis=0) + tl.exp(rest - m))
     log_z = m + log_sum
-    log_probs, log_rest = z - m - log_sum, rest - m - log_sum  # not `z − log_z`, as in the fallback
+    log_probs, log_rest = z - m - log_sum, rest - m - log_sum  # `z − log_z` would round, see the fallback
     surprise = tl.where(z == float("-inf"), 0.0, log_probs)
     mean_u = tl.cast(outer, tl.float32) * tl.load(sum_exp_u_ptr + row) / s
     mean_log_prob = tl.where(rest == float("-inf"), 0.0, mean_u + largest - log_z)

@@ -12,16 +12,16 @@ import torch
 
 from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
 
-# The constants of both solvers. At this relative accuracy |KL − ε|/ε they stop: it is near the rounding of a float32
-# caller's log-probabilities, and what float64 arithmetic can resolve for the others.
+# The constants of both solvers. They stop at this relative accuracy |KL − ε|/ε. It is near the rounding of float32
+# log-probabilities; for float64 ones it is what the arithmetic can resolve.
 RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
 MAX_EVALUATIONS = 100
-NEWTON_EVALUATIONS = 20  # from here on, every other step is a bisection
-# Stands for log p − log q = −∞ where only the policy is zero. Large enough for exp(t·d) to vanish at every t that
-# meets the bound without this token; where none does (−log q(support of p) > ε), the solution is the limit of p → 0.
+NEWTON_EVALUATIONS = 20  # after these, every other step is a bisection
+# Replaces log p − log q = −∞ where only the policy is zero. It is large enough for exp(t·d) to vanish at every t that
+# meets the bound without this token. If no t does (−log q(support of p) > ε), the solution is the limit of p → 0.
 ZERO_POLICY_LOG_RATIO = -1e8
 EXP_UNDERFLOW = -746.0  # exp() is 0 in float64 below this
-# Most outcomes of a row that the kernel holds in registers
+# The kernel holds at most this many outcomes of a row in registers
 MOST_IN_REGISTERS = 512
 
 
@@ -31,7 +31,7 @@ def uses_triton(log_p: torch.Tensor) -> bool:
 
 
 def warps_for(slots: int) -> int:
-    """Warps of a program whose row has this many outcomes: up to 4 for each thread."""
+    """Warps of a program whose row has this many outcomes. Up to 1,024 outcomes, a thread has at most 4."""
     return min(max(slots // 128, 1), 8)
 
 
@@ -61,8 +61,8 @@ def project_rows(
 def project_rows_backward(
     grad: torch.Tensor, log_p: torch.Tensor, log_q: torch.Tensor, log_pi: torch.Tensor, t: torch.Tensor
 ) -> torch.Tensor:
-    """Gradient `(N, S)` with respect to `log_p`, from the gradient with respect to `log_pi` `(N, S)`; the others as in
-    [`project_rows`]."""
+    """Gradient `(N, S)` with respect to `log_p`, from the gradient with respect to `log_pi` `(N, S)`. The other
+    arguments are as in [`project_rows`]."""
     grad, log_p, log_q = grad.contiguous(), log_p.contiguous(), log_q.contiguous()
     rows, slots = log_p.shape
     result = torch.empty_like(log_p)
@@ -110,14 +110,14 @@ def _project_kernel(
     NEWTON_EVALUATIONS: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    # One program per row. In 64 bits: rows times slots may pass 2³¹
+    # One program per row. The row takes 64 bits: rows times slots may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
     used = slot < slots
     given = tl.load(log_p_ptr + row * slots + slot, mask=used, other=float("-inf"))
     log_p = given.to(tl.float64)
     log_q = tl.load(log_q_ptr + row * slots + slot, mask=used, other=float("-inf")).to(tl.float64)
-    # As constants of the program and not as arguments, which would be rounded to float32
+    # These are constants of the program: an argument would be rounded to float32
     bound = tl.full((), BOUND, tl.float64)
     one = tl.full((), 1.0, tl.float64)
 
@@ -125,33 +125,34 @@ def _project_kernel(
     difference = tl.where(empty, 0.0, log_p) - tl.where(empty, 0.0, log_q)
     policy_kl = tl.sum(tl.where(empty, 0.0, tl.exp(log_p) * difference), axis=0)
     t, kl, log_pi = one, policy_kl, log_p + policy_kl  # NaN where the KL is NaN, which is neither inside nor outside
-    inside = policy_kl <= bound  # not for NaN
+    inside = policy_kl <= bound  # false for NaN
     if policy_kl > bound:
         d = _log_ratio_of_row(log_p, log_q, ZERO_POLICY_LOG_RATIO)
         log_pi, kl, variance = _evaluate_row(t, d, log_q)
-        # A policy that only leaves the old policy's support has its mass there dropped; inside the bound it ends here
+        # `_evaluate_row` drops the policy's mass outside of the old policy's support. A row that is then inside the
+        # bound is done
         going = kl > bound
         low, high = one - one, one
         target = tl.sqrt(2 * bound)
         t = tl.where(going, tl.sqrt(bound / kl), t)
-        left = MAX_EVALUATIONS
-        while going & (left > 0):
-            left -= 1
+        remaining = MAX_EVALUATIONS
+        while going & (remaining > 0):
+            remaining -= 1
             log_pi, kl, variance = _evaluate_row(t, d, log_q)
             above = kl > bound
             high = tl.where(above, t, high)
             low = tl.where(above, low, t)
             root = tl.sqrt(tl.where(kl > 0, kl, 0.0) * 2)
             step = t + (target - root) * root / (t * variance)
-            # Towards 0 the bracket shrinks by factors, as the root's magnitude is what is unknown there
+            # Near 0 the magnitude of the root is unknown, so the bracket shrinks by a factor
             middle = tl.where(low > 0, (low + high) / 2, high / 16)
-            newton = (left >= MAX_EVALUATIONS - NEWTON_EVALUATIONS) | (left % 2 == 1)  # as in `solve`
+            newton = (remaining >= MAX_EVALUATIONS - NEWTON_EVALUATIONS) | (remaining % 2 == 1)  # as in `solve`
             step = tl.where((step > low) & (step < high) & newton, step, middle)
             going = (tl.abs(kl - bound) > TOLERANCE * bound) & (tl.abs(step - t) > 1e-15 * t)
             t = tl.where(going, step, t)
-        # Where the policy is zero so is π, unless the bound is out of reach without that token
+        # π is zero where the policy is, unless the bound is out of reach without that token
         log_pi = tl.where(empty & (log_pi < EXP_UNDERFLOW), float("-inf"), log_pi)
-    # Inside the bound bit for bit
+    # Inside the bound, π is the policy bit for bit
     tl.store(log_pi_ptr + row * slots + slot, tl.where(inside, given, log_pi.to(given.dtype)), mask=used)
     tl.store(t_ptr + row, t)
     tl.store(policy_kl_ptr + row, policy_kl)
@@ -170,7 +171,7 @@ def _project_backward_kernel(
     ZERO_POLICY_LOG_RATIO: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    # One program per row. In 64 bits: rows times slots may pass 2³¹
+    # One program per row. The row takes 64 bits: rows times slots may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
     used = slot < slots
@@ -179,7 +180,7 @@ def _project_backward_kernel(
     log_pi = tl.load(log_pi_ptr + entry, mask=used, other=float("-inf")).to(tl.float64)
     given = tl.load(grad_ptr + entry, mask=used, other=0.0)
     t = tl.load(t_ptr + row)
-    # No slot without policy or projected mass takes part, whatever arrives there
+    # A slot without policy mass or projected mass takes no part, whatever gradient arrives there
     empty = log_p == float("-inf")
     g = tl.where(empty | (log_pi == float("-inf")), 0.0, given.to(tl.float64))
     pi = tl.exp(log_pi)

@@ -18,12 +18,12 @@ import torch
 
 from troll_trl.kernels.dispatch import jit, tl, use_triton
 
-# Stands for −∞ in float32, as `y` and as a logit: exp() of it is 0 against any logit, while 0·(−∞) would be NaN. Some
-# −1e30, and a power of two: bf16 and float16's own bits hold it exactly, see candidates.py.
+# Replaces −∞ in float32, as `y` and as a logit: exp() of it is 0 against any logit, while 0·(−∞) would be NaN. It is
+# some −1e30 and a power of two, whose last bits are 0, as `unused_bits` in topk.py assumes.
 FLOOR = -(2.0**100)
 _STRIDE_STEP = 16  # elements: a cache line of float32, and the alignment that matrix products want of bf16
-# Tokens × vocabulary columns of one tile of the training pass. Large enough for the matrix products to run at full
-# speed, small enough to count for nothing: 64 MiB of float32 on a CPU; on a GPU 256 MiB of bf16, as TRL's tile.
+# Tokens × vocabulary columns of one tile of the training pass. Large enough for matrix products at full speed, and
+# small next to everything else: 64 MiB of float32 on a CPU; on a GPU 256 MiB of bf16, as TRL's tile.
 TRAINING_TILE = {"cpu": (1024, 16384), "accelerator": (4096, 32768)}
 
 
@@ -39,7 +39,7 @@ class LogitTransform(NamedTuple):
 
     @property
     def slope(self) -> float:
-        """`∂z/∂x` where soft-capping is not felt."""
+        """`∂z/∂x` at 0, where soft-capping has no effect."""
         return self.scale / self.temperature
 
     @property
@@ -52,7 +52,7 @@ class LogitTransform(NamedTuple):
         return tile if self.softcap is None else tile.mul_(self.scale / self.softcap).tanh_()
 
     def to_logits(self, y: torch.Tensor) -> torch.Tensor:
-        """Logits of a few `y`, float32. What is finite stays so, at `FLOOR` or above."""
+        """Logits of a few `y`, float32. A finite `y` gives a finite logit of at least `FLOOR`."""
         return torch.where((y <= FLOOR) & (y > -math.inf), FLOOR, self.factor * y)
 
     @staticmethod
@@ -74,7 +74,7 @@ def cap(y, inner, HAS_SOFTCAP: tl.constexpr):
         # Before torch 2.15, torch.compile passes Python's floats as float64, and with them the loops' variables would
         # change their type
         y = y * tl.cast(inner, tl.float32)
-        # tanh, which Triton's interpreter has not. 1 − e cancels near 0, where a series is exact to float32
+        # This is tanh, which Triton's interpreter lacks. 1 − e cancels near 0; there a series is exact to float32
         e = tl.exp2(-2 * 1.4426950408889634 * tl.abs(y))  # never overflows
         series = y * (1 + y * y * (-1 / 3 + y * y * (2 / 15)))
         y = tl.where(tl.abs(y) < 0.1, series, tl.where(y < 0, e - 1, 1 - e) / (1 + e))
@@ -95,7 +95,7 @@ def in_bits(outer):
 
 
 def compute_dtype(hidden: torch.Tensor) -> torch.dtype:
-    """Dtype of the matrix products: autocast's where it is on, else that of the hidden states."""
+    """Dtype of the matrix products: autocast's if it is on, else the dtype of the hidden states."""
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
@@ -121,7 +121,7 @@ def accumulate_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> N
     # ROCm has had builds that refuse a product in another dtype than its factors'
     mixed = acc.device.type == "cuda" and torch.version.hip is None and a.dtype != torch.float32
     if mixed:
-        torch.addmm(acc, a, b, out_dtype=torch.float32, out=acc)  # from torch 2.10
+        torch.addmm(acc, a, b, out_dtype=torch.float32, out=acc)  # needs torch 2.10
     else:
         acc.addmm_(a.float(), b.float())
 
@@ -143,7 +143,7 @@ def training_tile(device: torch.device) -> tuple[int, int]:
 
 
 def slices(length: int, step: int) -> list[slice]:
-    """The parts of a length, `step` long each, of which the last may be shorter."""
+    """The slices of `step` numbers that cover a length. The last one may be shorter."""
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 

@@ -12,15 +12,16 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.kernels import blocks, candidates, coefficients, fold, gradient, outcomes, projection, support
+from troll_trl.kernels import blocks, coefficients, fold, gradient, outcomes, projection, support, topk
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
 from troll_trl.trust_region.projection import project_rows, project_rows_backward
 
-# Largest difference, as a share of an output's largest entry. The sums are float32, in another order; for a tile of
-# gradients in bf16 it is twice their rounding.
+# Largest difference, as a share of an output's largest entry. Kernel and fallback sum float32 numbers in different
+# orders. For a tile of gradients in bf16, the tolerance is twice the rounding.
 _TOLERANCE, _TOLERANCE_OF_TILE = 2e-5, 1e-2
-# The logits' spread, at any temperature. At 0.05 they once reached 290, where float32 numbers are 3e-5 apart. The
-# entropy of an H100's kernel and of torch then differed by more than the tolerance, and a sound kernel was refused.
+# The logits' spread, at any temperature. Before, logits at a temperature of 0.05 reached 290, where float32 numbers are
+# 3e-5 apart. The entropy of an H100's kernel and of torch then differed by more than the tolerance, and a sound kernel
+# was refused.
 _SPREAD = 3.0
 
 
@@ -29,7 +30,7 @@ class Case(NamedTuple):
 
     vocabulary: int = 5003
     slots: int = 24  # K
-    dtype: torch.dtype = torch.bfloat16  # of the products
+    dtype: torch.dtype = torch.bfloat16  # dtype of the products
     transform: LogitTransform = LogitTransform(scale=1.3, softcap=8.0, temperature=0.7)
     bias: bool = True
     kl_bound: float = 0.05
@@ -43,7 +44,7 @@ class KernelCheck(NamedTuple):
     kernel: str
     ok: bool  # it ran, and agreed with its fallback to the rounding of its dtype
     difference: float  # the largest of any output, relative to that output's largest entry; NaN if it did not run
-    shapes: str  # of the case
+    shapes: str  # shapes of the case
     error: str  # why it did not run; else empty
 
     def __str__(self) -> str:
@@ -83,7 +84,7 @@ def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def _tile_of(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, int]:
     """Products `(n, v + 1)` of the last tile, a bias `(v,)`, kept tokens `(n, K)`, within and outside of the tile, and
-    its first token."""
+    the tile's first token."""
     generator = torch.Generator().manual_seed(0)
     start = (case.vocabulary - 1) // case.chunk * case.chunk
     columns, slots = case.vocabulary - start, case.slots
@@ -99,10 +100,10 @@ def _tile_of(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tens
 def _check_fold(case, device):
     tile, bias, token_ids, start = _tile_of(case, device)
     states = [fold.FoldState.of(token_ids) for _ in range(2)]
-    rest = (case.transform, token_ids, start)
+    shared = (case.transform, token_ids, start)
     fallback = tile.to(torch.float32, copy=True)
-    fold._fold_triton(tile, bias, *rest, states[0], None)
-    fold._fold_torch(fallback, bias, *rest, states[1], torch.empty_like(fallback))
+    fold._fold_triton(tile, bias, *shared, states[0], None)
+    fold._fold_torch(fallback, bias, *shared, states[1], torch.empty_like(fallback))
     # Slots that no tile has filled hold the floor; next to it no difference would show
     return list(zip(*(s._replace(kept=s.kept.masked_fill(s.kept < FLOOR / 2, 0.0)) for s in states), strict=True))
 
@@ -114,10 +115,10 @@ def _check_gradient(case, device):
     pairs = []
     for given in (both, both._replace(linear=None)):  # with a gradient of the entropy, and without
         tile, bias, token_ids, start = _tile_of(case, device)
-        rest = (bias, case.transform, token_ids, start, given)
+        shared = (bias, case.transform, token_ids, start, given)
         fallback = tile.to(torch.float32, copy=True)
-        gradient._gradient_triton(tile, *rest)
-        gradient._gradient_torch(fallback, *rest)
+        gradient._gradient_triton(tile, *shared)
+        gradient._gradient_torch(fallback, *shared)
         pairs.append((tile[:, :-1], fallback[:, :-1]))
     return pairs
 
@@ -152,7 +153,7 @@ def _check_reduce(case, device):
     largest = y.amax(2)
     u = y - largest.unsqueeze(2)
     exp_u = (factor * u).exp()
-    full = largest > FLOOR / 2  # a block that is all padding sums its floors, of which nothing is read
+    full = largest > FLOOR / 2  # a block of padding alone sums floors, which nothing reads
     ours, theirs = (reduced.max, reduced.sum_exp, reduced.sum_exp_u), (largest, exp_u.sum(2), (u * exp_u).sum(2))
     return [
         (reduced.sampled, sampled),
@@ -162,17 +163,18 @@ def _check_reduce(case, device):
 
 def _check_choice(case, device):
     k = case.slots - 1
-    if k > candidates.MOST_IN_REGISTERS:  # the fallback's
+    if k > topk.MOST_IN_REGISTERS:  # torch chooses
         return []
     reduced, bias = _reduced(case, device)
-    ours, theirs = (candidates.empty_candidates(case.rows, k, device) for _ in range(2))
-    candidates._choose_triton(reduced, bias, case.transform, ours)
-    candidates._choose_torch(reduced, bias, case.transform, theirs)
-    # By logit, as tokens of one logit may come in any order; and the logits of the tokens that the kernel names
+    ours, theirs = (topk.empty_top_tokens(case.rows, k, device) for _ in range(2))
+    topk._choose_triton(reduced, bias, case.transform, ours)
+    topk._choose_torch(reduced, bias, case.transform, theirs)
+    # The logits are compared, since tokens of equal logits may come in any order; then the logits of the tokens that
+    # the kernel names
     logits = case.transform.factor * _y(reduced, bias, case.transform)
     named = logits.gather(1, ours.token_ids.clamp(min=0).long()).where(ours.token_ids >= 0, FLOOR)
     best = ours.logits.sort(1, descending=True).values
-    sums = [(ours.left_log_sum_exp, theirs.left_log_sum_exp), (ours.entropy, theirs.entropy)]
+    sums = [(ours.rest, theirs.rest), (ours.entropy, theirs.entropy)]
     return [(named, ours.logits), (best, theirs.logits), *sums]
 
 
@@ -186,10 +188,10 @@ def _check_support(case, device):
     steps = 0.2 + 0.1 * (torch.arange(case.rows) % 5).unsqueeze(1)
     logits = _SPREAD - steps * order
     logits[::3] = logits[::3].masked_fill(order[::3] > k // 2, FLOOR)  # the vocabulary has no more tokens
-    sampled, left = (torch.full((case.rows, 1), x, device=device) for x in (1.0, -_SPREAD))
-    left[::2] = FLOOR
+    sampled, rest = (torch.full((case.rows, 1), x, device=device) for x in (1.0, -_SPREAD))
+    rest[::2] = FLOOR
     ids = torch.stack([torch.randperm(case.vocabulary, generator=generator)[:k] for _ in range(case.rows)])
-    given = candidates.Candidates(logits.to(device), ids.int().to(device), left, left.squeeze(1))
+    given = topk.TopTokens(logits.to(device), ids.int().to(device), rest, rest.squeeze(1))
     sampled_ids = torch.arange(case.rows, device=device)
     ours, theirs = (
         settle(sampled_ids, sampled, given, 0.05) for settle in (support._settle_triton, support._settle_torch)
@@ -207,7 +209,7 @@ def _check_outcomes(case, device):
     kept, *columns = (torch.randn(rows, n, generator=generator).to(device) for n in (case.slots, 1, 1, 1))
     largest, sum_exp, sum_exp_u = columns
     state = fold.FoldState(_SPREAD / slope * kept, largest / slope, 1 + sum_exp.abs(), -sum_exp_u.abs() / slope)
-    state.max[3] = FLOOR  # no token is left to the rest
+    state.max[3] = FLOOR  # the rest has no token
     ours, theirs = (
         of(state, token_ids, case.transform) for of in (outcomes._outcomes_triton, outcomes._outcomes_torch)
     )

@@ -20,14 +20,14 @@ from troll_trl.trust_region.sparse import UNUSED, check_range, check_support_opt
 
 IGNORED_LABEL = -100
 
-# By which a model changes its logits, or leaves some out, as neither this head nor TRL's does: RecurrentGemma, xLSTM,
-# Inkling
+# With these options a model changes its logits, or leaves some out, and neither this head nor TRL's does so:
+# RecurrentGemma, xLSTM, Inkling
 _UNREAD = (
     *("logits_soft_cap", "output_logit_soft_cap", "logit_softcap"),
     *("logits_mup_width_multiplier", "unpadded_vocab_size"),
 )
-_UNREAD_TYPES = ("mpt", "chameleon")  # no scale though the config has one; no image tokens
-# Between backbone and head they have layers that both heads would leave out
+_UNREAD_TYPES = ("mpt", "chameleon")  # MPT ignores its config's scale; Chameleon masks image tokens
+# These families have layers between backbone and head, which both heads would leave out
 _LAYERS_BEFORE_THE_HEAD = (
     *("bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "modernbert-decoder"),
     *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
@@ -37,9 +37,9 @@ _LAYERS_BEFORE_THE_HEAD = (
 @dataclass
 class SparseCausalLMOutput(ModelOutput):
     """
-    Output of a model given a sparse LM head with [`add_sparse_lm_head`]. Position `i` is the distribution of token
-    `i + 1`. Where the label is `-100`, nothing is computed: `log_probs` and `entropy` are 0, every slot is unused and
-    the rest has all the mass.
+    Output of a model given a sparse LM head with [`add_sparse_lm_head`]. Position `i` is the distribution of token `i +
+    1`. If the label is `-100`, nothing is computed: `log_probs` and `entropy` are 0, every slot is unused and the rest
+    has all the mass.
 
     Labels that are shifted already give `T` positions instead of `T - 1`; with a `token_index` of M numbers the shapes
     begin with `(1, M)`.
@@ -52,9 +52,9 @@ class SparseCausalLMOutput(ModelOutput):
         token_ids (`torch.Tensor` of shape `(B, T - 1, K)`, int32):
             Support: the label, then the other kept tokens; −1 in an unused slot.
         sparse_log_probs (`torch.Tensor` of shape `(B, T - 1, K + 1)`, float32):
-            Log-probability of every kept token, and of all the others together in the last slot.
+            Log-probability of every kept token, and of the rest in the last slot.
         aux_loss (`torch.Tensor`, *optional*):
-            MoE load-balancing loss, when called with `output_router_logits=True`.
+            MoE load-balancing loss, if the call has `output_router_logits=True`.
     """
 
     log_probs: torch.Tensor | None = None
@@ -74,9 +74,9 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
       gradient. `ids` is `(B, T - 1, K)`, or shorter and aligned to the end, with the label in slot 0 of every position
       whose label is not `-100`, and no token twice.
 
-    Packed rows call it with `shift_labels` `(B, T)` in place of `labels`: position `i` predicts `shift_labels[:, i]`.
-    `token_index` `(M,)` then names positions of the flattened batch, in any order and repeats included, which are
-    evaluated on supports `(1, M, K)`: several samples that share a position each have a support of their own.
+    For packed rows, give `shift_labels` `(B, T)` in place of `labels`: position `i` predicts `shift_labels[:, i]`.
+    `token_index` `(M,)` then names positions of the flattened batch, in any order, repeats included. The model is
+    evaluated there on supports `(1, M, K)`: samples that share a position each have a support of their own.
 
     Both return a [`SparseCausalLMOutput`]. The head is streamed in tiles: no `(tokens, vocabulary)` tensor exists,
     forward or backward, and positions whose label is `-100` are not computed. Logit scaling and soft-capping, a head
@@ -92,8 +92,8 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
         cast_lm_head_to_fp32 (`bool`, *optional*, defaults to `False`):
             Whether to run the LM head in float32, outside autocast.
 
-    A call with `check_finite=False` returns logits that are not finite as NaN instead of raising: where several ranks
-    must take the same way, they decide together.
+    With `check_finite=False`, a call does not raise for logits that are not finite, and returns NaN: several ranks can
+    then decide together.
 
     Raises:
         ValueError: `temperature` not positive, or a model whose logits this head would get wrong. In a call:
@@ -173,7 +173,7 @@ def _targets(query: _Query) -> _Targets:
     if token_index is not None:
         outputs = torch.arange(len(token_index), device=token_index.device)
         return _Targets(token_index, flat.index_select(0, token_index), outputs, torch.Size((1, len(token_index))))
-    # Positions as numbers, asked for once: each boolean index would wait for the device
+    # One `nonzero` for all tensors: each boolean index would wait for the device
     positions = outputs = (flat != IGNORED_LABEL).nonzero().squeeze(1)
     if labels is not None:  # the output has one position less per row than the hidden states
         outputs, shape = positions - positions // shape[1], torch.Size((shape[0], shape[1] - 1))
@@ -210,7 +210,10 @@ def _name_experts(config: PretrainedConfig) -> None:
         return
     cls = type(config)
     if not hasattr(config, "num_experts") and "num_local_experts" in vars(config):
-        cls.attribute_map = {**cls.attribute_map, "num_experts": "num_local_experts"}  # as transformers' Mixtral does
+        cls.attribute_map = {
+            **cls.attribute_map,
+            "num_experts": "num_local_experts",
+        }  # as Mixtral does
     for needed in ("num_experts", "num_experts_per_tok"):
         if not hasattr(config, needed):
             raise ValueError(
@@ -229,13 +232,13 @@ def _head(
     targets = _targets(query)
     lm_head = model.get_output_embeddings()
     weight, bias = lm_head.weight, lm_head.bias
-    # With the model split across devices, the backbone can end on another device than the head
+    # If the model is split across devices, the backbone can end on another device than the head
     positions, sampled_ids, outputs = (x.to(weight.device) for x in targets[:3])  # (N,)
     shape, token_ids, support_size = targets.shape, query.token_ids, query.support_size
     hidden = hidden.to(weight.device).flatten(0, 1).index_select(0, positions)  # (N, H)
     if token_ids is not None:
         vocabulary = model.config.get_text_config().vocab_size
-        token_ids = _live_supports(token_ids.to(weight.device), shape, outputs, sampled_ids, vocabulary)
+        token_ids = _supports_at(token_ids.to(weight.device), shape, outputs, sampled_ids, vocabulary)
 
     precision: AbstractContextManager = nullcontext()
     if cast_lm_head_to_fp32:
@@ -256,24 +259,24 @@ def _head(
             log_probs, entropy = SparseLogProbs.apply(
                 hidden, weight, bias, token_ids, transform, maybe_gather_lm_head_ctx
             )
-    dead = nothing_kept(log_probs.shape[1], log_probs.device).expand(*shape, -1)
+    nothing = nothing_kept(log_probs.shape[1], log_probs.device).expand(*shape, -1)
     return SparseCausalLMOutput(
         log_probs=_scatter(log_probs[:, 0], outputs, log_probs.new_zeros(shape)),
         entropy=_scatter(entropy, outputs, entropy.new_zeros(shape)),
         token_ids=_scatter(
             token_ids.int(), outputs, token_ids.new_full((*shape, token_ids.shape[1]), UNUSED, dtype=torch.int32)
         ),
-        sparse_log_probs=_scatter(log_probs, outputs, dead),
+        sparse_log_probs=_scatter(log_probs, outputs, nothing),
     )
 
 
 def _gathered(parameter: DTensor) -> torch.Tensor:
     """The whole of a sharded parameter, whose gradient is the mean over the ranks."""
-    mean_over_ranks = [Partial("avg")] * parameter.device_mesh.ndim  # without this a rank keeps its own
+    mean_over_ranks = [Partial("avg")] * parameter.device_mesh.ndim  # without this, a rank keeps its own gradient
     return parameter.full_tensor(grad_placements=mean_over_ranks)
 
 
-def _live_supports(
+def _supports_at(
     token_ids: torch.Tensor, shape: torch.Size, outputs: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int
 ) -> torch.Tensor:
     """Supports `(N, K)` of the outputs `(N,)`, from `(B, T' ≤ T − 1, K)` aligned to the end."""
@@ -287,7 +290,7 @@ def _live_supports(
     token_ids = token_ids.flatten(0, 1).index_select(0, outputs)
     wrong = token_ids[:, 0] != sampled_ids
     outside = (token_ids < UNUSED) | (token_ids >= vocabulary)
-    if not (outside.any() | wrong.any()):  # one look, for which the device is waited for
+    if not (outside.any() | wrong.any()):  # one look, which waits for the device
         return token_ids
     check_range("token_ids", token_ids, UNUSED, vocabulary)
     raise ValueError(
@@ -298,8 +301,8 @@ def _live_supports(
 
 
 def _check_finite(entropy: torch.Tensor | None) -> None:
-    """Raise for a NaN or an infinity in any logit: it shows in the entropy `(B, T − 1)`, which reads them all (except
-    −∞ at a kept token)."""
+    """Raise a `ValueError` for a NaN or an infinity in any logit. It shows in the entropy `(B, T − 1)`, which reads all
+    logits (except −∞ at a kept token)."""
     if entropy is not None and not entropy.isfinite().all():
         row, position = (~entropy.isfinite()).nonzero()[0].tolist()
         raise ValueError(
@@ -308,16 +311,17 @@ def _check_finite(entropy: torch.Tensor | None) -> None:
         )
 
 
-def _scatter(values: torch.Tensor, positions: torch.Tensor, dead: torch.Tensor) -> torch.Tensor:
-    """`dead` `(B, T − 1, …)` with the values `(N, …)` at the `positions` `(N,)` of the flattened batch."""
-    # Connected to the model even when no position is live: an all-masked batch contributes a differentiable zero. By
-    # positions and not by a mask, whose gradient would wait for the device.
-    # Contiguous: inductor before torch 2.14 writes into the one row of an expanded tensor
-    return dead.flatten(0, 1).contiguous().index_copy(0, positions, values).unflatten(0, dead.shape[:2])
+def _scatter(values: torch.Tensor, positions: torch.Tensor, filler: torch.Tensor) -> torch.Tensor:
+    """`filler` `(B, T − 1, …)` with the values `(N, …)` at the `positions` `(N,)` of the flattened batch."""
+    # A batch without a label still gives a differentiable zero. The gradient of a mask would wait for the device; that
+    # of positions does not. Inductor before torch 2.14 writes into the one row of an expanded tensor, unless it is made
+    # contiguous.
+    return filler.flatten(0, 1).contiguous().index_copy(0, positions, values).unflatten(0, filler.shape[:2])
 
 
 def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
-    """What this architecture does between the head's product and the softmax, read from its text config."""
+    """What an architecture does between the head's product and the softmax, read from its text `config`. A `ValueError`
+    names an architecture for which the head would be wrong."""
     unread = [f"`{name}` = {value}" for name in _UNREAD if (value := getattr(config, name, None)) is not None]
     if unread or config.model_type in _UNREAD_TYPES:
         how = f" by {', '.join(unread)}" if unread else ""
@@ -330,7 +334,7 @@ def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransf
             f"A {config.model_type} model has layers between its backbone and its LM head, which neither the head of "
             "troll_trl nor TRL's runs. All log-probabilities would be wrong. Train another model."
         )
-    # Cohere; Muse Glimmer; Falcon-H1
+    # The names of Cohere, Muse Glimmer and Falcon-H1
     names = ("logit_scale", "output_multiplier", "lm_head_multiplier")
     scale = next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
     scaling = getattr(config, "logits_scaling", None)

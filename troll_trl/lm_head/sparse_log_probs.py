@@ -65,10 +65,10 @@ class SparseLogProbs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_log_probs, grad_entropy):
-        saved = ctx.saved_tensors  # once: activation checkpointing lets them be unpacked once
+        saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second read
         hidden, weight, bias = saved[:3]
         with ctx.gather(weight, bias):
-            # In float32, whatever the inputs: see `accumulate_product`
+            # The gradients are float32, whatever the inputs are: see `accumulate_product`
             inputs = list(zip((hidden, weight, bias), ctx.needs_input_grad, strict=False))
             grads = [torch.zeros_like(x, dtype=torch.float32) if needed else None for x, needed in inputs]
             _accumulate(ctx, saved, grads, grad_log_probs, grad_entropy)
@@ -77,8 +77,9 @@ class SparseLogProbs(torch.autograd.Function):
 
 
 def _accumulate(ctx, saved, grads, grad_log_probs, grad_entropy) -> None:
-    """Add to the float32 `grads` of hidden states, weight and bias, `None` where not needed. A function of its own, so
-    that its tile is gone before the gradients are cast, which takes half as much memory again as they do."""
+    """Add to the float32 `grads` of hidden states, weight and bias; `None` for one that is not needed. This is a
+    function of its own because its tile must be gone before the cast, whose result takes half as much memory as the
+    gradients."""
     hidden, weight, bias, token_ids, log_probs, log_z, entropy = saved
     grad_hidden, grad_weight, grad_bias = grads
     transform, dtype = ctx.transform, ctx.dtype
@@ -103,7 +104,7 @@ def _accumulate(ctx, saved, grads, grad_log_probs, grad_entropy) -> None:
 
 
 def _tile(hidden: torch.Tensor, weight: torch.Tensor, tokens: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """A buffer for one tile and a spare column, where the PyTorch fallbacks put the slots that lie elsewhere."""
+    """A buffer for one tile and a spare column, to which the PyTorch fallbacks point the slots outside of the tile."""
     return empty_tile(min(tokens, len(hidden)), min(columns, len(weight)) + 1, dtype, hidden.device)
 
 

@@ -1,7 +1,7 @@
 """The scoring pass: the support of every token's distribution, chosen without sorting the vocabulary.
 
 One pass over the products reduces every block of 64 logits to its maximum and two sums, for log-sum-exp and entropy
-(`blocks.py`); then the best blocks give the best tokens (`candidates.py`). The log-sum-exp of the rest is summed from
+(`blocks.py`); then the best blocks give the best tokens (`topk.py`). The log-sum-exp of the rest is summed from
 the blocks and candidates that were not kept, so it never comes from a difference.
 """
 
@@ -10,22 +10,23 @@ import math
 import torch
 
 from troll_trl.kernels.blocks import BLOCK, COLUMNS_STEP, blocks_of, reduce_chunk
-from troll_trl.kernels.candidates import MOST_IN_REGISTERS, Candidates, choose_candidates, empty_candidates
 from troll_trl.kernels.dispatch import use_triton
 from troll_trl.kernels.support import settle_support
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_tile, product_into, slices
+from troll_trl.kernels.topk import MOST_IN_REGISTERS, TopTokens, choose_top_tokens, empty_top_tokens
 
-# Vocabulary columns that the PyTorch fallback reduces at a time: on a CPU while they are still in the cache, on a GPU
-# since it holds copies of them. The kernels take all at once: on an H100 chunks of 16,384, which its cache holds,
-# gained nothing on the device, and launching ten times as many kernels took twice the time.
+# The PyTorch fallback reduces this number of vocabulary columns at a time: on a CPU they are then still in the cache,
+# and on a GPU it makes copies of them. The kernels take all columns at once. On an H100, chunks of 16,384, which its
+# cache holds, gained nothing on the device, and launching ten times as many kernels took twice the time.
 _COLUMNS = {"cpu": 8192, "accelerator": 32768}
-# Tokens in a tile are a multiple of this. On a GPU a matrix product takes so many rows at a time. Any multiple of 4
-# serves Triton, which compiles the kernels once more for rows that are not aligned.
+# Tokens in a tile are a multiple of this. On a GPU a matrix product takes this number of rows at a time. Any multiple
+# of 4 serves Triton, which compiles the kernels once more for rows that are not aligned.
 _ROWS_STEP = {"cpu": 4, "accelerator": 128}
-_COPIES = 12  # that torch's choice makes of the best blocks, in elements of bf16: ids in 64 bits, logits in float32
-# Numbers that are held at a time. On a GPU the logits of a tile, all of the vocabulary for a few tokens: 224 MiB in
-# bf16, 768 tokens for V = 151,936, which with the blocks is less than TRL's tile of 256 MiB. On a CPU, where
-# products of few tokens are slow, one chunk, and next to it blocks and candidates: 24 MiB in float32, some 320 tokens.
+_COPIES = 12  # copies of the best blocks that torch's choice makes, in elements of bf16
+# This is the number of elements in memory at a time. On a GPU they are the logits of a tile, which has the whole
+# vocabulary of a few tokens: 224 MiB in bf16, or 768 tokens for V = 151,936. With the blocks this is less than TRL's
+# tile of 256 MiB. On a CPU products of few tokens are slow. There the tile has one chunk, next to blocks and
+# candidates: 24 MiB in float32, or some 320 tokens.
 _TILE_ELEMENTS = {"cpu": 6 * 2**20, "accelerator": 7 * 2**24}
 
 
@@ -40,7 +41,7 @@ def select_support(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
     Sparse distribution of every position, as `sparsify(logits, sampled_ids, support_size, tail_mass)` has it, and the
-    entropy of the full one. Without gradient.
+    entropy of the full distribution. Neither has a gradient.
 
     `hidden` is `(N, H)`, the head's `weight` `(V, H)` and `bias` `(V,)`, `sampled_ids` `(N,)` int64. Returns, with K =
     `support_size`, `token_ids` `(N, K)` int32, and `sparse_log_probs` `(N, K + 1)` and `entropy` `(N,)` float32.
@@ -63,34 +64,35 @@ def select_support(
     tile = empty_tile(min(tokens, len(hidden)), width, dtype, device)
     bias = None if bias is None else bias.to(dtype).contiguous()
     columns = slices(vocabulary, chunk)
-    # A head in another dtype is cast once, in pieces of a chunk, and not again for each tile of tokens: V·H more bytes
-    # of bf16 for the call, half of what the training pass then holds for the head's gradient in float32.
+    # A head in another dtype is cast once, in pieces of a chunk, and not again for each tile of tokens. During the call
+    # the cast takes V·H numbers of bf16, half the memory of the head's float32 gradient in the training pass.
     weights = [weight[cols] for cols in columns]
     if weight.dtype != dtype and tokens < len(hidden):
         weights = [part.to(dtype) for part in weights]
-    # Of all positions, so that what follows the choice of the candidates is done once
+    # For all positions: `settle_support` then runs once, and not for each tile
     sampled = torch.full((len(hidden), 1), FLOOR, device=device)
-    candidates = empty_candidates(len(hidden), support_size - 1, device)
+    top = empty_top_tokens(len(hidden), support_size - 1, device)
     for rows in slices(len(hidden), tokens):
         hidden_rows = hidden[rows].to(dtype)
         blocks = blocks_of(tile[: len(hidden_rows)], sampled_ids[rows], sampled[rows], vocabulary, chunk, keep)
         for cols, weight_cols in zip(columns, weights, strict=True):
             product_into(blocks.chunk_at(cols.start)[:, : len(weight_cols)], hidden_rows, weight_cols)
             reduce_chunk(blocks, None if bias is None else bias[cols], transform, cols.start, cols.stop - cols.start)
-        choose_candidates(blocks, bias, transform, Candidates(*(part[rows] for part in candidates)))
+        choose_top_tokens(blocks, bias, transform, TopTokens(*(part[rows] for part in top)))
         del blocks
     del tile
-    ids, log_probs = settle_support(sampled_ids, sampled, candidates, tail_mass)
-    return ids, log_probs, candidates.entropy
+    ids, log_probs = settle_support(sampled_ids, sampled, top, tail_mass)
+    return ids, log_probs, top.entropy
 
 
 def _tokens_per_tile(tokens: int, most: int, step: int) -> int:
-    """About as many in each tile, at most `most`, and a multiple of `step` (of 4, if only that fits)."""
+    """Tokens of a tile: about as many in each, at most `most`, and a multiple of `step` (of 4, if only that fits)."""
     step = next((size for size in (step, 4) if size <= most), 1)
     tiles = max(1, math.ceil(tokens / (most // step * step)))
     return max(1, math.ceil(tokens / tiles / step)) * step
 
 
 def _one_chunk_at_a_time(device: torch.device) -> bool:
-    """Whether the tile holds one chunk, and the best blocks stay next to it: on a GPU every chunk would then wait."""
+    """Whether the tile holds one chunk, and the best blocks stay next to it. On a GPU, finding those of a chunk would
+    wait for the device."""
     return device.type == "cpu" and not use_triton(device)

@@ -18,9 +18,9 @@ _BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the met
 
 def best_by_reward(options: Mapping[str, Any]) -> dict[str, Any]:
     """
-    The options to add to those of a run, which has not yet transformers' defaults: `eval_reward` as the metric if one
-    is needed and none is set, and a schedule that expects it to rise. transformers would take the loss, which says
-    nothing of the rewards: a group's advantages add up to 0.
+    The options to add to a run's, before transformers adds its defaults: `eval_reward` as the metric if one is needed
+    and none is set, and a schedule that expects it to rise. transformers would take the loss, which says nothing of the
+    rewards: a group's advantages add up to 0.
 
     Raises:
         ValueError: `greater_is_better` is false, and no metric is set.
@@ -38,13 +38,13 @@ def best_by_reward(options: Mapping[str, Any]) -> dict[str, Any]:
     rises = greater if greater is not None else metric is not None and not metric.endswith("loss")
     settings = options.get("lr_scheduler_kwargs") or {}
     settings = json.loads(settings) if isinstance(settings, str) else settings
-    if schedule and rises and "mode" not in settings:  # or it would lower the learning rate while the reward rises
+    if schedule and rises and "mode" not in settings:  # else it lowers the learning rate while the reward rises
         added["lr_scheduler_kwargs"] = {**settings, "mode": "max"}
     return added
 
 
 def warning_of_the_loss(config: Any) -> str | None:
-    """What to say of a plain config of TRL's whose metric is the loss, which may be transformers' default."""
+    """The warning for a plain config of TRL's whose metric is the loss, which may be transformers' default."""
     metric, chooses = config.metric_for_best_model, _chooses(vars(config))
     if metric not in ("loss", "eval_loss") or not (chooses or _text(config.lr_scheduler_type) in _BY_METRIC):
         return None
@@ -73,7 +73,7 @@ class FindBestCheckpoint(TrainerCallback):
     At the start of a resumed run: the best checkpoint is the one next to the checkpoint that the run resumes from.
 
     A checkpoint holds the path of the best one. After the folder has moved, the Trainer would ignore the best one: it
-    would delete that checkpoint as an old one, and end with none. Of a copied folder, it would read the original.
+    would delete that checkpoint as an old one, and end with none. For a copied folder, it would read the original.
     """
 
     resumes_from: str | None = None

@@ -31,7 +31,7 @@ class CheckpointedTrainer(_Trainer):
     writes each into a folder aside, which is renamed once it is complete. The Trainer's `enable_jit_checkpoint` must be
     off. `__init__` calls [`set_up_checkpoints`] last."""
 
-    _whole_checkpoints = True  # or the Trainer saves and finds them as it does
+    _whole_checkpoints = True  # if false, the Trainer saves and finds them in its own way
     _saves_checkpoint = False
     stop_signal: "StopSignal"
     best_checkpoint: FindBestCheckpoint
@@ -99,7 +99,7 @@ class CheckpointedTrainer(_Trainer):
         """Around the saving of a checkpoint into the yielded folder."""
         accelerator, state, aside = self.accelerator, self.state, destination.parent / SAVING / destination.name
         if accelerator.is_local_main_process:
-            shutil.rmtree(aside.parent, ignore_errors=True)  # of a run that was killed
+            shutil.rmtree(aside.parent, ignore_errors=True)  # a run that was killed left it
         accelerator.wait_for_everyone()
         self._saves_checkpoint = True
         try:

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-CHECKPOINT = "checkpoint-"  # as transformers names the folders, before the step
+CHECKPOINT = "checkpoint-"  # transformers' name of a folder, before the step
 # A checkpoint is written into this folder of the output folder, where neither `get_last_checkpoint` nor an upload looks
 SAVING = "_saving"
 # Written last: every file of the checkpoint, and its size
@@ -22,7 +22,7 @@ def publish(folder: Path, destination: Path) -> None:
     """
     paths = sorted(folder.rglob("*"))
     files = {str(path.relative_to(folder)): path.stat().st_size for path in paths if path.is_file()}
-    files.pop(MARKER, None)  # of a checkpoint that was copied here
+    files.pop(MARKER, None)  # a checkpoint that was copied here has one
     for name in files:
         _sync(folder / name)
     marker = folder / MARKER
@@ -76,7 +76,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def _move(folder: Path, destination: Path) -> None:
-    # An older checkpoint of the same step goes only now that the new one is complete, wherever it stands
+    # An older checkpoint of the same step goes only now: the new one is complete, wherever it is
     if destination.exists():
         shutil.rmtree(destination)
     os.rename(folder, destination)

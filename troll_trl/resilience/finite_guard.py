@@ -19,15 +19,15 @@ from troll_trl.kernels.dispatch import has_float64
 
 logger = get_logger(__name__)
 
-# TRL's columns of the rollout batch that the loss reads; RLOO's `old_logps` is of a completion. At masked positions 0
-# replaces their values: nothing there may enter an exp. 0·exp(200) is NaN, and so is its gradient.
+# TRL's columns of the rollout batch that the loss reads; RLOO's `old_logps` has one number for a completion. At masked
+# positions 0 replaces their values, which must not enter an exp: 0·exp(200) is NaN, and so is its gradient.
 _COLUMNS = (
     *("advantages", "old_per_token_logps", "old_logps", "ref_per_token_logps", "sampling_per_token_logps"),
     "importance_sampling_ratio",
 )
-# The guard does not count in this one: TRL means something by NaN there, vLLM gave no value.
+# The guard does not count in this column: a NaN there says that vLLM gave no value.
 _NOT_COUNTED = "sampling_per_token_logps"
-# What TRL's loss moves of its adaptive entropy bonus
+# The attributes of TRL's adaptive entropy bonus, which the loss changes
 ENTROPY_CONTROL = ("entropy_coef", "_last_world_entropy")
 
 
@@ -35,17 +35,17 @@ class FiniteGuard:
     """
     Keeps numbers that are not finite out of the weights.
 
-    The guard counts on the device what is not finite of all that the loss reads (advantages, cached log-probabilities,
-    logits), of the loss and of the norm of the gradient. Once per update it gathers the counts of all ranks, in one
-    small collective. If any is not zero, or if no rank has a live token, it drops the gradient before the optimizer
-    sees it: weights, moments, weight decay and the learning rate schedule stay as they are, bit for bit. It skips every
-    update of a rollout batch with a reward that is not finite. `troll/skipped_updates` counts; after
-    `max_skipped_updates` in a row the run stops.
+    The guard counts, on the device, the numbers that are not finite: in what the loss reads (advantages, cached
+    log-probabilities, logits), the loss, and the norm of the gradient. Once per update it gathers the counts of all
+    ranks, in one small collective. If any is not zero, or if the loss mask is empty on all ranks, it drops the gradient
+    before the optimizer sees it: weights, moments, weight decay and the learning rate schedule stay as they are, bit
+    for bit. It skips every update of a rollout batch with a reward that is not finite. `troll/skipped_updates` counts
+    skipped updates; after `max_skipped_updates` in a row the run stops.
 
-    With a float16 gradient scaler, an overflowing gradient is the scaler's to skip, uncounted, as long as the scaler
-    can lower its scale; the scaler ignores what the guard skips. DeepSpeed, and layer-wise and LOMO optimizers, step
-    inside the backward. There the run stops before that step, except for an update without a live token, in which
-    momentum moves the weights, and for a gradient that alone is not finite.
+    A float16 gradient scaler skips an overflowing gradient itself, as long as it can lower its scale. The guard then
+    counts nothing, and the scaler ignores what the guard skips. DeepSpeed, and layer-wise and LOMO optimizers, step
+    inside the backward. There the run stops before that step. Two kinds of updates pass: one with an empty loss mask,
+    in which momentum moves the weights, and one in which the gradient alone is not finite.
 
     `sparse_columns` are columns `(B, C, S)` of log-probabilities. The guard only counts in them, since the loss hides
     their masked positions.
@@ -57,14 +57,14 @@ class FiniteGuard:
         counted = [name for name in self.columns if name != _NOT_COUNTED]
         self._counted = [*counted, "logits", "trust_region", "loss", "gradient"]
         dtype = torch.float64 if has_float64(accelerator.device) else torch.float32
-        # A slot for each of these, and for the live tokens
+        # One slot for each of these, and one for the tokens that the loss is over
         self._counts = torch.zeros(len(self._counted) + 1, dtype=dtype, device=accelerator.device)
-        self.live: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
+        self.loss_mask: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
         self._counting = False  # whether that loss is one of the training
-        self.bad_rewards: list[str] = []  # of the current rollout batch: those not finite, in words
+        self.bad_rewards: list[str] = []  # those of the current rollout batch, in words
         self.nothing_scored = False  # whether vLLM, whose policy is the old one, scored no token of the rollout batch
-        self._bad_rewards: list[tuple[int, str]] = []  # of this rank, not yet gathered: row and function
-        self._norm: Any = None  # of the gradient, before its clip
+        self._bad_rewards: list[tuple[int, str]] = []  # row and function on this rank, not yet gathered
+        self._norm: Any = None  # norm of the gradient, before its clip
         self._clip_gradient = accelerator.clip_grad_norm_
         accelerator.clip_grad_norm_ = self._clip_and_keep_norm
         # Equal on all ranks: updates and skipped ones since the last log line, and the last skipped ones in a row
@@ -133,29 +133,31 @@ class FiniteGuard:
     # -- Loss -------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def watch_loss(self, inputs: dict[str, Any], training: bool) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-        """Around a loss: gives it `inputs` with harmless values at masked positions, and the live tokens `(B, C)`."""
+    def watch_loss(self, inputs: dict[str, Any], training: bool) -> Iterator[dict[str, Any]]:
+        """Around a loss: yields `inputs` with harmless values at masked positions."""
         mask = inputs["completion_mask"]
         if "tool_mask" in inputs:
             mask = mask * inputs["tool_mask"]
-        self.live, self._counting = mask.bool(), training
+        self.loss_mask, self._counting = mask.bool(), training
         if training:
-            self._counts[-1] += self.live.sum()
+            self._counts[-1] += self.loss_mask.sum()
         try:
-            yield self._without_masked(inputs, self.live), self.live
+            yield self._without_masked(inputs, self.loss_mask)
         finally:
-            self.live = None
+            self.loss_mask = None
 
-    def _without_masked(self, inputs: dict[str, Any], live: torch.Tensor) -> dict[str, Any]:
-        """A copy of a micro-batch whose masked positions hold harmless values. Counts what is not finite at the others;
-        of sparse log-probabilities it counts only: there −inf is a number, which marks an unused slot."""
+    def _without_masked(self, inputs: dict[str, Any], loss_mask: torch.Tensor) -> dict[str, Any]:
+        """A copy of a micro-batch whose masked positions hold harmless values. Counts what is not finite at the others.
+        Sparse log-probabilities are only counted in, and stay as they are; −∞ marks an unused slot there, and is not
+        counted."""
         inputs = dict(inputs)
         for name in self.columns:
             values = inputs.get(name)
             if values is None:
                 continue
-            # Of a token (B, C), or of a completion (B,) or (B, 1), which is live if any of its tokens is
-            mask = live if values.shape[:2] == live.shape else live.any(1).view(-1, *values.shape[1:])
+            # A column has a number for each token, (B, C), or one for each completion, (B,) or (B, 1)
+            of_tokens = values.shape[:2] == loss_mask.shape
+            mask = loss_mask if of_tokens else loss_mask.any(1).view(-1, *values.shape[1:])
             if values.dim() == 3:
                 bad = mask & (values.isnan() | (values == math.inf)).any(-1)
             else:
@@ -168,28 +170,29 @@ class FiniteGuard:
     def hide_masked(
         self, log_probs: torch.Tensor, entropies: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What TRL's loss reads of log-probabilities and entropies `(B, C)`; outside of a loss both as they are."""
-        if self.live is None:
+        """What TRL's loss reads of log-probabilities and entropies `(B, C)`; outside of a loss both stay as they
+        are."""
+        if self.loss_mask is None:
             return log_probs, entropies
-        log_probs = log_probs.masked_fill(~self.live, 0.0)  # also where a tool's tokens have a value
-        if entropies is not None:  # of all logits of a position
+        log_probs = log_probs.masked_fill(~self.loss_mask, 0.0)  # tools' tokens have values, too
+        if entropies is not None:  # they read all logits of a position
             finite = entropies.detach().isfinite()
             if self._counting:
-                self._count("logits", (self.live & ~finite).sum())
-            entropies = entropies.masked_fill(~(self.live & finite), 0.0)
+                self._count("logits", (self.loss_mask & ~finite).sum())
+            entropies = entropies.masked_fill(~(self.loss_mask & finite), 0.0)
         return log_probs, entropies
 
     def _count(self, name: str, count: torch.Tensor) -> None:
-        """Count numbers that are not finite: of a column, or another name in `_counted`."""
+        """Add to the numbers that are not finite under a name in `_counted`, a column's or another."""
         self._counts[self._counted.index(name)] += count
 
     def count_bounded(self, bad: torch.Tensor) -> None:
-        """In a loss: count the live tokens, `bad` of them, of which the trust region made a NaN or an infinity."""
+        """In a loss: count `bad` tokens, for which the trust region gave a NaN or an infinity."""
         if self._counting:
             self._count("trust_region", bad)
 
     def check_loss(self, loss: torch.Tensor, update: int) -> None:
-        """After a loss of the training: stop if it is not finite and the backward pass would also take the step."""
+        """After a loss of the training, stop if it is not finite and the backward pass would also take the step."""
         self._count("loss", ~loss.detach().isfinite())
         if (stepper := self._steps_in_backward()) and (bad := self._gather()[0]):
             raise FloatingPointError(
@@ -199,12 +202,14 @@ class FiniteGuard:
     # -- Update -----------------------------------------------------------------------------------------------------
 
     def _clip_and_keep_norm(self, *args, **kwargs) -> Any:
-        """accelerate's, whose result no callback gets. A clip by an infinite norm leaves zeros, which look harmless."""
+        """accelerate's `clip_grad_norm_`, whose result no callback gets. A clip by an infinite norm leaves zeros, which
+        look harmless."""
         self._norm = self._clip_gradient(*args, **kwargs)
         return self._norm
 
     def skips_update(self, model: nn.Module, optimizer: Any, update: int) -> bool:
-        """Between the gradient's norm and the optimizer's step: whether `update` is skipped, its gradient dropped."""
+        """Whether `update` is skipped; its gradient is then dropped. This is called between the clip and the
+        optimizer's step."""
         self._updates += 1
         norm, self._norm = self._norm, None
         if self._steps_in_backward():
@@ -222,10 +227,10 @@ class FiniteGuard:
         if skip:
             model.zero_grad()  # without gradients the optimizer does nothing, weight decay included
         if scaler is None or skip:
-            # As after an overflow in float16, the Trainer then leaves the learning rate schedule where it is
+            # The Trainer then leaves the learning rate schedule where it is, as after an overflow in float16
             optimizer._is_overflow = skip
         if scaler is not None:
-            # It would lower its scale for a bad reward, and take an update without gradients for a good one
+            # The scaler would lower its scale for a bad reward, and take an update without gradients for a good one
             optimizer.scaler = None if skip else scaler
             if skip:
                 scaler.update(scaler.get_scale())  # forgets the gradient, and keeps its scale
@@ -240,11 +245,11 @@ class FiniteGuard:
         return "DeepSpeed" if self.accelerator.distributed_type == DistributedType.DEEPSPEED else None
 
     def _gather(self) -> tuple[str, float]:
-        """What was not finite since the last update, in words, and the live tokens; the same on all ranks."""
+        """What was not finite since the last update, in words, and the tokens of the losses; the same on all ranks."""
         counts = self.accelerator.gather(self._counts.unsqueeze(0)).tolist()  # (ranks, slots)
         self._counts.zero_()
         found = [[name for name, count in zip(self._counted, row, strict=False) if count > 0] for row in counts]
-        # The gradient is, once reduced, that of all ranks
+        # Once reduced, the gradient belongs to all ranks
         own = [[name for name in names if name != "gradient"] for names in found]
         said = [f"rank {rank}: {', '.join(names)}" for rank, names in enumerate(own) if names]
         if any(found) and not said:
@@ -256,7 +261,7 @@ class FiniteGuard:
 
     def _report(self, bad: str, tokens: float, update: int) -> None:
         if not bad:
-            # An update without a live token is neither good nor bad: the count of bad ones in a row stays as it is
+            # An update without a token is neither good nor bad: the count of bad ones in a row stays as it is
             if tokens > 0:
                 self._in_a_row = 0
             else:
@@ -284,7 +289,7 @@ _ADVICE = (
 )
 _ADVICE_ON_REGION = (
     "The `trust_region` made NaN or infinity of finite log-probabilities. One of your own must return finite numbers "
-    "for every live token; an unused slot is −∞ in both policies, and −∞ − (−∞) is NaN."
+    "for every token that is not masked; an unused slot is −∞ in both policies, and −∞ − (−∞) is NaN."
 )
 _OF_ENGINE = "vLLM's log-probabilities"
 _ADVICE_ON_ENGINE = (

@@ -14,7 +14,7 @@ def check_names(arguments: Mapping[str, Any]) -> None:
 
     Args:
         arguments:
-            Of the constructor of a trainer, by name; its `args` have a `beta`.
+            The arguments of a trainer's constructor, by name; its `args` have a `beta`.
     """
     model, beta = arguments["model"], arguments["args"].beta
     whole = isinstance(model, nn.Module) and not hasattr(model, "peft_config") and not arguments.get("peft_config")

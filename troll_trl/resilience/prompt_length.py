@@ -27,7 +27,7 @@ def check_prompts(trainer: Any) -> None:
     for name, dataset in {"train": trainer.train_dataset, **evaluation}.items():
         if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
             continue
-        if dataset.info.dataset_name:  # of the hub, or what `math_answers.data` has read
+        if dataset.info.dataset_name:  # a name on the hub, or what `math_answers.data` has read
             name += f" ({dataset.info.dataset_name})"
         sizes = [[len(text.encode()) for text in _texts(prompt)] for prompt in dataset["prompt"]]  # bytes of each text
         lengths = list(map(sum, sizes))

@@ -30,7 +30,7 @@ class ResilientTrainer(CheckpointedTrainer, _Trainer):
     - `finite_guard` ([`FiniteGuard`]): what was not finite, and which updates are skipped;
     - `stop_signal` ([`StopSignal`]): whether SIGTERM has come. [`CheckpointedTrainer`] saves, finds checkpoints and
       stops;
-    - `switched_off` (`frozenset[str]`), the trainer's: parts of TRL have moved, so these of ours are without effect.
+    - `switched_off` (`frozenset[str]`), the trainer's: our parts without effect, since parts of TRL have moved.
     """
 
     def __init__(self, *args, **kwargs):
@@ -67,30 +67,31 @@ class ResilientTrainer(CheckpointedTrainer, _Trainer):
         self.check_running_parts()
         if RESUME in self.switched_off:
             return super()._run_epoch(*args, **arguments)
-        if self.state.global_step >= self.state.max_steps:  # the Trainer looks only after its next update
+        if self.state.global_step >= self.state.max_steps:  # the Trainer would look only after another update
             self.control.should_training_stop = True
             return
         if (checkpoint := arguments["resume_from_checkpoint"]) is not None:
             if (trained := epochs_of_stream(self, checkpoint)) is not None:
                 arguments["epochs_trained"], arguments["steps_trained_in_current_epoch"] = trained
-            if arguments["epoch"] < arguments["epochs_trained"]:  # of a stream: the Trainer begins with its first
+            if arguments["epoch"] < arguments["epochs_trained"]:  # a stream: the Trainer begins with its first epoch
                 return
             if arguments["epoch"] == arguments["epochs_trained"]:
                 self._continue(checkpoint, arguments)
         super()._run_epoch(*args, **arguments)
 
     def _continue(self, checkpoint: str, arguments: dict[str, Any]) -> None:
-        """Be in the state of a `checkpoint` in the epoch that the `arguments` of `_run_epoch` resume."""
+        """Take over the state of a `checkpoint`, in the epoch that the `arguments` of `_run_epoch` resume."""
         first, steps = arguments["epochs_trained"], arguments["steps_trained_in_current_epoch"]
         batches = arguments["train_dataloader"].batch_sampler
-        sampler = getattr(getattr(batches, "batch_sampler", batches), "sampler", ())  # under a shard of several ranks'
-        for _ in range(first):  # TRL's draws a new order whenever it is iterated, and the process starts it over
+        sampler = getattr(getattr(batches, "batch_sampler", batches), "sampler", ())  # in a shard on several ranks
+        # TRL's sampler draws a new order whenever it is iterated, and starts over in a new process
+        for _ in range(first):
             next(iter(sampler), None)
-        # Unless a saved state says otherwise: in step with the data, and with a fresh rollout batch at once. An epoch
-        # of a stream has no length, but whole rollout batches.
+        # Unless a saved state says otherwise, the run is in step with the data, and generates a rollout batch at once.
+        # An epoch of a stream has no length, but it has whole rollout batches.
         self._step = steps + (first * arguments["steps_in_epoch"] if has_length(self.train_dataset) else 0)
         self._buffered_inputs = None
-        if steps == 0 or not self.args.ignore_data_skip:  # as the Trainer loads the state of its generators
+        if steps == 0 or not self.args.ignore_data_skip:  # the Trainer's condition for loading its generators' state
             load_state(self, checkpoint)
 
     def _add_to_checkpoint(self, folder: Path) -> None:
@@ -122,18 +123,18 @@ class ResilientTrainer(CheckpointedTrainer, _Trainer):
         training = self.model.training
         if training:
             self._entropy_control = {name: getattr(self, name) for name in ENTROPY_CONTROL if hasattr(self, name)}
-        with self.finite_guard.watch_loss(inputs, training) as (inputs, _):
+        with self.finite_guard.watch_loss(inputs, training) as inputs:
             loss = super().compute_loss(model, inputs, *args, **kwargs)
         if training and GUARD not in self.switched_off:
             self.finite_guard.check_loss(loss, self.state.global_step + 1)
         return loss
 
-    def _count_bounded(self, trust_region_model, live: torch.Tensor, mode: str) -> None:
+    def _count_bounded(self, trust_region_model, loss_mask: torch.Tensor, mode: str) -> None:
         self.finite_guard.count_bounded(trust_region_model.not_finite)
-        super()._count_bounded(trust_region_model, live, mode)
+        super()._count_bounded(trust_region_model, loss_mask, mode)
 
     def restore_entropy_coef(self) -> None:
-        """After an update was skipped: the loss has moved it by an entropy that says nothing."""
+        """Undo, after an update was skipped, what its loss did to TRL's entropy bonus: its entropy says nothing."""
         for name, value in self._entropy_control.items():
             setattr(self, name, value)
 

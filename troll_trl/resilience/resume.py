@@ -87,13 +87,14 @@ def epochs_of_stream(trainer: Any, checkpoint: str | None) -> tuple[int, int] | 
     file = Path(checkpoint or "", TRAINER_STATE_NAME)
     if has_length(trainer.train_dataset) or trainer.args.ignore_data_skip or not (checkpoint and file.is_file()):
         return None
-    state = TrainerState.load_from_json(str(file))  # with the `max_steps` of that run
+    state = TrainerState.load_from_json(str(file))  # it has the `max_steps` of that run
     epochs = int(state.epoch)  # a stream's epoch ends before `max_steps` updates, of which `state.epoch` is a share
     return epochs, round((state.epoch - epochs) * state.max_steps) * trainer.args.gradient_accumulation_steps
 
 
 def _plain(value: Any) -> Any:
-    """A column of a rollout batch as a safe load takes it. What it would refuse fails here, and not at a resume."""
+    """A column of a rollout batch as a safe load takes it. What a safe load would refuse fails here, and not at a
+    resume."""
     return value if isinstance(value, (torch.Tensor, RaggedDistribution)) else json.loads(json.dumps(value))
 
 

@@ -16,15 +16,15 @@ import torch
 from troll_trl.trainers.probe import owner_of, probe_of
 from troll_trl.trainers.trl_compat import METHOD, unsupported
 
-TOLERANCE = 1e-4  # of each gradient; both are computed in float32
+TOLERANCE = 1e-4  # relative, of each gradient; both losses are float32
 SIGNS = (1, -1)
 
 
 @torch.enable_grad()
 def check_arithmetic(trainer: Any, inputs: dict[str, Any], mode: str) -> None:
     """
-    Raise a `RuntimeError` on every rank unless TRL's loss is the surrogate, averaged as `trainer._aggregate` does, plus
-    `trainer._reference_term`.
+    Raise a `RuntimeError` on every rank unless TRL's loss is the surrogate plus `beta` times `trainer._reference_kl`,
+    averaged as `trainer._aggregate` does.
 
     TRL's own `compute_loss` runs again, without the model. It gets the micro-batch `inputs` with made-up masks,
     advantages and log-probabilities `(B, C)`. Entropies and the MoE loss are 0, and vLLM's correction is 1. Both losses
@@ -70,21 +70,22 @@ def fault_in(actual: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor, 
 
 
 def log_ratios(trainer: Any, number: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Made-up log-ratios of the shape of `number`, integers of tokens, positive where `up`: beyond any clip, just
-    beyond the run's, where only a guard against overflow should act, and just within the clip."""
+    """Made-up log-ratios of the shape of `number`, which counts the tokens; they are positive where `up` is true. Their
+    sizes alternate: beyond any clip, just beyond the run's clip, so large that only a guard against overflow should
+    act, and just within the clip."""
     ends = _size(1 + trainer.epsilon_high), _size(1 - trainer.epsilon_low)  # infinite unless the trust region clips
     above, below = (torch.tensor([3.0, 1.1 * end, 9.0, 0.9 * end], device=number.device)[number % 4] for end in ends)
     return torch.where(up, above, -below)
 
 
 def _size(ratio: float) -> float:
-    """The size of the logarithm of an end of a clip range, in a range in which rounding decides nothing."""
+    """The size of the logarithm of one end of a clip range, limited to sizes at which rounding decides nothing."""
     return min(max(abs(math.log(ratio)), 0.01), 10.0) if 0 < ratio < math.inf else 0.5
 
 
 def slope(trainer: Any, log_ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
-    """The derivative of `min(r·A, clip(r)·A)` by the log-ratio, of log-ratios and advantages that broadcast: `r·A`
-    where the clip does not act. GRPO's `delta` is the largest ratio of a penalty's two-sided clip."""
+    """The derivative of `min(r·A, clip(r)·A)` by the log-ratio: `r·A` where the clip does not act. Log-ratios and
+    advantages broadcast. GRPO's `delta` is the largest ratio of a penalty's two-sided clip."""
     ratio, highest, lowest = log_ratio.exp(), 1 + trainer.epsilon_high, 1 - trainer.epsilon_low
     delta = getattr(trainer.args, "delta", None)
     delta = math.inf if delta is None else delta
@@ -99,16 +100,16 @@ def _faults(trainer: Any, owner: type, inputs: dict[str, Any], mode: str) -> Ite
     rows, columns = inputs["completion_mask"].shape
     device = inputs["completion_mask"].device
     row, column = torch.arange(rows, device=device).unsqueeze(1), torch.arange(columns, device=device)
-    live = column < 1 + (row + (columns - 1) // 2) % columns  # (B, C): completions of several lengths
-    # So small that sums over a completion lose nothing to rounding
+    loss_mask = column < 1 + (row + (columns - 1) // 2) % columns  # (B, C): completions of several lengths
+    # The log-probabilities are so small that sums over a completion lose nothing to rounding
     log_probs = ((-1 - 0.5 * torch.sin(1.0 + row + column)) / columns).requires_grad_()
     threshold = getattr(trainer, "off_policy_mask_threshold", None)
     masks = [torch.ones_like(row)] if threshold is None else [row % 2, 1 - row % 2]  # (B, 1), 1 keeps a completion
     for gain, up, kept, beta in itertools.product(SIGNS, SIGNS, masks, sorted({0.0, float(trainer.beta)})):
         log_ratio = log_ratios(trainer, row + column, (row % 2 == 0) == (up == 1))
         advantages = gain * (1 + row % 4 / 4)  # (B, 1)
-        given = inputs | _made_up(inputs, live, log_probs.detach(), log_ratio, advantages)
-        expected, reference = _expected(trainer, given, live, log_probs, log_ratio, advantages * kept, mode, beta)
+        given = inputs | _made_up(inputs, loss_mask, log_probs.detach(), log_ratio, advantages)
+        expected, reference = _expected(trainer, given, loss_mask, log_probs, log_ratio, advantages * kept, mode, beta)
         actual = _actual(trainer, owner, given, log_probs, kept, beta)
         case = (
             f"with {'positive' if gain > 0 else 'negative'} advantages, log-ratios of both signs, `beta` {beta:g} and "
@@ -119,8 +120,8 @@ def _faults(trainer: Any, owner: type, inputs: dict[str, Any], mode: str) -> Ite
 
 
 def _widened(inputs: dict[str, Any], width: int | None) -> dict[str, Any]:
-    """A micro-batch with one or two more columns of each token, and without tools. The number of columns then differs
-    from `max_completion_length`, the `width`, by which TRL may divide."""
+    """A micro-batch with one or two more columns in every tensor of tokens, and without tools. The number of columns
+    then differs from `max_completion_length`, the `width`, by which TRL may divide."""
     shape = inputs["completion_mask"].shape
     more = 2 if shape[1] + 1 == width else 1
     return {
@@ -133,50 +134,53 @@ def _widened(inputs: dict[str, Any], width: int | None) -> dict[str, Any]:
 
 
 def _made_up(
-    inputs: dict[str, Any], live: torch.Tensor, fixed: torch.Tensor, log_ratio: torch.Tensor, advantages: torch.Tensor
+    inputs: dict[str, Any],
+    loss_mask: torch.Tensor,
+    fixed: torch.Tensor,
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """The columns that TRL's loss reads next to the policy's log-probabilities `fixed` `(B, C)`, for log-ratios
-    `(B, C)` to the old policy. RLOO's, of a completion, is their mean: the sum may overflow."""
-    rows, columns = live.shape
-    angle = torch.arange(rows, device=live.device).unsqueeze(1) + 2.0 * torch.arange(columns, device=live.device)
+    """The columns that TRL's loss reads next to the policy's log-probabilities `fixed` `(B, C)`, for log-ratios `(B,
+    C)` to the old policy. RLOO's log-ratio of a completion is their mean: the sum may overflow."""
+    (rows, columns), device = loss_mask.shape, loss_mask.device
+    angle = torch.arange(rows, device=device).unsqueeze(1) + 2.0 * torch.arange(columns, device=device)
     real = inputs["advantages"]  # (B,), or (B, 1) or (B, C) of a newer TRL
     return {
-        "completion_mask": live.to(inputs["completion_mask"].dtype),
+        "completion_mask": loss_mask.to(inputs["completion_mask"].dtype),
         "advantages": advantages.view(rows, *[1] * (real.dim() - 1)).expand(real.shape).to(real.dtype),
         "old_per_token_logps": fixed - log_ratio,
-        "old_logps": (fixed * live).sum(1) - _mean(log_ratio, live).squeeze(1),
+        "old_logps": (fixed * loss_mask).sum(1) - _mean(log_ratio, loss_mask).squeeze(1),
         "ref_per_token_logps": fixed + 0.3 + 0.2 * torch.cos(angle),
         "sampling_per_token_logps": fixed,
         "importance_sampling_ratio": torch.ones_like(fixed),
     }
 
 
-def _mean(values: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """`(B, 1)`, of values `(B, C)` over live tokens."""
-    return (values * live).sum(1, keepdim=True) / live.sum(1, keepdim=True)
+def _mean(values: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
+    """The mean `(B, 1)` of values `(B, C)` over the tokens of `loss_mask` `(B, C)`."""
+    return (values * loss_mask).sum(1, keepdim=True) / loss_mask.sum(1, keepdim=True)
 
 
 def _expected(
     trainer: Any,
     inputs: dict[str, Any],
-    live: torch.Tensor,
+    loss_mask: torch.Tensor,
     log_probs: torch.Tensor,
     log_ratio: torch.Tensor,
     advantages: torch.Tensor,
     mode: str,
     beta: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients `(B, C)` of the surrogate and of the reference term. A completion's ratio, of GSPO and RLOO, gives
+    """The gradients `(B, C)` of the surrogate and of the reference term. In GSPO and RLOO, a completion's ratio gives
     each of its tokens the same slope."""
     if getattr(trainer.args, "importance_sampling_level", "sequence") == "sequence":
-        log_ratio = _mean(log_ratio, live)
-    surrogate = trainer._aggregate(-slope(trainer, log_ratio, advantages) * log_probs, live, inputs, mode)
+        log_ratio = _mean(log_ratio, loss_mask)
+    surrogate = trainer._aggregate(-slope(trainer, log_ratio, advantages) * log_probs, loss_mask, inputs, mode)
     (gradient,) = torch.autograd.grad(surrogate, log_probs)
-    if beta == 0.0:
+    kl = trainer._reference_kl(log_probs, loss_mask, inputs) if beta else None
+    if kl is None:  # RLOO's is in the reward
         return gradient, torch.zeros_like(gradient)
-    term = trainer._reference_term(log_probs, live, inputs, mode)
-    if not isinstance(term, torch.Tensor):  # RLOO's is in the reward
-        return gradient, torch.zeros_like(gradient)
+    term = beta * trainer._aggregate(kl, loss_mask, inputs, mode)
     return gradient, torch.autograd.grad(term, log_probs)[0]
 
 
@@ -194,12 +198,12 @@ def _actual(
 
     stubs: dict[str, Callable[..., Any]] = {
         "_get_per_token_logps_and_entropies": score,
-        # As our override takes its arguments
+        # It takes its arguments as our override does
         "get_off_policy_mask": lambda self, *, per_token_logps, **others: kept.to(inputs["completion_mask"].dtype),
     }
     probe = probe_of(trainer, owner, stubs)
     probe.beta = beta
     (gradient,) = torch.autograd.grad(probe.compute_loss(trainer.model, inputs), log_probs)
-    if len(passes) != 1:  # another pass would be bounded too, and its regression take the place of the first one's
+    if len(passes) != 1:  # the trust region would bound another pass, too, and overwrite the regression of the first
         raise ValueError(f"it scores the policy in {len(passes)} passes, expected 1")
     return gradient

@@ -46,19 +46,21 @@ class TrustRegionOptions(_TrlConfig):
 
     trust_region: str = setting(
         "projection",
-        "'projection' for TROLL; 'penalty' for TRL's clip (`epsilon`, `epsilon_high`; inf for no limit) with "
-        "`regression_coef` times TROLL's regression for tokens outside of `kl_bound`. Or your own, by its import path, "
-        "such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one. It is "
-        "called with the config if it needs an argument.",
+        "'projection' for TROLL. 'penalty' for TRL's clip (`epsilon`, `epsilon_high`; inf for no limit) with "
+        "`regression_coef` times TROLL's regression for tokens outside of `kl_bound`. 'mask' for DPPO, only in GRPO: "
+        "it drops the gradient of a token that has moved with its advantage farther than `divergence_bound`. Or the "
+        "import path of your own, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function "
+        "that makes one. If it needs an argument, it gets the config.",
     )
     divergence_type: str | None = setting(
         None,
-        "The outcomes over which the penalty takes KL(p‖q). 'topk_kl', the default: the kept tokens and the rest. "
-        "'binary_kl': the sampled token and all others together; no support is kept, and a step costs as much as with "
-        "a clip.",
+        "How mask and penalty measure the policy p against the old policy q. For the sampled token a, at a clip's "
+        "cost: 'binary_tv', the mask's default, is |p(a) − q(a)|; 'binary_kl' is a KL of (a, not a). Over the kept "
+        "tokens and the rest: 'topk_tv' is ½ Σ |p − q|; 'topk_kl', the penalty's default, is a KL. The mask's KL is "
+        "KL(q‖p), the penalty's is KL(p‖q). The penalty has no 'tv'.",
     )
-    # A config that is made has a number. `None` is refused: it is here because transformers' parser takes `float | str`
-    # for numbers alone
+    # Once a config is made, this is a number. `None` is refused: the type has it because transformers' parser takes
+    # `float | str` for numbers alone
     kl_bound: float | str | None = setting(
         0.05,  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
         "Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q, and "
@@ -126,7 +128,7 @@ class TrustRegionOptions(_TrlConfig):
 
     def trust_region_options(self) -> dict[str, Any]:
         """The options that define the trust region, by name: those that have an effect."""
-        if self.imports_trust_region:  # which may read any of them
+        if self.imports_trust_region:  # a user's may read any of them
             names: tuple[str, ...] = (*_PROJECTION, *_MASK, *_SUPPORT)
         else:
             names = _MASK if self.masks else _PENALTY if self.penalizes else _PROJECTION
@@ -208,21 +210,6 @@ class MaskOptions(TrustRegionOptions):
 
     _kinds: ClassVar[tuple[str, ...]] = ("projection", "penalty", "mask")
 
-    trust_region: str = setting(
-        "projection",
-        "'projection' for TROLL. 'penalty' for TRL's clip (`epsilon`, `epsilon_high`; inf for no limit) with "
-        "`regression_coef` times TROLL's regression for tokens outside of `kl_bound`. 'mask' for DPPO: it drops the "
-        "gradient of a token that has moved with its advantage farther than `divergence_bound`. Or the import path of "
-        "your own, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one. "
-        "If it needs an argument, it gets the config.",
-    )
-    divergence_type: str | None = setting(
-        None,
-        "How mask and penalty measure the policy p against the old policy q. For the sampled token a, at a clip's "
-        "cost: 'binary_tv', the mask's default, is |p(a) − q(a)|; 'binary_kl' is a KL of (a, not a). Over the kept "
-        "tokens and the rest: 'topk_tv' is ½ Σ |p − q|; 'topk_kl', the penalty's default, is a KL. The mask's KL is "
-        "KL(q‖p), the penalty's is KL(p‖q). The penalty has no 'tv'.",
-    )
     divergence_bound: float | None = setting(
         None,
         "Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default "

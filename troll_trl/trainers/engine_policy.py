@@ -31,7 +31,8 @@ logger = get_logger(__name__)
 
 # Smallest mass of the rest. Rounding of the engine's float32 makes `1 − Σ` of a peaked distribution anything from −1e-7
 # to 1e-7. At 0 the projection would forbid the rest; a floor costs a policy inside the bound at most 1e-6 nats. If the
-# policy has less there, `cap_tail_mass` lowers it to that: KL(q‖p) of the masks would count up to all of `−log p`.
+# policy has less there, `cap_rest_mass` lowers the floor to the policy's mass: otherwise KL(q‖p) of the masks would
+# count up to all of `−log p`.
 REST_FLOOR = 1e-6
 # If the listed tokens lack no more mass than this, all others have probability 0: the logits of padding are −∞
 _ALL_LISTED = 1e-5
@@ -41,7 +42,7 @@ NO_LOG_PROB = -9999.0
 
 class SampledLogProb(float):
     """
-    Log-probability of a sampled token, NaN if the engine's answer is incomplete, which carries the token's whole `row`
+    Log-probability of a sampled token, NaN if the engine's answer is incomplete. It carries the token's whole `row`
     `(2K,)` and its id, `token`. TRL slices and concatenates lists of such numbers, turn by turn, and looks at the
     numbers alone. A rollout function may put them in the wrong place, which only the id shows.
     """
@@ -50,7 +51,7 @@ class SampledLogProb(float):
     row: Sequence[float]
     token: int | None
 
-    # Defaults, with which pickle can make one
+    # pickle needs the defaults to make one
     def __new__(cls, value: float, row: Sequence[float] = (), token: int | None = None):
         self = super().__new__(cls, value)
         self.row, self.token = row, token
@@ -61,13 +62,13 @@ def make_rows(log_probs: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Rows `(T, 2K)` from log-probabilities `(T, K)`, the sampled token's first, and ids `(T, K − 1)` of the others."""
     used = np.pad(ids != UNUSED, ((0, 0), (1, 0)), constant_values=True)
     log_probs = np.where(used, log_probs, -np.inf)
-    left = 1 - np.exp(log_probs).sum(1)  # NaN if one is NaN
-    impossible = used & (log_probs <= NO_LOG_PROB) & (left <= _ALL_LISTED)[:, None]
+    rest_mass = 1 - np.exp(log_probs).sum(1)  # NaN if one is NaN
+    impossible = used & (log_probs <= NO_LOG_PROB) & (rest_mass <= _ALL_LISTED)[:, None]
     impossible[:, 0] = False  # the sampled token had a probability
     used, log_probs = used & ~impossible, np.where(impossible, -np.inf, log_probs)
     ids = np.where(used[:, 1:], ids, UNUSED)
-    rows = np.column_stack([log_probs, np.log(np.maximum(left, REST_FLOOR)), ids]).astype(np.float32)
-    rows[(used & ~(log_probs > NO_LOG_PROB)).any(1)] = np.nan  # also for NaN
+    rows = np.column_stack([log_probs, np.log(np.maximum(rest_mass, REST_FLOOR)), ids]).astype(np.float32)
+    rows[(used & ~(log_probs > NO_LOG_PROB)).any(1)] = np.nan  # a NaN is not above either
     return rows
 
 
@@ -90,8 +91,9 @@ def read_answer(
             These tokens, in any order at their position, and their log-probabilities. The sampled token must be among
             them, at least once.
         others (`int`):
-            How many of the most likely tokens the engine was asked for. If it gave a NaN or nothing, the answer is
-            incomplete; also if it listed fewer, or gave −∞, although the others do not have all the mass.
+            The number of most likely tokens that the engine was asked for. An answer is incomplete if it has a NaN or
+            nothing for a token. If it lists fewer tokens, or has −∞ for one, it is complete only if the listed tokens
+            have all the mass.
 
     Raises:
         ValueError: the lengths contradict each other.
@@ -109,9 +111,9 @@ def read_answer(
     given = np.array(log_probs, float)  # NaN for None
     values[used] = np.where(given < np.inf, given, np.nan)
     is_sampled = token_ids == np.asarray(sampled)[:, None]
-    own = np.fmax.reduce(np.where(is_sampled, values, -np.inf), 1)  # of several, one that is a number
+    own = np.fmax.reduce(np.where(is_sampled, values, -np.inf), 1)  # a token that is listed twice may have one number
     token_ids[is_sampled] = UNUSED
-    # What is no number comes first, since it must not be cut off, and unused slots come last, after −∞
+    # NaN comes first, since it must not be cut off, and unused slots come last, after −∞
     order = np.where(np.isnan(values), np.inf, np.maximum(values, NO_LOG_PROB))
     order = np.argsort(np.where(token_ids == UNUSED, np.inf, -order), 1, kind="stable")[:, :others]
     values, token_ids = (np.take_along_axis(x, order, 1) for x in (values, token_ids))
@@ -127,11 +129,11 @@ def check_tokens(log_probs: Sequence[float | None], trained: Sequence[int], samp
 
     Args:
         log_probs (`Sequence[float]` of length `T`):
-            A completion's, among them perhaps [`SampledLogProb`]s.
+            The numbers of a completion, some of them perhaps [`SampledLogProb`]s.
         trained, sampled (`Sequence[int]` of length `T`):
             1 for tokens that are trained on, and the tokens.
         name (`str`):
-            Of the completion, in the message.
+            The completion's name in the message.
 
     Raises:
         ValueError: a number belongs to another token than `sampled` has at its place.
@@ -156,7 +158,7 @@ def rows_of(log_probs: Sequence[float | None], trained: Sequence[int], support_s
         log_probs (`Sequence[float]` of length `T`):
             A [`SampledLogProb`] for every token that is trained on. With K = 1 plain numbers serve, too.
         trained (`Sequence[int]` of length `T`):
-            1 for those; nothing is read of the others.
+            1 for these tokens. The numbers of all other tokens are not read.
         support_size (`int`):
             Tokens K, the sampled one among them.
 
@@ -192,8 +194,9 @@ def sparse_of(rows: torch.Tensor, sampled: torch.Tensor) -> SparseDistribution:
     return SparseDistribution(token_ids, rows[..., : size + 1])
 
 
-def cap_tail_mass(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities `(..., K + 1)` of the engine, with no more in a rest at its floor than the policy has there."""
+def cap_rest_mass(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities `(..., K + 1)` of the engine. If the rest mass is at its floor and the policy has less there,
+    it is lowered to the policy's."""
     rest = old[..., -1:]
     lowered = torch.minimum(rest, policy[..., -1:].detach())
     return torch.cat([old[..., :-1], torch.where(rest > math.log(REST_FLOOR), rest, lowered)], -1)
@@ -208,10 +211,10 @@ class EngineOldPolicyCache(OldPolicyCache):
         accelerator (`Accelerator`):
             Of the run.
         generation (`VLLMGeneration`):
-            TRL's, which is made to ask for the most likely tokens, too.
+            TRL's. It then asks for the most likely tokens, too.
         selection:
-            As of [`~troll_trl.trainers.old_policy.OldPolicyCache`]; `support_size` is 0 if the trust region reads the
-            sampled token alone.
+            The arguments of [`~troll_trl.trainers.old_policy.OldPolicyCache`]; `support_size` is 0 if the trust region
+            reads the sampled token alone.
     """
 
     own_pass = Pass.ENGINE
@@ -219,7 +222,7 @@ class EngineOldPolicyCache(OldPolicyCache):
     def __init__(self, accelerator: Accelerator, generation: Any, *selection: Any):
         super().__init__(*selection)
         self.accelerator = accelerator
-        self.answered: list[list[SampledLogProb]] = []  # of the completions that the engine sampled last
+        self.answered: list[list[SampledLogProb]] = []  # the answers for the completions that the engine sampled last
         self._rows: list[np.ndarray] = []  # `(T, 2K)` of each completion of the rollout batch
         ask_for_likely_tokens(generation, self)
 
@@ -259,8 +262,8 @@ class EngineOldPolicyCache(OldPolicyCache):
 
     def add_to(self, batch: dict[str, Any]) -> int:
         """
-        Add the old policy to a rollout batch. A token whose old policy is unknown leaves its loss and its counts.
-        Every rank must call this.
+        Add the old policy to a rollout batch. A token whose old policy is unknown leaves the loss and the counts of the
+        batch. Every rank must call this.
 
         Returns:
             The number of these tokens, over all ranks. `scored_nothing` says whether there are no others.
@@ -282,18 +285,19 @@ class EngineOldPolicyCache(OldPolicyCache):
                 batch["num_items_in_batch"] = batch["num_items_in_batch"] - count
         batch[OLD_LOG_PROBS] = log_probs.nan_to_num(0.0)
         if self.support_size:
-            live = (trained * known).bool().cpu()
-            batch[OLD_POLICY_KEY] = [*map(self._pack, self._rows, batch["completion_ids"].cpu(), live)]
+            loss_mask = (trained * known).bool().cpu()
+            batch[OLD_POLICY_KEY] = [*map(self._pack, self._rows, batch["completion_ids"].cpu(), loss_mask)]
         return count
 
-    def _pack(self, rows: np.ndarray, sampled: torch.Tensor, live: torch.Tensor) -> RaggedDistribution:
-        """The old policy of a completion `(C,)` at its `live` `(C,)` positions, with as few tokens as the trainer's."""
-        old, live = sparse_of(torch.from_numpy(rows), sampled[: len(rows)]), live[: len(rows), None]
+    def _pack(self, rows: np.ndarray, sampled: torch.Tensor, loss_mask: torch.Tensor) -> RaggedDistribution:
+        """The old policy of a completion `(C,)` at the positions of `loss_mask` `(C,)`, with as few tokens as the
+        trainer's."""
+        old, masked = sparse_of(torch.from_numpy(rows), sampled[: len(rows)]), ~loss_mask[: len(rows), None]
         own, others, rest = old.log_probs.split([1, self.support_size - 1, 1], 1)
-        left = ~mass_rule(own, others, self.tail_mass)  # to the rest
-        rest = torch.cat([rest, others.masked_fill(~left, -torch.inf)], 1).logsumexp(1, keepdim=True)
-        log_probs = torch.cat([own, others.masked_fill(left, -torch.inf), rest], 1)
-        token_ids = old.token_ids.masked_fill(torch.cat([~live, left | ~live], 1), UNUSED)
+        dropped = ~mass_rule(own, others, self.tail_mass)  # they join the rest
+        rest = torch.cat([rest, others.masked_fill(~dropped, -torch.inf)], 1).logsumexp(1, keepdim=True)
+        log_probs = torch.cat([own, others.masked_fill(dropped, -torch.inf), rest], 1)
+        token_ids = old.token_ids.masked_fill(torch.cat([masked, dropped | masked], 1), UNUSED)
         return RaggedDistribution.pack(SparseDistribution(token_ids[None], log_probs[None]))
 
 
@@ -306,7 +310,7 @@ def ask_for_likely_tokens(generation: Any, recorder: EngineOldPolicyCache) -> No
     """
     generation.logprobs = others = max(recorder.support_size - 1, 0)  # vLLM lists this number, and the sampled token
     answer = generation.generate
-    # While TRL generates: each completion that vLLM has sampled, and its flat list
+    # The completions that vLLM has sampled, while TRL generates, each with its flat list
     taken: list[tuple[Sequence[int], Any]] | None = None
     if generation.mode == "colocate":
         llm = generation.llm
@@ -345,12 +349,12 @@ def ask_for_likely_tokens(generation: Any, recorder: EngineOldPolicyCache) -> No
     generation.generate = generate
 
 
-_Lists = tuple[Sequence[int], Sequence[int], Sequence[float | None]]  # of a completion: counts, ids, log-probabilities
+_Lists = tuple[Sequence[int], Sequence[int], Sequence[float | None]]  # a completion's counts, ids, log-probabilities
 
 
 def _flat_lists(completion_ids: Sequence[Sequence[int]], flat: Sequence[tuple[Sequence[int], Any]]) -> list[_Lists]:
-    """vLLM's `flat` lists of this rank's completions. Ranks that share an engine sample together, and each takes its
-    neighbours: the very lists of tokens that vLLM made, or copies."""
+    """vLLM's `flat` lists of this rank's completions. Ranks that share an engine sample together, and the completions
+    of each rank are neighbours. Their tokens are in the lists that vLLM made, or in copies."""
     size = len(completion_ids)
     if size == 0:
         return []
@@ -369,7 +373,8 @@ def _flat_lists(completion_ids: Sequence[Sequence[int]], flat: Sequence[tuple[Se
 
 
 def _nested_lists(completions: int, ids: Any, log_probs: Any) -> list[_Lists]:
-    """The same of TRL's lists of tokens and of log-probabilities, for each completion and each of its positions."""
+    """The same from TRL's lists of ids and of log-probabilities, which have a list for each position of each
+    completion."""
     if ids is None or log_probs is None:
         raise ValueError("vLLM answered without the ids or log-probabilities of likely tokens. See docs/vllm.md.")
     if not completions == len(ids) == len(log_probs):

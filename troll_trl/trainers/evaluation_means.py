@@ -32,7 +32,7 @@ class CountedEvaluation(_Trainer):
     its name, as in `eval_math_reward`.
     """
 
-    _evaluation: "EvaluationTotals | None" = None  # while one runs
+    _evaluation: "EvaluationTotals | None" = None  # `None` unless an evaluation runs
     switched_off: frozenset[str] = frozenset()
 
     def evaluation_loop(self, dataloader, *args, **kwargs):
@@ -77,9 +77,9 @@ class EvaluationTotals:
 
     Args:
         trainer:
-            Of TRL, whose evaluation it is.
+            TRL's trainer, which evaluates.
         dataloader:
-            Of the evaluation. It gives the number of the set's completions; all rows after them are repeated ones.
+            The evaluation's. It gives the number of the set's completions; all rows after them are repeated ones.
     """
 
     def __init__(self, trainer: Any, dataloader: Any):
@@ -87,13 +87,13 @@ class EvaluationTotals:
         self._rows_of_set = _rows_of_set(dataloader)
         self._seen = 0  # rows of all ranks, in the order of the set
         self._counted = torch.ones(0, dtype=torch.bool)  # (ranks · B,): which rows of the batch are no repeated ones
-        self._tokens = 0  # of the batch, over all ranks
+        self._tokens = 0  # tokens of the batch, over all ranks
         self._batch: dict[str, torch.Tensor] = {}
         self._lengths: list[torch.Tensor | None] = []  # per batch, (completions, 2): tokens, and 1 if cut off
         self._rewards: list[torch.Tensor | None] = []  # per batch, (completions, functions)
         self._weighted: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)  # TRL's metrics of the batches
         self._others: dict[str, float] = {}  # smallest and largest values, and the last count of tokens
-        self._loss = torch.zeros(2, device=self.accelerator.device)  # of this rank: sum and weight
+        self._loss = torch.zeros(2, device=self.accelerator.device)  # sum and weight of this rank's losses
 
     # -- A batch, in the order of the calls -------------------------------------------------------------------------
 
@@ -122,8 +122,8 @@ class EvaluationTotals:
         rows, rank = len(batch["completion_mask"]), self.accelerator.process_index
         counted = self._counted[rank * rows : (rank + 1) * rows].to(batch["completion_mask"].device)
         batch["completion_mask"] = batch["completion_mask"] * counted.unsqueeze(1)
-        live = batch["completion_mask"] * batch.get("tool_mask", 1)
-        tokens = self.accelerator.reduce(live.sum(), reduction="sum")
+        loss_mask = batch["completion_mask"] * batch.get("tool_mask", 1)
+        tokens = self.accelerator.reduce(loss_mask.sum(), reduction="sum")
         if "num_items_in_batch" in batch:
             batch["num_items_in_batch"] = tokens.to(batch["num_items_in_batch"])
         self._batch |= {"counted": counted}
@@ -154,7 +154,8 @@ class EvaluationTotals:
         return None if values is None or len(values) != len(self._counted) else values.cpu().double()[self._counted]
 
     def _add_loss(self, loss: torch.Tensor | None) -> None:
-        if loss is None or not loss.isfinite() or not self._batch:  # as the Trainer's own mean; or a subclass's step
+        # The Trainer's own mean leaves out such a loss, too. A subclass's step may generate no batch
+        if loss is None or not loss.isfinite() or not self._batch:
             return
         counted, kind = self._batch["counted"], getattr(self.trainer.args, "loss_type", None)
         if kind in _OF_ALL_TOKENS:  # the batch's loss is the mean over ranks
@@ -208,8 +209,7 @@ class EvaluationTotals:
 
 
 def _compares_rewards_alone(trainer: Any) -> bool:
-    """Whether TRL looks for groups of equal rewards, and neither of whole batches nor after a reference KL or a
-    clip."""
+    """Whether TRL looks for equal rewards in groups, and not in whole batches, nor after a reference KL or a clip."""
     args = trainer.args
     if hasattr(args, "scale_rewards"):  # GRPO
         return args.scale_rewards in ("group", "none") and args.multi_objective_aggregation == "sum_then_normalize"
@@ -223,7 +223,7 @@ def _joined(batches: list[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 def _mean(values: list[tuple[float, float]]) -> float:
-    """Of pairs of a weight and a value, of which NaN is none, as in TRL's own mean."""
+    """The weighted mean of pairs of a weight and a value. A NaN is left out, as in TRL's own mean."""
     valid = [(weight, value) for weight, value in values if not math.isnan(value)]
     weights = sum(weight for weight, _ in valid)
     if not valid:
@@ -232,7 +232,7 @@ def _mean(values: list[tuple[float, float]]) -> float:
 
 
 def _std(values: torch.Tensor) -> float:
-    """Of the values that are not NaN, with Bessel's correction, as TRL's."""
+    """The standard deviation of the values that are not NaN, with Bessel's correction, as TRL's."""
     values = values[~values.isnan()]
     return values.std().item() if len(values) > 1 else math.nan
 
@@ -244,7 +244,7 @@ def _rows_of_set(dataloader: Any) -> Callable[[], float]:
         shard.dataset = stream = _Counting(shard.dataset)
         return lambda: stream.rows
     batches = getattr(dataloader, "batch_sampler", None)
-    sampler = getattr(getattr(batches, "batch_sampler", batches), "sampler", None)  # under a shard of several ranks'
+    sampler = getattr(getattr(batches, "batch_sampler", batches), "sampler", None)  # in a shard on several ranks
     rows = len(sampler) if sampler is not None and has_length(sampler) else math.inf
     return lambda: rows
 
@@ -266,9 +266,9 @@ class _Counting:
 
 @contextmanager
 def _listening(trainer: Any, name: str, hear: Callable[[Any], None]) -> Iterator[None]:
-    """Have `hear` get what a method of the trainer returns, a subclass's override included."""
+    """Give `hear` what a method of the trainer returns, also if a subclass overrides it."""
     own, method = vars(trainer).get(name), getattr(trainer, name, None)
-    if method is None:  # a newer TRL's; without it the batches are weighted
+    if method is None:  # a newer TRL lacks it; the means of the batches are then weighted
         yield
         return
 

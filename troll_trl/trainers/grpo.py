@@ -10,7 +10,7 @@ from troll_trl.trainers.config import TrollGRPOConfig
 from troll_trl.trainers.model_card import TROLL
 from troll_trl.trainers.trl_compat import with_parameters_of
 from troll_trl.trainers.troll_trainer import TrollTrainer
-from troll_trl.trainers.trust_region_model import TrustRegionModel, snap_to_reference
+from troll_trl.trainers.trust_region_model import snap_to_reference
 
 
 class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
@@ -37,25 +37,9 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
             )
         recorder.keep(completion_ids, log_probs, tool_mask)
 
-    def _terms_of_policy(
-        self, trust_region_model: TrustRegionModel, mask: torch.Tensor, inputs: dict[str, Any], mode: str
-    ):
-        terms = super()._terms_of_policy(trust_region_model, mask, inputs, mode)
+    def _reference_kl(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor | None:
         if self.beta == 0.0:
-            return terms
-        reference_kl = self._reference_kl(trust_region_model.policy_log_probs, mask, inputs)
-        totals = torch.stack([(reference_kl.detach() * mask).sum(), mask.sum()])
-        totals = self.accelerator.reduce(totals, reduction="sum")
-        self._metrics_of(mode)["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
-        return terms + self.beta * self._aggregate(reference_kl, mask, inputs, mode)
-
-    def _reference_term(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str):
-        if self.beta == 0.0:
-            return 0.0
-        return self.beta * self._aggregate(self._reference_kl(log_probs, mask, inputs), mask, inputs, mode)
-
-    def _reference_kl(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's estimate of KL(p ‖ reference) `(B, C)`, of the unprojected policy, from `log p(a)` `(B, C)`."""
+            return None
         log_ratio = snap_to_reference(inputs["ref_per_token_logps"], log_probs.detach()) - log_probs
         kl = log_ratio.exp() - log_ratio - 1
         if self.args.use_bias_correction_kl:
@@ -73,9 +57,9 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
         accumulation = self.current_gradient_accumulation_steps if mode == "train" else 1.0
         values = values * mask
         if self.args.loss_type == "dapo":
-            tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes  # of a rollout batch
+            tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes  # per rollout batch
             if mode == "train":
-                tokens = tokens * accumulation / self.args.steps_per_generation  # of an update
+                tokens = tokens * accumulation / self.args.steps_per_generation  # per update
             return values.sum() / tokens
         if self.args.loss_type == "grpo":
             loss = (values.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
@@ -87,7 +71,7 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
             loss = values.sum(-1).mean()
         return loss / accumulation
 
-    def get_off_policy_mask(*args, **kwargs) -> torch.Tensor:  # without `self`: TRL's is static, and so may a caller be
+    def get_off_policy_mask(*args, **kwargs) -> torch.Tensor:  # TRL's is static: a caller may pass no `self`
         if args and isinstance(args[0], TrustRegionGRPO):
             self, args = args[0], args[1:]
             # The projection stays near the old policy by construction; the drift to be masked is the policy's own

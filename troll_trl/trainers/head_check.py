@@ -7,9 +7,9 @@ import torch
 
 from troll_trl.trust_region.sparse import UNUSED
 
-_TOKENS = 16  # of one completion; with a vocabulary of 150,000 their logits take 10 MB
-# Mean difference, for each unit of the largest logit, of log-probabilities that are the same but for the rounding of
-# logits to bfloat16, by up to 2⁻⁹ each: some 0.001 is seen. A model that caps or scales its logits is off by far more.
+_TOKENS = 16  # tokens of one completion; with a vocabulary of 150,000 their logits take 10 MB
+# Largest mean difference of log-probabilities, for each unit of the largest logit. If only the logits are rounded to
+# bfloat16, each by up to 2⁻⁹, it is some 0.001. A model that caps or scales its logits is off by far more.
 _TOLERANCE = 0.01
 
 
@@ -30,7 +30,7 @@ def check_head(
     such as images, are left out. The `support_size` most likely tokens are compared at every position.
     """
     shape = model_inputs["input_ids"].shape
-    # Of the prompt its last token alone: of all of it the model's own logits could take gigabytes
+    # Only the last token of the prompt takes part: the model's own logits of a whole prompt could take gigabytes
     start = shape[1] - completion_length - 1
     inputs = {
         name: value[:1, start : start + _TOKENS + 1]
@@ -38,7 +38,7 @@ def check_head(
         if isinstance(value, torch.Tensor) and value.shape == shape
     }
     device = inputs["input_ids"].device
-    # From one state of the generators, which stays: if there is dropout, both draw it alike
+    # Both passes begin in one state of the generators, which stays: if there is dropout, both draw it alike
     same_draws = partial(torch.random.fork_rng, [device] if device.type == "cuda" else [])
     with same_draws():
         sparse = model(**inputs, fused_lm_head=True, support_size=support_size, tail_mass=0.0, check_finite=False)
@@ -51,7 +51,7 @@ def check_head(
     kept = token_ids != UNUSED
     own = logits.log_softmax(-1).gather(-1, token_ids.clamp(min=0))
     difference = (sparse.sparse_log_probs[:, -n:, :-1] - own).abs()[kept].mean().item()
-    if difference > _TOLERANCE * max(1.0, logits.abs().max().item()):  # a NaN is not: it is for `nonfinite`
+    if difference > _TOLERANCE * max(1.0, logits.abs().max().item()):  # a NaN passes: the guard finds it
         tokens = kept.any(-1).sum().item()
         raise ValueError(
             "The sparse LM head is wrong for this model: its log-probabilities differ from the model's own by "

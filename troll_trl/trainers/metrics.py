@@ -12,7 +12,7 @@ from troll_trl.trust_region.regions import TrustRegion
 class TrollMetrics:
     """
     Accumulates sums, counts and maxima on the device, and reduces them over ranks when a line is logged. The
-    [`TrustRegion`] says what is counted, and which metrics are made of it.
+    [`TrustRegion`] says which numbers it has for each token, and which metrics are made of them.
 
     TRL averages the averages of its micro-batches; these are averages over tokens. Every rank reports the same keys,
     whatever its own batches held.
@@ -21,21 +21,21 @@ class TrollMetrics:
     def __init__(self, accelerator: Accelerator, trust_region: TrustRegion):
         self.accelerator = accelerator
         self._ratios, self._largest = dict(trust_region.ratios), dict(trust_region.maxima)
-        counted = dict.fromkeys(name for ratio in self._ratios.values() for name in ratio)
-        counted.pop("tokens", None)
-        self._names = ("micro_batches", "tokens", *counted)  # only the first two count in an idle run
+        names = dict.fromkeys(name for ratio in self._ratios.values() for name in ratio)
+        names.pop("tokens", None)
+        self._names = ("micro_batches", "tokens", *names)  # only the first two count in an idle run
         self._sums, self._maxima = self._zeros()
         self._uses_kernels = trust_region.needs_support
 
-    def add(self, mask: torch.Tensor, counted: Mapping[str, torch.Tensor]) -> None:
-        """Count one micro-batch: numbers `(B, C)` of each token, as a [`TrustRegionOutput`] has them, for the tokens
-        that the loss is over, 1 in `mask` `(B, C)`."""
+    def add(self, mask: torch.Tensor, token_stats: Mapping[str, torch.Tensor]) -> None:
+        """Add the `token_stats` `(B, C)` of one micro-batch, as a [`TrustRegionOutput`] has them, over the tokens that
+        are 1 in `mask` `(B, C)`."""
         mask = mask.bool()
         # `where` and not an index, which would wait for the device
-        values = {name: torch.where(mask, x.to(self._sums.dtype), 0.0) for name, x in counted.items()}
+        values = {name: torch.where(mask, x.to(self._sums.dtype), 0.0) for name, x in token_stats.items()}
         self.add_idle(mask)
-        if others := self._names[2:]:
-            self._sums[2:] += torch.stack([values[name].sum() for name in others])
+        if names := self._names[2:]:
+            self._sums[2:] += torch.stack([values[name].sum() for name in names])
         if self._largest:
             largest = torch.stack([values[name].amax() for name in self._largest.values()])
             self._maxima = self._maxima.maximum(largest)

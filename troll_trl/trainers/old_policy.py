@@ -15,8 +15,8 @@ from troll_trl.trainers.trust_region_model import snap_to_reference, without_sup
 from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.sparse import UNUSED, SparseDistribution
 
-# Column of the rollout batch that holds the old policy: a list of rows, which TRL shuffles and splits with its tensors;
-# then, of each micro-batch, one distribution
+# Column of the rollout batch that holds the old policy: a list of rows, which TRL shuffles and splits with its tensors.
+# `join_rows` then makes one distribution of the rows of each micro-batch
 OLD_POLICY_KEY = "troll_old_policy"
 # The loss reads these two in its place
 TOKEN_IDS, LOG_PROBS = "troll_old_token_ids", "troll_old_log_probs"
@@ -66,15 +66,15 @@ class OldPolicyCache:
     alone.
     """
 
-    own_pass = Pass.OLD_POLICY  # of the policy that generated the rollout
-    scored_nothing = False  # of the tokens of the last rollout batch, on any rank
+    own_pass = Pass.OLD_POLICY  # the pass of the policy that generated the rollout
+    scored_nothing = False  # whether no token of the last rollout batch was scored, on any rank
 
     def __init__(self, support_size: int, tail_mass: float, temperature: float):
         self.support_size, self.tail_mass, self.temperature = support_size, tail_mass, temperature
-        self._policy: Any = None  # while TRL generates and scores a rollout: its model, and the adapters that act in it
-        self._adapters: frozenset[Any] = frozenset()
+        self._policy: Any = None  # TRL's model, while it generates and scores a rollout
+        self._adapters: frozenset[Any] = frozenset()  # that act in this model
         self._wanted = False  # whether a loss will read the old policy
-        self._support: RaggedDistribution | None = None  # of the rollout, once recorded
+        self._support: RaggedDistribution | None = None  # the rollout's old policy, once recorded
         self._log_probs: torch.Tensor | None = None  # (B, C), of the sampled tokens, once scored
         self._parts: list[RaggedDistribution] = []
         self._head_checked = False
@@ -91,8 +91,8 @@ class OldPolicyCache:
             self._policy = None
 
     def pass_of(self, model: Any) -> Pass:
-        """For which of its purposes TRL has `model` score completions. Once the old policy is scored, everything else
-        of a rollout is a reference."""
+        """The purpose for which TRL has `model` score completions. Once the old policy is scored, any other pass of a
+        rollout is a reference's."""
         if self._policy is None:
             return Pass.LOSS
         is_policy = unwrapped(model) is self._policy and acting_adapters(model) == self._adapters
@@ -137,8 +137,8 @@ class OldPolicyCache:
         return log_probs if own is None or self._support is None else snap_to_reference(log_probs, own)
 
     def add_to(self, batch: Inputs) -> int | None:
-        """Add the old policy to a rollout batch, if it is wanted. Returns the number of tokens whose old policy an
-        engine has not told, over all ranks; `None` without an engine."""
+        """Add the old policy to a rollout batch, if it is wanted. Returns the number of tokens for which an engine gave
+        no old policy, over all ranks; `None` without an engine."""
         support, log_probs, self._support, self._log_probs = self._support, self._log_probs, None, None
         if not self._wanted:
             return None

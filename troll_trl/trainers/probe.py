@@ -18,7 +18,7 @@ def probe_of(trainer: Any, owner: type, stubs: Mapping[str, Callable], below: Ma
     `stubs` replace methods of `owner`, and methods in `below` replace what `owner` inherits and calls by `super()`.
     What TRL's methods assign stays in the probe. What they change in place, such as a model, changes for both.
     """
-    inherited = type(owner.__name__, owner.__bases__, dict(below or {}))  # in the order of bases, right after `owner`
+    inherited = type(owner.__name__, owner.__bases__, dict(below or {}))  # follows `owner` in the order of bases
     probe: Any = object.__new__(type(owner.__name__, (owner, inherited), dict(stubs)))
     for name, value in vars(trainer).items():
         if not hasattr(owner, name):

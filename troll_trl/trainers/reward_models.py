@@ -41,7 +41,7 @@ def _whole(function: Any, args: Any) -> Any:
 
         if isinstance(function, PeftModel):
             _refuse_virtual_tokens(str(function.active_adapter), function.active_peft_config)
-            return function.get_base_model().eval()  # which contains the adapter's layers
+            return function.get_base_model().eval()  # it contains the adapter's layers
     return function
 
 
@@ -80,7 +80,7 @@ def _merged(adapter: str, file: str, options: dict[str, Any], trust_remote_code:
         )
     merged: Any = model.merge_and_unload().eval()
     if _has_tokenizer(adapter, revision, trust_remote_code):
-        merged.config.name_or_path = adapter  # from which TRL loads the tokenizer
+        merged.config.name_or_path = adapter  # TRL loads the tokenizer from there
     return merged
 
 

@@ -1,4 +1,4 @@
-"""Rollouts without vLLM: sampled as the run says, whatever the model's `generation_config.json` holds."""
+"""Rollouts without vLLM are sampled as the run says, whatever the model's `generation_config.json` holds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ else:
 
 logger = get_logger(__name__)
 
-# What `generate` does anyway; only a message needs it
+# The options that `generate` takes anyway; only a message needs them
 _DEFAULTS: dict[str, Any] = getattr(GenerationConfig, "_get_default_generation_params", dict)()
 _SPECIAL_TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
 
@@ -46,8 +46,8 @@ def warn_of_unused_options(model: torch.nn.Module, used: GenerationConfig | None
 
 
 def unused_options(model: torch.nn.Module, used: GenerationConfig | None) -> dict[str, Any]:
-    """What `generate` would take from the generation configs of a `model` next to the special tokens, since the run's
-    own config `used` leaves it open; nothing if there is none, as with vLLM."""
+    """The options, special tokens aside, that `generate` would take from the generation configs of a `model`, since the
+    run's own config `used` leaves them open. None, if `used` is `None`, as with vLLM."""
     if used is None:
         return {}
     options = {name: value for module in _generating(model) for name, value in vars(module.generation_config).items()}

@@ -1,4 +1,5 @@
-"""What a trainer checks and logs at its start: its arguments, the arithmetic of its batches, noise like drift."""
+"""What a trainer checks and logs at its start: its arguments, the sizes of its batches, and random draws that look like
+drift."""
 
 import inspect
 from collections.abc import Callable
@@ -41,7 +42,7 @@ def describe_run(trainer: Any, base_model: Any, given: inspect.BoundArguments) -
     warn_of_several_sets(args, trainer.eval_dataset)
     warn_of_unused_options(trainer.model, getattr(trainer, "generation_config", None))
     warn_stochastic_forward(trainer.model, args, base_model.config.get_text_config())
-    makers = {"rollout_func", "environment_factory"}  # of what the model reads in place of the prompts
+    makers = {"rollout_func", "environment_factory"}  # they make what the model reads in place of the prompts
     if PROMPTS not in trainer.switched_off and not any(given.arguments.get(name) for name in makers):
         check_prompts(trainer)
 
@@ -76,7 +77,7 @@ def print_batches(accelerator: Accelerator, args: TrollOptions, trust_region: Tr
 def warn_stochastic_forward(model: torch.nn.Module, args: TrollOptions, config: Any) -> None:
     """Warn of random draws that differ between the scoring of a rollout and the loss. `config` is the text model's."""
     dropouts = {name: module.p for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout)}
-    names = ["attention_dropout", "router_jitter_noise"]  # no modules of their own, so never disabled
+    names = ["attention_dropout", "router_jitter_noise"]  # these have no modules, so TRL never disables them
     if all("lora_dropout" in name for name in dropouts):  # nor have these, as in OPT
         names += ["dropout", "activation_dropout", "hidden_dropout"]
     draws = {"neftune_noise_alpha": args.neftune_noise_alpha, "dropout of modules": max(dropouts.values(), default=0)}

@@ -11,7 +11,8 @@ from troll_trl.trainers.old_policy import OLD_POLICY_KEY
 from troll_trl.trainers.probe import owner_of, probe_of
 from troll_trl.trainers.trl_compat import METHOD, RESUME, unsupported, warn_of
 
-# Made up, no two of them equal: micro-batches of a rollout batch, passes over it, and micro-batches of an update
+# Made-up numbers, no two of them equal: micro-batches of a rollout batch, passes over it, and micro-batches of an
+# update
 _MICRO_BATCHES, _PASSES, _ACCUMULATED = 3, 4, 2
 _CYCLE = _MICRO_BATCHES * _PASSES
 _MIDDLE, _END = _MICRO_BATCHES + 2, _CYCLE + 2
@@ -19,8 +20,8 @@ _MIDDLE, _END = _MICRO_BATCHES + 2, _CYCLE + 2
 
 def check_steps(trainer: Any, switched_off: frozenset[str]) -> frozenset[str]:
     """
-    What is switched off: exact resuming too, after a warning, unless `_step` counts the micro-batches of a training,
-    and TRL takes from it when to generate and which micro-batch of `_buffered_inputs` comes next.
+    Return what is switched off. Exact resuming joins it, after a warning, unless `_step` counts the micro-batches of a
+    training, and TRL takes from it when to generate and which micro-batch of `_buffered_inputs` comes next.
 
     TRL's `_prepare_inputs` and `training_step` run on a copy of the trainer's attributes, with made-up rollout batches:
     to the middle of the first, and from there into the second, as a run resumes with its rollout batch and without.
@@ -34,7 +35,7 @@ def check_steps(trainer: Any, switched_off: frozenset[str]) -> frozenset[str]:
         fault = _fault(trainer, owner)
     except ImportError:
         raise
-    except Exception as error:  # what the copy lacks, since TRL's methods read more than they did
+    except Exception as error:  # TRL's methods now read what the copy lacks
         fault = (
             f"`{owner.__name__}._prepare_inputs` and `training_step` cannot be tried: {type(error).__name__}: {error}"
         )
@@ -86,7 +87,7 @@ class _Simulation:
         return {"completion_ids": torch.tensor(rows).unsqueeze(1), OLD_POLICY_KEY: [*rows]}
 
     def train(self, until: int) -> list[tuple[bool, int, int]]:
-        """Of each micro-batch: whether TRL generated for it, its number in the rollout batch, and `_step` after it."""
+        """For each micro-batch: whether TRL generated for it, its number in the rollout batch, and `_step` after it."""
         seen, accelerator = [], self.probe.accelerator
         synced = accelerator.sync_gradients
         try:

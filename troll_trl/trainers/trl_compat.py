@@ -33,8 +33,8 @@ logger = get_logger(__name__)
 
 TESTED = {"trl": "1.16", "transformers": "5.23", "accelerate": "1.15"}
 
-# By class: the first parameters of a method, whose others must have defaults; or `None`, for an attribute of the class
-# or of its instances
+# For each class: the first parameters of a method, all others of which must have defaults; or `None`, for an attribute
+# of the class or of its instances
 Parts = Mapping[type, Mapping[str, str | None]]
 
 
@@ -63,8 +63,8 @@ METHOD: Parts = {
     },
     RLOOTrainer: _METHOD,
 }
-# Of `old_policy="engine"`: `_generate` returns the completions' ids second; GRPO's also the tools' mask third and the
-# log-probabilities fifth
+# The parts for `old_policy="engine"`. `_generate` returns the completions' ids second; GRPO's returns the tools' mask
+# third and the log-probabilities fifth
 ENGINE: Parts = _of_both({"_generate": "self prompts", "vllm_generation": None})
 
 METRICS, CARD = "our changes to TRL's metrics", "the model card's title and paper"
@@ -72,7 +72,7 @@ EVALUATION = "evaluations that count each completion once"
 SAMPLING = "rollouts without the sampling options of the model's folder"
 _REWARDS = {"reward_funcs": None, "reward_func_names": None}  # the functions are wrapped
 
-# What takes no part in the loss: without it a run trains the same weights, as long as nothing goes wrong
+# These parts are not in the loss: without them a run trains the same weights, as long as nothing goes wrong
 RELIABILITY: dict[str, Parts] = {
     RESUME: {
         **_of_both({"_step": None, "_buffered_inputs": None, "_metrics": None}),  # saved and restored
@@ -99,7 +99,7 @@ RELIABILITY: dict[str, Parts] = {
     EVALUATION: _of_both(
         {
             "_metrics": None,  # by mode
-            # What the two return is counted: ids second and GRPO's tool mask third; rewards of all ranks
+            # We count what the two return: ids second and GRPO's tool mask third; the rewards of all ranks
             "_generate": "self prompts",
             "_calculate_rewards": "self inputs prompts completions completion_ids_list",
         }
@@ -147,7 +147,7 @@ def check_made(trainer: Any, engine: bool) -> frozenset[str]:
 
 
 def check_running(trainer: Any, switched_off: frozenset[str]) -> frozenset[str]:
-    """What of reliability is `switched_off` when a training runs: also parts whose attributes in `RUNNING` moved."""
+    """What is `switched_off` when a training runs, with the parts whose attributes in `RUNNING` have moved."""
     running = {name: parts for name, parts in RUNNING.items() if name not in switched_off}
     made = lambda owner, parts: _moved_attributes(owner, trainer, parts)
     return switched_off | _switched_off(running, type(trainer).__mro__, made)
@@ -167,7 +167,7 @@ def _switched_off(
 
 
 def warn_of(moved: Mapping[str, str]) -> None:
-    """Say what of reliability is switched off, by name, and why."""
+    """Warn of the parts that are switched off, by name, with the reason."""
     for name, why in moved.items():
         logger.warning(f"Switched off: {name}. {why} The training continues without it.")
 

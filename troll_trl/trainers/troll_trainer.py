@@ -10,7 +10,7 @@ from accelerate.utils import is_peft_model
 
 from troll_trl.trainers.arithmetic_check import check_arithmetic
 from troll_trl.trainers.config import TrollOptions
-from troll_trl.trainers.engine_policy import EngineOldPolicyCache, cap_tail_mass
+from troll_trl.trainers.engine_policy import EngineOldPolicyCache, cap_rest_mass
 from troll_trl.trainers.evaluation_means import CountedEvaluation
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
@@ -59,14 +59,14 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     - `troll_metrics` (`dict[str, TrollMetrics]`): by mode, what the trust region did since the last log line;
     - `_trust_region_model` ([`TrustRegionModel`]): what TRL's loss scores in place of the policy, while it runs;
     - `_evaluation` ([`EvaluationTotals`]): what a running evaluation has counted, for [`CountedEvaluation`];
-    - `switched_off` (`frozenset[str]`): the parts of `trl_compat.RELIABILITY` that have moved: without effect.
+    - `switched_off` (`frozenset[str]`): the parts of `trl_compat.RELIABILITY` that have moved, and have no effect.
 
     A trainer defines `_config_class`, `_name` and `_aggregate`.
     """
 
     _config_class: type[TrollOptions]
     _name: str
-    columns_of_old_policy = (LOG_PROBS,)  # which we add to a micro-batch, `(B, C, S)`
+    columns_of_old_policy = (LOG_PROBS,)  # what we add to a micro-batch, `(B, C, S)`
     # TRL's, declared for the type checker
     beta: float
     reward_funcs: list[Any]
@@ -80,16 +80,16 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
         if args.masks:
-            self._name, self._paper = "DPPO", DPPO  # of the model card
+            self._name, self._paper = "DPPO", DPPO  # for the model card
         given = checked_arguments(super().__init__, model, reward_funcs, args, *others, **kwargs)
         super().__init__(*given.args, **given.kwargs)
         self.switched_off |= check_made(self, engine=args.old_policy == "engine")
         self.switched_off = check_steps(self, self.switched_off)
-        for function in getattr(self, "reward_funcs", ()):  # in the background, while the model is prepared
+        for function in getattr(self, "reward_funcs", ()):  # they start in the background, while the model is prepared
             getattr(function, "start_workers", lambda: None)()
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        # Without a support TRL's own head serves
+        # If the trust region needs no support, TRL's own head serves
         self.support_size = add_head(self.accelerator, base_model, args) if self.trust_region.needs_support else 0
         if not self.trust_region.clips:  # the trust region takes the place of the clip, whose range becomes infinite
             self.epsilon_low = self.epsilon_high = math.inf
@@ -133,27 +133,32 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         """The loss that TRL's `compute_loss` makes of per-token losses `values` `(B, C)` under `mask` `(B, C)`."""
         raise NotImplementedError
 
-    def _reference_term(
-        self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str
-    ) -> torch.Tensor | float:
-        """The reference KL in TRL's loss, if there is one, of a policy with `log p(a)` `(B, C)`."""
-        return 0.0
+    def _reference_kl(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor | None:
+        """TRL's estimate of KL(p ‖ reference) `(B, C)`, from `log p(a)` `(B, C)`; `None` if TRL's loss has none."""
+        return None
 
     def _terms_of_policy(
         self, trust_region_model: TrustRegionModel, mask: torch.Tensor, inputs: dict[str, Any], mode: str
     ) -> torch.Tensor:
-        """What is added to TRL's surrogate, a scalar: the regression of the trust region, if it has one."""
+        """What is added to TRL's surrogate, a scalar: the regression, and the unprojected policy's reference KL."""
+        terms = torch.zeros((), device=mask.device)
         regression = trust_region_model.bounded.regression
-        if regression is None or self.args.regression_coef == 0:
-            return torch.zeros((), device=mask.device)
-        return self.args.regression_coef * self._aggregate(regression, mask, inputs, mode)
+        if regression is not None and self.args.regression_coef != 0:
+            terms = terms + self.args.regression_coef * self._aggregate(regression, mask, inputs, mode)
+        kl = self._reference_kl(trust_region_model.policy_log_probs, mask, inputs)
+        if kl is not None:
+            totals = torch.stack([(kl.detach() * mask).sum(), mask.sum()])
+            totals = self.accelerator.reduce(totals, reduction="sum")
+            self._metrics_of(mode)["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
+            terms = terms + self.beta * self._aggregate(kl, mask, inputs, mode)
+        return terms
 
     # -- Rollout: keep the old policy -------------------------------------------------------------------------------
 
     def _prepare_inputs(self, *args, **kwargs):
         inputs = super()._prepare_inputs(*args, **kwargs)
         device = self.accelerator.device
-        # All of a rollout batch at once: each row keeps the whole batch in memory until it is joined
+        # The rows of a whole rollout batch are joined at once: until then, each row keeps the whole batch in memory
         join_rows((getattr(self, "_buffered_inputs", None) or [inputs]) if self.model.training else [inputs], device)
         if OLD_POLICY_KEY not in inputs:
             return inputs
@@ -196,28 +201,28 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         if purpose is Pass.LOSS:
             bounded = self._trust_region_model  # `None` if the trust region is idle
             return score(model if bounded is None else bounded.wrap(model, logits_to_keep))
-        log_probs, entropies, aux_loss = score(model)  # of a reference
+        log_probs, entropies, aux_loss = score(model)  # `Pass.REFERENCE`
         return self.recorder.equal_where_rounded(log_probs), entropies, aux_loss
 
     # -- Loss: replace the ratio's policy by the bounded one --------------------------------------------------------
 
     def compute_loss(self, model, inputs, *args, **kwargs):
         mode = "train" if self.model.training else "eval"
-        live = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C)
+        loss_mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C)
         if (old := self._old_policy_of(inputs)) is None:  # idle: π = p, with divergences and regression 0
-            self.troll_metrics[mode].add_idle(live)
+            self.troll_metrics[mode].add_idle(loss_mask)
             return super().compute_loss(model, inputs, *args, **kwargs)
         if mode not in self._arithmetic_checked:
             check_arithmetic(self, inputs, mode)
             self._arithmetic_checked.add(mode)
-        advantages = inputs["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C)
-        policy = TrustRegionModel(self._bound, *old, live, advantages)
+        advantages = inputs["advantages"].reshape(len(loss_mask), -1)  # (B, 1) or (B, C)
+        policy = TrustRegionModel(self._bound, *old, loss_mask, advantages)
         loss = self._bounded_loss(policy, model, inputs, *args, **kwargs)
-        self._count_bounded(policy, live, mode)
-        return loss + self._terms_of_policy(policy, live, inputs, mode)
+        self._count_bounded(policy, loss_mask, mode)
+        return loss + self._terms_of_policy(policy, loss_mask, inputs, mode)
 
     def _bounded_loss(self, policy: TrustRegionModel, model, inputs, *args, **kwargs) -> torch.Tensor:
-        """TRL's loss of a micro-batch, of what `policy` makes of the model."""
+        """TRL's loss of a micro-batch, with `policy` in place of the model."""
         # A reference KL in TRL's loss would be the bounded policy's; `_terms_of_policy` adds the policy's own
         beta, self.beta, self._trust_region_model = self.beta, 0.0, policy
         try:
@@ -232,9 +237,9 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         return loss
 
     def _bound(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
-        """The trust region. An engine's floor of the rest says only that it is small."""
+        """Apply the trust region. An engine's floor of the rest mass says only that this mass is small."""
         if self.args.old_policy == "engine" and self.trust_region.needs_support:
-            old = cap_tail_mass(old, policy)
+            old = cap_rest_mass(old, policy)
         return apply_trust_region(self.trust_region, policy, old, advantages)
 
     def _old_policy_of(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None] | None:
@@ -253,7 +258,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     # -- Evaluate and log -------------------------------------------------------------------------------------------
 
     def evaluation_loop(self, *args, **kwargs):
-        self.troll_metrics["eval"].pop()  # of a prediction, or of an evaluation that failed
+        self.troll_metrics["eval"].pop()  # a prediction, or an evaluation that failed, leaves some
         return super().evaluation_loop(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -269,7 +274,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         super().log(logs, start_time)
 
     def check_running_parts(self) -> None:
-        """Switch off what rests on parts of TRL that exist only in a training, and have moved."""
+        """Switch off what needs parts of TRL that exist only in a training, if they have moved."""
         self.switched_off = check_running(self, self.switched_off)
 
     def _metrics_of(self, mode: str) -> dict[str, list[float]]:
@@ -277,9 +282,9 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         return defaultdict(list) if METRICS in self.switched_off else self._metrics[mode]
 
     def _counters(self) -> dict[str, Any]:
-        """By name, what is counted between two log lines of the training, and kept in checkpoints."""
+        """What counts between two log lines of the training, by name. Checkpoints keep its counts."""
         return {"trust_region": self.troll_metrics["train"]}
 
-    def _count_bounded(self, trust_region_model: TrustRegionModel, live: torch.Tensor, mode: str) -> None:
-        """Count what the trust region did to the `live` tokens `(B, C)` of a loss."""
-        self.troll_metrics[mode].add(live, trust_region_model.bounded.counted)
+    def _count_bounded(self, trust_region_model: TrustRegionModel, loss_mask: torch.Tensor, mode: str) -> None:
+        """Count what the trust region did to the tokens `loss_mask` `(B, C)` of a loss."""
+        self.troll_metrics[mode].add(loss_mask, trust_region_model.bounded.token_stats)

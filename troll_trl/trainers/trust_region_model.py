@@ -12,16 +12,16 @@ from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput
 from troll_trl.trust_region.sparse import keep_nothing
 
 
-def snap_to_reference(log_probs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+def snap_to_reference(log_probs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """
-    `log_probs` `(B, C)`, equal to `others` `(B, C)` wherever the two differ by no more than their rounding.
+    `log_probs` `(B, C)`, equal to `reference` `(B, C)` wherever the two differ by no more than their rounding.
 
-    A reference model with the policy's weights has its log-probabilities, but scored in another pass they differ in
-    the last digits. Taken for a step away from the reference, that would be the only gradient of a batch without a
-    learning signal, and Adam would scale it up to full steps.
+    A reference model with the policy's weights has its log-probabilities, but scored in another pass they differ in the
+    last digits. If the loss took this for a step away from the reference, it would be the only gradient of a batch
+    without a learning signal, and Adam would scale it up to full steps.
     """
-    same = (log_probs - others).abs() <= ROUNDING * others.abs().clamp(min=1)
-    return torch.where(same, others, log_probs)
+    same = (log_probs - reference).abs() <= ROUNDING * reference.abs().clamp(min=1)
+    return torch.where(same, reference, log_probs)
 
 
 def apply_trust_region(
@@ -33,7 +33,7 @@ def apply_trust_region(
 
     Raises:
         TypeError: the result is no [`TrustRegionOutput`], or holds something else than tensors.
-        ValueError: a tensor has another shape than `(B, C)`, or `counted` lacks a number that the metrics read.
+        ValueError: a tensor has another shape than `(B, C)`, or `token_stats` lacks a number that the metrics read.
     """
     name = type(trust_region).__name__
     try:
@@ -47,7 +47,7 @@ def apply_trust_region(
         )
     given: dict[str, Any] = {"log_probs": bounded.log_probs}
     given |= {} if bounded.regression is None else {"regression": bounded.regression}
-    given |= {f"counted[{key!r}]": value for key, value in bounded.counted.items()}
+    given |= {f"token_stats[{key!r}]": value for key, value in bounded.token_stats.items()}
     for field, value in given.items():
         if not isinstance(value, torch.Tensor):
             raise TypeError(
@@ -60,30 +60,30 @@ def apply_trust_region(
                 f"{tuple(policy.shape[:-1])}: one number for each token."
             )
     read = {key for pair in trust_region.ratios.values() for key in pair} | {*trust_region.maxima.values()}
-    if missing := read - {"tokens"} - bounded.counted.keys():
+    if missing := read - {"tokens"} - bounded.token_stats.keys():
         raise ValueError(
-            f"`trust_region`: `counted` of {name} lacks {', '.join(map(repr, sorted(missing)))}, which its `ratios` or "
-            "`maxima` name."
+            f"`trust_region`: `token_stats` of {name} lacks {', '.join(map(repr, sorted(missing)))}, which its "
+            "`ratios` or `maxima` name."
         )
     return bounded
 
 
 def not_finite(bounded: TrustRegionOutput) -> torch.Tensor:
-    """The tokens `(B, C)`, bool, of which a trust region made a NaN or an infinity."""
-    # Of the sum, since every test of a tensor launches several kernels
+    """The tokens `(B, C)`, bool, for which a trust region gave a NaN or an infinity."""
+    # The sum is tested, since every test of a tensor launches several kernels
     total = bounded.log_probs if bounded.regression is None else bounded.log_probs + bounded.regression
     return ~total.detach().isfinite()
 
 
 class TrustRegionModel:
     """
-    Takes the place of the policy in TRL's loss of one micro-batch: evaluates the policy on the old policy's support,
-    bounds it, and keeps what the terms around TRL's surrogate need: `bounded`; `policy_log_probs` `(B, C)`,
-    `log p(a)`; and `not_finite`, the number of tokens of which the trust region made a NaN or an infinity.
+    Takes the place of the policy in TRL's loss of one micro-batch: evaluates the policy on the old policy's support and
+    bounds it. Keeps what the terms around TRL's surrogate need: `bounded`; `policy_log_probs` `(B, C)`, `log p(a)`; and
+    `not_finite`, the number of tokens for which the trust region gave a NaN or an infinity.
 
     `old` `(B, C, S)` has log-probabilities of the old policy on its support `token_ids` `(B, C, K)` and the rest; or,
-    without a support, of the sampled token, `S = 1`. `live` `(B, C)`, bool, are the tokens that the loss is over, and
-    `advantages` is `(B, 1)` or `(B, C)`.
+    without a support, of the sampled token, `S = 1`. `loss_mask` `(B, C)`, bool, has the tokens that the loss is
+    over, and `advantages` is `(B, 1)` or `(B, C)`.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class TrustRegionModel:
         trust_region: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], TrustRegionOutput],
         old: torch.Tensor,
         token_ids: torch.Tensor | None,
-        live: torch.Tensor,
+        loss_mask: torch.Tensor,
         advantages: torch.Tensor,
     ):
         self.trust_region, self.old, self.token_ids, self.advantages = trust_region, old, token_ids, advantages
-        self.dead = ~live.bool()
+        self.loss_mask = loss_mask.bool()
 
     def wrap(self, model, completion_length: int):
         """A callable in place of `model` whose `log_probs` are what the trust region makes of the policy."""
@@ -113,16 +113,16 @@ class TrustRegionModel:
                     "outputs. The trust region would take their rounding for steps of the policy. Make the wrapper "
                     "keep the dtype."
                 )
-            # What takes no part in the loss enters no exp. Nor does NaN, which `project` would refuse, on one rank
-            # while the others wait: the guard has counted it, and the update will be skipped.
-            dead = self.dead | self.old.isnan().any(-1) | policy.detach().isnan().any(-1)
-            self.policy_log_probs = output.log_probs[:, -completion_length:].masked_fill(dead, 0.0)  # (B, C)
-            policy, old = keep_nothing(policy, dead), keep_nothing(self.old, dead)
+            # A token that takes no part in the loss must not enter an exp, nor must a NaN: `project` would refuse it on
+            # one rank while the others wait. The guard has counted the NaN, and skips the update.
+            ignored = ~self.loss_mask | self.old.isnan().any(-1) | policy.detach().isnan().any(-1)
+            self.policy_log_probs = output.log_probs[:, -completion_length:].masked_fill(ignored, 0.0)  # (B, C)
+            policy, old = keep_nothing(policy, ignored), keep_nothing(self.old, ignored)
             bounded = self.trust_region(policy, old, self.advantages)
-            # Dead positions have all their mass in the rest, and −∞ for a sampled token: −∞ − (−∞) is NaN
-            sampled, regression = bounded.log_probs.masked_fill(dead, 0.0), bounded.regression
+            # Ignored positions have all their mass in the rest, and −∞ for a sampled token: −∞ − (−∞) is NaN
+            sampled, regression = bounded.log_probs.masked_fill(ignored, 0.0), bounded.regression
             if regression is not None:
-                regression = regression.masked_fill(dead, 0.0)
+                regression = regression.masked_fill(ignored, 0.0)
             self.bounded = replace(bounded, log_probs=sampled, regression=regression)
             given = (policy.detach()[..., 0] + old[..., 0]).isfinite()
             self.not_finite = (given & not_finite(self.bounded)).sum()

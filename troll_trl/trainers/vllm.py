@@ -1,4 +1,4 @@
-"""Around vLLM: sampling options, and messages for no server, a lost one, and an engine that breaks the model."""
+"""Checks of vLLM's sampling options, and messages for no server, a lost one, and an engine that breaks the model."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,7 +19,7 @@ _CHANGES_THE_DISTRIBUTION: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"), (None, {}, [])),
     **dict.fromkeys(("vllm_structured_outputs_regex", "logits_processors"), (None, [])),
 }
-# Of `generation_kwargs`: what else is known to leave the distribution as it is. vLLM has many that do not.
+# Further `generation_kwargs` that are known to leave the distribution as it is. vLLM has many that do not.
 _LEAVES_THE_DISTRIBUTION = {
     *("temperature", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output"),
     *("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "flat_logprobs", "truncate_prompt_tokens"),
@@ -36,11 +36,11 @@ def check_sampling(
 
     Args:
         options (`Mapping[str, Any]`):
-            A config's, by name. Those in `generation_kwargs` take precedence, as in TRL's requests.
+            The options of a config, by name. Those in `generation_kwargs` take precedence, as in TRL's requests.
         engine_is_old_policy (`bool`):
             Whether the trust region is around what the engine reports.
         requests (`Mapping[str, Any]`, *optional*):
-            What a rollout worker of one's own sends, among other things.
+            The options of the requests that a user's rollout worker sends, among other things.
     """
     options = {**options, "min_p": options.get("min_p") or 0.0}  # as TRL's synchronous trainers send it
     own = options.get("generation_kwargs") or {}

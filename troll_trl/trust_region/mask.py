@@ -7,8 +7,8 @@ With policy `p`, old policy `q`, sampled token `a`, ratio `r = p(a)/q(a)` and ad
 
 where `M = 0` if the divergence of `p` from `q` exceeds its bound and the token has moved with its advantage (`A > 0`
 and `r > 1`, or `A < 0` and `r < 1`), else 1. A surrogate with an open clip range has the gradient `r·A·∇log p(a)`. In
-place of `log p(a)` it is given `s + w·(log p(a) − s)`, with `s = stopgrad log p(a)` and a constant weight `w`: it keeps
-its value and has `w` times the gradient. Hence `w = M·min(1, C/r)`.
+place of `log p(a)`, this module gives it `s + w·(log p(a) − s)`, with `s = stopgrad log p(a)` and a constant weight
+`w`. This has the same value and `w` times the gradient. Hence `w = M·min(1, C/r)`.
 """
 
 import math
@@ -35,7 +35,7 @@ def binary_tv(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
 def binary_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """KL(q‖p) of (a, not a), in nats, from the sampled token alone."""
-    # Rounding gives 0 and above, where 1 − q has no logarithm
+    # Rounding can make a log-probability 0 or more. 1 − q would then have no logarithm
     log_p, log_q = (x[..., 0].clamp(max=-torch.finfo(x.dtype).eps / 2) for x in (policy, old))
     log_other_p, log_other_q = (-torch.expm1(log_p)).log(), (-torch.expm1(log_q)).log()
     sampled = torch.where(log_q > -math.inf, log_q.exp() * (log_q - log_p), 0.0)
@@ -43,14 +43,15 @@ def binary_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
 
 def topk_tv(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """`½ Σ |p − q|` over the kept tokens and the rest: below the full one by at most the smaller mass of the rest."""
+    """`½ Σ |p − q|` over the kept tokens and the rest. The full total variation exceeds it by at most the smaller rest
+    mass."""
     return 0.5 * (policy.exp() - old.exp()).abs().sum(-1)
 
 
 def topk_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """KL(q‖p) over the kept tokens and the rest, in nats: at most the full one."""
-    # A policy's rest, a log-sum-exp, is −∞ only if the support is the whole vocabulary. What an engine's old policy has
-    # there is rounding, and not mass that the policy has lost.
+    """KL(q‖p) over the kept tokens and the rest, in nats. It is at most the full KL."""
+    # A policy's rest, a log-sum-exp, is −∞ only if the support is the whole vocabulary. If an engine's old policy then
+    # has mass there, it is rounding: the policy has not lost it.
     empty = policy == -math.inf
     empty[..., :-1] = False
     return kl_divergence(old.masked_fill(empty, -math.inf), policy)
@@ -61,7 +62,7 @@ DIVERGENCES = {divergence.__name__: divergence for divergence in (binary_tv, bin
 
 def checked_bound(divergence_type: str, divergence_bound: float | None = None) -> float:
     """The bound, by default the paper's 0.15 or 0.05 nats. A `ValueError` names a type or a bound out of range."""
-    if divergence_type not in [*DIVERGENCES]:  # a list, since YAML may hold what a dictionary cannot look up
+    if divergence_type not in [*DIVERGENCES]:  # a list: what YAML holds may have no hash
         raise ValueError(f"`divergence_type` must be one of {', '.join(DIVERGENCES)}, got {divergence_type!r}.")
     is_tv = divergence_type.endswith("_tv")
     bound = (0.15 if is_tv else 0.05) if divergence_bound is None else divergence_bound
@@ -92,9 +93,10 @@ def mask_weight(
         divergence_type (`str`):
             A key of `DIVERGENCES`.
         divergence_bound (`float`):
-            Largest divergence of a token that keeps its gradient whichever way it has moved.
+            A token whose divergence is at most this keeps its gradient, whichever way it has moved.
         ratio_cap (`float`, *optional*):
-            Largest ratio C ≥ 1 by which a gradient is scaled; no limit by default. It sets no gradient to zero.
+            Largest ratio C ≥ 1 by which a gradient is scaled; by default there is no limit. The cap sets no gradient to
+            zero.
 
     Returns:
         [`MaskWeight`]: `weight`, `divergence` and `masked`, all `(...)`.
@@ -105,10 +107,10 @@ def mask_weight(
     divergence_bound = checked_bound(divergence_type, divergence_bound)
     log_ratio = policy[..., 0] - old[..., 0]
     divergence = DIVERGENCES[divergence_type](policy, old)
-    masked = (divergence > divergence_bound) & (log_ratio * advantages.sign() > 0)  # and moved with its advantage
+    masked = (divergence > divergence_bound) & (log_ratio * advantages.sign() > 0)  # it moved with its advantage
     weight = torch.ones_like(log_ratio)
     if ratio_cap is not None:
-        weight = (math.log(ratio_cap) - log_ratio).exp().clamp(max=1.0)  # no overflow of the ratio makes it 0
+        weight = (math.log(ratio_cap) - log_ratio).exp().clamp(max=1.0)  # an overflowing ratio would make it 0
     return MaskWeight(weight.masked_fill(masked, 0.0), divergence, masked)
 
 

@@ -5,7 +5,7 @@ With policy `p`, old policy `q`, and `π` the projection of `p` onto the ball KL
 
     R = KL(p ‖ stopgrad π)  if KL(p‖q) > ε, else 0
 
-on the kept tokens and the rest, or on two outcomes, the sampled token `a` and all others. With ε = 0 the ball is the
+on the kept tokens and the rest, or on two outcomes, the sampled token `a` and the rest. With ε = 0 the ball is the
 old policy, so the penalty is KL(p‖q) everywhere: the fixed penalty of PPO (arXiv 1707.06347, section 4), in the other
 direction.
 
@@ -22,10 +22,10 @@ import torch
 from troll_trl.fields import is_number
 from troll_trl.trust_region.projection import kl_divergence, project
 
-# Largest difference, for each unit of a log-probability, that two float32 evaluations of the same weights make in a
-# log-sum-exp over a vocabulary: some 2⁻²⁰ is seen.
+# Two float32 evaluations of the same weights, each with a log-sum-exp over a vocabulary, differ by at most this share
+# of a log-probability. Measured differences are some 2⁻²⁰.
 ROUNDING = 2**-17
-_LOG_OF_ALMOST_ONE = -(2.0**-23)  # rounding gives 0 and above, where 1 − p has no logarithm
+_LOG_OF_ALMOST_ONE = -(2.0**-23)  # rounding can give 0 or more, and 1 − p no logarithm
 
 
 class Penalty(NamedTuple):
@@ -40,8 +40,8 @@ def binary_log_probs(log_probs: torch.Tensor) -> torch.Tensor:
     """`log p(a)` and `log (1 − p(a))` `(..., 2)`, from `log p(a)` `(...)`, by log1mexp."""
     log_p = log_probs.clamp(max=_LOG_OF_ALMOST_ONE)
     near_one = log_p > -math.log(2)
-    log_others = torch.where(near_one, (-torch.expm1(log_p)).log(), torch.log1p(-log_p.exp()))
-    return torch.stack([log_p, log_others], -1)
+    log_rest = torch.where(near_one, (-torch.expm1(log_p)).log(), torch.log1p(-log_p.exp()))
+    return torch.stack([log_p, log_rest], -1)
 
 
 def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Penalty:
@@ -53,8 +53,8 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
             Log-probabilities of the policy and of the old policy, the sampled token in slot 0: on the kept tokens and
             the rest, or `S = 1` for the penalty on two outcomes.
         kl_bound (`float`):
-            Radius ε ≥ 0 of the ball, in nats. At 0 every token has a penalty whose policy has moved by more than
-            rounding.
+            Radius ε ≥ 0 of the ball, in nats. At 0, every token whose policy has moved by more than rounding has a
+            penalty.
 
     Returns:
         [`Penalty`]: `regression`, `policy_kl` and `outside`, all `(...)`. Only `regression` carries a gradient, to
@@ -63,7 +63,7 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
     Raises:
         ValueError: `kl_bound` negative or NaN, and what [`~troll_trl.project`] refuses.
     """
-    if not (is_number(kl_bound) and kl_bound >= 0):  # also catches NaN
+    if not (is_number(kl_bound) and kl_bound >= 0):  # NaN fails this, too
         raise ValueError(f"`kl_bound` must be at least 0, got {kl_bound!r}.")
     binary = policy.shape[-1] == 1
     fixed = policy.detach()
@@ -77,12 +77,12 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
         projection = project(p, q, kl_bound)
         target, policy_kl, outside = projection.log_probs, projection.policy_kl, projection.eta > 0
     if binary:
-        log_ratios = p - target  # (..., 2), of the sampled token and of all others
+        log_ratios = p - target  # (..., 2), of the sampled token and of the rest
         slope = p[..., 0].exp() * (log_ratios[..., 0] - log_ratios[..., 1])
         slope = slope.masked_fill(p[..., 0] == -math.inf, 0.0)  # 0·log 0 = 0
         change = (policy[..., 0] - fixed[..., 0]).masked_fill(fixed[..., 0] == -math.inf, 0.0)
         regression = kl_divergence(p, target) + slope * change
     else:
         regression = kl_divergence(policy, target)
-    # Inside the ball π is p, and the term is 0. Computed, its gradient would be rounding
+    # Inside the ball π is p, and the term is 0. If it were computed, its gradient would be rounding
     return Penalty(regression.masked_fill(~outside, 0.0), policy_kl, outside)

@@ -28,7 +28,7 @@ from troll_trl.kernels.projection import (
     ZERO_POLICY_LOG_RATIO,
 )
 
-# Rows that torch takes to float64 at a time: 2 MiB a tensor at K = 64, of which it holds about ten
+# Torch takes this number of rows to float64 at a time: about ten tensors of 2 MiB at K = 64
 _FLOAT64_ROWS = 4096
 _Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # log π `(N, S)`; t, KL(p‖q) and KL(π‖q) `(N,)`
 
@@ -41,7 +41,7 @@ class Projection(NamedTuple):
         log_probs (`torch.Tensor` of shape `(..., S)`):
             Log-probabilities of the projected policy π, in the dtype of the inputs.
         eta (`torch.Tensor` of shape `(...)`):
-            Multiplier η ≥ 0 of the bound; 0 where the policy is inside it.
+            Multiplier η ≥ 0 of the bound; 0 if the policy is inside it.
         policy_kl (`torch.Tensor` of shape `(...)`):
             KL(p‖q) of the policy before the projection, in nats.
         kl (`torch.Tensor` of shape `(...)`):
@@ -59,9 +59,9 @@ def project(policy_log_probs: torch.Tensor, old_log_probs: torch.Tensor, kl_boun
     Project every row of the policy onto the KL trust region of its old policy (TROLL, arXiv 2510.03817, section 3).
 
     Rows inside the bound are returned bit for bit; the others are solved in float64 whatever the input dtype. The
-    gradient with respect to `policy_log_probs` goes through the multiplier η; `old_log_probs` gets none. A slot with
-    −∞ in both policies is unused and contributes nothing anywhere. Where only the old policy is zero, so is π, and the
-    bound holds for the policy restricted to the old policy's support.
+    gradient with respect to `policy_log_probs` goes through the multiplier η; `old_log_probs` gets none. A slot with −∞
+    in both policies is unused and contributes nothing anywhere. Where only the old policy is zero, π is zero, too. The
+    bound then holds for the policy restricted to the old policy's support.
 
     Args:
         policy_log_probs (`torch.Tensor` of shape `(..., S)`, float32 or float64):
@@ -72,15 +72,16 @@ def project(policy_log_probs: torch.Tensor, old_log_probs: torch.Tensor, kl_boun
             Bound ε on KL(π‖q), in nats. Positive; `inf` switches the projection off.
 
     Returns:
-        [`Projection`]: log-probabilities `(..., S)`, and η, KL before and KL after `(...)`. Where the bound is active,
-        `|KL(π‖q) − ε| ≤ 1e-3·ε`; in float32 for ε from about 1e-4 up, below which the inputs' own rounding exceeds it.
+        [`Projection`]: log-probabilities `(..., S)`, and η, KL before and KL after `(...)`. If the bound is active,
+        `|KL(π‖q) − ε| ≤ 1e-3·ε`. In float32 this holds for ε from about 1e-4 up; below, the rounding of the inputs is
+        larger.
 
     Raises:
-        ValueError: `kl_bound` not positive or NaN; shapes or dtypes that differ; a dtype other than the two; NaN in
-            the log-probabilities. (The Triton kernel, which nothing waits for, returns NaN for a row with NaN.)
+        ValueError: `kl_bound` not positive or NaN; shapes or dtypes that differ; a dtype other than the two; NaN in the
+            log-probabilities. (The Triton kernel does not wait for the device, and returns NaN for a row with NaN.)
     """
     kl_bound = float(kl_bound)
-    if not kl_bound > 0:  # also catches NaN
+    if not kl_bound > 0:  # NaN fails this, too
         raise ValueError(f"`kl_bound` must be positive, got {kl_bound}.")
     shape = policy_log_probs.shape
     if shape != old_log_probs.shape or len(shape) == 0 or shape[-1] == 0:
@@ -138,7 +139,7 @@ def project_rows(log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float) -> _
 
 
 def _project_chunk(flat_p: torch.Tensor, flat_q: torch.Tensor, kl_bound: float) -> _Rows:
-    """As [`project_rows`], of so few rows that all may be float64 at once."""
+    """[`project_rows`] of at most `_FLOAT64_ROWS` rows."""
     policy_kl = kl_divergence(flat_p.double(), flat_q.double())  # (N,)
     outside = (~(policy_kl <= kl_bound)).nonzero().squeeze(-1)  # (M,) rows; M is small against N in training
 
@@ -170,7 +171,8 @@ def solve(
     d = _log_ratio(log_p, log_q)
     t = torch.ones_like(d[:, 0])
     log_pi, kl, variance = _evaluate(t, d, log_q)
-    # A policy that only leaves the old policy's support has its mass there dropped; inside the bound it ends here.
+    # `_evaluate` drops the policy's mass outside of the old policy's support. A row that is then inside the bound is
+    # done.
     done = ~(kl > kl_bound)
     evaluations = torch.ones_like(t, dtype=torch.int64)
 
@@ -190,16 +192,17 @@ def solve(
         low = torch.where(above | done, low, t)
         root = (2 * kl).clamp(min=0).sqrt()  # sqrt(2 f); its derivative is f′/sqrt(2 f) = t·σ²/sqrt(2 f)
         step = t + (target - root) * root / (t * variance)
-        # Towards 0 the bracket shrinks by factors, as the root's magnitude is what is unknown there
+        # Near 0 the magnitude of the root is unknown, so the bracket shrinks by a factor
         middle = torch.where(low > 0, (low + high) / 2, high / 16)
-        # Between a plateau and a cliff, Newton's steps shrink the bracket by little from either side: halve it, too
+        # Between a plateau and a cliff, Newton's steps shrink the bracket only a little. After 20 of them, every other
+        # step halves it
         newton = number < NEWTON_EVALUATIONS or number % 2 == 0
         step = torch.where((step > low) & (step < high) & newton, step, middle)
         converged = (kl - kl_bound).abs() <= relative_tolerance * kl_bound
         done = done | converged | ((step - t).abs() <= 1e-15 * t)
         t = torch.where(done, t, step)
 
-    # Where the policy is zero so is π, unless the bound is out of reach without that token
+    # π is zero where the policy is, unless the bound is out of reach without that token
     return t, log_pi.masked_fill((log_p == -math.inf) & (log_pi < EXP_UNDERFLOW), -math.inf), kl, evaluations
 
 
@@ -225,9 +228,9 @@ def _evaluate(t: torch.Tensor, d: torch.Tensor, log_q: torch.Tensor) -> tuple[to
 def project_rows_backward(
     grad: torch.Tensor, log_p: torch.Tensor, log_q: torch.Tensor, log_pi: torch.Tensor, t: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of [`_Project.backward`] for `log_p` `(N, S)`, by torch, from that for `log_pi` `(N, S)`; `t` is
-    `(N,)`."""
-    # No slot without policy or projected mass takes part, whatever arrives there
+    """Torch's version of the gradient in [`_Project.backward`], for `log_p` `(N, S)`. `grad` is the gradient for
+    `log_pi` `(N, S)`, and `t` is `(N,)`."""
+    # A slot without policy mass or projected mass takes no part, whatever gradient arrives there
     g = grad.masked_fill((log_pi == -math.inf) | (log_p == -math.inf), 0.0)
     grad = g - g.sum(-1, keepdim=True) * log_pi.exp()
 
@@ -243,9 +246,9 @@ def project_rows_backward(
 
 
 def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """KL(p‖q) `(...)` of categorical distributions in nats, from normalised log-probabilities `(..., S)`, of which some
-    may be −∞. Differentiable in both, with `0·log 0 = 0`, and `inf` where `q = 0 < p`."""
+    """KL(p‖q) `(...)` of categorical distributions, in nats, from normalised log-probabilities `(..., S)`, −∞ allowed.
+    It is differentiable in both. `0·log 0` is 0, and the KL is `inf` if `q = 0 < p` anywhere."""
     empty = log_p == -math.inf
-    log_p = log_p.masked_fill(empty, 0.0)  # before the difference: −∞ − −∞ is NaN, and so would its gradient be
+    log_p = log_p.masked_fill(empty, 0.0)  # −∞ − (−∞) would be NaN, and so would its gradient
     log_ratio = log_p - log_q.masked_fill(empty, 0.0)
     return (log_p.exp() * log_ratio).masked_fill(empty, 0.0).sum(-1)

@@ -1,4 +1,4 @@
-"""RaggedDistribution: sparse distributions without their unused slots and masked positions, to be kept between uses."""
+"""RaggedDistribution: sparse distributions without their unused slots and masked positions, to store them."""
 
 import math
 from collections.abc import Sequence
@@ -13,18 +13,19 @@ from troll_trl.trust_region.sparse import UNUSED, SparseDistribution
 @dataclass
 class RaggedDistribution:
     """
-    The live positions of [`SparseDistribution`]s and their used slots: 8·k + 8 bytes for a position with k kept tokens.
+    The positions of [`SparseDistribution`]s that keep tokens, and their used slots. A position with k kept tokens takes
+    8·k + 8 bytes.
 
-    The numbers of a row follow those of the row before it. Masked positions between live ones count 0 tokens and take 8
-    bytes; those behind the last live one take none.
+    The numbers of a row follow the numbers of the row before it. A masked position, which keeps no token, takes 8
+    bytes. Masked positions after a row's last kept token take none.
 
     Attributes:
         lengths (`torch.Tensor` of shape `(B,)`, int32):
-            Positions of each row, up to its last live one.
+            Positions of each row, up to its last one that keeps a token.
         counts (`torch.Tensor` of shape `(P,)`, int32):
             Kept tokens of each of these `P = Σ lengths` positions.
         rest (`torch.Tensor` of shape `(P,)`, float32):
-            Log-probability of all other tokens together.
+            Log-probability of the rest.
         token_ids (`torch.Tensor` of shape `(S,)`, int32):
             The `S = Σ counts` kept tokens.
         log_probs (`torch.Tensor` of shape `(S,)`, float32):
@@ -43,8 +44,8 @@ class RaggedDistribution:
     @staticmethod
     def pack(dense: SparseDistribution) -> "RaggedDistribution":
         """
-        The positions of a dense distribution that keep a token, on its device, as wide as the widest of them. Waits for
-        the device.
+        Pack the positions of a dense distribution that keep a token, on its device. The width is the widest position's.
+        Waits for the device.
 
         Args:
             dense ([`SparseDistribution`] of `(B, T, K)` tokens):
@@ -55,7 +56,7 @@ class RaggedDistribution:
         steps = torch.arange(1, counts.shape[1] + 1, device=counts.device, dtype=torch.int32)
         lengths = pad(torch.where(counts > 0, steps, 0), (1, 0)).amax(1)
         rest = dense.log_probs[..., -1].masked_fill(counts == 0, 0.0)
-        # Indices, asked for once: every boolean index would wait for the device
+        # Each `nonzero` waits for the device once; a boolean index would wait for every tensor
         inside = (steps <= lengths.unsqueeze(1)).nonzero(as_tuple=True)
         slots = used.nonzero(as_tuple=True)
         return RaggedDistribution(
@@ -69,27 +70,27 @@ class RaggedDistribution:
 
     @staticmethod
     def concatenate(parts: Sequence["RaggedDistribution"]) -> "RaggedDistribution":
-        """The rows of all parts, one after the other, as wide as the widest part."""
+        """The rows of all parts, one after the other, with the width of the widest part."""
         tensors = {name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors}
         return RaggedDistribution(**tensors, width=max(part.width for part in parts))
 
-    def keep(self, live: torch.Tensor) -> "RaggedDistribution":
-        """Without the tokens of all positions where `live` `(B, T)`, bool, is false; as wide as before. Waits for the
+    def keep(self, mask: torch.Tensor) -> "RaggedDistribution":
+        """Drop the tokens of all positions where `mask` `(B, T)`, bool, is false; the width stays. Waits for the
         device."""
-        inside = torch.arange(live.shape[1], device=live.device) < self.lengths.unsqueeze(1)
-        live = live[inside]  # (P,)
-        kept = live.repeat_interleave(self.counts)  # (S,)
+        inside = torch.arange(mask.shape[1], device=mask.device) < self.lengths.unsqueeze(1)
+        mask = mask[inside]  # (P,)
+        kept = mask.repeat_interleave(self.counts)  # (S,)
         return RaggedDistribution(
             self.lengths,
-            self.counts * live,
-            self.rest.masked_fill(~live, 0.0),
+            self.counts * mask,
+            self.rest.masked_fill(~mask, 0.0),
             self.token_ids[kept],
             self.log_probs[kept],
             self.width,
         )
 
     def rows(self) -> list["RaggedDistribution"]:
-        """Each row by itself, as wide as all of them: views. Waits for the device."""
+        """Each row by itself, as a view with the width of all. Waits for the device."""
         lengths = self.lengths.tolist()
         counts, rest = self.counts.split(lengths), self.rest.split(lengths)
         kept = [int(row.sum()) for row in counts]
@@ -103,11 +104,11 @@ class RaggedDistribution:
 
         Args:
             sampled_ids (`torch.Tensor` of shape `(B, T)`, integer):
-                The sampled tokens, which slot 0 has also where nothing is kept, as the sparse head asks; −1 for none.
+                The sampled tokens; −1 for none. The sparse head needs them in slot 0, also at positions that keep
+                nothing.
 
         Returns:
-            [`SparseDistribution`] of `(B, T, K)` tokens. Where a position was kept, it is the one that was packed, bit
-            for bit.
+            [`SparseDistribution`] of `(B, T, K)` tokens. A position that was kept equals the packed one, bit for bit.
         """
         shape = sampled_ids.shape
         positions = _places(self.lengths, shape[1]).flatten()  # (B·T,)
@@ -122,12 +123,12 @@ class RaggedDistribution:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All that it holds, by attribute."""
+        """The tensors, by attribute."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "width"}
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """The bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "RaggedDistribution":
@@ -144,8 +145,8 @@ class RaggedDistribution:
 
 
 def _places(counts: torch.Tensor, width: int) -> torch.Tensor:
-    """Where the numbers of each of n runs lie in the array of all of them, counted from 1: `(n, width)` int32, with 0
-    behind the end of a run."""
+    """The places `(n, width)` int32, counted from 1, of the numbers of n runs in the array of all runs; 0 after the end
+    of a run."""
     steps = torch.arange(width, device=counts.device, dtype=torch.int32)
     first = counts.cumsum(0, dtype=torch.int32) - counts + 1
     return torch.where(steps < counts.unsqueeze(1), first.unsqueeze(1) + steps, 0)

@@ -27,20 +27,20 @@ _OF_SUPPORT = {
 @dataclass
 class TrustRegionOutput:
     """
-    What a trust region makes of the policy of one micro-batch.
+    What a trust region makes of the policy in one micro-batch.
 
     Attributes:
         log_probs (`torch.Tensor` of shape `(B, C)`):
             Replaces `log p(a)` in TRL's surrogate, whose clip range is infinite unless the trust region `clips`.
         regression (`torch.Tensor` of shape `(B, C)`, *optional*):
             A term of each token's loss, aggregated like the surrogate.
-        counted (`dict[str, torch.Tensor]`):
-            Numbers `(B, C)` of each token, for the metrics.
+        token_stats (`dict[str, torch.Tensor]`):
+            Numbers `(B, C)` of each token, by name, for the metrics.
     """
 
     log_probs: torch.Tensor
     regression: torch.Tensor | None = None
-    counted: dict[str, torch.Tensor] = field(default_factory=dict)
+    token_stats: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class TrustRegion:
@@ -55,16 +55,16 @@ class TrustRegion:
 
     needs_support = True
     clips = False  # whether TRL's clip stays, with the range `epsilon` and `epsilon_high`
-    # Metrics that are the sum of one counted number over that of another; "tokens" counts 1 for every token
+    # Metrics that divide the sum of one of the `token_stats` by the sum of another; "tokens" is 1 for every token
     ratios: Mapping[str, tuple[str, str]] = {}
-    # Metrics that are the largest of a counted number, which must not be negative
+    # Metrics that are the largest value of one of the `token_stats`, which must not be negative
     maxima: Mapping[str, str] = {}
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         raise NotImplementedError
 
     def describe(self) -> str:
-        """For the line that a run prints at its start."""
+        """The text for the line that a run prints at its start."""
         return type(self).__name__
 
 
@@ -87,10 +87,10 @@ class ProjectionTrustRegion(TrustRegion):
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         projection = project(policy, old, self.kl_bound)
-        # Inside the bound π is p, and the term is 0. Computed, its gradient p·(1 − Σp) is only the rounding of Σp,
-        # which Adam scales up to full steps where there is no other gradient.
+        # Inside the bound π is p, and the term is 0. If it were computed, its gradient p·(1 − Σp) would be the rounding
+        # of Σp. Without another gradient, Adam would scale this up to full steps.
         regression = kl_divergence(policy, projection.log_probs.detach()).masked_fill(projection.eta == 0, 0.0)
-        counted = {
+        token_stats = {
             "projected": projection.eta > 0,
             "policy_kl": projection.policy_kl,
             "kl": projection.kl,
@@ -98,7 +98,7 @@ class ProjectionTrustRegion(TrustRegion):
             "regression": regression.detach(),
             **_of_support(old),
         }
-        return TrustRegionOutput(projection.log_probs[..., 0], regression, counted)
+        return TrustRegionOutput(projection.log_probs[..., 0], regression, token_stats)
 
     def describe(self) -> str:
         return f"KL bound {self.kl_bound:g}"
@@ -127,7 +127,7 @@ class MaskTrustRegion(TrustRegion):
             policy, old, advantages, self.divergence_type, self.divergence_bound, self.ratio_cap
         )
         positive, negative = (sign.expand_as(masked) for sign in (advantages > 0, advantages < 0))
-        counted = {
+        token_stats = {
             "masked": masked,
             "positive": positive,
             "negative": negative,
@@ -136,9 +136,9 @@ class MaskTrustRegion(TrustRegion):
             "divergence": divergence,
             **(_of_support(old) if self.needs_support else {}),
         }
-        # The value of a masked token has no gradient, and is the old policy's: a ratio that overflows would make it NaN
+        # A masked token has no gradient, and the old policy's value: a ratio that overflows would make it NaN
         log_probs = torch.where(masked, old[..., 0], scale_gradient(policy[..., 0], weight))
-        return TrustRegionOutput(log_probs, counted=counted)
+        return TrustRegionOutput(log_probs, token_stats=token_stats)
 
     def describe(self) -> str:
         cap = "" if self.ratio_cap is None else f", ratios capped at {self.ratio_cap:g}"
@@ -148,7 +148,7 @@ class MaskTrustRegion(TrustRegion):
 class PenaltyTrustRegion(TrustRegion):
     """
     TRL's clip, and TROLL's regression for tokens outside of a KL ball of radius `kl_bound` ≥ 0, in nats. The surrogate
-    reads the policy itself. If `binary`, the ball is one of two outcomes, the sampled token and all others, so no
+    reads the policy itself. If `binary`, the ball is one of two outcomes, the sampled token and the rest, so no
     support is kept. [`~troll_trl.trust_region.penalty.kl_penalty`] has the mathematics.
     """
 
@@ -166,13 +166,13 @@ class PenaltyTrustRegion(TrustRegion):
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         regression, policy_kl, outside = kl_penalty(policy, old, self.kl_bound)
-        counted = {
+        token_stats = {
             "penalized": outside,
             "policy_kl": policy_kl,
             "regression": regression.detach(),
             **(_of_support(old) if self.needs_support else {}),
         }
-        return TrustRegionOutput(policy[..., 0], regression, counted)
+        return TrustRegionOutput(policy[..., 0], regression, token_stats)
 
     def describe(self) -> str:
         return f"clip, and a penalty beyond a {'' if self.needs_support else 'binary '}KL of {self.kl_bound:g}"
@@ -180,9 +180,9 @@ class PenaltyTrustRegion(TrustRegion):
 
 def load_trust_region(path: str, config: Any) -> TrustRegion:
     """
-    The trust region that a dotted import path names, itself or as a class or function that makes it. This is called
-    with the `config` of the trainer if it needs an argument, else without one. A `ValueError` names the option and says
-    what is wrong with the path, or what the module, the class or the function raised.
+    The trust region that a dotted import path names. The path may also name a class or function that makes one. It is
+    called with the `config` of the trainer if it needs an argument, else without one. A `ValueError` names the option
+    and says what is wrong with the path, or what the module, the class or the function raised.
     """
     try:
         maker = imported(path)
@@ -215,9 +215,9 @@ def _check_methods(trust_region: TrustRegion) -> None:
         raise TypeError(f"`describe` must return a text, got {said!r}")
     for name, pair in trust_region.ratios.items():
         if isinstance(pair, str) or len(pair) != 2:
-            raise TypeError(f"`ratios[{name!r}]` must be a pair of names in `counted`, got {pair!r}")
+            raise TypeError(f"`ratios[{name!r}]` must be a pair of names in `token_stats`, got {pair!r}")
 
 
 def _of_support(old: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Tokens kept and mass of the rest, of old log-probabilities `(B, C, K + 1)`."""
+    """The number of kept tokens and the mass of the rest, from old log-probabilities `(B, C, K + 1)`."""
     return {"support_size": (old[..., :-1] > -math.inf).sum(-1), "rest_mass": old[..., -1].exp()}

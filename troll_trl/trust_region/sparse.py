@@ -23,8 +23,7 @@ class SparseDistribution:
         token_ids (`torch.Tensor` of shape `(..., K)`, int32):
             Kept tokens: the sampled one in slot 0, the others by descending old probability; −1 in an unused slot.
         log_probs (`torch.Tensor` of shape `(..., K + 1)`, float32):
-            Log-probability of every kept token, and of all other tokens together in the last slot. `-inf` in an unused
-            slot.
+            Log-probability of every kept token, and of the rest in the last slot; −∞ in an unused slot.
     """
 
     token_ids: torch.Tensor
@@ -45,7 +44,7 @@ class SparseDistribution:
             `torch.Tensor` of shape `(..., K + 1)`, float32 (float64 for float64 logits).
 
         Raises:
-            ValueError: non-finite logits, shapes that do not match, a token id outside of −1…V−1.
+            ValueError: non-finite logits, shapes that do not match, or a token id outside of −1…V−1.
         """
         _check_logits(logits)
         if token_ids.shape[:-1] != logits.shape[:-1]:
@@ -63,12 +62,12 @@ class SparseDistribution:
         is_kept = torch.zeros(*logits.shape[:-1], vocabulary + 1, dtype=torch.bool, device=logits.device)
         is_kept.scatter_(-1, torch.where(used, token_ids, vocabulary), True)
         is_kept = is_kept[..., :vocabulary]  # (..., V)
-        # Summed over the rest, never as 1 − Σ kept, which cancels. The log-sum-exp of an empty rest has a NaN gradient.
+        # The rest is a sum, and never 1 − Σ kept, which cancels. The log-sum-exp of an empty rest has a NaN gradient.
         rest_is_empty = is_kept.all(-1, keepdim=True)
         rest = logits.masked_fill(is_kept & ~rest_is_empty, -math.inf).logsumexp(-1, keepdim=True)
         rest = rest.masked_fill(rest_is_empty, -math.inf)
         log_probs = torch.log_softmax(torch.cat([kept_logits, rest], -1), -1)
-        # Whatever gradient arrives at an outcome without mass stays there
+        # The gradient of an outcome without mass stops here
         return log_probs.masked_fill(log_probs == -math.inf, -math.inf)
 
     @property
@@ -98,13 +97,13 @@ def sparsify(
         support_size (`int`, *optional*, defaults to `64`):
             Largest number K of kept tokens.
         tail_mass (`float`, *optional*, defaults to `1e-5`):
-            Mass δ that may be left to the rest.
+            Mass δ that the rest may have.
 
     Returns:
         [`SparseDistribution`] with `token_ids` `(..., K)` and `log_probs` `(..., K + 1)`.
 
     Raises:
-        ValueError: `support_size` outside of 1…V, `tail_mass` outside of [0, 1), non-finite logits, sampled ids
+        ValueError: `support_size` outside of 1…V, `tail_mass` outside of [0, 1), non-finite logits, or sampled ids
             outside of the vocabulary or of another shape than the positions.
     """
     vocabulary = logits.shape[-1]
@@ -130,7 +129,7 @@ def sparsify(
 def nothing_kept(slots: int, device: torch.device) -> torch.Tensor:
     """Log-probabilities `(slots,)` float32 of a distribution that keeps no token: all mass is in the rest, the last."""
     log_probs = torch.full((slots,), -math.inf, device=device)
-    log_probs[-1:] = 0.0  # a slice is filled; for an element PyTorch copies a number from the host, and waits
+    log_probs[-1:] = 0.0  # a slice: for an element, PyTorch would copy a number from the host, and wait
     return log_probs
 
 
@@ -145,7 +144,7 @@ def check_support_options(support_size: int, tail_mass: float, vocabulary: int |
     if not whole or support_size < 1 or (vocabulary is not None and support_size > vocabulary):
         limit = "of at least 1" if vocabulary is None else f"in 1…{vocabulary} (the vocabulary)"
         raise ValueError(f"`support_size` must be a whole number {limit}, got {support_size}.")
-    if not 0 <= tail_mass < 1:  # also catches NaN
+    if not 0 <= tail_mass < 1:  # NaN fails this, too
         raise ValueError(f"`tail_mass` must be in [0, 1), got {tail_mass}.")
 
 

@@ -30,7 +30,7 @@ MAX_ANSWER_CHARACTERS = 1000
 # milliseconds
 TIMEOUT_SECONDS = 2.0
 
-# And for all pairs of a batch, in all workers together. An ordinary batch of a training needs a second or two
+# The limit for all pairs of a batch, in all workers together. An ordinary batch of a training needs a second or two
 BATCH_SECONDS = 60.0
 
 # What may decide a verdict
@@ -90,8 +90,8 @@ def verify(
         texts (`Sequence[str]`):
             Completions, one for each gold answer.
         timeout (`float`, *optional*, defaults to 2.0):
-            Processor time of each pair, in seconds: what other processes do changes no verdict. A pair that exceeds it
-            is wrong, and remembered.
+            Processor time of each pair, in seconds: other processes change no verdict. A pair that exceeds it is wrong,
+            and remembered.
         strict (`bool`, *optional*, defaults to `True`):
             Whether an answer must be worked out as far as the gold answer is: `95^2` is then no answer to 9025.
         options (`Sequence[list | dict | None]`, *optional*):
@@ -176,7 +176,7 @@ def are_readable(golds, timeout: float = TIMEOUT_SECONDS) -> dict[str, bool]:
     return {gold: bool(known) for gold, known in result.items()}
 
 
-# By normalised gold answer, what math-verify said; a training sees the same golds again and again
+# What math-verify said of each normalised gold answer; a training sees the same golds again and again
 _KNOWN_GOLDS: dict[str, bool] = {}
 MAX_KNOWN_GOLDS = 200_000
 
@@ -253,7 +253,7 @@ def _ask_workers(questions: list[dict], timeout: float, budget: Budget | None) -
         try:
             return pool.ask(questions, timeout, budget)
         except WorkerError as error:
-            if pool.closed:  # by another thread: once more, with new workers
+            if pool.closed:  # another thread closed them: once more, with new workers
                 return _ask_workers(questions, timeout, budget)
             _retry_at = time.monotonic() + RETRY_SECONDS
             _warn_of_fallback(str(error))
@@ -264,7 +264,7 @@ def _decision(reply: dict) -> tuple[bool | None, str]:
     if "result" in reply:
         return reply["result"], "math_verify"
     match reply.get("died"):
-        case "broken":  # at a trivial question too: that says nothing about the answer
+        case "broken":  # workers crash at a trivial question, too: that says nothing about the answer
             return None, "crash"
         case "budget":
             return None, "budget"

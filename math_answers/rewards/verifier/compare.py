@@ -182,7 +182,7 @@ def _same_condition(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | No
 
 
 def _named_quantity(text: str):
-    """Name and quantity of `x = 1,000`, which as a list would have two members; without a name of `1,000`."""
+    """Name and quantity of `x = 1,000`, which as a list would have two members. `1,000` has no name."""
     name, equals, value = text.partition("=")
     if equals and NAME.fullmatch(name.strip()):
         return name.strip(), read_quantity(value.strip())
@@ -255,7 +255,7 @@ def _same_compound(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | Non
 
 
 def _same_set(gold: list[str], answer: list[str], leaf, depth: int) -> bool:
-    """Whether the members can be paired. Equality being transitive, any partner will do."""
+    """Whether the members can be paired. Equality is transitive, so any partner will do."""
     left = list(answer)
     for member in gold:
         cells = split(member, ("&",))  # a value and its condition, in a function of several cases

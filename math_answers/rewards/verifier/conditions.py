@@ -1,4 +1,4 @@
-r"""What only gives the range of a variable after an answer: `2^{n-1}, n \ge 2`, "4k where k is an integer"."""
+r"""Conditions after an answer that only give a variable's range: `2^{n-1}, n \ge 2`, "4k where k is an integer"."""
 
 import re
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
 r"""
-What an expression writes out: its operations, and the products without a sign. A policy could box an expression of the
+The operations that an expression writes out, and its products without a sign. A policy could box an expression of the
 problem (`95^2`, `\sin 60^\circ`) and let the verifier work it out, so an answer must leave no arithmetic to do.
 """
 
@@ -72,7 +72,7 @@ class _Walk:
         self.kinds: Counter[str] = Counter()
         self.tokens = [(match[0], match.start()) for match in _TOKEN.finditer(text)]
         self.next = 0
-        self.part = "other"  # of a term, what was read last: as _Term keeps it
+        self.part = "other"  # the part of a term that was read last, as `_Term` keeps it
         self.written: list[str] = []  # the text, with a sign for every product with a number or a bracket
 
     def expression(self, closer: str | None = None) -> str:
@@ -299,9 +299,9 @@ def _is_closed_form(gold: str, answer: str) -> bool:
 
 def is_worked_out(gold: str, answer: str) -> bool:
     r"""
-    Whether an answer leaves no more to work out than the gold answer. One with variables allows anything. Otherwise the
-    answer may contain the kinds of operation of the gold answer, not more of them, one fraction, and, next to a root, a
-    power, a function or a constant, products and fractions (`3\sqrt{2}` for `\sqrt{18}`).
+    Whether an answer leaves no more to work out than the gold answer. A gold answer with variables allows anything.
+    Otherwise the answer may contain the gold answer's kinds of operation, no more of each, and one fraction. Next to a
+    root, a power, a function or a constant it may contain products and fractions (`3\sqrt{2}` for `\sqrt{18}`).
     """
     is_number = read_quantity(gold) is not None
     if (LETTER.search(gold) and not is_number) or read_quantity(answer) is not None:

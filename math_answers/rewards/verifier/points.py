@@ -1,4 +1,4 @@
-"""Where two expressions are compared: points at which different expressions differ."""
+"""The points at which two expressions are compared: different expressions differ there."""
 
 import itertools
 import random
@@ -38,7 +38,8 @@ def is_rational(*expressions: sympy.Basic) -> bool:
 def points(*expressions: sympy.Basic) -> Iterator[tuple[dict, bool]]:
     """
     Values for the symbols of expressions, the same at every call: signs, magnitudes, both sides of switching points,
-    irrational and whole ones; and whether a point is needed, or only follows if too few of the others could be used.
+    irrational and whole ones. Each comes with whether it is needed, or only follows if too few of the others could be
+    used.
     """
     symbols = sorted(set().union(*(expression.free_symbols for expression in expressions)), key=str)
     if not symbols:

@@ -11,7 +11,7 @@ from math_answers.rewards.verifier.units import Unit, canonical_unit, read_unit,
 MAX_EXPONENT = 400
 # Decimals that round a periodic value count as equal to it from this many significant digits on
 APPROXIMATION_DIGITS = 6
-# From this many digits on, two decimals that differ in length may be the same value
+# Two decimals that differ in length may be the same value if they have at least this number of digits
 LONG_DECIMAL_DIGITS = 8
 
 _NUMERAL = r"(?:(?!0[,\d])\d{1,3}(?:[, ]\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
@@ -33,7 +33,8 @@ _FRACTION_PARTS = ("numerator", "denominator", "numerator2", "denominator2")
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number with what is around it. The value is exact. With a percent sign or a base it is the digits' value."""
+    """A number with what is around it. The value is exact. If there is a percent sign or a base, it is the value of the
+    digits alone."""
 
     value: Fraction
     percent: bool = False
@@ -43,7 +44,7 @@ class Quantity:
     digits: int | None = None  # significant ones of a decimal
     places: int = 0  # decimal places
     numeral: str | None = None  # sign and digits of an integer or a decimal
-    worked_out: bool = True  # not so: a fraction of decimals, 10^2
+    worked_out: bool = True  # not a fraction of decimals, or 10^2
 
 
 @lru_cache(maxsize=1024)

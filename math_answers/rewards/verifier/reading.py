@@ -21,7 +21,7 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns of each 
 # drop them, and read `R` as `r`.
 _NORMALIZATION = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
-# With an index these letters are variables, not Euler's number or the imaginary unit
+# If they have an index, these letters are variables, not Euler's number or the imaginary unit
 _INDEXED = re.compile(r"(?<![\\A-Za-z])([eEiI])(?=_)")
 _STAND_INS = {"e": r"\Upsilon", "E": r"\Xi", "i": r"\Phi", "I": r"\Psi"}
 _LOG_OF_TEN = re.compile(r"\\lg(?![A-Za-z])")

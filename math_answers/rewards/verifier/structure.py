@@ -322,7 +322,7 @@ def _number(end: str) -> Fraction | float | None:
 
 
 def _restricted(parts: list[str]) -> Compound | None:
-    r"""What `0 < x < 25, x \neq 4` say together, or `x \neq \pm 1` alone; `None` without such an exception."""
+    r"""The set that `0 < x < 25, x \neq 4` give together, or `x \neq \pm 1` alone; `None` without such an exception."""
     ranges, points, names = [], [], set()
     for part in parts:
         excluded = _EXCLUDED.fullmatch(part)
@@ -394,7 +394,7 @@ def closing(text: str) -> int:
 
 
 def is_balanced(text: str) -> bool:
-    """Whether braces come in pairs; math-verify reads much of what does not."""
+    """Whether braces come in pairs; math-verify reads much that has unpaired ones."""
     depth = 0
     for match in _TOKEN.finditer(text):
         depth += (match[0] == "{") - (match[0] == "}")

@@ -35,7 +35,8 @@ _DECIMAL = re.compile(r"-?\d*\.(\d+)")
 def answer_question(question: dict) -> dict:
     """
     Decide what the fast path left open: a `gold` answer and an `answer`, both normalised, and whether to be `strict`.
-    The `result` is whether they are equal, without an answer whether the gold answer can be read; or an `error`.
+    The `result` says whether they are equal; without an answer, whether the gold answer can be read. Or there is an
+    `error`.
     """
     try:
         if "answer" in question:
@@ -97,7 +98,8 @@ def _same(gold, answer, gold_text: str, answer_text: str) -> bool:
 
 
 def _digits(*expressions: sympy.Expr) -> int:
-    r"""Few for functions, unless a large power or number in them may hide a tiny difference: `\sin x+10^{-30}`."""
+    r"""The digits to compare: few for functions, unless a large power or number in them may hide a tiny difference, as
+    in `\sin x+10^{-30}`."""
     if not any(expression.has(sympy.Function) for expression in expressions):
         return DIGITS
     if any(expression.has(sympy.gamma, sympy.factorial, sympy.binomial) for expression in expressions):
@@ -111,7 +113,8 @@ def _digits(*expressions: sympy.Expr) -> int:
 
 
 def _value(expression: sympy.Expr, point: dict, digits: int):
-    """A number, exact if it is rational; `sympy.nan` if it has no value; `None` if sympy cannot evaluate it."""
+    """The value of a number, exact if it is rational; `sympy.nan` if it has none; `None` if sympy cannot evaluate
+    it."""
     try:
         value = expression.xreplace(point).doit()
         if not value.is_Rational:
@@ -178,7 +181,8 @@ def _same_relation(gold, answer) -> bool:
 
 
 def _same_equation(gold: sympy.Eq, answer: sympy.Eq) -> bool:
-    """Whether one equation is a multiple of the other; where everything or nothing solves them, the same sides."""
+    """Whether one equation is a multiple of the other. If everything or nothing solves them, their sides must be the
+    same."""
     left, right = gold.lhs - gold.rhs, answer.lhs - answer.rhs
     if gold.free_symbols != answer.free_symbols:
         return False

@@ -100,7 +100,8 @@ class Unit(NamedTuple):
 
 
 def scale_ratio(one: str | None, other: str | None) -> Fraction | None:
-    """How many of another unit one is, exactly: 60 for h and min, 5/18 for km/h and m/s; `None` if it measures else."""
+    """How many of another unit one is, exactly: 60 for h and min, 5/18 for km/h and m/s; `None` if they measure
+    different things."""
     if one is None or other is None:
         return None
     (bases, scale), (other_bases, other_scale) = _in_bases(one), _in_bases(other)

@@ -83,7 +83,7 @@ def is_judgement(text: str) -> bool:
 
 
 def unwrap(text: str) -> str:
-    """Without the braces, parentheses or text command around the whole of one value."""
+    """A value without the braces, parentheses or text command around the whole of it."""
     for _ in range(MAX_WRAPPINGS):
         text = text.strip(" ")
         text = text if text.endswith("...") else text.rstrip(".,;:")

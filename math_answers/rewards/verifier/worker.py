@@ -23,7 +23,7 @@ REASONS = {-signal.SIGPROF: "timeout", -signal.SIGALRM: "timeout", OUT_OF_MEMORY
 
 
 def send(connection: Connection, message: dict) -> None:
-    """Send a question or a reply. As JSON, because reading a pickle may run code."""
+    """Send a question or a reply as JSON, because reading a pickle may run code."""
     connection.send_bytes(json.dumps(message).encode())
 
 
@@ -38,7 +38,7 @@ def main(descriptor: int, memory_bytes: int) -> None:
     try:
         from math_answers.rewards.verifier.symbolic import answer_question, warm_up
 
-        warm_up()  # in the supervisor, so that every child is born warm
+        warm_up()  # in the supervisor: every child then starts warm
     except BaseException as error:
         send(connection, {"failed": f"{type(error).__name__}: {error}"})
         raise

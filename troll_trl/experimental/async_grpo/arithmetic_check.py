@@ -36,7 +36,7 @@ def _faults(trainer: Any, inputs: dict[str, Any]) -> Iterator[str]:
             "token_index": torch.where(selected, selected.cumsum(1) - 1, -1),
             "old_log_probs": column(fixed[0] - log_ratio),
             "advantages": column(advantages),
-            "global_n_tokens": 2 * inputs["global_n_tokens"] + 3,  # of all ranks, so no number of this one's tokens
+            "global_n_tokens": 2 * inputs["global_n_tokens"] + 3,  # tokens of all ranks, unlike any count on this one
         }
         ours = trainer._aggregate(-slope(trainer, log_ratio, advantages) * log_probs, given)
         (expected,) = torch.autograd.grad(ours, log_probs)

@@ -28,7 +28,7 @@ def sample_log_probs(
 
     Args:
         completion_mask (`Sequence[int]` of length `T`):
-            1 for the tokens that are trained on. What the others have is not read.
+            1 for the tokens that are trained on. The numbers of all other tokens are not read.
         log_probs (`Sequence[float]` of length `T`):
             The engine's log-probability of every sampled token.
         others (`Sequence[Mapping[int, float]]` of length `T`):

@@ -13,7 +13,7 @@ from troll_trl.trainers.engine_policy import NO_LOG_PROB
 
 logger = get_logger(__name__)
 
-_MOST_IN_A_ROW = 1000  # then every sample is one to be dropped, and the trainer would wait forever
+_MOST_IN_A_ROW = 1000  # then all samples are bad, and the trainer would wait forever
 _WAITS_PER_WARNING = 12  # TRL's trainer waits five seconds, then looks after the worker
 
 
@@ -31,7 +31,7 @@ class CheckedQueue:
         self.queue, self.support_size = queue, support_size
         self.is_stale, self.check_worker, self.while_waiting = is_stale, check_worker, while_waiting
         self.dropped = 0  # samples, since it was last set to 0
-        self.dropped_groups: set[int] = set()  # of which a sample was dropped, here or by TRL
+        self.dropped_groups: set[int] = set()  # groups that lost a sample, here or in TRL
         self._in_a_row = self._waits = 0
 
     def qsize(self) -> int:

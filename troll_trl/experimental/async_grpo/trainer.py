@@ -19,7 +19,7 @@ from troll_trl.experimental.async_grpo.trl_compat import check_async_made, check
 from troll_trl.experimental.async_grpo.worker import StopEvent, WatchedRolloutLoop, check_worker
 from troll_trl.lm_head import SparseCausalLMOutput
 from troll_trl.resilience.checkpoint import CheckpointedTrainer
-from troll_trl.trainers.engine_policy import cap_tail_mass, sparse_of
+from troll_trl.trainers.engine_policy import cap_rest_mass, sparse_of
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO, TROLL
@@ -42,15 +42,16 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
 
     - `compute_loss`: bounds the policy, adds the regression, and raises on all ranks if the policy or what bounds it is
       NaN;
-    - `log`: adds the `troll/…` metrics, reduced over ranks, and leaves out `clip_ratio/…`, which would always be 0;
+    - `log`: adds the `troll/…` metrics, reduced over ranks, and without a clip leaves out `clip_ratio/…`, which would
+      always be 0;
     - `train`: asks the server whether its answers will have what the trust region needs, and explains a lost one;
     - `_save_checkpoint`: passes over groups that were dropped, and saves as [`CheckpointedTrainer`];
     - `create_accelerator_and_postprocess`: has FSDP2 keep float32 log-probabilities.
 
     The worker that TRL makes runs a loop of ours ([`WatchedRolloutLoop`]). If the trust region reads a support, the
-    loop asks the engine for the most likely tokens. A sample
-    whose log-probabilities are not whole is dropped and counted. The arguments are those of TRL's trainer; a
-    `rollout_worker` of your own needs [`sample_log_probs`] unless the mask is a binary one.
+    loop asks the engine for the most likely tokens. A sample whose log-probabilities are incomplete is dropped and
+    counted. The arguments are the same as in TRL's trainer. A `rollout_worker` of your own needs [`sample_log_probs`]
+    unless the mask is a binary one.
     """
 
     _tag_names = ["trl", "async-grpo", "troll"]
@@ -84,10 +85,10 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         self.support_size = add_head(self.accelerator, base_model, args) if self.trust_region.needs_support else None
         self._trust_region_metrics = TrollMetrics(self.accelerator, self.trust_region)
-        self._watches_server = isinstance(self.rollout_worker, AsyncRolloutWorker)  # on the main process
+        self._watches_server = isinstance(self.rollout_worker, AsyncRolloutWorker)  # false on other ranks
         if self._watches_server:
             self._prepare_worker()
-        if self.rollout_queue is not None:  # of the main process
+        if self.rollout_queue is not None:  # the main process has one
             self.rollout_queue = CheckedQueue(
                 self.rollout_queue, self.support_size, self._is_stale, self._check_worker, self._warn_while_waiting
             )
@@ -105,7 +106,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         requests = {"temperature": 1.0, **options}
         check_sampling({"temperature": self.args.temperature}, engine_is_old_policy=True, requests=requests)
         worker._stop_event_mp = StopEvent(worker._mp_ctx)
-        if type(worker) is AsyncRolloutWorker:  # as TRL makes it
+        if type(worker) is AsyncRolloutWorker:  # TRL's own
             worker._loop_cls = WatchedRolloutLoop
             options["hang_seconds"] = self.args.heartbeat_stale_after_s
             if self.support_size is not None:
@@ -142,7 +143,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
             check_health(self.vllm_client.server_url)  # `train` explains its error
 
     def _is_stale(self, sample: RolloutSample) -> bool:
-        """Whether TRL drops it as soon as it has it."""
+        """Whether TRL drops the sample as soon as it has it."""
         return self.model_version - sample.model_version > self.args.max_staleness
 
     def _save_checkpoint(self, model, trial):
@@ -176,7 +177,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         if rows.dim() == 2:
             inputs["old_log_probs"] = inputs["old_log_probs"][..., 0]
         loss = super().compute_loss(trust_region_model, inputs, return_outputs, num_items_in_batch)
-        self._trust_region_metrics.add(torch.ones_like(advantages), bounded.counted)
+        self._trust_region_metrics.add(torch.ones_like(advantages), bounded.token_stats)
         if bounded.regression is None or self.args.regression_coef == 0:
             return loss
         return loss + self.args.regression_coef * self._aggregate(bounded.regression, inputs)
@@ -197,7 +198,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
             return output, log_probs.unsqueeze(-1), rows[None, :, None]
         old = sparse_of(rows.unsqueeze(0), model_inputs["shift_labels"].flatten()[index].unsqueeze(0))  # (1, M, K)
         output = model(**model_inputs, token_ids=old.token_ids, token_index=index, check_finite=False)
-        return output, output.sparse_log_probs, cap_tail_mass(old.log_probs, output.sparse_log_probs)
+        return output, output.sparse_log_probs, cap_rest_mass(old.log_probs, output.sparse_log_probs)
 
     def _check_finite(self, policy: torch.Tensor):
         """Raise on all ranks if a log-probability `(1, M, S)` is NaN, or a sampled token's is infinite."""
@@ -223,8 +224,8 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
         if not self.trust_region.clips:
             for name in [name for name in metrics if name.startswith("clip_ratio/")]:
                 del metrics[name]
-        if counted := self._trust_region_metrics.pop():
-            logs.update(counted)
+        if metrics_of_region := self._trust_region_metrics.pop():
+            logs.update(metrics_of_region)
             dropped = 0
             if self.rollout_queue is not None:  # the main process alone has a queue
                 dropped, self.rollout_queue.dropped = self.rollout_queue.dropped, 0

@@ -49,7 +49,7 @@ PARTS: Parts = {
     },
     # Takes, packs and pads `old_log_probs` of a sample also if a token has a row of numbers
     TreeRow: {"pack": "self"},
-    Trainer: {"current_gradient_accumulation_steps": None},  # which exists from the first loss on
+    Trainer: {"current_gradient_accumulation_steps": None},  # it exists from the first loss on
 }
 
 

@@ -1,4 +1,4 @@
-"""The rollout worker's process: it ends with the trainer's, and names a reward that hangs. Its own end is noticed."""
+"""The rollout worker's process ends with the trainer's, and names a reward that hangs. The trainer notices its end."""
 
 import multiprocessing
 import os

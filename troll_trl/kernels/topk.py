@@ -1,7 +1,7 @@
 """One operation of the scoring pass: the most likely tokens of every position, from the maxima of its blocks.
 
-The k largest logits lie inside the k blocks with the largest maxima: each other block has k elements above its own, or
-equal to it. So the k best blocks give k·64 candidates, and these the k best tokens, exactly up to ties.
+The k largest logits lie inside the k blocks with the largest maxima: no element of another block exceeds any of these
+maxima. So the k best blocks give k·64 candidates, and the candidates give the k best tokens, exactly up to ties.
 """
 
 from __future__ import annotations
@@ -18,42 +18,41 @@ from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_logi
 # A program holds the k·64 candidates of a token in registers, and at k = 256 they would spill (by ahead-of-time
 # compilation for sm_90). Above this k torch chooses, from the same blocks.
 MOST_IN_REGISTERS = 128
-# Numbers for each warp that a program reads again at a time, once it knows the bound of the chosen: 8 for each thread
+# Once a program knows the bound of the chosen, it reads its numbers again, this many at a time for each warp: 8 for
+# each thread
 PART = 256
 
 
-class Candidates(NamedTuple):
-    """The `k` most likely tokens of `n` positions apart from the sampled one, and what is left."""
+class TopTokens(NamedTuple):
+    """The `k` most likely tokens of `n` positions, without the sampled one, and all other tokens together."""
 
     logits: torch.Tensor  # (n, k) float32, in any order; at most `FLOOR / 2` if the vocabulary has no more tokens
     token_ids: torch.Tensor  # (n, k) int32
-    left_log_sum_exp: torch.Tensor  # (n, 1) float32, of all other tokens; at most `FLOOR / 2` if there are none
+    rest: torch.Tensor  # (n, 1) float32, log-sum-exp of all other tokens; at most `FLOOR / 2` if there are none
     entropy: torch.Tensor  # (n,) float32, of the full distribution
 
 
-def empty_candidates(n: int, k: int, device: torch.device) -> Candidates:
-    """Where `choose_candidates` writes, for all positions at once: each tile fills its rows."""
+def empty_top_tokens(n: int, k: int, device: torch.device) -> TopTokens:
+    """The tensors that `choose_top_tokens` fills, for all positions: each tile fills its rows."""
     logits = torch.full((n, k), FLOOR, device=device)
     token_ids = torch.full((n, k), -1, device=device, dtype=torch.int32)
-    return Candidates(logits, token_ids, logits.new_empty((n, 1)), logits.new_empty(n))
+    return TopTokens(logits, token_ids, logits.new_empty((n, 1)), logits.new_empty(n))
 
 
-def choose_candidates(
-    blocks: Blocks, bias: torch.Tensor | None, transform: LogitTransform, candidates: Candidates
-) -> None:
+def choose_top_tokens(blocks: Blocks, bias: torch.Tensor | None, transform: LogitTransform, top: TopTokens) -> None:
     """
-    Write the `k` ≤ V − 1 most likely tokens apart from the sampled one, of `blocks` whose chunks are all reduced, into
-    `candidates`, rows of [`empty_candidates`]. `bias` `(V,)` and `transform` turn products into logits.
+    Write the `k` ≤ V − 1 most likely tokens, without the sampled one, into `top`, rows of [`empty_top_tokens`]. All
+    chunks of `blocks` must be reduced. `bias` `(V,)` and `transform` turn products into logits.
     """
-    in_registers = candidates.logits.shape[1] <= MOST_IN_REGISTERS
+    in_registers = top.logits.shape[1] <= MOST_IN_REGISTERS
     choose = _choose_triton if use_triton(blocks.tile.device) and in_registers else _choose_torch
-    choose(blocks, bias, transform, candidates)
+    choose(blocks, bias, transform, top)
 
 
-def _choose_torch(blocks, bias, transform, candidates):
-    k = candidates.logits.shape[1]
+def _choose_torch(blocks, bias, transform, top):
+    k = top.logits.shape[1]
     block_max = transform.to_logits(blocks.max)
-    log_sum_exp = block_max + blocks.sum_exp.log()  # of every block, (n, blocks)
+    log_sum_exp = block_max + blocks.sum_exp.log()  # (n, blocks)
     if blocks.best is not None:
         best_blocks, y = blocks.best.which, blocks.best.y.flatten(1)  # (n, candidates)
     else:
@@ -61,16 +60,16 @@ def _choose_torch(blocks, bias, transform, candidates):
         members = torch.arange(BLOCK, device=best_blocks.device)
         columns = _columns_of(best_blocks.unsqueeze(2), members, blocks).flatten(1)
         y = blocks.tile.gather(1, columns)
-    if use_triton(blocks.tile.device):  # these are products still
+    if use_triton(blocks.tile.device):  # the tile still has products
         vocabulary = blocks.vocabulary
         y = y.float()
         if bias is not None:
             y += bias[columns.clamp(max=vocabulary - 1)]
-        dead = (columns >= vocabulary) | (columns == blocks.sampled_ids)
-        y = transform.cap_(y).masked_fill_(dead, FLOOR)
+        unused = (columns >= vocabulary) | (columns == blocks.sampled_ids)
+        y = transform.cap_(y).masked_fill_(unused, FLOOR)
     logits = transform.to_logits(y)
     best = logits.topk(k, 1)
-    candidates.left_log_sum_exp[:] = torch.logaddexp(
+    top.rest[:] = torch.logaddexp(
         log_sum_exp.scatter(1, best_blocks, FLOOR).logsumexp(1, keepdim=True),
         logits.scatter(1, best.indices, FLOOR).logsumexp(1, keepdim=True),
     )
@@ -80,10 +79,10 @@ def _choose_torch(blocks, bias, transform, candidates):
     mean_u = transform.factor * blocks.sum_exp_u / blocks.sum_exp
     entropy = (block_prob * (log_z - block_max - mean_u)).sum(1, keepdim=True)
     entropy += (blocks.sampled - log_z).exp() * (log_z - blocks.sampled)
-    candidates.entropy[:] = entropy.squeeze(1)
-    candidates.logits[:] = best.values
+    top.entropy[:] = entropy.squeeze(1)
+    top.logits[:] = best.values
     columns = _columns_of(best_blocks.gather(1, best.indices // BLOCK), best.indices % BLOCK, blocks)
-    candidates.token_ids[:] = columns
+    top.token_ids[:] = columns
 
 
 def _columns_of(which: torch.Tensor, member: torch.Tensor, blocks: Blocks) -> torch.Tensor:
@@ -92,8 +91,8 @@ def _columns_of(which: torch.Tensor, member: torch.Tensor, blocks: Blocks) -> to
     return first + member * blocks.stride
 
 
-def _choose_triton(blocks, bias, transform, candidates):
-    logits, token_ids, left, entropy = candidates
+def _choose_triton(blocks, bias, transform, top):
+    logits, token_ids, rest, entropy = top
     rows, device, k = len(logits), logits.device, logits.shape[1]
     count = triton.cdiv(blocks.vocabulary, BLOCK)  # those after it are padding
     k_blocks = min(k, count)
@@ -106,8 +105,8 @@ def _choose_triton(blocks, bias, transform, candidates):
     warps = warps_for(padded)
     constants = {"BLOCKS": padded, "GROUPS": min(slots, padded), "PART": min(PART * warps, padded)}
     constants |= {"outer": arguments["outer"], "num_warps": warps, **shared}
-    launch(_best_blocks_kernel, (rows,), device, *statistics, best_blocks, left, entropy, *sizes, **constants)
-    tensors = (blocks.tile, blocks.tile.stride(0), bias, blocks.sampled_ids, best_blocks, logits, token_ids, left)
+    launch(_best_blocks_kernel, (rows,), device, *statistics, best_blocks, rest, entropy, *sizes, **constants)
+    tensors = (blocks.tile, blocks.tile.stride(0), bias, blocks.sampled_ids, best_blocks, logits, token_ids, rest)
     warps = warps_for(slots * BLOCK)
     constants = {"BLOCK": BLOCK, "SLOTS": slots, "PART": min(PART * warps // BLOCK, slots)}
     constants |= {"num_warps": warps, **shared, **arguments}
@@ -122,8 +121,8 @@ def warps_for(elements: int) -> int:
 
 
 def unused_bits(dtype: torch.dtype, bias: torch.Tensor | None, transform: LogitTransform) -> int:
-    """How many of the last bits of every float32 `y` are 0: of products in 16 bits, unless something is added, or tanh
-    is taken. Without them fewer numbers lie between two `y`, and the search ends sooner."""
+    """How many of the last bits of every float32 `y` are 0. Products in 16 bits have such bits, unless something is
+    added or tanh is taken. Without them fewer numbers lie between two `y`, and the search ends sooner."""
     if bias is not None or transform.softcap is not None:
         return 0
     return round(math.log2(torch.finfo(dtype).eps / torch.finfo(torch.float32).eps))
@@ -141,7 +140,7 @@ def rank_key(y, UNUSED_BITS: tl.constexpr):
 def number_of(key, UNUSED_BITS: tl.constexpr):
     """Inverse of [`rank_key`]: a program that keeps the keys alone needs fewer registers."""
     bits = (key << UNUSED_BITS).to(tl.int32, bitcast=True)
-    # Shifted, a negative float's last bits are not all ones, as in its key
+    # After the shift, the last bits of a negative float's key are 0 and no longer ones
     negative = (bits ^ -1) & (-1 << UNUSED_BITS)
     return tl.where(bits < 0, bits ^ -(2**31), negative).to(tl.float32, bitcast=True)
 
@@ -149,14 +148,16 @@ def number_of(key, UNUSED_BITS: tl.constexpr):
 @jit()
 def _bound_of_largest(key, low, k):
     """A bound for up to 2¹⁴ unsigned 32-bit integers: the k largest are those above it, and the first of those equal to
-    it. At least k of them must be `low` or larger. Also the number of those above, and the largest of all others."""
-    # By trisection for a number with k of them at or above it, whose cost does not depend on k. If ties leave no such
-    # number, it ends at the k-th largest.
+    it. At least k of them must be `low` or larger. Also returns the number of those above, and the largest of all
+    others."""
+    # Trisection, whose cost does not depend on k, looks for a number with k of them at or above it. If ties leave no
+    # such number, it ends at the k-th largest.
     high = tl.max(key, axis=0)
     while low < high:
         distance = high - low
         third, two_thirds = low + ((distance - 1) // 3 + 1), high - distance // 3  # both above `low`
-        # Two counts in one sum: of those from `third` on in the lower 16 bits, from `two_thirds` on in the upper
+        # One sum has two counts: of the keys from `third` on in its lower 16 bits, of those from `two_thirds` on in its
+        # upper
         counts = tl.sum(tl.where(key >= two_thirds, 0x10001, tl.where(key >= third, 1, 0)), axis=0)
         from_third, from_two_thirds = counts & 0xFFFF, counts >> 16
         top = tl.where(from_two_thirds == k, two_thirds, high)
@@ -170,8 +171,8 @@ def _bound_of_largest(key, low, k):
 
 @jit()
 def _numbers_of_chosen(key, bound, above_count, seen, k):
-    """Which of some integers are among the k largest of all, and the number of each among these, 0…k − 1. `seen` counts
-    those of the parts before: the ones above the bound in its lower 16 bits, the ones equal to it in the upper."""
+    """Which of some integers are among the k largest of all, and the number 0…k − 1 of each of these. `seen` counts the
+    integers of earlier parts: those above the bound in its lower 16 bits, those equal to it in its upper."""
     above, equal = key > bound, key == bound
     numbers = seen + tl.cumsum(tl.where(above, 1, tl.where(equal, 1 << 16, 0)), axis=0)
     number = tl.where(above, numbers & 0xFFFF, above_count + (numbers >> 16)) - 1
@@ -185,7 +186,7 @@ def _best_blocks_kernel(
     sum_exp_u_ptr,
     sampled_ptr,
     best_blocks_ptr,
-    left_ptr,
+    rest_ptr,
     entropy_ptr,
     blocks_per_row,
     count,
@@ -198,30 +199,30 @@ def _best_blocks_kernel(
     GROUPS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    # One program per token. In 64 bits: rows times columns may pass 2³¹
+    # One program per token. The row takes 64 bits: rows times columns may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     max_ptr += row * blocks_per_row
     sum_exp_ptr += row * blocks_per_row
     sum_exp_u_ptr += row * blocks_per_row
     outer = tl.cast(outer, tl.float32)
     every = tl.arange(0, BLOCKS)
-    # The padding is read too: an accelerator's rows are a multiple of 16 long, and are read 16 bytes at a time
+    # The padding is read, too: the length of an accelerator's rows is a multiple of 16, which allows 16 bytes at a time
     keys = rank_key(tl.load(max_ptr + every, mask=every < blocks_per_row, other=FLOOR), UNUSED_BITS)
     keys = tl.where(every < count, keys, 0)
 
     # A first bound: each of at least k groups has a largest, and k of these are at or above the least of them
     low = tl.min(tl.max(tl.reshape(keys, (BLOCKS // GROUPS, GROUPS)), axis=0), axis=0)
-    bound, above_count, left_key = _bound_of_largest(keys, low, k_blocks)
+    bound, above_count, rest_key = _bound_of_largest(keys, low, k_blocks)
 
-    # Entropy: with m the largest of all logits, Z = Σ exp(z − m) and T = Σ (z − m)·exp(z − m), H = log Z − T/Z. What is
-    # left is summed against its own maximum: it may be tiny next to the chosen. Part by part, since the registers that
-    # all would need leave room for fewer programs
+    # Entropy: with m the largest of all logits, Z = Σ exp(z − m) and T = Σ (z − m)·exp(z − m), H = log Z − T/Z. The
+    # rest is summed against its own maximum: it may be tiny next to the chosen. The loop takes the blocks in parts: all
+    # at once would take more registers, and leave room for fewer programs
     sampled = tl.load(sampled_ptr + row)
     m = tl.maximum(number_of(tl.max(keys, axis=0), UNUSED_BITS) * outer, sampled)
-    m_left = number_of(left_key, UNUSED_BITS)
+    m_rest = number_of(rest_key, UNUSED_BITS)
     seen = 0
     z_sum, t_sum = tl.zeros((PART,), tl.float32), tl.zeros((PART,), tl.float32)
-    left = tl.zeros((PART,), tl.float32)
+    rest = tl.zeros((PART,), tl.float32)
     for first in range(0, count, PART):
         block = first + tl.arange(0, PART)
         y = tl.load(max_ptr + block, mask=block < blocks_per_row, other=FLOOR)
@@ -230,8 +231,8 @@ def _best_blocks_kernel(
         key = tl.where(block < count, rank_key(y, UNUSED_BITS), 0)
         chosen, number, seen = _numbers_of_chosen(key, bound, above_count, seen, k_blocks)
         tl.store(best_blocks_ptr + row * k + number, block, mask=chosen)
-        is_left = (block < count) & (y != FLOOR) & (chosen == 0)
-        left += tl.where(is_left, s * tl.exp2((y - m_left) * in_bits(outer)), 0.0)
+        in_rest = (block < count) & (y != FLOOR) & (chosen == 0)
+        rest += tl.where(in_rest, s * tl.exp2((y - m_rest) * in_bits(outer)), 0.0)
         shift = y * outer - m
         weight = tl.where(block < count, tl.exp2(shift * in_bits(1.0)), 0.0)
         z_sum += weight * s
@@ -239,8 +240,8 @@ def _best_blocks_kernel(
     z_sum = tl.sum(z_sum, axis=0) + tl.exp(sampled - m)
     t_sum = tl.sum(t_sum, axis=0) + (sampled - m) * tl.exp(sampled - m)
     tl.store(entropy_ptr + row, tl.log(z_sum) - t_sum / z_sum)
-    left = tl.sum(left, axis=0)
-    tl.store(left_ptr + row, tl.where(left == 0, FLOOR, m_left * outer + tl.log(left)))  # a NaN stays one
+    rest = tl.sum(rest, axis=0)
+    tl.store(rest_ptr + row, tl.where(rest == 0, FLOOR, m_rest * outer + tl.log(rest)))  # a NaN stays one
 
 
 @jit(do_not_specialize=["k", "k_blocks"])
@@ -252,7 +253,7 @@ def _best_tokens_kernel(
     best_blocks_ptr,
     logits_ptr,
     token_ids_ptr,
-    left_ptr,
+    rest_ptr,
     vocabulary,
     k,
     k_blocks,
@@ -265,7 +266,7 @@ def _best_tokens_kernel(
     SLOTS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    # One program per token. In 64 bits: rows times stride may pass 2³¹
+    # One program per token. The row takes 64 bits: rows times stride may pass 2³¹
     row = tl.program_id(0).to(tl.int64)
     tile_ptr += row * tile_stride
     best_blocks_ptr += row * k
@@ -285,16 +286,17 @@ def _best_tokens_kernel(
         UNUSED_BITS,
         BLOCK,
     )
-    # k blocks have k maxima: the smallest is a first bound. Fewer than k are all blocks, and the bound is their least
+    # k blocks have k maxima: the smallest is a first bound. If all blocks are fewer than k, it is the smallest of their
+    # keys
     block_max = tl.where(every < k_blocks, tl.max(keys, axis=1), 0xFFFFFFFF >> UNUSED_BITS)
     keys = tl.ravel(keys)
     low = tl.where(k_blocks == k, tl.min(block_max, axis=0), tl.min(keys, axis=0))
-    bound, above_count, left_key = _bound_of_largest(keys, low, k)
+    bound, above_count, rest_key = _bound_of_largest(keys, low, k)
 
-    left_blocks = tl.load(left_ptr + row)
-    m = tl.maximum(to_logits(number_of(left_key, UNUSED_BITS), outer, FLOOR), left_blocks)
+    rest_of_blocks = tl.load(rest_ptr + row)
+    m = tl.maximum(to_logits(number_of(rest_key, UNUSED_BITS), outer, FLOOR), rest_of_blocks)
     seen = 0
-    left = tl.zeros((PART * BLOCK,), tl.float32)
+    rest = tl.zeros((PART * BLOCK,), tl.float32)
     for first in range(0, SLOTS, PART):
         part = first + tl.arange(0, PART)
         column, key = _keys_of_blocks(
@@ -318,9 +320,9 @@ def _best_tokens_kernel(
         tl.store(logits_ptr + row * k + number, z, mask=chosen)
         # A slot for which the vocabulary has no token keeps the id −1
         tl.store(token_ids_ptr + row * k + number, column, mask=chosen & (y > FLOOR))
-        left += tl.where(chosen | (y <= FLOOR), 0.0, tl.exp2((z - m) * in_bits(1.0)))
-    left = tl.sum(left, axis=0) + tl.exp(left_blocks - m)
-    tl.store(left_ptr + row, m + tl.log(left))
+        rest += tl.where(chosen | (y <= FLOOR), 0.0, tl.exp2((z - m) * in_bits(1.0)))
+    rest = tl.sum(rest, axis=0) + tl.exp(rest_of_blocks - m)
+    tl.store(rest_ptr + row, m + tl.log(rest))
 
 
 @jit()
@@ -338,9 +340,10 @@ def _keys_of_blocks(
     UNUSED_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Columns and keys of the members of some of the best blocks, `(slots, 64)`; a floor where no token is."""
+    """Columns and keys `(slots, 64)` of the members of some of the best blocks. A place without a token has the floor's
+    key."""
     in_slot = (slot < k_blocks)[:, None]
-    # With whole blocks read, the padding after the vocabulary too: 16 bytes at a time
+    # Whole blocks are read, padding after the vocabulary included: 16 bytes at a time
     first = tl.load(best_blocks_ptr + slot, mask=slot < k_blocks, other=0) * BLOCK
     column = first[:, None] + tl.arange(0, BLOCK)[None, :]
     used = in_slot & (column < vocabulary) & (column != sampled)
