@@ -35,7 +35,8 @@ def on_page_markdown(markdown, page=None, **_):
 
 def _home(readme):
     """The README with links as in docs/, and the badge, a picture of another host, as a link."""
-    readme = re.sub(r"\[!\[(.*?)\]\(.*?\)\]", r"[\1]", readme).replace(", [all pages](docs/README.md)", "")
+    readme = re.sub(r"\[!\[(.*?)\]\(.*?\)\]", r"[\1]", readme)
+    readme = re.sub(r",\s\[all\spages\]\(docs/README\.md\)", "", readme)
     readme = re.sub(r"(?<!!)(\[[^\]]*\]\()(?!docs/|https:|#)", r"\1../", readme)
     return re.sub(r"(\]\()docs/", r"\1", readme)
 
@@ -105,8 +106,18 @@ def on_page_content(html, **_):
     html = re.sub(r"\[(<code>[^<]+</code>)\]", r"\1", html)
     html = re.sub(r"<code>([^<]*)</code>", lambda code: f"<code>{_plain(code[1])}</code>", html)
     html = re.sub(r"<code>[^<]*</code>", lambda code: re.sub(r"[^\s<>]*-[^\s<>]*", WORD, code[0]), html)
-    html = re.sub(r"(?<=>)[\d.]+e-\d+(?=</th>)", WORD, html)
+    html = re.sub(r"(?s)<td.*?</td>", lambda cell: re.sub(r"<code>[^<]*</code>", _breakable, cell[0]), html)
+    html = re.sub(r"(?s)(<(code|pre)\b.*?</\2>|<[^>]*>)|\b[\d.]+e-\d+", _whole_number, html)
     return re.sub(r'(?s)"language-bash.*?</div>', lambda block: re.sub(r"(?<=[\s>])--\w+", WORD, block[0]), html)
+
+
+def _breakable(code):
+    """A long name in a table may break where its parts meet: style.css says on which screens. A bar is no escape."""
+    return re.sub(r"(?<=[A-Za-z])[._/](?=[A-Za-z])", r"\g<0><wbr>", code[0].replace(r"\|", "|"))
+
+
+def _whole_number(found):
+    return found[0] if found[1] else WORD.replace(r"\g<0>", found[0])
 
 
 def _plain(code):

@@ -21,7 +21,6 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from packaging.requirements import Requirement
 from repository import ROOT
-from torch.distributed.run import get_args_parser
 from training_args import parse_training_args
 from transformers import TrainingArguments
 
@@ -38,7 +37,7 @@ PAGES += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glo
 OWN = re.compile(r"^# (\w+)\.py$", re.MULTILINE)  # the first line of a script that a page gives to save
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROGRAMS = r"(?:\w+=\S* )*(?:troll|python|make|accelerate launch(?=.*\.py)|pip install|trl vllm-serve|vllm serve"
-PROGRAMS += "|torchrun|sbatch)"
+PROGRAMS += "|sbatch)"
 # Words in a sentence that stand for something of the reader's
 PLACEHOLDER = re.compile(r"\b(?:any_field|[A-Z]{4,})\b|…")
 OTHER_FLAGS = {
@@ -80,7 +79,7 @@ CASES = [(page, command) for page in PAGES for command in dict.fromkeys(commands
 
 def test_commands_were_found():
     programs = {re.match(r"\S+", re.sub(r"^(\w+=\S* )+", "", command))[0] for _, command in CASES}
-    assert programs >= {"troll", "make", "pip", "accelerate", "python", "git", "sbatch", "torchrun", "trl", "vllm"}
+    assert programs >= {"troll", "make", "pip", "accelerate", "python", "git", "sbatch", "trl", "vllm"}
 
 
 @pytest.mark.filterwarnings("error:.*it was measured for 8 to 32")  # the page forgot the number of GPUs
@@ -209,10 +208,6 @@ def take_cd(words, monkeypatch):
     assert words == [Path(PROJECT["urls"]["Repository"]).name]
 
 
-def take_torchrun(words, monkeypatch):
-    assert Path(get_args_parser().parse_args(words).training_script).is_file()
-
-
 def take_sbatch(words, monkeypatch):
     assert words[0] == "--nodes" and Path(words[2]).is_file()
     monkeypatch.setattr(TrainingArguments, "world_size", property(lambda self: 8 * (int(words[1]) - 1)))
@@ -239,7 +234,6 @@ TAKES = {
     "pip": take_pip,
     "git": take_git,
     "cd": take_cd,
-    "torchrun": take_torchrun,
     "sbatch": take_sbatch,
     "trl": take_trl,
     "vllm": take_what_is_not_installed,

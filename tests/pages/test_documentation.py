@@ -42,14 +42,35 @@ OTHER_NAMES = {
 }
 
 
+# "All other options of transformers' Trainer": neither TRL's loss nor the trust region reads them
+REST = re.findall(
+    r"\w+",
+    """
+    output_dir num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps optim
+    optim_args optim_target_modules weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
+    average_tokens_across_devices use_cache torch_empty_cache_steps seed data_seed full_determinism use_cpu
+    accelerator_config debug callbacks optimizers eval_delay ddp_backend ddp_timeout logging_strategy logging_steps
+    logging_first_step log_on_each_node logging_nan_inf_filter log_level log_level_replica disable_tqdm report_to
+    run_name project trackio_space_id trackio_bucket_id trackio_static_space_id log_completions
+    log_completions_hub_repo log_multimodal log_unique_prompts num_completions_to_print skip_memory_metrics
+    save_only_model save_strategy save_steps save_on_each_node save_total_limit load_best_model_at_end
+    greater_is_better resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint push_to_hub
+    hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision dataloader_drop_last
+    dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
+    dataloader_multiprocessing_context dataloader_in_order remove_unused_columns eval_use_gather_object
+    include_num_input_tokens_seen do_train do_eval do_predict local_rank
+""",
+)
+
+
 def named_options():
     """Backticked names of the first column of the tables, and of the text below the last table."""
     listed = []
-    tables, _, rest = TABLE.partition("## Everything around the loss")
+    tables, _, rest = TABLE.partition("## Everything else")
     for line in tables.splitlines():
         if line.startswith("| ") and "|---" not in line:
             listed += re.findall(r"`([^`]+)`", line.split("|")[1])
-    listed += re.findall(r"`([^`]+)`", rest.partition("## Advantage estimators")[0])
+    listed += re.findall(r"`([^`]+)`", rest)
     return [name for name in listed if name not in OTHER_NAMES]
 
 
@@ -61,12 +82,11 @@ def all_options():
 
 
 def test_every_option_is_in_the_table_and_no_other():
-    listed = named_options()
+    """A new option of TRL's needs a row, or to be one of those that the trust region does not read."""
+    listed = [*named_options(), *REST]
     assert set(listed) - all_options() == set()
     assert all_options() - set(listed) == set()
-    # `loss_type` is partly refused; `gradient_accumulation_steps` stands beside what it is compared with
-    repeated = {name for name in listed if listed.count(name) > 1}
-    assert repeated == {"loss_type", "gradient_accumulation_steps"}
+    assert {name for name in listed if listed.count(name) > 1} == {"loss_type"}, "which is partly refused"
 
 
 @pytest.mark.parametrize("page", ["docs/design.md", "docs/kernels.md", "tests/README.md", "CONTRIBUTING.md"])
@@ -81,7 +101,7 @@ def test_files_that_contributors_are_sent_to_exist(page):
 
 
 def test_names_in_the_design_exist():
-    """The ways of the old policy and of a setting, through functions and fields."""
+    """The way of the old policy, through functions and fields."""
     ways = (DOCS / "design.md").read_text(encoding="utf-8").partition("### Where to start")[2].partition("\n## ")[0]
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "troll_trl").rglob("*.py"))
     named = set(re.findall(r"`(\w+)`", ways))
@@ -167,6 +187,24 @@ def test_a_line_of_the_site_does_not_end_within_a_flag():
     block = '<div class="language-bash">a<span> </span>--max_prompt_tokens</div>'
     for html in ("<code>a --max_prompt_tokens</code>", block):
         assert hooks.on_page_content(html) == html.replace("--max_prompt_tokens", word)
+
+
+def test_a_number_of_the_site_stays_whole():
+    """A line ended with "1e-", and "4" was in the next."""
+    word = '<span class="word">1e-4</span>'
+    html = '<p id="at-1e-4">at 1e-4</p><td>1e-4</td><a href="#1e-4">1e-4</a><pre><code>1e-4</code></pre>'
+    shown = f'<p id="at-1e-4">at {word}</p><td>{word}</td><a href="#1e-4">{word}</a><pre><code>{word}</code></pre>'
+    assert hooks.on_page_content(html) == shown
+
+
+def test_a_long_name_in_a_table_may_break_where_its_parts_meet():
+    """The table of options was wider than a telephone, and the tables of other recipes than any screen."""
+    html = "<td><code>arr.actor.use_kl_loss: 0.05</code></td><p><code>use_kl_loss</code></p>"
+    shown = html.replace("arr.actor.use_kl_loss", "arr.<wbr>actor.<wbr>use_<wbr>kl_<wbr>loss", 1)
+    assert hooks.on_page_content(html) == shown
+    assert hooks.on_page_content(r"<td><code>\|S\|</code></td>") == "<td><code>|S|</code></td>"
+    style = (DOCS / "style.css").read_text(encoding="utf-8")
+    assert style.count("td wbr { display: inline; }") == 2 and "td wbr { display: none; }" in style
 
 
 def test_the_first_page_of_the_site_is_the_readme():

@@ -45,7 +45,6 @@ NOT_RUN = {
     "make quickstart": "test_quickstart.py runs it",
     "troll quickstart": "test_quickstart.py runs it",
     "OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= .venv/vllm/bin/python examples/asynchronous_cpu.py": "test_vllm_async.py",
-    "torchrun --nproc_per_node 2 tests/support/stored_rollouts.py OUT": "test_distributed.py runs it",
     "python -m evidence.run evidence/peers.yaml": "a study, of hours",
     "troll grpo --config": "a model of a hub",
     "troll eval --config": "a model of a hub",

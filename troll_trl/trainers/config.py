@@ -48,17 +48,16 @@ class TrustRegionOptions(_TrlConfig):
         "projection",
         "'projection' for TROLL. 'penalty' for TRL's clip (`epsilon`, `epsilon_high`; inf for no limit) with "
         "`regression_coef` times TROLL's regression for tokens outside of `kl_bound`. 'mask' for DPPO, only in GRPO: "
-        "it removes a token's gradient from the surrogate if the token has moved with its advantage and its divergence "
-        "from the old policy exceeds `divergence_bound`; it has no regression. Or your own, by its import path, such "
-        "as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one. It is called "
-        "with the config if it needs an argument.",
+        "it drops the gradient of a token that has moved with its advantage farther than `divergence_bound`. Or the "
+        "import path of your own, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function "
+        "that makes one. If it needs an argument, it gets the config.",
     )
     divergence_type: str | None = setting(
         None,
-        "How mask and penalty measure the policy p against the old policy q. For the sampled token a: 'binary_tv', the "
-        "mask's default, is |p(a) − q(a)|; 'binary_kl' is a KL of (a, not a), with which no support is kept and a step "
-        "costs as much as with a clip. Over the kept tokens and the rest: 'topk_tv' is ½ Σ |p − q|; 'topk_kl', the "
-        "penalty's default, is a KL. The mask's KL is KL(q‖p), the penalty's is KL(p‖q). The penalty has no 'tv'.",
+        "How mask and penalty measure the policy p against the old policy q. For the sampled token a, at a clip's "
+        "cost: 'binary_tv', the mask's default, is |p(a) − q(a)|; 'binary_kl' is a KL of (a, not a). Over the kept "
+        "tokens and the rest: 'topk_tv' is ½ Σ |p − q|; 'topk_kl', the penalty's default, is a KL. The mask's KL is "
+        "KL(q‖p), the penalty's is KL(p‖q). The penalty has no 'tv'.",
     )
     # Once a config is made, this is a number. `None` is refused: the type has it because transformers' parser takes
     # `float | str` for numbers alone

@@ -55,20 +55,20 @@ class TrollScriptArguments:
     )
     problem_column: str | None = setting(
         None,
-        "Column with the problems, if the dataset has neither a known schema nor a column `prompt`. Of the dataset of "
-        "`eval_dataset_name` too, if that has the column. Otherwise that must have a known schema.",
+        "Column with the problems, if the dataset has neither a known schema nor a column `prompt`. The same holds for "
+        "`eval_dataset_name`, if that dataset has the column.",
     )
     answer_column: str | None = setting(
         None,
         "Column with the gold answers, if the dataset has no known schema. `math_accuracy` and other rewards that "
-        "read `solution` need them. For `eval_dataset_name` as `problem_column`.",
+        "read `solution` need them. The same holds for `eval_dataset_name`, if that dataset has the column.",
     )
     instruction: str | None = setting(None, "Text after every problem or prompt, such as how to mark the final answer.")
     system_prompt: str | None = setting(None, "System message before every problem.")
     row_filter: str | None = setting(
         None,
-        "Train only on rows with this text in this column: column=value, such as ability=math. It does not filter the "
-        "dataset of `eval_dataset_name`.",
+        "Train only on rows with this text in this column: column=value, such as ability=math. It does not filter "
+        "`eval_dataset_name`.",
     )
     max_prompt_tokens: int | None = setting(None, "Drop longer prompts, and warn how many. No prompt is truncated.")
     max_train_samples: int | None = setting(None, "Train on the first problems only, this many.")
@@ -82,8 +82,7 @@ class TrollScriptArguments:
     ignore_bias_buffers: bool = setting(False, "Has no effect, as in `trl grpo`.")
     resume: bool = setting(
         False,
-        "Continue from the newest complete checkpoint in `output_dir`. If there is none, start a new run. Use it for "
-        "jobs that a cluster may restart.",
+        "Continue from the newest complete checkpoint in `output_dir`. If there is none, start a new run.",
     )
     mixture: Any = field(init=False, repr=False, default=None)
     settings: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
