@@ -14,8 +14,8 @@ import numpy as np
 from evidence.age import COMMON, RARE
 from evidence.rate import RATE_NAMES, RATES
 from evidence.results import read_records
-from evidence.tables import RESAMPLES, Cell, Record, Table, markdown, points, pooled_difference
-from math_answers.evaluation.statistics import Estimate
+from evidence.tables import RESAMPLES, Cell, Record, Table, markdown, percent, points, pooled_difference
+from math_answers.evaluation.statistics import Estimate, estimate
 
 PLACES = {"rare, 8": (RARE, 8), "rare, 32": (RARE, 32), "common, 8": (COMMON, 8), "wordy, 8": (("wordy-2",), 8)}
 PULLS = ("troll", "clip-pull", "clip-binary-pull", "unlimited-pull")
@@ -223,6 +223,31 @@ def statements(records: Sequence[Record]) -> str:
     return markdown(header, rows) if rows else "Stage 2 has not run: nothing is decided."
 
 
+def successes(records: Sequence[Record]) -> str:
+    """
+    Stage 2: success in percent at each method's best learning rate, at four times it, and at 1.6e-3 for all, with 95 %
+    intervals: tasks of equal weight, and the seeds of 63 to 67 that have the cell.
+    """
+    runs, rows = Runs(records), []
+    for (place, (tasks, age)), method in product(PLACES.items(), LABELS):
+        bests = {task: runs.best(task, age, method) for task in tasks}
+        texts = []
+        for multiple in (1, 4, None):
+            cells = [
+                runs.cells.get((task, age, method, HIGHEST if multiple is None else multiple * best), {})
+                for task, best in bests.items()
+                if best is not None
+            ]
+            values = [Cell([cell[s] for s in FEW if s in cell]).values("success")[:, None] for cell in cells]
+            complete = len(values) == len(tasks) and all(map(len, values))
+            texts.append(percent(estimate(values, RESAMPLES, seed=0)[0]) if complete else "")
+        if any(texts):
+            rates = ", ".join(f"{rate:g}" for rate in bests.values() if rate is not None)
+            rows.append([place, LABELS[method], rates, *texts])
+    header = ["tasks, updates", "method", "best rates", "1×", "4×", "1.6e-3"]
+    return markdown(header, rows) if rows else "Stage 2 has not run."
+
+
 # -- What was measured ------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +328,7 @@ def binary_32(records: Sequence[Record]) -> str:
 TABLES: dict[str, Table] = {
     "found": found,
     "statements": statements,
+    "successes": successes,
     "by-rate": by_rate,
     "by-task": by_task,
     "weights": weights,
