@@ -87,7 +87,7 @@ class FiniteGuard:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._updates, self._skipped, self._in_a_row = (state[name] for name in ("updates", "skipped", "in_a_row"))
         self.bad_rewards = state["bad_rewards"]
-        self.nothing_scored = state.get("nothing_scored", False)
+        self.nothing_scored = state["nothing_scored"]
 
     # -- Rewards ----------------------------------------------------------------------------------------------------
 
