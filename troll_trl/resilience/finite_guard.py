@@ -187,7 +187,7 @@ class FiniteGuard:
         self._counts[self._counted.index(name)] += count
 
     def count_bounded(self, bad: torch.Tensor) -> None:
-        """In a loss: count `bad` tokens, for which the trust region gave a NaN or an infinity."""
+        """Count the `bad` tokens of a loss, for which the trust region gave a NaN or an infinity."""
         if self._counting:
             self._count("trust_region", bad)
 
