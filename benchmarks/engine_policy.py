@@ -29,7 +29,8 @@ from common import Report, parser
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from troll_trl.trainers.engine_policy import EngineOldPolicyCache, read_answer
+from troll_trl.trainers.engine_policy import EngineOldPolicyCache
+from troll_trl.trainers.engine_rows import read_answer
 
 CONTEXT, H100 = 2048, 400e12  # tokens; FLOP/s
 SHAPES = {  # hidden and intermediate size, layers, heads, key-value heads

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from troll_trl.kernels import blocks, coefficients, fold, gradient, outcomes, projection, support, topk
-from troll_trl.kernels.dispatch import FP_FUSION, INTERPRETED, TRITON_AVAILABLE
+from troll_trl.kernels.dispatch import FP_FUSION, INTERPRETED, TRITON_AVAILABLE, warps_for_row
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
 
 if not TRITON_AVAILABLE:
@@ -135,7 +135,7 @@ def project_source(dtype, softcap, bias, slots=K + 1, bound=0.05):
     """Always of float32: the head's log-probabilities are, whatever the dtype of its products."""
     padded = triton.next_power_of_2(slots)
     return make(
-        projection._project_kernel, dtype, softcap, bias, projection.warps_for(padded),
+        projection._project_kernel, dtype, softcap, bias, warps_for_row(padded),
         projection_types(torch.float32), BOUND=bound, TOLERANCE=1e-5, EXP_UNDERFLOW=projection.EXP_UNDERFLOW,
         MAX_EVALUATIONS=projection.MAX_EVALUATIONS, NEWTON_EVALUATIONS=projection.NEWTON_EVALUATIONS,
         ZERO_POLICY_LOG_RATIO=projection.ZERO_POLICY_LOG_RATIO, SLOTS=padded,
@@ -145,7 +145,7 @@ def project_source(dtype, softcap, bias, slots=K + 1, bound=0.05):
 def project_backward_source(dtype, softcap, bias, slots=K + 1):
     padded = triton.next_power_of_2(slots)
     return make(
-        projection._project_backward_kernel, dtype, softcap, bias, projection.warps_for(padded),
+        projection._project_backward_kernel, dtype, softcap, bias, warps_for_row(padded),
         projection_types(torch.float32), ZERO_POLICY_LOG_RATIO=projection.ZERO_POLICY_LOG_RATIO, SLOTS=padded,
     )  # fmt: skip
 
@@ -159,7 +159,7 @@ def support_source(dtype, softcap, bias, k=K - 1):
 
 def outcomes_source(dtype, softcap, bias, k=K):
     slots = triton.next_power_of_2(k)
-    warps = outcomes.warps_for(slots)
+    warps = warps_for_row(slots)
     return make(
         outcomes._outcomes_kernel, torch.float32, softcap, bias, warps, {"ids_ptr": "i32"}, FLOOR=FLOOR, SLOTS=slots
     )
@@ -167,7 +167,7 @@ def outcomes_source(dtype, softcap, bias, k=K):
 
 def coefficients_source(dtype, softcap, bias, k=K):
     slots = triton.next_power_of_2(k)
-    return make(coefficients._coefficients_kernel, torch.float32, softcap, bias, outcomes.warps_for(slots), SLOTS=slots)
+    return make(coefficients._coefficients_kernel, torch.float32, softcap, bias, warps_for_row(slots), SLOTS=slots)
 
 
 SOURCES = {

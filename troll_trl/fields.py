@@ -1,6 +1,7 @@
 """Fields of dataclasses that files and flags set: one text documents a field, for `--help` and for the docstring."""
 
 import ast
+import copy
 import copyreg
 import importlib
 import inspect
@@ -91,6 +92,27 @@ def _call_without_secrets(text: str) -> str:
 def state_without_secrets(args: Any) -> dict[str, Any]:
     """What a pickle may hold of a config: its attributes, of which the secret ones are `None`."""
     return {name: None if is_secret(name, value) else without_secrets(value) for name, value in vars(args).items()}
+
+
+class SavedWithoutSecrets:
+    """Mixin for a config that the Trainer saves as `training_args.bin`, which a push uploads, and hands to Weights &
+    Biases and the like: neither has its tokens and passwords. A copy has them."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return state_without_secrets(self)
+
+    def __copy__(self):
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]):
+        copied = memo[id(self)] = object.__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: without_secrets(value) for name, value in super().to_dict().items()}  # type: ignore[misc]
 
 
 def pickle_without_secrets(cls: type) -> None:

@@ -23,7 +23,7 @@ from trl.experimental.async_grpo.async_rollout_worker import (
 
 from troll_trl.experimental.async_grpo.engine import EngineRolloutLoop, sample_log_probs
 from troll_trl.experimental.async_grpo.worker import WatchedRolloutLoop
-from troll_trl.trainers.engine_policy import REST_FLOOR, rows_of
+from troll_trl.trainers.engine_rows import REST_FLOOR, rows_of
 from troll_trl.trainers.vllm import check_server
 
 K = 4

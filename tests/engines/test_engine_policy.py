@@ -21,7 +21,7 @@ from trl_comparison import weights as weights_by_name
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trainers import engine_policy
-from troll_trl.trainers.engine_policy import SampledLogProb, read_answer
+from troll_trl.trainers.engine_rows import SampledLogProb, read_answer
 from troll_trl.trainers.old_policy import OLD_POLICY_KEY, with_dense
 
 V = 100

@@ -31,7 +31,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trainers import troll_trainer
-from troll_trl.trainers.engine_policy import SampledLogProb, read_answer
+from troll_trl.trainers.engine_rows import SampledLogProb, read_answer
 from troll_trl.trainers.sharding import ReshardInEvaluation, reshard
 
 GROUP, GLOBAL_BATCH = 4, 8

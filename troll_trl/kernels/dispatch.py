@@ -65,6 +65,11 @@ def on_device(device: torch.device) -> AbstractContextManager:
     return nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
 
 
+def warps_for_row(slots: int) -> int:
+    """Warps of a program that holds a row of this many numbers in registers. Each thread has up to 4 of them."""
+    return max(slots // 128, 1)
+
+
 def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *arguments: Any, **options: Any) -> None:
     """Launch a kernel that [`jit`] made, on the `device` of its tensors. The package launches every kernel here. A
     `grid` without any program, which CUDA would refuse, launches nothing."""

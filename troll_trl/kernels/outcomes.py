@@ -6,17 +6,12 @@ import math
 
 import torch
 
-from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
+from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton, warps_for_row
 from troll_trl.kernels.fold import FoldState
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, to_logits
 
 # A program holds at most this many kept tokens of a row in registers
 MOST_IN_REGISTERS = 512
-
-
-def warps_for(slots: int) -> int:
-    """Warps of a program whose row has this many slots. Each thread has up to 4 slots."""
-    return max(slots // 128, 1)
 
 
 def outcomes_of(
@@ -48,7 +43,7 @@ def _outcomes_triton(state, token_ids, transform):
     log_probs = torch.empty((rows, k + 1), device=device)
     log_z, entropy = torch.empty(rows, device=device), torch.empty(rows, device=device)
     slots = triton.next_power_of_2(k)
-    constants = {"FLOOR": FLOOR, "SLOTS": slots, "num_warps": warps_for(slots)}
+    constants = {"FLOOR": FLOOR, "SLOTS": slots, "num_warps": warps_for_row(slots)}
     tensors = (*state, token_ids, log_probs, log_z, entropy)
     launch(_outcomes_kernel, (rows,), device, *tensors, k, outer=transform.factor, **constants)
     return log_probs, log_z, entropy

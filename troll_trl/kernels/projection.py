@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
+from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton, warps_for_row
 
 # The constants of both solvers. They stop at this relative accuracy |KL − ε|/ε. It is near the rounding of float32
 # log-probabilities; for float64 ones it is what the arithmetic can resolve.
@@ -30,11 +30,6 @@ def uses_triton(log_p: torch.Tensor) -> bool:
     return use_triton(log_p.device) and log_p.shape[1] <= MOST_IN_REGISTERS
 
 
-def warps_for(slots: int) -> int:
-    """Warps of a program whose row has this many outcomes. Up to 1,024 outcomes, a thread has at most 4."""
-    return min(max(slots // 128, 1), 8)
-
-
 def project_rows(
     log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -50,7 +45,7 @@ def project_rows(
     t, policy_kl, kl = (torch.empty(rows, dtype=torch.float64, device=log_p.device) for _ in range(3))
     padded = triton.next_power_of_2(slots)
     tensors = (log_p, log_q, log_pi, t, policy_kl, kl)
-    constants = {"ZERO_POLICY_LOG_RATIO": ZERO_POLICY_LOG_RATIO, "SLOTS": padded, "num_warps": warps_for(padded)}
+    constants = {"ZERO_POLICY_LOG_RATIO": ZERO_POLICY_LOG_RATIO, "SLOTS": padded, "num_warps": warps_for_row(padded)}
     constants |= {"BOUND": kl_bound, "TOLERANCE": RELATIVE_TOLERANCE[log_p.dtype]}
     constants |= {"EXP_UNDERFLOW": EXP_UNDERFLOW, "MAX_EVALUATIONS": MAX_EVALUATIONS}
     constants |= {"NEWTON_EVALUATIONS": NEWTON_EVALUATIONS}
@@ -68,7 +63,7 @@ def project_rows_backward(
     result = torch.empty_like(log_p)
     padded = triton.next_power_of_2(slots)
     tensors = (grad, log_p, log_q, log_pi, t, result)
-    constants = {"ZERO_POLICY_LOG_RATIO": ZERO_POLICY_LOG_RATIO, "SLOTS": padded, "num_warps": warps_for(padded)}
+    constants = {"ZERO_POLICY_LOG_RATIO": ZERO_POLICY_LOG_RATIO, "SLOTS": padded, "num_warps": warps_for_row(padded)}
     launch(_project_backward_kernel, (rows,), log_p.device, *tensors, slots, **constants)
     return result
 

@@ -161,7 +161,7 @@ class _Targets(NamedTuple):
     positions: torch.Tensor  # (N,), of the hidden states, as numbers of the flattened batch B·T
     sampled_ids: torch.Tensor  # (N,), the labels
     outputs: torch.Tensor  # (N,), where each is in the flattened output
-    shape: torch.Size  # of the output: (B, T − 1), (B, T) with shifted labels, (1, M) with a `token_index`
+    shape: torch.Size  # the output's: (B, T − 1), (B, T) with shifted labels, (1, M) with a `token_index`
 
 
 def _targets(query: _Query) -> _Targets:

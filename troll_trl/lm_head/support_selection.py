@@ -69,7 +69,7 @@ def select_support(
     weights = [weight[cols] for cols in columns]
     if weight.dtype != dtype and tokens < len(hidden):
         weights = [part.to(dtype) for part in weights]
-    # For all positions: `settle_support` then runs once, and not for each tile
+    # These tensors have all positions: `settle_support` then runs once, and not for each tile
     sampled = torch.full((len(hidden), 1), FLOOR, device=device)
     top = empty_top_tokens(len(hidden), support_size - 1, device)
     for rows in slices(len(hidden), tokens):

@@ -44,8 +44,8 @@ class CheckpointedTrainer(_Trainer):
             self.add_callback(self.stop_signal)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
-        """As [`~transformers.Trainer.train`], from the checkpoint that [`find_checkpoint`] gives. After SIGTERM, all
-        ranks raise a `SystemExit` with code 143: the run was saved and can be resumed."""
+        """Train as [`~transformers.Trainer.train`] does, from the checkpoint that [`find_checkpoint`] gives. After
+        SIGTERM, all ranks raise a `SystemExit` with code 143: the run was saved and can be resumed."""
         self.best_checkpoint.resumes_from = checkpoint = self.find_checkpoint(resume_from_checkpoint)
         try:
             output = super().train(checkpoint, *args, **kwargs)

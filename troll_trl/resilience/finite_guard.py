@@ -87,7 +87,7 @@ class FiniteGuard:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._updates, self._skipped, self._in_a_row = (state[name] for name in ("updates", "skipped", "in_a_row"))
         self.bad_rewards = state["bad_rewards"]
-        self.nothing_scored = state.get("nothing_scored", False)
+        self.nothing_scored = state["nothing_scored"]
 
     # -- Rewards ----------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class FiniteGuard:
         self._counts[self._counted.index(name)] += count
 
     def count_bounded(self, bad: torch.Tensor) -> None:
-        """In a loss: count `bad` tokens, for which the trust region gave a NaN or an infinity."""
+        """Count the `bad` tokens of a loss, for which the trust region gave a NaN or an infinity."""
         if self._counting:
             self._count("trust_region", bad)
 

@@ -17,7 +17,7 @@ class ClipGRPOTrainer(CountedEvaluation, SampledAsConfigured, GRPOTrainer):
 
 
 class ClipRLOOTrainer(CountedEvaluation, SampledAsConfigured, RLOOTrainer):
-    """As [`ClipGRPOTrainer`]."""
+    """TRL's trainer and its loss, changed as [`ClipGRPOTrainer`] is."""
 
     @with_parameters_of(RLOOTrainer.__init__)
     def __init__(self, *args, **kwargs):

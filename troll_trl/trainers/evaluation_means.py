@@ -185,7 +185,7 @@ class EvaluationTotals:
             return {}
         tokens, cut_off = lengths.unbind(1)
         metrics = {"completions/clipped_ratio": cut_off.mean().item()}
-        ended = tokens[cut_off == 0] if (cut_off == 0).any() else tokens.new_zeros(1)  # as TRL
+        ended = tokens[cut_off == 0] if (cut_off == 0).any() else tokens.new_zeros(1)  # 0 as in TRL
         for infix, values in {"": tokens, "terminated_": ended}.items():
             for name, value in {"mean": values.mean(), "min": values.min(), "max": values.max()}.items():
                 metrics[f"completions/{name}_{infix}length"] = value.item()

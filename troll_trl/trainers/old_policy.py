@@ -72,7 +72,7 @@ class OldPolicyCache:
     def __init__(self, support_size: int, tail_mass: float, temperature: float):
         self.support_size, self.tail_mass, self.temperature = support_size, tail_mass, temperature
         self._policy: Any = None  # TRL's model, while it generates and scores a rollout
-        self._adapters: frozenset[Any] = frozenset()  # that act in this model
+        self._adapters: frozenset[Any] = frozenset()  # the adapters that act in this model
         self._wanted = False  # whether a loss will read the old policy
         self._support: RaggedDistribution | None = None  # the rollout's old policy, once recorded
         self._log_probs: torch.Tensor | None = None  # (B, C), of the sampled tokens, once scored
@@ -99,8 +99,8 @@ class OldPolicyCache:
         return self.own_pass if is_policy and self._log_probs is None else Pass.REFERENCE
 
     def record(self, score: Callable[[Any], Scores], model: Any, completion_length: int) -> Scores:
-        """In the pass of the old policy: what TRL's `score` makes of the `model`. Its sparse distributions are kept, if
-        a loss will read them."""
+        """Return what TRL's `score` makes of the `model`, in the pass of the old policy. If a loss will read its sparse
+        distributions, they are kept."""
         if not (self._wanted and self.support_size):
             scores = score(model)
         else:
@@ -127,7 +127,7 @@ class OldPolicyCache:
         return old_policy
 
     def answer(self, completion_length: int) -> torch.Tensor:
-        """In the pass of an engine's policy, which no model scores: its log-probabilities `(B, completion_length)`."""
+        """The log-probabilities `(B, completion_length)` of an engine's policy, for its pass: no model scores it."""
         raise NotImplementedError
 
     def equal_where_rounded(self, log_probs: torch.Tensor) -> torch.Tensor:

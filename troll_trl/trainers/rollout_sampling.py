@@ -64,8 +64,8 @@ def unused_options(model: torch.nn.Module, used: GenerationConfig | None) -> dic
 
 @contextmanager
 def special_tokens_alone(model: torch.nn.Module) -> Iterator[None]:
-    """While `generate` runs, have the generation config of a `model`, whatever wraps it, hold its special tokens alone.
-    A checkpoint then saves the config as it was."""
+    """The context in which `generate` runs: the generation config of a `model`, whatever wraps it, has its special
+    tokens alone. A checkpoint then saves the config as it was."""
     modules = _generating(model)
     own = [module.generation_config for module in modules]
     try:

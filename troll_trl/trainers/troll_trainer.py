@@ -10,7 +10,8 @@ from accelerate.utils import is_peft_model
 
 from troll_trl.trainers.arithmetic_check import check_arithmetic
 from troll_trl.trainers.config import TrollOptions
-from troll_trl.trainers.engine_policy import EngineOldPolicyCache, cap_rest_mass
+from troll_trl.trainers.engine_policy import EngineOldPolicyCache
+from troll_trl.trainers.engine_rows import cap_rest_mass
 from troll_trl.trainers.evaluation_means import CountedEvaluation
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics

@@ -29,12 +29,12 @@ class MaskWeight(NamedTuple):
 
 
 def binary_tv(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """`|p(a) − q(a)|`: the total variation of (a, not a)."""
+    """`|p(a) − q(a)|` `(...)`: the total variation of (a, not a), from log-probabilities `(..., S)`."""
     return (policy[..., 0].exp() - old[..., 0].exp()).abs()
 
 
 def binary_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """KL(q‖p) of (a, not a), in nats, from the sampled token alone."""
+    """KL(q‖p) `(...)` of (a, not a), in nats, from the sampled token alone."""
     # Rounding can make a log-probability 0 or more. 1 − q would then have no logarithm
     log_p, log_q = (x[..., 0].clamp(max=-torch.finfo(x.dtype).eps / 2) for x in (policy, old))
     log_other_p, log_other_q = (-torch.expm1(log_p)).log(), (-torch.expm1(log_q)).log()
@@ -43,13 +43,13 @@ def binary_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
 
 def topk_tv(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """`½ Σ |p − q|` over the kept tokens and the rest. The full total variation exceeds it by at most the smaller rest
-    mass."""
+    """`½ Σ |p − q|` `(...)` over the kept tokens and the rest, from log-probabilities `(..., S)` of the policy and the
+    old policy (DPPO, arXiv 2602.04879). The full total variation exceeds it by at most the smaller rest mass."""
     return 0.5 * (policy.exp() - old.exp()).abs().sum(-1)
 
 
 def topk_kl(policy: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """KL(q‖p) over the kept tokens and the rest, in nats. It is at most the full KL."""
+    """KL(q‖p) `(...)` over the kept tokens and the rest, in nats, as [`topk_tv`]. It is at most the full KL."""
     # A policy's rest, a log-sum-exp, is −∞ only if the support is the whole vocabulary. If an engine's old policy then
     # has mass there, it is rounding: the policy has not lost it.
     empty = policy == -math.inf
@@ -115,5 +115,5 @@ def mask_weight(
 
 
 def scale_gradient(log_probs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`log_probs` `(...)` as they are, with `weight` `(...)` times their gradient."""
+    """`log_probs` `(...)`, of any floating dtype, as they are, with `weight` `(...)` times their gradient."""
     return log_probs.detach() + weight * (log_probs - log_probs.detach())

@@ -30,12 +30,12 @@ class TrustRegionOutput:
     What a trust region makes of the policy in one micro-batch.
 
     Attributes:
-        log_probs (`torch.Tensor` of shape `(B, C)`):
+        log_probs (`torch.Tensor` of shape `(B, C)`, float32):
             Replaces `log p(a)` in TRL's surrogate, whose clip range is infinite unless the trust region `clips`.
-        regression (`torch.Tensor` of shape `(B, C)`, *optional*):
-            A term of each token's loss, aggregated like the surrogate.
+        regression (`torch.Tensor` of shape `(B, C)`, float32, *optional*):
+            A term of each token's loss, in nats, aggregated like the surrogate.
         token_stats (`dict[str, torch.Tensor]`):
-            Numbers `(B, C)` of each token, by name, for the metrics.
+            Numbers `(B, C)` of each token, of any dtype, by name, for the metrics.
     """
 
     log_probs: torch.Tensor
@@ -45,8 +45,8 @@ class TrustRegionOutput:
 
 class TrustRegion:
     """
-    A function of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)` that returns a
-    [`TrustRegionOutput`].
+    A function of log-probabilities of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)`, all
+    float32, that returns a [`TrustRegionOutput`].
 
     Slot 0 of the log-probabilities is the sampled token. With a support `S = K + 1`, the kept tokens of the old policy
     and the rest; without one `S = 1`. An unused slot is −∞ in both policies. At masked positions all mass is in the

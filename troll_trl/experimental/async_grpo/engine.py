@@ -2,7 +2,7 @@
 The engine's distribution is the old policy: vLLM's answer for every token, and its way to the loss.
 
 A sample's `old_log_probs` has a row of numbers for each token instead of one number; see
-[`~troll_trl.trainers.engine_policy`]. TRL's own collator then packs the rows in the order of the loss, and scatters
+[`~troll_trl.trainers.engine_rows`]. TRL's own collator then packs the rows in the order of the loss, and scatters
 them over the ranks.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample
 
 from troll_trl.experimental.async_grpo.worker import WatchedRolloutLoop
-from troll_trl.trainers.engine_policy import SampledLogProb, check_tokens, make_rows, read_answer, rows_of
+from troll_trl.trainers.engine_rows import SampledLogProb, check_tokens, make_rows, read_answer, rows_of
 from troll_trl.trust_region.sparse import UNUSED
 
 Likely = Mapping[int, float]  # log-probability of tokens by id

@@ -9,7 +9,7 @@ import numpy as np
 from accelerate.logging import get_logger
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-from troll_trl.trainers.engine_policy import NO_LOG_PROB
+from troll_trl.trainers.engine_rows import NO_LOG_PROB
 
 logger = get_logger(__name__)
 

@@ -19,7 +19,7 @@ from troll_trl.experimental.async_grpo.trl_compat import check_async_made, check
 from troll_trl.experimental.async_grpo.worker import StopEvent, WatchedRolloutLoop, check_worker
 from troll_trl.lm_head import SparseCausalLMOutput
 from troll_trl.resilience.checkpoint import CheckpointedTrainer
-from troll_trl.trainers.engine_policy import cap_rest_mass, sparse_of
+from troll_trl.trainers.engine_rows import cap_rest_mass, sparse_of
 from troll_trl.trainers.kernel_choice import add_head
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO, TROLL

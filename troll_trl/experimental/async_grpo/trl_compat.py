@@ -34,7 +34,7 @@ PARTS: Parts = {
         **dict.fromkeys(("rollout_worker", "vllm_client", "model_version")),  # read
         **dict.fromkeys(("epsilon_low", "epsilon_high", "rollout_queue", "_trained_groups")),  # set
         "_metrics": None,  # without `clip_ratio/*`
-        **dict.fromkeys(("_name", "_paper", "_tag_names")),  # of the model card, overridden
+        **dict.fromkeys(("_name", "_paper", "_tag_names")),  # the model card's, overridden
     },
     # The trainer alone drains its `rollout_queue`
     RolloutQueueDataset: {"__iter__": "self"},
