@@ -15,7 +15,8 @@ from pathlib import Path
 
 from math_answers.evaluation.arguments import EvaluationArguments
 from math_answers.evaluation.printable import PrintableFormatter, printable
-from troll_trl.cli.settings.command import read_command, stop
+from troll_trl.cli.settings.command import stop
+from troll_trl.cli.settings.layers import read_command
 
 
 def print_error(text: str):

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from troll_trl.cli.settings.command import read_training_command, show_warnings_plainly, stop
-from troll_trl.cli.settings.layers import configs_folder, read_layers
+from troll_trl.cli.settings.command import CommandParser, show_warnings_plainly, stop
+from troll_trl.cli.settings.layers import configs_folder, read_command, read_layers
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     if os.environ.get(_SAFE_PATH) == _OURS:  # programs that a reward starts get the path that they expect
         del os.environ[_SAFE_PATH]
     show_warnings_plainly()
-    command = read_training_command(argv, program)
+    command = read_command(argv, program)
     # Here, because they load torch, transformers and TRL, which read the variables under the files' `env`
     from transformers import ProgressCallback
 
@@ -80,15 +80,13 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
 def launch(argv: Sequence[str], program: str) -> None:
     """Train in as many processes as the launcher's flags say; `program` is `troll grpo` or `troll rloo`. Ends with
     code 2 and one message for a mistake of the user, else with the code of the run."""
-    command, algorithm = read_training_command(argv, program), program.split()[-1]
-    if command.algorithm not in (None, algorithm):
-        said = f"`algorithm` is {command.algorithm}, but this is `{program}`."
+    command, algorithm = read_command(argv, program), program.split()[-1]
+    if (named := command.algorithm()) not in (None, algorithm):
+        said = f"`algorithm` is {named}, but this is `{program}`."
         stop(program, f"{said} Remove `algorithm`, or run the other command.")
-    command.algorithm = algorithm
-    from troll_trl.cli.settings.parser import StrictParser  # imports torch, as `main` does
+    from troll_trl.cli.settings.parser import training_settings  # imports torch, as `main` does
 
-    # Refuses wrong names and values before any process starts
-    StrictParser(algorithm, program).training_settings_of(command, launches=True)
+    training_settings(command, algorithm, launches=True)  # refuses wrong names and values before any process starts
     run_flags = ["--algorithm", algorithm]
     for config in command.configs:
         run_flags += ["--config", config]
@@ -133,14 +131,11 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
 
 
 def _launcher_options(launcher_flags: list[str], run_flags: list[str], program: str) -> argparse.Namespace:
-    """What accelerate's parser makes of the flags, with its own `--config_file` in place of `--accelerate_config`, a
-    path or a name."""
-    import trl
+    """What accelerate's parser makes of the flags, with the file of TRL's `--accelerate_config` as `config_file`."""
     from accelerate.commands.launch import launch_command_parser
 
-    parser = launch_command_parser()
-    parser.add_argument("--accelerate_config")
-    parser.error = lambda message: stop(program, message)  # without the usage of all its flags
+    parser = CommandParser(prog=program, parents=[launch_command_parser()], add_help=False)
+    parser.add_argument("--accelerate_config", "--accelerate-config")
     switches = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
     words = []
     for flag in launcher_flags:  # a switch takes no value, and a file has one
@@ -148,27 +143,33 @@ def _launcher_options(launcher_flags: list[str], run_flags: list[str], program: 
         if name in switches and (value := value.lower()) not in ("", "true", "false"):
             stop(program, f"`{name.lstrip('-')}` must be true or false, got {value!r}.")
         words += [flag] if name not in switches else [name] * (value != "false")
-    options = parser.parse_args([*words, "-m", "troll_trl.cli.train", *run_flags])
+    options, _ = parser.parse_known_args([*words, "-m", "troll_trl.cli.train", *run_flags])
     if options.training_script != "troll_trl.cli.train":
         stop(program, f"unrecognized arguments: {options.training_script}")
     for name in ("num_processes", "num_machines"):
         if (number := getattr(options, name)) is not None and number < 1:  # accelerate would start one in silence
             stop(program, f"`{name}` must be at least 1, got {number}.")
-    if (name := options.accelerate_config) is not None:
-        if options.config_file is not None:
-            stop(program, "`config_file` and `accelerate_config` are both set. Give one of them.")
-        folders = (configs_folder() / "accelerate", Path(str(trl.__file__)).parent / "accelerate_configs")
-        paths = [Path(name), *(folder / f"{name}.yaml" for folder in folders)]
-        options.config_file = next((str(path) for path in paths if path.is_file()), None)
-        if options.config_file is None:
-            names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-            stop(program, f"--accelerate_config: {name!r} is neither a file nor one of {', '.join(names)}.")
-    try:
-        if options.config_file is not None:
-            read_layers(options.config_file)
-    except ValueError as error:  # no file, or no YAML mapping, which accelerate answers with a traceback
-        stop(program, f"--config_file: {error}")
+    if options.config_file and options.accelerate_config:
+        stop(program, "`config_file` and `accelerate_config` are both set. Give one of them.")
+    if name := options.config_file or options.accelerate_config:
+        options.config_file = _accelerate_file(name, program)
     return options
+
+
+def _accelerate_file(name: str, program: str) -> str:
+    """The file for `accelerate launch` at a path, or of a name: ours, such as `fsdp2`, or TRL's."""
+    import trl
+
+    folders = (configs_folder() / "accelerate", Path(str(trl.__file__)).parent / "accelerate_configs")
+    for path in (Path(name), *(folder / f"{name}.yaml" for folder in folders)):
+        if path.is_file():
+            try:
+                read_layers(path)
+            except ValueError as error:  # accelerate's answer to a file that is no YAML mapping is a traceback
+                stop(program, f"--accelerate_config: {error}")
+            return str(path)
+    names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    stop(program, f"--accelerate_config: {name!r} is neither a file nor one of {', '.join(names)}.")
 
 
 def _warn_if_one_process_starts(options: argparse.Namespace, program: str) -> None:

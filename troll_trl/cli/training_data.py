@@ -35,7 +35,10 @@ def load_datasets(
     if script_args.mixture.datasets:
         # TRL draws the test split from numpy's state, which must be the same in all processes, and in a resumed run
         set_seed(training_args.seed)
-        mixture = get_dataset(script_args.mixture)
+        try:
+            mixture = get_dataset(script_args.mixture)
+        except (AttributeError, TypeError) as error:  # a number in place of a path, a split of streamed rows
+            raise ValueError(f"`datasets` cannot be loaded: {error}") from error
 
     def load(name: str | None, split: str, config: str | None, columns: dict[str, Any], options: PromptOptions) -> Any:
         if name is not None:
