@@ -109,8 +109,8 @@ COMMANDS = {
     "The nearest is qwen3-8b/dapo. `troll configs` lists all.",
     "grpo --config qwen8b/gsm8k": "The nearest is qwen3-8b/gsm8k.",
     "grpo --config configs/qwen3-8b/mth.yaml": "The nearest is qwen3-8b/math.",
-    "rloo --config quickstart": "`loss_type`. It is an option of grpo: set `algorithm: grpo`, or remove it. To change a "
-    "config that comes with the package: troll configs copy quickstart",
+    "rloo --config quickstart": "`loss_type`. It is an option of grpo: set `algorithm: grpo`, or remove it. To change "
+    "a config that comes with the package: troll configs copy quickstart",
     "grpo --config latin.yaml": "latin.yaml cannot be read: 'utf-8' codec can't decode",
     # Evaluation
     "eval": "Nothing to do",

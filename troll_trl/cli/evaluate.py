@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from math_answers.evaluation.arguments import EvaluationArguments
-from math_answers.evaluation.printable import PrintableFormatter, printable
+from math_answers.printable import PrintableFormatter, printable
 from troll_trl.cli.settings.command import stop
 from troll_trl.cli.settings.layers import read_command
 

@@ -18,8 +18,8 @@ RUN_HELP = """
 
 def write_report(runs: Sequence[str], success: str | None, output: Path, prints_table: bool = True) -> None:
     """Write the page, its figures and its table into `output`, and print the table and the notes."""
-    from math_answers.evaluation.printable import printable
     from math_answers.evaluation.tables import markdown
+    from math_answers.printable import printable
     from math_answers.whole_files import write_text
     from troll_trl.report.figures import draw_figures
     from troll_trl.report.page import make_table, warnings_of, write_page
@@ -57,6 +57,6 @@ def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
     try:
         write_report(options.runs, options.success, options.output)
     except (ReportError, OSError) as error:
-        from math_answers.evaluation.printable import printable
+        from math_answers.printable import printable
 
         stop(program, printable(str(error)))
