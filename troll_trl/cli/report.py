@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
         help="reward function whose mean is the success rate (default: functions with `accuracy` in their name)",
     )
     options = parser.parse_args(argv)
-    from troll_trl.report.runs import ReportError  # imports pandas
+    from troll_trl.report.runs import ReportError  # it imports pandas
 
     try:
         write_report(options.runs, options.success, options.output)

@@ -21,17 +21,17 @@ from troll_trl.cli.settings.layers import configs_folder, read_command, read_lay
 
 logger = logging.getLogger(__name__)
 
-_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "troll"  # any text sets the variable
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "troll"  # the variable holds with any text
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     """Train, in this process. Ends with code 2 and one message for a mistake of the user; with code 1 if numbers were
     not finite, or a vLLM server was lost."""
-    if os.environ.get(_SAFE_PATH) == _OURS:  # programs that a reward starts get the path that they expect
+    if os.environ.get(_SAFE_PATH) == _OURS:  # a program that a reward starts gets the path that it expects
         del os.environ[_SAFE_PATH]
     show_warnings_plainly()
     command = read_command(argv, program)
-    # Here, because they load torch, transformers and TRL, which read the variables under the files' `env`
+    # These load torch, transformers and TRL, which read the variables under the files' `env`
     from transformers import ProgressCallback
 
     from troll_trl.cli.make_trainer import make_trainer
@@ -84,7 +84,7 @@ def launch(argv: Sequence[str], program: str) -> None:
     if (named := command.algorithm()) not in (None, algorithm):
         said = f"`algorithm` is {named}, but this is `{program}`."
         stop(program, f"{said} Remove `algorithm`, or run the other command.")
-    from troll_trl.cli.settings.parser import training_settings  # imports torch, as `main` does
+    from troll_trl.cli.settings.parser import training_settings  # it imports torch, as `main` does
 
     training_settings(command, algorithm, launches=True)  # refuses wrong names and values before any process starts
     run_flags = ["--algorithm", algorithm]
@@ -98,7 +98,7 @@ def launch(argv: Sequence[str], program: str) -> None:
 
 
 def _one_process_is_enough() -> bool:
-    """Whether `accelerate launch` without flags would start one process: then this process trains."""
+    """Return whether `accelerate launch` without flags would start one process. Then this process trains."""
     import torch
     from accelerate.commands.config.config_args import default_config_file
 
@@ -112,7 +112,7 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ["TROLL_LAUNCHED"] = "1"  # the launcher's settings in the files have been read
-    # Or `python -m` looks for every module in the working directory first, and runs a file wandb.py there
+    # Without it `python -m` looks for every module in the working directory first, and runs a file wandb.py there
     if Path(__file__).parents[2] != Path.cwd():  # a clone that is not installed is found there alone
         os.environ.setdefault(_SAFE_PATH, _OURS)
     # After SIGTERM the launcher kills its processes when this time is over. The default of 30 seconds is too short for
@@ -126,12 +126,12 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
         raise SystemExit(error.returncode) from None
     except ChildFailedError as error:
         raise SystemExit(error.get_first_failure()[1].exitcode) from None
-    except ValueError as error:  # flags that do not go together
+    except ValueError as error:  # the flags do not go together
         stop(program, error)
 
 
 def _launcher_options(launcher_flags: list[str], run_flags: list[str], program: str) -> argparse.Namespace:
-    """What accelerate's parser makes of the flags, with the file of TRL's `--accelerate_config` as `config_file`."""
+    """Parse the launcher's flags as accelerate does. The file of TRL's `--accelerate_config` becomes `config_file`."""
     from accelerate.commands.launch import launch_command_parser
 
     parser = CommandParser(prog=program, parents=[launch_command_parser()], add_help=False)
@@ -157,7 +157,8 @@ def _launcher_options(launcher_flags: list[str], run_flags: list[str], program: 
 
 
 def _accelerate_file(name: str, program: str) -> str:
-    """The file for `accelerate launch` at a path, or of a name: ours, such as `fsdp2`, or TRL's."""
+    """Find the file for `accelerate launch`: `name` is a path, or the name of a file of ours, such as `fsdp2`, or of
+    TRL's."""
     import trl
 
     folders = (configs_folder() / "accelerate", Path(str(trl.__file__)).parent / "accelerate_configs")

@@ -1,4 +1,4 @@
-"""Arguments of a training run, next to those of its trainer and its model, and what does not go together."""
+"""Defines the arguments of a training run, next to those of its trainer and its model, and checks them."""
 
 import logging
 from dataclasses import dataclass, field

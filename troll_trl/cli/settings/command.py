@@ -1,4 +1,4 @@
-"""What all commands share: how a command line is refused, and how a command prints. Nothing here imports torch."""
+"""All commands share how they refuse a command line, and how they print. Nothing here imports torch."""
 
 import argparse
 import difflib
@@ -16,27 +16,27 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **(options | {"allow_abbrev": False}))
-        self.suggest_on_error = False  # of Python 3.14, for choices alone
+        self.suggest_on_error = False  # Python 3.14 suggests choices alone
 
     def parse_args(self, args=None, namespace=None):
-        if unknown := self.unknown_flags(args or ()):  # first, because without them another one seems to be missing
+        if unknown := self.unknown_flags(args or ()):  # else another flag might seem to be missing
             self.error("\n  ".join(unknown))
         return super().parse_args(args, namespace)
 
     def unknown_flags(self, words: Iterable[str]) -> list[str]:
-        """One line for each flag that the parser does not know."""
+        """Return one line for each flag that the parser does not have."""
         flags = [word.partition("=")[0] for word in words if is_flag(word)]
         unknown = [flag for flag in flags if flag not in self._option_string_actions]
         return [f"unknown flag {flag}. {self.advice(name_of(flag), '--')}" for flag in unknown]
 
     def advice(self, name: str, prefix: str = "") -> str:
-        """What to write in place of an unknown name."""
+        """Say what to write in place of an unknown name."""
         near = nearest(name, map(name_of, self._option_string_actions))
         return f"The nearest valid name is {prefix}{near}." if near else "No valid name is near it."
 
     def _check_value(self, action, value):
         try:
-            if value is not None:  # what a field may be without being one of its choices
+            if value is not None:  # a field that may be `None` has no choice for it
                 super()._check_value(action, value)
         except argparse.ArgumentError as error:
             if near := nearest(str(value), map(str, action.choices)):
@@ -57,8 +57,8 @@ def name_of(flag: str) -> str:
 
 
 def nearest(name: str, valid: Iterable[str], likeness: float = 0.75) -> str | None:
-    """Which of the valid names was probably meant, or `None`. If it is less like the name than the default `likeness`,
-    it is seldom the one that was meant."""
+    """Return the valid name that was probably meant, or `None`. A setting or a flag that is less like `name` than the
+    default `likeness` is seldom meant."""
     names = {option.lower().replace("-", "_"): option for option in sorted(valid)}
     name = name.lower().replace("-", "_")
     near = difflib.get_close_matches(name, names, n=1, cutoff=likeness)

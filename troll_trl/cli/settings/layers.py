@@ -1,6 +1,6 @@
 """
-A command line and its YAML files in layers: a file's key `base` names the files whose settings it takes over and may
-replace. Some files come with the package: in the wheel next to its code, in a checkout at its top level.
+Reads a command line and its YAML files, which are layers: a file's key `base` names the files whose settings it takes
+over and may replace. Some files come with the package: in the wheel next to its code, in a checkout at its top level.
 `MODEL/DATASET` names a combination of them, and no file. Nothing here imports torch, which reads variables under `env`.
 """
 
@@ -31,7 +31,7 @@ class Command:
     launcher: list[str] = field(default_factory=list)  # flags of `accelerate launch`, which `parser.py` takes out
 
     def algorithm(self) -> Any:
-        """The algorithm that flags or files name, or `None`. The names of the other settings depend on it."""
+        """Return the algorithm that flags or files name, or `None`. The names of the other settings depend on it."""
         parser = CommandParser(prog=self.program, add_help=False)
         parser.add_argument("--algorithm")
         named = [parser.parse_known_args(self.flags)[0].algorithm]
@@ -51,7 +51,7 @@ def read_command(argv: Sequence[str] | None = None, program: str | None = None) 
     except ValueError as error:
         stop(parser.prog, error)
     for _, values in layers:
-        os.environ |= values.pop("env", {})  # before an import that reads one of these variables
+        os.environ |= values.pop("env", {})  # the next imports read some of these variables
     return Command(parser.prog, options.config, flags, layers)
 
 
@@ -59,14 +59,14 @@ def read_command(argv: Sequence[str] | None = None, program: str | None = None) 
 
 
 def configs_folder() -> Path:
-    """The folder of the configs. A wheel holds a copy of the checkout's folder (see `pyproject.toml`)."""
+    """Return the folder of the configs. A wheel holds a copy of the checkout's folder (see `pyproject.toml`)."""
     package = Path(troll_trl.__file__).parent
     shipped = package / "configs"
     return shipped if shipped.is_dir() else package.parent / "configs"
 
 
 def config_names() -> list[str]:
-    """The names of the configs to train or evaluate with, such as `qwen3-0.6b/gsm8k`; not their parts."""
+    """List the configs to train or evaluate with, such as `qwen3-0.6b/gsm8k`; not their parts."""
     folder = configs_folder()
     files = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml")]
     names = {str(file) for file in files if file.parts[0] not in ("accelerate", "base", "data", "models", "paper")}
@@ -75,8 +75,8 @@ def config_names() -> list[str]:
 
 
 def find_config(name: str | Path) -> Path:
-    """The file or combination that `--config` names: a path, or the name of a config that comes with the package;
-    either without `.yaml`, too. If there is neither, the `ValueError` names the nearest."""
+    """Find the file or combination that `--config` names: a path, or the name of a config that comes with the package.
+    Both may lack `.yaml`. If there is neither, the `ValueError` names the nearest."""
     for folder in (Path(), configs_folder()):
         for path in (folder / name, folder / f"{name}.yaml"):
             if path.is_file() or combined_files(path):
@@ -86,13 +86,13 @@ def find_config(name: str | Path) -> Path:
 
 
 def nearest_config(name: str | Path) -> str:
-    """Where to find the right name of a config."""
+    """Name the nearest config, and where all names are."""
     near = nearest(str(name).removesuffix(".yaml").removeprefix("configs/"), config_names(), likeness=0.6)
     return (f" The nearest is {near}." if near else "") + " `troll configs` lists all."
 
 
 def combined_files(path: Path) -> list[Path]:
-    """The files that `configs/MODEL/DATASET.yaml` stands for, in a folder `configs` that has them; else none."""
+    """List the files that `configs/MODEL/DATASET.yaml` stands for, if its folder `configs` has them; else none."""
     folder = path.parent.parent
     files = [folder / "paper.yaml", folder / f"models/{path.parent.name}.yaml", folder / f"data/{path.stem}.yaml"]
     return files if path.suffix == ".yaml" and all(file.is_file() for file in files) else []
@@ -167,7 +167,7 @@ def _load(path: Path) -> dict[str, Any]:
     text = ""
     try:
         values = yaml.load(text := path.read_text(encoding="utf-8"), _Loader)
-    # PyYAML's own, of `!!int abc` and `!!bool abc`, and of a file that one may not read
+    # PyYAML raises the middle three for `!!int abc` and `!!bool abc`
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {_without_values(error, text)}") from None
     if not isinstance(values, dict):
@@ -184,7 +184,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _without_values(error: Exception, text: str) -> str:
-    """What is wrong with a file of this text, where, and at which key. A value may be a token."""
+    """Say what is wrong with a file of this text, where, and at which key, but no value: it may be a token."""
     if isinstance(error, OSError | UnicodeDecodeError | yaml.reader.ReaderError):
         return " ".join(str(error).split())
     if not isinstance(error, yaml.MarkedYAMLError):
@@ -198,12 +198,13 @@ def _without_values(error: Exception, text: str) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}" + (f", at the key `{key[1]}`" if key else "") + f": {said}"
 
 
-# What a text without quotes means below a mapping, if it is no number
+# Below a mapping, a text without quotes may mean one of these, or a number
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None, ".inf": math.inf, "-.inf": -math.inf}
 
 
 def _setting(key: str, value: Any, below: bool = False) -> Any:
-    """The value of this key as [`Layer`] holds it. Below a mapping, YAML 1.2 and Python say what a text means."""
+    """Convert the value of this key to what [`Layer`] holds. Below a mapping, YAML 1.2 and Python say what a
+    text means."""
     if isinstance(value, dict):
         return {str(name): _setting(name, inner, below=True) for name, inner in value.items()}
     if isinstance(value, list):

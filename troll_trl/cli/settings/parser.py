@@ -36,7 +36,7 @@ from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.config import TrollGRPOConfig, TrollOptions, TrollRLOOConfig
 
 # The dataclasses of a command. The second one of a training is the trainer's.
-DATACLASSES: dict[str, tuple[type, ...]] = {
+DATACLASSES: dict[str, tuple[Any, ...]] = {
     "grpo": (TrollScriptArguments, TrollGRPOConfig, TrollModelConfig, DatasetMixtureConfig),
     "rloo": (TrollScriptArguments, TrollRLOOConfig, TrollModelConfig, DatasetMixtureConfig),
     "eval": (EvaluationArguments,),
@@ -54,7 +54,7 @@ _LAUNCHER = (
 # -- Names ------------------------------------------------------------------------------------------------------------
 
 _ENV = "Set the environment variable {} instead, for instance under `env`."
-# What to write in place of a name of TRL, transformers or open-r1, if the nearest valid name misleads or is none
+# The nearest valid name misleads, or there is none, for these names of TRL, transformers and open-r1
 RENAMED = {
     # TRL and transformers
     "torch_dtype": "Write `dtype`.",
@@ -83,7 +83,7 @@ RENAMED = {
     "batch_size": "Write `per_device_train_batch_size`.",
     "epochs": "Write `num_train_epochs`.",
 }
-# The same for `troll eval`: the names of training
+# `troll eval` has other names than training
 EVALUATION = {
     "model_name_or_path": "Write `model`.",
     "dataset_name": "Write `benchmarks: [name=path]`.",
@@ -96,14 +96,14 @@ EVALUATION = {
 
 @cache
 def declared_names(command: str) -> frozenset[str]:
-    """The names of the settings of a command: `"grpo"`, `"rloo"` or `"eval"`."""
+    """Return the names of the settings of a command: `"grpo"`, `"rloo"` or `"eval"`."""
     return frozenset(field.name for kind in DATACLASSES[command] for field in fields(kind) if field.init)
 
 
 @cache
 def launcher_names(command: str) -> frozenset[str]:
-    """The names of the options of `accelerate launch` that are not settings of the run, and not `env`, which means the
-    variables of a TPU. An evaluation has none."""
+    """Return the names of the options of `accelerate launch` that are not settings of the run. `env` is left out:
+    it means the variables of a TPU. An evaluation has none."""
     options = launch_command_parser()._option_string_actions if command != "eval" else {"--help": None}
     names = {name_of(option) for option in options if option.startswith("--")} | {"accelerate_config"}
     return frozenset(names) - declared_names(command) - {"help", "env"}
@@ -111,7 +111,7 @@ def launcher_names(command: str) -> frozenset[str]:
 
 # -- Values -----------------------------------------------------------------------------------------------------------
 
-# What TRL documents, types as any string, and refuses late or never
+# TRL documents these choices, types them as any string, and refuses others late or never
 DOCUMENTED_CHOICES: dict[str, tuple[Any, ...]] = {
     "loss_type": ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"),
     "scale_rewards": ("group", "batch", "none", True, False),
@@ -121,7 +121,7 @@ DOCUMENTED_CHOICES: dict[str, tuple[Any, ...]] = {
     "vllm_model_impl": ("vllm", "transformers"),
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
-# Mappings whose text may also be the path of a file, which transformers reads
+# The text of these mappings may also be the path of a file, which transformers reads
 _MAPPING_OR_PATH = ("accelerator_config", "fsdp_config", "deepspeed")
 
 
@@ -142,8 +142,8 @@ def _number_or_auto(text: str) -> float | str:
     return text if text == "auto" else float(text)
 
 
-_number_or_auto.__name__ = "number or 'auto'"  # for argparse's message
-# How to read the text of a field, if its annotation does not say it
+_number_or_auto.__name__ = "number or 'auto'"  # argparse's message has it
+# The annotations of these fields do not say how to read a text
 _CONVERTERS: dict[str, Any] = {
     "datasets": lambda path: {"path": path},
     "kl_bound": _number_or_auto,
@@ -154,7 +154,7 @@ _CONVERTERS: dict[str, Any] = {
 
 
 def _or_null(convert: Any) -> Any:
-    """A converter that also takes `null`, as a file does."""
+    """Make a converter that also takes `null`, as a file does."""
 
     @functools.wraps(convert)
     def converted(text: str) -> Any:
@@ -164,7 +164,8 @@ def _or_null(convert: Any) -> Any:
 
 
 def _types_in(hint: Any) -> set[Any]:
-    """The alternatives of `list[str] | None` are list and NoneType. A file has a list for a tuple."""
+    """Return the alternatives of a type, which are list and NoneType for `list[str] | None`. A file has a list for a
+    tuple."""
     alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     types = {get_origin(alternative) or alternative for alternative in alternatives}
     return types | {list} if tuple in types else types
@@ -194,7 +195,7 @@ class StrictParser(CommandParser, TrlParser):
             action.type = _CONVERTERS.get(action.dest, action.type)
             if dict in types and action.dest not in _MAPPING_OR_PATH:
                 action.type = _mapping
-            if tuple in types:  # of two numbers
+            if tuple in types:  # it has two numbers
                 action.nargs, action.type = 2, float
             if NoneType in types and action.nargs is None:
                 action.type = _or_null(action.type)
@@ -215,7 +216,7 @@ class StrictParser(CommandParser, TrlParser):
         return f"The nearest valid name is {prefix}{near}." if near else "No valid name is near it."
 
     def settings_of(self, command: Command) -> dict[str, Any]:
-        """The merged settings of the files and flags of a command, by name, each of the right type."""
+        """Merge the settings of the files and flags of a command, by name, each of the right type."""
         if {"-h", "--help"} & {*command.flags}:
             show(self.format_help())
             raise SystemExit(0)
@@ -230,7 +231,7 @@ class StrictParser(CommandParser, TrlParser):
         if unknown:
             self.error("\n  ".join(unknown))
         for action in self._actions:
-            action.default = argparse.SUPPRESS  # only what is given is set
+            action.default = argparse.SUPPRESS  # the namespace gets only what is given
         namespace = argparse.Namespace()
         for path, values in command.layers:
             self._file = f"{path}: "
@@ -261,10 +262,11 @@ class StrictParser(CommandParser, TrlParser):
 
 
 def training_settings(command: Command, algorithm: str, launches: bool = False) -> dict[str, Any]:
-    """The settings of a training run. Those that `accelerate launch` reads, such as `num_processes`, move from the
+    """Read the settings of a training run. Those that `accelerate launch` reads, such as `num_processes`, move from the
     files to `command.launcher`, and if the program launches, from the flags, too. A mistake ends the process with code
     2, and one line names it."""
-    names, given = launcher_names(algorithm), {}
+    names = launcher_names(algorithm)
+    given: dict[str, Any] = {}
     for _, values in command.layers:
         given |= {name: values.pop(name) for name in [*values] if name in names}
     command.launcher = [f"--{name}={value}" for name, value in given.items() if value is not None]
@@ -285,10 +287,12 @@ def training_settings(command: Command, algorithm: str, launches: bool = False) 
 
 def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPOConfig | RLOOConfig, ModelConfig]:
     """
-    The script's arguments, the trainer's ([`TrollGRPOConfig`], [`TrollRLOOConfig`], or TRL's plain one for `method:
-    clip`) and the model's. A mistake ends the process with code 2, and one line names it, the value and the remedy.
+    Make the script's arguments, the trainer's ([`TrollGRPOConfig`], [`TrollRLOOConfig`], or TRL's plain one for
+    `method: clip`) and the model's. A mistake ends the process with code 2. One line names it, the value and
+    the remedy.
     """
-    algorithm = command.algorithm() if command.algorithm() in ("grpo", "rloo") else "grpo"  # which refuses another one
+    named = command.algorithm()
+    algorithm = named if named in ("grpo", "rloo") else "grpo"  # whose parser refuses another one
     settings = training_settings(command, algorithm)
     script_type, training_type, *others = DATACLASSES[algorithm]
     if settings.get("method") == "clip":
