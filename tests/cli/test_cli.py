@@ -25,9 +25,10 @@ from troll_trl.lm_head.kernel_check import KernelCheck
 
 
 def test_help_lists_the_commands_and_version_is_the_packages(capsys):
-    main.main([])
-    shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown for name in main.COMMANDS)
+    for words in ([], ["--"]):  # the second one ended with a KeyError
+        main.main(words)
+        shown = capsys.readouterr().out
+        assert all(f"  {name} " in shown for name in main.COMMANDS)
     with pytest.raises(SystemExit) as stop:
         main.main(["--version"])
     assert stop.value.code == 0 and capsys.readouterr().out == f"troll_trl {__version__}\n"

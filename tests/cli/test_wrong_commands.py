@@ -170,7 +170,8 @@ FILES = {
     "streaming: true": "`test_split_size` and `streaming` are for a mixture",
     # The launcher
     "num_processes: two": "--num_processes/--num-processes: invalid int value: 'two'",
-    "num_processes: [2]": "--num_processes/--num-processes: invalid int value: ",
+    "num_processes: [2]": "wrong.yaml: `num_processes` must be one value, got ['2']",
+    "main_process_ip: {a: b}": "wrong.yaml: `main_process_ip` must be one value",
     "multi_gpu: perhaps": "`multi_gpu` must be true or false, got 'perhaps'",
     # What is no mapping of names to values
     "env: [A]": "wrong.yaml: `env` must map names to values.",
@@ -188,6 +189,9 @@ FILES = {
     "seed: *nowhere": "wrong.yaml cannot be read: line 1, column 7, at the key `seed`: found undefined alias",
     "seed: 1\n---\nseed: 2": "wrong.yaml cannot be read: line 2, column 1: expected a single document",
     "? [a]\n: 1": "wrong.yaml cannot be read",
+    "seed: &a [*a]": "wrong.yaml: a value holds itself",
+    "generation_kwargs: &a {x: {y: *a}}": "wrong.yaml: a value holds itself",
+    f"seed: {'[' * 2000}": "wrong.yaml cannot be read: it nests too deep",
     "generation_kwargs: {a: !!bool abc}": "wrong.yaml cannot be read: a value is not what its tag says",
     "generation_kwargs: {a: !!int off}": "wrong.yaml cannot be read: a value is not what its tag says",
 }
@@ -232,7 +236,7 @@ def test_a_wrong_command_ends_with_one_line(command, refusal):
     assert COMMANDS[command] in refusal(*words)
 
 
-@pytest.mark.parametrize("text", FILES)
+@pytest.mark.parametrize("text", FILES, ids=lambda text: text[:80])
 def test_a_wrong_file_ends_with_one_line(text, refusal, tmp_path):
     (tmp_path / "wrong.yaml").write_text(text)
     assert FILES[text] in refusal("grpo", "--config", "run.yaml", "--config", "wrong.yaml")

@@ -36,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--version", action="version", version=f"troll_trl {__version__}")
     parser.add_argument("command", nargs="?", choices=COMMANDS, help=argparse.SUPPRESS)
-    if not argv:
+    command = parser.parse_args(argv[:1]).command
+    if command is None:
         show(parser.format_help().rstrip())
         return
-    command = parser.parse_args(argv[:1]).command
     show_warnings_plainly()
     module, function, _ = COMMANDS[command]
     getattr(import_module(f"troll_trl.cli.{module}"), function)(argv[1:], f"troll {command}")

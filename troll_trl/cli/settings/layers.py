@@ -168,7 +168,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         values = yaml.load(text := path.read_text(encoding="utf-8"), _Loader)
     # PyYAML raises the middle three for `!!int abc` and `!!bool abc`
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, OSError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, OSError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {_without_values(error, text)}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must map names to values (`name: value`).")
@@ -181,12 +181,16 @@ def _load(path: Path) -> dict[str, Any]:
         return {str(name): value if name == "env" else _setting(name, value) for name, value in values.items()}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: a value holds itself, by an anchor.") from None
 
 
 def _without_values(error: Exception, text: str) -> str:
     """Say what is wrong with a file of this text, where, and at which key, but no value: it may be a token."""
     if isinstance(error, OSError | UnicodeDecodeError | yaml.reader.ReaderError):
         return " ".join(str(error).split())
+    if isinstance(error, RecursionError):
+        return "it nests too deep"
     if not isinstance(error, yaml.MarkedYAMLError):
         return "a value is not what its tag says, such as `!!int`"
     mark = error.problem_mark or error.context_mark

@@ -267,8 +267,11 @@ def training_settings(command: Command, algorithm: str, launches: bool = False) 
     2, and one line names it."""
     names = launcher_names(algorithm)
     given: dict[str, Any] = {}
-    for _, values in command.layers:
-        given |= {name: values.pop(name) for name in [*values] if name in names}
+    for path, values in command.layers:
+        for name in [name for name in values if name in names]:
+            given[name] = values.pop(name)
+            if not isinstance(given[name], str | None):
+                stop(command.program, f"{path}: `{name}` must be one value, got {without_secrets(given[name])!r}.")
     command.launcher = [f"--{name}={value}" for name, value in given.items() if value is not None]
     words, command.flags = command.flags, []
     taker = command.flags
