@@ -189,9 +189,9 @@ FILES = {
     "seed: *nowhere": "wrong.yaml cannot be read: line 1, column 7, at the key `seed`: found undefined alias",
     "seed: 1\n---\nseed: 2": "wrong.yaml cannot be read: line 2, column 1: expected a single document",
     "? [a]\n: 1": "wrong.yaml cannot be read",
-    "seed: &a [*a]": "wrong.yaml: a value holds itself",
-    "generation_kwargs: &a {x: {y: *a}}": "wrong.yaml: a value holds itself",
-    f"seed: {'[' * 2000}": "wrong.yaml cannot be read: it nests too deep",
+    "seed: &a [*a]": "wrong.yaml: a value nests too deep, or holds itself",
+    "generation_kwargs: &a {x: {y: *a}}": "wrong.yaml: a value nests too deep, or holds itself",
+    f"seed: {'[' * 2000}": "wrong.yaml: a value nests too deep",
     "generation_kwargs: {a: !!bool abc}": "wrong.yaml cannot be read: a value is not what its tag says",
     "generation_kwargs: {a: !!int off}": "wrong.yaml cannot be read: a value is not what its tag says",
 }

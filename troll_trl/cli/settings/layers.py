@@ -142,7 +142,10 @@ def read_layers(name: str | Path) -> list[Layer]:
     its key `base` names; each replaces the settings of those before. Raises a `ValueError` for a file that is missing,
     no YAML mapping, with a key twice, or its own base. A combination has a path, and no file.
     """
-    return _read(find_config(name), ())
+    try:
+        return _read(find_config(name), ())
+    except RecursionError:
+        raise ValueError(f"{name}: a value nests too deep, or holds itself by an anchor.") from None
 
 
 def _read(path: Path, named_by: tuple[Path, ...]) -> list[Layer]:
@@ -164,11 +167,12 @@ def _read(path: Path, named_by: tuple[Path, ...]) -> list[Layer]:
 
 
 def _load(path: Path) -> dict[str, Any]:
+    """Read one file. Its `base` and its `env` are among the settings."""
     text = ""
     try:
         values = yaml.load(text := path.read_text(encoding="utf-8"), _Loader)
     # PyYAML raises the middle three for `!!int abc` and `!!bool abc`
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, OSError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {_without_values(error, text)}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must map names to values (`name: value`).")
@@ -181,16 +185,12 @@ def _load(path: Path) -> dict[str, Any]:
         return {str(name): value if name == "env" else _setting(name, value) for name, value in values.items()}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    except RecursionError:
-        raise ValueError(f"{path}: a value holds itself, by an anchor.") from None
 
 
 def _without_values(error: Exception, text: str) -> str:
     """Say what is wrong with a file of this text, where, and at which key, but no value: it may be a token."""
     if isinstance(error, OSError | UnicodeDecodeError | yaml.reader.ReaderError):
         return " ".join(str(error).split())
-    if isinstance(error, RecursionError):
-        return "it nests too deep"
     if not isinstance(error, yaml.MarkedYAMLError):
         return "a value is not what its tag says, such as `!!int`"
     mark = error.problem_mark or error.context_mark
@@ -207,8 +207,8 @@ _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None, ".inf
 
 
 def _setting(key: str, value: Any, below: bool = False) -> Any:
-    """Convert the value of this key to what [`Layer`] holds. Below a mapping, YAML 1.2 and Python say what a
-    text means."""
+    """Convert the value of this key to what [`Layer`] holds. Below a mapping, YAML 1.2 and Python say what a text
+    means."""
     if isinstance(value, dict):
         return {str(name): _setting(name, inner, below=True) for name, inner in value.items()}
     if isinstance(value, list):
