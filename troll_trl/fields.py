@@ -1,4 +1,4 @@
-"""Fields of dataclasses that files and flags set: one text documents a field, for `--help` and for the docstring."""
+"""Files and flags set fields of dataclasses. One text documents a field, for `--help` and for the docstring."""
 
 import ast
 import copy
@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 
 def document(cls: type) -> type:
-    """Class decorator: writes the settings of `cls` and of this package's bases into its docstring's `Args:`."""
+    """Decorate a class: write the settings of `cls` and of this package's bases into its docstring's `Args:`."""
     ours = [base for base in cls.__mro__ if base.__module__.startswith("troll_trl.")]
     lines = []
     for option in fields(cls):
@@ -33,7 +33,7 @@ def document(cls: type) -> type:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether an option is a number, which a boolean is not. NaN is one, and lies in no range."""
+    """Return whether an option is a number, which a boolean is not. NaN is one, and lies in no range."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -46,25 +46,25 @@ _SECRET = re.compile(
 )
 _HINT = re.compile(r"token|passw|passphrase|secret|credential|auth|cookie|key|://", re.IGNORECASE)
 _NO_SECRET = re.compile(r"(bos|eos|pad|unk|sep|cls|mask|image|video|audio|stop|start|end)_token$", re.IGNORECASE)
-_USER = re.compile(r"(?<=://)[^/\s?#]*@")  # and password, in an address
-_PARAMETER = re.compile(r"(?<=[?&])([\w.-]+)=[^&\s#]*&?")  # of an address
+_USER = re.compile(r"(?<=://)[^/\s?#]*@")  # user and password in an address
+_PARAMETER = re.compile(r"(?<=[?&])([\w.-]+)=[^&\s#]*&?")  # a parameter of an address
 
 
 def is_secret(name: Any, value: Any = "") -> bool:
-    """Whether a setting of this name holds a token, a password or a key. `token: true` does not."""
+    """Return whether a setting of this name holds a token, a password or a key. `token: true` does not."""
     if not isinstance(name, str) or value is None or isinstance(value, bool):
         return False
     return _SECRET.search(name) is not None and _NO_SECRET.search(name) is None
 
 
 def may_hold_secret(text: str) -> bool:
-    """Whether a text that nothing can read has the name of a secret in it, or an address."""
+    """Return whether a text that no parser can read has the name of a secret in it, or an address."""
     return _HINT.search(text) is not None
 
 
 def without_secrets(value: Any) -> Any:
-    """A setting without the tokens, passwords and keys of mappings in it, of addresses, and of the calls of
-    `reward_funcs`. What it holds else stays as it is."""
+    """Copy a setting without the tokens, passwords and keys of mappings in it, of addresses, and of the calls of
+    `reward_funcs`. All else stays as it is."""
     if type(value) is dict:
         return {name: without_secrets(inner) for name, inner in value.items() if not is_secret(name, inner)}
     if type(value) in (list, tuple):
@@ -90,7 +90,7 @@ def _call_without_secrets(text: str) -> str:
 
 
 def state_without_secrets(args: Any) -> dict[str, Any]:
-    """What a pickle may hold of a config: its attributes, of which the secret ones are `None`."""
+    """Return the attributes of a config for a pickle. The secret ones are `None`."""
     return {name: None if is_secret(name, value) else without_secrets(value) for name, value in vars(args).items()}
 
 
@@ -125,7 +125,7 @@ def pickle_without_secrets(cls: type) -> None:
 
 
 def imported(path: str) -> Any:
-    """What a dotted import path such as `my_lib.rewards.custom_reward` names. A module that is nowhere else is looked
+    """Import what a dotted path such as `my_lib.rewards.custom_reward` names. A module that is nowhere else is looked
     for in the working directory, which is then the last place for other imports, too. An `ImportError` or
     `AttributeError` says what is missing."""
     module, _, attribute = path.rpartition(".")
@@ -134,7 +134,7 @@ def imported(path: str) -> Any:
     package, here = module.partition(".")[0], os.getcwd()
     if package not in sys.modules and here not in sys.path:
         spec = find_spec(package)
-        if spec is None or spec.origin is None:  # nowhere, or a folder without code
+        if spec is None or spec.origin is None:  # it is nowhere, or a folder without code
             sys.path.append(here)  # it stays: the module may import others later, and a worker process this one
     try:
         return getattr(importlib.import_module(module), attribute)

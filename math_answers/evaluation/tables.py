@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from math_answers.evaluation.printable import in_markdown, printable
 from math_answers.evaluation.statistics import smallest_p_value
+from math_answers.printable import in_markdown, printable
 
 
 def results_table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -19,21 +19,19 @@ from troll_trl import __version__
 from troll_trl.cli import configs, environment, main, train
 from troll_trl.cli.output_folder import save_settings
 from troll_trl.cli.settings.layers import config_names, configs_folder, find_config, read_layers
-from troll_trl.cli.settings.names import declared_names
+from troll_trl.cli.settings.parser import declared_names
 from troll_trl.kernels import dispatch
 from troll_trl.lm_head.kernel_check import KernelCheck
 
 
 def test_help_lists_the_commands_and_version_is_the_packages(capsys):
-    main.main([])
-    shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown for name in main.COMMANDS)
+    for words in ([], ["--"]):  # the second one ended with a KeyError
+        main.main(words)
+        shown = capsys.readouterr().out
+        assert all(f"  {name} " in shown for name in main.COMMANDS)
     with pytest.raises(SystemExit) as stop:
         main.main(["--version"])
     assert stop.value.code == 0 and capsys.readouterr().out == f"troll_trl {__version__}\n"
-    with pytest.raises(SystemExit) as stop:
-        main.main(["gropo"])
-    assert stop.value.code == 2 and "'gropo'" in capsys.readouterr().err
 
 
 def run_and_list_heavy_imports(*words):
@@ -150,15 +148,9 @@ def test_a_copied_config_is_one_file_that_says_what_the_original_says(tmp_path, 
     for name in config_names():
         [layer] = read_layers(f"configs/{name}.yaml")
         assert layer.values and layer.values == settings_in(configs_folder() / f"{name}.yaml")
-    said = {
-        "qwen3-0.6b/gsm8k": "is there already",
-        "qwen3-0.6b/gsm": "The nearest is qwen3-0.6b/gsm8k.",
-        "x": "lists all",
-    }
-    for name, message in said.items():
-        with pytest.raises(SystemExit) as stop:
-            configs.main(["copy", name])
-        assert stop.value.code == 2 and message in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        configs.main(["copy", "qwen3-0.6b/gsm8k"])
+    assert stop.value.code == 2 and "is there already" in capsys.readouterr().err
 
 
 def test_the_shown_config_has_each_value_below_the_file_that_sets_it(capsys):
@@ -256,29 +248,6 @@ def test_that_accelerate_starts_one_process_in_place_of_several_is_said(started,
         assert ("`troll grpo … --num_processes 2 --multi_gpu`" in err) == said
 
 
-@pytest.mark.parametrize(
-    ("text", "flags", "expected"),
-    [
-        ("", ("--accelerate_config", "fsdp3"), "'fsdp3' is neither a file nor one of ddp, fsdp1, fsdp2"),
-        ("", ("--num_proceses", "2"), "unknown flag --num_proceses. The nearest valid name is --num_processes."),
-        ("multi_gpu: perhaps", (), "`multi_gpu` must be true or false, got 'perhaps'."),
-        ("algorithm: rloo", (), "`algorithm` is rloo, but this is `troll grpo`."),
-        ("", ("--algorithm", "rloo"), "`algorithm` is rloo, but this is `troll grpo`."),
-    ],
-)
-def test_a_mistake_is_told_before_a_process_is_started(started, capsys, text, flags, expected):
-    Path("run.yaml").write_text(Path("run.yaml").read_text() + text)
-    with pytest.raises(SystemExit) as stop:
-        started("--config", "run.yaml", *flags)
-    assert stop.value.code == 2 and expected in capsys.readouterr().err
-
-
-def test_a_flag_of_the_launcher_that_reaches_the_run_is_named_as_one(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        train.main(["--num_processes", "2"], "train.py")
-    assert "unknown flag --num_processes. It belongs to the launcher" in capsys.readouterr().err
-
-
 def test_settings_are_replaced_as_a_whole(tmp_path, monkeypatch):
     """A kill while they were written left half a file, which `--resume` then compared with."""
     save_settings({"max_steps": "1"}, str(tmp_path))
@@ -319,11 +288,3 @@ def test_half_precision_without_a_gpu_is_refused_before_a_process_starts(flags, 
     said = capsys.readouterr().err
     assert stop.value.code == 2 and f"finds no GPU on this machine, and `{needs}` needs one" in said
     assert "--use_cpu true --bf16 false" in said
-
-
-@pytest.mark.parametrize("config", ["quickstart", "qwen3-0.6b/gsm8k"])
-def test_what_another_algorithm_lacks_in_a_shipped_config_can_be_removed_from_a_copy(config, capsys):
-    with pytest.raises(SystemExit):
-        train.launch(["--config", config], "troll rloo")
-    said = capsys.readouterr().err
-    assert "unknown key `loss_type`" in said and said.endswith(f"the package: troll configs copy {config}\n")

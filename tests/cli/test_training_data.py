@@ -184,6 +184,22 @@ def test_a_mixture_of_problems_and_a_streamed_one(load):
     assert isinstance(streamed, datasets.IterableDataset) and list(streamed) == TEXTS
 
 
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [({"path": 5}, "not int"), ({"name": 2024}, "'int'"), ({"fraction": "a"}, "'str'"), ({"fraction": 0}, "by zero")],
+)
+def test_a_value_of_another_type_in_a_mixture_is_refused(load, entry, said):
+    """Those of a fraction ended with a traceback."""
+    with pytest.raises(ValueError, match=f"`datasets`: .*{said}.* Names and paths are texts"):
+        load(mixture={"datasets": [{"path": "json", "data_files": "texts.jsonl"} | entry]}, **OTHER_REWARD)
+
+
+def test_streamed_rows_cannot_be_split(load):
+    entry = {"path": "json", "data_files": "texts.jsonl"}
+    with pytest.raises(ValueError, match=r"`datasets`: .* streamed rows have no split"):
+        load(mixture={"datasets": [entry], "streaming": True, "test_split_size": 0.5}, **OTHER_REWARD)
+
+
 def test_named_columns_hold_for_an_evaluation_file_that_has_them(load, tmp_path):
     """Such a file was refused, with the advice to name its columns."""
     own = [{"task": f"w{n} w5", "key": str(n)} for n in range(3)]

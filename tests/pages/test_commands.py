@@ -27,7 +27,7 @@ from transformers import TrainingArguments
 from troll_trl.cli import configs, environment, main, quickstart, report, train
 from troll_trl.cli.evaluate import parse_evaluation_args
 from troll_trl.cli.settings.layers import find_config
-from troll_trl.cli.settings.names import declared_names, launcher_names
+from troll_trl.cli.settings.parser import declared_names, launcher_names
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]

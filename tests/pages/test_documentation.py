@@ -20,7 +20,7 @@ from trl import GRPOTrainer, RLOOTrainer
 import troll_trl
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig, __version__
 from troll_trl.cli.settings.arguments import TrollScriptArguments
-from troll_trl.cli.settings.names import RENAMED, declared_names, launcher_names
+from troll_trl.cli.settings.parser import RENAMED, declared_names, launcher_names
 from troll_trl.trainers.config import troll_fields
 
 DOCS = ROOT / "docs"

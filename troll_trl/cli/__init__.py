@@ -1,1 +1,2 @@
-"""The command line: one module for each command, their settings, and what a run prints. May import every package."""
+"""The command line has one module for each command, their settings, and what a run prints. It may import every
+package."""

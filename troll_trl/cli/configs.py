@@ -17,7 +17,7 @@ _HEAD = """\
 
 
 def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> None:
-    """List, show or copy configs. Ends with code 2 and one message: there is no such config, or a file would be
+    """List, show or copy configs. Ends with code 2 and one message if there is no such config, or a file would be
     overwritten."""
     parser = CommandParser(prog=program, description=__doc__)
     parser.add_argument("action", nargs="?", choices=["show", "copy"], help="what to do; without it: list the configs")
@@ -51,8 +51,8 @@ def copy_config(name: str, folder: Path) -> Path:
 
 
 def merged(name: str) -> str:
-    """The text of a config that comes with the package, merged with its bases: the lines and comments of each file
-    below the file's name. Lines that a later file replaces become comments. An unknown name is a `ValueError`."""
+    """Merge a config that comes with the package with its bases: the lines and comments of each file follow the file's
+    name. Lines that a later file replaces become comments. Raises a `ValueError` for an unknown name."""
     if name not in config_names():
         raise ValueError(f"No config that comes with the package has the name {name}.{nearest_config(name)}")
     folder = configs_folder().resolve()
@@ -68,7 +68,7 @@ def merged(name: str) -> str:
 
 
 def _with_comments(text: str, replaced: dict[str, str]) -> str:
-    """The text of a file, with `base` and the replaced keys as comments, which name the file that replaces them."""
+    """Make `base` and the replaced keys of a text comments, which name the file that replaces them."""
     lines = text.splitlines()
     for key, value in yaml.compose(text).value:
         if key.value == "base" or key.value in replaced:

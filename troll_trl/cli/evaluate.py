@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from math_answers.evaluation.arguments import EvaluationArguments
-from math_answers.evaluation.printable import PrintableFormatter, printable
-from troll_trl.cli.settings.command import read_command, stop
+from math_answers.printable import PrintableFormatter, printable
+from troll_trl.cli.settings.command import stop
+from troll_trl.cli.settings.layers import read_command
 
 
 def print_error(text: str):
@@ -23,8 +24,8 @@ def print_error(text: str):
 
 
 def parse_evaluation_args(argv: Sequence[str] | None = None, program: str | None = None) -> EvaluationArguments:
-    """The checked arguments of a command line, and of the YAML file that its `--config` names. Ends with code 2 after
-    one paragraph that names the mistake, the value and the remedy."""
+    """Read and check the arguments of a command line, and of the YAML file that its `--config` names. Ends with code 2
+    after one paragraph that names the mistake, the value and the remedy."""
     command = read_command(argv, program)
     from troll_trl.cli.settings.parser import StrictParser  # imports torch, which reads variables under `env`
 
@@ -79,13 +80,13 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     logger.handlers[0].setFormatter(PrintableFormatter())
     logger.setLevel(logging.INFO)
     warnings.showwarning = lambda message, *_: print_error(f"warning: {message}")
-    again = "The same command" + (" without `overwrite`" if args.overwrite else "")  # which would discard what is there
+    again = "The same command" + (" without `overwrite`" if args.overwrite else "")  # `overwrite` would discard samples
     try:
         if args.model or args.samples is not None:
             evaluate(args)
         if args.compare is not None:
             compare_two(args)
-    except (ValueError, OSError, ImportError) as error:  # what a user can set right, without a traceback
+    except (ValueError, OSError, ImportError) as error:  # a user can set these right without a traceback
         stop(program, printable(str(error)))
     except torch.OutOfMemoryError as error:
         stop(program, f"out of memory. {again} and a lower `batch_size` continues. {error}")

@@ -8,7 +8,7 @@ from importlib import import_module
 from troll_trl import __version__
 from troll_trl.cli.settings.command import CommandParser, show, show_warnings_plainly
 
-# Command: the module and the function that run it, and what it does
+# Each command has a module and a function that run it, and a line of help
 COMMANDS = {
     "grpo": ("train", "launch", "train a model with GRPO: troll grpo --config qwen3-0.6b/gsm8k"),
     "rloo": ("train", "launch", "train a model with RLOO: troll rloo --config qwen3-0.6b/gsm8k-rloo"),
@@ -24,7 +24,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a command, by default the process's. Ends with the command's code."""
+    """Run a command line, by default the process's. The process ends with the command's code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     commands = "\n".join(f"  {name:<12}{said}" for name, (*_, said) in COMMANDS.items())
     parser = CommandParser(
@@ -36,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--version", action="version", version=f"troll_trl {__version__}")
     parser.add_argument("command", nargs="?", choices=COMMANDS, help=argparse.SUPPRESS)
-    if not argv:
+    command = parser.parse_args(argv[:1]).command
+    if command is None:
         show(parser.format_help().rstrip())
         return
-    command = parser.parse_args(argv[:1]).command
     show_warnings_plainly()
     module, function, _ = COMMANDS[command]
     getattr(import_module(f"troll_trl.cli.{module}"), function)(argv[1:], f"troll {command}")

@@ -1,4 +1,4 @@
-"""From settings to a trainer: refuses mistakes of the user, then loads rewards and data."""
+"""Makes a trainer of settings: refuses mistakes of the user, then loads rewards and data."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from troll_trl.fields import pickle_without_secrets
 from troll_trl.trainers.clip import ClipGRPOTrainer, ClipRLOOTrainer
 from troll_trl.trainers.reward_models import whole_reward_models
 
-# By `algorithm` and `method`
+# The keys are `algorithm` and `method`
 TRAINERS: dict[tuple[str, str], Any] = {
     ("grpo", "troll"): TrollGRPOTrainer,
     ("grpo", "clip"): ClipGRPOTrainer,
@@ -61,7 +61,7 @@ def make_trainer(
             f"(`generation_batch_size` {training_args.generation_batch_size} over `num_generations` "
             f"{training_args.num_generations}): nothing would be trained. Give more data, or make the batch smaller."
         )
-    # As in TRL's scripts/grpo.py
+    # TRL's scripts/grpo.py does the same
     training_args.model_init_kwargs = {
         "revision": revision,
         "trust_remote_code": training_args.trust_remote_code,
@@ -88,7 +88,7 @@ def make_trainer(
 
 
 def _check_architecture(model: str, config: Any) -> None:
-    """Refuse a class that generates no text. A class of the checkpoint's own code is not looked at."""
+    """Refuse a class that generates no text. A class of the checkpoint's own code passes."""
     architecture = getattr(transformers, (config.architectures or [""])[0], None)  # TRL loads this class
     if architecture is not None and not architecture.can_generate():
         raise ValueError(
@@ -98,8 +98,8 @@ def _check_architecture(model: str, config: Any) -> None:
 
 
 def _quantization(model: str, config: Any, model_args: ModelConfig) -> Any:
-    """How to quantise the weights of a model, or `None`. Refuses, before the data are read, quantised weights that
-    cannot be loaded here, or not be trained."""
+    """Return how to quantise the weights of a model, or `None`. Refuses, before the data are read, quantised weights
+    that this machine cannot load, or that no optimizer trains."""
     quantization = get_quantization_config(model_args)
     quantizer = check_quantization(model, config, quantization, "model_name_or_path")
     if quantizer is None or getattr(quantizer.quantization_config, "dequantize", False):

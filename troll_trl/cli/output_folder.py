@@ -17,12 +17,12 @@ from troll_trl.trainers.troll_trainer import TrollTrainer
 logger = logging.getLogger(__name__)
 
 SETTINGS = "config.yaml"
-_SECRET = ("env", "hub_token")  # may hold secrets, and the folder may be uploaded
-_NOT_OF_A_RUN = ("resume", "resume_from_checkpoint", "output_dir", *_SECRET)  # how and where it continues
+_SECRET = ("env", "hub_token")  # they may hold secrets, and a push may upload the folder
+_NOT_OF_A_RUN = ("resume", "resume_from_checkpoint", "output_dir", *_SECRET)  # they say how and where it continues
 
 
 def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOConfig) -> None:
-    """Before anything is loaded: refuse to resume without a checkpoint, to replace another run in the folder, and to
+    """Before anything is loaded, refuse to resume without a checkpoint, to replace another run in the folder, and to
     resume what another trainer trained. Warn of changed settings."""
     own, checkpoint = Path(args.output_dir), args.resume_from_checkpoint
     saved = saved_checkpoints(own)
@@ -30,7 +30,7 @@ def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOC
         folder = own if checkpoint is True else checkpoint
         raise ValueError(f"`resume_from_checkpoint` is {checkpoint!r}, but there is no checkpoint in {folder}.")
     resumed = own if script_args.resume or checkpoint is True else None
-    if isinstance(checkpoint, str):  # one that was not yet moved out of `_saving` is this folder's too
+    if isinstance(checkpoint, str):  # a checkpoint that is still in `_saving` is this folder's, too
         resumed = own if own.resolve() in Path(checkpoint).resolve().parents else Path(checkpoint).parent
     if resumed != own and saved:
         raise ValueError(
@@ -59,23 +59,24 @@ def _read_settings(file: Path) -> dict[str, Any]:
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The settings in which two runs differ, in words: the value before and now, `None` if it is not set."""
-    before, now = without_secrets(before), without_secrets(now)  # a file has none
+    """Name the settings in which two runs differ, with the value before and now. `None` means that it is not set."""
+    before, now = without_secrets(before), without_secrets(now)  # a file has no secrets
     both = {name: (before.get(name), now.get(name)) for name in {**before, **now} if name not in _NOT_OF_A_RUN}
     return [f"`{name}` {then!r} → {now!r}" for name, (then, now) in both.items() if then != now]
 
 
 def saved_checkpoints(output_dir: str | Path) -> list[Path]:
-    """The checkpoints in a folder, the newest last, except those without the file that the Trainer writes last."""
+    """List the checkpoints in a folder, the newest last. A checkpoint without the file that the Trainer writes last is
+    left out."""
     return [folder for folder in checkpoints(Path(output_dir)) if (folder / TRAINER_STATE_NAME).is_file()]
 
 
 def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | None:
-    """The checkpoint to resume from. With `resume`, the newest complete one, if any."""
+    """Return the checkpoint to resume from. With `resume`, it is the newest complete one, if there is one."""
     args = trainer.args
     if isinstance(trainer, TrollTrainer):
         return trainer.find_checkpoint("newest" if resume else args.resume_from_checkpoint)
-    if resume or args.resume_from_checkpoint is True:  # TRL's own trainer takes the newest, whole or not
+    if resume or args.resume_from_checkpoint is True:  # TRL's own trainer would take the newest, whole or not
         saved = saved_checkpoints(args.output_dir)
         return str(saved[-1]) if saved else None
     return args.resume_from_checkpoint or None

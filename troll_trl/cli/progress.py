@@ -1,4 +1,4 @@
-"""Callbacks of the training command: one short line per log, and the peak memory in every log line."""
+"""The callbacks of the training command print one short line per log, and add the peak memory to every log line."""
 
 import resource
 import sys
@@ -7,7 +7,7 @@ import torch
 from tqdm import tqdm
 from transformers import ProgressCallback, TrainerCallback
 
-# What a log line shows: its label, the metric, its format. TRL logs three times as many for trackers.
+# A log line shows these metrics: label, name and format. TRL logs three times as many for trackers.
 _COLUMNS = (
     ("reward", "reward", ".3f"),
     ("length", "completions/mean_length", ".0f"),
@@ -64,4 +64,6 @@ class PeakMemory(TrainerCallback):
         if args.device.type == "cuda":
             line["memory/gpu_peak_gib"] = torch.cuda.max_memory_allocated(args.device) / 2**30
         else:
-            line["memory/cpu_peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # of kibibytes
+            line["memory/cpu_peak_gib"] = (
+                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+            )  # `ru_maxrss` is in kibibytes

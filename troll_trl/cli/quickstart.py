@@ -30,9 +30,9 @@ from troll_trl.cli.settings.layers import configs_folder, read_layers
 
 CONFIG = configs_folder() / "quickstart.yaml"
 
-# What `--warm_up` made with seed 0. The weights of another machine differ in their last digits
+# `--warm_up` made it with seed 0. The weights of another machine differ in their last digits
 START = Path(__file__).with_name("quickstart_start")
-HELD_OUT = 512  # problems, for a standard error of the success rate of at most 2.2 points
+HELD_OUT = 512  # with so many, the standard error of the success rate is at most 2.2 points
 # Four times the config's rate, which shows what a trust region is for: a clip collapses here. At half of it, both ended
 # at 62 % from one start. The rate falls to 0 along the updates: with a third more of them, a clip recovered to 30 %.
 LEARNING_RATE, UPDATES = 3.2e-3, 96
@@ -42,15 +42,15 @@ THREADS = 1
 
 
 def make_problems(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """All sums of two numbers below 100, shuffled: those to train on, and `HELD_OUT` others."""
+    """Shuffle all sums of two numbers below 100. Returns those to train on, and `HELD_OUT` others."""
     problems = [{"problem": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(100) for b in range(100)]
     random.Random(seed).shuffle(problems)
     return problems[HELD_OUT:], problems[:HELD_OUT]
 
 
 def make_start(folder: Path, problems: list[dict[str, str]], seed: int, success: float) -> None:
-    """Write the warmed-up model and its tokenizer into `folder`."""
-    import torch  # seconds, after which a mistyped flag would be refused
+    """Warm a model up until this share of `success`, and write it and its tokenizer into `folder`."""
+    import torch  # this takes seconds, and a mistyped flag is refused before
 
     from troll_trl import small_models
 
@@ -96,7 +96,7 @@ def values_of(log: list[dict[str, Any]], name: str) -> list[float]:
 
 
 def summary(troll: list[dict[str, Any]], clip: list[dict[str, Any]]) -> str:
-    """The four rows that matter of both logs, as a table; the report has the others."""
+    """Make a table of the four rows that matter of both logs; the report has the others."""
     from math_answers.evaluation.tables import markdown  # imports pandas
 
     def row(title: str, name: str, pick: Callable[[list[float]], float], form: str) -> list[str]:
@@ -114,7 +114,7 @@ def summary(troll: list[dict[str, Any]], clip: list[dict[str, Any]]) -> str:
 
 
 def missed_goals(log: list[dict[str, Any]], kl_bound: float) -> list[str]:
-    """What a training run with these log lines did not reach."""
+    """Name the goals that a training run with these log lines did not reach."""
     success, projected, kl = (
         values_of(log, name) for name in ("eval_reward", "troll/projected_fraction", "troll/kl_max")
     )
@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     print(summary(log, read_log(output / "clip")), end="\n\n")
     write_report([str(output / "run"), str(output / "clip")], None, output / "report", prints_table=False)
     print(f"Model:  {output / 'run'}, after {time.monotonic() - start_time:.0f} s")
-    # The model knows sums alone, and no instruction to answer in a box
+    # The model learnt sums alone, and no instruction to answer in a box
     evaluation = ["troll", "eval", "--model", str(output / "run"), "--benchmarks", f"sums={output / 'data'}"]
     evaluation += ["--instruction", "", "--max_new_tokens", "8", "--output", str(output / "evaluation")]
     print("Evaluate it greedily:", shlex.join(evaluation))

@@ -18,8 +18,8 @@ RUN_HELP = """
 
 def write_report(runs: Sequence[str], success: str | None, output: Path, prints_table: bool = True) -> None:
     """Write the page, its figures and its table into `output`, and print the table and the notes."""
-    from math_answers.evaluation.printable import printable
     from math_answers.evaluation.tables import markdown
+    from math_answers.printable import printable
     from math_answers.whole_files import write_text
     from troll_trl.report.figures import draw_figures
     from troll_trl.report.page import make_table, warnings_of, write_page
@@ -52,11 +52,11 @@ def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
         help="reward function whose mean is the success rate (default: functions with `accuracy` in their name)",
     )
     options = parser.parse_args(argv)
-    from troll_trl.report.runs import ReportError  # imports pandas
+    from troll_trl.report.runs import ReportError  # it imports pandas
 
     try:
         write_report(options.runs, options.success, options.output)
     except (ReportError, OSError) as error:
-        from math_answers.evaluation.printable import printable
+        from math_answers.printable import printable
 
         stop(program, printable(str(error)))

@@ -1,4 +1,4 @@
-"""Reward functions by their names in settings: short ones, import paths, and calls of functions that make them."""
+"""Settings name reward functions by a short name, an import path, or a call of a function that makes one."""
 
 import ast
 import inspect
@@ -10,7 +10,7 @@ from troll_trl.fields import imported
 
 REWARD_FUNCTIONS = {
     "math_accuracy": "math_answers.math_accuracy_reward",
-    # The names that `trl grpo` knows, and its arguments
+    # `trl grpo` has these names, and these arguments
     "accuracy_reward": "trl.rewards.accuracy_reward",
     "reasoning_accuracy_reward": "trl.rewards.reasoning_accuracy_reward",
     "think_format_reward": "trl.rewards.think_format_reward",
@@ -23,15 +23,15 @@ _GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extr
 
 
 def is_math_accuracy(name: str) -> bool:
-    """Whether a setting names the reward that compares with a gold answer, by any of its paths."""
+    """Return whether a setting names the reward that compares with a gold answer, by any of its paths."""
     return re.fullmatch(r"math_accuracy|math_answers\.([\w.]+\.)?math_accuracy_reward", name) is not None
 
 
 def load_reward_function(name: str) -> Callable:
     """
-    The reward function of one of `REWARD_FUNCTIONS`, or of a dotted import path. With arguments in brackets, it calls
-    what is there, which must return a reward function: `my_lib.length_penalty(limit=512)`. Raises a `ValueError` if
-    this fails.
+    Load the reward function of one of `REWARD_FUNCTIONS`, or of a dotted import path. With arguments in brackets, call
+    the function there, which must return a reward function: `my_lib.length_penalty(limit=512)`. Raises a `ValueError`
+    if this fails.
     """
     text = REWARD_FUNCTIONS.get(name, name)
     path, bracket, _ = text.partition("(")

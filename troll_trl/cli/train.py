@@ -16,22 +16,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from troll_trl.cli.settings.command import read_training_command, show_warnings_plainly, stop
-from troll_trl.cli.settings.layers import configs_folder, read_layers
+from troll_trl.cli.settings.command import CommandParser, show_warnings_plainly, stop
+from troll_trl.cli.settings.layers import configs_folder, read_command, read_layers
 
 logger = logging.getLogger(__name__)
 
-_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "troll"  # any text sets the variable
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "troll"  # the variable holds with any text
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     """Train, in this process. Ends with code 2 and one message for a mistake of the user; with code 1 if numbers were
     not finite, or a vLLM server was lost."""
-    if os.environ.get(_SAFE_PATH) == _OURS:  # programs that a reward starts get the path that they expect
+    if os.environ.get(_SAFE_PATH) == _OURS:  # a program that a reward starts gets the path that it expects
         del os.environ[_SAFE_PATH]
     show_warnings_plainly()
-    command = read_training_command(argv, program)
-    # Here, because they load torch, transformers and TRL, which read the variables under the files' `env`
+    command = read_command(argv, program)
+    # These load torch, transformers and TRL, which read the variables under the files' `env`
     from transformers import ProgressCallback
 
     from troll_trl.cli.make_trainer import make_trainer
@@ -80,15 +80,13 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
 def launch(argv: Sequence[str], program: str) -> None:
     """Train in as many processes as the launcher's flags say; `program` is `troll grpo` or `troll rloo`. Ends with
     code 2 and one message for a mistake of the user, else with the code of the run."""
-    command, algorithm = read_training_command(argv, program), program.split()[-1]
-    if command.algorithm not in (None, algorithm):
-        said = f"`algorithm` is {command.algorithm}, but this is `{program}`."
+    command, algorithm = read_command(argv, program), program.split()[-1]
+    if (named := command.algorithm()) not in (None, algorithm):
+        said = f"`algorithm` is {named}, but this is `{program}`."
         stop(program, f"{said} Remove `algorithm`, or run the other command.")
-    command.algorithm = algorithm
-    from troll_trl.cli.settings.parser import StrictParser  # imports torch, as `main` does
+    from troll_trl.cli.settings.parser import training_settings  # it imports torch, as `main` does
 
-    # Refuses wrong names and values before any process starts
-    StrictParser(algorithm, program).training_settings_of(command, launches=True)
+    training_settings(command, algorithm, launches=True)  # refuses wrong names and values before any process starts
     run_flags = ["--algorithm", algorithm]
     for config in command.configs:
         run_flags += ["--config", config]
@@ -100,7 +98,7 @@ def launch(argv: Sequence[str], program: str) -> None:
 
 
 def _one_process_is_enough() -> bool:
-    """Whether `accelerate launch` without flags would start one process: then this process trains."""
+    """Return whether `accelerate launch` without flags would start one process. Then this process trains."""
     import torch
     from accelerate.commands.config.config_args import default_config_file
 
@@ -114,7 +112,7 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ["TROLL_LAUNCHED"] = "1"  # the launcher's settings in the files have been read
-    # Or `python -m` looks for every module in the working directory first, and runs a file wandb.py there
+    # Without it `python -m` looks for every module in the working directory first, and runs a file wandb.py there
     if Path(__file__).parents[2] != Path.cwd():  # a clone that is not installed is found there alone
         os.environ.setdefault(_SAFE_PATH, _OURS)
     # After SIGTERM the launcher kills its processes when this time is over. The default of 30 seconds is too short for
@@ -128,19 +126,16 @@ def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> No
         raise SystemExit(error.returncode) from None
     except ChildFailedError as error:
         raise SystemExit(error.get_first_failure()[1].exitcode) from None
-    except ValueError as error:  # flags that do not go together
+    except ValueError as error:  # the flags do not go together
         stop(program, error)
 
 
 def _launcher_options(launcher_flags: list[str], run_flags: list[str], program: str) -> argparse.Namespace:
-    """What accelerate's parser makes of the flags, with its own `--config_file` in place of `--accelerate_config`, a
-    path or a name."""
-    import trl
+    """Parse the launcher's flags as accelerate does. The file of TRL's `--accelerate_config` becomes `config_file`."""
     from accelerate.commands.launch import launch_command_parser
 
-    parser = launch_command_parser()
-    parser.add_argument("--accelerate_config")
-    parser.error = lambda message: stop(program, message)  # without the usage of all its flags
+    parser = CommandParser(prog=program, parents=[launch_command_parser()], add_help=False)
+    parser.add_argument("--accelerate_config", "--accelerate-config")
     switches = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
     words = []
     for flag in launcher_flags:  # a switch takes no value, and a file has one
@@ -148,27 +143,34 @@ def _launcher_options(launcher_flags: list[str], run_flags: list[str], program: 
         if name in switches and (value := value.lower()) not in ("", "true", "false"):
             stop(program, f"`{name.lstrip('-')}` must be true or false, got {value!r}.")
         words += [flag] if name not in switches else [name] * (value != "false")
-    options = parser.parse_args([*words, "-m", "troll_trl.cli.train", *run_flags])
+    options, _ = parser.parse_known_args([*words, "-m", "troll_trl.cli.train", *run_flags])
     if options.training_script != "troll_trl.cli.train":
         stop(program, f"unrecognized arguments: {options.training_script}")
     for name in ("num_processes", "num_machines"):
         if (number := getattr(options, name)) is not None and number < 1:  # accelerate would start one in silence
             stop(program, f"`{name}` must be at least 1, got {number}.")
-    if (name := options.accelerate_config) is not None:
-        if options.config_file is not None:
-            stop(program, "`config_file` and `accelerate_config` are both set. Give one of them.")
-        folders = (configs_folder() / "accelerate", Path(str(trl.__file__)).parent / "accelerate_configs")
-        paths = [Path(name), *(folder / f"{name}.yaml" for folder in folders)]
-        options.config_file = next((str(path) for path in paths if path.is_file()), None)
-        if options.config_file is None:
-            names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-            stop(program, f"--accelerate_config: {name!r} is neither a file nor one of {', '.join(names)}.")
-    try:
-        if options.config_file is not None:
-            read_layers(options.config_file)
-    except ValueError as error:  # no file, or no YAML mapping, which accelerate answers with a traceback
-        stop(program, f"--config_file: {error}")
+    if options.config_file and options.accelerate_config:
+        stop(program, "`config_file` and `accelerate_config` are both set. Give one of them.")
+    if name := options.config_file or options.accelerate_config:
+        options.config_file = _accelerate_file(name, program)
     return options
+
+
+def _accelerate_file(name: str, program: str) -> str:
+    """Find the file for `accelerate launch`: `name` is a path, or the name of a file of ours, such as `fsdp2`, or of
+    TRL's."""
+    import trl
+
+    folders = (configs_folder() / "accelerate", Path(str(trl.__file__)).parent / "accelerate_configs")
+    for path in (Path(name), *(folder / f"{name}.yaml" for folder in folders)):
+        if path.is_file():
+            try:
+                read_layers(path)
+            except ValueError as error:  # accelerate's answer to a file that is no YAML mapping is a traceback
+                stop(program, f"--accelerate_config: {error}")
+            return str(path)
+    names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    stop(program, f"--accelerate_config: {name!r} is neither a file nor one of {', '.join(names)}.")
 
 
 def _warn_if_one_process_starts(options: argparse.Namespace, program: str) -> None:

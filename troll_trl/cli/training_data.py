@@ -1,4 +1,4 @@
-"""The training and evaluation data of a run: problems with gold answers, or other data that a TRL trainer takes."""
+"""Loads the training and evaluation data of a run: problems with gold answers, or other data that TRL trains on."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ def load_datasets(
     script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig, model_args: ModelConfig
 ) -> tuple[Any, Any]:
     """
-    The training set, and the evaluation set or `None`.
+    Load the training set, and the evaluation set or `None`.
 
     Rows become problems with gold answers if `math_accuracy` is a reward, if a column of answers is named, or if there
     is no column of prompts, `prompt` or the one named as the problems'. Raises a `FileNotFoundError` if there is no
@@ -35,7 +35,14 @@ def load_datasets(
     if script_args.mixture.datasets:
         # TRL draws the test split from numpy's state, which must be the same in all processes, and in a resumed run
         set_seed(training_args.seed)
-        mixture = get_dataset(script_args.mixture)
+        try:
+            mixture = get_dataset(script_args.mixture)
+        except (
+            ArithmeticError,
+            AttributeError,
+            TypeError,
+        ) as error:  # a path may be a number, streamed rows have no split
+            raise ValueError(f"`datasets`: {error}. Names and paths are texts; streamed rows have no split.") from error
 
     def load(name: str | None, split: str, config: str | None, columns: dict[str, Any], options: PromptOptions) -> Any:
         if name is not None:
@@ -46,7 +53,7 @@ def load_datasets(
             raise ValueError(f"The mixture of `datasets` has no split {split!r}, it has {', '.join(mixture)}.")
         with naming_bad_lines(name, files):
             found: Mapping[str, Any] = rows.features or next(iter(rows), {})
-            if name == script_args.eval_dataset_name:  # may have columns of its own
+            if name == script_args.eval_dataset_name:  # it may have columns of its own
                 columns = {
                     key: column for key, column in columns.items() if column_value(found, column or "") is not None
                 }
@@ -57,7 +64,7 @@ def load_datasets(
                 raise ValueError(f"`problem_column`: {name} has no {prompt_column!r}, it has {', '.join(found)}.")
             return prepare_prompts(rows, name, options, prompt_column)
 
-    name = None if mixture is not None else str(script_args.dataset_name)  # which was seen to be set
+    name = None if mixture is not None else str(script_args.dataset_name)  # the parser requires it
     split, config = script_args.dataset_train_split, script_args.dataset_config
     options = _prompt_options(script_args, training_args, model_args)
     train_dataset = load(name, split, config, columns, options)
@@ -80,7 +87,7 @@ def load_datasets(
 
 
 def _are_problems(dataset: Any) -> bool:
-    """Whether [`as_math_problems`] has made the rows."""
+    """Return whether [`as_math_problems`] has made the rows."""
     features = dataset.features or {}
     return isinstance(dataset, datasets.Dataset) and features.get("prompt") == MESSAGES and "solution" in features
 
@@ -88,7 +95,7 @@ def _are_problems(dataset: Any) -> bool:
 def _prompt_options(
     script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig, model_args: ModelConfig
 ) -> PromptOptions:
-    """Options of the training set's prompts."""
+    """Collect the options of the training set's prompts."""
     tokenizer = None
     if script_args.max_prompt_tokens is not None:
         tokenizer = AutoTokenizer.from_pretrained(

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from math_answers.evaluation.printable import printable
+from math_answers.printable import printable
 from troll_trl.report import metrics
 from troll_trl.report.metrics import Metric
 from troll_trl.report.runs import Group

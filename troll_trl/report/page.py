@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader
 
-from math_answers.evaluation.printable import printable
 from math_answers.evaluation.statistics import Estimate
+from math_answers.printable import printable
 from math_answers.whole_files import write_text
 from troll_trl.report import metrics
 from troll_trl.report.figures import Plot

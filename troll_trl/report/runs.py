@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from math_answers.evaluation.printable import printable
+from math_answers.printable import printable
 from troll_trl.resilience.checkpoint_folder import CHECKPOINT, checkpoints
 from troll_trl.trust_region import DEFAULT_KL_BOUND
 

@@ -1,1 +1,1 @@
-"""From YAML files and flags to dataclasses, strictly."""
+"""Turns YAML files and flags into dataclasses, strictly."""

@@ -1,12 +1,18 @@
-"""Arguments of a training run, next to those of its trainer and its model."""
+"""Defines the arguments of a training run, next to those of its trainer and its model, and checks them."""
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl import ModelConfig
+import torch
+from transformers.utils import is_torch_xla_available
+from trl import GRPOConfig, ModelConfig, RLOOConfig
 
 from math_answers.settings import setting
 from troll_trl.fields import document
+from troll_trl.trainers.config import TrollGRPOConfig, troll_fields
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -86,3 +92,50 @@ class TrollScriptArguments:
     )
     mixture: Any = field(init=False, repr=False, default=None)
     settings: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
+
+
+def check_needed(settings: dict[str, Any]) -> None:
+    """Refuse (`ValueError`) a run without a model or data, or with a half precision that this machine lacks."""
+    needed = ("model_name_or_path", "dataset_name")[: 1 if settings.get("datasets") else 2]
+    if missing := [f"`{name}`" for name in needed if settings.get(name) is None]:
+        raise ValueError(
+            f"{' and '.join(missing)} must be set: a run needs a model and data. Each is a hub name or a path, in a "
+            "YAML file or as a flag: troll grpo --config qwen3-0.6b/gsm8k"
+        )
+    fp16 = settings.get("fp16")
+    bf16 = not fp16 if settings.get("bf16") is None else settings["bf16"]  # TRL's default
+    if settings.get("use_cpu") or not (bf16 or fp16):
+        return
+    if not torch.accelerator.is_available() and not is_torch_xla_available():
+        # As transformers does, but before a process is started, and with a cure
+        raise ValueError(
+            f"torch {torch.__version__} finds no GPU on this machine, and `{'bf16' if bf16 else 'fp16'}` needs one. To "
+            "train on the CPU, which takes long for all but small models: --use_cpu true --bf16 false --fp16 false"
+        )
+
+
+def check_together(script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig) -> None:
+    """Refuse (`ValueError`) arguments that do not go together."""
+    mixture = script_args.mixture
+    if script_args.resume and training_args.resume_from_checkpoint:
+        raise ValueError("`resume` and `resume_from_checkpoint` are both set. Give one of them.")
+    if (mixture.test_split_size or mixture.streaming) and not mixture.datasets:
+        raise ValueError(
+            "`test_split_size` and `streaming` are for a mixture, under `datasets`. Set `dataset_test_split` or "
+            "`dataset_streaming` instead."
+        )
+    if training_args.eval_on_start and training_args.eval_strategy == "no":
+        raise ValueError("`eval_on_start` needs an `eval_strategy`, which is 'no'. Set one, or remove it.")
+
+
+def warn_of_ignored(script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig) -> None:
+    """Name the settings that this run does not use."""
+    settings = script_args.settings
+    unused = [option.name for option in troll_fields(TrollGRPOConfig) if option.name in settings]
+    if script_args.method == "clip" and unused:
+        logger.warning(f"`method: clip` ignores {', '.join(unused)}, which only TROLL uses.")
+    of_one = ("dataset_name", "dataset_config", "dataset_streaming")
+    if script_args.mixture.datasets and (unused := [name for name in of_one if settings.get(name)]):
+        logger.warning(f"`datasets` replaces `{'`, `'.join(unused)}`, which the run ignores, as `trl grpo` does.")
+    if training_args.eval_strategy == "no" and (script_args.dataset_test_split or script_args.eval_dataset_name):
+        logger.warning("Nothing is evaluated: set `eval_strategy: steps` and `eval_steps`.")

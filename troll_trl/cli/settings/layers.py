@@ -1,40 +1,82 @@
 """
-YAML files in layers: a file's key `base` names the files whose settings it takes over and may replace. Some files come
-with the package: in the wheel next to its code, in a checkout at its top level. `MODEL/DATASET` names a combination of
-them, and no file.
+Reads a command line and its YAML files, which are layers: a file's key `base` names the files whose settings it takes
+over and may replace. Some files come with the package: in the wheel next to its code, in a checkout at its top level.
+`MODEL/DATASET` names a combination of them, and no file. Nothing here imports torch, which reads variables under `env`.
 """
 
-import difflib
+import math
+import os
 import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 import troll_trl
+from troll_trl.cli.settings.command import CommandParser, nearest, stop
+
+
+@dataclass
+class Command:
+    """A program's `--config`s and its other flags, and the layers of the files."""
+
+    program: str  # name in messages
+    configs: list[str]
+    flags: list[str]
+    layers: list["Layer"]  # each replaces the settings of those before
+    launcher: list[str] = field(default_factory=list)  # flags of `accelerate launch`, which `parser.py` takes out
+
+    def algorithm(self) -> Any:
+        """Return the algorithm that flags or files name, or `None`. The names of the other settings depend on it."""
+        parser = CommandParser(prog=self.program, add_help=False)
+        parser.add_argument("--algorithm")
+        named = [parser.parse_known_args(self.flags)[0].algorithm]
+        named += [layer.values.get("algorithm") for layer in reversed(self.layers)]
+        return next((algorithm for algorithm in named if algorithm is not None), None)
+
+
+def read_command(argv: Sequence[str] | None = None, program: str | None = None) -> Command:
+    """Split a command line, by default the process's, into `--config` and the other flags, read the files and set the
+    variables under their `env`; a later `--config` replaces the settings of those before. Ends with code 2 and one
+    message if a file cannot be read."""
+    parser = CommandParser(prog=program or Path(sys.argv[0]).name, add_help=False)
+    parser.add_argument("--config", action="append", default=[])
+    options, flags = parser.parse_known_args(argv)
+    try:
+        layers = [layer for config in options.config for layer in read_layers(config)]
+    except ValueError as error:
+        stop(parser.prog, error)
+    for _, values in layers:
+        os.environ |= values.pop("env", {})  # the next imports read some of these variables
+    return Command(parser.prog, options.config, flags, layers)
+
+
+# -- Which files ------------------------------------------------------------------------------------------------------
 
 
 def configs_folder() -> Path:
-    """The folder of the configs. A wheel holds a copy of the checkout's folder (see `pyproject.toml`)."""
+    """Return the folder of the configs. A wheel holds a copy of the checkout's folder (see `pyproject.toml`)."""
     package = Path(troll_trl.__file__).parent
     shipped = package / "configs"
     return shipped if shipped.is_dir() else package.parent / "configs"
 
 
 def config_names() -> list[str]:
-    """The names of the configs to train or evaluate with, such as `qwen3-0.6b/gsm8k`; not their parts."""
+    """List the configs to train or evaluate with, such as `qwen3-0.6b/gsm8k`; not their parts."""
     folder = configs_folder()
-    files = (path.relative_to(folder) for path in folder.rglob("*.yaml"))
-    names = {
-        str(file.with_suffix("")) for file in files if file.parts[0] not in ("accelerate", "base", "data", "models")
-    }
+    files = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml")]
+    names = {str(file) for file in files if file.parts[0] not in ("accelerate", "base", "data", "models", "paper")}
     names |= {f"{model.stem}/{data.stem}" for model in folder.glob("models/*") for data in folder.glob("data/*")}
-    return sorted(names - {"paper"})
+    return sorted(names)
 
 
 def find_config(name: str | Path) -> Path:
-    """The file or combination that `--config` names: a path, or the name of a config that comes with the package;
-    either without `.yaml`, too. If there is neither, the `ValueError` names the nearest."""
+    """Find the file or combination that `--config` names: a path, or the name of a config that comes with the package.
+    Both may lack `.yaml`. If there is neither, the `ValueError` names the nearest."""
     for folder in (Path(), configs_folder()):
         for path in (folder / name, folder / f"{name}.yaml"):
             if path.is_file() or combined_files(path):
@@ -44,60 +86,54 @@ def find_config(name: str | Path) -> Path:
 
 
 def nearest_config(name: str | Path) -> str:
-    """Where to find the right name of a config."""
-    near = difflib.get_close_matches(str(name).removesuffix(".yaml").removeprefix("configs/"), config_names(), n=1)
-    return "".join(f" The nearest is {name}." for name in near) + " `troll configs` lists all."
+    """Name the nearest config, and where all names are."""
+    near = nearest(str(name).removesuffix(".yaml").removeprefix("configs/"), config_names(), likeness=0.6)
+    return (f" The nearest is {near}." if near else "") + " `troll configs` lists all."
 
 
 def combined_files(path: Path) -> list[Path]:
-    """The files that `configs/MODEL/DATASET.yaml` stands for, in a folder `configs` that has them; else none."""
+    """List the files that `configs/MODEL/DATASET.yaml` stands for, if its folder `configs` has them; else none."""
     folder = path.parent.parent
     files = [folder / "paper.yaml", folder / f"models/{path.parent.name}.yaml", folder / f"data/{path.stem}.yaml"]
     return files if path.suffix == ".yaml" and all(file.is_file() for file in files) else []
+
+
+# -- What a file says -------------------------------------------------------------------------------------------------
 
 
 class Layer(NamedTuple):
     """
     The settings of one file, except what its bases set.
 
-    A scalar, and each scalar of a list or under `env`, is the text in the file, as a flag's value is; null is `None`.
-    YAML reads only what is nested deeper: `7`, `no` and `0123456` are text, `{enable_thinking: false}` holds a boolean.
-    It reads as YAML 1.2 does, and numbers as Python does: `{min_lr: 1e-7}` holds a number, `{start: 12:30}` text.
+    A value, and each item of a list or under `env`, is the text in the file, as a flag's value is: the field's type
+    converts both. A `null` is `None`. Only what is below a mapping is read here: `{min_lr: 1e-7}` holds a number,
+    `{enable_thinking: false}` a boolean, `{start: 12:30}` text.
     """
 
     path: Path
     values: dict[str, Any]
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which also refuses equal keys. YAML 1.1, which it reads by itself, has numbers to the base
-    of 60 and of 8, dates, and text for `1e-7`."""
+class _Plain(str):
+    """A text that has no quotes in its file."""
 
-    yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
+
+class _Loader(yaml.SafeLoader):
+    """Reads every value as text, unless a tag such as `!!int` says otherwise, and refuses equal keys."""
+
+    yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # merge keys
+
+    def construct_scalar(self, node):
+        text = super().construct_scalar(node)
+        return _Plain(text) if node.style is None else text
 
     def construct_mapping(self, node, deep=False):
         keys = [key.value for key, _ in node.value]
         for key, _ in node.value:
             if keys.count(key.value) > 1:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"the key `{key.value}` occurs twice, remove one", problem_mark=key.start_mark
-                )
+                problem = f"the key `{key.value}` occurs twice, remove one"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
         return super().construct_mapping(node, deep)
-
-    def construct_yaml_int(self, node):
-        text = self.construct_scalar(node)
-        return int(text, 0 if text.lstrip("+-")[:2] in ("0x", "0o") else 10)
-
-
-_WHOLE = r"[0-9]+(_[0-9]+)*"
-for _name, _text in {
-    "null": r"~|null|Null|NULL|",
-    "bool": r"true|True|TRUE|false|False|FALSE",
-    "int": rf"[-+]?({_WHOLE}|0x[0-9a-fA-F]+|0o[0-7]+)",
-    "float": rf"[-+]?(({_WHOLE}(\.({_WHOLE})?)?|\.{_WHOLE})([eE][-+]?[0-9]+)?|\.(inf|Inf|INF))|\.(nan|NaN|NAN)",
-}.items():
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"({_text})\Z"), None)
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def read_layers(name: str | Path) -> list[Layer]:
@@ -106,7 +142,10 @@ def read_layers(name: str | Path) -> list[Layer]:
     its key `base` names; each replaces the settings of those before. Raises a `ValueError` for a file that is missing,
     no YAML mapping, with a key twice, or its own base. A combination has a path, and no file.
     """
-    return _read(find_config(name), ())
+    try:
+        return _read(find_config(name), ())
+    except RecursionError:
+        raise ValueError(f"{name}: a value nests too deep, or holds itself by an anchor.") from None
 
 
 def _read(path: Path, named_by: tuple[Path, ...]) -> list[Layer]:
@@ -118,60 +157,70 @@ def _read(path: Path, named_by: tuple[Path, ...]) -> list[Layer]:
         return [*layers, Layer(path, {"output_dir": f"outputs/{path.parent.name}-{path.stem}"})]
     if not path.is_file():
         raise ValueError(f"There is no file {path}, the `base` of {named_by[-1]} (relative to that file).")
-    text = ""
-    try:
-        values = _load(text := path.read_text(encoding="utf-8"))
-    # PyYAML's own, of `!!bool abc`, and of a file that one may not read
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {_without_values(error, text)}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must map names to values (`name: value`), got {_kind(values)}.")
+    values = _load(path)
     bases = values.pop("base", [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ValueError(f"{path}: `base` must be a path or a list of paths, got {_kind(bases)}.")
+        raise ValueError(f"{path}: `base` must be a path or a list of paths.")
     layers = [layer for base in bases for layer in _read(path.parent / base, (*named_by, path.resolve()))]
     return [*layers, Layer(path, values)]
 
 
+def _load(path: Path) -> dict[str, Any]:
+    """Read one file. Its `base` and its `env` are among the settings."""
+    text = ""
+    try:
+        values = yaml.load(text := path.read_text(encoding="utf-8"), _Loader)
+    # PyYAML raises the middle three for `!!int abc` and `!!bool abc`
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {_without_values(error, text)}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must map names to values (`name: value`).")
+    variables = values.get("env", {})
+    if not isinstance(variables, dict):
+        raise ValueError(f"{path}: `env` must map names to values.")
+    if wrong := [f"`{name}`" for name, item in variables.items() if not isinstance(_setting(name, item), str)]:
+        raise ValueError(f"{path}: `env` must map names to values, and {', '.join(wrong)} has no single one.")
+    try:
+        return {str(name): value if name == "env" else _setting(name, value) for name, value in values.items()}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
 def _without_values(error: Exception, text: str) -> str:
-    """What is wrong with a file of this text, where, and at which key. A value may be a token."""
+    """Say what is wrong with a file of this text, where, and at which key, but no value: it may be a token."""
     if isinstance(error, OSError | UnicodeDecodeError | yaml.reader.ReaderError):
         return " ".join(str(error).split())
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    if mark is None:  # of a conversion
+    if not isinstance(error, yaml.MarkedYAMLError):
         return "a value is not what its tag says, such as `!!int`"
-    said = getattr(error, "problem", None) or "no YAML"
+    mark = error.problem_mark or error.context_mark
+    said = error.problem or ""
     if said.startswith("but "):  # the second half of a sentence
-        said = f"{getattr(error, 'context', None)}, {said}"
+        said = f"{error.context}, {said}"
     said = re.sub(r"(alias|anchor|tag|handle) '.*?'(?=;|$| )", r"\1", said, flags=re.DOTALL)
     key = re.match(r"[\s{-]*([\"']?[\w.-]+[\"']?)\s*:(\s|$)", [*text.splitlines(), ""][mark.line])
     return f"line {mark.line + 1}, column {mark.column + 1}" + (f", at the key `{key[1]}`" if key else "") + f": {said}"
 
 
-def _kind(value: Any) -> str:
-    """A value in words, without what it holds, which may be a token."""
+# Below a mapping, a text without quotes may mean one of these, or a number
+_WORDS = {"true": True, "false": False, "null": None, "~": None, "": None, ".inf": math.inf, "-.inf": -math.inf}
+
+
+def _setting(key: str, value: Any, below: bool = False) -> Any:
+    """Convert the value of this key to what [`Layer`] holds. Below a mapping, YAML 1.2 and Python say what a text
+    means."""
     if isinstance(value, dict):
-        return f"a mapping with the keys {', '.join(f'`{key}`' for key in value)}"
-    return {list: "a list", str: "a text", type(None): "nothing"}.get(type(value), f"a {type(value).__name__}")
-
-
-def _load(source: str) -> Any:
-    loader = _Loader(source)
-    node = loader.get_single_node()
-    if isinstance(node, yaml.MappingNode):
-        node.value = [(key, _as_text(value)) for key, value in node.value]
-        for key, value in node.value:
-            if key.value == "env" and isinstance(value, yaml.MappingNode):
-                value.value = [(name, _as_text(text)) for name, text in value.value]
-    return node and loader.construct_document(node)
-
-
-def _as_text(node: yaml.Node) -> yaml.Node:
-    """A copy, because an anchor makes the same node a value elsewhere."""
-    if isinstance(node, yaml.SequenceNode):
-        items = [_as_text(item) if isinstance(item, yaml.ScalarNode) else item for item in node.value]
-        return yaml.SequenceNode(node.tag, items, node.start_mark, node.end_mark)
-    if isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:null":
-        return yaml.ScalarNode("tag:yaml.org,2002:str", node.value, node.start_mark, node.end_mark)
-    return node
+        return {str(name): _setting(name, inner, below=True) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_setting(key, item, below) for item in value]
+    if not isinstance(value, _Plain):
+        return value
+    word = value.lower()
+    if word in _WORDS and (below or _WORDS[word] is None):
+        return _WORDS[word]
+    if below and word in ("yes", "no", "on", "off"):  # a boolean to YAML 1.1; as text, it counts as true
+        raise ValueError(f"`{key}` is {value}. Write true or false, or quotes around it for the text.")
+    for number in (int, float, lambda text: int(text, 0)) if below else ():
+        with suppress(ValueError):
+            return number(value)
+    return str(value)
