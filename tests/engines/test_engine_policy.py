@@ -110,6 +110,7 @@ def trainer_of(folder, algorithm="grpo", old_policy="engine", **options):
         options = {"vllm_importance_sampling_correction": False, **options}
     options = {
         **SGD,
+        "max_steps": 5,  # into the second rollout batch
         "beta": 0.0,
         "use_vllm": True,
         "vllm_mode": "server",
