@@ -1,6 +1,9 @@
-"""How far a run of the tests is, as lines of plain text, on a terminal and in a log file alike; cheap collections."""
+"""How far a run of the tests is, as lines of plain text, on a terminal and in a log file alike; what makes many short
+runs cheap."""
 
+import functools
 import gc
+import importlib.metadata
 import time
 
 import pytest
@@ -10,6 +13,9 @@ from troll_trl.kernels.dispatch import INTERPRETED
 
 if INTERPRETED:
     round_as_a_gpu()
+
+# accelerate asks some 45 times in a short run whether peft and others are installed, a millisecond of the disk each
+importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
 
 INTERVAL = 30  # seconds between two lines
 

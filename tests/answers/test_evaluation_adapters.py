@@ -1,5 +1,6 @@
 """Evaluation of adapters: each kind completes as the model that was trained, or is refused by name."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -66,10 +67,25 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_adapter_completes_as_the_model_that_was_trained(kind):
+@pytest.fixture(scope="module", params=KINDS)
+def made(request, tmp_path_factory):
+    """A kind, its trained model, and where [`make_adapter`] has put both folders."""
+    folder = tmp_path_factory.mktemp("adapter")
+    with contextlib.chdir(folder):
+        return request.param, make_adapter(KINDS[request.param]), folder
+
+
+@pytest.fixture
+def adapter(made):
+    """Of each kind: its name and the trained model. The folders are in the working folder."""
+    kind, model, folder = made
+    shutil.copytree(folder, ".", dirs_exist_ok=True)
+    return kind, model
+
+
+def test_an_adapter_completes_as_the_model_that_was_trained(adapter):
     """DoRA lost its magnitudes in silence; in a batch, virtual tokens met padding that a prompt alone has not."""
-    model = make_adapter(KINDS[kind])
+    _, model = adapter
     args = EvaluationArguments(model=["adapter"], benchmarks=["gsm8k"], output="out", max_new_tokens=12)
     tokenizer = tiny_tokenizer()
     got = TransformersGenerator("adapter", tokenizer, args, 16).generate(PROMPTS, [0] * len(PROMPTS))
@@ -83,9 +99,8 @@ def test_an_adapter_completes_as_the_model_that_was_trained(kind):
     assert [one.text for one in got] == [tokenizer.decode(ids, skip_special_tokens=True) for ids in expected]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_vllm_serves_plain_lora_and_refuses_every_other_kind_by_name(kind, monkeypatch):
-    make_adapter(KINDS[kind])
+def test_vllm_serves_plain_lora_and_refuses_every_other_kind_by_name(adapter, monkeypatch):
+    kind, _ = adapter
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert resolve_backend("auto", {"a": "adapter"}) == ("vllm" if kind in PLAIN else "transformers")
@@ -102,9 +117,7 @@ def test_a_setting_that_vllm_ignores_is_named():
     assert vllm_ignores("base") is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_weight_that_an_adapter_lacks_or_has_too_many_stops(kind):
-    make_adapter(KINDS[kind])
+def test_a_weight_that_an_adapter_lacks_or_has_too_many_stops(adapter):
     change_file(lambda weights: weights.update({"base_model.model.other.weight": torch.zeros(2)}))
     with pytest.raises(ValueError, match="adapter has 1 weights for which its config has no place"):
         load_model("adapter", None)

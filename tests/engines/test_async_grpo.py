@@ -283,7 +283,7 @@ def test_nan_of_a_trust_region_stops_the_run(folder, tmp_path):
         make_trainer(folder, tmp_path, engine, WithOwn, support_size=K).train()
 
 
-@pytest.mark.parametrize("age", range(5))
+@pytest.mark.parametrize("age", [0, 1, 4])
 def test_the_bound_holds_however_old_the_samples(age, folder, tmp_path):
     engine = Engine(folder, age=age, support_size=K)
     trainer = make_trainer(folder, tmp_path, engine, kl_bound=1e-3, support_size=K, max_steps=6)
@@ -371,17 +371,15 @@ def test_fsdp2_trains_as_ddp_does(ddp, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("region", "bad"),
-    [
-        *[("projection", bad) for bad in (math.nan, -9999.0, "advantage")],
-        *[("binary_tv", bad) for bad in (-math.inf, math.inf, -9999.0)],
-    ],
+    ("region", "bads"),
+    [("projection", (math.nan, -9999.0, "advantage")), ("binary_tv", (-math.inf, math.inf, -9999.0))],
 )
-def test_a_sample_without_all_its_numbers_is_dropped_and_counted(region, bad, folder, tmp_path):
+def test_a_sample_without_all_its_numbers_is_dropped_and_counted(region, bads, folder, tmp_path):
     class Spoiling(Engine):
         def group(self):
             samples = super().group()
             if self.groups % 2 == 0:
+                bad = bads[self.groups // 2 % len(bads)]
                 if bad == "advantage":
                     samples[2].advantage = math.nan
                 else:
@@ -393,7 +391,7 @@ def test_a_sample_without_all_its_numbers_is_dropped_and_counted(region, bad, fo
     engine = Spoiling(folder, support_size=support_of(region))
     trainer = make_trainer(folder, tmp_path, engine, **REGIONS[region])
     trainer.train()
-    assert logged(trainer, "spoilt") == [], "it was trained on"
+    assert engine.groups // 2 > len(bads) and logged(trainer, "spoilt") == [], "it was trained on"
     assert sum(logged(trainer, "troll/dropped_samples")) in (engine.groups // 2, engine.groups // 2 - 1)
     assert all(weight.isfinite().all() for weight in weights(trainer).values())
 

@@ -113,21 +113,6 @@ def test_pairs_that_age_judges_are_of_one_machine_and_one_start(tasks, n):
         assert all(start == starts[0] for start in starts), of_task[0].records[0]["task"]
 
 
-def test_the_plan_of_age_has_as_many_runs_as_was_written_down():
-    """Without edges: 294, at most 324, 144, 48 for no limits, 450 and 240 that decide."""
-    flat = lambda task, n, method, rate: 0.5 if rate == 4e-4 else 0.1
-    studies = age_records(flat)
-    tuning = [r for r in studies if r["seed"] in age.TUNING_SEEDS and r["method"] != "none"]
-    rare = [r for r in tuning if r["task"] in age.RARE]
-    assert len([r for r in rare if r["varied"]["learning_rate"] == 4e-4]) == 294
-    assert len([r for r in rare if r["varied"]["learning_rate"] != 4e-4]) <= 324
-    assert len(tuning) - len(rare) == 144
-    assert len([r for r in studies if r["method"] == "none"]) == 48
-    deciding = [r for r in studies if r["seed"] in age.SEEDS and r["method"] != "none"]
-    assert len([r for r in deciding if r["task"] in age.COMMON]) == 240
-    assert len([r for r in deciding if r["task"] in age.RARE]) <= 450
-
-
 def test_the_pages_say_what_two_rare_tokens_decide():
     """On `steps-2` with 32 updates the clip and both masks are ahead, in area and at the end."""
     runs = age.Runs(read_records(EVIDENCE / "results" / "age.jsonl"))

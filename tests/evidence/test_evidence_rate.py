@@ -177,11 +177,6 @@ def test_other_weights_of_the_regression_are_compared_on_the_same_seeds_and_coun
     assert [cell[:5] for cell in leads[-1].split(" | ")[1:]] == ["-10.0", "-7.0 ", "-20.0"]
 
 
-def test_the_plan_has_as_many_runs_as_was_written_down():
-    names = ("rates", "alpha", "alpha-one", "four-times")
-    assert [len(GRID.runs(name)) for name in names] == [1500, 240, 80, 300]
-
-
 def test_stage_4_has_each_method_at_four_times_its_own_best_rate_and_new_seeds():
     best = {"troll": 4e-4, "clip-0.2": 2e-4}
     peaks = lambda task, age, method, rate_, alpha: 0.5 - 100 * abs(rate_ - best.get(method, 1e-4))

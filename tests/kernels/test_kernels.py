@@ -5,6 +5,7 @@ file and the tests of the head again with `TRITON_INTERPRET=1`, which must be se
 """
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -135,9 +136,15 @@ def bias_of(actual, exact):
     return (((actual - exact) * exact).sum() / exact.square().sum().clamp(min=1e-30)).abs().item()
 
 
-@pytest.mark.parametrize("transform", [PLAIN, CAPPED], ids=["plain", "capped"])
-@pytest.mark.parametrize("bias", [False, True], ids=["no_bias", "bias"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def crossed(*axes):
+    """All combinations. Every third one is quick, and among those each value meets the others; `make test-slow` and a
+    GPU have all."""
+    places = itertools.product(*(range(len(axis)) for axis in axes))
+    marks = [[] if sum(place) % 3 == 0 else pytest.mark.slow for place in places]
+    return [pytest.param(*values, marks=mark) for values, mark in zip(itertools.product(*axes), marks, strict=True)]
+
+
+@pytest.mark.parametrize(("dtype", "bias", "transform"), crossed(DTYPES, [False, True], [PLAIN, CAPPED]), ids=str)
 def test_training_pass(device, dtype, bias, transform):
     assert use_triton(device)
     assert_errs_no_more_than_naive(make_case(device, dtype, bias=bias), transform, dtype)
@@ -205,7 +212,7 @@ def test_rest_mass_does_not_cancel(device):
     ("value", "dtype"), [(math.nan, DTYPES[1]), (math.inf, DTYPES[0]), *((-math.inf, d) for d in DTYPES)]
 )
 def test_non_finite_logits_show_in_the_entropy(device, dtype, value):
-    hidden, weight, bias, token_ids = make_case(device, dtype, bias=True, k=3)
+    hidden, weight, bias, token_ids = make_case(device, dtype, rows=3, bias=True, k=3)
     outside = next(v for v in range(331) if not (token_ids == v).any())
     bias[outside] = value
     _, entropy = SparseLogProbs.apply(hidden, weight, bias, token_ids, PLAIN, None)
@@ -261,13 +268,13 @@ def test_selection_from_whole_rows(device, vocabulary, k):
         assert len(kept) == 1 or left.max() <= full[row, kept[1:]].min()
 
 
-@pytest.mark.parametrize("transform", [PLAIN, CAPPED], ids=["plain", "capped"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("vocabulary", "k", "tail_mass"), [(331, 24, 1e-2), (331, 1, 1e-5), (70, 65, 1e-5), (331, 140, 1e-5)]
-)
-def test_selection_is_exact(device, dtype, transform, vocabulary, k, tail_mass):
+SELECTIONS = [(331, 24, 1e-2), (331, 1, 1e-5), (70, 65, 1e-5), (331, 140, 1e-5)]  # vocabulary, K, tail mass
+
+
+@pytest.mark.parametrize(("selection", "dtype", "transform"), crossed(SELECTIONS, DTYPES, [PLAIN, CAPPED]), ids=str)
+def test_selection_is_exact(device, dtype, transform, selection):
     """The tokens of a head whose product is exact in every dtype: an identity. 140 tokens take the torch choice."""
+    vocabulary, k, tail_mass = selection
     products = tile_of(device, dtype, 7, vocabulary)
     bias = tile_of(device, dtype, 1, vocabulary, seed=1)[0]
     sampled = torch.arange(7, device=device) * 9
@@ -335,8 +342,7 @@ def test_choice_agrees_with_torchs(device, k):
     torch.testing.assert_close(ours.entropy, theirs.entropy)
 
 
-@pytest.mark.parametrize("tail_mass", [0.0, 1e-5, 0.3])
-@pytest.mark.parametrize("k", [1, 2, 23, 64, 200])
+@pytest.mark.parametrize(("k", "tail_mass"), crossed([1, 2, 23, 64, 200], [0.0, 1e-5, 0.3]))
 def test_settling_agrees_with_torchs(device, k, tail_mass):
     """In descending order, with ties, fewer tokens than slots, no rest, and NaN in one row."""
     generator = torch.Generator().manual_seed(0)
@@ -604,13 +610,18 @@ def test_peak_memory_is_no_more_than_trls():
 @pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not installed (it exists for Linux only)")
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
 @pytest.mark.parametrize(
-    "name", ["kernels/test_kernels.py", pytest.param("method/test_lm_head.py", marks=pytest.mark.slow)]
+    ("name", "options"),
+    [
+        ("kernels/test_kernels.py", []),
+        pytest.param("kernels/test_kernels.py", ["-m", "slow"], marks=pytest.mark.slow),
+        pytest.param("method/test_lm_head.py", [], marks=pytest.mark.slow),
+    ],
 )
-def test_kernels_in_the_interpreter(name):
+def test_kernels_in_the_interpreter(name, options):
     """This file, and the head's own tests, with the kernels interpreted. (What counts tensors is left out: the
     interpreter makes its own.)"""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", "-k"]
-    command += ["not fsdp2 and not exceeds and not tile_on_a_gpu"]
+    command += ["not fsdp2 and not exceeds and not tile_on_a_gpu", *options]
     result = subprocess.run(
         [*command, TESTS / name],
         cwd=ROOT,

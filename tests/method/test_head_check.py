@@ -1,5 +1,6 @@
 """The check of the sparse LM head against the model's own logits, which a run makes at its first rollout."""
 
+import itertools
 from types import MethodType
 
 import pytest
@@ -33,10 +34,12 @@ def changed_model(change: str):
     return model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(
-    ("trainer", "config"), [(TrollGRPOTrainer, TrollGRPOConfig), (TrollRLOOTrainer, TrollRLOOConfig)]
+    ("trainer", "config", "change", "dtype"),
+    [
+        *((TrollGRPOTrainer, TrollGRPOConfig, change, torch.float32) for change in CHANGES),
+        (TrollRLOOTrainer, TrollRLOOConfig, "scaled", torch.bfloat16),
+    ],
 )
 def test_a_model_that_changes_its_logits_is_refused(trainer, config, change, dtype, tmp_path):
     model, bf16 = changed_model(change).to(dtype), dtype == torch.bfloat16
@@ -57,14 +60,13 @@ def model_inputs() -> dict[str, torch.Tensor]:
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-@pytest.mark.parametrize("support_size", [1, 8, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("spread", [1.0, 6.0, 300.0])  # logits of up to some 1, 6 and 300
-def test_rounding_is_no_difference(dtype, spread, support_size, temperature):
+def test_rounding_is_no_difference(dtype, spread):
     model = tiny_model(spread=spread, attention_dropout=0.5).to(dtype).train()  # both draw the same dropout
-    add_sparse_lm_head(model, temperature)
-    check_head(model, model_inputs(), 7, support_size, temperature)
+    for temperature, support_size in itertools.product((0.5, 1.0, 3.0), (1, 8, 100)):
+        add_sparse_lm_head(model, temperature)
+        check_head(model, model_inputs(), 7, support_size, temperature)
 
 
 def test_one_token_is_enough_to_tell():

@@ -14,7 +14,6 @@ from troll_trl.trust_region.projection import kl_divergence, project, solve
 
 BOUND = 0.05
 INF = math.inf
-property_test = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 def random_rows(rows, slots, difference, old_spread=3.0, dtype=torch.float64, seed=0):
@@ -368,15 +367,15 @@ def test_only_the_policy_and_the_log_probabilities_take_part_in_the_gradient():
     assert log_p.grad.abs().max() > 0
 
 
-# --- properties ------------------------------------------------------------------------------------------------------
+# --- properties: test_properties.py has more ------------------------------------------------------------------------
 
 logit = st.floats(-100, 100, width=32)
 
 
 @st.composite
-def policies(draw, min_slots=1):
+def policies(draw):
     """One row of a policy and an old policy, extremes and missing tokens included."""
-    slots = draw(st.integers(min_slots, 12))
+    slots = draw(st.integers(1, 12))
     vector = st.lists(logit, min_size=slots, max_size=slots)
     policy, old = (torch.tensor(draw(vector), dtype=torch.float64) for _ in range(2))
     for logits in (policy, old):
@@ -385,34 +384,8 @@ def policies(draw, min_slots=1):
     return policy.log_softmax(-1), old.log_softmax(-1)
 
 
-bounds = st.floats(1e-4, 10)
-
-
-@property_test
-@given(policies(), bounds)
-def test_property_a_distribution_within_the_bound(rows, bound):
-    log_p, log_q = rows
-    log_p = log_p.requires_grad_()
-    result = project(log_p, log_q, bound)
-    assert result.log_probs.exp().sum().item() == pytest.approx(1, abs=1e-7)
-    assert kl(result.log_probs, log_q) <= bound * (1 + 1e-6)
-    assert result.eta >= 0 and not result.policy_kl.isnan()
-    result.log_probs.masked_fill(result.log_probs == -INF, 0.0).sum().backward()
-    assert log_p.grad.isfinite().all()
-
-
-@property_test
-@given(policies(), bounds, st.randoms(use_true_random=False))
-def test_property_permutation_moves_the_result_along(rows, bound, random):
-    log_p, log_q = rows
-    order = list(range(len(log_p)))
-    random.shuffle(order)
-    result, permuted = project(log_p, log_q, bound), project(log_p[order], log_q[order], bound)
-    torch.testing.assert_close(permuted.log_probs.exp(), result.log_probs[order].exp(), rtol=0, atol=1e-6)
-
-
-@property_test
-@given(policies(), bounds, st.integers(1, 5))
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(policies(), st.floats(1e-4, 10), st.integers(1, 5))
 def test_property_unused_slots_change_nothing(rows, bound, unused):
     log_p, log_q = (torch.nn.functional.pad(row, (0, unused), value=-INF).requires_grad_() for row in rows)
     row = rows[0].clone().requires_grad_()
@@ -424,18 +397,6 @@ def test_property_unused_slots_change_nothing(rows, bound, unused):
     (padded_grad,) = torch.autograd.grad(padded.log_probs, log_p, upstream)
     torch.testing.assert_close(padded_grad[:-unused], grad, rtol=1e-6, atol=1e-6)
     assert (padded_grad[-unused:] == 0).all()
-
-
-@property_test
-@given(policies(min_slots=2), bounds, st.floats(1.01, 10))
-def test_property_a_wider_bound_lets_the_policy_further_out(rows, bound, factor):
-    narrow, wide = project(*rows, bound), project(*rows, bound * factor)
-    assert wide.eta <= narrow.eta * (1 + 1e-6)
-    assert kl(wide.log_probs, rows[1]) >= kl(narrow.log_probs, rows[1]) - 1e-7
-    # and never further from the policy than before, on the tokens that both policies have
-    log_p = torch.where(rows[1] == -INF, -INF, rows[0]).log_softmax(-1)
-    if not log_p.isnan().any() and not ((log_p == -INF) & (rows[1] > -INF)).any():
-        assert kl(wide.log_probs, log_p) <= kl(narrow.log_probs, log_p) + 1e-7
 
 
 # --- interface -------------------------------------------------------------------------------------------------------

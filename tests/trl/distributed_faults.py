@@ -191,9 +191,12 @@ def dies(folder):
     make_trainer(folder, deadly, save_strategy="steps").train()  # with the handler of SIGTERM
 
 
-if __name__ == "__main__":
-    output = Path(sys.argv[1])
-    for name in sys.argv[2:]:
+def main(output: Path, names: list[str]):
+    for name in names:
         result = globals()[name](output / name)
         (output / f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
     leave_together()

@@ -5,6 +5,37 @@ import inspect
 import re
 import textwrap
 
+import torch
+from trl import GRPOTrainer, RLOOTrainer
+from trl_comparison import make_trainer
+
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+
+TRAINERS = {GRPOTrainer: (TrollGRPOTrainer, TrollGRPOConfig), RLOOTrainer: (TrollRLOOTrainer, TrollRLOOConfig)}
+# In each half of this run a rollout batch is unfinished
+OPTIONS = {
+    "max_steps": 5,
+    "save_strategy": "steps",
+    "save_steps": 3,
+    "learning_rate": 2e-2,
+    "kl_bound": 1e-3,
+    "beta": 0.0,
+}
+
+
+def run_of(folder, trainer=GRPOTrainer, **options):
+    return make_trainer(*TRAINERS[trainer], folder, **OPTIONS | options)
+
+
+def assert_equal(first, second):
+    for name, weight in first.items():
+        torch.testing.assert_close(second[name], weight, rtol=0, atol=0)
+
+
+def replace(monkeypatch, owner, changes, only=None):
+    """[`rewrite`] with texts in place of patterns."""
+    rewrite(monkeypatch, owner, {re.escape(old): new for old, new in changes.items()}, only=only)
+
 
 def rewrite(monkeypatch, owner, changes, may_be_missing=False, only=None):
     """In the source of a class's methods (of those in `only`), replace patterns by texts, and compile what changed."""

@@ -294,6 +294,8 @@ def test_tools(kind, tmp_path):
         "dataset": chats(),
         "max_completion_length": 256,
         "max_tool_calling_iterations": 1,
+        "per_device_train_batch_size": 4,
+        "num_generations": 2,
         "steps_per_generation": 2,
         "max_steps": 4,
         "learning_rate": 1e-3,

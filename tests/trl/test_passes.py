@@ -48,8 +48,10 @@ def trained(*args, **options):
     return run, start
 
 
-@pytest.mark.parametrize("region", REGIONS)
-@pytest.mark.parametrize("reference", ["model", "new adapter", "copied adapter"])
+@pytest.mark.parametrize(
+    ("region", "reference"),
+    [("support", "model"), ("support", "new adapter"), ("support", "copied adapter"), ("binary", "copied adapter")],
+)
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_trl_that_scores_the_reference_first_trains_the_same_weights(
     trainer, reference, region, tmp_path, monkeypatch
