@@ -1,7 +1,7 @@
 """Fields of dataclasses that files and flags set: one text documents a field, for `--help` and for the docstring."""
 
 import ast
-import copyreg
+import copy
 import importlib
 import inspect
 import os
@@ -12,7 +12,12 @@ from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+if TYPE_CHECKING:  # a config of transformers, which follows in the list of bases
+    from transformers import TrainingArguments as _Config
+else:
+    _Config = object
 
 
 def document(cls: type) -> type:
@@ -88,15 +93,28 @@ def _call_without_secrets(text: str) -> str:
     return ast.unparse(call)
 
 
-def state_without_secrets(args: Any) -> dict[str, Any]:
-    """What a pickle may hold of a config: its attributes, of which the secret ones are `None`."""
-    return {name: None if is_secret(name, value) else without_secrets(value) for name, value in vars(args).items()}
+class KeepsSecrets(_Config):
+    """Mixin for a config of transformers: its tokens and passwords are in none of its pickles, and no tracker gets
+    them. A copy has them."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The Trainer saves its config as `training_args.bin`, which a push uploads. A secret is `None` there."""
+        state = vars(self).items()
+        return {name: None if is_secret(name, value) else without_secrets(value) for name, value in state}
 
-def pickle_without_secrets(cls: type) -> None:
-    """From now on, pickle the instances of a class of other code without secrets. The Trainer saves its config as
-    `training_args.bin`, which a push uploads."""
-    copyreg.pickle(cls, lambda args: (copyreg.__newobj__, (cls,), state_without_secrets(args)))  # type: ignore[attr-defined]
+    def __copy__(self):
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]):
+        copied = memo[id(self)] = object.__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options for Weights & Biases and the like."""
+        return {name: without_secrets(value) for name, value in super().to_dict().items()}
 
 
 # -- The user's own code -----------------------------------------------------------------------------------------------

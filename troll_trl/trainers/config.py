@@ -1,6 +1,5 @@
 """TRL's configs with TROLL's options added, and what TROLL cannot honour refused by name."""
 
-import copy
 import warnings
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trl import GRPOConfig, RLOOConfig
 
 from math_answers.settings import setting
-from troll_trl.fields import document, is_number, state_without_secrets, without_secrets
+from troll_trl.fields import KeepsSecrets, document, is_number
 from troll_trl.resilience.best_model import best_by_reward, warning_of_the_loss
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.vllm import check_sampling
@@ -39,7 +38,7 @@ _SUPPORT = ("support_size", "tail_mass")
 
 
 @dataclass
-class TrustRegionOptions(_TrlConfig):
+class TrustRegionOptions(KeepsSecrets, _TrlConfig):
     """The options of projection and penalty, which every config adds to TRL's, and their checks."""
 
     _kinds: ClassVar[tuple[str, ...]] = ("projection", "penalty")
@@ -89,25 +88,6 @@ class TrustRegionOptions(_TrlConfig):
             with suppress(ValueError):  # 'auto' stays, and `_check` refuses other text
                 self.kl_bound = float(self.kl_bound)
         check_ranges(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A pickle has no tokens and passwords: the Trainer saves its config as `training_args.bin`, which a push
-        uploads. A copy has them."""
-        return state_without_secrets(self)
-
-    def __copy__(self):
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        return copied
-
-    def __deepcopy__(self, memo: dict[int, Any]):
-        copied = memo[id(self)] = object.__new__(type(self))
-        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return copied
-
-    def to_dict(self) -> dict[str, Any]:
-        """The options for Weights & Biases and the like, without tokens and passwords."""
-        return {name: without_secrets(value) for name, value in super().to_dict().items()}
 
     @property
     def masks(self) -> bool:
@@ -413,6 +393,16 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
                 f"belongs to a whole completion. Choose one of {', '.join(self._kinds)}."
             )
         return super()._check()
+
+
+@dataclass
+class ClipGRPOConfig(KeepsSecrets, GRPOConfig):
+    """TRL's own config, for `--method clip`."""
+
+
+@dataclass
+class ClipRLOOConfig(KeepsSecrets, RLOOConfig):
+    """As [`ClipGRPOConfig`]."""
 
 
 def troll_fields(config: type[TrollOptions]) -> list[Field]:

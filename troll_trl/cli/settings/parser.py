@@ -28,7 +28,7 @@ from troll_trl.cli.settings.names import DATACLASSES, declared_names, describe_u
 from troll_trl.fields import is_secret, may_hold_secret, without_secrets
 from troll_trl.resilience.best_model import best_by_reward
 from troll_trl.resilience.option_ranges import check_ranges
-from troll_trl.trainers.config import TrollOptions, troll_fields
+from troll_trl.trainers.config import ClipGRPOConfig, ClipRLOOConfig, TrollOptions, troll_fields
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +57,12 @@ DOCUMENTED_CHOICES: dict[str, tuple[Any, ...]] = {
 _TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint")
 # Mappings whose text may also be the path of a file, which transformers reads
 _MAPPING_OR_PATH = ("accelerator_config", "fsdp_config", "deepspeed")
+_CLIP: dict[str, type] = {"grpo": ClipGRPOConfig, "rloo": ClipRLOOConfig}
 
 
 def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPOConfig | RLOOConfig, ModelConfig]:
     """
-    The script's arguments, the trainer's ([`TrollGRPOConfig`], [`TrollRLOOConfig`], or TRL's plain one for `method:
+    The script's arguments, the trainer's ([`TrollGRPOConfig`], [`TrollRLOOConfig`], or TRL's options for `method:
     clip`) and the model's. A mistake ends the process with code 2, and one paragraph names it, the value and the
     remedy.
     """
@@ -70,7 +71,7 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
     settings = parser.training_settings_of(command)
     troll_config = parser.dataclass_types[1]
     if settings.get("method") == "clip":
-        parser.dataclass_types[1] = troll_config._trl_config  # which the parser makes of the same settings
+        parser.dataclass_types[1] = _CLIP[algorithm]  # which the parser makes of the same settings
     try:
         # A copy: transformers writes into `accelerator_config`, and the settings are saved
         options = deepcopy(settings) | best_by_reward(settings)  # also for TRL's own config
