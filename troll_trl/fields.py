@@ -44,14 +44,14 @@ def is_number(value: Any) -> TypeGuard[float]:
 # -- What must not leave the machine ----------------------------------------------------------------------------------
 
 _SECRET = re.compile(
-    r"(token|passw(or)?d|passphrase|secret|credentials?|authorization|cookie|(^|[_-])auth"
-    r"|(api|access|account|private|secret|auth)[_-]?key)$",
+    r"(token|passw(or)?ds?|passphrase|secrets?|credentials?|authorization|cookies?|signature"
+    r"|(^|[_-])(auth|bearer|jwt|pass|pwd|sig)|(api|access|account|private|secret|auth|encryption|ssh)[_-]?keys?)$",
     re.IGNORECASE,
 )
 _HINT = re.compile(r"token|passw|passphrase|secret|credential|auth|cookie|key|://", re.IGNORECASE)
 _NO_SECRET = re.compile(r"(bos|eos|pad|unk|sep|cls|mask|image|video|audio|stop|start|end)_token$", re.IGNORECASE)
 _USER = re.compile(r"(?<=://)[^/\s?#]*@")  # and password, in an address
-_PARAMETER = re.compile(r"(?<=[?&])([\w.-]+)=[^&\s#]*&?")  # of an address
+_PARAMETER = re.compile(r"(?<=[?&;#])([\w.-]+)=[^&;\s#]*[&;]?")  # of an address
 
 
 def is_secret(name: Any, value: Any = "") -> bool:
@@ -69,7 +69,7 @@ def may_hold_secret(text: str) -> bool:
 def without_secrets(value: Any) -> Any:
     """A setting without the tokens, passwords and keys of mappings in it, of addresses, and of the calls of
     `reward_funcs`. What it holds else stays as it is."""
-    if type(value) is dict:
+    if isinstance(value, dict):
         return {name: without_secrets(inner) for name, inner in value.items() if not is_secret(name, inner)}
     if type(value) in (list, tuple):
         return type(value)(map(without_secrets, value))
@@ -77,20 +77,22 @@ def without_secrets(value: Any) -> Any:
         return value
     if "://" in value:
         value = _USER.sub("", value)
-        value = _PARAMETER.sub(lambda found: "" if is_secret(found[1]) else found[0], value).rstrip("?&")
+        value = _PARAMETER.sub(lambda found: "" if is_secret(found[1]) else found[0], value).rstrip("?&;#")
     return _call_without_secrets(value) if re.fullmatch(r"[\w.]+\(.*\)", value.strip(), re.DOTALL) else value
 
 
 def _call_without_secrets(text: str) -> str:
     try:
         call: Any = ast.parse(text.strip(), mode="eval").body
-        kept = [item for item in call.keywords if not is_secret(item.arg, ast.literal_eval(item.value))]
+        given = [ast.literal_eval(argument) for argument in call.args]
+        named = {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
     except (AttributeError, SyntaxError, ValueError):
         return text
-    if len(kept) == len(call.keywords):
+    kept = without_secrets(given), without_secrets(named)
+    if kept == (given, named):
         return text
-    call.keywords = kept
-    return ast.unparse(call)
+    arguments = [*map(repr, kept[0]), *(f"{name}={value!r}" for name, value in kept[1].items())]
+    return f"{ast.unparse(call.func)}({', '.join(arguments)})"
 
 
 class KeepsSecrets(_Config):

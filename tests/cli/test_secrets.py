@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+from collections import OrderedDict
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,11 +45,18 @@ def holds_secret(path: Path) -> bool:
         (f"https://host/?api_key={SECRET}&page=2", "https://host/?page=2"),
         (f"https://host/data?token={SECRET}", "https://host/data"),
         (f"my_lib.judge(limit=3, api_key='{SECRET}')", "my_lib.judge(limit=3)"),
+        (OrderedDict(token=SECRET, a=[OrderedDict(api_keys=[SECRET])]), {"a": [{}]}),
+        ({"bearer": SECRET, "db_pwd": SECRET, "secrets": {"a": SECRET}, "cookies": SECRET, "ssh-key": SECRET}, {}),
+        (f"https://host/a?X-Amz-Signature={SECRET}&b=1;token={SECRET}#access_token={SECRET}", "https://host/a?b=1"),
+        (f"my_lib.judge(2, headers={{'Authorization': '{SECRET}', 'a': 1}})", "my_lib.judge(2, headers={'a': 1})"),
+        (f"my_lib.judge('http://me:{SECRET}@host', n=1)", "my_lib.judge('http://host', n=1)"),
         # What only looks like one
         ({"pad_token": "<pad>", "max_new_tokens": 3, "key": 1}, {"pad_token": "<pad>", "max_new_tokens": 3, "key": 1}),
         ("my_lib.penalty( token_cost = 0.1 )", "my_lib.penalty( token_cost = 0.1 )"),
         ("https://host/a@b?rev=1&x=2", "https://host/a@b?rev=1&x=2"),
         ("token", "token"),
+        ({"bypass": "a", "sort_keys": True, "monkey": "b"}, {"bypass": "a", "sort_keys": True, "monkey": "b"}),
+        ("https://host/a?b=1#c", "https://host/a?b=1#c"),
     ],
 )
 def test_what_is_left_of_a_setting(setting, left):
