@@ -43,6 +43,8 @@ FILES = {
     "items": "- seed",
     "empty": "",
     "alias": "seed: *nowhere",
+    "alias_of_itself": "model_init_kwargs: &a\n  b: {c: [*a]}",
+    "aliases": "model_init_kwargs: {a: &a 1, b: [" + "*a," * 17 + "]}",
     "documents": "seed: 1\n---\nseed: 2",
     "unhashable": "? [a]\n: 1",
 }
@@ -163,6 +165,8 @@ WRONG = {
     "grpo --config items.yaml": "items.yaml must map names to values (`name: value`), got a list",
     "grpo --config empty.yaml": "empty.yaml must map names to values (`name: value`), got nothing",
     "grpo --config alias.yaml": "alias.yaml cannot be read: line 1, column 7, at the key `seed`: found undefined alias",
+    "grpo --config alias_of_itself.yaml": "line 2, column 11, at the key `b`: an alias names what contains it",
+    "grpo --config aliases.yaml": "at the key `model_init_kwargs`: there are more than 16 aliases",
     "grpo --config documents.yaml": "documents.yaml cannot be read: line 2, column 1: expected a single document",
     "grpo --config unhashable.yaml": "unhashable.yaml cannot be read",
     # Evaluation

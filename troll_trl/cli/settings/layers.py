@@ -69,11 +69,30 @@ class Layer(NamedTuple):
     values: dict[str, Any]
 
 
+# As many as a report reads. Each repeats what it names: lists of aliases of lists of aliases grow with every level
+MAX_ALIASES = 16
+
+
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, which also refuses equal keys. YAML 1.1, which it reads by itself, has numbers to the base
     of 60 and of 8, dates, and text for `1e-7`."""
 
     yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
+
+    def __init__(self, stream):
+        super().__init__(stream)
+        self._aliases = 0
+
+    def compose_node(self, parent, index):
+        alias = self.peek_event() if self.check_event(yaml.AliasEvent) else None
+        node = super().compose_node(parent, index)
+        if alias is not None:
+            self._aliases += 1
+            inside = node.end_mark is None  # the node is not complete yet
+            if inside or self._aliases > MAX_ALIASES:
+                problem = "an alias names what contains it" if inside else f"there are more than {MAX_ALIASES} aliases"
+                raise yaml.composer.ComposerError(problem=problem, problem_mark=alias.start_mark)
+        return node
 
     def construct_mapping(self, node, deep=False):
         keys = [key.value for key, _ in node.value]
