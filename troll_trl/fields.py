@@ -2,7 +2,6 @@
 
 import ast
 import copy
-import copyreg
 import importlib
 import inspect
 import os
@@ -13,7 +12,12 @@ from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+if TYPE_CHECKING:  # a config of transformers, which follows in the list of bases
+    from transformers import TrainingArguments as _Config
+else:
+    _Config = object
 
 
 def document(cls: type) -> type:
@@ -40,14 +44,14 @@ def is_number(value: Any) -> TypeGuard[float]:
 # -- What must not leave the machine ----------------------------------------------------------------------------------
 
 _SECRET = re.compile(
-    r"(token|passw(or)?d|passphrase|secret|credentials?|authorization|cookie|(^|[_-])auth"
-    r"|(api|access|account|private|secret|auth)[_-]?key)$",
+    r"(token|passw(or)?ds?|passphrase|secrets?|credentials?|authorization|cookies?|signature"
+    r"|(^|[_-])(auth|bearer|jwt|pass|pwd|sig)|(api|access|account|private|secret|auth|encryption|ssh)[_-]?keys?)$",
     re.IGNORECASE,
 )
 _HINT = re.compile(r"token|passw|passphrase|secret|credential|auth|cookie|key|://", re.IGNORECASE)
 _NO_SECRET = re.compile(r"(bos|eos|pad|unk|sep|cls|mask|image|video|audio|stop|start|end)_token$", re.IGNORECASE)
 _USER = re.compile(r"(?<=://)[^/\s?#]*@")  # user and password in an address
-_PARAMETER = re.compile(r"(?<=[?&])([\w.-]+)=[^&\s#]*&?")  # a parameter of an address
+_PARAMETER = re.compile(r"(?<=[?&;#])([\w.-]+)=[^&;\s#]*[&;]?")  # a parameter of an address
 
 
 def is_secret(name: Any, value: Any = "") -> bool:
@@ -65,7 +69,7 @@ def may_hold_secret(text: str) -> bool:
 def without_secrets(value: Any) -> Any:
     """Copy a setting without the tokens, passwords and keys of mappings in it, of addresses, and of the calls of
     `reward_funcs`. All else stays as it is."""
-    if type(value) is dict:
+    if isinstance(value, dict):
         return {name: without_secrets(inner) for name, inner in value.items() if not is_secret(name, inner)}
     if type(value) in (list, tuple):
         return type(value)(map(without_secrets, value))
@@ -73,33 +77,32 @@ def without_secrets(value: Any) -> Any:
         return value
     if "://" in value:
         value = _USER.sub("", value)
-        value = _PARAMETER.sub(lambda found: "" if is_secret(found[1]) else found[0], value).rstrip("?&")
+        value = _PARAMETER.sub(lambda found: "" if is_secret(found[1]) else found[0], value).rstrip("?&;#")
     return _call_without_secrets(value) if re.fullmatch(r"[\w.]+\(.*\)", value.strip(), re.DOTALL) else value
 
 
 def _call_without_secrets(text: str) -> str:
     try:
         call: Any = ast.parse(text.strip(), mode="eval").body
-        kept = [item for item in call.keywords if not is_secret(item.arg, ast.literal_eval(item.value))]
+        given = [ast.literal_eval(argument) for argument in call.args]
+        named = {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
     except (AttributeError, SyntaxError, ValueError):
         return text
-    if len(kept) == len(call.keywords):
+    kept = without_secrets(given), without_secrets(named)
+    if kept == (given, named):
         return text
-    call.keywords = kept
-    return ast.unparse(call)
+    arguments = [*map(repr, kept[0]), *(f"{name}={value!r}" for name, value in kept[1].items())]
+    return f"{ast.unparse(call.func)}({', '.join(arguments)})"
 
 
-def state_without_secrets(args: Any) -> dict[str, Any]:
-    """Return the attributes of a config for a pickle. The secret ones are `None`."""
-    return {name: None if is_secret(name, value) else without_secrets(value) for name, value in vars(args).items()}
-
-
-class SavedWithoutSecrets:
-    """Mixin for a config that the Trainer saves as `training_args.bin`, which a push uploads, and hands to Weights &
-    Biases and the like: neither has its tokens and passwords. A copy has them."""
+class KeepsSecrets(_Config):
+    """Mixin for a config of transformers: no pickle of it has its tokens and passwords, and no tracker gets them. A
+    copy has them."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return state_without_secrets(self)
+        """The Trainer saves its config as `training_args.bin`, which a push uploads. A secret is `None` there."""
+        state = vars(self).items()
+        return {name: None if is_secret(name, value) else without_secrets(value) for name, value in state}
 
     def __copy__(self):
         copied = object.__new__(type(self))
@@ -112,13 +115,8 @@ class SavedWithoutSecrets:
         return copied
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: without_secrets(value) for name, value in super().to_dict().items()}  # type: ignore[misc]
-
-
-def pickle_without_secrets(cls: type) -> None:
-    """From now on, pickle the instances of a class of other code without secrets. The Trainer saves its config as
-    `training_args.bin`, which a push uploads."""
-    copyreg.pickle(cls, lambda args: (copyreg.__newobj__, (cls,), state_without_secrets(args)))  # type: ignore[attr-defined]
+        """Return the options for Weights & Biases and the like."""
+        return {name: without_secrets(value) for name, value in super().to_dict().items()}
 
 
 # -- The user's own code -----------------------------------------------------------------------------------------------

@@ -52,10 +52,11 @@ _OPERATOR_AFTER = re.compile(
 )
 # What says nothing in a box that only shows where an answer goes: blanks, dots, commands for text, "your answer"
 _BLANK = re.compile(
-    r"[\s.…?_~${}]+|\\[ ,;:!_]|\\[hv]?(?:phantom|space)\*?\s?\{[^{}]*\}"
-    r"|\\(?:q?quad|[lc]?dots|square|Box|underline|text[a-z]*|math[a-z]{2}|mbox)(?![A-Za-z])"
+    r"[\s.…?_~${}()\[\]]+|\\[ ,;:!_]|\\[hv]?(?:phantom|space)\*?\s?\{[^{}]*\}|\\rule(?:\s?\{[^{}]*\}){2}"
+    r"|\\(?:q?quad|[lc]?dots?|cdot|bullet|[bB]lacksquare|checkmark|qed|square|Box|underline|text[a-z]*|math[a-z]{2}"
+    r"|mbox)(?![A-Za-z])"
 )
-_NOUNS = "answer answers ans result results solution value number expression content"
+_NOUNS = "answer answers ans result results solution value number expression content qed"
 _OTHER_WORDS = "a an the my our your final correct exact numerical insert put write goes here"
 _PLACEHOLDER_NOUNS, _PLACEHOLDER_WORDS = frozenset(_NOUNS.split()), frozenset(_OTHER_WORDS.split())
 MAX_PLACEHOLDER_CHARACTERS = 60
@@ -174,7 +175,7 @@ def _says_nothing(text: str, content: str, start: int, end: int) -> bool:
         return _PROSE.match(text, end - len(named)) is not None
     if len(content) > MAX_PLACEHOLDER_CHARACTERS:
         return False
-    words = {word.strip("<>[]").casefold() for word in _BLANK.sub(" ", content).split()}
+    words = {word.strip("<>:").casefold() for word in _BLANK.sub(" ", content).split()}
     return not words or (bool(words & _PLACEHOLDER_NOUNS) and words <= _PLACEHOLDER_NOUNS | _PLACEHOLDER_WORDS)
 
 

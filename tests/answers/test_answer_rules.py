@@ -53,6 +53,7 @@ STATED = [
     r", {0} \in Z",
     r"\text{{ for any integer }} {0}",
     r" ({0} \text{{ is an integer}})",
+    r",\ {0}=0,\pm1,\pm 2,\dots",
 ]
 
 
@@ -64,6 +65,13 @@ def test_the_integer_of_a_general_solution_may_have_another_letter(solution, let
     assert rewards(gold, [(solution + said).format(theirs)]).popitem()[1] == 1.0
     all_of(0.0, gold, [solution.format(other) for other in (f"2{theirs}", "i", "e", "x", "3", f"{own}{theirs}")])
     all_of(0.0, gold, [f"{theirs} = {solution.format(theirs).removeprefix('x=')}"])
+
+
+@pytest.mark.parametrize("names", ["", "(x,y)=", "(a, b) = "])
+def test_an_integer_of_a_pair_may_have_another_letter(names):
+    gold = names + r"(2k+1,3k), k\in\mathbb{Z}"
+    all_of(1.0, gold, [r"(2t+1,3t), t\in\mathbb{Z}", rf"{names}(2n+1,3n), n \text{{ an integer}}"])
+    all_of(0.0, gold, [r"(2t+1,3t)", r"(2t+1,3n), t\in\mathbb{Z}", r"(3t,2t+1), t\in\mathbb{Z}"])
 
 
 @pytest.mark.parametrize("gold", [r"({0}\pi,{1}\pi)", r"{0}\pi+{1}", r"{1}+\frac{{{0}\pi}}{{2}}"])

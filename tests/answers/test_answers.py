@@ -124,6 +124,8 @@ NAMED_BOXES += [
     r"\boxed , which I was told",
     r"\boxed I mean",
 ]
+NAMED_BOXES += [r"\boxed{\cdot}", r"\boxed{\text{QED}}", r"\boxed{\blacksquare}", r"\boxed{[answer]}", r"\boxed{( )}"]
+NAMED_BOXES += [r"\boxed{\text{Answer: }}", r"\boxed{\rule{1cm}{0.4pt}}"]
 
 
 @pytest.mark.parametrize("named", NAMED_BOXES)

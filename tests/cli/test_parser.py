@@ -16,7 +16,7 @@ from trl.scripts.rloo import RLOOScriptArguments
 
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig
 from troll_trl.cli.settings.parser import DOCUMENTED_CHOICES, EVALUATION, RENAMED, declared_names
-from troll_trl.trainers.config import troll_fields
+from troll_trl.trainers.config import ClipGRPOConfig, ClipRLOOConfig, troll_fields
 
 ENOUGH = """
 dataset_name: problems.jsonl
@@ -220,14 +220,14 @@ def test_documented_choices_are_those_that_trl_documents():
 @pytest.mark.parametrize("loss_type", ["dapo", "cispo", "vespo"])
 def test_clip_is_trls_own_config_with_any_of_its_loss_types(parse, loss_type, caplog):
     _, args, _ = parse(f"method: clip\nkl_bound: 0.1\nloss_type: {loss_type}\nepsilon: 0.1", "--support_size", "32")
-    assert type(args) is GRPOConfig
+    assert type(args) is ClipGRPOConfig and fields(args) == fields(GRPOConfig)
     assert (args.loss_type, args.epsilon) == (loss_type, 0.1)
     assert "`method: clip` ignores kl_bound, support_size, which only TROLL uses." in caplog.text
 
 
 def test_algorithm_decides_the_config(parse, tmp_path):
     assert type(parse("algorithm: rloo\nnormalize_advantages: true")[1]) is TrollRLOOConfig
-    assert type(parse("algorithm: rloo", "--method", "clip")[1]) is RLOOConfig
+    assert type(parse("algorithm: rloo", "--method", "clip")[1]) is ClipRLOOConfig
     assert type(parse("algorithm: rloo", "--algorithm", "grpo", "--loss_type", "grpo")[1]) is TrollGRPOConfig
     assert type(parse("", "--algorithm=rloo")[1]) is TrollRLOOConfig
 

@@ -3,8 +3,7 @@
 import copy
 import json
 import pickle
-import subprocess
-import sys
+from collections import OrderedDict
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig
 from troll_trl.cli.output_folder import check_output_dir, save_settings
 from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig
 from troll_trl.fields import without_secrets
+from troll_trl.trainers.config import ClipGRPOConfig, ClipRLOOConfig
 
 SECRET = "hunter2xyz"
 CPU = {"use_cpu": True, "bf16": False, "report_to": "none"}
@@ -45,11 +45,18 @@ def holds_secret(path: Path) -> bool:
         (f"https://host/?api_key={SECRET}&page=2", "https://host/?page=2"),
         (f"https://host/data?token={SECRET}", "https://host/data"),
         (f"my_lib.judge(limit=3, api_key='{SECRET}')", "my_lib.judge(limit=3)"),
+        (OrderedDict(token=SECRET, a=[OrderedDict(api_keys=[SECRET])]), {"a": [{}]}),
+        ({"bearer": SECRET, "db_pwd": SECRET, "secrets": {"a": SECRET}, "cookies": SECRET, "ssh-key": SECRET}, {}),
+        (f"https://host/a?X-Amz-Signature={SECRET}&b=1;token={SECRET}#access_token={SECRET}", "https://host/a?b=1"),
+        (f"my_lib.judge(2, headers={{'Authorization': '{SECRET}', 'a': 1}})", "my_lib.judge(2, headers={'a': 1})"),
+        (f"my_lib.judge('http://me:{SECRET}@host', n=1)", "my_lib.judge('http://host', n=1)"),
         # What only looks like one
         ({"pad_token": "<pad>", "max_new_tokens": 3, "key": 1}, {"pad_token": "<pad>", "max_new_tokens": 3, "key": 1}),
         ("my_lib.penalty( token_cost = 0.1 )", "my_lib.penalty( token_cost = 0.1 )"),
         ("https://host/a@b?rev=1&x=2", "https://host/a@b?rev=1&x=2"),
         ("token", "token"),
+        ({"bypass": "a", "sort_keys": True, "monkey": "b"}, {"bypass": "a", "sort_keys": True, "monkey": "b"}),
+        ("https://host/a?b=1#c", "https://host/a?b=1#c"),
     ],
 )
 def test_what_is_left_of_a_setting(setting, left):
@@ -64,16 +71,20 @@ def config_with_secrets(cls, folder, **options):
     return cls(str(folder), hub_token=SECRET, model_init_kwargs=kwargs, **url, **CPU, **options)
 
 
-@pytest.mark.parametrize("cls", [TrollGRPOConfig, TrollRLOOConfig, AsyncTrollGRPOConfig])
+@pytest.mark.parametrize(
+    "cls", [TrollGRPOConfig, TrollRLOOConfig, AsyncTrollGRPOConfig, ClipGRPOConfig, ClipRLOOConfig]
+)
 def test_a_pickle_and_what_trackers_get_have_no_secret_and_a_copy_has_them(cls, tmp_path):
     config = config_with_secrets(cls, tmp_path)
     torch.save(config, tmp_path / "args.bin")
-    assert not holds_secret(tmp_path / "args.bin") and SECRET not in json.dumps(config.to_dict(), default=str)
+    assert not holds_secret(tmp_path / "args.bin")
+    for shown in (config.to_dict(), config.to_sanitized_dict(), config.to_json_string()):  # all that trackers read
+        assert SECRET not in json.dumps(shown, default=str) and "main" in json.dumps(shown, default=str)
     saved = torch.load(tmp_path / "args.bin", weights_only=False)
     assert type(saved) is cls and saved.hub_token is None
     assert saved.model_init_kwargs == {"revision": "main", "nested": {}}
     assert saved.vllm_server_base_url == "http://10.0.0.1:8000"
-    assert saved.learning_rate == config.learning_rate and saved.kl_bound == config.kl_bound
+    assert saved.learning_rate == config.learning_rate and saved.epsilon == config.epsilon
     for copied in (copy.copy(config), copy.deepcopy(config), config):
         assert type(copied) is cls and vars(copied).keys() == vars(config).keys()
         assert copied.hub_token == SECRET and copied.model_init_kwargs["nested"] == {"password": SECRET}
@@ -111,21 +122,6 @@ def test_no_file_of_a_run_holds_a_token_and_a_push_gets_it(config, tmp_path, mon
     assert [path for path in files if holds_secret(path)] == []
     assert uploads and all(upload == (SECRET, []) for upload in uploads)
     assert trainer.args.hub_token == SECRET and trainer.args.model_init_kwargs["token"] == SECRET
-
-
-def test_the_clip_of_the_command_saves_no_token_either(tmp_path):
-    """TRL's own trainer and config: `make_trainer` sees to it."""
-    script = (
-        "import sys, torch; from trl import GRPOConfig; from troll_trl.fields import pickle_without_secrets;"
-        "config = GRPOConfig(sys.argv[1], hub_token=sys.argv[2], model_init_kwargs={'token': sys.argv[2]},"
-        "use_cpu=True, bf16=False);"
-        "pickle_without_secrets(GRPOConfig); torch.save(config, sys.argv[1] + '/training_args.bin');"
-        "loaded = torch.load(sys.argv[1] + '/training_args.bin', weights_only=False);"
-        "assert loaded.hub_token is None and loaded.model_init_kwargs == {} and type(loaded) is GRPOConfig;"
-        "assert loaded.learning_rate == config.learning_rate and config.hub_token == sys.argv[2]"
-    )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path), SECRET], check=True)
-    assert not holds_secret(tmp_path / "training_args.bin")
 
 
 def test_the_settings_of_a_run_are_saved_without_secrets_and_a_resumed_run_does_not_print_them(tmp_path, caplog):

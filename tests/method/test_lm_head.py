@@ -683,6 +683,14 @@ def test_a_model_that_names_no_backbone_is_refused(config):
         add_sparse_lm_head(AutoModelForCausalLM.from_config(config))
 
 
+def test_a_head_that_is_more_than_a_matrix_is_refused():
+    """Dory's scales each logit, by 1 until the first update: the check at the first rollout found nothing."""
+    model = make_model("phi_head_bias")
+    model.lm_head.logit_scale = torch.nn.Parameter(torch.ones(model.config.vocab_size))
+    with pytest.raises(ValueError, match=r"head of the PhiForCausalLM, a Linear, has `logit_scale` besides a weight"):
+        add_sparse_lm_head(model)
+
+
 @pytest.mark.parametrize("config", [BertConfig, RobertaConfig, ElectraConfig, RemBertConfig, ModernBertDecoderConfig])
 def test_a_model_with_layers_before_its_head_is_refused(config):
     """At the first rollout alone, or by the shapes of two matrices."""

@@ -183,10 +183,26 @@ def test_numbers_of_another_shape_than_the_tokens_are_refused(shape, field, tmp_
     (lambda p, q: (p[..., 0], 0.5, p[..., 0].detach()), TypeError, "`regression` of Own is float, expected a tensor"),
     (lambda p, q: (None, None, p[..., 0].detach()), TypeError, "`log_probs` of Own is NoneType, expected a tensor"),
     (lambda p, q: (p[..., 0], None, None), ValueError, "`token_stats` of Own lacks 'moved'"),
+    (lambda p, q: (p[..., 0].detach(), None, p[..., 0].detach()), ValueError, "`log_probs` of Own has no gradient"),
+    (lambda p, q: (p[..., 0], q[..., 0], p[..., 0].detach()), ValueError, "`regression` of Own has no gradient"),
+    (lambda p, q: (p[..., 0].long(), None, p[..., 0].detach()), TypeError, "`log_probs` of Own is torch.int64"),
+    (lambda p, q: (p[..., 0].bfloat16(), None, p[..., 0].detach()), TypeError, "`log_probs` of Own is torch.bfloat16"),
+    (lambda p, q: (p[..., 0], p[..., 0] < 0, p[..., 0].detach()), TypeError, "`regression` of Own is torch.bool"),
+    (lambda p, q: (p[..., 0], None, q.sub_(1.0)[..., 0]), ValueError, "Own wrote into `old`, .*`old.clone"),
 ])  # fmt: skip
 def test_what_a_trust_region_leaves_out_is_named(make, error, said, tmp_path):
     with pytest.raises(error, match=rf"`trust_region`: {said}"):
         with_own(make, tmp_path).train()
+
+
+def test_a_regression_that_is_0_needs_no_gradient_and_float64_serves(tmp_path):
+    def make(policy, old):
+        return policy[..., 0].double(), torch.zeros_like(old[..., 0]), plain(policy, old)[2]
+
+    trainer = with_own(make, tmp_path, max_steps=1)
+    start = weights(trainer)
+    trainer.train()
+    assert any((weight != start[name]).any() for name, weight in weights(trainer).items())
 
 
 def test_an_error_inside_of_a_trust_region_names_the_option(tmp_path):

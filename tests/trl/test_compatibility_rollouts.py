@@ -160,11 +160,24 @@ LAST = 31  # 8 prompts, 4 completions of each, in micro-batches of 8
     (lambda output: output["env_mask"][3].__setitem__(1, None), "in row 3 of `env_mask` None at position 1"),
     (lambda output: output["logprobs"][3].__setitem__(1, [-1.0]), r"in row 3 of `logprobs` \[-1.0\] at position 1"),
     (lambda output: output.pop("logprobs"), r"must return keys \['logprobs'\]"),  # TRL's
+    *[(lambda output, name=name, bad=bad: output[name].__setitem__(1, [5, bad, 6, 6, 6]),
+       rf"in row 1 of `{name}` {bad!r} at position 1, expected the id of a token.* below 100")
+      for name in ("prompt_ids", "completion_ids") for bad in (100, -1, 5.0, "a", None)],
+    (lambda output: output.update(target=[1] * LAST), f"got 32 prompts, and returned {LAST} rows of `target`"),
+    (lambda output: output.update(target=[1] * 33), "got 32 prompts, and returned 33 rows of `target`"),
 ])  # fmt: skip
 def test_rows_of_other_lengths_are_refused(change, said, tmp_path):
-    """torch said "size of tensor a (4) must match" or "shape '[-1, 4]' is invalid", or nothing at all."""
+    """torch said "size of tensor a (4) must match", "shape '[-1, 4]' is invalid" or "index out of range in self", or
+    nothing at all."""
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, rollout_func=returning(change))
     with pytest.raises(ValueError, match=said):
+        trainer.train()
+
+
+@pytest.mark.parametrize("output", [None, [[1]]])
+def test_what_is_no_dictionary_is_refused(output, tmp_path):
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, rollout_func=lambda *_: output)
+    with pytest.raises(ValueError, match=f"`rollout_func` returned {type(output).__name__}, expected a dictionary"):
         trainer.train()
 
 
@@ -182,6 +195,8 @@ def test_rows_of_other_kinds_and_missing_numbers_pass(as_rows, tmp_path):
     def change(output):
         output["env_mask"] = [as_rows(row) for row in output["env_mask"]]
         output["logprobs"] = [[None, *row[1:]] for row in output["logprobs"]]
+        output["completion_ids"] = [as_rows(row) for row in output["completion_ids"]]
+        output |= {"of_all": "a text", "more": (1, 2), "target": [*range(len(output["logprobs"]))]}
 
     options = {"rollout_func": returning(change), "max_steps": 1}
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)

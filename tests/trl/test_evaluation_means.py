@@ -71,17 +71,15 @@ def test_entropy_and_kl_are_over_tokens_and_the_loss_as_its_type_says(tmp_path, 
     entropy, kl = (torch.cat(values) for values in zip(*rows, strict=True))
     assert line["eval_entropy"] == pytest.approx(entropy.mean().item(), rel=1e-4)
     assert line["eval_kl"] == pytest.approx(kl.mean().item(), rel=1e-4)
-    order = list(trainer._get_eval_sampler(trainer.eval_dataset))
-    batches = [order[:3], order[3:6], order[6:]]
     kls = [kl for _, kl in rows]
     means = {
         "grpo": torch.stack([kl.mean() for kl in kls]).mean(),
         "dr_grpo": torch.stack([kl.sum() for kl in kls]).mean() / MOST,
         "luspo": torch.stack([kl.sum() for kl in kls]).mean(),
+        "dapo": kl.mean(),
+        "bnpo": kl.mean(),
     }
-    # Over the tokens of a batch, whose loss counts as often as it has completions
-    of_batches = sum(len(batch) * torch.cat([kls[number] for number in batch]).mean() for batch in batches) / 7
-    assert line["eval_loss"] == pytest.approx(0.5 * means.get(loss_type, of_batches).item(), rel=1e-4)
+    assert line["eval_loss"] == pytest.approx(0.5 * means[loss_type].item(), rel=1e-4)
 
 
 def test_equal_groups_are_counted_over_the_evaluation(tmp_path):
@@ -152,6 +150,8 @@ CASES = {
     "one": {"algorithm": "grpo", "prompts": 4, "per_device_eval_batch_size": 4, "loss_type": "grpo"},
     "rloo": {"algorithm": "rloo", "prompts": 7, "per_device_eval_batch_size": 2},
     "kl": {"algorithm": "grpo", "prompts": 5, "per_device_eval_batch_size": 2, "beta": 0.5, "loss_type": "dr_grpo"},
+    "dapo": {"algorithm": "grpo", "prompts": 7, "per_device_eval_batch_size": 2, "beta": 0.5, "loss_type": "dapo"},
+    "bnpo": {"algorithm": "grpo", "prompts": 7, "per_device_eval_batch_size": 2, "beta": 0.5, "loss_type": "bnpo"},
     "stream": {"algorithm": "grpo", "prompts": 5, "per_device_eval_batch_size": 2, "stream": True},
     "split": {
         "algorithm": "grpo",

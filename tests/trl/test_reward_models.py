@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from transformers import AutoModelForSequenceClassification
 from trl_comparison import make_trainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.trainers.reward_models import whole_reward_models
 
 OF_LAYERS = {"task_type": "SEQ_CLS", "target_modules": ["q_proj", "down_proj"]}
 ADAPTERS = {
@@ -113,3 +115,17 @@ def test_a_loaded_adapter_of_the_caller_stays_one(tmp_path):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rewards_of(tmp_path, [model])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_an_adapter_under_zero_3_is_refused_and_a_loaded_one_is_not(tmp_path, monkeypatch):
+    """ZeRO-3 splits weights while they are read, so nothing could be merged. No DeepSpeed is needed to refuse."""
+    model = adapted(tmp_path, ADAPTERS["lora"])
+    whole = [str(tmp_path / "base"), len, None]
+    args = SimpleNamespace(model_init_kwargs=None, trust_remote_code=False)
+    zero_3 = SimpleNamespace(is_zero3=lambda: True)
+    monkeypatch.setattr("transformers.integrations.deepspeed._hf_deepspeed_config_weak_ref", lambda: zero_3)
+    monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", lambda *_, **__: pytest.fail("was read"))
+    for rewards in (str(tmp_path / "adapter"), [len, str(tmp_path / "adapter")]):
+        with pytest.raises(ValueError, match=r"adapter is an adapter, and ZeRO-3 splits .*Merge it .*give that folder"):
+            whole_reward_models(rewards, args)
+    assert whole_reward_models([model, *whole], args) == [model.get_base_model(), *whole]

@@ -13,7 +13,6 @@ from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.cli.reward_functions import check_reward_function, load_reward_function
 from troll_trl.cli.settings.arguments import TrollScriptArguments
 from troll_trl.cli.training_data import load_datasets
-from troll_trl.fields import pickle_without_secrets
 from troll_trl.trainers.clip import ClipGRPOTrainer, ClipRLOOTrainer
 from troll_trl.trainers.reward_models import whole_reward_models
 
@@ -69,8 +68,6 @@ def make_trainer(
         "dtype": model_args.dtype,
         **(training_args.model_init_kwargs or {}),
     }
-    if script_args.method == "clip":  # our own config does so by itself
-        pickle_without_secrets(type(training_args))
     try:
         return TRAINERS[script_args.algorithm, script_args.method](
             model=model,

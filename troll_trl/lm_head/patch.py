@@ -104,12 +104,8 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
         raise ValueError(f"`temperature` must be positive, got {temperature}.")
     original_forward = model.forward
     transform = logit_transform(model.config.get_text_config(), temperature)
-    if getattr(model, "base_model", None) is model:  # Llama 4's text model, Mllama's
-        raise ValueError(
-            f"A {type(model).__name__} names no backbone: its `base_model` is the model itself. Neither the LM head of "
-            "troll_trl nor TRL's finds its hidden states. Train another model, or the vision-language model around it."
-        )
     _name_experts(model.config.get_text_config())
+    _check_parts(model)
 
     # Keep the original signature: `generate` validates its model kwargs against it
     @functools.wraps(type(model).forward)
@@ -127,6 +123,23 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
         return output
 
     model.forward = types.MethodType(forward, model)
+
+
+def _check_parts(model: PreTrainedModel) -> None:
+    """Raise a `ValueError` for a model whose backbone cannot be found, or whose head is more than a matrix."""
+    if getattr(model, "base_model", None) is model:  # Llama 4's text model, Mllama's
+        raise ValueError(
+            f"A {type(model).__name__} names no backbone: its `base_model` is the model itself. Neither the LM head of "
+            "troll_trl nor TRL's finds its hidden states. Train another model, or the vision-language model around it."
+        )
+    head = model.get_output_embeddings()
+    more = [name for name, _ in head.named_parameters(recurse=False) if name not in ("weight", "bias")]
+    if more:  # Dory scales each logit; the weights of a quantised head have scales
+        raise ValueError(
+            f"The LM head of the {type(model).__name__}, a {type(head).__name__}, has `{'`, `'.join(more)}` besides a "
+            "weight and a bias. Neither the head of troll_trl nor TRL's reads it. All log-probabilities would be "
+            "wrong. Train another model."
+        )
 
 
 class _Query(NamedTuple):

@@ -2,8 +2,12 @@
 short, or an operation of torch fails and names neither the function nor the row."""
 
 import functools
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from transformers import PretrainedConfig
 
 # Checked in this order, since the others must be as long as the completions
 _TOKENS = ("completion_ids", "prompt_ids")
@@ -15,30 +19,44 @@ _EXPECTED = {
 
 def checked_rollouts(rollout_func: Callable[..., Any], corrects: bool) -> Callable[..., Any]:
     """
-    The rollout function, which raises a `ValueError` for rows of a wrong number or length. The message names the
-    argument, the row and both lengths. TRL's importance sampling `corrects` the loss if it reads `logprobs`.
+    The rollout function, which raises a `ValueError` for rows of a wrong number or length, and for tokens that the
+    model does not have. The message names the argument, the row and both lengths. TRL's importance sampling `corrects`
+    the loss if it reads `logprobs`.
     """
 
     @functools.wraps(rollout_func)
     def rollout(prompts: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         output = rollout_func(prompts, *args, **kwargs)
-        if isinstance(output, Mapping):  # TRL names what it lacks
-            _check_rows(output, len(prompts))
-            if corrects and "logprobs" in output and output["logprobs"] is None:
-                raise ValueError(
-                    "`rollout_func` returned None for `logprobs`, which the importance sampling correction reads. "
-                    "Return the log-probabilities of the engine that sampled, or set "
-                    "`vllm_importance_sampling_correction` to False."
-                )
+        if not isinstance(output, Mapping):
+            raise ValueError(
+                f"`rollout_func` returned {type(output).__name__}, expected a dictionary with `prompt_ids`, "
+                "`completion_ids` and `logprobs`."
+            )
+        _check_rows(output, len(prompts), _vocabulary(args[0]) if args else math.inf)  # TRL names what it lacks
+        if corrects and "logprobs" in output and output["logprobs"] is None:
+            raise ValueError(
+                "`rollout_func` returned None for `logprobs`, which the importance sampling correction reads. "
+                "Return the log-probabilities of the engine that sampled, or set "
+                "`vllm_importance_sampling_correction` to False."
+            )
         return output
 
     return rollout
 
 
-def _check_rows(output: Mapping[str, Any], prompts: int) -> None:
+def _vocabulary(trainer: Any) -> float:
+    """How many tokens the model of a `trainer` has; infinity if its config does not say."""
+    config = getattr(getattr(trainer, "model", None), "config", None)
+    return (
+        getattr(config.get_text_config(), "vocab_size", math.inf) if isinstance(config, PretrainedConfig) else math.inf
+    )
+
+
+def _check_rows(output: Mapping[str, Any], prompts: int, vocabulary: float) -> None:
     names = [name for name in _TOKENS if name in output]
     names += [name for name in _EXPECTED if output.get(name) is not None]
-    for name in names:
+    columns = [name for name, value in output.items() if name not in (*_TOKENS, *_EXPECTED) and isinstance(value, list)]
+    for name in names + columns:  # TRL hands a list to the reward functions row by row, and any other value whole
         rows = _length(output[name], f"`rollout_func` returned for `{name}`")
         if rows != prompts:
             raise ValueError(
@@ -53,12 +71,30 @@ def _check_rows(output: Mapping[str, Any], prompts: int) -> None:
                 _check_row(name, row, len(output["completion_ids"][number]), said)
             elif length == 0:
                 raise ValueError(f"{said} no token, expected at least one.")
+            else:
+                _check_ids(row, vocabulary, said)
 
 
 def _length(rows: Any, said: str) -> int:
     if not hasattr(rows, "__len__"):
         raise ValueError(f"{said} {rows!r}, expected a list.")
     return len(rows)
+
+
+def _check_ids(row: Sequence[Any], vocabulary: float, said: str) -> None:
+    for place, token in enumerate(row.tolist() if hasattr(row, "tolist") else row):
+        if not _is_token(token, vocabulary):
+            raise ValueError(
+                f"{said} {token!r} at position {place}, expected the id of a token: a whole number, at least 0"
+                f"{'' if math.isinf(vocabulary) else f' and below {vocabulary}, the size of the vocabulary'}."
+            )
+
+
+def _is_token(token: Any, vocabulary: float) -> bool:
+    try:
+        return 0 <= operator.index(token) < vocabulary
+    except TypeError:  # no whole number
+        return False
 
 
 def _check_row(name: str, row: Sequence[Any], length: int, said: str) -> None:

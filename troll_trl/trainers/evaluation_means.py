@@ -28,8 +28,8 @@ class CountedEvaluation(_Trainer):
     TRL averages the means of the batches, and the last batch may be smaller. On several ranks, accelerate fills the
     last batches with prompts from the beginning, and TRL counts these twice. Here rewards and lengths are statistics
     over all completions of the evaluation set, without the repeated ones. Entropy, KL and `sampling/…` are weighted by
-    tokens, the loss and all other metrics by completions. With several evaluation sets, the metrics of each also have
-    its name, as in `eval_math_reward`.
+    tokens, and so is a loss that is a mean over tokens (dapo, bnpo); all other losses and metrics by completions. With
+    several evaluation sets, the metrics of each also have its name, as in `eval_math_reward`.
     """
 
     _evaluation: "EvaluationTotals | None" = None  # `None` unless an evaluation runs
@@ -123,10 +123,11 @@ class EvaluationTotals:
         counted = self._counted[rank * rows : (rank + 1) * rows].to(batch["completion_mask"].device)
         batch["completion_mask"] = batch["completion_mask"] * counted.unsqueeze(1)
         loss_mask = batch["completion_mask"] * batch.get("tool_mask", 1)
-        tokens = self.accelerator.reduce(loss_mask.sum(), reduction="sum")
+        loss_tokens = loss_mask.sum()  # of this rank
+        tokens = self.accelerator.reduce(loss_tokens, reduction="sum")
         if "num_items_in_batch" in batch:
             batch["num_items_in_batch"] = tokens.to(batch["num_items_in_batch"])
-        self._batch |= {"counted": counted}
+        self._batch |= {"counted": counted, "loss_tokens": loss_tokens}
         self._tokens = int(tokens)
 
     def end_batch(self, loss: torch.Tensor | None, metrics: dict[str, list[float]]) -> None:
@@ -159,10 +160,10 @@ class EvaluationTotals:
             return
         counted, kind = self._batch["counted"], getattr(self.trainer.args, "loss_type", None)
         if kind in _OF_ALL_TOKENS:  # the batch's loss is the mean over ranks
-            share = self._counted.sum() / self.accelerator.num_processes
-            parts = [loss * share, share]
+            share = self._tokens / self.accelerator.num_processes
+            parts = [loss * share, self._loss.new_tensor(share)]
         elif kind == "bnpo":  # a mean over the tokens of this rank
-            parts = [loss * counted.sum(), counted.sum()]
+            parts = [loss * self._batch["loss_tokens"], self._batch["loss_tokens"]]
         else:  # a mean over the completions of this rank, in which a masked one is 0
             parts = [loss * len(counted), counted.sum()]
         self._loss += torch.stack([x.to(self._loss) for x in parts])

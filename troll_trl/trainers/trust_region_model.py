@@ -29,36 +29,45 @@ def apply_trust_region(
 ) -> TrustRegionOutput:
     """
     What `trust_region` makes of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)`. It may be the
-    user's: numbers of another shape than `(B, C)` would broadcast in the loss, without any other sign.
+    user's: numbers of another shape than `(B, C)` would broadcast in the loss, and without a gradient nothing would
+    train, without any other sign.
 
     Raises:
-        TypeError: the result is no [`TrustRegionOutput`], or holds something else than tensors.
-        ValueError: a tensor has another shape than `(B, C)`, or `token_stats` lacks a number that the metrics read.
+        TypeError: the result is no [`TrustRegionOutput`], or holds something else than tensors; what the loss reads is
+            no float32 or float64.
+        ValueError: a tensor has another shape than `(B, C)`, or no gradient; `token_stats` lacks a number that the
+            metrics read; or the trust region wrote into its arguments.
     """
     name = type(trust_region).__name__
+    given = {"policy": policy, "old": old, "advantages": advantages}
+    versions = [_version(tensor) for tensor in given.values()]
     try:
         bounded = trust_region(policy, old, advantages)
     except Exception as error:
         error.add_note(f"`trust_region`: {name} raised this.")
         raise
+    for (argument, tensor), version in zip(given.items(), versions, strict=True):
+        if _version(tensor) != version:
+            raise ValueError(
+                f"`trust_region`: {name} wrote into `{argument}`, which the loss reads afterwards. Change a copy: "
+                f"`{argument}.clone()`."
+            )
     if not isinstance(bounded, TrustRegionOutput):
         raise TypeError(
             f"`trust_region`: {name} returned {type(bounded).__name__}, expected a troll_trl.TrustRegionOutput."
         )
-    given: dict[str, Any] = {"log_probs": bounded.log_probs}
-    given |= {} if bounded.regression is None else {"regression": bounded.regression}
-    given |= {f"token_stats[{key!r}]": value for key, value in bounded.token_stats.items()}
-    for field, value in given.items():
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(
-                f"`trust_region`: `{field}` of {name} is {type(value).__name__}, expected a tensor with one number for "
-                "each token."
-            )
-        if value.shape != policy.shape[:-1]:
-            raise ValueError(
-                f"`trust_region`: `{field}` of {name} has shape {tuple(value.shape)}, expected "
-                f"{tuple(policy.shape[:-1])}: one number for each token."
-            )
+    if not isinstance(bounded.token_stats, dict):
+        raise TypeError(
+            f"`trust_region`: `token_stats` of {name} is {type(bounded.token_stats).__name__}, expected a dict."
+        )
+    of_loss: dict[str, Any] = {"log_probs": bounded.log_probs}
+    of_loss |= {} if bounded.regression is None else {"regression": bounded.regression}
+    for field, value in (
+        of_loss | {f"token_stats[{key!r}]": value for key, value in bounded.token_stats.items()}
+    ).items():
+        _check_tensor(f"`trust_region`: `{field}` of {name}", value, policy.shape[:-1])
+    for field, value in of_loss.items():
+        _check_term(f"`trust_region`: `{field}` of {name}", value, field, policy.requires_grad)
     read = {key for pair in trust_region.ratios.values() for key in pair} | {*trust_region.maxima.values()}
     if missing := read - {"tokens"} - bounded.token_stats.keys():
         raise ValueError(
@@ -66,6 +75,29 @@ def apply_trust_region(
             "`ratios` or `maxima` name."
         )
     return bounded
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written into; of inference mode, which counts nothing, 0."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _check_tensor(said: str, value: Any, shape: torch.Size) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{said} is {type(value).__name__}, expected a tensor with one number for each token.")
+    if value.shape != shape:
+        raise ValueError(f"{said} has shape {tuple(value.shape)}, expected {tuple(shape)}: one number for each token.")
+
+
+def _check_term(said: str, value: torch.Tensor, field: str, trains: bool) -> None:
+    """Refuse numbers `(B, C)` of the loss that are rounded, or that train nothing although the policy `trains`."""
+    if value.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{said} is {value.dtype}, expected torch.float32, which `policy` has.")
+    if trains and not value.requires_grad and (field == "log_probs" or value.any()):
+        raise ValueError(
+            f"{said} has no gradient, so it would train nothing. Compute it from `policy` without `detach` or "
+            f"`torch.no_grad`{'' if field == 'log_probs' else ', or give None'}."
+        )
 
 
 def not_finite(bounded: TrustRegionOutput) -> torch.Tensor:

@@ -96,6 +96,7 @@ _WORDS_OF_CONDITIONS = "all an and any are be by each for has if in is it of or 
 _SMALL_WORDS = frozenset(_WORDS_OF_CONDITIONS.split())
 _WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
 _NAMED = re.compile(r"(?<![\\A-Za-z])([A-Za-z])\s?=")
+_NAMED_TUPLE = re.compile(r"\A\([A-Za-z](?:,\s?[A-Za-z]){1,3}\)\s?=")
 _WHOLE = (
     r"(?:,\s?[A-Za-z])*(?:\s?\\in\s?\\mathbb\{[ZN]\}"
     r"| (?:(?:is|are|be|being|an?|any|all|some|every|each|arbitrary|positive|non-?negative) )*"
@@ -128,7 +129,8 @@ def with_letter_of(gold: str, answer: str) -> str:
 
 def _letters(text: str) -> set[str] | None:
     """The letters that stand alone, names before an equals sign left out; `None` if a product such as `kx` has some."""
-    plain = re.sub(r"\\mathbb\{\w\}|\ba (?=[a-z]{3})", "", _NAMED.sub("", _BUILDER.sub(r"\1, \2", text)))
+    plain = _NAMED.sub("", _NAMED_TUPLE.sub("", _BUILDER.sub(r"\1, \2", text)))
+    plain = re.sub(r"\\mathbb\{\w\}|\ba (?=[a-z]{3})", "", plain)
     words = _WORDS.findall(plain)
     if any(1 < len(word) < 4 and word.lower() not in _SMALL_WORDS for word in words):
         return None

@@ -3,6 +3,8 @@
 import re
 import unicodedata
 
+from math_answers.rewards.verifier.sets import set_of_words
+
 _SCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-n0123456789+-")
 _SUPERSCRIPT, _SUBSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋]+")
 _GREEK = {
@@ -21,10 +23,10 @@ _SIGNS = {
     "⩾": r"\ge ", "≠": r"\neq ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ",
     "∓": r"\mp ", "°": r"^\circ ", "º": r"^\circ ", "∅": r"\emptyset ", "⟨": r"\langle ", "⟩": r"\rangle ", "、": ", ",
     "，": ", ", "。": ".", "∀": r"\forall ", "∖": r"\setminus ", "∠": r"\angle ", "√": r"\sqrt ",
-    "ƒ": "f",
+    "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "ƒ": "f",
 }  # fmt: skip
 _SIGN_TABLE = str.maketrans(_SIGNS)
-_ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?|[A-Za-z])")
+_ROOT = re.compile(r"(?<=[√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z])")
 _ROOT_OR_BRACKET = re.compile(r"(?P<root>\\sqrt\s*(?:\[[^\[\]]{1,9}\]\s*)?)?(?P<bracket>[()])")
 
 # An argument without braces: `\\frac\\pi4`, `\\sqrt\\pi`, `\\frac1\\sqrt2`; and one with
@@ -109,6 +111,9 @@ _RULES = tuple(
         (r"(?<![\d.,/}])(?<!\d )(\d{1,3}(?:,\d{3})+|\d+)(?:\s?-)?\s?(?:\^?\s?\{?\s?\\text\{\s?-?(?:st|nd|rd|th)\s?\}\}?"
          r"|(?:st|nd|rd|th)(?![A-Za-z])|\^(?:\{th\}|th(?![A-Za-z])))", r"\1"),
         (r"\\forall(?![A-Za-z])", " for all "),
+        # k = 0, \pm 1, \pm 2, \dots
+        (r"(?<![A-Za-z])([A-Za-z])\s?=\s?0,\s?\\pm\s?1,\s?(?:\\pm\s?\d,\s?){0,3}(?:\\[lc]?dots(?![A-Za-z])|\.\.\.)",
+         r"\1\\in\\mathbb{Z}"),
         # A quantifier that says nothing. What excepts something stays
         (r"(?<=\S),?\s*(?:\\text\{)?\s*\bfor (?:all|any|every|each)\b(?:[\s{}$,]|\\text\{|\\in(?![A-Za-z])"
          r"|\\mathbb\{[RZQNC]\}|\b(?:reals?|integers?|complex|rational|natural|values?|numbers?|of|[A-Za-z])\b)*\Z",
@@ -120,9 +125,12 @@ _RULES = tuple(
         (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
         (r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log)(?=[\s({]|\d)", r"\\\1"),
         (r"(?<![\\A-Za-z])sqrt(?![A-Za-z])", r"\\sqrt"),
+        (r"\\surd\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}"),
+        (r"\\surd(?![A-Za-z])", r"\\sqrt"),
+        (r"(?<![\\A-Za-z])cbrt(?![A-Za-z])", r"\\sqrt[3]"),
         (r"\\sqrt.*", _braced_roots),
         # Arguments without braces
-        (rf"\\sqrt\s*({_BARE})", r"\\sqrt{\1}"),
+        (rf"\\sqrt\s*(\[[^\[\]]{{1,9}}\])?\s*({_BARE})", r"\\sqrt\1{\2}"),
         (rf"\\(frac|binom)\s*({_BARE})", r"\\\1{\2}"),
         (rf"\\(frac|binom)\s*({_GROUP})\s*({_BARE})", r"\\\1\2{\3}"),
         (r"\\frac\s+\{", r"\\frac{"),
@@ -135,17 +143,6 @@ _RULES = tuple(
         (r"(?<![0-9A-Za-z,])(?<!\}) |(?<=\}) (?![A-Za-z])| (?![0-9A-Za-z])(?!\\text)", ""),
     )
 )  # fmt: skip
-# "All real numbers except 2": the set without some points
-_ALL_REALS = r"(?:all|any|every|each) (?:the )?reals?(?: (?:numbers?|values?))?(?: (?:of |for )?[A-Za-z](?![A-Za-z]))?"
-_REALS_EXCEPT = re.compile(
-    rf"(?:[a-z]\s?(?:\\in|is|can be|may be)\s?)?(?:(?:the )?(?:set of )?{_ALL_REALS}|\\mathbb\{{R\}}|all [a-z]),?\s?"
-    r"(?:(?:except|excluding|other than|apart from|besides|but(?: not)?|without|not equal to|different from)"
-    r"(?: for)?(?: when| at)?|(?:such that |where |with |for which )?(?:[a-z]\s?)?\\neq)\s?(?P<points>.+)",
-    re.IGNORECASE,
-)
-_NONZERO_REALS = re.compile(r"(?:all )?non-?\s?zero reals?(?: numbers?)?", re.IGNORECASE)
-_TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_POINT = re.compile(r"(?:[a-z]\s?=\s?)?(?P<value>zero|(?:[-+\d./{}\s]|\\(?:frac|sqrt|pi|pm)(?![A-Za-z]))+)")
 _BASE_WORDS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 _BASES = {word: str(base) for base, word in enumerate(_BASE_WORDS.split())}
 _BASE = re.compile(
@@ -168,23 +165,8 @@ def normalise(text: str) -> str:
     text = _MARKDOWN.sub("", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    text = _without_points(_BASE.sub(_index_of_base, text.strip()))
+    text = set_of_words(_BASE.sub(_index_of_base, text.strip()))
     return text if text.endswith("...") else text.rstrip(".,;: ").strip()
-
-
-def _without_points(text: str) -> str:
-    r"""`\mathbb{R}\setminus\{2\}` for all real numbers except 2, in words."""
-    plain = " ".join(_TEXT.sub(r" \1 ", text).rstrip(".,;: ").split())
-    if _NONZERO_REALS.fullmatch(plain):
-        return r"\mathbb{R}\setminus\{0\}"
-    found = _REALS_EXCEPT.fullmatch(plain)
-    points = (
-        [_POINT.fullmatch(part) for part in re.split(r"\s?(?:,| and\b| or\b)\s?", found["points"])] if found else []
-    )
-    if not points or None in points:
-        return text
-    values = ",".join("0" if point["value"] == "zero" else point["value"] for point in points if point)
-    return rf"\mathbb{{R}}\setminus\{{{values}\}}"
 
 
 def _index_of_base(match: re.Match) -> str:
@@ -197,7 +179,7 @@ def _index_of_base(match: re.Match) -> str:
 def _to_ascii(text: str) -> str:
     text = unicodedata.normalize("NFC", text)  # "=" with a stroke through it is one character
     text = _OVERLINED.sub(lambda digits: f"\\overline{{{digits[0][::2]}}}", text)
-    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    text = _ROOT.sub(r"{\1}", text)
     text = _SUPERSCRIPT.sub(lambda run: f"^{{{run[0].translate(_SCRIPTS)}}}", text)
     text = _SUBSCRIPT.sub(lambda run: f"_{{{run[0].translate(_SCRIPTS)}}}", text)
     text = text.translate(_SIGN_TABLE)

@@ -33,7 +33,7 @@ from troll_trl.cli.settings.layers import Command, config_names
 from troll_trl.fields import is_secret, may_hold_secret, without_secrets
 from troll_trl.resilience.best_model import best_by_reward
 from troll_trl.resilience.option_ranges import check_ranges
-from troll_trl.trainers.config import TrollGRPOConfig, TrollOptions, TrollRLOOConfig
+from troll_trl.trainers.config import ClipGRPOConfig, ClipRLOOConfig, TrollGRPOConfig, TrollOptions, TrollRLOOConfig
 
 # The dataclasses of a command. The second one of a training is the trainer's.
 DATACLASSES: dict[str, tuple[Any, ...]] = {
@@ -123,6 +123,7 @@ DOCUMENTED_CHOICES: dict[str, tuple[Any, ...]] = {
 }
 # The text of these mappings may also be the path of a file, which transformers reads
 _MAPPING_OR_PATH = ("accelerator_config", "fsdp_config", "deepspeed")
+_CLIP: dict[str, type] = {"grpo": ClipGRPOConfig, "rloo": ClipRLOOConfig}
 
 
 def _mapping(text: str) -> dict[str, Any]:
@@ -290,7 +291,7 @@ def training_settings(command: Command, algorithm: str, launches: bool = False) 
 
 def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPOConfig | RLOOConfig, ModelConfig]:
     """
-    Make the script's arguments, the trainer's ([`TrollGRPOConfig`], [`TrollRLOOConfig`], or TRL's plain one for
+    Make the script's arguments, the trainer's ([`TrollGRPOConfig`], [`TrollRLOOConfig`], or TRL's options for
     `method: clip`) and the model's. A mistake ends the process with code 2. One line names it, the value and
     the remedy.
     """
@@ -299,7 +300,7 @@ def parse_training_command(command: Command) -> tuple[TrollScriptArguments, GRPO
     settings = training_settings(command, algorithm)
     script_type, training_type, *others = DATACLASSES[algorithm]
     if settings.get("method") == "clip":
-        training_type = training_type._trl_config
+        training_type = _CLIP[algorithm]
     try:
         # A copy: transformers writes into `accelerator_config`, and the settings are saved
         options = deepcopy(settings) | best_by_reward(settings)  # also for TRL's own config
