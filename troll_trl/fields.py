@@ -49,7 +49,9 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _HINT = re.compile(r"token|passw|passphrase|secret|credential|auth|cookie|key|://", re.IGNORECASE)
-_NO_SECRET = re.compile(r"(bos|eos|pad|unk|sep|cls|mask|image|video|audio|stop|start|end)_token$", re.IGNORECASE)
+_NO_SECRET = re.compile(
+    r"(^|[_-])(bos|eos|pad|unk|sep|cls|mask|image|video|audio|stop|start|end|think)_token$", re.IGNORECASE
+)
 _USER = re.compile(r"(?<=://)[^/\s?#]*@")  # user and password in an address
 _PARAMETER = re.compile(r"(?<=[?&;#])([\w.-]+)=[^&;\s#]*[&;]?")  # a parameter of an address
 
@@ -116,7 +118,8 @@ class KeepsSecrets(_Config):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options for Weights & Biases and the like."""
-        return {name: without_secrets(value) for name, value in super().to_dict().items()}
+        options = super().to_dict().items()  # transformers masks the names that end in `_token`
+        return {name: None if is_secret(name, value) else without_secrets(value) for name, value in options}
 
 
 # -- The user's own code -----------------------------------------------------------------------------------------------

@@ -67,6 +67,23 @@ def test_the_integer_of_a_general_solution_may_have_another_letter(solution, let
     all_of(0.0, gold, [f"{theirs} = {solution.format(theirs).removeprefix('x=')}"])
 
 
+@pytest.mark.parametrize("listed", [r"0,\pm1,\pm3,\dots", r"0,\pm1,\pm1,\dots", r"0,\pm1,\pm2,\pm4,\ldots"])
+def test_a_list_with_gaps_is_not_all_integers(listed):
+    for gold, answer in ((r"x=\frac{\pi}{2}+k\pi", r"x=\frac{\pi}{2}+k\pi"), (r"\frac{k\pi}{2}", r"\frac{k\pi}{2}")):
+        all_of(0.0, rf"{gold}, k\in\mathbb{{Z}}", [f"{answer}, k={listed}", f"k={listed}"])
+    all_of(0.0, r"\mathbb{Z}", [f"k={listed}"])
+
+
+@pytest.mark.parametrize(
+    "text", ["all posıtive real numbers", "all posİtive real numbers", r"all real numbers more than 3\%"]
+)
+def test_letters_and_units_beside_words_for_a_set_are_no_set(text):
+    for gold in (r"(0,\infty)", r"(3,\infty)"):
+        verdicts = verify([gold] * 2, [rf"\boxed{{{text}}}", rf"\boxed{{\text{{{text}}}}}"])
+        assert [verdict.reward for verdict in verdicts] == [0.0, 0.0]
+        assert "crash" not in {verdict.decided_by for verdict in verdicts}
+
+
 @pytest.mark.parametrize("names", ["", "(x,y)=", "(a, b) = "])
 def test_an_integer_of_a_pair_may_have_another_letter(names):
     gold = names + r"(2k+1,3k), k\in\mathbb{Z}"

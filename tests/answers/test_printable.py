@@ -6,7 +6,7 @@ import re
 import pytest
 from markdown_it import MarkdownIt
 
-from math_answers.evaluation.printable import in_markdown
+from math_answers.printable import in_markdown
 
 TEXTS = ["a|b", r"a\|b", r"a\\|b", "a\\", r"\`x` y", r"\*a*", r"\<b>", "<img src=x>", "[x](javascript:1)", "![i][j]"]
 TEXTS += ["`a|b`", "~~a~~", r"\~~a~~", "&lt;b&gt;", "<http://x>", r"\boxed{5}", r"\(x\)", r"\]\(x"]

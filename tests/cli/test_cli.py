@@ -216,7 +216,8 @@ def test_flags_go_to_the_launcher_or_to_the_run(started):
 
 def test_the_launchers_settings_may_stand_in_the_file_and_flags_replace_them(started):
     text = Path("run.yaml").read_text()
-    Path("mine.yaml").write_text("num_processes: 2")
+    # accelerate reads its file by itself, as YAML 1.1
+    Path("mine.yaml").write_text("num_processes: 2\nfsdp_config: {fsdp_offload_params: no}")
     Path("run.yaml").write_text(f"{text}num_processes: 2\naccelerate_config: mine.yaml")
     options = started("--config", "run.yaml", "--num_processes", "3")
     assert (options.config_file, options.num_processes) == ("mine.yaml", 3)

@@ -5,6 +5,7 @@ import json
 import pickle
 from collections import OrderedDict
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,6 +53,7 @@ def holds_secret(path: Path) -> bool:
         (f"my_lib.judge('http://me:{SECRET}@host', n=1)", "my_lib.judge('http://host', n=1)"),
         # What only looks like one
         ({"pad_token": "<pad>", "max_new_tokens": 3, "key": 1}, {"pad_token": "<pad>", "max_new_tokens": 3, "key": 1}),
+        ({"think_token": "<think>", "backend_token": SECRET, "weekend_token": SECRET}, {"think_token": "<think>"}),
         ("my_lib.penalty( token_cost = 0.1 )", "my_lib.penalty( token_cost = 0.1 )"),
         ("https://host/a@b?rev=1&x=2", "https://host/a@b?rev=1&x=2"),
         ("token", "token"),
@@ -90,6 +92,16 @@ def test_a_pickle_and_what_trackers_get_have_no_secret_and_a_copy_has_them(cls, 
         assert copied.hub_token == SECRET and copied.model_init_kwargs["nested"] == {"password": SECRET}
     assert copy.copy(config).model_init_kwargs is config.model_init_kwargs
     assert copy.deepcopy(config).model_init_kwargs is not config.model_init_kwargs
+
+
+def test_a_secret_field_of_a_subclass_stays_with_it(tmp_path):
+    @dataclass
+    class Own(TrollGRPOConfig):
+        my_api_key: str = ""
+
+    config = Own(str(tmp_path), my_api_key=SECRET, **CPU)
+    assert SECRET not in config.to_json_string() and SECRET not in json.dumps(config.to_sanitized_dict())
+    assert copy.copy(config).my_api_key == SECRET
 
 
 @pytest.mark.parametrize("config", [TrollGRPOConfig, GRPOConfig])

@@ -99,6 +99,7 @@ COMMANDS = {
     "grpo --accelerate_config fsdp3": "'fsdp3' is neither a file nor one of ddp, fsdp1, fsdp2",
     "grpo --accelerate_config list.yaml": "list.yaml must map names to values",
     "grpo --config_file gone.yaml": "'gone.yaml' is neither a file nor one of ddp",
+    "grpo --config_file fsdp3": "--config_file: 'fsdp3' is neither a file nor one of ddp",
     "grpo --config_file run.yaml --accelerate_config ddp": "`config_file` and `accelerate_config` are both set",
     # What `--config` names
     "grpo --config": "argument --config: expected one argument",

@@ -185,6 +185,7 @@ def test_numbers_of_another_shape_than_the_tokens_are_refused(shape, field, tmp_
     (lambda p, q: (p[..., 0], None, None), ValueError, "`token_stats` of Own lacks 'moved'"),
     (lambda p, q: (p[..., 0].detach(), None, p[..., 0].detach()), ValueError, "`log_probs` of Own has no gradient"),
     (lambda p, q: (p[..., 0], q[..., 0], p[..., 0].detach()), ValueError, "`regression` of Own has no gradient"),
+    (lambda p, q: (p[..., 0], 0 * q[..., 0], p[..., 0].detach()), ValueError, "`regression` of Own .* or give None"),
     (lambda p, q: (p[..., 0].long(), None, p[..., 0].detach()), TypeError, "`log_probs` of Own is torch.int64"),
     (lambda p, q: (p[..., 0].bfloat16(), None, p[..., 0].detach()), TypeError, "`log_probs` of Own is torch.bfloat16"),
     (lambda p, q: (p[..., 0], p[..., 0] < 0, p[..., 0].detach()), TypeError, "`regression` of Own is torch.bool"),
@@ -195,9 +196,9 @@ def test_what_a_trust_region_leaves_out_is_named(make, error, said, tmp_path):
         with_own(make, tmp_path).train()
 
 
-def test_a_regression_that_is_0_needs_no_gradient_and_float64_serves(tmp_path):
+def test_float64_serves(tmp_path):
     def make(policy, old):
-        return policy[..., 0].double(), torch.zeros_like(old[..., 0]), plain(policy, old)[2]
+        return policy[..., 0].double(), None, plain(policy, old)[2]
 
     trainer = with_own(make, tmp_path, max_steps=1)
     start = weights(trainer)

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 import torch
-from counted_evaluations import CLASSES, MOST, completion, evaluate, evaluate_all
+from counted_evaluations import CLASSES, MOST, completion, evaluate, evaluate_all, number_of
 from ranks import in_ranks
 from tiny import saved_model, tiny_prompts
 from trl_comparison import make_trainer
@@ -113,6 +113,27 @@ def test_nothing_else_enters_an_evaluation(tmp_path, others):
     second = trainer.state.log_history[-1]
     assert comparable(second) == comparable(first)
     assert "_generate" not in vars(trainer) and "_calculate_rewards" not in vars(trainer)
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])
+def test_tokens_that_leave_the_loss_after_the_rollout_do_not_weigh(tmp_path, loss_type, monkeypatch):
+    """As an engine's unscored ones do, which `old_policy: engine` masks: here those of prompts 0, 1 and 2."""
+
+    class Unscored(TrollGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            scored = torch.tensor([[number_of(row["prompt"]) >= 3] for row in inputs])
+            output["tool_mask"] = output["completion_mask"] * scored
+            output["num_items_in_batch"] = output["tool_mask"].sum().clamp(min=1)
+            return output
+
+    options = {"per_device_eval_batch_size": 3, "beta": 0.5, "loss_type": loss_type, "learning_rate": 0.0}
+    monkeypatch.setitem(CLASSES, "grpo", (Unscored, TrollGRPOConfig))
+    trainer, line = evaluate("grpo", 7, tmp_path, **options)
+    rows = per_token(trainer.model, trainer.ref_model, 7)[3:]
+    entropy, kl = (torch.cat(values) for values in zip(*rows, strict=True))
+    assert line["eval_entropy"] == pytest.approx(entropy.mean().item(), rel=1e-4)
+    assert line["eval_loss"] == pytest.approx(0.5 * kl.mean().item(), rel=1e-4)
 
 
 def test_the_rewards_of_a_subclass_count(tmp_path):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from troll_trl.cli.settings.command import CommandParser, show_warnings_plainly, stop
-from troll_trl.cli.settings.layers import configs_folder, read_command, read_layers
+from troll_trl.cli.settings.layers import configs_folder, read_command, read_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -151,26 +151,27 @@ def _launcher_options(launcher_flags: list[str], run_flags: list[str], program: 
             stop(program, f"`{name}` must be at least 1, got {number}.")
     if options.config_file and options.accelerate_config:
         stop(program, "`config_file` and `accelerate_config` are both set. Give one of them.")
-    if name := options.config_file or options.accelerate_config:
-        options.config_file = _accelerate_file(name, program)
+    for flag in ("config_file", "accelerate_config"):
+        if name := getattr(options, flag):
+            options.config_file = _accelerate_file(name, flag, program)
     return options
 
 
-def _accelerate_file(name: str, program: str) -> str:
-    """Find the file for `accelerate launch`: `name` is a path, or the name of a file of ours, such as `fsdp2`, or of
-    TRL's."""
+def _accelerate_file(name: str, flag: str, program: str) -> str:
+    """Find the file for `accelerate launch` that `flag` names: by its path, or by the name of a file of ours, such as
+    `fsdp2`, or of TRL's."""
     import trl
 
     folders = (configs_folder() / "accelerate", Path(str(trl.__file__)).parent / "accelerate_configs")
     for path in (Path(name), *(folder / f"{name}.yaml" for folder in folders)):
         if path.is_file():
             try:
-                read_layers(path)
+                read_mapping(path)
             except ValueError as error:  # accelerate's answer to a file that is no YAML mapping is a traceback
-                stop(program, f"--accelerate_config: {error}")
+                stop(program, f"--{flag}: {error}")
             return str(path)
     names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-    stop(program, f"--accelerate_config: {name!r} is neither a file nor one of {', '.join(names)}.")
+    stop(program, f"--{flag}: {name!r} is neither a file nor one of {', '.join(names)}.")
 
 
 def _warn_if_one_process_starts(options: argparse.Namespace, program: str) -> None:

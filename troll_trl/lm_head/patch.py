@@ -133,6 +133,8 @@ def _check_parts(model: PreTrainedModel) -> None:
             "troll_trl nor TRL's finds its hidden states. Train another model, or the vision-language model around it."
         )
     head = model.get_output_embeddings()
+    if head is None:
+        raise ValueError(f"A {type(model).__name__} names no LM head: its `get_output_embeddings()` is None.")
     more = [name for name, _ in head.named_parameters(recurse=False) if name not in ("weight", "bias")]
     if more:  # Dory scales each logit; the weights of a quantised head have scales
         raise ValueError(

@@ -87,8 +87,8 @@ class EvaluationTotals:
         self._rows_of_set = _rows_of_set(dataloader)
         self._seen = 0  # rows of all ranks, in the order of the set
         self._counted = torch.ones(0, dtype=torch.bool)  # (ranks · B,): which rows of the batch are no repeated ones
-        self._tokens = 0  # tokens of the batch, over all ranks
-        self._batch: dict[str, torch.Tensor] = {}
+        self._tokens = 0  # of the batch's loss, over all ranks
+        self._batch: dict[str, Any] = {}
         self._lengths: list[torch.Tensor | None] = []  # per batch, (completions, 2): tokens, and 1 if cut off
         self._rewards: list[torch.Tensor | None] = []  # per batch, (completions, functions)
         self._weighted: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)  # TRL's metrics of the batches
@@ -122,16 +122,16 @@ class EvaluationTotals:
         rows, rank = len(batch["completion_mask"]), self.accelerator.process_index
         counted = self._counted[rank * rows : (rank + 1) * rows].to(batch["completion_mask"].device)
         batch["completion_mask"] = batch["completion_mask"] * counted.unsqueeze(1)
-        loss_mask = batch["completion_mask"] * batch.get("tool_mask", 1)
-        loss_tokens = loss_mask.sum()  # of this rank
-        tokens = self.accelerator.reduce(loss_tokens, reduction="sum")
         if "num_items_in_batch" in batch:
+            tokens = self.accelerator.reduce(_loss_tokens(batch), reduction="sum")
             batch["num_items_in_batch"] = tokens.to(batch["num_items_in_batch"])
-        self._batch |= {"counted": counted, "loss_tokens": loss_tokens}
-        self._tokens = int(tokens)
+        self._batch |= {"counted": counted, "rollout": batch}
 
     def end_batch(self, loss: torch.Tensor | None, metrics: dict[str, list[float]]) -> None:
         """Take TRL's `metrics` of the batch, and the mean `loss` of this rank."""
+        if "rollout" in self._batch:  # counted now, because tokens that the engine did not score have left its masks
+            self._batch["loss_tokens"] = loss_tokens = _loss_tokens(self._batch.pop("rollout"))
+            self._tokens = int(self.accelerator.reduce(loss_tokens, reduction="sum"))
         completions = int(self._counted.sum())
         calls = sum(metrics.get("tools/call_frequency", ())) * completions
         for name, values in metrics.items():
@@ -215,6 +215,11 @@ def _compares_rewards_alone(trainer: Any) -> bool:
     if hasattr(args, "scale_rewards"):  # GRPO
         return args.scale_rewards in ("group", "none") and args.multi_objective_aggregation == "sum_then_normalize"
     return args.beta == 0.0 and not args.reward_clip_range
+
+
+def _loss_tokens(batch: dict[str, Any]) -> torch.Tensor:
+    """The number of this rank's tokens that the loss of a rollout batch is over, `()`."""
+    return (batch["completion_mask"] * batch.get("tool_mask", 1)).sum()
 
 
 def _joined(batches: list[torch.Tensor | None]) -> torch.Tensor | None:

@@ -93,7 +93,7 @@ def _check_term(said: str, value: torch.Tensor, field: str, trains: bool) -> Non
     """Refuse numbers `(B, C)` of the loss that are rounded, or that train nothing although the policy `trains`."""
     if value.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"{said} is {value.dtype}, expected torch.float32, which `policy` has.")
-    if trains and not value.requires_grad and (field == "log_probs" or value.any()):
+    if trains and not value.requires_grad:
         raise ValueError(
             f"{said} has no gradient, so it would train nothing. Compute it from `policy` without `detach` or "
             f"`torch.no_grad`{'' if field == 'log_probs' else ', or give None'}."

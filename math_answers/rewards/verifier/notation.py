@@ -112,7 +112,7 @@ _RULES = tuple(
          r"|(?:st|nd|rd|th)(?![A-Za-z])|\^(?:\{th\}|th(?![A-Za-z])))", r"\1"),
         (r"\\forall(?![A-Za-z])", " for all "),
         # k = 0, \pm 1, \pm 2, \dots
-        (r"(?<![A-Za-z])([A-Za-z])\s?=\s?0,\s?\\pm\s?1,\s?(?:\\pm\s?\d,\s?){0,3}(?:\\[lc]?dots(?![A-Za-z])|\.\.\.)",
+        (r"(?<![A-Za-z])([A-Za-z])\s?=\s?0,\s?\\pm\s?1,\s?(?:\\pm\s?2,\s?(?:\\pm\s?3,\s?(?:\\pm\s?4,\s?)?)?)?(?:\\[lc]?dots(?![A-Za-z])|\.\.\.)",
          r"\1\\in\\mathbb{Z}"),
         # A quantifier that says nothing. What excepts something stays
         (r"(?<=\S),?\s*(?:\\text\{)?\s*\bfor (?:all|any|every|each)\b(?:[\s{}$,]|\\text\{|\\in(?![A-Za-z])"

@@ -10,24 +10,24 @@ _EXCEPT = re.compile(
     r"(?:(?:except|excluding|other than|apart from|besides|but(?: not)?|without|not equal to|different from)"
     r"(?: for)?(?: when| at)?|(?:such that |where |with |for which )?(?:[a-z]\s?)?\\neq|\\setminus\s?(?=\\\{))"
     r"\s?(?P<points>.+)",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 _POINT = re.compile(r"(?:[a-z]\s?=\s?)?(?P<value>zero|(?:[-+\d./{}\s]|\\(?:frac|sqrt|pi|pm)(?![A-Za-z]))+)")
 _BEYOND = re.compile(
     rf"{_ALL_REALS} (?:(?:that|which) are )?(?:strictly )?(?:(?P<above>greater|more|larger|bigger)|less|smaller) than"
-    r"(?P<closed> or equal to)?\s?(?P<end>[^\s,;:<>=]+)",
-    re.IGNORECASE,
+    r"(?P<closed> or equal to)?\s?(?P<end>[^\s,;:<>=%]+)",
+    re.IGNORECASE | re.ASCII,
 )
 _RELATION = r"\s?(?:[<>]|\\(?:le|ge)(?![A-Za-z]))\s?"
 _RANGE = re.compile(
     rf"(?:{_ALL_REALS},?(?: (?:such that|with|where|for which))?\s?|all (?:values of )?)"
     rf"(?P<range>(?:[^\s,;:<>=A-Za-z]+{_RELATION})?[a-z]{_RELATION}[^,;:<>=]+)",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 _OF_ONE_SIGN = re.compile(
     rf"(?:{_ALL})?(?P<sign>positive|negative|non-?\s?(?:zero|negative|positive)) reals?(?: numbers?)?|"
     r"\\mathbb\{R\}(?:(?:\^|_)\{?(?P<mark>[*+-]|\\times|(?:[<>]|\\ge|\\le|\\neq)\s?0)\}?)",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 _SETS = {
     r"(0,\infty)": ("positive", "+", ">0"),

@@ -166,8 +166,8 @@ def _read(path: Path, named_by: tuple[Path, ...]) -> list[Layer]:
     return [*layers, Layer(path, values)]
 
 
-def _load(path: Path) -> dict[str, Any]:
-    """Read one file. Its `base` and its `env` are among the settings."""
+def read_mapping(path: Path) -> dict[Any, Any]:
+    """Read a YAML file, whose values without quotes are texts. Raises a `ValueError` for a file that is no mapping."""
     text = ""
     try:
         values = yaml.load(text := path.read_text(encoding="utf-8"), _Loader)
@@ -176,6 +176,12 @@ def _load(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read: {_without_values(error, text)}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must map names to values (`name: value`).")
+    return values
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """Read the settings of one file, with its `base` and its `env`."""
+    values = read_mapping(path)
     variables = values.get("env", {})
     if not isinstance(variables, dict):
         raise ValueError(f"{path}: `env` must map names to values.")
@@ -203,7 +209,9 @@ def _without_values(error: Exception, text: str) -> str:
 
 
 # Below a mapping, a text without quotes may mean one of these, or a number
-_WORDS = {"true": True, "false": False, "null": None, "~": None, "": None, ".inf": math.inf, "-.inf": -math.inf}
+_WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "~": None, "": None}
+_WORDS |= {".inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
+_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*\.?[0-9]*)(e[-+]?[0-9]+)?|0x[0-9a-f]+|0o[0-7]+", re.IGNORECASE)
 
 
 def _setting(key: str, value: Any, below: bool = False) -> Any:
@@ -220,7 +228,13 @@ def _setting(key: str, value: Any, below: bool = False) -> Any:
         return _WORDS[word]
     if below and word in ("yes", "no", "on", "off"):  # a boolean to YAML 1.1; as text, it counts as true
         raise ValueError(f"`{key}` is {value}. Write true or false, or quotes around it for the text.")
-    for number in (int, float, lambda text: int(text, 0)) if below else ():
+    if not below or not _NUMBER.fullmatch(value) or math.isinf(number := _number(value)):  # a commit may be 12e5678
+        return str(value)
+    return number
+
+
+def _number(text: str) -> int | float:
+    for convert in (int, float):
         with suppress(ValueError):
-            return number(value)
-    return str(value)
+            return convert(text)
+    return int(text, 0)
