@@ -10,6 +10,7 @@ from evidence import peers, tables
 from evidence.age import COMMON, RARE
 from evidence.grid import read_grid
 from evidence.rate import RATES
+from evidence.results import read_records
 
 GRID = peers.Path(peers.__file__).with_name("peers.yaml")
 CLIPS = {("steps-2", 8): "clip-0.5-1.0"} | {(task, 32): "clip-0.5-3.0" for task in RARE}
@@ -143,3 +144,30 @@ def test_the_plan_is_what_the_code_reads():
         assert {dict(run.varied)["regression_coef"] for run in cells} == {*weights}
         assert {(r.task, dict(r.varied)["learning_rate"], r.seed) for r in cells} == {*peers.WEIGHT_CELLS}
     assert all(seed < 300 for study in grid.studies.values() for seed in study.seeds)
+
+
+def test_the_readme_and_the_page_have_the_numbers_of_stage_two():
+    records = read_records(GRID.parent / "results" / "peers.jsonl")
+    rows = {}
+    for line in peers.successes(records).splitlines()[2:]:
+        place, method, _, *values = (cell.strip() for cell in line.strip("|").split("|"))
+        rows[place, method] = [value.partition(" ")[0] for value in values]
+    pull, troll, clip = (rows["rare, 8", method][:2] for method in ("clip + binary pull", "TROLL", "tuned clip"))
+    readme = " ".join((GRID.parents[1] / "README.md").read_text().split())
+    said = "solves {} % at the best rates and {} % at four times them, TROLL {} and {} %, a tuned clip {} and {} %."
+    assert said.format(*pull, *troll, *clip) in readme
+
+    runs, page = peers.Runs(records), " ".join((GRID.parent / "peers.md").read_text().split())
+    at = lambda *compared: 100 * runs.lead("rare, 8", *compared).value.value
+    ahead = at("clip-pull", "clip", 4), at("clip-binary-pull", "clip", 4)
+    assert (
+        "is {:.0f} points ahead of the tuned clip at four times the best rate, on two outcomes {:.0f},".format(*ahead)
+        in page
+    )
+    assert f"clip + pull ends {at('clip-pull', 'troll', 4):.1f} points *above* TROLL" in page
+    assert f"**CPGD holds less**: {at('clip-pull', 'cpgd', 4):.0f} points behind" in page
+    assert all(abs(at("clip-binary-pull", "troll", multiple)) <= 1.05 for multiple in (1, 4)), "within a point"
+    best = {
+        method: max(np.mean([x.mean() for x in of]) for of in runs.at_rates(RARE, 32, method)) for method in peers.PULLS
+    }
+    assert f"TROLL led it by {100 * (best['troll'] - best['clip-binary-pull']):.0f} points at the best rates" in readme
