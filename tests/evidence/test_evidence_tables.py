@@ -106,8 +106,8 @@ def test_the_pages_have_the_success_of_smollm2():
     best, later = ([f"{at[m][i]:.0f}" for m in smollm2_rate.LABELS] for i in (0, 1))
     readme = " ".join((EVIDENCE.parent / "README.md").read_text().split())
     troll, wide, _, clip, wide_clip, mask = (" and ".join(pair) for pair in zip(best, later, strict=True))
-    said = f"TROLL {troll} %, with a bound of 0.2 (added later) {wide} %; TV mask {mask} %; clips {clip} %, {wide_clip} % |"
-    assert said in readme
+    assert f"TROLL {troll} %, with a bound of 0.2 (added later) {wide} %; TV mask {mask} %; " in readme
+    assert f"; clips {clip} %, {wide_clip} % |" in readme
 
 
 def test_the_example_of_lora_has_the_settings_and_the_success_of_the_study():
