@@ -178,6 +178,8 @@ def test_evaluation_is_trls(algorithm, iterable, tmp_path):
         "num_generations_eval": 2,
         "per_device_eval_batch_size": 4,
     }
+    if algorithm == "grpo":  # over completions, and so weighed as by TRL; a loss over tokens is not
+        case["loss_type"] = "grpo"
     _, trl, troll = both(algorithm, tmp_path, case)
     assert len(logged(troll, "eval_reward")) == 3
     for key in ("eval_reward", "eval_completions/mean_length", "eval_entropy", "eval_loss"):
