@@ -117,7 +117,7 @@ def test_nothing_else_enters_an_evaluation(tmp_path, others):
 
 @pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])
 def test_tokens_that_leave_the_loss_after_the_rollout_do_not_weigh(tmp_path, loss_type, monkeypatch):
-    """As an engine's unscored ones do, which `old_policy: engine` masks: here those of prompts 0, 1 and 2."""
+    """`old_policy: engine` masks the tokens that its engine did not score: here all tokens of prompts 0, 1 and 2."""
 
     class Unscored(TrollGRPOTrainer):
         def _generate_and_score_completions(self, inputs):

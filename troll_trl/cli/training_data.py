@@ -31,18 +31,7 @@ def load_datasets(
     """
     columns = {"problem_column": script_args.problem_column, "answer_column": script_args.answer_column}
     math = bool(any(map(is_math_accuracy, script_args.reward_funcs)) or script_args.answer_column)
-    mixture: Any = None
-    if script_args.mixture.datasets:
-        # TRL draws the test split from numpy's state, which must be the same in all processes, and in a resumed run
-        set_seed(training_args.seed)
-        try:
-            mixture = get_dataset(script_args.mixture)
-        except (
-            ArithmeticError,
-            AttributeError,
-            TypeError,
-        ) as error:  # a path may be a number, streamed rows have no split
-            raise ValueError(f"`datasets`: {error}. Names and paths are texts; streamed rows have no split.") from error
+    mixture: Any = _mixture(script_args, training_args.seed) if script_args.mixture.datasets else None
 
     def load(name: str | None, split: str, config: str | None, columns: dict[str, Any], options: PromptOptions) -> Any:
         if name is not None:
@@ -84,6 +73,16 @@ def load_datasets(
     if _are_problems(train_dataset) and _are_problems(eval_dataset):
         report_overlap(train_dataset, eval_dataset)
     return train_dataset, eval_dataset
+
+
+def _mixture(script_args: TrollScriptArguments, seed: int) -> Any:
+    """Load the splits of the mixture under `datasets`."""
+    # TRL draws the test split from numpy's state, which must be the same in all processes, and in a resumed run
+    set_seed(seed)
+    try:
+        return get_dataset(script_args.mixture)
+    except (ArithmeticError, AttributeError, TypeError) as error:  # a path may be a number, streamed rows have no split
+        raise ValueError(f"`datasets`: {error}. Names and paths are texts; streamed rows have no split.") from error
 
 
 def _are_problems(dataset: Any) -> bool:

@@ -44,7 +44,7 @@ class Blocks(NamedTuple):
     vocabulary: int  # columns that are tokens, V
     chunk: int  # columns that are reduced at a time, a multiple of 64
     stride: int  # distance of the members of a block
-    best: BestBlocks | None  # those of earlier chunks; the tile, (n, chunk), then has one chunk after the other
+    best: BestBlocks | None  # of earlier chunks; the tile, (n, chunk), then has one chunk after the other
 
     def chunk_at(self, first: int) -> torch.Tensor:
         """The part of the tile for the chunk that begins at column `first` of the vocabulary."""

@@ -93,6 +93,6 @@ def _tokens_per_tile(tokens: int, most: int, step: int) -> int:
 
 
 def _one_chunk_at_a_time(device: torch.device) -> bool:
-    """Whether the tile holds one chunk, and the best blocks stay next to it. On a GPU, finding those of a chunk would
-    wait for the device."""
+    """Whether the tile holds one chunk, and the best blocks stay next to it. On a GPU, choosing a chunk's best blocks
+    would wait for the device."""
     return device.type == "cpu" and not use_triton(device)

@@ -61,7 +61,7 @@ class FiniteGuard:
         self._counts = torch.zeros(len(self._counted) + 1, dtype=dtype, device=accelerator.device)
         self.loss_mask: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
         self._counting = False  # whether that loss is one of the training
-        self.bad_rewards: list[str] = []  # those of the current rollout batch, in words
+        self.bad_rewards: list[str] = []  # of the current rollout batch, in words
         self.nothing_scored = False  # whether vLLM, whose policy is the old one, scored no token of the rollout batch
         self._bad_rewards: list[tuple[int, str]] = []  # row and function on this rank, not yet gathered
         self._norm: Any = None  # norm of the gradient, before its clip

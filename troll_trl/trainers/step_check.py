@@ -35,7 +35,7 @@ def check_steps(trainer: Any, switched_off: frozenset[str]) -> frozenset[str]:
         fault = _fault(trainer, owner)
     except ImportError:
         raise
-    except Exception as error:  # TRL's methods now read what the copy lacks
+    except Exception as error:  # whatever TRL's methods raise if they read what the copy lacks
         fault = (
             f"`{owner.__name__}._prepare_inputs` and `training_step` cannot be tried: {type(error).__name__}: {error}"
         )

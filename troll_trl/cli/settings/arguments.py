@@ -1,4 +1,4 @@
-"""Defines the arguments of a training run, next to those of its trainer and its model, and checks them."""
+"""Defines and checks the arguments of a training run. Its trainer and its model have their own."""
 
 import logging
 from dataclasses import dataclass, field
