@@ -304,4 +304,4 @@ def test_the_completions_of_the_recipes():
     )
     rollouts = batch["max_steps"] / 8
     whole, first = (round(rollouts * config["generation_batch_size"], -3) for config in (batch, one_gpu))
-    assert f"have {whole / 1e6:.0f} million completions, those of the first row {first:,.0f}." in page
+    assert f"generates {whole / 1e6:.0f} million completions, or {first:,.0f} in the first row." in page
