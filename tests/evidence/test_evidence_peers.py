@@ -166,8 +166,8 @@ def test_the_readme_and_the_page_have_the_numbers_of_stage_two():
     )
     assert f"clip + pull ends {at('clip-pull', 'troll', 4):.1f} points *above* TROLL" in page
     assert f"**CPGD holds less**: {at('clip-pull', 'cpgd', 4):.0f} points behind" in page
-    value, low, high = (100 * x for x in runs.lead("rare, 8", "clip-binary-pull", "troll", 4).value)
-    assert f"lead over TROLL is {value:+.1f} [−{-low:.1f}, {high:.1f}]," in page
+    lead = runs.lead("rare, 8", "clip-binary-pull", "troll", 4).value
+    assert f"TROLL is {100 * lead.value:+.1f} [−{-100 * lead.low:.1f}, {100 * lead.high:.1f}]," in page
     assert all(abs(at("clip-binary-pull", "troll", multiple)) < 1.05 for multiple in (1, 4)), "within a point"
     best = {
         method: max(np.mean([x.mean() for x in of]) for of in runs.at_rates(RARE, 32, method)) for method in peers.PULLS
