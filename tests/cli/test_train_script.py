@@ -275,6 +275,8 @@ def test_a_model_that_the_hub_lacks_is_named_before_the_data_are_read(monkeypatc
         raise OSError(f"{name} is not a local folder")
 
     monkeypatch.setattr(make_trainer.AutoConfig, "from_pretrained", refuse)
+    monkeypatch.setattr(make_trainer, "check_model", lambda *_: None)
+    monkeypatch.setattr(make_trainer, "adapter_settings", lambda _: None)  # else the hub is asked for an adapter
     model, training = SimpleNamespace(model_name_or_path="a/b", model_revision=None), {"trust_remote_code": False}
     with pytest.raises(OSError, match="a/b is not a local folder"):
         make_trainer.make_trainer(SimpleNamespace(), SimpleNamespace(**training), model)

@@ -14,12 +14,6 @@ from evidence.grid import Study
 from evidence.results import describe, read_records
 
 
-@pytest.fixture
-def few_flips(monkeypatch):
-    """Of signs, where no p-value is looked at that is nearly as small as one of all flips."""
-    monkeypatch.setattr(tables, "FLIPS", 1 << 12)
-
-
 @functools.cache
 def age_records(areas):
     """

@@ -25,7 +25,9 @@ def all_runs(grid):
 
 def test_every_cell_is_read_strictly_by_the_training_script(grid):
     runs = all_runs(grid)
-    cells = {(run.method, run.varied): run for run in runs} | {run.task: run for run in runs}
+    # Each method, each task, and each varied setting once
+    cells = {run.method: run for run in runs} | {run.task: run for run in runs}
+    cells |= {setting: run for run in runs for setting in run.varied}
     paths = {"model_name_or_path": "m", "dataset_name": "d", "output_dir": "o", "use_cpu": True, "bf16": False}
     for run in cells.values():
         flags = [text for key, value in (grid.settings(run) | paths).items() for text in (f"--{key}", str(value))]

@@ -50,6 +50,7 @@ def small_plan(folder, **changes):
     return folder / "grid.yaml"
 
 
+@pytest.mark.slow
 def test_the_plan_runs_with_a_tiny_model(tmp_path, model):
     command = [sys.executable, "-m", "evidence.run", str(small_plan(tmp_path)), "--output", str(tmp_path / "out")]
     command += ["--model", str(model), "--dataset", str(PROBLEMS), "--workers", "2", "--minutes", "60", "--resume"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from evidence import peers, tables
+from evidence import peers
 from evidence.age import COMMON, RARE
 from evidence.grid import read_grid
 from evidence.rate import RATES
@@ -16,10 +16,7 @@ GRID = peers.Path(peers.__file__).with_name("peers.yaml")
 CLIPS = {("steps-2", 8): "clip-0.5-1.0"} | {(task, 32): "clip-0.5-3.0" for task in RARE}
 
 
-@pytest.fixture(autouse=True)
-def few_flips(monkeypatch):
-    """Of signs: no p-value here is looked at that is nearly as small as one of all flips."""
-    monkeypatch.setattr(tables, "FLIPS", 1 << 12)
+pytestmark = pytest.mark.usefixtures("few_flips")
 
 
 def record(task, method, age, rate, seed, success, digest="one", **varied):

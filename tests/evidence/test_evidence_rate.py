@@ -13,6 +13,7 @@ from evidence.grid import Study, read_grid
 from evidence.results import describe, read_records
 
 GRID = read_grid(EVIDENCE / "rate.yaml")
+pytestmark = pytest.mark.usefixtures("few_flips")
 
 
 def records_of(success, studies=("rates",), grid=GRID):

@@ -237,9 +237,12 @@ SPLITS = {
     "checkpointing": {"gradient_checkpointing": True},
     "small_tiles": {},
 }
+SPLIT_CASES = [
+    pytest.param(split, marks=[pytest.mark.slow] * (split in ("accumulation_8", "checkpointing"))) for split in SPLITS
+]
 
 
-@pytest.mark.parametrize("split", [pytest.param(s, marks=[pytest.mark.slow] * (s == "accumulation_8")) for s in SPLITS])
+@pytest.mark.parametrize("split", SPLIT_CASES)
 def test_fifty_updates_do_not_depend_on_the_split(split, whole, tmp_path, monkeypatch):
     losses, completions = whole
     if split == "small_tiles":

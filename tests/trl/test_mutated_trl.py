@@ -69,7 +69,16 @@ def gone_together():
                 yield part, tuple(sorted(attributes)), trainer
 
 
-@pytest.mark.parametrize(("part", "names", "trainer"), [*gone_together()], ids=str)
+def first_of_each_part(cases):
+    """The other cases are slow."""
+    seen = set()
+    for part, names, trainer in cases:
+        marks = [pytest.mark.slow] if (part, trainer) in seen else []
+        seen.add((part, trainer))
+        yield pytest.param(part, names, trainer, marks=marks)
+
+
+@pytest.mark.parametrize(("part", "names", "trainer"), [*first_of_each_part(gone_together())], ids=str)
 def test_without_a_reliability_part_a_run_trains_the_same_weights(
     part, names, trainer, expected, tmp_path, monkeypatch
 ):

@@ -136,10 +136,11 @@ def rloo_penalty(folder, **options):
     return rloo(folder, trust_region="penalty", divergence_type="binary_kl", kl_bound=1e-3, **options)
 
 
-RESUMED = [(rloo, 2), (rloo, 4), (lora, 2), (lora, 4), (bfloat16, 3), (binary_mask, 3), (topk_mask, 3)]
+RESUMED = [(rloo, 2), (lora, 2), (bfloat16, 3), (binary_mask, 3), (topk_mask, 3), (penalty, 3), (rloo_penalty, 2)]
+LATER = [pytest.param(make, 4, marks=pytest.mark.slow) for make in (rloo, lora)]
 
 
-@pytest.mark.parametrize(("make", "offset"), [*RESUMED, (penalty, 3), (rloo_penalty, 2)])
+@pytest.mark.parametrize(("make", "offset"), [*RESUMED, *LATER])
 def test_other_runs_resume_exactly(make, offset, uninterrupted, tmp_path):
     expected = uninterrupted(make.__name__, make)
     resumed = make(tmp_path, save_strategy="no")

@@ -312,6 +312,9 @@ BESIDES = {
         "off_policy_mask_threshold": 0.1,
     },
 }
+# Of which another case has the like
+ALIKE = ("bias_correction", "high_entropy_tokens", "other_clip", "open_clip", "no_clip_below", "delta_within_the_clip")
+CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in BESIDES]
 BESIDES_RLOO = {
     **{name: BESIDES[name] for name in ("accumulation", "truncated", "one_token", "penalty", "other_clip")},
     "open_above": {"trust_region": "penalty", "divergence_type": "binary_kl", "epsilon_high": math.inf},
@@ -319,7 +322,7 @@ BESIDES_RLOO = {
 }
 
 
-@pytest.mark.parametrize("name", BESIDES, ids=lambda name: f"{METHOD}: loss with {name}")
+@pytest.mark.parametrize("name", CASES, ids=lambda name: f"{METHOD}: loss with {name}")
 def test_our_arithmetic_is_that_of_trls_loss(name, tmp_path, monkeypatch):
     """For every loss type, level of the ratio, `beta` and estimate of the reference KL at the first loss of one run. An
     evaluation averages in another way, which depends on the loss type alone."""
