@@ -5,6 +5,7 @@ The choices, verdicts and tables of peers.yaml. As a command, the cells that com
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from evidence.tables import RESAMPLES, Cell, Record, Table, markdown, percent, p
 from math_answers.evaluation.statistics import Estimate, estimate
 
 PLACES = {"rare, 8": (RARE, 8), "rare, 32": (RARE, 32), "common, 8": (COMMON, 8), "wordy, 8": (("wordy-2",), 8)}
-PULLS = ("troll", "clip-pull", "clip-binary-pull", "unlimited-pull")
+PULLS = ("troll", "clip-pull", "clip-binary-pull", "unlimited-pull", "candidate")
 LABELS = {
     "troll": "TROLL",
     "clip": "tuned clip",
@@ -26,6 +27,7 @@ LABELS = {
     "clip-binary-pull": "clip + binary pull",
     "unlimited-pull": "unlimited + pull",
     "unlimited-binary-pull": "unlimited + binary pull",
+    "candidate": "unlimited + binary pull, ε 0.05",  # which `auto` is with 8 updates
     "everywhere": "clip + penalty everywhere",
     "cpgd": "CPGD",
     "vespo": "vespo",
@@ -43,12 +45,18 @@ COMPARED: dict[str, list[tuple[str, str, bool]]] = {
     "b": [("troll", "unlimited-pull", True), ("troll", "clip-pull", True)],
     "c": [("clip-pull", "clip-binary-pull", True)],
     "d": [("clip-pull", "everywhere", True), ("clip-pull", "cpgd", True)],
+    "f": [("candidate", "troll", True), ("candidate", "clip-binary-pull", True)],
 }
 # What peers.yaml expects, if it says so in a verdict
 EXPECTED = {("a", place, 4): "ahead" for place in ("rare, 8", "rare, 32", "common, 8")}
 EXPECTED |= {(of, place, 1): "level" for of, place in product("bcd", ("rare, 8", "rare, 32", "common, 8"))}
 EXPECTED |= {(of, place, 4): "undecided" for of, place in product("bc", ("rare, 8", "rare, 32"))}
 EXPECTED |= {("d", place, 4): "ahead" for place in ("rare, 8", "rare, 32")} | {("d", "common, 8", 4): "undecided"}
+# Of (f), by the second method
+EXPECTED |= {("troll", place, 1): "level" for place in ("rare, 8", "rare, 32", "common, 8")}
+EXPECTED |= {("troll", "rare, 8", 4): "undecided", ("troll", "rare, 32", 4): "ahead"}
+EXPECTED |= {("clip-binary-pull", "rare, 32", multiple): "ahead" for multiple in (1, 4)}
+EXPECTED |= {("clip-binary-pull", "rare, 8", 1): "level", ("clip-binary-pull", "rare, 8", 4): "undecided"}
 
 
 class Lead(NamedTuple):
@@ -75,13 +83,16 @@ class Runs:
             varied, method, seed = record["varied"], record["method"], record["seed"]
             task, age, rate = record["task"], varied["steps_per_generation"], varied["learning_rate"]
             weight = varied.get("regression_coef")
+            bound = varied.get("kl_bound", 0.05 if age == 8 else None)  # `auto` is 0.8 with 32 updates
+            candidate = method == "unlimited-binary-pull" and bound == 0.05
             if "kl_bound" in varied:
-                setting = (method, task, age, rate, varied["kl_bound"], 1.0 if weight is None else weight)
+                setting = (method, task, age, rate, bound, 1.0 if weight is None else weight)
                 self.settings.setdefault(setting, {})[seed] = record
-                continue
+                if not candidate:
+                    continue
             if (task, rate, seed) in WEIGHT_CELLS and method in WEIGHTS:
                 self._weighted[method, weight, task, rate, seed] = record
-            name = "clip" if method.startswith("clip-0") else method
+            name = "candidate" if candidate else "clip" if method.startswith("clip-0") else method
             main.append((task, age, name, rate, weight, record))
             self.names[task, age, name] = method
         for task, age, name, rate, weight, record in main:
@@ -164,6 +175,18 @@ class Runs:
         differences = [a.values("success") - b.values("success") for a, b in pairs]
         return Lead(value, *_interval(differences, 0.9), p_value, sum(map(len, differences)))
 
+    def mean(self, place: str, method: str, multiple: int) -> float | None:
+        """Mean success in stage 2 at a multiple of the method's best rate, of seeds 63 to 67 that have the cell."""
+        tasks, age = PLACES[place]
+        means = []
+        for task in tasks:
+            best = self.best(task, age, method)
+            cell = {} if best is None else self.cells.get((task, age, method, multiple * best), {})
+            if not (records := [cell[seed] for seed in FEW if seed in cell]):
+                return None
+            means.append(float(Cell(records).values("success").mean()))
+        return float(np.mean(means))
+
 
 def _same_start(cells: Sequence[dict[int, Record]], seed: int) -> bool:
     return len({cell[seed].get("start_digest") for cell in cells if "error" not in cell[seed]}) <= 1
@@ -216,7 +239,7 @@ def statements(records: Sequence[Record]) -> str:
     rows = []
     for (of, place, multiple, first, second, lead), p_value in zip(found, corrected, strict=True):
         names = f"{LABELS[first]} minus {LABELS[second]}"
-        expected = EXPECTED.get((of, place, multiple), "")
+        expected = EXPECTED.get((second if of == "f" else of, place, multiple), "")
         row = [f"({of}) {names}", place, f"{multiple}×", str(lead.pairs), points(lead.value), f"{p_value:.2g}"]
         rows.append([*row, expected, verdict(lead, p_value)])
     header = ["statement", "tasks, updates", "rate", "pairs", "points", "p", "expected", "verdict"]
@@ -246,6 +269,26 @@ def successes(records: Sequence[Record]) -> str:
             rows.append([place, LABELS[method], rates, *texts])
     header = ["tasks, updates", "method", "best rates", "1×", "4×", "1.6e-3"]
     return markdown(header, rows) if rows else "Stage 2 has not run."
+
+
+def one_setting(records: Sequence[Record]) -> str:
+    """
+    (e) Stage 2: success minus that of the method with the highest one, in points with a 90 % interval, each method at
+    its best learning rate (1×) or four times it (4×). Bold: level with the best one, or it.
+    """
+    runs = Runs(records)
+    columns = [*product(PLACES, (1, 4))]
+    rows: dict[str, list[str]] = {method: [] for method in LABELS}
+    for place, multiple in columns:
+        means = {method: value for method in LABELS if (value := runs.mean(place, method, multiple)) is not None}
+        best = max(means, key=lambda method: means[method], default="")
+        for method, row in rows.items():
+            lead = runs.lead(place, method, best, multiple) if method in means else None
+            text = "" if lead is None else points(replace(lead.value, low=lead.low, high=lead.high))
+            row.append(f"**{text}**" if lead is not None and lead.low > -LEVEL else text)
+    header = ["method", *(f"{place}, {multiple}×" for place, multiple in columns)]
+    of_methods = [[LABELS[method], *row] for method, row in rows.items() if any(row)]
+    return markdown(header, of_methods) if of_methods else "Stage 2 has not run."
 
 
 # -- What was measured ------------------------------------------------------------------------------------------------
@@ -329,6 +372,7 @@ TABLES: dict[str, Table] = {
     "found": found,
     "statements": statements,
     "successes": successes,
+    "one-setting": one_setting,
     "by-rate": by_rate,
     "by-task": by_task,
     "weights": weights,
@@ -373,6 +417,8 @@ def _cell(runs: Runs, task: str, age: int, method: str, rates: Sequence[float]) 
     name = runs.names[task, age, method]
     text = f"task: {task}, method: {name}, steps_per_generation: [{age}]"
     text += f", learning_rate: [{', '.join(f'{rate:.1e}' for rate in rates)}]"
+    if method == "candidate" and age != 8:
+        text += ", kl_bound: [0.05]"
     return text + (f", regression_coef: [{runs.weight(method):g}]" if method in WEIGHTS else "")
 
 

@@ -25,7 +25,13 @@ def record(task, method, age, rate, seed, success, digest="one", **varied):
 
 
 def name_of(task, age, method):
+    if method == "candidate":
+        return "unlimited-binary-pull"
     return CLIPS.get((task, age), "clip-0.2-1.0") if method == "clip" else method
+
+
+def settings_of(age, method):
+    return {"kl_bound": 0.05} if (age, method) == (32, "candidate") else {}
 
 
 def stage_one(best=4e-4):
@@ -33,7 +39,8 @@ def stage_one(best=4e-4):
     records = []
     for (tasks, age), method, rate, seed in product(peers.PLACES.values(), (*peers.PULLS, "clip"), RATES, peers.FIRST):
         success = 0.5 - 0.1 * abs(np.log2(rate / best))
-        records += [record(task, name_of(task, age, method), age, rate, seed, success) for task in tasks]
+        settings = settings_of(age, method)
+        records += [record(task, name_of(task, age, method), age, rate, seed, success, **settings) for task in tasks]
     return records
 
 
@@ -74,6 +81,8 @@ def test_the_next_cells_are_the_best_rate_four_times_it_and_the_highest():
         (c["task"], *c["steps_per_generation"], c["method"]): c["learning_rate"] for c in studies["deciding"]["cells"]
     }
     assert cells["steps-2", 8, "clip-pull"] == [4e-4, 1.6e-3]
+    bounds = {tuple(c.get("kl_bound", ())) for c in studies["deciding"]["cells"] if c["steps_per_generation"] == [32]}
+    assert bounds == {(), (0.05,)}
     clips = {c["method"] for c in studies["deciding-others"]["cells"]}
     assert clips == {"clip-0.2-1.0", "clip-0.5-1.0", "clip-0.5-3.0"}
 
@@ -84,13 +93,19 @@ def with_stage_two(leads, digest=None):
     for (tasks, age), method, rate, seed in product(peers.PLACES.values(), leads, (4e-4, 1.6e-3), peers.MANY):
         success = 0.4 + leads[method] + noise[seed] + np.random.default_rng(seed + 7 * len(method)).normal(0, 0.002)
         of_start = (digest or {}).get(method, "one")
-        records += [record(task, name_of(task, age, method), age, rate, seed, success, of_start) for task in tasks]
+        records += [
+            record(task, name_of(task, age, method), age, rate, seed, success, of_start, **settings_of(age, method))
+            for task in tasks
+        ]
     return records
 
 
+def cells_of(table):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
 def rows_of(records):
-    lines = peers.statements(records).splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return cells_of(peers.statements(records))
 
 
 def test_verdicts():
@@ -102,6 +117,14 @@ def test_verdicts():
     assert not any(row[0].startswith("(a)") for row in rows), "no run of the clip"
     rows = rows_of(with_stage_two({"troll": 0.0, "clip-pull": 0.0}))
     assert {row[-1] for row in rows} <= {"level", "ahead", "behind"} and "level" in {row[-1] for row in rows}
+
+
+def test_one_setting_is_level_with_the_best_of_all():
+    leads = {"troll": 0.0, "clip-pull": -0.2, "candidate": 0.01}
+    rows = {row[0]: row[1:] for row in cells_of(peers.one_setting(with_stage_two(leads)))}
+    assert all(cell.startswith("**+0.0") for cell in rows["unlimited + binary pull, ε 0.05"])
+    assert all(cell.startswith("**-1.") for cell in rows["TROLL"])
+    assert all(cell.startswith("-21.") for cell in rows["clip + pull"])
 
 
 def test_pairs_of_two_starts_do_not_count():
@@ -167,6 +190,7 @@ def test_the_readme_and_the_page_have_the_numbers_of_stage_two():
     assert f"TROLL is {100 * lead.value:+.1f} [−{-100 * lead.low:.1f}, {100 * lead.high:.1f}]," in page
     assert all(abs(at("clip-binary-pull", "troll", multiple)) < 1.05 for multiple in (1, 4)), "within a point"
     best = {
-        method: max(np.mean([x.mean() for x in of]) for of in runs.at_rates(RARE, 32, method)) for method in peers.PULLS
+        method: max(np.mean([x.mean() for x in of]) for of in runs.at_rates(RARE, 32, method))
+        for method in ("troll", "clip-binary-pull")
     }
     assert f"TROLL led it by {100 * (best['troll'] - best['clip-binary-pull']):.0f} points at the best rates" in readme
