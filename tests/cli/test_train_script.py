@@ -167,8 +167,11 @@ def test_resuming_with_other_settings_is_said(workplace, train):
     before = (out / "config.yaml").read_text()
     said = train("--warmup_steps", "1", "--resume")
     assert "continues with other settings" not in said and not [*out.glob("config-until*")]
-    said = " ".join(train("--resume", "--max_steps", "3", "--kl_bound", "0.002").split())
+    said = " ".join(train("--resume", "--max_steps", "3", "--kl_bound", "0.002", "--learning_rate", "0.5").split())
     assert "The run in out continues with other settings: " in said
+    # It was said to continue with the new rate
+    assert "optimizer keeps its `learning_rate`: the new value has no effect." in said
+    assert 0 < log_of(out)[-2]["learning_rate"] <= 0.01
     for change in ("`max_steps` 2 → 3", "`kl_bound` 0.001 → 0.002", "`warmup_steps` 1.0 → None"):
         assert change in said
     earlier = yaml.safe_load((out / "config-until-checkpoint-2.yaml").read_text())

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 SETTINGS = "config.yaml"
 _SECRET = ("env", "hub_token")  # they may hold secrets, and a push may upload the folder
+# A checkpoint's optimizer has these, and a resumed run takes them from there
+_OF_THE_OPTIMIZER = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 _NOT_OF_A_RUN = ("resume", "resume_from_checkpoint", "output_dir", *_SECRET)  # they say how and where it continues
 
 
@@ -48,21 +50,27 @@ def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOC
                 "a new run."
             )
     if (changed := _changed(before, script_args.settings)) and args.process_index == 0:
+        shown = "; ".join(f"`{name}` {then!r} → {now!r}" for name, (then, now) in changed.items())
         logger.warning(
-            f"The run in {resumed} continues with other settings: {'; '.join(changed)}. If the data have changed, it "
-            "continues at the same position in the new data."
+            f"The run in {resumed} continues with other settings: {shown}. If the data have changed, it continues at "
+            "the same position in the new data."
         )
+        if kept := [f"`{name}`" for name in _OF_THE_OPTIMIZER if name in changed]:
+            logger.warning(
+                f"The checkpoint's optimizer keeps its {', '.join(kept)}: the new value has no effect. To train with "
+                "it, start a new run from the checkpoint's weights: --model_name_or_path CHECKPOINT --output_dir NEW"
+            )
 
 
 def _read_settings(file: Path) -> dict[str, Any]:
     return yaml.safe_load(file.read_text(encoding="utf-8")) or {}
 
 
-def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Name the settings in which two runs differ, with the value before and now. `None` means that it is not set."""
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Collect the settings in which two runs differ, with the value before and now. `None` means that it is not set."""
     before, now = without_secrets(before), without_secrets(now)  # a file has no secrets
     both = {name: (before.get(name), now.get(name)) for name in {**before, **now} if name not in _NOT_OF_A_RUN}
-    return [f"`{name}` {then!r} → {now!r}" for name, (then, now) in both.items() if then != now]
+    return {name: (then, now) for name, (then, now) in both.items() if then != now}
 
 
 def saved_checkpoints(output_dir: str | Path) -> list[Path]:
