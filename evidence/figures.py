@@ -22,6 +22,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "tv": {"color": "C4", "marker": "D", "linestyle": ":"},
     "binary-pull": {"color": "C0", "marker": "o", "linestyle": "--", "markerfacecolor": "white"},
     "cpgd": {"color": "C5", "marker": "v", "linestyle": "-."},
+    "candidate": {"color": "C2", "marker": "D", "linestyle": ":", "linewidth": 2.2},
 }
 
 
@@ -38,9 +39,10 @@ def draw_rate(records: Sequence[Record], study: str, file: Path) -> None:
 
 
 def draw_peers(records: Sequence[Record], study: str, file: Path) -> None:
-    """The same for TROLL, the tuned clip, and the two peers that cost as little as a clip."""
+    """The same for TROLL, the tuned clip, and the peers that cost as little as a clip."""
     runs = peers.Runs(records)
     styles = {"troll": "troll", "clip": "clip", "clip-binary-pull": "binary-pull", "cpgd": "cpgd"}
+    styles["candidate"] = "candidate"
     lines = {
         f"{place} updates": {method: runs.at_rates(tasks, updates, method) for method in styles}
         for place, (tasks, updates) in peers.PLACES.items()

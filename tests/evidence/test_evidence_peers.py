@@ -194,3 +194,15 @@ def test_the_readme_and_the_page_have_the_numbers_of_stage_two():
         for method in ("troll", "clip-binary-pull")
     }
     assert f"TROLL led it by {100 * (best['troll'] - best['clip-binary-pull']):.0f} points at the best rates" in readme
+
+
+def test_the_page_of_curves_says_how_far_troll_sinks():
+    records = [
+        record
+        for record in read_records(GRID.parent / "results" / "peers.jsonl")
+        if record["task"] in RARE and record["method"] == "troll"
+        if (record["varied"]["steps_per_generation"], record["varied"]["learning_rate"]) == (8, 1.6e-3)
+    ]
+    lost = max(max(value for _, value in record["curve"]) - record["success"] for record in records)
+    page = " ".join((GRID.parents[1] / "docs" / "curves.md").read_text().split())
+    assert f"[{len(records)} runs]" in page and f"at most {100 * lost:.0f} points below" in page
