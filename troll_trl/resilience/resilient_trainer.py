@@ -129,9 +129,10 @@ class ResilientTrainer(CheckpointedTrainer, _Trainer):
             self.finite_guard.check_loss(loss, self.state.global_step + 1)
         return loss
 
-    def _count_bounded(self, trust_region_model, loss_mask: torch.Tensor, mode: str) -> None:
-        self.finite_guard.count_bounded(trust_region_model.not_finite)
-        super()._count_bounded(trust_region_model, loss_mask, mode)
+    def _bounded_loss(self, trust_region_model, *args, **kwargs) -> torch.Tensor:
+        loss = super()._bounded_loss(trust_region_model, *args, **kwargs)
+        self.finite_guard.count_bounded(trust_region_model.bad_tokens)
+        return loss
 
     def restore_entropy_coef(self) -> None:
         """Undo, after an update was skipped, what its loss did to TRL's entropy bonus: its entropy says nothing."""

@@ -10,11 +10,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 
+from troll_trl.kernels.support import mass_rule
 from troll_trl.trainers.engine_rows import NO_LOG_PROB, SampledLogProb, check_tokens, read_answer, rows_of, sparse_of
 from troll_trl.trainers.old_policy import OLD_LOG_PROBS, OLD_POLICY_KEY, OldPolicyCache, Pass
 from troll_trl.trainers.trust_region_model import snap_to_reference
 from troll_trl.trust_region.ragged import RaggedDistribution
-from troll_trl.trust_region.sparse import UNUSED, SparseDistribution, mass_rule
+from troll_trl.trust_region.sparse import UNUSED, SparseDistribution
 
 logger = get_logger(__name__)
 

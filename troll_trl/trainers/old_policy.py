@@ -76,7 +76,6 @@ class OldPolicyCache:
         self._wanted = False  # whether a loss will read the old policy
         self._support: RaggedDistribution | None = None  # the rollout's old policy, once recorded
         self._log_probs: torch.Tensor | None = None  # (B, C), of the sampled tokens, once scored
-        self._parts: list[RaggedDistribution] = []
         self._head_checked = False
 
     @contextmanager
@@ -104,14 +103,14 @@ class OldPolicyCache:
         if not (self._wanted and self.support_size):
             scores = score(model)
         else:
-            self._parts = []
-            scores = score(self._recording(model, completion_length))
-            self._support, self._parts = RaggedDistribution.concatenate(self._parts), []
+            parts: list[RaggedDistribution] = []  # one for each chunk of rows that TRL scores
+            scores = score(self._recording(model, completion_length, parts))
+            self._support = RaggedDistribution.concatenate(parts)
         self._log_probs = scores[0]
         return scores
 
-    def _recording(self, model: Any, completion_length: int) -> Callable:
-        """A callable in place of `model` that keeps the sparse distributions of the completions it scores."""
+    def _recording(self, model: Any, completion_length: int, parts: list[RaggedDistribution]) -> Callable:
+        """A callable in place of `model` that adds the sparse distributions of the completions it scores to `parts`."""
 
         def old_policy(**model_inputs):
             if not self._head_checked:
@@ -121,7 +120,7 @@ class OldPolicyCache:
             output = model(**model_inputs, **selection)
             kept = slice(-completion_length, None)  # completion tokens, (b, C) of one chunk of rows
             dense = SparseDistribution(output.token_ids[:, kept], output.sparse_log_probs[:, kept])
-            self._parts.append(RaggedDistribution.pack(dense).to("cpu"))
+            parts.append(RaggedDistribution.pack(dense).to("cpu"))
             return without_supports(output, output.log_probs)
 
         return old_policy

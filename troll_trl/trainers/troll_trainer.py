@@ -160,7 +160,8 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         inputs = super()._prepare_inputs(*args, **kwargs)
         device = self.accelerator.device
         # The rows of a whole rollout batch are joined at once: until then, each row keeps the whole batch in memory
-        join_rows((getattr(self, "_buffered_inputs", None) or [inputs]) if self.model.training else [inputs], device)
+        rollout_batch = getattr(self, "_buffered_inputs", None) if self.model.training else None
+        join_rows(rollout_batch or [inputs], device)
         if OLD_POLICY_KEY not in inputs:
             return inputs
         return with_dense(inputs, inputs[OLD_POLICY_KEY].to(device, non_blocking=True))
@@ -200,8 +201,8 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         if purpose is Pass.ENGINE:
             return self.recorder.answer(logits_to_keep), None, None
         if purpose is Pass.LOSS:
-            bounded = self._trust_region_model  # `None` if the trust region is idle
-            return score(model if bounded is None else bounded.wrap(model, logits_to_keep))
+            bounds = self._trust_region_model  # `None` if the trust region is idle
+            return score(model if bounds is None else bounds.wrap(model, logits_to_keep))
         log_probs, entropies, aux_loss = score(model)  # `Pass.REFERENCE`
         return self.recorder.equal_where_rounded(log_probs), entropies, aux_loss
 
@@ -217,20 +218,20 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
             check_arithmetic(self, inputs, mode)
             self._arithmetic_checked.add(mode)
         advantages = inputs["advantages"].reshape(len(loss_mask), -1)  # (B, 1) or (B, C)
-        policy = TrustRegionModel(self._bound, *old, loss_mask, advantages)
-        loss = self._bounded_loss(policy, model, inputs, *args, **kwargs)
-        self._count_bounded(policy, loss_mask, mode)
-        return loss + self._terms_of_policy(policy, loss_mask, inputs, mode)
+        trust_region_model = TrustRegionModel(self._bound, *old, loss_mask, advantages)
+        loss = self._bounded_loss(trust_region_model, model, inputs, *args, **kwargs)
+        self.troll_metrics[mode].add(loss_mask, trust_region_model.bounded.token_stats)
+        return loss + self._terms_of_policy(trust_region_model, loss_mask, inputs, mode)
 
-    def _bounded_loss(self, policy: TrustRegionModel, model, inputs, *args, **kwargs) -> torch.Tensor:
-        """TRL's loss of a micro-batch, with `policy` in place of the model."""
+    def _bounded_loss(self, trust_region_model: TrustRegionModel, model, inputs, *args, **kwargs) -> torch.Tensor:
+        """TRL's loss of a micro-batch, with `trust_region_model` in place of the policy."""
         # A reference KL in TRL's loss would be the bounded policy's; `_terms_of_policy` adds the policy's own
-        beta, self.beta, self._trust_region_model = self.beta, 0.0, policy
+        beta, self.beta, self._trust_region_model = self.beta, 0.0, trust_region_model
         try:
             loss = super().compute_loss(model, inputs, *args, **kwargs)
         finally:
             self.beta, self._trust_region_model = beta, None
-        if not hasattr(policy, "bounded"):
+        if not hasattr(trust_region_model, "bounded"):
             raise RuntimeError(
                 "The loss has not scored the policy with the model, so nothing bounds it. If you override "
                 "`_compute_loss`, call TRL's in it. For a loss of your own, override `compute_loss`."
@@ -285,7 +286,3 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     def _counters(self) -> dict[str, Any]:
         """What counts between two log lines of the training, by name. Checkpoints keep its counts."""
         return {"trust_region": self.troll_metrics["train"]}
-
-    def _count_bounded(self, trust_region_model: TrustRegionModel, loss_mask: torch.Tensor, mode: str) -> None:
-        """Count what the trust region did to the tokens `loss_mask` `(B, C)` of a loss."""
-        self.troll_metrics[mode].add(loss_mask, trust_region_model.bounded.token_stats)
