@@ -225,10 +225,7 @@ def _name_experts(config: PretrainedConfig) -> None:
         return
     cls = type(config)
     if not hasattr(config, "num_experts") and "num_local_experts" in vars(config):
-        cls.attribute_map = {
-            **cls.attribute_map,
-            "num_experts": "num_local_experts",
-        }  # as Mixtral does
+        cls.attribute_map = {**cls.attribute_map, "num_experts": "num_local_experts"}  # as Mixtral does
     for needed in ("num_experts", "num_experts_per_tok"):
         if not hasattr(config, needed):
             raise ValueError(

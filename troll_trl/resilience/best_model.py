@@ -79,8 +79,7 @@ class FindBestCheckpoint(TrainerCallback):
     resumes_from: str | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        file = Path(self.resumes_from or "", TRAINER_STATE_NAME)
-        if self.resumes_from is None or not file.is_file():
+        if self.resumes_from is None or not (file := Path(self.resumes_from, TRAINER_STATE_NAME)).is_file():
             return
         recorded = TrainerState.load_from_json(str(file)).best_model_checkpoint
         if recorded is None:

@@ -104,12 +104,12 @@ class ResilientTrainer(CheckpointedTrainer, _Trainer):
         training = self.model.training
         output = super()._generate_and_score_completions(*args, **kwargs)
         bad = self.finite_guard.gather_bad_rewards(len(output["completion_ids"]))
-        if training:
-            self.finite_guard.nothing_scored = self.recorder.scored_nothing
-            self.finite_guard.bad_rewards = bad
-        elif bad:
-            logger.warning(f"In the evaluation at step {self.state.global_step}, not finite: {some(bad)}.")
-        if training and bad:
+        if not training:
+            if bad:
+                logger.warning(f"In the evaluation at step {self.state.global_step}, not finite: {some(bad)}.")
+            return output
+        self.finite_guard.nothing_scored, self.finite_guard.bad_rewards = self.recorder.nothing_scored, bad
+        if bad:
             # The other rewards of the group, or of the batch, were normalised with it. NaN stays with the rollout
             # batch, also in a checkpoint, until its last update has been skipped.
             output["advantages"] = torch.full_like(output["advantages"], torch.nan)

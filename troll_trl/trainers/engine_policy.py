@@ -84,14 +84,14 @@ class EngineOldPolicyCache(OldPolicyCache):
         batch. Every rank must call this.
 
         Returns:
-            The number of these tokens, over all ranks. `scored_nothing` says whether there are no others.
+            The number of these tokens, over all ranks. `nothing_scored` says whether there are no others.
         """
         self._log_probs = None
         log_probs = self.log_probs(batch["completion_ids"].shape[1])  # (B, C)
         trained, known = batch["completion_mask"] * batch.get("tool_mask", 1), ~log_probs.isnan()  # (B, C)
         unknown = self.accelerator.reduce(torch.stack([(trained * ~known).sum(), trained.sum()]), reduction="sum")
         count, tokens = unknown.tolist()
-        self.scored_nothing = 0 < count == tokens
+        self.nothing_scored = 0 < count == tokens
         if count:
             logger.warning(
                 f"For {count} of {tokens} tokens of a rollout batch, the engine gave no log-probability, NaN, "

@@ -67,7 +67,7 @@ class OldPolicyCache:
     """
 
     own_pass = Pass.OLD_POLICY  # the pass of the policy that generated the rollout
-    scored_nothing = False  # whether no token of the last rollout batch was scored, on any rank
+    nothing_scored = False  # whether no token of the last rollout batch was scored, on any rank
 
     def __init__(self, support_size: int, tail_mass: float, temperature: float):
         self.support_size, self.tail_mass, self.temperature = support_size, tail_mass, temperature

@@ -131,8 +131,7 @@ def check_trl(trainer_class: type = GRPOTrainer, engine: bool = True) -> frozens
     for parts in (METHOD, ENGINE) if engine else (METHOD,):
         for owner in trainer_class.__mro__:
             check_methods(owner, parts.get(owner, {}))
-    of_class = lambda owner, parts: _moved_methods(owner, parts)
-    return _switched_off(RELIABILITY, trainer_class.__mro__, of_class)
+    return _switched_off(RELIABILITY, trainer_class.__mro__, _moved_methods)
 
 
 def check_made(trainer: Any, engine: bool) -> frozenset[str]:
@@ -210,12 +209,12 @@ def _moved_methods(owner: type, parts: Mapping[str, str | None]) -> Iterator[str
 
 
 @contextmanager
-def naming_versions(library: str) -> Iterator[None]:
-    """Around imports of private names: says which versions have them."""
+def naming_versions() -> Iterator[None]:
+    """Around imports of TRL's private names: says which versions have them."""
     try:
         yield
     except ImportError as error:
-        raise ImportError(unsupported(library, str(error))) from error
+        raise ImportError(unsupported("trl", str(error))) from error
 
 
 def unsupported(library: str | type, what: str) -> str:
@@ -244,5 +243,5 @@ def with_parameters_of(method: Callable[P, None]) -> Callable[[Callable[..., Non
 
 
 # Imported by this package and those below it. This module comes first, see `trainers/__init__.py`
-with naming_versions("trl"):
+with naming_versions():
     from trl.trainer.utils import maybe_gather_lm_head_ctx  # noqa: F401

@@ -157,8 +157,8 @@ class TrustRegionModel:
             if regression is not None:
                 regression = regression.masked_fill(ignored, 0.0)
             self.bounded = replace(bounded, log_probs=sampled, regression=regression)
-            given = (policy.detach()[..., 0] + old[..., 0]).isfinite()
-            self.bad_tokens = (given & not_finite(self.bounded)).sum()
+            got_finite = (policy.detach()[..., 0] + old[..., 0]).isfinite()
+            self.bad_tokens = (got_finite & not_finite(self.bounded)).sum()
             log_probs = torch.cat([output.log_probs[:, :-completion_length], sampled], 1)
             return without_supports(output, log_probs)
 

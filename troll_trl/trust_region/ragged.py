@@ -145,8 +145,8 @@ class RaggedDistribution:
 
 
 def _places(counts: torch.Tensor, width: int) -> torch.Tensor:
-    """The places `(n, width)` int32, counted from 1, of the numbers of n runs in the array of all runs; 0 after the end
-    of a run."""
+    """The places `(n, width)` int32, counted from 1, of the numbers of n runs in the array of all runs; 0, where
+    [`RaggedDistribution.dense`] puts a filler, after the end of a run."""
     steps = torch.arange(width, device=counts.device, dtype=torch.int32)
     first = counts.cumsum(0, dtype=torch.int32) - counts + 1
     return torch.where(steps < counts.unsqueeze(1), first.unsqueeze(1) + steps, 0)
