@@ -74,7 +74,7 @@ class EngineOldPolicyCache(OldPolicyCache):
         self._log_probs = answer = self.log_probs(completion_length).nan_to_num(0.0)
         return answer
 
-    def equal_where_rounded(self, log_probs: torch.Tensor) -> torch.Tensor:
+    def snap_to_old_policy(self, log_probs: torch.Tensor) -> torch.Tensor:
         own = self.log_probs(log_probs.shape[1])
         return snap_to_reference(log_probs, own).masked_fill(own.isnan(), 0.0)  # as in `answer`
 

@@ -129,7 +129,7 @@ class OldPolicyCache:
         """The log-probabilities `(B, completion_length)` of an engine's policy, for its pass: no model scores it."""
         raise NotImplementedError
 
-    def equal_where_rounded(self, log_probs: torch.Tensor) -> torch.Tensor:
+    def snap_to_old_policy(self, log_probs: torch.Tensor) -> torch.Tensor:
         """The reference's log-probabilities `(B, C)`, but the old policy's for tokens at which both differ by rounding
         alone. If TRL scores the reference first, all stay as they are."""
         own = self._log_probs
@@ -138,7 +138,8 @@ class OldPolicyCache:
     def add_to(self, batch: Inputs) -> int | None:
         """Add the old policy to a rollout batch, if it is wanted. Returns the number of tokens for which an engine gave
         no old policy, over all ranks; `None` without an engine."""
-        support, log_probs, self._support, self._log_probs = self._support, self._log_probs, None, None
+        support, log_probs = self._support, self._log_probs
+        self._support = self._log_probs = None
         if not self._wanted:
             return None
         if support is not None:

@@ -46,10 +46,9 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     """
     Mixin that turns a TRL trainer into its TROLL counterpart, for trainers that sample completions and clip a ratio.
 
-    Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
-    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as the trainer's is. TRL's own `compute_loss` computes it from
-    `log π(a)` in place of `log p(a)`, with an infinite clip range. With DPPO's mask it gets `log p(a)` with less
-    gradient (see `trust_region/regions.py`), and with the penalty `log p(a)` itself and a finite clip range.
+    TRL's own `compute_loss` reads what the trust region makes of `log p(a)`. With the projection, it gets `log π(a)`,
+    and with DPPO's mask `log p(a)` with less gradient, both with an infinite clip range. With the penalty, it gets
+    `log p(a)` itself and a finite clip range. `compute_loss` of this class adds the regression.
 
     The methods below override TRL's and the Trainer's. They are thin, and hand on arguments that a newer TRL may add.
     [`~troll_trl.resilience.resilient_trainer.ResilientTrainer`] is put before this class for a run that is to survive
@@ -62,7 +61,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     - `_evaluation` ([`EvaluationTotals`]): what a running evaluation has counted, for [`CountedEvaluation`];
     - `switched_off` (`frozenset[str]`): the parts of `trl_compat.RELIABILITY` that have moved, and have no effect.
 
-    A trainer defines `_config_class`, `_name` and `_aggregate`.
+    A trainer defines `_config_class`, `_name`, `_aggregate` and `_keep_engine_policy`.
     """
 
     _config_class: type[TrollOptions]
@@ -108,6 +107,14 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
             return self._config_class(f"{model_id.split('/')[-1]}-{self._name}")
         return copy.copy(args) if isinstance(args, self._config_class) else self._config_class.from_trl(args)
 
+    def _make_recorder(self, args: Any) -> OldPolicyCache:
+        selection = (self.support_size, args.tail_mass, args.temperature)
+        if args.old_policy == "trainer":
+            return OldPolicyCache(*selection)
+        if args.vllm_mode == "server" and self.accelerator.is_main_process:
+            check_server(self.vllm_generation.vllm_client.get_server_info(), server_url(args), self.support_size)
+        return EngineOldPolicyCache(self.accelerator, self.vllm_generation, *selection)
+
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
         keep_output_dtypes(self.accelerator)
@@ -117,14 +124,6 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     def _make_trust_region(self, args: Any) -> TrustRegion:
         """What bounds the policy. A subclass may return a trust region of its own; the config's is then unused."""
         return args.make_trust_region()
-
-    def _make_recorder(self, args: Any) -> OldPolicyCache:
-        selection = (self.support_size, args.tail_mass, args.temperature)
-        if args.old_policy == "trainer":
-            return OldPolicyCache(*selection)
-        if args.vllm_mode == "server" and self.accelerator.is_main_process:
-            check_server(self.vllm_generation.vllm_client.get_server_info(), server_url(args), self.support_size)
-        return EngineOldPolicyCache(self.accelerator, self.vllm_generation, *selection)
 
     def _has_old_policy(self) -> bool:
         """Whether TRL scores the next rollout with the current weights. If it does not, neither do we."""
@@ -138,21 +137,9 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         """TRL's estimate of KL(p ‖ reference) `(B, C)`, from `log p(a)` `(B, C)`; `None` if TRL's loss has none."""
         return None
 
-    def _terms_of_policy(
-        self, trust_region_model: TrustRegionModel, mask: torch.Tensor, inputs: dict[str, Any], mode: str
-    ) -> torch.Tensor:
-        """What is added to TRL's surrogate, a scalar: the regression, and the unprojected policy's reference KL."""
-        terms = torch.zeros((), device=mask.device)
-        regression = trust_region_model.bounded.regression
-        if regression is not None and self.args.regression_coef != 0:
-            terms = terms + self.args.regression_coef * self._aggregate(regression, mask, inputs, mode)
-        kl = self._reference_kl(trust_region_model.policy_log_probs, mask, inputs)
-        if kl is not None:
-            totals = torch.stack([(kl.detach() * mask).sum(), mask.sum()])
-            totals = self.accelerator.reduce(totals, reduction="sum")
-            self._metrics_of(mode)["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
-            terms = terms + self.beta * self._aggregate(kl, mask, inputs, mode)
-        return terms
+    def _keep_engine_policy(self, recorder: EngineOldPolicyCache, *generated: Any) -> None:
+        """Have `recorder` keep what TRL's `_generate` returned."""
+        raise NotImplementedError
 
     # -- Rollout: keep the old policy -------------------------------------------------------------------------------
 
@@ -181,10 +168,6 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
             self._keep_engine_policy(self.recorder, *generated)
         return generated
 
-    def _keep_engine_policy(self, recorder: EngineOldPolicyCache, *generated: Any) -> None:
-        """Have `recorder` keep what TRL's `_generate` returned."""
-        raise NotImplementedError
-
     # -- The four passes ----------------------------------------------------------------------------------------------
 
     def _get_per_token_logps_and_entropies(
@@ -204,7 +187,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
             bounds = self._trust_region_model  # `None` if the trust region is idle
             return score(model if bounds is None else bounds.wrap(model, logits_to_keep))
         log_probs, entropies, aux_loss = score(model)  # `Pass.REFERENCE`
-        return self.recorder.equal_where_rounded(log_probs), entropies, aux_loss
+        return self.recorder.snap_to_old_policy(log_probs), entropies, aux_loss
 
     # -- Loss: replace the ratio's policy by the bounded one --------------------------------------------------------
 
@@ -237,6 +220,22 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
                 "`_compute_loss`, call TRL's in it. For a loss of your own, override `compute_loss`."
             )
         return loss
+
+    def _terms_of_policy(
+        self, trust_region_model: TrustRegionModel, mask: torch.Tensor, inputs: dict[str, Any], mode: str
+    ) -> torch.Tensor:
+        """What is added to TRL's surrogate, a scalar: the regression, and the unprojected policy's reference KL."""
+        terms = torch.zeros((), device=mask.device)
+        regression = trust_region_model.bounded.regression
+        if regression is not None and self.args.regression_coef != 0:
+            terms = terms + self.args.regression_coef * self._aggregate(regression, mask, inputs, mode)
+        kl = self._reference_kl(trust_region_model.policy_log_probs, mask, inputs)
+        if kl is not None:
+            totals = torch.stack([(kl.detach() * mask).sum(), mask.sum()])
+            totals = self.accelerator.reduce(totals, reduction="sum")
+            self._metrics_of(mode)["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
+            terms = terms + self.beta * self._aggregate(kl, mask, inputs, mode)
+        return terms
 
     def _bound(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         """Apply the trust region. An engine's floor of the rest mass says only that this mass is small."""
