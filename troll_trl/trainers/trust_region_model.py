@@ -1,7 +1,7 @@
 """TrustRegionModel: in TRL's loss, takes the place of the policy."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -108,6 +108,7 @@ def not_finite(bounded: TrustRegionOutput) -> torch.Tensor:
     return ~total.detach().isfinite()
 
 
+@dataclass
 class TrustRegionModel:
     """
     Takes the place of the policy in TRL's loss of one micro-batch: evaluates the policy on the old policy's support and
@@ -115,20 +116,14 @@ class TrustRegionModel:
     `bad_tokens`, the number of tokens for which the trust region gave a NaN or an infinity.
 
     `old` `(B, C, S)` has log-probabilities of the old policy on its support `token_ids` `(B, C, K)` and the rest; or,
-    without a support, of the sampled token, `S = 1`. `loss_mask` `(B, C)`, bool, has the tokens that the loss is
-    over, and `advantages` is `(B, 1)` or `(B, C)`.
+    without a support, of the sampled token, `S = 1`.
     """
 
-    def __init__(
-        self,
-        trust_region: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], TrustRegionOutput],
-        old: torch.Tensor,
-        token_ids: torch.Tensor | None,
-        loss_mask: torch.Tensor,
-        advantages: torch.Tensor,
-    ):
-        self.trust_region, self.old, self.token_ids, self.advantages = trust_region, old, token_ids, advantages
-        self.loss_mask = loss_mask.bool()
+    trust_region: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], TrustRegionOutput]
+    old: torch.Tensor
+    token_ids: torch.Tensor | None
+    loss_mask: torch.Tensor  # (B, C) bool, the tokens that the loss is over
+    advantages: torch.Tensor  # (B, 1) or (B, C)
 
     def wrap(self, model, completion_length: int):
         """A callable in place of `model` whose `log_probs` are what the trust region makes of the policy."""
