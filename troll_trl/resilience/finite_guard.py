@@ -281,24 +281,23 @@ class FiniteGuard:
             )
 
 
-_ADVICE = (
-    "A reward must return finite numbers, or None where it does not apply. If logits or gradients overflow, lower the "
-    "learning rate or train in bfloat16 or float32 rather than float16."
-)
-_ADVICE_ON_REGION = (
-    "The `trust_region` made NaN or infinity of finite log-probabilities. One of your own must return finite numbers "
-    "for every token that is not masked; an unused slot is −∞ in both policies, and −∞ − (−∞) is NaN."
-)
 _OF_ENGINE = "vLLM's log-probabilities"
-_ADVICE_ON_ENGINE = (
-    "Look at vLLM's log and its dtype: logits that overflow in float16 are NaN. Or use `old_policy='trainer'`."
-)
 
 
 def _advice(bad: str) -> str:
     if _OF_ENGINE in bad:
-        return _ADVICE_ON_ENGINE
-    return _ADVICE_ON_REGION if "trust_region" in bad else _ADVICE
+        return (
+            "Look at vLLM's log and its dtype: logits that overflow in float16 are NaN. Or use `old_policy='trainer'`."
+        )
+    if "trust_region" in bad:
+        return (
+            "The `trust_region` made NaN or infinity of finite log-probabilities. One of your own must return finite "
+            "numbers for every token that is not masked; an unused slot is −∞ in both policies, and −∞ − (−∞) is NaN."
+        )
+    return (
+        "A reward must return finite numbers, or None where it does not apply. If logits or gradients overflow, lower "
+        "the learning rate or train in bfloat16 or float32 rather than float16."
+    )
 
 
 def some(names: list[str]) -> str:

@@ -12,7 +12,7 @@ from accelerate.logging import get_logger
 
 from troll_trl.kernels.support import mass_rule
 from troll_trl.trainers.engine_rows import NO_LOG_PROB, SampledLogProb, check_tokens, read_answer, rows_of, sparse_of
-from troll_trl.trainers.old_policy import OLD_LOG_PROBS, OLD_POLICY_KEY, OldPolicyCache, Pass
+from troll_trl.trainers.old_policy import OLD_POLICY_KEY, TRL_OLD_LOG_PROBS, OldPolicyCache, Pass
 from troll_trl.trainers.trust_region_model import snap_to_reference
 from troll_trl.trust_region.ragged import RaggedDistribution
 from troll_trl.trust_region.sparse import UNUSED, SparseDistribution
@@ -101,7 +101,7 @@ class EngineOldPolicyCache(OldPolicyCache):
             batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * known
             if "num_items_in_batch" in batch:
                 batch["num_items_in_batch"] = batch["num_items_in_batch"] - count
-        batch[OLD_LOG_PROBS] = log_probs.nan_to_num(0.0)
+        batch[TRL_OLD_LOG_PROBS] = log_probs.nan_to_num(0.0)
         if self.support_size:
             loss_mask = (trained * known).bool().cpu()
             batch[OLD_POLICY_KEY] = [*map(self._pack, self._rows, batch["completion_ids"].cpu(), loss_mask)]

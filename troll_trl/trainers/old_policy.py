@@ -21,7 +21,7 @@ OLD_POLICY_KEY = "troll_old_policy"
 # The loss reads these two in its place
 TOKEN_IDS, LOG_PROBS = "troll_old_token_ids", "troll_old_log_probs"
 # TRL's column of the sampled tokens' old log-probabilities, which is all that a trust region without a support reads
-OLD_LOG_PROBS = "old_per_token_logps"
+TRL_OLD_LOG_PROBS = "old_per_token_logps"
 
 Inputs = dict[str, Any]
 Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # log-probabilities, entropies, MoE loss
@@ -147,8 +147,8 @@ class OldPolicyCache:
                 support = support.keep(batch["tool_mask"].cpu().bool())
             batch[OLD_POLICY_KEY] = support.rows()
         elif log_probs is not None:  # RLOO keeps only their sum over a completion
-            batch.setdefault(OLD_LOG_PROBS, log_probs)
-        if (OLD_POLICY_KEY if self.support_size else OLD_LOG_PROBS) not in batch:
+            batch.setdefault(TRL_OLD_LOG_PROBS, log_probs)
+        if (OLD_POLICY_KEY if self.support_size else TRL_OLD_LOG_PROBS) not in batch:
             raise RuntimeError(
                 "TRL has not scored the rollout with the model that generated it and the adapters that it had then, so "
                 "there is no old policy: TRL scores under another condition than troll_trl expects, or another model; "

@@ -67,9 +67,7 @@ METHOD: Parts = {
 # third and the log-probabilities fifth
 ENGINE: Parts = _of_both({"_generate": "self prompts", "vllm_generation": None})
 
-METRICS, CARD = "our changes to TRL's metrics", "the model card's title and paper"
-EVALUATION = "evaluations that count each completion once"
-SAMPLING = "rollouts without the sampling options of the model's folder"
+METRICS, EVALUATION = "our changes to TRL's metrics", "evaluations that count each completion once"
 _REWARDS = {"reward_funcs": None, "reward_func_names": None}  # the functions are wrapped
 
 # These parts are not in the loss: without them a run trains the same weights, as long as nothing goes wrong
@@ -104,10 +102,11 @@ RELIABILITY: dict[str, Parts] = {
             "_calculate_rewards": "self inputs prompts completions completion_ids_list",
         }
     ),
-    SAMPLING: _of_both({"_generate": "self prompts"}),  # calls the model's `generate`
+    # Calls the model's `generate`
+    "rollouts without the sampling options of the model's folder": _of_both({"_generate": "self prompts"}),
     PROMPTS: _of_both({"_tokenize_prompts": "self prompts"}),  # returns the token ids first
     TIED: {Trainer: {"_issue_warnings_after_load": "self load_result"}},  # takes what `load_state_dict` returns
-    CARD: _of_both({"_name": None, "_paper": None, "_tag_names": None}),
+    "the model card's title and paper": _of_both({"_name": None, "_paper": None, "_tag_names": None}),
 }
 
 # Attributes that exist only while a training runs: those of a part of reliability, and what the loss reads

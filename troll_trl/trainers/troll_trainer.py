@@ -3,7 +3,7 @@
 import copy
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
@@ -18,9 +18,9 @@ from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO
 from troll_trl.trainers.old_policy import (
     LOG_PROBS,
-    OLD_LOG_PROBS,
     OLD_POLICY_KEY,
     TOKEN_IDS,
+    TRL_OLD_LOG_PROBS,
     OldPolicyCache,
     Pass,
     Scores,
@@ -36,13 +36,8 @@ from troll_trl.trainers.trust_region_model import TrustRegionModel, apply_trust_
 from troll_trl.trainers.vllm import check_server, check_vllm, explain_lost_server, server_url
 from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput
 
-if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
-    from trl import GRPOTrainer as _Trainer
-else:
-    _Trainer = object
 
-
-class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
+class TrollTrainer(CountedEvaluation, SampledAsConfigured):
     """
     Mixin that turns a TRL trainer into its TROLL counterpart, for trainers that sample completions and clip a ratio.
 
@@ -245,7 +240,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
 
     def _old_policy_of(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Old log-probabilities `(B, C, S)` of a micro-batch and their support; `None` if policies are equal."""
-        column = LOG_PROBS if self.trust_region.needs_support else OLD_LOG_PROBS
+        column = LOG_PROBS if self.trust_region.needs_support else TRL_OLD_LOG_PROBS
         if column in inputs:
             old = inputs[column]
             return (old, inputs[TOKEN_IDS]) if self.trust_region.needs_support else (old.unsqueeze(-1), None)
