@@ -21,7 +21,7 @@ from troll_trl.cli.settings.layers import configs_folder, read_command, read_map
 
 logger = logging.getLogger(__name__)
 
-_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "troll"  # the variable holds with any text
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "troll"  # to Python, any text switches the variable on
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:

@@ -82,8 +82,8 @@ def load_state(trainer: Any, folder: str) -> None:
 
 
 def epochs_of_stream(trainer: Any, checkpoint: str) -> tuple[int, int] | None:
-    """Epochs and micro-batches of the last one that a run had trained on at a checkpoint. The Trainer counts an epoch
-    by its length, so it takes all of a stream, which has none, for the first. `None` if the Trainer counts right."""
+    """The epochs that a run had finished at a checkpoint, and the micro-batches of the next one. A stream has no
+    length, so the Trainer takes all of them for the first epoch. `None` if the Trainer counts right."""
     file = Path(checkpoint, TRAINER_STATE_NAME)
     if has_length(trainer.train_dataset) or trainer.args.ignore_data_skip or not file.is_file():
         return None
