@@ -20,10 +20,7 @@ def best_by_reward(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     The options to add to a run's, before transformers adds its defaults: `eval_reward` as the metric if one is needed
     and none is set, and a schedule that expects it to rise. transformers would take the loss, which says nothing of the
-    rewards: a group's advantages add up to 0.
-
-    Raises:
-        ValueError: `greater_is_better` is false, and no metric is set.
+    rewards: a group's advantages add up to 0. A `ValueError` refuses a false `greater_is_better` without a metric.
     """
     schedule = _text(options.get("lr_scheduler_type")) in _BY_METRIC
     metric, greater = options.get("metric_for_best_model"), options.get("greater_is_better")

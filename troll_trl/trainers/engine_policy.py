@@ -22,17 +22,9 @@ logger = get_logger(__name__)
 
 class EngineOldPolicyCache(OldPolicyCache):
     """
-    A [`~troll_trl.trainers.old_policy.OldPolicyCache`] of the engine's distribution. No pass scores the rollout: TRL's
-    question for one is answered with the engine's numbers.
-
-    Args:
-        accelerator (`Accelerator`):
-            Of the run.
-        generation (`VLLMGeneration`):
-            TRL's. It then asks for the most likely tokens, too.
-        selection:
-            The arguments of [`~troll_trl.trainers.old_policy.OldPolicyCache`]; `support_size` is 0 if the trust region
-            reads the sampled token alone.
+    A [`~troll_trl.trainers.old_policy.OldPolicyCache`] of the engine's distribution, with the same `selection`. No pass
+    scores the rollout: if TRL asks for one, the cache answers with the engine's numbers. TRL's `generation`, a
+    `VLLMGeneration`, asks vLLM for the most likely tokens, too.
     """
 
     own_pass = Pass.ENGINE
@@ -79,13 +71,9 @@ class EngineOldPolicyCache(OldPolicyCache):
         return snap_to_reference(log_probs, own).masked_fill(own.isnan(), 0.0)  # as in `answer`
 
     def add_to(self, batch: dict[str, Any]) -> int:
-        """
-        Add the old policy to a rollout batch. A token whose old policy is unknown leaves the loss and the counts of the
-        batch. Every rank must call this.
-
-        Returns:
-            The number of these tokens, over all ranks. `nothing_scored` says whether there are no others.
-        """
+        """Add the old policy to a rollout batch. A token whose old policy is unknown leaves the loss and the counts of
+        the batch. Returns the number of these tokens, over all ranks; `nothing_scored` says whether there are no
+        others. Every rank must call this."""
         self._log_probs = None
         log_probs = self.log_probs(batch["completion_ids"].shape[1])  # (B, C)
         trained, known = batch["completion_mask"] * batch.get("tool_mask", 1), ~log_probs.isnan()  # (B, C)
