@@ -83,7 +83,7 @@ def load_state(trainer: Any, folder: str) -> None:
 
 def epochs_of_stream(trainer: Any, checkpoint: str) -> tuple[int, int] | None:
     """The epochs that a run had finished at a checkpoint, and the micro-batches of the next one. A stream has no
-    length, so the Trainer takes all of them for the first epoch. `None` if the Trainer counts right."""
+    length, so the Trainer counts all its epochs as the first. `None` if the Trainer counts right."""
     file = Path(checkpoint, TRAINER_STATE_NAME)
     if has_length(trainer.train_dataset) or trainer.args.ignore_data_skip or not file.is_file():
         return None
