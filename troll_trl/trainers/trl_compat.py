@@ -138,7 +138,7 @@ def check_made(trainer: Any, engine: bool) -> frozenset[str]:
     for parts in (METHOD, ENGINE) if engine else (METHOD,):
         for owner in type(trainer).__mro__:
             check_attributes(owner, trainer, parts.get(owner, {}))
-    # The trainer's own comes later
+    # The trainer makes its own optimizer later
     optimizer = AcceleratedOptimizer(optim.SGD([nn.Parameter()], 1.0), device_placement=False)
     made = lambda owner, parts: _moved_attributes(owner, optimizer if owner is AcceleratedOptimizer else trainer, parts)
     return _switched_off(RELIABILITY, (*type(trainer).__mro__, AcceleratedOptimizer), made)

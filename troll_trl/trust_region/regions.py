@@ -48,8 +48,8 @@ class TrustRegion:
     A function of log-probabilities of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)`, all
     float32, that returns a [`TrustRegionOutput`].
 
-    Slot 0 of the log-probabilities is the sampled token. With a support `S = K + 1`, the kept tokens of the old policy
-    and the rest; without one `S = 1`. An unused slot is −∞ in both policies. At masked positions all mass is in the
+    Slot 0 of the log-probabilities is the sampled token. With a support, `S = K + 1`: the kept tokens of the old policy
+    and the rest. Without one, `S = 1`. An unused slot is −∞ in both policies. At masked positions all mass is in the
     last slot, and what the function returns there has no effect.
     """
 
