@@ -15,6 +15,7 @@ from pathlib import Path
 
 from math_answers.evaluation.arguments import EvaluationArguments
 from math_answers.printable import PrintableFormatter, printable
+from math_answers.whole_files import write_json, write_text
 from troll_trl.cli.settings.command import stop
 from troll_trl.cli.settings.layers import read_command
 
@@ -39,7 +40,6 @@ def parse_evaluation_args(argv: Sequence[str] | None = None, program: str | None
 def evaluate(args: EvaluationArguments):
     from math_answers.evaluation import generate_samples, score_file, summarize
     from math_answers.evaluation.tables import disagreements, markdown, notes, plain, results_table
-    from math_answers.whole_files import write_text
 
     provenance = score_file(args) if args.samples is not None else generate_samples(args)
     summary = summarize(args, provenance)
@@ -54,7 +54,6 @@ def evaluate(args: EvaluationArguments):
 def compare_two(args: EvaluationArguments):
     from math_answers.evaluation import compare
     from math_answers.evaluation.tables import comparison_table, markdown, plain
-    from math_answers.whole_files import write_json, write_text
 
     comparison = compare(args)
     header, rows = comparison_table(comparison)

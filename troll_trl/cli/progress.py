@@ -64,6 +64,5 @@ class PeakMemory(TrainerCallback):
         if args.device.type == "cuda":
             line["memory/gpu_peak_gib"] = torch.cuda.max_memory_allocated(args.device) / 2**30
         else:
-            line["memory/cpu_peak_gib"] = (
-                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-            )  # `ru_maxrss` is in kibibytes
+            kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            line["memory/cpu_peak_gib"] = kibibytes / 2**20

@@ -52,11 +52,10 @@ def main(argv: Sequence[str] | None = None, program: str = "report.py") -> None:
         help="reward function whose mean is the success rate (default: functions with `accuracy` in their name)",
     )
     options = parser.parse_args(argv)
-    from troll_trl.report.runs import ReportError  # it imports pandas
+    from math_answers.printable import printable
+    from troll_trl.report.runs import ReportError  # imports pandas
 
     try:
         write_report(options.runs, options.success, options.output)
     except (ReportError, OSError) as error:
-        from math_answers.printable import printable
-
         stop(program, printable(str(error)))

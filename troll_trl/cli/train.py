@@ -21,7 +21,7 @@ from troll_trl.cli.settings.layers import configs_folder, read_command, read_map
 
 logger = logging.getLogger(__name__)
 
-_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "troll"  # the variable holds with any text
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "troll"  # to Python, any text switches the variable on
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
@@ -140,9 +140,12 @@ def _launcher_options(launcher_flags: list[str], run_flags: list[str], program: 
     words = []
     for flag in launcher_flags:  # a switch takes no value, and a file has one
         name, _, value = flag.partition("=")
-        if name in switches and (value := value.lower()) not in ("", "true", "false"):
+        if name not in switches:
+            words.append(flag)
+        elif (value := value.lower()) not in ("", "true", "false"):
             stop(program, f"`{name.lstrip('-')}` must be true or false, got {value!r}.")
-        words += [flag] if name not in switches else [name] * (value != "false")
+        elif value != "false":
+            words.append(name)
     options, _ = parser.parse_known_args([*words, "-m", "troll_trl.cli.train", *run_flags])
     if options.training_script != "troll_trl.cli.train":
         stop(program, f"unrecognized arguments: {options.training_script}")

@@ -125,6 +125,51 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
     model.forward = types.MethodType(forward, model)
 
 
+def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
+    """What an architecture does between the head's product and the softmax, read from its text `config`. A `ValueError`
+    names an architecture for which the head would be wrong."""
+    unread = [f"`{name}` = {value}" for name in _UNREAD if (value := getattr(config, name, None)) is not None]
+    if unread or config.model_type in _UNREAD_TYPES:
+        how = f" by {', '.join(unread)}" if unread else ""
+        raise ValueError(
+            f"A {config.model_type} model changes its logits{how}, which the LM head of troll_trl does not do, nor "
+            "does TRL's. All log-probabilities would be wrong. Train another model."
+        )
+    if config.model_type in _LAYERS_BEFORE_THE_HEAD:
+        raise ValueError(
+            f"A {config.model_type} model has layers between its backbone and its LM head, which neither the head of "
+            "troll_trl nor TRL's runs. All log-probabilities would be wrong. Train another model."
+        )
+    # The names of Cohere, Muse Glimmer and Falcon-H1
+    names = ("logit_scale", "output_multiplier", "lm_head_multiplier")
+    scale = next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
+    scaling = getattr(config, "logits_scaling", None)
+    if scale is None and scaling is not None:  # HyperCLOVA X multiplies by it, Granite and MiniCPM3 divide
+        scale = scaling if config.model_type == "hyperclovax" else 1 / scaling
+    scale = 1.0 if scale is None else scale
+    if not scale > 0:  # the largest logit is the largest product only under a positive factor
+        raise ValueError(f"The {config.model_type} model scales its logits by {scale}. The scale must be positive.")
+    softcap = getattr(config, "final_logit_softcapping", None)
+    return LogitTransform(scale, softcap, temperature)
+
+
+def _name_experts(config: PretrainedConfig) -> None:
+    """Have a mixture's config answer to `num_experts`, which TRL's head asks for as well: Granite-MoE, Granite 4 and
+    Phi-MoE call it `num_local_experts`. A `ValueError` names a config that lacks the numbers of the load-balancing
+    loss, as do families without such a loss."""
+    if not getattr(config, "output_router_logits", False):
+        return
+    cls = type(config)
+    if not hasattr(config, "num_experts") and "num_local_experts" in vars(config):
+        cls.attribute_map = {**cls.attribute_map, "num_experts": "num_local_experts"}  # as Mixtral does
+    for needed in ("num_experts", "num_experts_per_tok"):
+        if not hasattr(config, needed):
+            raise ValueError(
+                f"`output_router_logits` is set, but the config of a {config.model_type} model has no `{needed}`, from "
+                "which the load-balancing loss is computed. Leave `output_router_logits` out of the model's config."
+            )
+
+
 def _check_parts(model: PreTrainedModel) -> None:
     """Raise a `ValueError` for a model whose backbone cannot be found, or whose head is more than a matrix."""
     if getattr(model, "base_model", None) is model:  # Llama 4's text model, Mllama's
@@ -215,26 +260,6 @@ def _sparse_forward(
         experts, taken = text_config.num_experts, text_config.num_experts_per_tok
         output["aux_loss"] = load_balancing_loss_func(router_logits, experts, taken, kwargs.get("attention_mask"))
     return output
-
-
-def _name_experts(config: PretrainedConfig) -> None:
-    """Have a mixture's config answer to `num_experts`, which TRL's head asks for as well: Granite-MoE, Granite 4 and
-    Phi-MoE call it `num_local_experts`. A `ValueError` names a config that lacks the numbers of the load-balancing
-    loss, as do families without such a loss."""
-    if not getattr(config, "output_router_logits", False):
-        return
-    cls = type(config)
-    if not hasattr(config, "num_experts") and "num_local_experts" in vars(config):
-        cls.attribute_map = {
-            **cls.attribute_map,
-            "num_experts": "num_local_experts",
-        }  # as Mixtral does
-    for needed in ("num_experts", "num_experts_per_tok"):
-        if not hasattr(config, needed):
-            raise ValueError(
-                f"`output_router_logits` is set, but the config of a {config.model_type} model has no `{needed}`, from "
-                "which the load-balancing loss is computed. Leave `output_router_logits` out of the model's config."
-            )
 
 
 # `torch.compile` takes the backbone in one graph. It would break this function into many, and gain nothing: the work is
@@ -332,31 +357,3 @@ def _scatter(values: torch.Tensor, positions: torch.Tensor, filler: torch.Tensor
     # of positions does not. Inductor before torch 2.14 writes into the one row of an expanded tensor, unless it is made
     # contiguous.
     return filler.flatten(0, 1).contiguous().index_copy(0, positions, values).unflatten(0, filler.shape[:2])
-
-
-def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
-    """What an architecture does between the head's product and the softmax, read from its text `config`. A `ValueError`
-    names an architecture for which the head would be wrong."""
-    unread = [f"`{name}` = {value}" for name in _UNREAD if (value := getattr(config, name, None)) is not None]
-    if unread or config.model_type in _UNREAD_TYPES:
-        how = f" by {', '.join(unread)}" if unread else ""
-        raise ValueError(
-            f"A {config.model_type} model changes its logits{how}, which the LM head of troll_trl does not do, nor "
-            "does TRL's. All log-probabilities would be wrong. Train another model."
-        )
-    if config.model_type in _LAYERS_BEFORE_THE_HEAD:
-        raise ValueError(
-            f"A {config.model_type} model has layers between its backbone and its LM head, which neither the head of "
-            "troll_trl nor TRL's runs. All log-probabilities would be wrong. Train another model."
-        )
-    # The names of Cohere, Muse Glimmer and Falcon-H1
-    names = ("logit_scale", "output_multiplier", "lm_head_multiplier")
-    scale = next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
-    scaling = getattr(config, "logits_scaling", None)
-    if scale is None and scaling is not None:  # HyperCLOVA X multiplies by it, Granite and MiniCPM3 divide
-        scale = scaling if config.model_type == "hyperclovax" else 1 / scaling
-    scale = 1.0 if scale is None else scale
-    if not scale > 0:  # the largest logit is the largest product only under a positive factor
-        raise ValueError(f"The {config.model_type} model scales its logits by {scale}. The scale must be positive.")
-    softcap = getattr(config, "final_logit_softcapping", None)
-    return LogitTransform(scale, softcap, temperature)

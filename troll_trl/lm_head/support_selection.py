@@ -55,9 +55,10 @@ def select_support(
     else:
         chunk = min(_COLUMNS[kind], math.ceil(vocabulary / BLOCK) * BLOCK)
     padded = math.ceil(vocabulary / chunk) * chunk
-    keep = support_size - 1 if _one_chunk_at_a_time(device) else None
-    width = padded if keep is None else chunk
-    held = width if keep is None else width + 3 * padded // BLOCK + keep * BLOCK
+    keep, width, held = None, padded, padded
+    if _one_chunk_at_a_time(device):
+        keep, width = support_size - 1, chunk
+        held = width + 3 * padded // BLOCK + keep * BLOCK
     if use_triton(device) and support_size - 1 > MOST_IN_REGISTERS:  # torch chooses, from copies of the best blocks
         held += _COPIES * (support_size - 1) * BLOCK
     tokens = _tokens_per_tile(len(hidden), max(1, _TILE_ELEMENTS[kind] // held), _ROWS_STEP[kind])

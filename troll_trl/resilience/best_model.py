@@ -20,10 +20,7 @@ def best_by_reward(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     The options to add to a run's, before transformers adds its defaults: `eval_reward` as the metric if one is needed
     and none is set, and a schedule that expects it to rise. transformers would take the loss, which says nothing of the
-    rewards: a group's advantages add up to 0.
-
-    Raises:
-        ValueError: `greater_is_better` is false, and no metric is set.
+    rewards: a group's advantages add up to 0. A `ValueError` refuses a false `greater_is_better` without a metric.
     """
     schedule = _text(options.get("lr_scheduler_type")) in _BY_METRIC
     metric, greater = options.get("metric_for_best_model"), options.get("greater_is_better")
@@ -79,8 +76,7 @@ class FindBestCheckpoint(TrainerCallback):
     resumes_from: str | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        file = Path(self.resumes_from or "", TRAINER_STATE_NAME)
-        if self.resumes_from is None or not file.is_file():
+        if self.resumes_from is None or not (file := Path(self.resumes_from, TRAINER_STATE_NAME)).is_file():
             return
         recorded = TrainerState.load_from_json(str(file)).best_model_checkpoint
         if recorded is None:

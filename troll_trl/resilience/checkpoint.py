@@ -32,7 +32,7 @@ class CheckpointedTrainer(_Trainer):
     off. `__init__` calls [`set_up_checkpoints`] last."""
 
     _whole_checkpoints = True  # if false, the Trainer saves and finds them in its own way
-    _saves_checkpoint = False
+    _is_saving = False
     stop_signal: "StopSignal"
     best_checkpoint: FindBestCheckpoint
 
@@ -101,7 +101,7 @@ class CheckpointedTrainer(_Trainer):
         if accelerator.is_local_main_process:
             shutil.rmtree(aside.parent, ignore_errors=True)  # a run that was killed left it
         accelerator.wait_for_everyone()
-        self._saves_checkpoint = True
+        self._is_saving = True
         try:
             yield aside
             if state.best_model_checkpoint == str(aside):
@@ -121,7 +121,7 @@ class CheckpointedTrainer(_Trainer):
                 shutil.rmtree(aside.parent, ignore_errors=True)
             raise
         finally:
-            self._saves_checkpoint = False
+            self._is_saving = False
         accelerator.wait_for_everyone()
         if accelerator.is_local_main_process and aside.exists():  # nodes that share no file system
             publish(aside, destination)
@@ -131,20 +131,20 @@ class CheckpointedTrainer(_Trainer):
 
     def _get_output_dir(self, *args, **kwargs):
         folder = super()._get_output_dir(*args, **kwargs)
-        return str(Path(folder, SAVING)) if self._saves_checkpoint else folder
+        return str(Path(folder, SAVING)) if self._is_saving else folder
 
     def _push_from_checkpoint(self, *args, **kwargs):
-        if not self._saves_checkpoint:  # the Trainer calls it before the folder has its name
+        if not self._is_saving:  # the Trainer calls it before the folder has its name
             super()._push_from_checkpoint(*args, **kwargs)
 
 
 def _check_given(folder: Path) -> None:
     """Refuse a checkpoint that is known to be incomplete, and warn of one that may be."""
-    reason = why_incomplete(folder)
-    if reason is not None and ((folder / MARKER).exists() or not folder.is_dir()):
+    if (reason := why_incomplete(folder)) is None:
+        return
+    if (folder / MARKER).exists() or not folder.is_dir():
         raise ValueError(f"The checkpoint {folder} is damaged, or is not there: {reason}. Give another one.")
-    if reason is not None:
-        logger.warning(f"Resuming from {folder}, which may be incomplete: {reason}.")
+    logger.warning(f"Resuming from {folder}, which may be incomplete: {reason}.")
 
 
 class StopSignal(TrainerCallback):

@@ -63,7 +63,7 @@ class FiniteGuard:
         self._counting = False  # whether that loss is one of the training
         self.bad_rewards: list[str] = []  # of the current rollout batch, in words
         self.nothing_scored = False  # whether vLLM, whose policy is the old one, scored no token of the rollout batch
-        self._bad_rewards: list[tuple[int, str]] = []  # row and function on this rank, not yet gathered
+        self._ungathered: list[tuple[int, str]] = []  # bad rewards of this rank alone: row and function
         self._norm: Any = None  # norm of the gradient, before its clip
         self._clip_gradient = accelerator.clip_grad_norm_
         accelerator.clip_grad_norm_ = self._clip_and_keep_norm
@@ -117,14 +117,15 @@ class FiniteGuard:
     def _keep_bad(self, bad: torch.Tensor, name: str) -> set[int]:
         """Keep which rows of this rank's rewards `(completions,)` are bad, until the ranks exchange them."""
         rows = set(bad.nonzero().flatten().tolist())
-        self._bad_rewards += [(row, name) for row in sorted(rows)]
+        self._ungathered += [(row, name) for row in sorted(rows)]
         return rows
 
     def gather_bad_rewards(self, rows: int) -> list[str]:
         """Which rewards of a rollout batch, `rows` on each rank, were not finite on any rank, in words. Every rank must
         call this."""
-        rank, own, self._bad_rewards = self.accelerator.process_index, self._bad_rewards, []
-        found = gather_object([(rank, row, name) for row, name in own])
+        rank = self.accelerator.process_index
+        found = gather_object([(rank, row, name) for row, name in self._ungathered])
+        self._ungathered = []
         return [
             f"reward {name!r} at row {rank * rows + row} of the rollout batch (rank {rank}, row {row} there)"
             for rank, row, name in sorted(found)
@@ -135,10 +136,8 @@ class FiniteGuard:
     @contextmanager
     def watch_loss(self, inputs: dict[str, Any], training: bool) -> Iterator[dict[str, Any]]:
         """Around a loss: yields `inputs` with harmless values at masked positions."""
-        mask = inputs["completion_mask"]
-        if "tool_mask" in inputs:
-            mask = mask * inputs["tool_mask"]
-        self.loss_mask, self._counting = mask.bool(), training
+        self.loss_mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
+        self._counting = training
         if training:
             self._counts[-1] += self.loss_mask.sum()
         try:
@@ -148,8 +147,7 @@ class FiniteGuard:
 
     def _without_masked(self, inputs: dict[str, Any], loss_mask: torch.Tensor) -> dict[str, Any]:
         """A copy of a micro-batch whose masked positions hold harmless values. Counts what is not finite at the others.
-        Sparse log-probabilities are only counted in, and stay as they are; −∞ marks an unused slot there, and is not
-        counted."""
+        Sparse log-probabilities stay as they are, and −∞, which marks an unused slot there, is not counted."""
         inputs = dict(inputs)
         for name in self.columns:
             values = inputs.get(name)
@@ -170,8 +168,8 @@ class FiniteGuard:
     def hide_masked(
         self, log_probs: torch.Tensor, entropies: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What TRL's loss reads of log-probabilities and entropies `(B, C)`; outside of a loss both stay as they
-        are."""
+        """Log-probabilities and entropies `(B, C)` with harmless values at masked positions; outside of a loss, both
+        as they are."""
         if self.loss_mask is None:
             return log_probs, entropies
         log_probs = log_probs.masked_fill(~self.loss_mask, 0.0)  # tools' tokens have values, too
@@ -183,7 +181,7 @@ class FiniteGuard:
         return log_probs, entropies
 
     def _count(self, name: str, count: torch.Tensor) -> None:
-        """Add to the numbers that are not finite under a name in `_counted`, a column's or another."""
+        """Add to the count of one of the names in `_counted`."""
         self._counts[self._counted.index(name)] += count
 
     def count_bounded(self, bad: torch.Tensor) -> None:
@@ -283,24 +281,23 @@ class FiniteGuard:
             )
 
 
-_ADVICE = (
-    "A reward must return finite numbers, or None where it does not apply. If logits or gradients overflow, lower the "
-    "learning rate or train in bfloat16 or float32 rather than float16."
-)
-_ADVICE_ON_REGION = (
-    "The `trust_region` made NaN or infinity of finite log-probabilities. One of your own must return finite numbers "
-    "for every token that is not masked; an unused slot is −∞ in both policies, and −∞ − (−∞) is NaN."
-)
 _OF_ENGINE = "vLLM's log-probabilities"
-_ADVICE_ON_ENGINE = (
-    "Look at vLLM's log and its dtype: logits that overflow in float16 are NaN. Or use `old_policy='trainer'`."
-)
 
 
 def _advice(bad: str) -> str:
     if _OF_ENGINE in bad:
-        return _ADVICE_ON_ENGINE
-    return _ADVICE_ON_REGION if "trust_region" in bad else _ADVICE
+        return (
+            "Look at vLLM's log and its dtype: logits that overflow in float16 are NaN. Or use `old_policy='trainer'`."
+        )
+    if "trust_region" in bad:
+        return (
+            "The `trust_region` made NaN or infinity of finite log-probabilities. One of your own must return finite "
+            "numbers for every token that is not masked; an unused slot is −∞ in both policies, and −∞ − (−∞) is NaN."
+        )
+    return (
+        "A reward must return finite numbers, or None where it does not apply. If logits or gradients overflow, lower "
+        "the learning rate or train in bfloat16 or float32 rather than float16."
+    )
 
 
 def some(names: list[str]) -> str:

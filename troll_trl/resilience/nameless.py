@@ -8,14 +8,8 @@ from torch import nn
 
 
 def check_names(arguments: Mapping[str, Any]) -> None:
-    """
-    Raise a `ValueError` if TRL would load a reference model or a tokenizer from where a model object came from, and the
-    object has no such place, or the folder is gone.
-
-    Args:
-        arguments:
-            The arguments of a trainer's constructor, by name; its `args` have a `beta`.
-    """
+    """Raise a `ValueError` if TRL would load a reference model or a tokenizer from where a model object came from, and
+    the object has no such place, or the folder is gone. `arguments` are a trainer's constructor's, by name."""
     model, beta = arguments["model"], arguments["args"].beta
     whole = isinstance(model, nn.Module) and not hasattr(model, "peft_config") and not arguments.get("peft_config")
     if beta != 0.0 and whole and (place := _lost_place(model)):

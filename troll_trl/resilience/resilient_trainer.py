@@ -104,12 +104,12 @@ class ResilientTrainer(CheckpointedTrainer, _Trainer):
         training = self.model.training
         output = super()._generate_and_score_completions(*args, **kwargs)
         bad = self.finite_guard.gather_bad_rewards(len(output["completion_ids"]))
-        if training:
-            self.finite_guard.nothing_scored = self.recorder.scored_nothing
-            self.finite_guard.bad_rewards = bad
-        elif bad:
-            logger.warning(f"In the evaluation at step {self.state.global_step}, not finite: {some(bad)}.")
-        if training and bad:
+        if not training:
+            if bad:
+                logger.warning(f"In the evaluation at step {self.state.global_step}, not finite: {some(bad)}.")
+            return output
+        self.finite_guard.nothing_scored, self.finite_guard.bad_rewards = self.recorder.nothing_scored, bad
+        if bad:
             # The other rewards of the group, or of the batch, were normalised with it. NaN stays with the rollout
             # batch, also in a checkpoint, until its last update has been skipped.
             output["advantages"] = torch.full_like(output["advantages"], torch.nan)
@@ -129,9 +129,10 @@ class ResilientTrainer(CheckpointedTrainer, _Trainer):
             self.finite_guard.check_loss(loss, self.state.global_step + 1)
         return loss
 
-    def _count_bounded(self, trust_region_model, loss_mask: torch.Tensor, mode: str) -> None:
-        self.finite_guard.count_bounded(trust_region_model.not_finite)
-        super()._count_bounded(trust_region_model, loss_mask, mode)
+    def _bounded_loss(self, trust_region_model, *args, **kwargs) -> torch.Tensor:
+        loss = super()._bounded_loss(trust_region_model, *args, **kwargs)
+        self.finite_guard.count_bounded(trust_region_model.bad_tokens)
+        return loss
 
     def restore_entropy_coef(self) -> None:
         """Undo, after an update was skipped, what its loss did to TRL's entropy bonus: its entropy says nothing."""

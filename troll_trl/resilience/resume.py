@@ -81,11 +81,11 @@ def load_state(trainer: Any, folder: str) -> None:
         trainer._step, trainer._buffered_inputs = info["step"], batches
 
 
-def epochs_of_stream(trainer: Any, checkpoint: str | None) -> tuple[int, int] | None:
-    """Epochs and micro-batches of the last one that a run had trained on at a checkpoint. The Trainer counts an epoch
-    by its length, so it takes all of a stream, which has none, for the first. `None` if the Trainer counts right."""
-    file = Path(checkpoint or "", TRAINER_STATE_NAME)
-    if has_length(trainer.train_dataset) or trainer.args.ignore_data_skip or not (checkpoint and file.is_file()):
+def epochs_of_stream(trainer: Any, checkpoint: str) -> tuple[int, int] | None:
+    """The epochs that a run had finished at a checkpoint, and the micro-batches of the next one. A stream has no
+    length, so the Trainer counts all its epochs as the first. `None` if the Trainer counts right."""
+    file = Path(checkpoint, TRAINER_STATE_NAME)
+    if has_length(trainer.train_dataset) or trainer.args.ignore_data_skip or not file.is_file():
         return None
     state = TrainerState.load_from_json(str(file))  # it has the `max_steps` of that run
     epochs = int(state.epoch)  # a stream's epoch ends before `max_steps` updates, of which `state.epoch` is a share

@@ -47,9 +47,8 @@ def checked_rollouts(rollout_func: Callable[..., Any], corrects: bool) -> Callab
 def _vocabulary(trainer: Any) -> float:
     """How many tokens the model of a `trainer` has; infinity if its config does not say."""
     config = getattr(getattr(trainer, "model", None), "config", None)
-    return (
-        getattr(config.get_text_config(), "vocab_size", math.inf) if isinstance(config, PretrainedConfig) else math.inf
-    )
+    config = config.get_text_config() if isinstance(config, PretrainedConfig) else None
+    return getattr(config, "vocab_size", math.inf)
 
 
 def _check_rows(output: Mapping[str, Any], prompts: int, vocabulary: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from troll_trl.trainers.probe import owner_of, probe_of
-from troll_trl.trainers.trl_compat import METHOD, unsupported
+from troll_trl.trainers.trl_compat import unsupported
 
 TOLERANCE = 1e-4  # relative, of each gradient; both losses are float32
 SIGNS = (1, -1)
@@ -34,7 +34,7 @@ def check_arithmetic(trainer: Any, inputs: dict[str, Any], mode: str) -> None:
     The loss runs on a copy of the trainer's attributes, whose metrics and entropy control nobody reads, and without
     what a subclass or an instance overrides.
     """
-    owner = owner_of(trainer, METHOD)
+    owner = owner_of(trainer)
     refuse_if_any(trainer, owner, _faults(trainer, owner, inputs, mode))
 
 
@@ -105,8 +105,8 @@ def _faults(trainer: Any, owner: type, inputs: dict[str, Any], mode: str) -> Ite
     log_probs = ((-1 - 0.5 * torch.sin(1.0 + row + column)) / columns).requires_grad_()
     threshold = getattr(trainer, "off_policy_mask_threshold", None)
     masks = [torch.ones_like(row)] if threshold is None else [row % 2, 1 - row % 2]  # (B, 1), 1 keeps a completion
-    for gain, up, kept, beta in itertools.product(SIGNS, SIGNS, masks, sorted({0.0, float(trainer.beta)})):
-        log_ratio = log_ratios(trainer, row + column, (row % 2 == 0) == (up == 1))
+    for gain, up, kept, beta in itertools.product(SIGNS, (True, False), masks, sorted({0.0, float(trainer.beta)})):
+        log_ratio = log_ratios(trainer, row + column, (row % 2 == 0) == up)
         advantages = gain * (1 + row % 4 / 4)  # (B, 1)
         given = inputs | _made_up(inputs, loss_mask, log_probs.detach(), log_ratio, advantages)
         expected, reference = _expected(trainer, given, loss_mask, log_probs, log_ratio, advantages * kept, mode, beta)

@@ -12,6 +12,7 @@ from troll_trl.fields import KeepsSecrets, document, is_number
 from troll_trl.resilience.best_model import best_by_reward, warning_of_the_loss
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.vllm import check_sampling
+from troll_trl.trust_region import DEFAULT_KL_BOUND
 from troll_trl.trust_region.mask import checked_bound
 from troll_trl.trust_region.regions import (
     MaskTrustRegion,
@@ -61,7 +62,7 @@ class TrustRegionOptions(KeepsSecrets, _TrlConfig):
     # Once a config is made, this is a number. `None` is refused: the type has it because transformers' parser takes
     # `float | str` for numbers alone
     kl_bound: float | str | None = setting(
-        0.05,  # as `trust_region.DEFAULT_KL_BOUND`, which a report reads
+        DEFAULT_KL_BOUND,
         "Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q, and "
         "the penalty acts on tokens with KL(p‖q) > ε. It must be positive; 0 is a penalty on every token; inf switches "
         "the bound off. Except in asynchronous training, 'auto' becomes 0.05·(n/8)² for n updates per rollout batch; n "
@@ -252,7 +253,7 @@ class TrollOptions(TrustRegionOptions):
         super()._prepare()
 
     def _check(self) -> list[str]:
-        beyond = []
+        messages = []
         if self.old_policy == "engine" and not self.use_vllm:
             raise ValueError("`old_policy='engine'` needs vLLM, whose distribution it is. Set `use_vllm=True`.")
         if self.use_vllm:
@@ -262,8 +263,8 @@ class TrollOptions(TrustRegionOptions):
             self.kl_bound = bound = 0.05 * (updates / 8) ** 2
             if not 8 <= updates <= 32:
                 rule = f"`kl_bound` 'auto' is {bound:.3g} for {updates:g} updates per rollout batch"
-                beyond = [f"{rule}; it was measured for 8 to 32."]
-        return beyond + super()._check()
+                messages = [f"{rule}; it was measured for 8 to 32."]
+        return messages + super()._check()
 
     @classmethod
     def from_trl(cls, args: Any) -> "TrollOptions":

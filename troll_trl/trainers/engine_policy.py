@@ -10,28 +10,21 @@ import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 
+from troll_trl.kernels.support import mass_rule
 from troll_trl.trainers.engine_rows import NO_LOG_PROB, SampledLogProb, check_tokens, read_answer, rows_of, sparse_of
-from troll_trl.trainers.old_policy import OLD_LOG_PROBS, OLD_POLICY_KEY, OldPolicyCache, Pass
+from troll_trl.trainers.old_policy import OLD_POLICY_KEY, TRL_OLD_LOG_PROBS, OldPolicyCache, Pass
 from troll_trl.trainers.trust_region_model import snap_to_reference
 from troll_trl.trust_region.ragged import RaggedDistribution
-from troll_trl.trust_region.sparse import UNUSED, SparseDistribution, mass_rule
+from troll_trl.trust_region.sparse import UNUSED, SparseDistribution
 
 logger = get_logger(__name__)
 
 
 class EngineOldPolicyCache(OldPolicyCache):
     """
-    A [`~troll_trl.trainers.old_policy.OldPolicyCache`] of the engine's distribution. No pass scores the rollout: TRL's
-    question for one is answered with the engine's numbers.
-
-    Args:
-        accelerator (`Accelerator`):
-            Of the run.
-        generation (`VLLMGeneration`):
-            TRL's. It then asks for the most likely tokens, too.
-        selection:
-            The arguments of [`~troll_trl.trainers.old_policy.OldPolicyCache`]; `support_size` is 0 if the trust region
-            reads the sampled token alone.
+    A [`~troll_trl.trainers.old_policy.OldPolicyCache`] of the engine's distribution, with the same `selection`. No pass
+    scores the rollout: if TRL asks for one, the cache answers with the engine's numbers. TRL's `generation`, a
+    `VLLMGeneration`, asks vLLM for the most likely tokens, too.
     """
 
     own_pass = Pass.ENGINE
@@ -73,24 +66,20 @@ class EngineOldPolicyCache(OldPolicyCache):
         self._log_probs = answer = self.log_probs(completion_length).nan_to_num(0.0)
         return answer
 
-    def equal_where_rounded(self, log_probs: torch.Tensor) -> torch.Tensor:
+    def snap_to_old_policy(self, log_probs: torch.Tensor) -> torch.Tensor:
         own = self.log_probs(log_probs.shape[1])
         return snap_to_reference(log_probs, own).masked_fill(own.isnan(), 0.0)  # as in `answer`
 
     def add_to(self, batch: dict[str, Any]) -> int:
-        """
-        Add the old policy to a rollout batch. A token whose old policy is unknown leaves the loss and the counts of the
-        batch. Every rank must call this.
-
-        Returns:
-            The number of these tokens, over all ranks. `scored_nothing` says whether there are no others.
-        """
+        """Add the old policy to a rollout batch. A token whose old policy is unknown leaves the loss and the counts of
+        the batch. Returns the number of these tokens, over all ranks; `nothing_scored` says whether there are no
+        others. Every rank must call this."""
         self._log_probs = None
         log_probs = self.log_probs(batch["completion_ids"].shape[1])  # (B, C)
         trained, known = batch["completion_mask"] * batch.get("tool_mask", 1), ~log_probs.isnan()  # (B, C)
         unknown = self.accelerator.reduce(torch.stack([(trained * ~known).sum(), trained.sum()]), reduction="sum")
         count, tokens = unknown.tolist()
-        self.scored_nothing = 0 < count == tokens
+        self.nothing_scored = 0 < count == tokens
         if count:
             logger.warning(
                 f"For {count} of {tokens} tokens of a rollout batch, the engine gave no log-probability, NaN, "
@@ -100,7 +89,7 @@ class EngineOldPolicyCache(OldPolicyCache):
             batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * known
             if "num_items_in_batch" in batch:
                 batch["num_items_in_batch"] = batch["num_items_in_batch"] - count
-        batch[OLD_LOG_PROBS] = log_probs.nan_to_num(0.0)
+        batch[TRL_OLD_LOG_PROBS] = log_probs.nan_to_num(0.0)
         if self.support_size:
             loss_mask = (trained * known).bool().cpu()
             batch[OLD_POLICY_KEY] = [*map(self._pack, self._rows, batch["completion_ids"].cpu(), loss_mask)]

@@ -114,20 +114,9 @@ def read_answer(
 
 
 def check_tokens(log_probs: Sequence[float | None], trained: Sequence[int], sampled: Sequence[int], name: str) -> None:
-    """
-    Refuse numbers that the engine gave for other tokens. A plain number has no id, so nothing can tell.
-
-    Args:
-        log_probs (`Sequence[float]` of length `T`):
-            The numbers of a completion, some of them perhaps [`SampledLogProb`]s.
-        trained, sampled (`Sequence[int]` of length `T`):
-            1 for tokens that are trained on, and the tokens.
-        name (`str`):
-            The completion's name in the message.
-
-    Raises:
-        ValueError: a number belongs to another token than `sampled` has at its place.
-    """
+    """Raise a `ValueError` if a [`SampledLogProb`] among `log_probs` `(T,)` belongs to another token than the
+    completion `sampled` `(T,)` has at its place. Only places that are 1 in `trained` `(T,)` are read. `name` is the
+    completion's in the message."""
     places = np.flatnonzero(trained).tolist()
     pairs = [(place, getattr(log_probs[place], "token", None), int(sampled[place])) for place in places]
     wrong = [(place, own, token) for place, own, token in pairs if own is not None and own != token]
@@ -142,21 +131,11 @@ def check_tokens(log_probs: Sequence[float | None], trained: Sequence[int], samp
 
 def rows_of(log_probs: Sequence[float | None], trained: Sequence[int], support_size: int) -> np.ndarray:
     """
-    The old policy of a completion.
+    The old policy of a completion: rows `(T, 2K)` float32 for the `support_size` K, 0 for tokens that are not trained
+    on.
 
-    Args:
-        log_probs (`Sequence[float]` of length `T`):
-            A [`SampledLogProb`] for every token that is trained on. With K = 1 plain numbers serve, too.
-        trained (`Sequence[int]` of length `T`):
-            1 for these tokens. The numbers of all other tokens are not read.
-        support_size (`int`):
-            Tokens K, the sampled one among them.
-
-    Returns:
-        Rows `(T, 2K)` float32; 0 for tokens that are not trained on.
-
-    Raises:
-        ValueError: a token that is trained on does not carry a row of `2K` numbers.
+    `log_probs` `(T,)` has a [`SampledLogProb`] for every token that is 1 in `trained` `(T,)`; with K = 1 plain numbers
+    serve, too. The numbers of all other tokens are not read. A `ValueError` says that a row has not `2K` numbers.
     """
     places = np.flatnonzero(trained).tolist()
     given = [log_probs[place] for place in places]

@@ -72,15 +72,8 @@ class CountedEvaluation(_Trainer):
 
 
 class EvaluationTotals:
-    """
-    What one evaluation has counted so far. Every rank calls all methods, with batches of one size.
-
-    Args:
-        trainer:
-            TRL's trainer, which evaluates.
-        dataloader:
-            The evaluation's. It gives the number of the set's completions; all rows after them are repeated ones.
-    """
+    """What one evaluation of TRL's `trainer` has counted so far. Every rank calls all methods, with batches of one
+    size. The `dataloader` gives the number of the set's completions; all rows after them are repeated ones."""
 
     def __init__(self, trainer: Any, dataloader: Any):
         self.trainer, self.accelerator = trainer, trainer.accelerator

@@ -21,13 +21,9 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
     _paper = TROLL
     _config_class = TrollGRPOConfig
 
-    def _trl_scores_rollouts(self) -> bool:
-        # TRL's own condition
-        args = self.args
-        return not args.on_policy or bool(args.use_vllm and args.vllm_importance_sampling_correction)
-
     def _has_old_policy(self) -> bool:
-        return super()._has_old_policy() or self._trl_scores_rollouts()
+        corrects = bool(self.args.use_vllm and self.args.vllm_importance_sampling_correction)  # then TRL always scores
+        return super()._has_old_policy() or corrects
 
     def _keep_engine_policy(self, recorder, _prompts, completion_ids, tool_mask, _completions, log_probs, *_):
         if log_probs is None:

@@ -21,7 +21,7 @@ OLD_POLICY_KEY = "troll_old_policy"
 # The loss reads these two in its place
 TOKEN_IDS, LOG_PROBS = "troll_old_token_ids", "troll_old_log_probs"
 # TRL's column of the sampled tokens' old log-probabilities, which is all that a trust region without a support reads
-OLD_LOG_PROBS = "old_per_token_logps"
+TRL_OLD_LOG_PROBS = "old_per_token_logps"
 
 Inputs = dict[str, Any]
 Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # log-probabilities, entropies, MoE loss
@@ -67,7 +67,7 @@ class OldPolicyCache:
     """
 
     own_pass = Pass.OLD_POLICY  # the pass of the policy that generated the rollout
-    scored_nothing = False  # whether no token of the last rollout batch was scored, on any rank
+    nothing_scored = False  # whether no token of the last rollout batch was scored, on any rank
 
     def __init__(self, support_size: int, tail_mass: float, temperature: float):
         self.support_size, self.tail_mass, self.temperature = support_size, tail_mass, temperature
@@ -76,7 +76,6 @@ class OldPolicyCache:
         self._wanted = False  # whether a loss will read the old policy
         self._support: RaggedDistribution | None = None  # the rollout's old policy, once recorded
         self._log_probs: torch.Tensor | None = None  # (B, C), of the sampled tokens, once scored
-        self._parts: list[RaggedDistribution] = []
         self._head_checked = False
 
     @contextmanager
@@ -104,14 +103,14 @@ class OldPolicyCache:
         if not (self._wanted and self.support_size):
             scores = score(model)
         else:
-            self._parts = []
-            scores = score(self._recording(model, completion_length))
-            self._support, self._parts = RaggedDistribution.concatenate(self._parts), []
+            parts: list[RaggedDistribution] = []  # one for each chunk of rows that TRL scores
+            scores = score(self._recording(model, completion_length, parts))
+            self._support = RaggedDistribution.concatenate(parts)
         self._log_probs = scores[0]
         return scores
 
-    def _recording(self, model: Any, completion_length: int) -> Callable:
-        """A callable in place of `model` that keeps the sparse distributions of the completions it scores."""
+    def _recording(self, model: Any, completion_length: int, parts: list[RaggedDistribution]) -> Callable:
+        """A callable in place of `model` that adds the sparse distributions of the completions it scores to `parts`."""
 
         def old_policy(**model_inputs):
             if not self._head_checked:
@@ -121,7 +120,7 @@ class OldPolicyCache:
             output = model(**model_inputs, **selection)
             kept = slice(-completion_length, None)  # completion tokens, (b, C) of one chunk of rows
             dense = SparseDistribution(output.token_ids[:, kept], output.sparse_log_probs[:, kept])
-            self._parts.append(RaggedDistribution.pack(dense).to("cpu"))
+            parts.append(RaggedDistribution.pack(dense).to("cpu"))
             return without_supports(output, output.log_probs)
 
         return old_policy
@@ -130,7 +129,7 @@ class OldPolicyCache:
         """The log-probabilities `(B, completion_length)` of an engine's policy, for its pass: no model scores it."""
         raise NotImplementedError
 
-    def equal_where_rounded(self, log_probs: torch.Tensor) -> torch.Tensor:
+    def snap_to_old_policy(self, log_probs: torch.Tensor) -> torch.Tensor:
         """The reference's log-probabilities `(B, C)`, but the old policy's for tokens at which both differ by rounding
         alone. If TRL scores the reference first, all stay as they are."""
         own = self._log_probs
@@ -139,7 +138,8 @@ class OldPolicyCache:
     def add_to(self, batch: Inputs) -> int | None:
         """Add the old policy to a rollout batch, if it is wanted. Returns the number of tokens for which an engine gave
         no old policy, over all ranks; `None` without an engine."""
-        support, log_probs, self._support, self._log_probs = self._support, self._log_probs, None, None
+        support, log_probs = self._support, self._log_probs
+        self._support = self._log_probs = None
         if not self._wanted:
             return None
         if support is not None:
@@ -147,8 +147,8 @@ class OldPolicyCache:
                 support = support.keep(batch["tool_mask"].cpu().bool())
             batch[OLD_POLICY_KEY] = support.rows()
         elif log_probs is not None:  # RLOO keeps only their sum over a completion
-            batch.setdefault(OLD_LOG_PROBS, log_probs)
-        if (OLD_POLICY_KEY if self.support_size else OLD_LOG_PROBS) not in batch:
+            batch.setdefault(TRL_OLD_LOG_PROBS, log_probs)
+        if (OLD_POLICY_KEY if self.support_size else TRL_OLD_LOG_PROBS) not in batch:
             raise RuntimeError(
                 "TRL has not scored the rollout with the model that generated it and the adapters that it had then, so "
                 "there is no old policy: TRL scores under another condition than troll_trl expects, or another model; "

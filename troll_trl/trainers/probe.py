@@ -1,13 +1,15 @@
 """probe_of(): TRL's own trainer in the state of ours, on which a check runs TRL's methods without consequences."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from troll_trl.trainers.trl_compat import METHOD
 
-def owner_of(trainer: Any, owners: Iterable[type]) -> type:
-    """The class of TRL among `owners` from which a trainer derives."""
-    return next(cls for cls in type(trainer).__mro__ if cls in owners)
+
+def owner_of(trainer: Any) -> type:
+    """The class of TRL from which a trainer derives."""
+    return next(cls for cls in type(trainer).__mro__ if cls in METHOD)
 
 
 def probe_of(trainer: Any, owner: type, stubs: Mapping[str, Callable], below: Mapping[str, Callable] | None = None):

@@ -11,20 +11,13 @@ from transformers.utils import find_adapter_config_file, is_peft_available
 
 def whole_reward_models(reward_funcs: Any, args: Any) -> Any:
     """
-    `reward_funcs` of a trainer, with a plain model in the place of each adapter; all others stay as they are.
+    `reward_funcs` of a trainer, one or a list, with a plain model in the place of each adapter; all others stay as they
+    are. A `ValueError` names an adapter that cannot be a reward model here. `args` is the trainer's config: TRL loads
+    reward models with its `model_init_kwargs`.
 
     transformers loads an adapter by its own code, which drops DoRA's magnitudes, and a score head that neither the
     adapter nor its base model has is random. TRL passes over a `PeftModel`: it gets no tokenizer, and its dropout stays
     on.
-
-    Args:
-        reward_funcs:
-            One reward function, model or name, or a list of them.
-        args:
-            The config of the trainer, whose `model_init_kwargs` TRL loads reward models with.
-
-    Raises:
-        ValueError: an adapter cannot be a reward model here. The message names it and the reason.
     """
     if not isinstance(reward_funcs, list):
         return None if reward_funcs is None else whole_reward_models([reward_funcs], args)[0]

@@ -9,7 +9,7 @@ from transformers import TrainerState
 
 from troll_trl.trainers.old_policy import OLD_POLICY_KEY
 from troll_trl.trainers.probe import owner_of, probe_of
-from troll_trl.trainers.trl_compat import METHOD, RESUME, unsupported, warn_of
+from troll_trl.trainers.trl_compat import RESUME, unsupported, warn_of
 
 # Made-up numbers, no two of them equal: micro-batches of a rollout batch, passes over it, and micro-batches of an
 # update
@@ -30,7 +30,7 @@ def check_steps(trainer: Any, switched_off: frozenset[str]) -> frozenset[str]:
         ImportError: TRL shuffles or splits the lists of a rollout batch in another way than its tensors. The old
             policy is such a list, and would belong to other completions.
     """
-    owner = owner_of(trainer, METHOD)
+    owner = owner_of(trainer)
     try:
         fault = _fault(trainer, owner)
     except ImportError:

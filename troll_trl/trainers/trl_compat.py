@@ -67,9 +67,7 @@ METHOD: Parts = {
 # third and the log-probabilities fifth
 ENGINE: Parts = _of_both({"_generate": "self prompts", "vllm_generation": None})
 
-METRICS, CARD = "our changes to TRL's metrics", "the model card's title and paper"
-EVALUATION = "evaluations that count each completion once"
-SAMPLING = "rollouts without the sampling options of the model's folder"
+METRICS, EVALUATION = "our changes to TRL's metrics", "evaluations that count each completion once"
 _REWARDS = {"reward_funcs": None, "reward_func_names": None}  # the functions are wrapped
 
 # These parts are not in the loss: without them a run trains the same weights, as long as nothing goes wrong
@@ -104,10 +102,11 @@ RELIABILITY: dict[str, Parts] = {
             "_calculate_rewards": "self inputs prompts completions completion_ids_list",
         }
     ),
-    SAMPLING: _of_both({"_generate": "self prompts"}),  # calls the model's `generate`
+    # Calls the model's `generate`
+    "rollouts without the sampling options of the model's folder": _of_both({"_generate": "self prompts"}),
     PROMPTS: _of_both({"_tokenize_prompts": "self prompts"}),  # returns the token ids first
     TIED: {Trainer: {"_issue_warnings_after_load": "self load_result"}},  # takes what `load_state_dict` returns
-    CARD: _of_both({"_name": None, "_paper": None, "_tag_names": None}),
+    "the model card's title and paper": _of_both({"_name": None, "_paper": None, "_tag_names": None}),
 }
 
 # Attributes that exist only while a training runs: those of a part of reliability, and what the loss reads
@@ -131,8 +130,7 @@ def check_trl(trainer_class: type = GRPOTrainer, engine: bool = True) -> frozens
     for parts in (METHOD, ENGINE) if engine else (METHOD,):
         for owner in trainer_class.__mro__:
             check_methods(owner, parts.get(owner, {}))
-    of_class = lambda owner, parts: _moved_methods(owner, parts)
-    return _switched_off(RELIABILITY, trainer_class.__mro__, of_class)
+    return _switched_off(RELIABILITY, trainer_class.__mro__, _moved_methods)
 
 
 def check_made(trainer: Any, engine: bool) -> frozenset[str]:
@@ -140,7 +138,7 @@ def check_made(trainer: Any, engine: bool) -> frozenset[str]:
     for parts in (METHOD, ENGINE) if engine else (METHOD,):
         for owner in type(trainer).__mro__:
             check_attributes(owner, trainer, parts.get(owner, {}))
-    # The trainer's own comes later
+    # The trainer makes its own optimizer later
     optimizer = AcceleratedOptimizer(optim.SGD([nn.Parameter()], 1.0), device_placement=False)
     made = lambda owner, parts: _moved_attributes(owner, optimizer if owner is AcceleratedOptimizer else trainer, parts)
     return _switched_off(RELIABILITY, (*type(trainer).__mro__, AcceleratedOptimizer), made)
@@ -210,12 +208,12 @@ def _moved_methods(owner: type, parts: Mapping[str, str | None]) -> Iterator[str
 
 
 @contextmanager
-def naming_versions(library: str) -> Iterator[None]:
-    """Around imports of private names: says which versions have them."""
+def naming_versions() -> Iterator[None]:
+    """Around imports of TRL's private names: says which versions have them."""
     try:
         yield
     except ImportError as error:
-        raise ImportError(unsupported(library, str(error))) from error
+        raise ImportError(unsupported("trl", str(error))) from error
 
 
 def unsupported(library: str | type, what: str) -> str:
@@ -244,5 +242,5 @@ def with_parameters_of(method: Callable[P, None]) -> Callable[[Callable[..., Non
 
 
 # Imported by this package and those below it. This module comes first, see `trainers/__init__.py`
-with naming_versions("trl"):
+with naming_versions():
     from trl.trainer.utils import maybe_gather_lm_head_ctx  # noqa: F401

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
@@ -18,9 +18,9 @@ from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO
 from troll_trl.trainers.old_policy import (
     LOG_PROBS,
-    OLD_LOG_PROBS,
     OLD_POLICY_KEY,
     TOKEN_IDS,
+    TRL_OLD_LOG_PROBS,
     OldPolicyCache,
     Pass,
     Scores,
@@ -36,20 +36,14 @@ from troll_trl.trainers.trust_region_model import TrustRegionModel, apply_trust_
 from troll_trl.trainers.vllm import check_server, check_vllm, explain_lost_server, server_url
 from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput
 
-if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
-    from trl import GRPOTrainer as _Trainer
-else:
-    _Trainer = object
 
-
-class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
+class TrollTrainer(CountedEvaluation, SampledAsConfigured):
     """
     Mixin that turns a TRL trainer into its TROLL counterpart, for trainers that sample completions and clip a ratio.
 
-    Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
-    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, aggregated as the trainer's is. TRL's own `compute_loss` computes it from
-    `log π(a)` in place of `log p(a)`, with an infinite clip range. With DPPO's mask it gets `log p(a)` with less
-    gradient (see `trust_region/regions.py`), and with the penalty `log p(a)` itself and a finite clip range.
+    TRL's own `compute_loss` reads what the trust region makes of `log p(a)`. With the projection, it gets `log π(a)`,
+    and with DPPO's mask `log p(a)` with less gradient, both with an infinite clip range. With the penalty, it gets
+    `log p(a)` itself and a finite clip range. `compute_loss` of this class adds the regression.
 
     The methods below override TRL's and the Trainer's. They are thin, and hand on arguments that a newer TRL may add.
     [`~troll_trl.resilience.resilient_trainer.ResilientTrainer`] is put before this class for a run that is to survive
@@ -62,7 +56,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     - `_evaluation` ([`EvaluationTotals`]): what a running evaluation has counted, for [`CountedEvaluation`];
     - `switched_off` (`frozenset[str]`): the parts of `trl_compat.RELIABILITY` that have moved, and have no effect.
 
-    A trainer defines `_config_class`, `_name` and `_aggregate`.
+    A trainer defines `_config_class`, `_name`, `_aggregate` and `_keep_engine_policy`.
     """
 
     _config_class: type[TrollOptions]
@@ -108,6 +102,14 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
             return self._config_class(f"{model_id.split('/')[-1]}-{self._name}")
         return copy.copy(args) if isinstance(args, self._config_class) else self._config_class.from_trl(args)
 
+    def _make_recorder(self, args: Any) -> OldPolicyCache:
+        selection = (self.support_size, args.tail_mass, args.temperature)
+        if args.old_policy == "trainer":
+            return OldPolicyCache(*selection)
+        if args.vllm_mode == "server" and self.accelerator.is_main_process:
+            check_server(self.vllm_generation.vllm_client.get_server_info(), server_url(args), self.support_size)
+        return EngineOldPolicyCache(self.accelerator, self.vllm_generation, *selection)
+
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
         keep_output_dtypes(self.accelerator)
@@ -117,14 +119,6 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     def _make_trust_region(self, args: Any) -> TrustRegion:
         """What bounds the policy. A subclass may return a trust region of its own; the config's is then unused."""
         return args.make_trust_region()
-
-    def _make_recorder(self, args: Any) -> OldPolicyCache:
-        selection = (self.support_size, args.tail_mass, args.temperature)
-        if args.old_policy == "trainer":
-            return OldPolicyCache(*selection)
-        if args.vllm_mode == "server" and self.accelerator.is_main_process:
-            check_server(self.vllm_generation.vllm_client.get_server_info(), server_url(args), self.support_size)
-        return EngineOldPolicyCache(self.accelerator, self.vllm_generation, *selection)
 
     def _has_old_policy(self) -> bool:
         """Whether TRL scores the next rollout with the current weights. If it does not, neither do we."""
@@ -138,21 +132,9 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         """TRL's estimate of KL(p ‖ reference) `(B, C)`, from `log p(a)` `(B, C)`; `None` if TRL's loss has none."""
         return None
 
-    def _terms_of_policy(
-        self, trust_region_model: TrustRegionModel, mask: torch.Tensor, inputs: dict[str, Any], mode: str
-    ) -> torch.Tensor:
-        """What is added to TRL's surrogate, a scalar: the regression, and the unprojected policy's reference KL."""
-        terms = torch.zeros((), device=mask.device)
-        regression = trust_region_model.bounded.regression
-        if regression is not None and self.args.regression_coef != 0:
-            terms = terms + self.args.regression_coef * self._aggregate(regression, mask, inputs, mode)
-        kl = self._reference_kl(trust_region_model.policy_log_probs, mask, inputs)
-        if kl is not None:
-            totals = torch.stack([(kl.detach() * mask).sum(), mask.sum()])
-            totals = self.accelerator.reduce(totals, reduction="sum")
-            self._metrics_of(mode)["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
-            terms = terms + self.beta * self._aggregate(kl, mask, inputs, mode)
-        return terms
+    def _keep_engine_policy(self, recorder: EngineOldPolicyCache, *generated: Any) -> None:
+        """Have `recorder` keep what TRL's `_generate` returned."""
+        raise NotImplementedError
 
     # -- Rollout: keep the old policy -------------------------------------------------------------------------------
 
@@ -160,7 +142,8 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         inputs = super()._prepare_inputs(*args, **kwargs)
         device = self.accelerator.device
         # The rows of a whole rollout batch are joined at once: until then, each row keeps the whole batch in memory
-        join_rows((getattr(self, "_buffered_inputs", None) or [inputs]) if self.model.training else [inputs], device)
+        rollout_batch = getattr(self, "_buffered_inputs", None) if self.model.training else None
+        join_rows(rollout_batch or [inputs], device)
         if OLD_POLICY_KEY not in inputs:
             return inputs
         return with_dense(inputs, inputs[OLD_POLICY_KEY].to(device, non_blocking=True))
@@ -180,10 +163,6 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
             self._keep_engine_policy(self.recorder, *generated)
         return generated
 
-    def _keep_engine_policy(self, recorder: EngineOldPolicyCache, *generated: Any) -> None:
-        """Have `recorder` keep what TRL's `_generate` returned."""
-        raise NotImplementedError
-
     # -- The four passes ----------------------------------------------------------------------------------------------
 
     def _get_per_token_logps_and_entropies(
@@ -200,10 +179,10 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
         if purpose is Pass.ENGINE:
             return self.recorder.answer(logits_to_keep), None, None
         if purpose is Pass.LOSS:
-            bounded = self._trust_region_model  # `None` if the trust region is idle
-            return score(model if bounded is None else bounded.wrap(model, logits_to_keep))
+            bounds = self._trust_region_model  # `None` if the trust region is idle
+            return score(model if bounds is None else bounds.wrap(model, logits_to_keep))
         log_probs, entropies, aux_loss = score(model)  # `Pass.REFERENCE`
-        return self.recorder.equal_where_rounded(log_probs), entropies, aux_loss
+        return self.recorder.snap_to_old_policy(log_probs), entropies, aux_loss
 
     # -- Loss: replace the ratio's policy by the bounded one --------------------------------------------------------
 
@@ -217,25 +196,41 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
             check_arithmetic(self, inputs, mode)
             self._arithmetic_checked.add(mode)
         advantages = inputs["advantages"].reshape(len(loss_mask), -1)  # (B, 1) or (B, C)
-        policy = TrustRegionModel(self._bound, *old, loss_mask, advantages)
-        loss = self._bounded_loss(policy, model, inputs, *args, **kwargs)
-        self._count_bounded(policy, loss_mask, mode)
-        return loss + self._terms_of_policy(policy, loss_mask, inputs, mode)
+        trust_region_model = TrustRegionModel(self._bound, *old, loss_mask, advantages)
+        loss = self._bounded_loss(trust_region_model, model, inputs, *args, **kwargs)
+        self.troll_metrics[mode].add(loss_mask, trust_region_model.bounded.token_stats)
+        return loss + self._terms_of_policy(trust_region_model, loss_mask, inputs, mode)
 
-    def _bounded_loss(self, policy: TrustRegionModel, model, inputs, *args, **kwargs) -> torch.Tensor:
-        """TRL's loss of a micro-batch, with `policy` in place of the model."""
+    def _bounded_loss(self, trust_region_model: TrustRegionModel, model, inputs, *args, **kwargs) -> torch.Tensor:
+        """TRL's loss of a micro-batch, with `trust_region_model` in place of the policy."""
         # A reference KL in TRL's loss would be the bounded policy's; `_terms_of_policy` adds the policy's own
-        beta, self.beta, self._trust_region_model = self.beta, 0.0, policy
+        beta, self.beta, self._trust_region_model = self.beta, 0.0, trust_region_model
         try:
             loss = super().compute_loss(model, inputs, *args, **kwargs)
         finally:
             self.beta, self._trust_region_model = beta, None
-        if not hasattr(policy, "bounded"):
+        if not hasattr(trust_region_model, "bounded"):
             raise RuntimeError(
                 "The loss has not scored the policy with the model, so nothing bounds it. If you override "
                 "`_compute_loss`, call TRL's in it. For a loss of your own, override `compute_loss`."
             )
         return loss
+
+    def _terms_of_policy(
+        self, trust_region_model: TrustRegionModel, mask: torch.Tensor, inputs: dict[str, Any], mode: str
+    ) -> torch.Tensor:
+        """What is added to TRL's surrogate, a scalar: the regression, and the unprojected policy's reference KL."""
+        terms = torch.zeros((), device=mask.device)
+        regression = trust_region_model.bounded.regression
+        if regression is not None and self.args.regression_coef != 0:
+            terms = terms + self.args.regression_coef * self._aggregate(regression, mask, inputs, mode)
+        kl = self._reference_kl(trust_region_model.policy_log_probs, mask, inputs)
+        if kl is not None:
+            totals = torch.stack([(kl.detach() * mask).sum(), mask.sum()])
+            totals = self.accelerator.reduce(totals, reduction="sum")
+            self._metrics_of(mode)["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
+            terms = terms + self.beta * self._aggregate(kl, mask, inputs, mode)
+        return terms
 
     def _bound(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         """Apply the trust region. An engine's floor of the rest mass says only that this mass is small."""
@@ -245,7 +240,7 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
 
     def _old_policy_of(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Old log-probabilities `(B, C, S)` of a micro-batch and their support; `None` if policies are equal."""
-        column = LOG_PROBS if self.trust_region.needs_support else OLD_LOG_PROBS
+        column = LOG_PROBS if self.trust_region.needs_support else TRL_OLD_LOG_PROBS
         if column in inputs:
             old = inputs[column]
             return (old, inputs[TOKEN_IDS]) if self.trust_region.needs_support else (old.unsqueeze(-1), None)
@@ -285,7 +280,3 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured, _Trainer):
     def _counters(self) -> dict[str, Any]:
         """What counts between two log lines of the training, by name. Checkpoints keep its counts."""
         return {"trust_region": self.troll_metrics["train"]}
-
-    def _count_bounded(self, trust_region_model: TrustRegionModel, loss_mask: torch.Tensor, mode: str) -> None:
-        """Count what the trust region did to the tokens `loss_mask` `(B, C)` of a loss."""
-        self.troll_metrics[mode].add(loss_mask, trust_region_model.bounded.token_stats)

@@ -1,7 +1,7 @@
 """TrustRegionModel: in TRL's loss, takes the place of the policy."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,11 +14,12 @@ from troll_trl.trust_region.sparse import keep_nothing
 
 def snap_to_reference(log_probs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """
-    `log_probs` `(B, C)`, equal to `reference` `(B, C)` wherever the two differ by no more than their rounding.
+    `log_probs` `(B, C)`, equal to `reference` `(B, C)` wherever only rounding separates the two. `log_probs` are a
+    reference model's, and `reference` the policy's.
 
-    A reference model with the policy's weights has its log-probabilities, but scored in another pass they differ in the
-    last digits. If the loss took this for a step away from the reference, it would be the only gradient of a batch
-    without a learning signal, and Adam would scale it up to full steps.
+    With the same weights, two passes differ in the last digits. If the loss took this for a step away from the
+    reference model, it would be the only gradient of a batch without a learning signal, and Adam would scale it up to
+    full steps.
     """
     same = (log_probs - reference).abs() <= ROUNDING * reference.abs().clamp(min=1)
     return torch.where(same, reference, log_probs)
@@ -60,11 +61,11 @@ def apply_trust_region(
         raise TypeError(
             f"`trust_region`: `token_stats` of {name} is {type(bounded.token_stats).__name__}, expected a dict."
         )
-    of_loss: dict[str, Any] = {"log_probs": bounded.log_probs}
-    of_loss |= {} if bounded.regression is None else {"regression": bounded.regression}
-    for field, value in (
-        of_loss | {f"token_stats[{key!r}]": value for key, value in bounded.token_stats.items()}
-    ).items():
+    of_loss = {"log_probs": bounded.log_probs}
+    if bounded.regression is not None:
+        of_loss["regression"] = bounded.regression
+    of_metrics = {f"token_stats[{key!r}]": value for key, value in bounded.token_stats.items()}
+    for field, value in {**of_loss, **of_metrics}.items():
         _check_tensor(f"`trust_region`: `{field}` of {name}", value, policy.shape[:-1])
     for field, value in of_loss.items():
         _check_term(f"`trust_region`: `{field}` of {name}", value, field, policy.requires_grad)
@@ -78,7 +79,7 @@ def apply_trust_region(
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written into; of inference mode, which counts nothing, 0."""
+    """How often a tensor was written into; 0 for a tensor of inference mode, which does not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -107,27 +108,22 @@ def not_finite(bounded: TrustRegionOutput) -> torch.Tensor:
     return ~total.detach().isfinite()
 
 
+@dataclass
 class TrustRegionModel:
     """
     Takes the place of the policy in TRL's loss of one micro-batch: evaluates the policy on the old policy's support and
     bounds it. Keeps what the terms around TRL's surrogate need: `bounded`; `policy_log_probs` `(B, C)`, `log p(a)`; and
-    `not_finite`, the number of tokens for which the trust region gave a NaN or an infinity.
+    `bad_tokens`, the number of tokens for which the trust region gave a NaN or an infinity.
 
     `old` `(B, C, S)` has log-probabilities of the old policy on its support `token_ids` `(B, C, K)` and the rest; or,
-    without a support, of the sampled token, `S = 1`. `loss_mask` `(B, C)`, bool, has the tokens that the loss is
-    over, and `advantages` is `(B, 1)` or `(B, C)`.
+    without a support, of the sampled token, `S = 1`.
     """
 
-    def __init__(
-        self,
-        trust_region: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], TrustRegionOutput],
-        old: torch.Tensor,
-        token_ids: torch.Tensor | None,
-        loss_mask: torch.Tensor,
-        advantages: torch.Tensor,
-    ):
-        self.trust_region, self.old, self.token_ids, self.advantages = trust_region, old, token_ids, advantages
-        self.loss_mask = loss_mask.bool()
+    trust_region: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], TrustRegionOutput]
+    old: torch.Tensor
+    token_ids: torch.Tensor | None
+    loss_mask: torch.Tensor  # (B, C) bool, the tokens that the loss is over
+    advantages: torch.Tensor  # (B, 1) or (B, C)
 
     def wrap(self, model, completion_length: int):
         """A callable in place of `model` whose `log_probs` are what the trust region makes of the policy."""
@@ -156,8 +152,8 @@ class TrustRegionModel:
             if regression is not None:
                 regression = regression.masked_fill(ignored, 0.0)
             self.bounded = replace(bounded, log_probs=sampled, regression=regression)
-            given = (policy.detach()[..., 0] + old[..., 0]).isfinite()
-            self.not_finite = (given & not_finite(self.bounded)).sum()
+            got_finite = (policy.detach()[..., 0] + old[..., 0]).isfinite()
+            self.bad_tokens = (got_finite & not_finite(self.bounded)).sum()
             log_probs = torch.cat([output.log_probs[:, :-completion_length], sampled], 1)
             return without_supports(output, log_probs)
 

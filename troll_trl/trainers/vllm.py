@@ -30,17 +30,12 @@ def check_sampling(
     options: Mapping[str, Any], engine_is_old_policy: bool, requests: Mapping[str, Any] | None = None
 ) -> None:
     """
-    Refuse (`ValueError`) sampling `options` that would leave a choice to the model's `generation_config.json`. If the
-    engine's distribution is the old policy, refuse also those with which the engine samples from another distribution
-    than the policy's.
+    Refuse (`ValueError`) sampling `options` of a config, by name, that would leave a choice to the model's
+    `generation_config.json`. If `engine_is_old_policy`, refuse also those with which the engine samples from another
+    distribution than the policy's.
 
-    Args:
-        options (`Mapping[str, Any]`):
-            The options of a config, by name. Those in `generation_kwargs` take precedence, as in TRL's requests.
-        engine_is_old_policy (`bool`):
-            Whether the trust region is around what the engine reports.
-        requests (`Mapping[str, Any]`, *optional*):
-            The options of the requests that a user's rollout worker sends, among other things.
+    Options in `generation_kwargs` replace others, as in TRL's requests. Options of the `requests` that a user's rollout
+    worker sends replace both.
     """
     options = {**options, "min_p": options.get("min_p") or 0.0}  # as TRL's synchronous trainers send it
     own = options.get("generation_kwargs") or {}

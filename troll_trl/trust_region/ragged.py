@@ -43,14 +43,8 @@ class RaggedDistribution:
 
     @staticmethod
     def pack(dense: SparseDistribution) -> "RaggedDistribution":
-        """
-        Pack the positions of a dense distribution that keep a token, on its device. The width is the widest position's.
-        Waits for the device.
-
-        Args:
-            dense ([`SparseDistribution`] of `(B, T, K)` tokens):
-                Used slots first.
-        """
+        """Pack the positions that keep a token, of a `dense` distribution of `(B, T, K)` tokens with used slots first,
+        on its device. The width is the widest position's. Waits for the device."""
         used = dense.token_ids != UNUSED  # (B, T, K)
         counts = used.sum(-1, dtype=torch.int32)  # (B, T)
         steps = torch.arange(1, counts.shape[1] + 1, device=counts.device, dtype=torch.int32)
@@ -99,16 +93,11 @@ class RaggedDistribution:
 
     def dense(self, sampled_ids: torch.Tensor) -> SparseDistribution:
         """
-        The dense form, on the device of the numbers and without waiting for it. At the positions that are not kept, all
-        mass is in the rest.
+        The dense form `(B, T, K)`, on the device of the numbers and without waiting for it. A position that was kept
+        equals the packed one, bit for bit. At the others, all mass is in the rest.
 
-        Args:
-            sampled_ids (`torch.Tensor` of shape `(B, T)`, integer):
-                The sampled tokens; −1 for none. The sparse head needs them in slot 0, also at positions that keep
-                nothing.
-
-        Returns:
-            [`SparseDistribution`] of `(B, T, K)` tokens. A position that was kept equals the packed one, bit for bit.
+        `sampled_ids` `(B, T)`, integer, are the sampled tokens; −1 for none. The sparse head needs them in slot 0, also
+        at positions that keep nothing.
         """
         shape = sampled_ids.shape
         positions = _places(self.lengths, shape[1]).flatten()  # (B·T,)
@@ -145,8 +134,8 @@ class RaggedDistribution:
 
 
 def _places(counts: torch.Tensor, width: int) -> torch.Tensor:
-    """The places `(n, width)` int32, counted from 1, of the numbers of n runs in the array of all runs; 0 after the end
-    of a run."""
+    """The places `(n, width)` int32, counted from 1, of the numbers of n runs in the array of all runs; 0, where
+    [`RaggedDistribution.dense`] puts a filler, after the end of a run."""
     steps = torch.arange(width, device=counts.device, dtype=torch.int32)
     first = counts.cumsum(0, dtype=torch.int32) - counts + 1
     return torch.where(steps < counts.unsqueeze(1), first.unsqueeze(1) + steps, 0)

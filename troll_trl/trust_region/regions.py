@@ -18,7 +18,7 @@ from troll_trl.trust_region.mask import checked_bound, mask_weight, scale_gradie
 from troll_trl.trust_region.penalty import kl_penalty
 from troll_trl.trust_region.projection import kl_divergence, project
 
-_OF_SUPPORT = {
+_SUPPORT_RATIOS = {
     "troll/support_size_mean": ("support_size", "tokens"),
     "troll/rest_mass_mean": ("rest_mass", "tokens"),
 }
@@ -48,8 +48,8 @@ class TrustRegion:
     A function of log-probabilities of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)`, all
     float32, that returns a [`TrustRegionOutput`].
 
-    Slot 0 of the log-probabilities is the sampled token. With a support `S = K + 1`, the kept tokens of the old policy
-    and the rest; without one `S = 1`. An unused slot is −∞ in both policies. At masked positions all mass is in the
+    Slot 0 of the log-probabilities is the sampled token. With a support, `S = K + 1`: the kept tokens of the old policy
+    and the rest. Without one, `S = 1`. An unused slot is −∞ in both policies. At masked positions all mass is in the
     last slot, and what the function returns there has no effect.
     """
 
@@ -78,7 +78,7 @@ class ProjectionTrustRegion(TrustRegion):
         "troll/kl_mean": ("kl", "tokens"),
         "troll/eta_mean": ("eta", "projected"),
         "troll/regression": ("regression", "tokens"),
-        **_OF_SUPPORT,
+        **_SUPPORT_RATIOS,
     }
     maxima = {"troll/policy_kl_max": "policy_kl", "troll/kl_max": "kl"}
 
@@ -96,7 +96,7 @@ class ProjectionTrustRegion(TrustRegion):
             "kl": projection.kl,
             "eta": projection.eta,
             "regression": regression.detach(),
-            **_of_support(old),
+            **_support_stats(old),
         }
         return TrustRegionOutput(projection.log_probs[..., 0], regression, token_stats)
 
@@ -119,7 +119,7 @@ class MaskTrustRegion(TrustRegion):
             "troll/masked_fraction_positive": ("masked_positive", "positive"),
             "troll/masked_fraction_negative": ("masked_negative", "negative"),
             "troll/divergence_mean": ("divergence", "tokens"),
-            **(_OF_SUPPORT if self.needs_support else {}),
+            **(_SUPPORT_RATIOS if self.needs_support else {}),
         }
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
@@ -134,7 +134,7 @@ class MaskTrustRegion(TrustRegion):
             "masked_positive": masked & positive,
             "masked_negative": masked & negative,
             "divergence": divergence,
-            **(_of_support(old) if self.needs_support else {}),
+            **(_support_stats(old) if self.needs_support else {}),
         }
         # A masked token has no gradient, and the old policy's value: a ratio that overflows would make it NaN
         log_probs = torch.where(masked, old[..., 0], scale_gradient(policy[..., 0], weight))
@@ -161,7 +161,7 @@ class PenaltyTrustRegion(TrustRegion):
             "troll/penalized_fraction": ("penalized", "tokens"),
             "troll/policy_kl_mean": ("policy_kl", "tokens"),
             "troll/regression": ("regression", "tokens"),
-            **(_OF_SUPPORT if self.needs_support else {}),
+            **(_SUPPORT_RATIOS if self.needs_support else {}),
         }
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
@@ -170,7 +170,7 @@ class PenaltyTrustRegion(TrustRegion):
             "penalized": outside,
             "policy_kl": policy_kl,
             "regression": regression.detach(),
-            **(_of_support(old) if self.needs_support else {}),
+            **(_support_stats(old) if self.needs_support else {}),
         }
         return TrustRegionOutput(policy[..., 0], regression, token_stats)
 
@@ -218,6 +218,6 @@ def _check_methods(trust_region: TrustRegion) -> None:
             raise TypeError(f"`ratios[{name!r}]` must be a pair of names in `token_stats`, got {pair!r}")
 
 
-def _of_support(old: torch.Tensor) -> dict[str, torch.Tensor]:
+def _support_stats(old: torch.Tensor) -> dict[str, torch.Tensor]:
     """The number of kept tokens and the mass of the rest, from old log-probabilities `(B, C, K + 1)`."""
     return {"support_size": (old[..., :-1] > -math.inf).sum(-1), "rest_mass": old[..., -1].exp()}

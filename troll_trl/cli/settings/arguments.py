@@ -96,7 +96,7 @@ class TrollScriptArguments:
 
 def check_needed(settings: dict[str, Any]) -> None:
     """Refuse (`ValueError`) a run without a model or data, or with a half precision that this machine lacks."""
-    needed = ("model_name_or_path", "dataset_name")[: 1 if settings.get("datasets") else 2]
+    needed = ["model_name_or_path"] if settings.get("datasets") else ["model_name_or_path", "dataset_name"]
     if missing := [f"`{name}`" for name in needed if settings.get(name) is None]:
         raise ValueError(
             f"{' and '.join(missing)} must be set: a run needs a model and data. Each is a hub name or a path, in a "

@@ -143,26 +143,26 @@ def read_layers(name: str | Path) -> list[Layer]:
     no YAML mapping, with a key twice, or its own base. A combination has a path, and no file.
     """
     try:
-        return _read(find_config(name), ())
+        return _layers_of(find_config(name), ())
     except RecursionError:
         raise ValueError(f"{name}: a value nests too deep, or holds itself by an anchor.") from None
 
 
-def _read(path: Path, named_by: tuple[Path, ...]) -> list[Layer]:
+def _layers_of(path: Path, named_by: tuple[Path, ...]) -> list[Layer]:
     if path.resolve() in named_by:
         way = " -> ".join(file.name for file in (*named_by, path))
         raise ValueError(f"{path} is its own `base`: {way}. Remove one of these.")
     if not path.is_file() and (parts := combined_files(path)):
-        layers = [layer for part in parts for layer in _read(part, (*named_by, path.resolve()))]
+        layers = [layer for part in parts for layer in _layers_of(part, (*named_by, path.resolve()))]
         return [*layers, Layer(path, {"output_dir": f"outputs/{path.parent.name}-{path.stem}"})]
     if not path.is_file():
         raise ValueError(f"There is no file {path}, the `base` of {named_by[-1]} (relative to that file).")
-    values = _load(path)
+    values = _values_of(path)
     bases = values.pop("base", [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ValueError(f"{path}: `base` must be a path or a list of paths.")
-    layers = [layer for base in bases for layer in _read(path.parent / base, (*named_by, path.resolve()))]
+    layers = [layer for base in bases for layer in _layers_of(path.parent / base, (*named_by, path.resolve()))]
     return [*layers, Layer(path, values)]
 
 
@@ -179,16 +179,16 @@ def read_mapping(path: Path) -> dict[Any, Any]:
     return values
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _values_of(path: Path) -> dict[str, Any]:
     """Read the settings of one file, with its `base` and its `env`."""
     values = read_mapping(path)
     variables = values.get("env", {})
     if not isinstance(variables, dict):
         raise ValueError(f"{path}: `env` must map names to values.")
-    if wrong := [f"`{name}`" for name, item in variables.items() if not isinstance(_setting(name, item), str)]:
+    if wrong := [f"`{name}`" for name, item in variables.items() if not isinstance(_converted(name, item), str)]:
         raise ValueError(f"{path}: `env` must map names to values, and {', '.join(wrong)} has no single one.")
     try:
-        return {str(name): value if name == "env" else _setting(name, value) for name, value in values.items()}
+        return {str(name): value if name == "env" else _converted(name, value) for name, value in values.items()}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -214,13 +214,13 @@ _WORDS |= {".inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
 _NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*\.?[0-9]*)(e[-+]?[0-9]+)?|0x[0-9a-f]+|0o[0-7]+", re.IGNORECASE)
 
 
-def _setting(key: str, value: Any, below: bool = False) -> Any:
+def _converted(key: str, value: Any, below: bool = False) -> Any:
     """Convert the value of this key to what [`Layer`] holds. Below a mapping, YAML 1.2 and Python say what a text
     means."""
     if isinstance(value, dict):
-        return {str(name): _setting(name, inner, below=True) for name, inner in value.items()}
+        return {str(name): _converted(name, inner, below=True) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_setting(key, item, below) for item in value]
+        return [_converted(key, item, below) for item in value]
     if not isinstance(value, _Plain):
         return value
     word = value.lower()

@@ -29,8 +29,8 @@ def _faults(trainer: Any, inputs: dict[str, Any]) -> Iterator[str]:
     def column(values: torch.Tensor) -> torch.Tensor:  # (M,) -> (1, L)
         return torch.zeros(selected.shape, device=values.device).masked_scatter(selected, values)
 
-    for gain, up in itertools.product(SIGNS, SIGNS):
-        log_ratio = log_ratios(trainer, number, (number // 4 % 2 == 0) == (up == 1))
+    for gain, up in itertools.product(SIGNS, (True, False)):
+        log_ratio = log_ratios(trainer, number, (number // 4 % 2 == 0) == up)
         advantages = gain * (1 + number % 4 / 4)
         given = inputs | {
             "token_index": torch.where(selected, selected.cumsum(1) - 1, -1),

@@ -18,7 +18,7 @@ from troll_trl.trainers.trl_compat import (
 
 if trl.__version__.split(".")[:2] != TESTED["trl"].split("."):
     raise ImportError(unsupported("trl", "asynchronous training, experimental in TRL, needs this minor version"))
-with naming_versions("trl"):
+with naming_versions():
     from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, RolloutQueueDataset
     from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, _AsyncRolloutLoop
     from trl.experimental.async_grpo.packing import TreeRow
