@@ -43,12 +43,9 @@ def parse(tmp_path):
 # A field, its value in a file, the words after its flag that say the same, and what both mean
 VALUES = [
     ("learning_rate", "1e-6", ["1e-6"], 1e-6),  # PyYAML reads it as text
-    ("max_grad_norm", "3", ["3"], 3.0),
-    ("kl_bound", "0.1", ["0.1"], 0.1),
     ("run_name", "7", ["7"], "7"),
     ("model_revision", "0123456", ["0123456"], "0123456"),  # to YAML an octal number
     ("eval_strategy", "no", ["no"], "no"),  # to YAML a boolean
-    ("lr_scheduler_type", "constant", ["constant"], "constant"),
     ("use_vllm", "'true'", [], True),
     ("shuffle_dataset", "no", ["no"], False),
     ("system_prompt", "'--- begin'", None, "--- begin"),
@@ -72,8 +69,6 @@ VALUES = [
     ("hub_model_id", "", ["null"], None),
     ("max_train_samples", "None", ["None"], None),
     ("ratio_cap", "~", ["none"], None),
-    ("chat_template_kwargs", "null", ["null"], None),
-    ("resume_from_checkpoint", "null", ["null"], None),
     ("reward_weights", "null", None, None),
 ]
 
