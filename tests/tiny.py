@@ -45,6 +45,11 @@ def tiny_model(architecture: str = "qwen3", seed: int = 0, spread: float = 6.0, 
     return model
 
 
+def certain_model():
+    """Of an entropy of 0.9 nats, so that probabilities move by more than a bound."""
+    return tiny_model(spread=25.0)
+
+
 def saved_model(folder, *args, **options) -> str:
     """A tiny model and its tokenizer in a folder: a reference model is loaded from where the model came from."""
     tiny_model(*args, **options).save_pretrained(folder)

@@ -13,6 +13,7 @@ from troll_trl.trainers.old_policy import OLD_POLICY_KEY, with_dense
 
 WITHOUT_CLIP = {"epsilon": math.inf, "epsilon_high": math.inf}
 OPEN_BOUND = {"kl_bound": math.inf, "regression_coef": 0.0}
+OURS = {"grpo": (TrollGRPOTrainer, TrollGRPOConfig), "rloo": (TrollRLOOTrainer, TrollRLOOConfig)}
 # Of each algorithm: TRL's trainer without a clip, and ours with the bound open, which must do the same
 EQUIVALENT = {
     "grpo": ((GRPOTrainer, GRPOConfig, WITHOUT_CLIP), (TrollGRPOTrainer, TrollGRPOConfig, OPEN_BOUND)),

@@ -88,12 +88,6 @@ def test_throughput_is_a_batch_over_the_time_of_all_its_updates(tmp_path):
     assert throughput.tolist() == pytest.approx([1000 / 10, 5000 / 10, 9000 / 10])
 
 
-def test_throughput_with_a_line_per_batch(tmp_path):
-    lines = [troll_line(step, step_time=0.5, num_tokens=30.0 * step) for step in (8, 16, 24)]
-    throughput = load_run(write_state(tmp_path, lines)).values(TOKENS_PER_SECOND)
-    assert throughput.to_dict() == pytest.approx({8: 60, 16: 60, 24: 60})
-
-
 def test_values_that_are_no_finite_numbers_are_left_out_and_said(tmp_path):
     lines = [troll_line(step) for step in (1, 2, 3)]
     lines[0]["grad_norm"], lines[1]["grad_norm"], lines[2]["entropy"] = math.nan, math.inf, None
@@ -111,12 +105,6 @@ def test_updates_repeated_by_a_resumed_run_count_once_the_last_time(tmp_path):
     assert run.values("entropy").to_dict() == {1: 1, 2: 1, 3: 2, 4: 2, 5: 2}
     assert run.values("eval_reward").index.tolist() == [4]  # an evaluation and a training line share an update
     assert run.seconds(np.array([5.0])) == 10
-
-
-def test_rewards_that_only_generating_updates_log(tmp_path):
-    lines = [troll_line(step) for step in (1, 2, 3)]
-    del lines[1]["reward"]
-    assert load_run(write_state(tmp_path, lines)).values("reward").index.tolist() == [1, 3]
 
 
 def test_newest_checkpoint_of_a_run_without_a_state_of_its_own(tmp_path):
@@ -173,10 +161,7 @@ def test_checkpoint_of_another_run_in_the_same_folder_is_not_mixed_in(tmp_path):
         (None, "is not a run: it holds no trainer_state.json"),
         ('{"log_history": [{"ste', "is torn, or not a trainer's state"),
         ('{"log_history": []}', "no line of its `log_history` holds a `step`"),
-        ('{"global_step": 3}', "is torn, or not a trainer's state"),
-        ("[1, 2]", "is torn, or not a trainer's state"),
         ('{"log_history": [{"loss": 1.0}]}', "no line of its `log_history` holds a `step`"),
-        ('{"log_history": [{"step": 1, "loss": NaN}]}', "no line of its `log_history` holds a `step`"),
     ],
 )
 def test_folder_without_a_usable_state(tmp_path, content, expected):
@@ -205,7 +190,7 @@ def aliases(levels: int, width: int, head: str) -> str:
 
 @pytest.mark.parametrize(
     "settings",
-    [aliases(30, 10, "[x]"), aliases(60, 2, "[x]"), aliases(30, 10, "{x: y}"), "a: " + "[" * 2000],
+    [aliases(30, 10, "[x]"), aliases(60, 2, "[x]"), aliases(30, 10, "{x: y}"), "a: " + "[" * 600],
     ids=["wide", "deep", "merged", "nested"],
 )
 def test_settings_of_aliases_are_not_written_out(tmp_path, settings):
@@ -238,14 +223,6 @@ def test_a_run_that_resumed_with_its_default_spelled_out_has_a_bound(tmp_path):
     folder = write_troll(tmp_path, settings="kl_bound: 0.05")
     (folder / "config-until-checkpoint-4.yaml").write_text("method: troll")
     assert load_groups([str(folder)])[0].kl_bound == 0.05
-
-
-def test_earlier_settings_that_cannot_be_read_are_noted_and_no_change(tmp_path):
-    folder = write_troll(tmp_path, settings="kl_bound: 0.05")
-    (folder / "config-until-checkpoint-4.yaml").write_text("a: [1")
-    run = load_run(folder)
-    assert run.settings["kl_bound"] == 0.05 and len(run.notes) == 1
-    assert "checkpoint-4.yaml cannot be read as settings" in run.notes[0]
 
 
 def test_peak_memory_is_in_the_log_history(monkeypatch):
@@ -312,6 +289,7 @@ def test_the_same_run_twice_is_no_second_seed(tmp_path):
         (["kl_bound: inf"] * 2, math.inf),
         (["seed: 1", "seed: 2"], 0.05),  # the default of TrollGRPOConfig
         ([None, None], None),
+        (["method: clip\nkl_bound: 0.05"] * 2, None),
         (["kl_bound: 0.1", "kl_bound: 0.2"], None),
     ],
 )
@@ -325,11 +303,6 @@ def test_bound(tmp_path, settings, bound):
 def test_the_bound_of_a_config_that_sets_none_is_the_default_of_the_training():
     """A report read it from the trainer's config, whose import takes seconds."""
     assert TrollGRPOConfig.kl_bound == TrollRLOOConfig.kl_bound == DEFAULT_KL_BOUND
-
-
-def test_clip_runs_have_no_bound(tmp_path):
-    write_state(tmp_path, [clip_line(1)], "method: clip\nkl_bound: 0.05")
-    assert load_groups([str(tmp_path)])[0].kl_bound is None
 
 
 # -- Metric -----------------------------------------------------------------------------------------------------------
@@ -546,19 +519,16 @@ def split_row(line: str) -> list[str]:
     return line.strip("|").split("|")
 
 
-def test_figure_of_an_earlier_report_does_not_stay(runs, monkeypatch):
+def test_any_label_and_no_figure_of_an_earlier_report(tmp_path, monkeypatch, recwarn):
+    monkeypatch.chdir(tmp_path)
     Path("report").mkdir()
-    for name in ("clip.png", "trust_region.png", "mine.png"):
+    for name in ("clip.png", "reward.png", "mine.png"):
         Path("report", name).write_text("earlier")
-    make_report(monkeypatch, *runs[:2], "--output", "report")
-    assert Path("report/mine.png").exists()
-    assert not Path("report/clip.png").exists() and Path("report/trust_region.png").stat().st_size > 10_000
-    assert "Nothing to draw for troll: any of this." in Path("report/report.html").read_text()
-
-
-def test_any_label(runs, monkeypatch, recwarn):
+    write_state(Path("run"), [{"step": step, "reward": 0.5} for step in (1, 2)])
     labels = ["_hidden", "$x_{", "a\nb", "ü" * 300, "100%", "a|b", " "]
-    make_report(monkeypatch, *(f"{label}={runs[0]}" for label in labels), "--output", "report")
+    make_report(monkeypatch, *(f"{label}=run" for label in labels), "--output", "report")
+    assert Path("report/mine.png").exists() and not Path("report/clip.png").exists()
+    assert Path("report/reward.png").stat().st_size > 10_000
     head = Path("report/table.md").read_text().splitlines()[0]
     assert [" ".join(cell.split()) for cell in re.split(r"(?<!\\)\|", head)[2:-1]] == [
         "_hidden", "$x_{", "a b", "ü" * 300, "100%", "a\\|b", "",
@@ -589,12 +559,10 @@ def test_mixed_seeds_and_a_broken_bound_are_said(runs, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["nowhere"], "nowhere is not a run: it holds no trainer_state.json"),
         (["x=troll-seed0,empty"], "empty is not a run: it holds no trainer_state.json"),
         (["=troll-seed0"], "'=troll-seed0' is not a run: give RUN or LABEL=RUN[,RUN…]."),
         (["troll-seed0", "--success", "acc"], "No run logged a reward function 'acc'; there are: form, math_acc"),
         (["troll-seed0", "--output", "file"], "file"),
-        (["troll-seed0", "--outptu", "x"], "unrecognized arguments: --outptu"),
     ],
 )
 def test_a_mistake_ends_in_one_line(runs, monkeypatch, capsys, arguments, expected):
@@ -662,9 +630,8 @@ def test_every_metric_is_one_that_the_trainers_log(method, tmp_path):
 def test_a_mask_is_shown_and_held_to_no_kl_bound(tmp_path, monkeypatch):
     mask = {f"troll/masked_fraction{sign}": 0.02 for sign in ("", "_positive", "_negative")}
     mask |= {"troll/divergence_mean": 0.01, "troll/divergence_max": 0.4}
-    write_state(
-        tmp_path / "mask", [trl_line(step) | mask for step in range(1, 11)], "trust_region: mask\nmethod: troll\n"
-    )
+    lines = [{"step": step, "reward": 0.5} | mask for step in range(1, 11)]
+    write_state(tmp_path / "mask", lines, "trust_region: mask\nmethod: troll\n")
     monkeypatch.chdir(tmp_path)
     make_report(monkeypatch, "mask", "--output", "report")
     page, table = Path("report/report.html").read_text(), Path("report/table.md").read_text()

@@ -179,16 +179,6 @@ def test_resuming_with_other_settings_is_said(workplace, train):
     assert yaml.safe_load((out / "config.yaml").read_text())["kl_bound"] == 0.002
 
 
-def test_clip_trains_on_the_same_file(workplace, train):
-    said = train("--method", "clip")
-    lines = [line for line in log_of(workplace / "out") if "loss" in line]
-    assert len(lines) == 2
-    assert "`method: clip` ignores kl_bound" in said
-    assert not any(name.startswith("troll/") for name in lines[0])
-    assert "clip_ratio/region_mean" in lines[0]
-    AutoModelForCausalLM.from_pretrained(workplace / "out")
-
-
 def checkpoint(folder: Path, step: int, torn: bool = False):
     (path := folder / f"checkpoint-{step}").mkdir(parents=True)
     for name in ("config.json",) if torn else ("config.json", "trainer_state.json"):
@@ -227,7 +217,10 @@ def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace, run, train):
     checkpoint(workplace / "out", 9, torn=True)
     code, said = run("--method", "clip", "--resume_from_checkpoint", "true")  # nor is it started over
     assert code == 2 and "there is no checkpoint in out" in said
-    train("--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3")
+    said = train("--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3")
+    line = next(line for line in log_of(workplace / "out") if "loss" in line)
+    assert "`method: clip` ignores kl_bound" in said and "clip_ratio/region_mean" in line
+    assert not any(name.startswith("troll/") for name in line)
     train("--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3", "--resume", "--max_steps", "3")
     assert [line["step"] for line in log_of(workplace / "out") if "loss" in line] == [1, 2, 3]
 
@@ -235,15 +228,11 @@ def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace, run, train):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (("--model_name_or_path", "./nomodel"), "there is no folder ./nomodel"),
         (("--model_name_or_path", "outputs/no/model"), "there is no folder outputs/no/model (working folder: "),
         (("--use_vllm", "true"), "vLLM is not available and `use_vllm` is set to True. Please install vLLM"),
         (("--report_to", "azure_ml"), "`report_to`: AzureMLCallback requires azureml to be installed"),
-        (("--report_to", "wanbd"), "wanbd is not supported, only azure_ml"),
         (("--reward_funcs", "nomod.fun"), "No module named 'nomod'"),
-        (("--lerning_rate", "1"), "The nearest valid name is --learning_rate."),
         (("--dataset_name", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("--reward_funcs", "math_acuracy"), "`reward_funcs` names 'math_acuracy', which is none of math_accuracy"),
         (("--max_train_samples", "3"), "have 3 prompts, and a rollout batch takes 4 (`generation_batch_size` 16 over"),
         (("--output_dir", "run.yaml"), "File exists: 'run.yaml'"),
         (("--resume_from_checkpoint", "true"), "there is no checkpoint in out"),
@@ -261,7 +250,6 @@ def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace, run, train):
             ("--reward_funcs", "trl.rewards.get_soft_overlong_punishment"),
             "makes a reward function, call it",
         ),
-        (("--eval_strategy", "epoch"), "problems.jsonl has no split to evaluate on. Set `dataset_test_split`"),
     ],
 )
 def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, expected, run):

@@ -220,11 +220,6 @@ def test_data_without_a_test_split_are_not_evaluated_on(load):
     assert len(load("problems", eval_strategy="epoch", eval_dataset_name="texts.jsonl", **OTHER_REWARD)[1]) == 6
 
 
-def test_a_split_that_the_mixture_lacks_is_named(load):
-    with pytest.raises(ValueError, match=r"no split 'half', it has train\."):
-        load(mixture={"datasets": [dict(TWO_FILES[0])]}, dataset_train_split="half", **OTHER_REWARD)
-
-
 # -- Rewards by name --------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -205,19 +206,20 @@ def test_the_launchers_processes_do_not_look_in_the_working_directory_first(here
     train._launch(["--num_processes=2", "--multi_gpu"], [], "troll grpo")
     [environment] = environments
     environment["PYTHONPATH"] = str(ROOT)
-    words = [sys.executable, "-m", "troll_trl.cli.train", "--help"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 0 and ran(here) == set(), done.stderr
+    (here / "yaml.py").write_text("import pathlib; pathlib.Path('ran-yaml').touch()")
+    words = [sys.executable, "-m", "troll_trl.cli.main", "configs"]  # which imports it, and not torch
+    for safe in (environment, {**environment, "PYTHONSAFEPATH": ""}):
+        done = subprocess.run(words, env=safe, capture_output=True, text=True, timeout=HANG)
+        assert (done.returncode == 0 and ran(here) == set()) == (safe is environment), done.stderr
 
 
-def test_a_process_that_a_user_starts_puts_the_working_directory_last(here):
-    (here / "json.py").unlink()  # which Python's own `-m` would run before our code
-    code = "import runpy, sys\nsys.path[0], sys.argv = sys.argv[1], ['train', '--help']\ntry:\n"
-    code += "    runpy.run_module('troll_trl.cli.train', run_name='__main__')\n"
-    code += "except SystemExit:\n    print(sys.path[0] == sys.orig_argv[-1], sys.path[-1] == sys.orig_argv[-1])"
-    words, environment = [sys.executable, "-c", code, str(here)], os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG)
-    assert done.stdout.splitlines()[-1] == "False True", done.stderr
+@pytest.mark.filterwarnings("ignore:'troll_trl.cli.train' found in sys.modules")
+def test_a_process_that_a_user_starts_puts_the_working_directory_last(here, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train", "--help"])
+    monkeypatch.setattr(sys, "path", [str(here), *sys.path])  # as `python -m` has it
+    with pytest.raises(SystemExit):
+        runpy.run_module("troll_trl.cli.train", run_name="__main__")
+    assert sys.path[0] != str(here) and sys.path[-1] == str(here)
 
 
 def test_a_run_does_not_hand_the_launchers_variable_to_its_own_programs(monkeypatch):

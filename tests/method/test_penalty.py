@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import reference_kl, reference_project
 from test_mask import distributions
 from test_trainer import take_off_policy
-from tiny import saved_model, tiny_model
+from tiny import certain_model, saved_model, tiny_model
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
-from trl_comparison import logged, make_trainer, micro_batch, weights
+from trl_comparison import OURS, logged, make_trainer, micro_batch, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trust_region.penalty import ROUNDING, binary_log_probs, kl_penalty
@@ -67,6 +67,7 @@ def test_value_and_gradient_are_their_definitions(binary, dtype, bound):
         np.testing.assert_allclose(gradient[row].numpy(), expected, rtol=0, atol=10 * tolerance)
 
 
+@settings(deadline=None)
 @given(st.floats(-60, -1e-9), st.floats(-60, -1e-9), st.floats(0, 2))
 def test_binary_penalty_of_any_two_probabilities(log_p, log_q, bound):
     """Finite in float32 for certain and for impossible tokens, and never on the wrong side."""
@@ -80,14 +81,6 @@ def test_binary_penalty_of_any_two_probabilities(log_p, log_q, bound):
     assert slope.item() * (log_p - log_q) >= 0
     if not penalty.outside.item():
         assert slope.item() == 0 and penalty.regression.item() == 0
-
-
-@given(st.integers(0, 2**31), st.floats(0.1, 12.0))
-def test_a_binary_kl_is_at_most_the_full_one(seed, spread):
-    old, policy = distributions(rows=20, seed=seed, spread=spread)
-    binary, full = (kl_penalty(policy[..., :slots], old[..., :slots], 0.05) for slots in (1, None))
-    assert (binary.policy_kl <= full.policy_kl + 1e-12).all()
-    assert not (binary.outside & ~full.outside).any()
 
 
 @pytest.mark.parametrize("log_p", [-1e-12, -(2.0**-30), -1e-5, -0.1, -0.693, -0.7, -20.0, -88.0])
@@ -122,10 +115,8 @@ CLIPPED = {
     "clip_higher": {"epsilon": 0.1, "epsilon_high": 0.5},
     "no_limit": {"epsilon": math.inf},
     "two_sided": {"delta": 1.5},
-    "grpo": {"loss_type": "grpo"},
     "sequence_ratio": {"importance_sampling_level": "sequence", "epsilon": 1e-2},
     "bnpo": {"loss_type": "bnpo", "gradient_accumulation_steps": 2},
-    "entropy_bonus": {"entropy_coef": 0.05},
     "off_policy_mask": {"off_policy_mask_threshold": 1e-4},
     "idle": {"steps_per_generation": 1, "max_steps": 4},
 }
@@ -141,7 +132,7 @@ def trained(*args, **options):
 def test_without_weight_it_is_trls_clip_bit_for_bit(name, tmp_path):
     options = CLIPPED[name] | {"learning_rate": 2e-2}
     trl = trained(GRPOTrainer, GRPOConfig, tmp_path, tiny_model(), **options)
-    kind = PENALTY if name == "grpo" else BINARY  # of either kind nothing reads a support
+    kind = PENALTY if name == "bnpo" else BINARY  # of either kind nothing reads a support
     ours = trained(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, tiny_model(), **options, **kind, regression_coef=0.0)
     for key, value in weights(trl).items():
         assert torch.equal(value, weights(ours)[key]), key
@@ -151,10 +142,8 @@ def test_without_weight_it_is_trls_clip_bit_for_bit(name, tmp_path):
         assert max(logged(trl, "clip_ratio/region_mean")) > 0, "the test needs clipped tokens"
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.3])
-def test_rloo_without_weight_is_trls_clip_bit_for_bit(beta, tmp_path):
-
-    path, options = saved_model(tmp_path / "model"), {"learning_rate": 2e-2, "beta": beta}
+def test_rloo_without_weight_is_trls_clip_bit_for_bit(tmp_path):
+    path, options = saved_model(tmp_path / "model"), {"learning_rate": 2e-2, "beta": 0.3}
     trl = trained(RLOOTrainer, RLOOConfig, tmp_path, path, **options)
     ours = trained(TrollRLOOTrainer, TrollRLOOConfig, tmp_path, path, **options, **BINARY, regression_coef=0.0)
     for key, value in weights(trl).items():
@@ -164,14 +153,10 @@ def test_rloo_without_weight_is_trls_clip_bit_for_bit(beta, tmp_path):
 
 def off_policy(algorithm, tmp_path, **options):
     """A trainer and a micro-batch behind its policy, with advantages of either sign."""
-    trainer_class, config_class = {
-        "grpo": (TrollGRPOTrainer, TrollGRPOConfig),
-        "rloo": (TrollRLOOTrainer, TrollRLOOConfig),
-    }[algorithm]
     if algorithm == "rloo":
         options = {"beta": 0.0} | options
     options = {"kl_bound": 0.01, "regression_coef": 0.5, "learning_rate": 2e-2, "max_steps": 3} | options
-    trainer = make_trainer(trainer_class, config_class, tmp_path, tiny_model(spread=25.0), **options)
+    trainer = make_trainer(*OURS[algorithm], tmp_path, certain_model(), **options)
     inputs = take_off_policy(trainer)
     inputs["advantages"][::2] *= -1
     if algorithm == "grpo":  # RLOO has summed its old log-probabilities
@@ -216,9 +201,10 @@ def reference_regression(trainer, inputs, binary):
     return regression, sampled, old, outside
 
 
-@pytest.mark.parametrize("binary", [False, True])
-@pytest.mark.parametrize("bound", [0.0, 0.01])
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo"])
+@pytest.mark.parametrize(
+    ("loss_type", "bound", "binary"),
+    [("dapo", 0.0, False), ("dapo", 0.01, True), ("grpo", 0.0, True), ("grpo", 0.01, False), ("luspo", 0.01, False)],
+)
 def test_loss_and_gradient_are_a_clip_and_a_penalty(loss_type, bound, binary, tmp_path):
     options = {"loss_type": loss_type, "kl_bound": bound, "epsilon": 0.1, "epsilon_high": 0.3}
     trainer, inputs = off_policy("grpo", tmp_path, **options, **(BINARY if binary else PENALTY))
@@ -262,7 +248,6 @@ def test_loss_of_a_completion_in_rloo(binary, tmp_path):
 
 def test_rloo_keeps_the_old_policy_of_its_first_pass(tmp_path):
     """The reference is scored after it, by other weights."""
-
     path = saved_model(tmp_path / "model")
     options = BINARY | {"beta": 0.5, "learning_rate": 2e-2, "max_steps": 6, "kl_bound": 1e-4}
     trainer = make_trainer(TrollRLOOTrainer, TrollRLOOConfig, tmp_path, path, **options)
@@ -308,7 +293,6 @@ def test_metrics(binary, tmp_path):
     ("options", "message"),
     [
         ({"divergence_type": "binary_tv"}, "`divergence_type='binary_tv'` is not supported with `trust_region` 'pen"),
-        ({"divergence_type": "topk_tv"}, "`divergence_type='topk_tv'` is not supported with `trust_region` 'penalty'"),
         ({"divergence_type": ["binary_kl"]}, "is not supported with `trust_region` 'penalty'"),
         ({"divergence_bound": 0.1}, "`divergence_bound=0.1` is not supported with `trust_region` 'penalty'"),
         ({"ratio_cap": 2.0}, "`ratio_cap=2.0` is not supported with `trust_region` 'penalty'"),

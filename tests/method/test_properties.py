@@ -4,21 +4,16 @@ test_projection.py and test_sparse.py have the exact values and the gradients ag
 """
 
 import itertools
-import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
-import trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from limits import HANG
-from repository import IMPORT_PATH
 from tiny import tiny_model
+from trl_comparison import logged, make_trainer
 
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.kernels import tiles
 from troll_trl.lm_head import add_sparse_lm_head, support_selection
 from troll_trl.trust_region.projection import project
@@ -206,74 +201,27 @@ def test_the_head_does_not_depend_on_tile_or_chunk(monkeypatch):
 # -- A run ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The run in one piece: its losses, and the file of its completions."""
-    folder = tmp_path_factory.mktemp("whole")
-    losses, largest_kl, completions = trajectory.train(folder)
-    assert len(losses) == trajectory.UPDATES and max(largest_kl) > 2 * trajectory.OPTIONS["kl_bound"]
-    file = folder / "completions.json"
-    file.write_text(json.dumps(completions))
-    return losses, file
+def train(folder, stored=None, **options):
+    """Losses and largest KLs before the projection, update by update, and the completions, which may be `stored`."""
+    # Every update is over the whole rollout batch of 16 completions, however it is split; the second is off-policy
+    options = {"num_iterations": 2, "max_steps": 20, "learning_rate": 3e-3, "kl_bound": 0.01, **options}
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, folder, tiny_model(spread=3.0), **options)
+    generate, calls = trainer._generate_single_turn, []
+
+    def replay(prompt_ids, *args):
+        calls.append(generate(prompt_ids, *args)[0] if stored is None else stored[len(calls)])
+        return calls[-1], None
+
+    trainer._generate_single_turn = replay
+    trainer.train()
+    return logged(trainer, "loss"), logged(trainer, "troll/policy_kl_max"), calls
 
 
-def assert_same_losses(expected, actual):
+def test_twenty_updates_do_not_depend_on_the_split(tmp_path):
+    whole = {"per_device_train_batch_size": 16, "steps_per_generation": 1}
+    expected, largest_kl, completions = train(tmp_path, **whole)
+    assert len(expected) == 20 and max(largest_kl) > 0.02 and max(map(abs, expected)) > 0.05
+    halves = {"per_device_train_batch_size": 8, "steps_per_generation": 2, "gradient_accumulation_steps": 2}
+    actual, _, _ = train(tmp_path, completions, **halves)
     differences = [abs(a - e) for a, e in zip(actual, expected, strict=True)]
     assert max(differences) <= 1e-4 and sum(differences) / len(differences) <= 1e-5, differences
-    assert max(map(abs, expected)) > 0.05
-
-
-SPLITS = {
-    "accumulation_2": {
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 2,
-        "steps_per_generation": 2,
-    },
-    "accumulation_8": {
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 8,
-        "steps_per_generation": 8,
-    },
-    "checkpointing": {"gradient_checkpointing": True},
-    "small_tiles": {},
-}
-SPLIT_CASES = [
-    pytest.param(split, marks=[pytest.mark.slow] * (split in ("accumulation_8", "checkpointing"))) for split in SPLITS
-]
-
-
-@pytest.mark.parametrize("split", SPLIT_CASES)
-def test_fifty_updates_do_not_depend_on_the_split(split, whole, tmp_path, monkeypatch):
-    losses, completions = whole
-    if split == "small_tiles":
-        monkeypatch.setattr(tiles, "TRAINING_TILE", {"cpu": (7, 64), "accelerator": (7, 64)})
-        monkeypatch.setattr(support_selection, "_TILE_ELEMENTS", {"cpu": 5 * 8192})
-    actual, _, _ = trajectory.train(tmp_path, completions, **SPLITS[split])
-    assert_same_losses(losses, actual)
-
-
-@pytest.mark.slow
-def test_fifty_updates_on_two_ranks(whole, tmp_path):
-    losses, completions = whole
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import json, sys, trajectory\nfrom pathlib import Path\nfrom accelerate.state import PartialState\n"
-        "from ranks import leave_together\n"
-        "folder = Path(sys.argv[1])\n"
-        "losses, _, _ = trajectory.train(folder, Path(sys.argv[2]), per_device_train_batch_size=8,\n"
-        "                                ddp_find_unused_parameters=False)\n"
-        "assert PartialState().num_processes == 2\n"
-        "(folder / f'losses-{PartialState().process_index}.json').write_text(json.dumps(losses))\n"
-        "leave_together()\n"
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*command, script, tmp_path, completions],
-        env={**os.environ, "PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-    )
-    file = tmp_path / "losses-0.json"
-    assert file.exists(), done.stderr[-3000:]
-    assert_same_losses(losses, json.loads(file.read_text()))

@@ -58,6 +58,7 @@ SHIPPED = {
     "loss_type": "dapo",
     "gradient_checkpointing": True,
     "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+    "max_steps": 6,
     "eval_strategy": "steps",
     "eval_steps": 2,
     "num_generations_eval": 2,
@@ -134,7 +135,7 @@ def make(case: str, out: Path):
     troll_trainer.check_vllm = lambda args: None
     trainer_class, config_class = CLASSES.get(case, (TrollGRPOTrainer, TrollGRPOConfig))
     shipped = case.startswith("shipped")
-    options = {"beta": 0.0, "num_iterations": 2, "gradient_checkpointing": False}
+    options = {"beta": 0.0, "num_iterations": 2, "gradient_checkpointing": False, "max_steps": 4}
     if trainer_class is not GRPOTrainer:
         options["kl_bound"] = 0.002
     options |= deepcopy(SHIPPED) if shipped else CASES[case]  # transformers writes into it
@@ -155,7 +156,6 @@ def make(case: str, out: Path):
         gradient_accumulation_steps=2,
         learning_rate=1e-2,
         lr_scheduler_type="constant",
-        max_steps=6,
         shuffle_dataset=False,
         ddp_find_unused_parameters=False,
         **options,

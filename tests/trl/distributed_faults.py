@@ -8,43 +8,29 @@ import sys
 from pathlib import Path
 
 import torch
+import trl_comparison
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from ranks import leave_together
-from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
+from tiny import token_reward
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
 
-def make_trainer(folder, function=token_reward, **options):
-    args = TrollGRPOConfig(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to="none",
-        disable_tqdm=True,
-        **{
-            "logging_steps": 1,
-            "per_device_train_batch_size": 4,
-            "num_generations": 4,
-            "max_completion_length": 8,
-            "steps_per_generation": 4,
-            "learning_rate": 2e-2,
-            "weight_decay": 0.1,
-            "max_steps": 6,
-            "kl_bound": 0.01,
-            "ddp_find_unused_parameters": False,
-            "save_strategy": "no",
-            **options,
-        },
-    )
+def config(**options):
+    args = TrollGRPOConfig(**options)
     if os.environ.get("FORCE_FSDP"):  # accelerate turns it on for accelerators only
         assert args.device.type == "cpu"  # creates the state
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    trainer = TrollGRPOTrainer(tiny_model(), function, args, tiny_prompts(), processing_class=tiny_tokenizer())
+    return args
+
+
+def make_trainer(folder, function=token_reward, **options):
+    own = {"per_device_train_batch_size": 4, "learning_rate": 2e-2, "lr_scheduler_type": "linear", "weight_decay": 0.1}
+    own |= {"max_steps": 6, "kl_bound": 0.01, "ddp_find_unused_parameters": False}
+    trainer = trl_comparison.make_trainer(TrollGRPOTrainer, config, folder, reward=function, **own | options)
     assert trainer.accelerator.num_processes == 2
     expected = DistributedType.FSDP if os.environ.get("FORCE_FSDP") else DistributedType.MULTI_CPU
     assert trainer.accelerator.distributed_type == expected, trainer.accelerator.distributed_type

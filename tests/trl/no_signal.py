@@ -6,9 +6,7 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 from ranks import leave_together
-from trl_comparison import EQUIVALENT, make_trainer, weights
-
-OURS = {algorithm: ours for algorithm, (_, ours) in EQUIVALENT.items()}
+from trl_comparison import OURS, make_trainer, weights
 
 
 def no_reward(completion_ids, **kwargs) -> list[float]:
@@ -17,9 +15,8 @@ def no_reward(completion_ids, **kwargs) -> list[float]:
 
 def moved(folder: Path, algorithm: str = "grpo", **options) -> list[str]:
     """Names of the weights that are not bit for bit what they were, after 6 updates on 2 rollout batches."""
-    trainer_class, config_class, _ = OURS[algorithm]
     options = {"max_steps": 6, "reward": no_reward, **options}
-    trainer = make_trainer(trainer_class, config_class, folder, **options)
+    trainer = make_trainer(*OURS[algorithm], folder, **options)
     start = weights(trainer)
     trainer.train()
     assert trainer.state.global_step == options["max_steps"]

@@ -1,5 +1,6 @@
 """The best checkpoint is the one with the highest reward, unless the user names another metric."""
 
+import itertools
 import json
 import logging
 import math
@@ -14,7 +15,7 @@ from training_args import parse_training_args
 from trl import GRPOConfig, RLOOConfig
 from trl_comparison import logged, make_trainer
 
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig
 
 CPU = {"use_cpu": True, "bf16": False, "report_to": "none"}
 EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "save_strategy": "steps"}
@@ -36,9 +37,10 @@ def test_the_reward_chooses_and_more_is_better(tmp_path, algorithm, chooses):
     assert schedule == ("max" if "lr_scheduler_type" in chooses else None)
 
 
-@pytest.mark.parametrize("method", ["troll", "clip"])
-@pytest.mark.parametrize("algorithm", CONFIGS)
-@pytest.mark.parametrize("chooses", CHOOSES, ids=str)
+@pytest.mark.parametrize(
+    ("algorithm", "method", "chooses"),
+    [(*pair, chooses) for pair, chooses in zip(itertools.product(CONFIGS, ("troll", "clip")), CHOOSES, strict=True)],
+)
 def test_so_it_does_for_the_commands(tmp_path, algorithm, method, chooses):
     flags = {"algorithm": algorithm, "method": method, "dataset_name": "x", "model_name_or_path": "x"}
     flags |= {"output_dir": tmp_path, "use_cpu": True, "bf16": False} | EACH_STEP | chooses
@@ -95,8 +97,7 @@ def test_a_plain_config_with_the_loss_is_warned_of(tmp_path, plain, ours):
         ours.from_trl(plain(str(tmp_path), **CPU | EACH_STEP))
 
 
-@pytest.mark.parametrize("algorithm", CONFIGS)
-def test_a_run_ends_with_the_weights_of_the_highest_reward(tmp_path, algorithm):
+def test_a_run_ends_with_the_weights_of_the_highest_reward(tmp_path):
     """Six evaluations with rewards from 1.15 to 6.15 ended with the first checkpoint, whose loss was 0."""
     rewards = dict(enumerate([1.15, 2.15, 6.15, 4.15, 3.15, 2.5], 1))
 
@@ -105,13 +106,12 @@ def test_a_run_ends_with_the_weights_of_the_highest_reward(tmp_path, algorithm):
         return [level + (number % 2) * 0.1 for number in range(len(completions))]
 
     trainer = make_trainer(
-        {"grpo": TrollGRPOTrainer, "rloo": TrollRLOOTrainer}[algorithm],
-        CONFIGS[algorithm],
+        TrollGRPOTrainer,
+        TrollGRPOConfig,
         tmp_path,
         reward=reward,
         eval_dataset=tiny_prompts(3),
         max_steps=6,
-        beta=0.0,
         load_best_model_at_end=True,
         **EACH_STEP,
     )
@@ -165,6 +165,7 @@ def test_a_run_that_moves_keeps_its_best_checkpoint(tmp_path, caplog, moved):
     run_of(tmp_path / "first", 3, rewards).train()
     before = tmp_path / "first" / "checkpoint-2"
     best = load_file(before / "model.safetensors")
+    assert json.loads((before / "trainer_state.json").read_text())["best_model_checkpoint"] == str(before)
     (shutil.move if moved else shutil.copytree)(str(tmp_path / "first"), str(tmp_path / "second"))
     caplog.set_level(logging.WARNING)
     trainer = run_of(tmp_path / "second", 5, rewards)

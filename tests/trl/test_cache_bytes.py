@@ -50,8 +50,6 @@ def keep_dense(trainer, monkeypatch):
 
 
 RUNS = {
-    "default": {},
-    "two_iterations": {"num_iterations": 2, "steps_per_generation": 2},
     "accumulation": {"gradient_accumulation_steps": 2, "num_iterations": 2, "max_steps": 6},
     "truncated": {"mask_truncated_completions": True, "max_completion_length": 48},
     "sparse": {"tail_mass": 0.5, "temperature": 0.6},

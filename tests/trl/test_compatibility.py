@@ -80,14 +80,12 @@ def moe(**overrides):
 # Options of the config, and what make_trainer takes beside them
 BATCHES = {
     "steps_above_accumulation": {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "max_steps": 5},
-    "steps_equal_accumulation": {"steps_per_generation": 2, "gradient_accumulation_steps": 2, "num_iterations": 2},
     "steps_below_accumulation": {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "max_steps": 4},
     "steps_across_accumulation": {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "max_steps": 6},
     "generation_batch_size": {"steps_per_generation": None, "generation_batch_size": 16},
     "three_iterations": {"num_iterations": 3, "steps_per_generation": 2},
     "group_larger_than_batch": {"num_generations": 8, "per_device_train_batch_size": 4},
     "uneven_last_batch": {"dataset": tiny_prompts(11), "num_train_epochs": 2, "max_steps": -1},
-    "in_order": {"shuffle_dataset": False},
     "iterable_dataset": {"dataset": tiny_prompts().to_iterable_dataset()},
     "padded_to_multiple": {"pad_to_multiple_of": 4},
     "workers": {"dataloader_num_workers": 1, "max_steps": 4},
@@ -106,9 +104,7 @@ GRPO_ONLY = {
         "multi_objective_aggregation": "normalize_then_sum",
     },
     "scale_by_batch": {"scale_rewards": "batch"},
-    "not_scaled": {"scale_rewards": "none"},
     "cast_lm_head_to_fp32": {"cast_lm_head_to_fp32": True},
-    "own_optimizer_betas": {"adam_beta1": 0.5, "weight_decay": 0.1, "max_grad_norm": 0.01},
 }
 GENERATION = {
     "sampling_options": {"top_p": 0.9, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.1},
@@ -127,15 +123,18 @@ MODEL = {
         "activation_checkpointing_kwargs": {"use_reentrant": False},
     },
     "dropout_disabled": {"disable_dropout": True},
-    "moe": {"make_model": moe},  # the architecture's own coefficient, 0.001
     "moe_auxiliary_loss": {"make_model": moe, "router_aux_loss_coef": 0.5},
     "moe_without_auxiliary_loss": {"make_model": moe, "router_aux_loss_coef": 0.0},
 }
 ALL = {**BATCHES, **REWARDS, **GENERATION, **MODEL}
+# What TRL does before our code runs, and what another case has the like of
+OF_TRL = {"padded_to_multiple", "iterable_dataset", "logging_reward", "static_cache"}
+OF_TRL |= {"checkpointing_reentrant", "moe_without_auxiliary_loss"}
 # Before the loss GRPO and RLOO are one to us
-OF_RLOO = {"steps_above_accumulation", "steps_across_accumulation", "three_iterations", "uneven_last_batch", *MODEL}
-CASES = [("grpo", name) for name in {**ALL, **GRPO_ONLY}] + [("rloo", name) for name in ALL if name in OF_RLOO]
-CASES += [pytest.param("rloo", name, marks=pytest.mark.slow) for name in ALL if name not in OF_RLOO]
+OF_RLOO = {"steps_across_accumulation", "uneven_last_batch", "moe_auxiliary_loss"}
+DEFAULT = {("grpo", name) for name in {**ALL, **GRPO_ONLY} if name not in OF_TRL} | {("rloo", name) for name in OF_RLOO}
+CASES = [("grpo", name) for name in {**ALL, **GRPO_ONLY}] + [("rloo", name) for name in ALL]
+CASES = [pytest.param(*case, marks=[pytest.mark.slow] * (case not in DEFAULT)) for case in CASES]
 
 
 def both(algorithm, tmp_path, case):
@@ -187,14 +186,13 @@ def test_evaluation_is_trls(algorithm, iterable, tmp_path):
     assert logged(troll, "eval_troll/projected_fraction") == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("option", ["bf16_full_eval", "fp16_full_eval"])
-def test_evaluation_in_half_precision(option, tmp_path):
+def test_evaluation_in_half_precision(tmp_path):
     """Which converts the model, outside of training."""
     runs = []
     for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (TrollGRPOTrainer, TrollGRPOConfig)):
-        options = {"eval_dataset": tiny_prompts(8), "per_device_eval_batch_size": 4, option: True}
+        options = {"eval_dataset": tiny_prompts(8), "per_device_eval_batch_size": 4, "bf16_full_eval": True}
         trainer = make_trainer(trainer_class, config_class, tmp_path, **options)
         runs.append(trainer.evaluate())
-    assert next(trainer.model.parameters()).dtype == (torch.bfloat16 if option == "bf16_full_eval" else torch.float16)
+    assert next(trainer.model.parameters()).dtype == torch.bfloat16
     for key in ("eval_reward", "eval_entropy"):
         assert runs[1][key] == pytest.approx(runs[0][key], rel=1e-2), key

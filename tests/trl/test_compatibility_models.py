@@ -95,7 +95,11 @@ PRECISIONS = {
 }
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
+ALIKE = ("bf16_autocast", "bf16_weights_cast_head")
+PRECISION_CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in PRECISIONS]
+
+
+@pytest.mark.parametrize("name", PRECISION_CASES)
 def test_precision(name, tmp_path):
     """In bfloat16 two ways to round part; at the start they agree, and both learn the same."""
     start, trl, troll = both(tmp_path, learning_rate=1e-3, max_steps=8, **PRECISIONS[name])
@@ -310,7 +314,8 @@ def test_vision_language_families(name, tmp_path):
     )
 
 
-@pytest.mark.parametrize("adapter", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "lora"])
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [False, True], ids=["", "lora"])
 def test_vision_language_model(adapter, tmp_path):
     start, trl, troll = both(
         tmp_path,

@@ -12,7 +12,7 @@ from datasets import Dataset
 from tiny import tiny_model, token_reward
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from trl_comparison import EQUIVALENT, OPEN_MASKS, assert_same_movement, logged, make_trainer, train_both, weights
+from trl_comparison import EQUIVALENT, assert_same_movement, logged, make_trainer, train_both, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
@@ -59,8 +59,11 @@ CORRECTIONS = {
 }
 
 
-@pytest.mark.parametrize("steps_per_generation", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("mode", CORRECTIONS)
+@pytest.mark.parametrize(
+    ("mode", "steps_per_generation"),
+    [("token_truncate", 2), ("sequence_mask", 2)]
+    + [pytest.param(mode, 1, marks=pytest.mark.slow) for mode in ("token_mask", "sequence_truncate")],
+)
 def test_missing_log_probs(mode, steps_per_generation, vllm, tmp_path):
     options = {"use_vllm": True, "vllm_importance_sampling_mode": mode, **CORRECTIONS[mode]}
     options |= {"steps_per_generation": steps_per_generation, "max_steps": 4}
@@ -136,34 +139,23 @@ LAST = 31  # 8 prompts, 4 completions of each, in micro-batches of 8
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    *[(lambda output, name=name: output[name][1].pop(), f"in row 1 of `{name}` 4 numbers, .* has 5 tokens")
-      for name in ("logprobs", "env_mask")],  # this one ends in padding
-    *[(lambda output, name=name: output[name][0].append(1), f"in row 0 of `{name}` 5 numbers, .* has 4 tokens")
-      for name in ("logprobs", "env_mask")],
-    *[(shorten(name), f"in row 1 of `{name}` 4 numbers, .* has 5 tokens") for name in ("logprobs", "env_mask")],
-    *[(lambda output, name=name: output[name].__setitem__(2, []), f"in row 2 of `{name}` 0 numbers, .* has 6 tokens")
-      for name in ("logprobs", "env_mask")],
-    *[(lambda output, name=name: output[name].__setitem__(2, None), f"in row 2 of `{name}` None, expected a list")
-      for name in ("logprobs", "env_mask")],
+    *[(change, said.format(name)) for name in ("logprobs", "env_mask") for change, said in (
+        (lambda output, name=name: output[name][1].pop(), "in row 1 of `{}` 4 numbers, .* has 5 tokens"),
+        (lambda output, name=name: output[name][0].append(1), "in row 0 of `{}` 5 numbers, .* has 4 tokens"),
+        (shorten(name), "in row 1 of `{}` 4 numbers, .* has 5 tokens"),
+        (lambda output, name=name: output[name].__setitem__(2, None), "in row 2 of `{}` None, expected a list"),
+    )],
     *[(lambda output, name=name: output[name].pop(), f"got 32 prompts, and returned {LAST} rows of `{name}`")
       for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask")],
-    *[(lambda output, name=name: output[name].append(output[name][0]), f"and returned 33 rows of `{name}`")
-      for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask")],
-    (lambda output: output.update(logprobs=[], env_mask=[]), "got 32 prompts, and returned 0 rows of `logprobs`"),
     (lambda output: output["completion_ids"].__setitem__(7, []), "in row 7 of `completion_ids` no token"),
-    (lambda output: output["completion_ids"].__setitem__(7, None), "in row 7 of `completion_ids` None, expected a"),
     (lambda output: output["prompt_ids"].__setitem__(7, []), "in row 7 of `prompt_ids` no token"),
     (lambda output: output.update(completion_ids=None), "returned for `completion_ids` None, expected a list"),
-    (lambda output: output.update(logprobs=-1.0), "returned for `logprobs` -1.0, expected a list"),
-    (lambda output: output["env_mask"].__setitem__(2, 1), "in row 2 of `env_mask` 1, expected a list"),
     (lambda output: output["env_mask"][3].__setitem__(1, 2), "in row 3 of `env_mask` 2 at position 1, expected 0 or 1"),
-    (lambda output: output["env_mask"][3].__setitem__(1, None), "in row 3 of `env_mask` None at position 1"),
     (lambda output: output["logprobs"][3].__setitem__(1, [-1.0]), r"in row 3 of `logprobs` \[-1.0\] at position 1"),
     (lambda output: output.pop("logprobs"), r"must return keys \['logprobs'\]"),  # TRL's
-    *[(lambda output, name=name, bad=bad: output[name].__setitem__(1, [5, bad, 6, 6, 6]),
-       rf"in row 1 of `{name}` {bad!r} at position 1, expected the id of a token.* below 100")
-      for name in ("prompt_ids", "completion_ids") for bad in (100, -1, 5.0, "a", None)],
-    (lambda output: output.update(target=[1] * LAST), f"got 32 prompts, and returned {LAST} rows of `target`"),
+    *[(lambda output, bad=bad: output["completion_ids"].__setitem__(1, [5, bad, 6, 6, 6]),
+       f"in row 1 of `completion_ids` {bad!r} at position 1, expected the id of a token.* below 100")
+      for bad in (100, -1, 5.0, None)],
     (lambda output: output.update(target=[1] * 33), "got 32 prompts, and returned 33 rows of `target`"),
 ])  # fmt: skip
 def test_rows_of_other_lengths_are_refused(change, said, tmp_path):
@@ -295,9 +287,7 @@ def speak_tool_calls(trainer, call):
     return calls
 
 
-@pytest.mark.parametrize(
-    "kind", ["tool", pytest.param("asynchronous_tool", marks=pytest.mark.slow), "environment", "mask"]
-)
+@pytest.mark.parametrize("kind", ["tool", pytest.param("asynchronous_tool", marks=pytest.mark.slow), "environment"])
 def test_tools(kind, tmp_path):
     environment = kind == "environment"
     tool = multiply_later if kind == "asynchronous_tool" else multiply
@@ -316,7 +306,7 @@ def test_tools(kind, tmp_path):
         "learning_rate": 1e-3,
     }
     runs = []
-    for trainer_class, config_class, extra in OPEN_MASKS["binary_kl"] if kind == "mask" else EQUIVALENT["grpo"]:
+    for trainer_class, config_class, extra in EQUIVALENT["grpo"]:
         tokenizer = byte_tokenizer()
         model = tiny_model(vocab_size=len(tokenizer), pad_token_id=0, eos_token_id=2)
         trainer = make_trainer(
@@ -336,7 +326,7 @@ def test_tools(kind, tmp_path):
     for inputs in troll._buffered_inputs:
         trained = (inputs["tool_mask"] * inputs["completion_mask"]).sum()
         assert trained < inputs["completion_mask"].sum()
-        assert kind == "mask" or inputs["troll_old_policy"].counts.count_nonzero() == trained
+        assert inputs["troll_old_policy"].counts.count_nonzero() == trained
 
 
 @pytest.mark.slow

@@ -51,9 +51,12 @@ def per_token(model, reference, prompts):
 
 
 # 9 prompts in batches of 4, 4 and 1 gave 4.75 for 4.0; 3 prompts in batches of 2 and 1 gave 1.25 for 1.0
-@pytest.mark.parametrize("algorithm", CLASSES)
 @pytest.mark.parametrize(
-    "prompts, generations, batch", [(9, 2, 8), (4, 1, 3), (5, 4, 12), (7, 2, 6), (6, 1, 1), (8, 2, 16)]
+    ("algorithm", "prompts", "generations", "batch"),
+    [
+        *(("grpo", 9, 2, 8), ("grpo", 6, 1, 1), ("grpo", 8, 2, 16), ("rloo", 5, 4, 12), ("rloo", 4, 1, 3)),
+        *(("grpo clip", 7, 2, 6), ("rloo clip", 9, 2, 8)),
+    ],
 )
 def test_every_completion_counts_once(tmp_path, algorithm, prompts, generations, batch):
     options = {"num_generations_eval": generations, "per_device_eval_batch_size": batch}
@@ -189,7 +192,7 @@ def alone(tmp_path_factory):
     return {name: comparable(evaluate(out=out / name, **case)[1]) for name, case in CASES.items()}
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_completion_counts_once_on_several_ranks(tmp_path, alone, ranks):
     """accelerate fills the last batches with the first prompts once more; TRL counted those twice."""
     said = in_ranks(ranks, evaluate_all, CASES, tmp_path, saved_model(tmp_path / "model"), log=tmp_path / "log")

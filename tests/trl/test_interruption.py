@@ -3,14 +3,12 @@
 Runs that die are children of a fork server that has imported everything, so that each takes about a second.
 """
 
-import json
 import multiprocessing
 import os
 import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -179,10 +177,10 @@ def train_without_room(folder, limit):
     trainer.train()
 
 
-@pytest.mark.parametrize("limit", [20_000, 60_000], ids=["weights_cut", "optimizer_cut"])
-def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(limit, start, uninterrupted, tmp_path):
+def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(start, uninterrupted, tmp_path):
+    limit = 60_000
     sizes = {path.name: path.stat().st_size for path in (uninterrupted / "checkpoint-4").iterdir()}
-    assert 20_000 < sizes["model.safetensors"] < 60_000 < sizes["optimizer.pt"], sizes
+    assert sizes["model.safetensors"] < limit < sizes["optimizer.pt"], sizes
     process = start(train_without_room, str(tmp_path / "run"), limit, errors=tmp_path / "errors")
     process.join(120)
     assert process.exitcode == 1
@@ -191,28 +189,6 @@ def test_a_file_that_cannot_be_written_leaves_the_last_checkpoint(limit, start, 
     assert not (tmp_path / "run" / SAVING).exists(), "what was written takes no room"
     train(tmp_path / "run")
     assert_same_weights(final_weights(uninterrupted), final_weights(tmp_path / "run"))
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", folder], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("mounting a file system needs root")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def test_a_full_disk(small_disk, start, uninterrupted, tmp_path):
-    process = start(train, str(small_disk), errors=tmp_path / "errors")
-    process.join(120)
-    assert process.exitcode == 1
-    said = (tmp_path / "errors").read_text()
-    assert f"checkpoint-4 could not be saved in {small_disk} (" in said
-    subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
-    train(small_disk)
-    assert_same_weights(final_weights(uninterrupted), final_weights(small_disk))
 
 
 def test_a_marker_that_cannot_be_written_leaves_the_last_checkpoint(tmp_path, monkeypatch):
@@ -372,26 +348,3 @@ def test_a_checkpoint_is_uploaded_under_its_name(tmp_path, monkeypatch):
     trainer.args.push_to_hub = True
     trainer.train()
     assert uploaded == [(str(tmp_path / "checkpoint-2"), None)]
-
-
-def test_the_best_checkpoint_and_the_limit_are_those_of_transformers(tmp_path):
-    """The best one is named where it will be, and outlives the limit; older ones go after the rename."""
-    trainer = grpo(
-        tmp_path,
-        save_total_limit=2,
-        save_steps=1,
-        eval_strategy="steps",
-        eval_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_completions/mean_length",
-    )
-    values = iter([1.0, 3.0, 2.0, 2.0, 2.0])  # the second is the best
-    evaluate = trainer.evaluate
-    trainer.evaluate = lambda *args, **kwargs: (
-        evaluate(*args, **kwargs) | {"eval_completions/mean_length": next(values)}
-    )
-    trainer.train()
-    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-5"}
-    state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
-    assert state["best_model_checkpoint"] == str(tmp_path / "checkpoint-2")
-    assert why_incomplete(tmp_path / "checkpoint-2") is None

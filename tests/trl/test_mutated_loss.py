@@ -145,7 +145,6 @@ SAME_LOSSES = {
     "loss_type_of_args": ({}, {"self.loss_type": "self.args.loss_type"}),
     "level_of_args": (SEQUENCE, {"self.importance_sampling_level": "self.args.importance_sampling_level"}),
     "length_of_args": (DR_GRPO, {"self.max_completion_length": "self.args.max_completion_length"}),
-    "iterations_of_args": ({}, {"self.num_iterations": "self.args.num_iterations"}),
     "processes_of_args": ({}, {"self.accelerator.num_processes": "self.args.world_size"}),
     "guard_against_overflow": ({}, {"exp(log_importance_weights)": "exp(log_importance_weights.clamp(-20, 20))"}),
     "a_ratio_of_probabilities": (
@@ -157,11 +156,6 @@ SAME_LOSSES = {
         {"per_token_loss * off_policy_mask": "torch.where(off_policy_mask.bool(), per_token_loss, 0.0)"},
     ),
     "threshold_of_args": (MASKED, {"=self.off_policy_mask_threshold": "=self.args.off_policy_mask_threshold"}),
-    "advantages_two_dimensional": ({}, {'"advantages": advantages,': '"advantages": advantages.unsqueeze(1),'}),
-    "advantages_of_tokens": (
-        {},
-        {'"advantages": advantages,': '"advantages": advantages.unsqueeze(1).expand(completion_mask.shape).clone(),'},
-    ),
     "metrics_of_another_clip": (
         {},
         {
@@ -171,6 +165,11 @@ SAME_LOSSES = {
     ),
     "clip_of_args": (PENALTY, {"1 - self.epsilon_low, ": "1 - self.args.epsilon, "}),
 }
+SAME_ELSEWHERE = (
+    {"self.num_iterations": "self.args.num_iterations"},
+    {'"advantages": advantages,': '"advantages": advantages.unsqueeze(1),'},
+    {'"advantages": advantages,': '"advantages": advantages.unsqueeze(1).expand(completion_mask.shape).clone(),'},
+)
 CASES = [
     *((GRPOTrainer, name, *case) for name, case in OTHER_LOSSES.items()),
     *((RLOOTrainer, name, *case) for name, case in OTHER_RLOO_LOSSES.items()),
@@ -223,34 +222,25 @@ def test_trls_loss_of_completions_of_any_length_is_accepted(options, trainer, fi
         check_arithmetic(run, {n: v[:, columns] if of_tokens(v) else v for n, v in inputs.items()}, mode)
 
 
-@pytest.fixture(scope="module")
-def unchanged_weights(tmp_path_factory):
-    """By options, with what a run with TRL's own loss ends."""
-    ends = {}
-
-    def of(options):
-        key = str(options)
-        if key not in ends:
-            run = run_of(tmp_path_factory.mktemp("plain"), **options)
-            run.train()
-            ends[key] = weights(run)
-        return ends[key]
-
-    return of
-
-
 @pytest.mark.parametrize("name", SAME_LOSSES)
-def test_the_same_loss_in_other_words_trains_the_same_weights(name, unchanged_weights, tmp_path, monkeypatch):
+def test_the_same_loss_in_other_words_is_accepted(name, first_loss, monkeypatch):
     options, changes = SAME_LOSSES[name]
-    options = options | {"max_steps": 3, "save_strategy": "no"}
-    expected = unchanged_weights(options)
-    methods = ("_compute_loss", "_prepare_inputs", "_generate_and_score_completions")
-    replace(monkeypatch, GRPOTrainer, changes, only=methods)
-    run = run_of(tmp_path, **options)
-    run.train()
-    assert run.switched_off == frozenset()
-    for weight, other in zip(expected.values(), weights(run).values(), strict=True):
-        torch.testing.assert_close(other, weight, rtol=0, atol=1e-5)
+    given = first_loss(GRPOTrainer, options)
+    replace(monkeypatch, GRPOTrainer, changes, only=["_compute_loss"])
+    check_arithmetic(*given)
+
+
+def test_the_same_loss_of_other_advantages_and_steps_trains_the_same_weights(tmp_path, monkeypatch):
+    ends = []
+    for changes in ({}, *SAME_ELSEWHERE):
+        with monkeypatch.context() as patch:
+            replace(patch, GRPOTrainer, changes, only=["_prepare_inputs", "_generate_and_score_completions"])
+            run = run_of(tmp_path, max_steps=3, save_strategy="no")
+            run.train()
+        assert run.switched_off == frozenset()
+        ends.append(weights(run))
+        for name, weight in ends[0].items():
+            torch.testing.assert_close(ends[-1][name], weight, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

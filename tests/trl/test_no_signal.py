@@ -21,15 +21,11 @@ from troll_trl.trust_region.regions import ProjectionTrustRegion
 from troll_trl.trust_region.sparse import SparseDistribution
 
 RUNS = {
-    "dapo": {},
+    "dapo": {"num_iterations": 2, "gradient_accumulation_steps": 2},
     "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
-    "sequence_ratio": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
-    "two_iterations": {"num_iterations": 2},
-    "accumulation": {"gradient_accumulation_steps": 2},
     "reference_kl": {"beta": 0.04},
     "reference_kl_bias_correction": {"beta": 0.04, "use_bias_correction_kl": True, "bf16": True},
-    "rloo": {"algorithm": "rloo"},  # its `beta` is 0.05
-    "rloo_normalized": {"algorithm": "rloo", "normalize_advantages": True},
+    "rloo": {"algorithm": "rloo", "normalize_advantages": True},  # its `beta` is 0.05
 }
 
 

@@ -49,10 +49,13 @@ def trained(*args, **options):
 
 
 @pytest.mark.parametrize(
-    ("region", "reference"),
-    [("support", "model"), ("support", "new adapter"), ("support", "copied adapter"), ("binary", "copied adapter")],
+    ("trainer", "region", "reference"),
+    [
+        *((GRPOTrainer, "support", reference) for reference in ("model", "new adapter")),
+        *((RLOOTrainer, "support", reference) for reference in ("model", "copied adapter")),
+        (GRPOTrainer, "binary", "copied adapter"),
+    ],
 )
-@pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_trl_that_scores_the_reference_first_trains_the_same_weights(
     trainer, reference, region, tmp_path, monkeypatch
 ):

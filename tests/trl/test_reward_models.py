@@ -18,9 +18,8 @@ from peft import (
 )
 from tiny import saved_model, tiny_tokenizer
 from transformers import AutoModelForSequenceClassification
-from trl_comparison import make_trainer
+from trl_comparison import OURS, make_trainer
 
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trainers.reward_models import whole_reward_models
 
 OF_LAYERS = {"task_type": "SEQ_CLS", "target_modules": ["q_proj", "down_proj"]}
@@ -37,7 +36,6 @@ VIRTUAL_TOKENS = {
     "PREFIX_TUNING": PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3),
     "P_TUNING": PromptEncoderConfig(task_type="SEQ_CLS", num_virtual_tokens=3),
 }
-CLASSES = {"grpo": (TrollGRPOTrainer, TrollGRPOConfig), "rloo": (TrollRLOOTrainer, TrollRLOOConfig)}
 PROMPTS, COMPLETIONS = ["w1 w2 w3", "w4"], [" w5", " w6 w7 w8"]
 
 
@@ -56,7 +54,7 @@ def adapted(folder, config, base=None):
 
 
 def rewards_of(folder, reward, algorithm="grpo", **options):
-    trainer = make_trainer(*CLASSES[algorithm], folder / "out", reward=reward, beta=0.0, **options)
+    trainer = make_trainer(*OURS[algorithm], folder / "out", reward=reward, beta=0.0, **options)
     rows = [{"prompt": prompt} for prompt in PROMPTS]
     return trainer, trainer._calculate_rewards(rows, PROMPTS, COMPLETIONS, [[1], [1]]).flatten().tolist()
 
@@ -69,10 +67,9 @@ def test_an_adapter_scores_as_the_merged_model(tmp_path, kind):
     merged.save_pretrained(tmp_path / "merged")
     tiny_tokenizer().save_pretrained(tmp_path / "merged")
     _, expected = rewards_of(tmp_path, str(tmp_path / "merged"))
-    for reward in (str(tmp_path / "adapter"), model.train()):
-        for algorithm in CLASSES:
-            _, actual = rewards_of(tmp_path, reward, algorithm)
-            assert actual == pytest.approx(expected, rel=1e-4), (kind, algorithm)
+    for algorithm, reward in (("grpo", str(tmp_path / "adapter")), ("rloo", model.train())):
+        _, actual = rewards_of(tmp_path, reward, algorithm)
+        assert actual == pytest.approx(expected, rel=1e-4), (kind, algorithm)
     assert abs(expected[0] - expected[1]) > 1e-3, "the test needs a model that tells completions apart"
 
 

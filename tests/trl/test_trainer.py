@@ -8,10 +8,9 @@ from unittest.mock import patch
 import pytest
 import torch
 import trl_comparison
-from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tiny import saved_model, tiny_model
-from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import OPTConfig, OPTForCausalLM
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, TrlParser
 from trl_comparison import (
     assert_gradient_is_a_finite_difference,
@@ -34,8 +33,6 @@ OPTIONS = {
     "dr_grpo": {"loss_type": "dr_grpo"},
     "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
     "sequence_ratio": {"importance_sampling_level": "sequence", "loss_type": "grpo"},
-    "two_iterations": {"num_iterations": 2},
-    "accumulation": {"gradient_accumulation_steps": 2, "max_steps": 6},
     "entropy_bonus": {"entropy_coef": 0.05},
     "adaptive_entropy_bonus": {
         "use_adaptive_entropy": True,
@@ -48,7 +45,6 @@ OPTIONS = {
     "masked_truncated": {"mask_truncated_completions": True, "max_completion_length": 48},  # some end in every update
     "temperature": {"temperature": 0.7},
     "off_policy_mask": {"off_policy_mask_threshold": 1e-4},
-    "llama": {"architecture": "llama"},
     "idle": {"steps_per_generation": 1, "max_steps": 4},
 }
 
@@ -78,8 +74,7 @@ def test_reference_kl_is_trls(options, tmp_path):
     assert max(logged(troll, "kl")) > 1e-3
 
 
-@pytest.mark.parametrize("adapter", ["new", "retrained"])
-@pytest.mark.parametrize("steps_per_generation", [1, 4], ids=["idle", "off_policy"])
+@pytest.mark.parametrize(("adapter", "steps_per_generation"), [("new", 4), ("retrained", 1)])
 def test_lora_with_reference_kl(adapter, steps_per_generation, tmp_path):
     """With PEFT the reference goes through the same model and method; idle, it is the only pass without gradient."""
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=adapter == "new", lora_dropout=0.0)
@@ -280,12 +275,6 @@ def test_a_swapped_class_names_the_users_line(trainer, config, tmp_path):
     assert type(args) is config and type(made.args) is made._config_class, "the caller's config stays as it is"
 
 
-def test_an_automatic_bound_is_printed_and_kept_as_its_number(tmp_path, capsys):
-    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, kl_bound="auto", steps_per_generation=16)
-    assert trainer.trust_region.kl_bound == pytest.approx(0.2)
-    assert "KL bound 0.2." in capsys.readouterr().out
-
-
 def test_idle_run_says_so(tmp_path, caplog):
     with caplog.at_level("WARNING"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, steps_per_generation=1)
@@ -294,14 +283,6 @@ def test_idle_run_says_so(tmp_path, caplog):
     with caplog.at_level("WARNING"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
     assert "idle" not in caplog.text
-
-
-def test_batch_arithmetic_is_printed(tmp_path, capsys):
-    make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
-    assert (
-        "8 prompts x 4 completions per rollout batch, 4 updates per rollout batch, up to 64 tokens"
-        in capsys.readouterr().out
-    )
 
 
 @pytest.mark.parametrize(
@@ -425,21 +406,6 @@ def test_plain_grpo_config_gets_the_defaults(tmp_path):
         make_trainer(TrollGRPOTrainer, GRPOConfig, tmp_path, loss_type="cispo")
 
 
-def test_model_card_cites_the_paper(tmp_path):
-    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=1)
-    trainer.create_model_card()
-    card = (tmp_path / "README.md").read_text()
-    assert "2510.03817" in card and "TROLL" in card and "troll" in card
-
-
-def test_saves_and_generates(tmp_path):
-    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=1)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "saved"))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=3, do_sample=False).shape[1] <= 5
-
-
 def test_a_prompt_masked_by_tools(tmp_path):
     """Tool tokens are scored, but neither projected tokens nor regression count them."""
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=3, learning_rate=2e-2)
@@ -508,10 +474,3 @@ def test_a_batch_that_lost_its_old_policy_is_refused(tmp_path):
     with pytest.raises(ValueError, match="lacks `troll_old_log_probs`, its old policy"):
         trainer.train()
     make_trainer(OwnBatches, TrollGRPOConfig, tmp_path, steps_per_generation=1, max_steps=1).train()
-
-
-def test_dataset_without_prompts_fails_early(tmp_path):
-    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
-    trainer.train_dataset = Dataset.from_dict({"question": ["w1 w2"] * 32})
-    with pytest.raises(KeyError, match="prompt"):
-        trainer.train()

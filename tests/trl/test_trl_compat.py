@@ -180,6 +180,7 @@ def fresh_process():
     return done
 
 
+@pytest.mark.slow
 def test_an_import_that_fails_names_the_versions(fresh_process):
     message = r"^troll_trl does not support trl \d.* 'maybe_gather_lm_head_ctx' .* is tested with trl \d"
     assert re.search(message, fresh_process.stdout), fresh_process
@@ -283,6 +284,7 @@ def test_our_constructors_take_what_trls_take(ours, trls):
             assert actual[name].annotation == parameter.annotation, name
 
 
+@pytest.mark.upstream
 def test_a_script_with_our_class_shows_no_warning_of_a_name_that_trl_uses(fresh_process):
     """It was shown for every config, and eight times in the training."""
     assert "gradient_checkpointing" not in fresh_process.stderr, fresh_process.stderr
@@ -312,9 +314,9 @@ BESIDES = {
         "off_policy_mask_threshold": 0.1,
     },
 }
-# Of which another case has the like
-ALIKE = ("bias_correction", "high_entropy_tokens", "other_clip", "open_clip", "no_clip_below", "delta_within_the_clip")
-CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in BESIDES]
+# Of which no other case, and no training of test_trainer.py or test_penalty.py, has the like
+ALONE = ("off_policy_mask", "truncated", "one_token", "mask", "penalty", "masked_penalty", "one_completion")
+CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name not in ALONE)) for name in BESIDES]
 BESIDES_RLOO = {
     **{name: BESIDES[name] for name in ("accumulation", "truncated", "one_token", "penalty", "other_clip")},
     "open_above": {"trust_region": "penalty", "divergence_type": "binary_kl", "epsilon_high": math.inf},
@@ -350,7 +352,10 @@ def test_our_arithmetic_is_that_of_trls_loss(name, tmp_path, monkeypatch):
     assert sorted(checked) == ["eval", "train"]
 
 
-@pytest.mark.parametrize("name", BESIDES_RLOO, ids=lambda name: f"{METHOD}: RLOO's loss with {name}")
+CASES_RLOO = [pytest.param(name, marks=[pytest.mark.slow] * (name not in ALONE)) for name in BESIDES_RLOO]
+
+
+@pytest.mark.parametrize("name", CASES_RLOO, ids=lambda name: f"{METHOD}: RLOO's loss with {name}")
 def test_our_arithmetic_is_that_of_trls_rloo_loss(name, tmp_path, monkeypatch):
     checked = []
 
