@@ -26,7 +26,11 @@ STAND_INS = {
     # As a node's name server: each node but an unknown one has an address
     "getent": '[[ $1 == ahostsv4 && $2 != unknown ]] && echo "10.0.0.$2  STREAM $2"',
     "trl": 'echo "on $NODES: trl $*" >>"$STARTED"; sleep 1',
-    "accelerate": 'echo "on $NODES: accelerate $*" >>"$STARTED"',
+    # As the training does, it waits for the server, which the script ends with the training
+    "accelerate": """
+        until grep -q vllm-serve "$STARTED" 2>/dev/null; do sleep 0.1; done
+        echo "on $NODES: accelerate $*" >>"$STARTED"
+    """,
 }
 
 
