@@ -207,6 +207,17 @@ def test_the_pages_have_the_numbers_of_stage_two():
     assert f"TROLL is {100 * lead.value:+.1f} [−{-100 * lead.low:.1f}, {100 * lead.high:.1f}]," in page
     assert all(abs(at("clip-binary-pull", "troll", multiple)) < 1.05 for multiple in (1, 4)), "within a point"
 
+    of = lambda place, multiple, *methods: [f"{100 * runs.mean(place, m, multiple):.1f}" for m in methods]
+    late = ("candidate", "troll", "unlimited-pull", "clip-pull", "clip-binary-pull", "clip")
+    said = "solves {} %, TROLL {}, the pull on the support without a clip {}, the two pulls with a clip {} and {}, "
+    said += "the tuned clip {}; at four times them"
+    assert said.format(*of("rare, 32", 1, *late)) in page
+    assert "at four times them {}, {}, {}, {}, {} and {}.".format(*of("rare, 32", 4, *late)) in page
+    said = "it solves {} %, TROLL {}, the binary pull with a clip {} and without {}, "
+    said += "which is behind TROLL, too, by {:.1f}."
+    behind = -100 * runs.lead("common, 8", "candidate", "troll", 4).value.value
+    assert said.format(*of("common, 8", 4, "clip", "troll", "clip-binary-pull", "candidate"), behind) in page
+
 
 def test_the_page_of_curves_says_how_far_troll_sinks():
     records = [
