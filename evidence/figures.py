@@ -41,8 +41,8 @@ def draw_rate(records: Sequence[Record], study: str, file: Path) -> None:
 def draw_peers(records: Sequence[Record], study: str, file: Path) -> None:
     """The same for TROLL, the tuned clip, and the peers that cost as little as a clip."""
     runs = peers.Runs(records)
-    styles = {"troll": "troll", "clip": "clip", "clip-binary-pull": "binary-pull", "cpgd": "cpgd"}
-    styles["candidate"] = "candidate"
+    styles = {"troll": "troll", "clip": "clip", "clip-binary-pull": "binary-pull"}
+    styles |= {"cpgd": "cpgd", "candidate": "candidate"}
     lines = {
         f"{place} updates": {method: runs.at_rates(tasks, updates, method) for method in styles}
         for place, (tasks, updates) in peers.PLACES.items()

@@ -175,17 +175,19 @@ class Runs:
         differences = [a.values("success") - b.values("success") for a, b in pairs]
         return Lead(value, *_interval(differences, 0.9), p_value, sum(map(len, differences)))
 
-    def mean(self, place: str, method: str, multiple: int) -> float | None:
-        """Mean success in stage 2 at a multiple of the method's best rate, of seeds 63 to 67 that have the cell."""
+    def stage_two(self, place: str, method: str, multiple: int | None) -> list[np.ndarray]:
+        """
+        Successes `(seeds,)` on every task at a multiple of the method's best rate, at 1.6e-3 for `None`, of the seeds
+        63 to 67 that have the cell; empty unless every task has one.
+        """
         tasks, age = PLACES[place]
-        means = []
+        of_tasks = []
         for task in tasks:
             best = self.best(task, age, method)
-            cell = {} if best is None else self.cells.get((task, age, method, multiple * best), {})
-            if not (records := [cell[seed] for seed in FEW if seed in cell]):
-                return None
-            means.append(float(Cell(records).values("success").mean()))
-        return float(np.mean(means))
+            rate = HIGHEST if multiple is None or best is None else multiple * best
+            cell = {} if best is None else self.cells.get((task, age, method, rate), {})
+            of_tasks.append(Cell([cell[seed] for seed in FEW if seed in cell]).values("success"))
+        return of_tasks if all(map(len, of_tasks)) else []
 
 
 def _same_start(cells: Sequence[dict[int, Record]], seed: int) -> bool:
@@ -254,16 +256,9 @@ def successes(records: Sequence[Record]) -> str:
     runs, rows = Runs(records), []
     for (place, (tasks, age)), method in product(PLACES.items(), LABELS):
         bests = {task: runs.best(task, age, method) for task in tasks}
-        texts = []
-        for multiple in (1, 4, None):
-            cells = [
-                runs.cells.get((task, age, method, HIGHEST if multiple is None else multiple * best), {})
-                for task, best in bests.items()
-                if best is not None
-            ]
-            values = [Cell([cell[s] for s in FEW if s in cell]).values("success")[:, None] for cell in cells]
-            complete = len(values) == len(tasks) and all(map(len, values))
-            texts.append(percent(estimate(values, RESAMPLES, seed=0)[0]) if complete else "")
+        of_rates = [runs.stage_two(place, method, multiple) for multiple in (1, 4, None)]
+        values = [[of_task[:, None] for of_task in of_tasks] for of_tasks in of_rates]
+        texts = [percent(estimate(of, RESAMPLES, seed=0)[0]) if of else "" for of in values]
         if any(texts):
             rates = ", ".join(f"{rate:g}" for rate in bests.values() if rate is not None)
             rows.append([place, LABELS[method], rates, *texts])
@@ -280,15 +275,16 @@ def one_setting(records: Sequence[Record]) -> str:
     columns = [*product(PLACES, (1, 4))]
     rows: dict[str, list[str]] = {method: [] for method in LABELS}
     for place, multiple in columns:
-        means = {method: value for method in LABELS if (value := runs.mean(place, method, multiple)) is not None}
+        of_methods = {method: runs.stage_two(place, method, multiple) for method in LABELS}
+        means = {method: np.mean([of.mean() for of in of_tasks]) for method, of_tasks in of_methods.items() if of_tasks}
         best = max(means, key=lambda method: means[method], default="")
         for method, row in rows.items():
             lead = runs.lead(place, method, best, multiple) if method in means else None
             text = "" if lead is None else points(replace(lead.value, low=lead.low, high=lead.high))
             row.append(f"**{text}**" if lead is not None and lead.low > -LEVEL else text)
     header = ["method", *(f"{place}, {multiple}×" for place, multiple in columns)]
-    of_methods = [[LABELS[method], *row] for method, row in rows.items() if any(row)]
-    return markdown(header, of_methods) if of_methods else "Stage 2 has not run."
+    shown = [[LABELS[method], *row] for method, row in rows.items() if any(row)]
+    return markdown(header, shown) if shown else "Stage 2 has not run."
 
 
 # -- What was measured ------------------------------------------------------------------------------------------------

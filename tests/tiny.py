@@ -46,7 +46,7 @@ def tiny_model(architecture: str = "qwen3", seed: int = 0, spread: float = 6.0, 
 
 
 def certain_model():
-    """Of an entropy of 0.9 nats, so that probabilities move by more than a bound."""
+    """A model with an entropy of 0.9 nats, whose probabilities move by more than a bound."""
     return tiny_model(spread=25.0)
 
 
