@@ -35,7 +35,7 @@ LABELS = {
 RECORD = ("cfpo", "sapo", "cispo")
 WEIGHTS = {"everywhere": (0.3, 1.0, 3.0, 10.0), "cpgd": (0.001, 0.01, 0.1, 1.0)}
 WEIGHT_CELLS = [*product(("label-2", "common"), (2e-4, 8e-4), (73, 74))]  # task, learning rate, seed
-FIRST, MANY, FEW = range(60, 63), range(63, 73), range(63, 68)  # seeds of stage 1, and of stage 2
+FIRST, MANY, FEW, LAST = range(60, 63), range(63, 73), range(63, 68), range(75, 80)  # seeds of stages 1, 2, 2 and 3
 HIGHEST = RATES[-1]
 LEVEL, SIGNIFICANT = 0.03, 0.05
 
@@ -57,6 +57,29 @@ EXPECTED |= {("troll", place, 1): "level" for place in ("rare, 8", "rare, 32", "
 EXPECTED |= {("troll", "rare, 8", 4): "undecided", ("troll", "rare, 32", 4): "ahead"}
 EXPECTED |= {("clip-binary-pull", "rare, 32", multiple): "ahead" for multiple in (1, 4)}
 EXPECTED |= {("clip-binary-pull", "rare, 8", 1): "level", ("clip-binary-pull", "rare, 8", 4): "undecided"}
+
+
+# Of (g): by the second method, cells and rate: a multiple of each method's best one, or 8e-4 for all
+CONFIRMED = {
+    ("troll", "rare, 8", 1): "level",
+    ("troll", "rare, 8", 8e-4): "undecided",
+    ("troll", "rare, 8", 4): "undecided",
+    ("troll", "rare, 32", 1): "level",
+    ("troll", "rare, 32", 8e-4): "undecided",
+    ("troll", "rare, 32", 4): "ahead",
+    ("troll", "common, 8", 1): "level",
+    ("troll", "common, 8", 8e-4): "undecided",
+    ("troll", "common, 8", 4): "behind",
+    ("clip", "rare, 8", 1): "level",
+    ("clip", "rare, 8", 8e-4): "ahead",
+    ("clip", "rare, 8", 4): "ahead",
+    ("clip", "rare, 32", 1): "ahead",
+    ("clip", "rare, 32", 8e-4): "ahead",
+    ("clip", "rare, 32", 4): "ahead",
+    ("clip", "common, 8", 1): "level",
+    ("clip", "common, 8", 8e-4): "ahead",
+    ("clip", "common, 8", 4): "behind",
+}
 
 
 class Lead(NamedTuple):
@@ -154,8 +177,13 @@ class Runs:
             of_tasks.append([Cell([cell[seed] for seed in seeds]).values("success") for cell in cells] if seeds else [])
         return [list(at_rate) for at_rate in zip(*of_tasks, strict=True)] if all(of_tasks) else []
 
-    def lead(self, place: str, first: str, second: str, multiple: int) -> Lead | None:
-        """`first` minus `second` in stage 2, each at a multiple of its own best rate. `None` without pairs."""
+    def lead(
+        self, place: str, first: str, second: str, rate: int | float, seeds: Sequence[int] = MANY
+    ) -> Lead | None:
+        """
+        `first` minus `second` on seeds of stage 2, or others: each method at a multiple of its own best rate, for an
+        integer, or both at the rate, for a float. `None` without pairs.
+        """
         tasks, age = PLACES[place]
         pairs: list[tuple[Cell, Cell]] = []
         for task in tasks:
@@ -163,14 +191,14 @@ class Runs:
             if None in bests:
                 return None
             cells = [
-                self.cells.get((task, age, method, multiple * best), {})
+                self.cells.get((task, age, method, rate * best if isinstance(rate, int) else rate), {})
                 for method, best in zip((first, second), bests, strict=True)
                 if best is not None
             ]
-            seeds = [seed for seed in MANY if all(seed in cell for cell in cells) and _same_start(cells, seed)]
-            if not seeds:
+            paired = [seed for seed in seeds if all(seed in cell for cell in cells) and _same_start(cells, seed)]
+            if not paired:
                 return None
-            pairs.append((Cell([cells[0][s] for s in seeds]), Cell([cells[1][s] for s in seeds])))
+            pairs.append((Cell([cells[0][s] for s in paired]), Cell([cells[1][s] for s in paired])))
         value, p_value = pooled_difference(pairs)
         differences = [a.values("success") - b.values("success") for a, b in pairs]
         return Lead(value, *_interval(differences, 0.9), p_value, sum(map(len, differences)))
@@ -248,6 +276,28 @@ def statements(records: Sequence[Record]) -> str:
     return markdown(header, rows) if rows else "Stage 2 has not run: nothing is decided."
 
 
+def confirmation(records: Sequence[Record]) -> str:
+    """
+    (g) Stage 3: success of the candidate minus that of another method, in points, with a 95 % interval, at the best
+    learning rate of each (1×), at 8e-4 for both, and at four times the best rate of each (4×). p-values are corrected
+    by Holm's method, for rare and common tasks apart.
+    """
+    runs = Runs(records)
+    leads = {key: runs.lead(key[1], "candidate", key[0], key[2], LAST) for key in CONFIRMED}
+    found = {key: lead for key, lead in leads.items() if lead is not None}
+    corrected: dict[tuple[str, str, float], float] = {}
+    for kind in ("rare", "common"):
+        keys = [key for key in found if key[1].startswith(kind)]
+        corrected |= dict(zip(keys, holm([found[key].p_value for key in keys]), strict=True))
+    rows = []
+    for (second, place, rate), lead in found.items():
+        at, p_value = f"{rate}×" if isinstance(rate, int) else "8e-4", corrected[second, place, rate]
+        row = [f"minus {LABELS[second]}", place, at, str(lead.pairs), points(lead.value), f"{p_value:.2g}"]
+        rows.append([*row, CONFIRMED[second, place, rate], verdict(lead, p_value)])
+    header = ["candidate", "tasks, updates", "rate", "pairs", "points", "p", "expected", "verdict"]
+    return markdown(header, rows) if rows else "Stage 3 has not run."
+
+
 def successes(records: Sequence[Record]) -> str:
     """
     Stage 2: success in percent at each method's best learning rate, at four times it, and at 1.6e-3 for all, with 95 %
@@ -293,7 +343,7 @@ def one_setting(records: Sequence[Record]) -> str:
 def found(records: Sequence[Record]) -> str:
     """The runs that exist, by stage."""
     failed = sum("error" in record for record in records)
-    seeds = {"0": (73, 74), "1": FIRST, "2": MANY, "3": range(75, 80)}
+    seeds = {"0": (73, 74), "1": FIRST, "2": MANY, "3": LAST}
     rows = [[stage, str(sum(record["seed"] in of for record in records))] for stage, of in seeds.items()]
     return f"{len(records)} runs, {failed} of them failed.\n\n{markdown(['stage', 'runs'], rows)}"
 
@@ -367,6 +417,7 @@ def binary_32(records: Sequence[Record]) -> str:
 TABLES: dict[str, Table] = {
     "found": found,
     "statements": statements,
+    "confirmation": confirmation,
     "successes": successes,
     "one-setting": one_setting,
     "by-rate": by_rate,
