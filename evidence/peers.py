@@ -177,9 +177,7 @@ class Runs:
             of_tasks.append([Cell([cell[seed] for seed in seeds]).values("success") for cell in cells] if seeds else [])
         return [list(at_rate) for at_rate in zip(*of_tasks, strict=True)] if all(of_tasks) else []
 
-    def lead(
-        self, place: str, first: str, second: str, rate: int | float, seeds: Sequence[int] = MANY
-    ) -> Lead | None:
+    def lead(self, place: str, first: str, second: str, rate: int | float, seeds: Sequence[int] = MANY) -> Lead | None:
         """
         `first` minus `second` on seeds of stage 2, or others: each method at a multiple of its own best rate, for an
         integer, or both at the rate, for a float. `None` without pairs.
