@@ -175,7 +175,8 @@ class PenaltyTrustRegion(TrustRegion):
         return TrustRegionOutput(policy[..., 0], regression, token_stats)
 
     def describe(self) -> str:
-        return f"clip, and a penalty beyond a {'' if self.needs_support else 'binary '}KL of {self.kl_bound:g}"
+        # Not the clip, which TRL does and an infinite `epsilon` turns off
+        return f"a penalty beyond a {'' if self.needs_support else 'binary '}KL of {self.kl_bound:g}"
 
 
 def load_trust_region(path: str, config: Any) -> TrustRegion:
