@@ -81,6 +81,18 @@ def test_the_engine_follows_the_policy(server, model, tmp_path, adapter):
     assert max(logged(trainer, "troll/kl_max")) <= trainer.args.kl_bound * (1 + 1e-5)
 
 
+def test_several_engines_follow_the_policy(model, tmp_path):
+    """`trl vllm-serve --data_parallel_size`: TRL sends the weights to each of them."""
+    with serving(model, tmp_path, engines=2) as server:
+        trainer = troll(tmp_path / "run", model, **options_for(server, learning_rate=2e-2))
+        trainer.train()
+        stale = largest_difference(trainer)
+        trainer.vllm_generation.sync_weights()
+        # Requests go to either engine
+        after = max(largest_difference(trainer) for _ in range(4))
+        assert after < 1e-3 < stale
+
+
 @pytest.mark.parametrize("stop", [3, 4], ids=["inside_a_rollout_batch", "at_its_end"])
 def test_resumes_exactly_with_a_seed(server, model, tmp_path, stop):
     options = options_for(server, save_strategy="steps", save_steps=stop, learning_rate=2e-2)

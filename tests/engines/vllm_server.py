@@ -32,9 +32,9 @@ def environment_of_a_process(*folders: Path) -> dict[str, str]:
 
 
 class Server:
-    """A server of `model` at `url`."""
+    """A server of `model` at `url`, with one engine or several, each with a copy of the weights."""
 
-    def __init__(self, model: str, folder: Path, dtype: str):
+    def __init__(self, model: str, folder: Path, dtype: str, engines: int = 1):
         from importlib.metadata import version
 
         port = free_port()
@@ -43,7 +43,13 @@ class Server:
         (folder / f"vllm-{release}.dist-info").mkdir()
         (folder / f"vllm-{release}.dist-info" / "METADATA").write_text(METADATA.format(release))
         settings = ScriptArguments(
-            model, host="127.0.0.1", port=port, dtype=dtype, max_model_len=64, enforce_eager=True
+            model,
+            host="127.0.0.1",
+            port=port,
+            dtype=dtype,
+            max_model_len=64,
+            enforce_eager=True,
+            data_parallel_size=engines,
         )
         loopback = ["--weight-transfer-config", '{"backend": "loopback"}']
         loopback += ["--worker-extension-cls", "vllm_loopback.Extension", "--kv-cache-memory-bytes", str(2**26)]
@@ -74,9 +80,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: str, folder: Path, dtype: str = "float32"):
+def serving(model: str, folder: Path, dtype: str = "float32", engines: int = 1):
     """A server that answers, and is killed whatever happens."""
-    server = Server(model, folder, dtype)
+    server = Server(model, folder, dtype, engines)
     try:
         server.wait()
         yield server
