@@ -112,7 +112,7 @@ bench: $(INSTALLED)  ## Time head, projection, step and scaling next to TRL's, w
 evidence: $(INSTALLED)  ## Make the study's tables and figures again, from evidence/results
 	for name in smollm2-rate age rate peers async async-served; do $(BIN)/python -m evidence.report evidence/$$name.yaml || exit 1; done
 
-evidence-gpu: $(INSTALLED)  ## Train a real model on GSM8K in minutes of a GPU, in three methods (never run yet)
+evidence-gpu: $(INSTALLED)  ## Train a real model on GSM8K in minutes of a GPU, in four methods (never run yet)
 	$(BIN)/python -m evidence.run evidence/gsm8k.yaml --workers 3 --minutes 20 --resume
 	$(BIN)/python -m evidence.report evidence/gsm8k.yaml
 

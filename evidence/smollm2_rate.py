@@ -17,6 +17,7 @@ from evidence.tables import Cell, Record, Table, difference, markdown, points, s
 TROLLS = {"troll": "TROLL, ε 0.05", "troll-0.2": "TROLL, ε 0.2", "troll-0.5": "TROLL, ε 0.5"}
 OTHERS = {"clip-0.2": "clip 0.2", "clip-0.2-1.0": "clip 0.2/1.0", "tv-0.15": "TV mask"}
 LABELS = TROLLS | OTHERS
+PULLS = {"pull": "binary pull", "clip-binary-pull": "clip 0.2/1.0 + binary pull"}  # not in the statements
 FORM, NUMBER = "answer_format_reward", "last_number_reward"  # other rewards, which weigh nothing
 TASK = "h100"  # the runs on a CPU decide nothing
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # the last one is only a next rate
@@ -116,6 +117,16 @@ def share(records: Sequence[Record]) -> str:
     return markdown(["", "learning rate", "runs", "part"], rows)
 
 
+def pulls(records: Sequence[Record]) -> str:
+    """Success in percent of the binary pulls on the GPU, and of others at the same rates: means over seeds 15 to 20."""
+    runs, rates, rows = Runs(records), RATES[1:4], []
+    for method, label in (LABELS | PULLS).items():
+        cells = [runs.cell(method, rate, FRESH) for rate in rates]
+        rows.append([label, *(f"{100 * cell.values('success').mean():.1f}" if cell.records else "" for cell in cells)])
+    missing = not any(runs.records.get((method, rate)) for method, rate in product(PULLS, rates))
+    return "They have not run." if missing else markdown(["trust region", *(f"{rate:g}" for rate in rates)], rows)
+
+
 def on_a_cpu(records: Sequence[Record]) -> str:
     """
     Success in percent of the runs of stage 1 that were made on a CPU, and of the same ones on the GPU. A pair shares
@@ -126,7 +137,7 @@ def on_a_cpu(records: Sequence[Record]) -> str:
         for seed, record in of_seed.items():
             other = on_gpu.records.get((method, learning_rate), {}).get(seed)
             texts = [f"{100 * r['success']:.1f}" if r else "" for r in (record, other)]
-            rows.append([LABELS[method], f"{learning_rate:g}", str(seed), *texts])
+            rows.append([(LABELS | PULLS)[method], f"{learning_rate:g}", str(seed), *texts])
     return markdown(["trust region", "learning rate", "seed", "CPU", "GPU"], rows)
 
 
@@ -152,6 +163,7 @@ TABLES: dict[str, Table] = {
     "second-stage": second_stage,
     "fresh": fresh,
     "share": share,
+    "pulls": pulls,
     "on-a-cpu": on_a_cpu,
     "runs": every_run,
 }

@@ -102,10 +102,12 @@ def test_the_plan_is_the_same_for_all_methods():
     updates = content["steps_per_generation"] // content["gradient_accumulation_steps"]
     assert updates == DEFAULTS["steps_per_generation"] == 8, "`seconds_per_update` leaves out one rollout batch"
     assert content["max_steps"] == 32 and grid.tasks["gsm8k"].settings["max_completion_length"] == 256
-    first, second = grid.studies.values()
-    assert first.methods == second.methods == list(grid.methods)
-    (low,), (high,) = (alternative["learning_rate"] for study in (first, second) for alternative in study.vary)
-    assert high == pytest.approx(3 * low)
+    first, second, third = grid.studies.values()
+    assert first.methods == second.methods and [*first.methods, *third.methods] == list(grid.methods)
+    (low,), (high,), both = (
+        alternative["learning_rate"] for study in (first, second, third) for alternative in study.vary
+    )
+    assert high == pytest.approx(3 * low) and both == [low, high]
 
 
 # -- The clock --------------------------------------------------------------------------------------------------------
