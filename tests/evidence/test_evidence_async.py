@@ -1,5 +1,6 @@
 """The study of asynchronous GRPO: the age of its samples, their old policy, its curves and records."""
 
+import math
 from itertools import product
 
 import numpy as np
@@ -153,6 +154,8 @@ def test_every_cell_of_the_study_is_a_config_of_its_trainer(tmp_path):
             assert config.kl_bound == 0.05 * max(8, age) / 8 and config.support_size == 20
         elif method.startswith("mask"):
             assert (config.divergence_type, config.divergence_bound) == ("binary_tv", 0.15)
+        elif method.startswith("alone"):
+            assert (config.kl_bound, config.epsilon) == (0.05, math.inf)
         elif method.startswith("pull"):
             assert (config.kl_bound, config.epsilon, config.epsilon_high) == (0.05, 0.2, 1.0)
         else:
