@@ -8,7 +8,7 @@ from evidence.tables import Cell, Record, Table, markdown, mean, percent, points
 TASKS = ("label-2", "common")
 AGES = (1, 4, 8)  # versions
 NAMES = {"troll": "TROLL", "mask": "`binary_tv`", "clip": "TRL's clip"}
-PULL = {"pull": "clip and binary pull", "alone": "binary pull"}
+PULL = {"pull": "clip and binary pull", "alone": "binary pull alone"}
 SEEDS = 5  # that decide
 
 

@@ -25,9 +25,9 @@ LABELS = {
     "clip": "tuned clip",
     "clip-pull": "clip + pull",
     "clip-binary-pull": "clip + binary pull",
-    "unlimited-pull": "unlimited + pull",
-    "unlimited-binary-pull": "unlimited + binary pull",
-    "candidate": "unlimited + binary pull, ε 0.05",  # which `auto` is with 8 updates
+    "unlimited-pull": "pull alone",
+    "unlimited-binary-pull": "binary pull alone",
+    "candidate": "binary pull alone, ε 0.05",  # which `auto` is with 8 updates
     "everywhere": "clip + penalty everywhere",
     "cpgd": "CPGD",
     "vespo": "vespo",

@@ -17,7 +17,7 @@ from evidence.tables import Cell, Record, Table, difference, markdown, points, s
 TROLLS = {"troll": "TROLL, ε 0.05", "troll-0.2": "TROLL, ε 0.2", "troll-0.5": "TROLL, ε 0.5"}
 OTHERS = {"clip-0.2": "clip 0.2", "clip-0.2-1.0": "clip 0.2/1.0", "tv-0.15": "TV mask"}
 LABELS = TROLLS | OTHERS
-PULLS = {"pull": "binary pull", "clip-binary-pull": "clip 0.2/1.0 + binary pull"}  # not in the statements
+PULLS = {"pull": "binary pull alone", "clip-binary-pull": "clip 0.2/1.0 + binary pull"}  # not in the statements
 FORM, NUMBER = "answer_format_reward", "last_number_reward"  # other rewards, which weigh nothing
 TASK = "h100"  # the runs on a CPU decide nothing
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # the last one is only a next rate

@@ -112,7 +112,7 @@ def test_verdicts():
     rows = rows_of(with_stage_two({"troll": 0.01, "clip-pull": 0.0, "unlimited-pull": -0.2, "clip-binary-pull": 0.1}))
     verdicts = {(row[0], row[1], row[2]): row[-1] for row in rows}
     assert verdicts["(b) TROLL minus clip + pull", "rare, 8", "4×"] == "ahead", "small, but beyond doubt"
-    assert verdicts["(b) TROLL minus unlimited + pull", "common, 8", "1×"] == "ahead"
+    assert verdicts["(b) TROLL minus pull alone", "common, 8", "1×"] == "ahead"
     assert verdicts["(c) clip + pull minus clip + binary pull", "rare, 32", "4×"] == "behind"
     assert not any(row[0].startswith("(a)") for row in rows), "no run of the clip"
     rows = rows_of(with_stage_two({"troll": 0.0, "clip-pull": 0.0}))
@@ -122,7 +122,7 @@ def test_verdicts():
 def test_one_setting_is_level_with_the_best_of_all():
     leads = {"troll": 0.0, "clip-pull": -0.2, "candidate": 0.01}
     rows = {row[0]: row[1:] for row in cells_of(peers.one_setting(with_stage_two(leads)))}
-    assert all(cell.startswith("**+0.0") for cell in rows["unlimited + binary pull, ε 0.05"])
+    assert all(cell.startswith("**+0.0") for cell in rows["binary pull alone, ε 0.05"])
     assert all(cell.startswith("**-1.") for cell in rows["TROLL"])
     assert all(cell.startswith("-21.") for cell in rows["clip + pull"])
 
