@@ -201,18 +201,18 @@ class Runs:
         differences = [a.values("success") - b.values("success") for a, b in pairs]
         return Lead(value, *_interval(differences, 0.9), p_value, sum(map(len, differences)))
 
-    def stage_two(self, place: str, method: str, multiple: int | None) -> list[np.ndarray]:
+    def successes(self, place: str, method: str, rate: int | float, seeds: Sequence[int] = FEW) -> list[np.ndarray]:
         """
-        Successes `(seeds,)` on every task at a multiple of the method's best rate, at 1.6e-3 for `None`, of the seeds
-        63 to 67 that have the cell; empty unless every task has one.
+        Successes `(seeds,)` on every task, of the seeds that have the cell; empty unless every task has one. The rate
+        is as for [`lead`].
         """
         tasks, age = PLACES[place]
         of_tasks = []
         for task in tasks:
             best = self.best(task, age, method)
-            rate = HIGHEST if multiple is None or best is None else multiple * best
-            cell = {} if best is None else self.cells.get((task, age, method, rate), {})
-            of_tasks.append(Cell([cell[seed] for seed in FEW if seed in cell]).values("success"))
+            at = rate * best if isinstance(rate, int) and best is not None else rate
+            cell = {} if best is None else self.cells.get((task, age, method, at), {})
+            of_tasks.append(Cell([cell[seed] for seed in seeds if seed in cell]).values("success"))
         return of_tasks if all(map(len, of_tasks)) else []
 
 
@@ -274,6 +274,21 @@ def statements(records: Sequence[Record]) -> str:
     return markdown(header, rows) if rows else "Stage 2 has not run: nothing is decided."
 
 
+def confirmed_successes(records: Sequence[Record]) -> str:
+    """
+    Stage 3: success in percent at each method's best learning rate (1×), at 8e-4 for all, and at four times the best
+    rate (4×), with 95 % intervals.
+    """
+    runs, rows = Runs(records), []
+    for place, method in product(("rare, 8", "rare, 32", "common, 8"), ("troll", "candidate", "clip")):
+        of_rates = [runs.successes(place, method, rate, LAST) for rate in (1, 8e-4, 4)]
+        values = [[of_task[:, None] for of_task in of_tasks] for of_tasks in of_rates]
+        texts = [percent(estimate(of, RESAMPLES, seed=0)[0]) if of else "" for of in values]
+        rows += [[place, LABELS[method], *texts]] if any(texts) else []
+    header = ["tasks, updates", "method", "1×", "8e-4", "4×"]
+    return markdown(header, rows) if rows else "Stage 3 has not run."
+
+
 def confirmation(records: Sequence[Record]) -> str:
     """
     (g) Stage 3: success of the candidate minus that of another method, in points, with a 95 % interval, at the best
@@ -304,7 +319,7 @@ def successes(records: Sequence[Record]) -> str:
     runs, rows = Runs(records), []
     for (place, (tasks, age)), method in product(PLACES.items(), LABELS):
         bests = {task: runs.best(task, age, method) for task in tasks}
-        of_rates = [runs.stage_two(place, method, multiple) for multiple in (1, 4, None)]
+        of_rates = [runs.successes(place, method, rate) for rate in (1, 4, HIGHEST)]
         values = [[of_task[:, None] for of_task in of_tasks] for of_tasks in of_rates]
         texts = [percent(estimate(of, RESAMPLES, seed=0)[0]) if of else "" for of in values]
         if any(texts):
@@ -323,7 +338,7 @@ def one_setting(records: Sequence[Record]) -> str:
     columns = [*product(PLACES, (1, 4))]
     rows: dict[str, list[str]] = {method: [] for method in LABELS}
     for place, multiple in columns:
-        of_methods = {method: runs.stage_two(place, method, multiple) for method in LABELS}
+        of_methods = {method: runs.successes(place, method, multiple) for method in LABELS}
         means = {method: np.mean([of.mean() for of in of_tasks]) for method, of_tasks in of_methods.items() if of_tasks}
         best = max(means, key=lambda method: means[method], default="")
         for method, row in rows.items():
@@ -415,6 +430,7 @@ def binary_32(records: Sequence[Record]) -> str:
 TABLES: dict[str, Table] = {
     "found": found,
     "statements": statements,
+    "confirmed-successes": confirmed_successes,
     "confirmation": confirmation,
     "successes": successes,
     "one-setting": one_setting,

@@ -127,6 +127,24 @@ def test_one_setting_is_level_with_the_best_of_all():
     assert all(cell.startswith("-21.") for cell in rows["clip + pull"])
 
 
+def test_stage_three_compares_the_candidate_on_its_own_seeds_also_at_one_rate_for_all():
+    records, noise = stage_one(), np.random.default_rng(0).normal(0, 0.01, 100)
+    leads = {"troll": {}, "candidate": {4e-4: 0.01, 8e-4: -0.01}, "clip": {8e-4: -0.2}}
+    for (tasks, age), method, rate, seed in product(peers.PLACES.values(), leads, (4e-4, 8e-4, 1.6e-3), peers.LAST):
+        success = 0.4 + leads[method].get(rate, 0.0) + noise[seed]
+        settings = settings_of(age, method)
+        records += [record(task, name_of(task, age, method), age, rate, seed, success, **settings) for task in tasks]
+    rows = {(row[0], row[1], row[2]): row for row in cells_of(peers.confirmation(records))}
+    assert {row[3] for row in rows.values()} == {"15"}
+    assert rows["minus TROLL", "rare, 8", "1×"][4].startswith("+1.0")
+    assert rows["minus TROLL", "common, 8", "8e-4"][4].startswith("-1.0")
+    assert rows["minus tuned clip", "rare, 32", "8e-4"][4].startswith("+19.0")
+    assert rows["minus tuned clip", "rare, 32", "8e-4"][-1] == "ahead"
+    assert rows["minus tuned clip", "rare, 32", "4×"][4].startswith("+0.0")
+    successes = [row[2:] for row in cells_of(peers.confirmed_successes(records)) if row[1] == "tuned clip"]
+    assert all(at_8e4.startswith(f"{100 * (0.2 + noise[75:80].mean()):.1f} [") for _, at_8e4, _ in successes)
+
+
 def test_pairs_of_two_starts_do_not_count():
     assert rows_of(with_stage_two({"troll": 0.1, "clip-pull": 0.0}))
     other = with_stage_two({"troll": 0.1, "clip-pull": 0.0}, digest={"troll": "another"})
@@ -208,7 +226,7 @@ def test_the_pages_have_the_numbers_of_stage_two():
     assert all(abs(at("clip-binary-pull", "troll", multiple)) < 1.05 for multiple in (1, 4)), "within a point"
 
     of = lambda place, multiple, *methods: [
-        f"{100 * np.mean([x.mean() for x in runs.stage_two(place, m, multiple)]):.1f}" for m in methods
+        f"{100 * np.mean([x.mean() for x in runs.successes(place, m, multiple)]):.1f}" for m in methods
     ]
     late = ("candidate", "troll", "unlimited-pull", "clip-pull", "clip-binary-pull", "clip")
     said = "solves {} %, TROLL {}, the pull on the support without a clip {}, the two pulls with a clip {} and {}, "
