@@ -1,7 +1,8 @@
 r"""
 Train Qwen3-0.6B on GSM8K while a vLLM server generates, with a trust region around what the server reports.
 
-Needs:  two GPUs of 24 GB, the Hugging Face hub, and vLLM: pip install '.[vllm]'
+Needs:  two GPUs that TRL's attention kernel, flash-attn3, supports (such as the H100), the Hugging Face hub, and vLLM:
+        pip install '.[async]'
 Run:    CUDA_VISIBLE_DEVICES=0 VLLM_SERVER_DEV_MODE=1 vllm serve Qwen/Qwen3-0.6B --host 127.0.0.1 --dtype float32 \
             --max-model-len 3072 --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs
         CUDA_VISIBLE_DEVICES=1 accelerate launch examples/asynchronous.py

@@ -46,6 +46,8 @@ config = TrollGRPOConfig(
     num_generations_eval=1,
     per_device_eval_batch_size=32,
     logging_steps=8,
+    save_steps=80,
+    save_total_limit=2,
 )
 trainer = TrollGRPOTrainer(
     model="Qwen/Qwen3-0.6B",

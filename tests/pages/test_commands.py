@@ -44,6 +44,7 @@ OTHER_FLAGS = {
     "host",
     "logprobs-mode",
     "max-logprobs",
+    "tensor_parallel_size",
     "success",
     "warm_up",
     "help",
