@@ -1,6 +1,7 @@
 """The study of asynchronous GRPO: the age of its samples, their old policy, its curves and records."""
 
 import math
+import re
 from itertools import product
 
 import numpy as np
@@ -189,6 +190,18 @@ def test_leads_are_paired_by_seed_and_wait_for_all_seeds():
     assert "+2.5 [+2.5, +2.5] |" in async_tables.leads(records, "sampled_area")
     reached = async_tables.reached(records[:-1])
     assert "| common | 4 | TRL's clip | 0.0004 | 40.0 [" in reached and reached.count("`binary_tv`") == 3
+
+
+def test_the_page_of_choices_has_the_means_of_both_tasks():
+    page = (ROOT / "docs" / "choosing.md").read_text().split("## Asynchronous")[1]
+    records = read_records(EVIDENCE / "results" / "async.jsonl")
+    for age in async_tables.AGES:
+        [row] = [line for line in page.splitlines() if re.match(rf"\| {age}\b", line)]
+        cells = [cell.replace("*", "").strip() for cell in row.split("|")[2:5]]
+        for said, name in zip(cells, ("mask", "troll", "clip"), strict=True):
+            of_tasks = [async_tables.cell(records, task, name, age) for task in async_tables.TASKS]
+            means = [100 * np.mean([cell.values(key).mean() for cell in of_tasks]) for key in ("success", "area")]
+            assert said == ", ".join(f"{mean:.0f}" for mean in means)
 
 
 def test_the_page_tells_what_the_results_say():

@@ -188,29 +188,30 @@ def words_of(page):
     return " ".join((GRID.parents[1] / page).read_text().split())
 
 
-def test_the_pages_have_the_numbers_of_stage_one():
-    runs = peers.Runs(read_records(GRID.parent / "results" / "peers.jsonl"))
+def test_the_pages_have_the_numbers_of_stage_three():
+    records = read_records(GRID.parent / "results" / "peers.jsonl")
+    runs, places = peers.Runs(records), ("rare, 8", "rare, 32", "common, 8")
+    success = lambda *cell: 100 * np.mean([of_task.mean() for of_task in runs.successes(*cell, peers.LAST)])
+    names = {"troll": "TROLL", "candidate": "the pull alone, on two outcomes", "clip": "a tuned clip"}
+    for method, name in names.items():
+        cells = [f"{success(place, method, 1):.0f}, {success(place, method, 8e-4):.0f}" for place in places]
+        assert f"| {name} | {' | '.join(cells)} |" in words_of("README.md")
 
-    def success(place, method):
-        """At the best rate of the means, and at 8e-4."""
-        means = [100 * np.mean([x.mean() for x in of]) for of in runs.at_rates(*peers.PLACES[place], method)]
-        return max(means), means[RATES.index(8e-4)]
+    page = words_of("evidence/peers.md")
 
-    rare = {m: success("rare, 8", m) + success("rare, 32", m) for m in ("candidate", "troll", "clip")}
-    readme, choosing = words_of("README.md"), words_of("docs/choosing.md")
-    said = "solves {:.1f} and {:.1f} % of the rare tasks with 8 updates, and {:.1f} and {:.1f} % with 32;"
-    assert said.format(*rare["candidate"]) in readme
-    said = "TROLL {:.1f} and {:.1f}, {:.1f} and {:.1f} %; a tuned clip {:.1f} and {:.1f}, {:.1f} and {:.1f} % (three"
-    assert said.format(*rare["troll"], *rare["clip"]) in readme
+    def leads(other, rate):
+        values = [100 * runs.lead(place, "candidate", other, rate, peers.LAST).value.value for place in places]
+        return [f"{value:+.1f}".replace("-", "−") for value in values]
 
-    places = ("rare, 8", "rare, 32", "common, 8")
-    leads = np.array([np.subtract(success(place, "candidate"), success(place, "troll")) for place in places])
-    best, high = leads.T
-    said = "it ends {:.1f} to {:.1f} points below the projection at the best rates, and {:.1f} below to {:.1f} above it"
-    assert said.format(-best.max(), -best.min(), -high.min(), high.max()) in choosing
-    clip = [np.subtract(success(place, "clip-binary-pull"), success(place, "candidate")) for place in places[:2]]
-    assert [[round(x) for x in of] for of in clip] == [[1, 4], [-5, -8]]
-    assert "is 1 to 4 points better with 8 updates, and 5 to 8 worse with 32." in choosing
+    level, ahead = leads("troll", 1), leads("clip", 8e-4)
+    assert f"({level[0]}, {level[1]} and {level[2]} points)" in page and f"({', '.join(ahead)})" in page
+    assert all(f"({', '.join(leads('troll', rate))})" in page for rate in (8e-4, 4))
+    assert f"with 32 updates, {leads('clip', 1)[1]}, does not" in page
+    assert f"stays {leads('clip', 4)[2][1:]} above it" in page
+    verdicts = {tuple(row[:3]): row[-1] for row in cells_of(peers.confirmation(records))}
+    assert all(verdicts["minus TROLL", place, "1×"] == "level" for place in places), "(g) holds"
+    assert all(verdicts["minus tuned clip", place, "8e-4"] == "ahead" for place in places), "(g) holds"
+    assert all(verdicts["minus TROLL", place, rate] == "undecided" for place in places for rate in ("8e-4", "4×"))
 
 
 def test_the_pages_have_the_numbers_of_stage_two():
