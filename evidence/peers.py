@@ -52,6 +52,7 @@ EXPECTED = {("a", place, 4): "ahead" for place in ("rare, 8", "rare, 32", "commo
 EXPECTED |= {(of, place, 1): "level" for of, place in product("bcd", ("rare, 8", "rare, 32", "common, 8"))}
 EXPECTED |= {(of, place, 4): "undecided" for of, place in product("bc", ("rare, 8", "rare, 32"))}
 EXPECTED |= {("d", place, 4): "ahead" for place in ("rare, 8", "rare, 32")} | {("d", "common, 8", 4): "undecided"}
+EXPECTED |= {("c", "wordy, 8", 1): "level", ("c", "wordy, 8", 4): "ahead"}
 # Of (f), by the second method
 EXPECTED |= {("troll", place, 1): "level" for place in ("rare, 8", "rare, 32", "common, 8")}
 EXPECTED |= {("troll", "rare, 8", 4): "undecided", ("troll", "rare, 32", 4): "ahead"}
