@@ -240,6 +240,29 @@ def test_the_pages_have_the_numbers_of_stage_two():
     assert said.format(*of("common, 8", 4, "clip", "troll", "clip-binary-pull", "candidate"), behind) in page
 
 
+def test_the_page_says_where_a_support_counts():
+    runs, page = peers.Runs(read_records(GRID.parent / "results" / "peers.jsonl")), words_of("evidence/peers.md")
+    methods = ("troll", "clip-pull", "unlimited-pull", "clip-binary-pull", "candidate", "clip")
+    at = [f"{100 * runs.successes('wordy, 8', method, 1.6e-3)[0].mean():.0f}" for method in methods]
+    said = (
+        "TROLL solves {} %, clip + pull {} and the pull alone {}; on two outcomes clip + binary pull {} and the binary "
+    )
+    assert (said + "pull alone {}; the tuned clip {} (seeds 63 to 67)").format(*at) in page
+    lead = runs.lead("wordy, 8", "clip-pull", "clip-binary-pull", 4).value
+    said = f"clip + pull +{100 * lead.value:.1f} [−{-100 * lead.low:.1f}, {100 * lead.high:.1f}],"
+    assert f"{said} TROLL −{-100 * runs.lead('wordy, 8', 'troll', 'clip-binary-pull', 4).value.value:.1f}." in page
+    last = {
+        (place, method): 100 * np.mean([x.mean() for x in runs.at_rates(*peers.PLACES[place], method)[-1]])
+        for place in ("rare, 8", "common, 8")
+        for method in methods
+    }
+    gaps = lambda with_support, without: [
+        last[place, with_support] - last[place, without] for place in ("rare, 8", "common, 8")
+    ]
+    assert "adds {:.1f} and {:.1f} points beside a clip".format(*gaps("clip-pull", "clip-binary-pull")) in page
+    assert [round(gap) for gap in gaps("unlimited-pull", "candidate")] == [8, 8] and "and 8 to the pull alone" in page
+
+
 def test_the_page_of_curves_says_how_far_troll_sinks():
     records = [
         record
