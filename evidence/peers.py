@@ -247,32 +247,64 @@ def verdict(lead: Lead, corrected: float) -> str:
     return "level" if lead.low > -LEVEL and lead.high < LEVEL else "undecided"
 
 
+class Statement(NamedTuple):
+    """One of the statements (a) to (f) about one kind of cells, with its verdict."""
+
+    name: str
+    place: str
+    rate: str
+    lead: Lead
+    p_value: float  # corrected
+    expected: str  # verdict, or nothing
+
+    @property
+    def verdict(self) -> str:
+        return verdict(self.lead, self.p_value)
+
+
+def _decided(runs: Runs) -> list[Statement]:
+    found = []
+    for of, compared in COMPARED.items():
+        for first, second, at_best in compared:
+            for place, multiple in product(PLACES, (1, 4) if at_best else (4,)):
+                if (lead := runs.lead(place, first, second, multiple)) is not None:
+                    name = f"({of}) {LABELS[first]} minus {LABELS[second]}"
+                    expected = EXPECTED.get((second if of == "f" else of, place, multiple), "")
+                    found.append(Statement(name, place, f"{multiple}×", lead, lead.p_value, expected))
+    for kind in ("rare", "common", "wordy"):
+        chosen = [i for i, statement in enumerate(found) if statement.place.startswith(kind)]
+        for index, p_value in zip(chosen, holm([found[i].p_value for i in chosen]), strict=True):
+            found[index] = found[index]._replace(p_value=p_value)
+    return found
+
+
 def statements(records: Sequence[Record]) -> str:
     """
     Stage 2: success of the first method minus the second, in points, with a 95 % interval, each method at its best
     learning rate (1×) or four times it (4×). p-values are corrected by Holm's method, for rare and common tasks apart.
     """
-    runs = Runs(records)
-    found = [
-        (of, place, multiple, first, second, lead)
-        for of, compared in COMPARED.items()
-        for first, second, at_best in compared
-        for place, multiple in product(PLACES, (1, 4) if at_best else (4,))
-        if (lead := runs.lead(place, first, second, multiple)) is not None
+    rows = [
+        [s.name, s.place, s.rate, str(s.lead.pairs), points(s.lead.value), f"{s.p_value:.2g}", s.expected, s.verdict]
+        for s in _decided(Runs(records))
     ]
-    corrected = [0.0] * len(found)
-    for kind in ("rare", "common", "wordy"):
-        chosen = [i for i, (_, place, *_) in enumerate(found) if place.startswith(kind)]
-        for index, value in zip(chosen, holm([found[i][-1].p_value for i in chosen]), strict=True):
-            corrected[index] = value
-    rows = []
-    for (of, place, multiple, first, second, lead), p_value in zip(found, corrected, strict=True):
-        names = f"{LABELS[first]} minus {LABELS[second]}"
-        expected = EXPECTED.get((second if of == "f" else of, place, multiple), "")
-        row = [f"({of}) {names}", place, f"{multiple}×", str(lead.pairs), points(lead.value), f"{p_value:.2g}"]
-        rows.append([*row, expected, verdict(lead, p_value)])
     header = ["statement", "tasks, updates", "rate", "pairs", "points", "p", "expected", "verdict"]
     return markdown(header, rows) if rows else "Stage 2 has not run: nothing is decided."
+
+
+def verdicts(records: Sequence[Record]) -> str:
+    """The same without intervals. A star marks a verdict that we had not expected."""
+    decided = {(s.name, s.rate, s.place): s for s in _decided(Runs(records))}
+    rows = []
+    for name, rate in dict.fromkeys((name, rate) for name, rate, _ in decided):
+        of_row = [decided.get((name, rate, place)) for place in PLACES]
+        texts = [
+            f"{100 * s.lead.value.value:+.1f} {s.verdict}{'*' if s.expected and s.expected != s.verdict else ''}"
+            if s
+            else ""
+            for s in of_row
+        ]
+        rows.append([name, rate, *texts])
+    return markdown(["statement", "rate", *PLACES], rows) if rows else "Stage 2 has not run: nothing is decided."
 
 
 def confirmed_successes(records: Sequence[Record]) -> str:
@@ -430,6 +462,7 @@ def binary_32(records: Sequence[Record]) -> str:
 
 TABLES: dict[str, Table] = {
     "found": found,
+    "verdicts": verdicts,
     "statements": statements,
     "confirmed-successes": confirmed_successes,
     "confirmation": confirmation,
