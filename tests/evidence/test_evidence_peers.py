@@ -249,8 +249,11 @@ def test_the_page_says_where_a_support_counts():
     )
     assert (said + "pull alone {}; the tuned clip {} (seeds 63 to 67)").format(*at) in page
     lead = runs.lead("wordy, 8", "clip-pull", "clip-binary-pull", 4).value
-    said = f"clip + pull +{100 * lead.value:.1f} [−{-100 * lead.low:.1f}, {100 * lead.high:.1f}],"
-    assert f"{said} TROLL −{-100 * runs.lead('wordy, 8', 'troll', 'clip-binary-pull', 4).value.value:.1f}." in page
+    said = f"for clip + pull, +{100 * lead.value:.1f} [−{-100 * lead.low:.1f}, {100 * lead.high:.1f}],"
+    assert (
+        f"{said} and false for TROLL, −{-100 * runs.lead('wordy, 8', 'troll', 'clip-binary-pull', 4).value.value:.1f}."
+        in page
+    )
     last = {
         (place, method): 100 * np.mean([x.mean() for x in runs.at_rates(*peers.PLACES[place], method)[-1]])
         for place in ("rare, 8", "common, 8")
