@@ -266,6 +266,16 @@ def test_the_page_says_where_a_support_counts():
     assert [round(gap) for gap in gaps("unlimited-pull", "candidate")] == [8, 8] and "and 8 to the pull alone" in page
 
 
+def test_the_page_says_how_vespo_does():
+    runs, page = peers.Runs(read_records(GRID.parent / "results" / "peers.jsonl")), words_of("evidence/peers.md")
+    of = [
+        [f"{100 * np.mean([x.mean() for x in at]):.1f}" for at in runs.at_rates(*peers.PLACES[place], "vespo")[-2:]]
+        for place in ("rare, 8", "common, 8")
+    ]
+    (high, far), (high_common, far_common) = of
+    assert f"at 8e-4 it solves {high} and {high_common} %, at 1.6e-3 {far} and {far_common}." in page
+
+
 def test_the_page_of_curves_says_how_far_troll_sinks():
     records = [
         record
