@@ -14,7 +14,7 @@ from repository import ROOT
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 # `make install` makes the environment of these tests out of `dev`, and vLLM fixes a torch of its own
-ELSEWHERE = {"dev", "vllm"}
+ELSEWHERE = {"dev", "vllm", "async"}
 
 
 class Environment:
