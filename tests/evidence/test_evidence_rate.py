@@ -254,4 +254,4 @@ def test_the_readme_says_what_the_pull_alone_decides():
     of_weight = np.mean(list(rows.values()), axis=0)
     lost, gained = of_weight[2] - of_weight[0], of_weight[3] - of_weight[2]
     assert f"At rates of 4e-4 and 8e-4 success is {lost:.0f} points lower [without it]" in readme
-    assert f", and {gained:.1f} higher with 3 |" in readme
+    assert f", and {gained:.1f} points higher with α = 3 |" in readme
