@@ -28,6 +28,7 @@ def main():
     config = AsyncTrollGRPOConfig(
         output_dir=OUTPUT,
         max_steps=400,
+        save_steps=80,
         trust_region="mask",  # docs/choosing.md
         learning_rate=1e-6,
         per_device_train_batch_size=8,
