@@ -117,8 +117,10 @@ def test_the_page_has_the_one_seed_of_the_pull_on_smollm2():
         for method in ("pull", "troll", "clip-0.2", "clip-0.2-1.0", "tv-0.15")
         for rate in (3e-4, 1e-3)
     ]
-    said = "{} % at 3e-4 and {} at 1e-3, where TROLL solved {} and {}, the clip of 0.2 {} and {}, that of 0.2/1.0 {} and {}, "
-    assert (said + "the mask {} and {}.").format(*at) in " ".join((EVIDENCE / "README.md").read_text().split())
+    said = "{} % at 3e-4 and {} at 1e-3, where TROLL solved {} and {}, the clip of 0.2 {} and {}, "
+    assert (said + "that of 0.2/1.0 {} and {}, the mask {} and {}.").format(*at) in " ".join(
+        (EVIDENCE / "README.md").read_text().split()
+    )
 
 
 def test_the_example_of_lora_has_the_settings_and_the_success_of_the_study():
