@@ -19,6 +19,7 @@ from evidence.tables import RESAMPLES, Cell, Record, Table, markdown, percent, p
 from math_answers.evaluation.statistics import Estimate, estimate
 
 PLACES = {"rare, 8": (RARE, 8), "rare, 32": (RARE, 32), "common, 8": (COMMON, 8), "wordy, 8": (("wordy-2",), 8)}
+PLANNED = ("rare, 8", "rare, 32", "common, 8")  # the kinds of cells that the statements are about
 PULLS = ("troll", "clip-pull", "clip-binary-pull", "unlimited-pull", "candidate")
 LABELS = {
     "troll": "TROLL",
@@ -48,38 +49,25 @@ COMPARED: dict[str, list[tuple[str, str, bool]]] = {
     "f": [("candidate", "troll", True), ("candidate", "clip-binary-pull", True)],
 }
 # What peers.yaml expects, if it says so in a verdict
-EXPECTED = {("a", place, 4): "ahead" for place in ("rare, 8", "rare, 32", "common, 8")}
-EXPECTED |= {(of, place, 1): "level" for of, place in product("bcd", ("rare, 8", "rare, 32", "common, 8"))}
+EXPECTED = {("a", place, 4): "ahead" for place in PLANNED}
+EXPECTED |= {(of, place, 1): "level" for of, place in product("bcd", PLANNED)}
 EXPECTED |= {(of, place, 4): "undecided" for of, place in product("bc", ("rare, 8", "rare, 32"))}
 EXPECTED |= {("d", place, 4): "ahead" for place in ("rare, 8", "rare, 32")} | {("d", "common, 8", 4): "undecided"}
 EXPECTED |= {("c", "wordy, 8", 1): "level", ("c", "wordy, 8", 4): "ahead"}
 # Of (f), by the second method
-EXPECTED |= {("troll", place, 1): "level" for place in ("rare, 8", "rare, 32", "common, 8")}
+EXPECTED |= {("troll", place, 1): "level" for place in PLANNED}
 EXPECTED |= {("troll", "rare, 8", 4): "undecided", ("troll", "rare, 32", 4): "ahead"}
 EXPECTED |= {("clip-binary-pull", "rare, 32", multiple): "ahead" for multiple in (1, 4)}
 EXPECTED |= {("clip-binary-pull", "rare, 8", 1): "level", ("clip-binary-pull", "rare, 8", 4): "undecided"}
-
-
-# Of (g): by the second method, cells and rate: a multiple of each method's best one, or 8e-4 for all
-CONFIRMED = {
-    ("troll", "rare, 8", 1): "level",
-    ("troll", "rare, 8", 8e-4): "undecided",
-    ("troll", "rare, 8", 4): "undecided",
-    ("troll", "rare, 32", 1): "level",
-    ("troll", "rare, 32", 8e-4): "undecided",
-    ("troll", "rare, 32", 4): "ahead",
-    ("troll", "common, 8", 1): "level",
-    ("troll", "common, 8", 8e-4): "undecided",
-    ("troll", "common, 8", 4): "behind",
-    ("clip", "rare, 8", 1): "level",
-    ("clip", "rare, 8", 8e-4): "ahead",
-    ("clip", "rare, 8", 4): "ahead",
-    ("clip", "rare, 32", 1): "ahead",
-    ("clip", "rare, 32", 8e-4): "ahead",
-    ("clip", "rare, 32", 4): "ahead",
-    ("clip", "common, 8", 1): "level",
-    ("clip", "common, 8", 8e-4): "ahead",
-    ("clip", "common, 8", 4): "behind",
+# Of (g): by the second method, cells and rate, a multiple of each method's best one, or 8e-4 for all
+CONFIRMED: dict[tuple[str, str, float], str] = {
+    (second, place, rate): expected
+    for second, of_places in {
+        "troll": ("level undecided undecided", "level undecided ahead", "level undecided behind"),
+        "clip": ("level ahead ahead", "ahead ahead ahead", "level ahead behind"),
+    }.items()
+    for place, of_rates in zip(PLANNED, of_places, strict=True)
+    for rate, expected in zip((1, 8e-4, 4), of_rates.split(), strict=True)
 }
 
 
@@ -248,7 +236,7 @@ def verdict(lead: Lead, corrected: float) -> str:
 
 
 class Statement(NamedTuple):
-    """One of the statements (a) to (f) about one kind of cells, with its verdict."""
+    """One of the statements (a) to (g) about one kind of cells, with its verdict."""
 
     name: str
     place: str
@@ -262,6 +250,15 @@ class Statement(NamedTuple):
         return verdict(self.lead, self.p_value)
 
 
+def _corrected(found: list[Statement]) -> list[Statement]:
+    """With p-values corrected by Holm's method, for rare, common and wordy tasks apart."""
+    for kind in ("rare", "common", "wordy"):
+        chosen = [i for i, statement in enumerate(found) if statement.place.startswith(kind)]
+        for index, p_value in zip(chosen, holm([found[i].p_value for i in chosen]), strict=True):
+            found[index] = found[index]._replace(p_value=p_value)
+    return found
+
+
 def _decided(runs: Runs) -> list[Statement]:
     found = []
     for of, compared in COMPARED.items():
@@ -271,11 +268,16 @@ def _decided(runs: Runs) -> list[Statement]:
                     name = f"({of}) {LABELS[first]} minus {LABELS[second]}"
                     expected = EXPECTED.get((second if of == "f" else of, place, multiple), "")
                     found.append(Statement(name, place, f"{multiple}×", lead, lead.p_value, expected))
-    for kind in ("rare", "common", "wordy"):
-        chosen = [i for i, statement in enumerate(found) if statement.place.startswith(kind)]
-        for index, p_value in zip(chosen, holm([found[i].p_value for i in chosen]), strict=True):
-            found[index] = found[index]._replace(p_value=p_value)
-    return found
+    return _corrected(found)
+
+
+def _with_intervals(found: Sequence[Statement], stage: str) -> str:
+    rows = [
+        [s.name, s.place, s.rate, str(s.lead.pairs), points(s.lead.value), f"{s.p_value:.2g}", s.expected, s.verdict]
+        for s in found
+    ]
+    header = ["statement", "tasks, updates", "rate", "pairs", "points", "p", "expected", "verdict"]
+    return markdown(header, rows) if rows else f"{stage} has not run: nothing is decided."
 
 
 def statements(records: Sequence[Record]) -> str:
@@ -283,12 +285,7 @@ def statements(records: Sequence[Record]) -> str:
     Stage 2: success of the first method minus the second, in points, with a 95 % interval, each method at its best
     learning rate (1×) or four times it (4×). p-values are corrected by Holm's method, for rare and common tasks apart.
     """
-    rows = [
-        [s.name, s.place, s.rate, str(s.lead.pairs), points(s.lead.value), f"{s.p_value:.2g}", s.expected, s.verdict]
-        for s in _decided(Runs(records))
-    ]
-    header = ["statement", "tasks, updates", "rate", "pairs", "points", "p", "expected", "verdict"]
-    return markdown(header, rows) if rows else "Stage 2 has not run: nothing is decided."
+    return _with_intervals(_decided(Runs(records)), "Stage 2")
 
 
 def verdicts(records: Sequence[Record]) -> str:
@@ -313,7 +310,7 @@ def confirmed_successes(records: Sequence[Record]) -> str:
     rate (4×), with 95 % intervals.
     """
     runs, rows = Runs(records), []
-    for place, method in product(("rare, 8", "rare, 32", "common, 8"), ("troll", "candidate", "clip")):
+    for place, method in product(PLANNED, ("troll", "candidate", "clip")):
         of_rates = [runs.successes(place, method, rate, LAST) for rate in (1, 8e-4, 4)]
         values = [[of_task[:, None] for of_task in of_tasks] for of_tasks in of_rates]
         texts = [percent(estimate(of, RESAMPLES, seed=0)[0]) if of else "" for of in values]
@@ -324,24 +321,16 @@ def confirmed_successes(records: Sequence[Record]) -> str:
 
 def confirmation(records: Sequence[Record]) -> str:
     """
-    (g) Stage 3: success of the candidate minus that of another method, in points, with a 95 % interval, at the best
-    learning rate of each (1×), at 8e-4 for both, and at four times the best rate of each (4×). p-values are corrected
-    by Holm's method, for rare and common tasks apart.
+    (g) Stage 3: success of the candidate minus another method, in points, with a 95 % interval, at the best learning
+    rate of each (1×), at 8e-4 for both, and at four times the best rate of each (4×). p-values are corrected by Holm's
+    method, for rare and common tasks apart.
     """
-    runs = Runs(records)
-    leads = {key: runs.lead(key[1], "candidate", key[0], key[2], LAST) for key in CONFIRMED}
-    found = {key: lead for key, lead in leads.items() if lead is not None}
-    corrected: dict[tuple[str, str, float], float] = {}
-    for kind in ("rare", "common"):
-        keys = [key for key in found if key[1].startswith(kind)]
-        corrected |= dict(zip(keys, holm([found[key].p_value for key in keys]), strict=True))
-    rows = []
-    for (second, place, rate), lead in found.items():
-        at, p_value = f"{rate}×" if isinstance(rate, int) else "8e-4", corrected[second, place, rate]
-        row = [f"minus {LABELS[second]}", place, at, str(lead.pairs), points(lead.value), f"{p_value:.2g}"]
-        rows.append([*row, CONFIRMED[second, place, rate], verdict(lead, p_value)])
-    header = ["candidate", "tasks, updates", "rate", "pairs", "points", "p", "expected", "verdict"]
-    return markdown(header, rows) if rows else "Stage 3 has not run."
+    runs, found = Runs(records), []
+    for (second, place, rate), expected in CONFIRMED.items():
+        if (lead := runs.lead(place, "candidate", second, rate, LAST)) is not None:
+            at = f"{rate}×" if isinstance(rate, int) else "8e-4"
+            found.append(Statement(f"candidate minus {LABELS[second]}", place, at, lead, lead.p_value, expected))
+    return _with_intervals(_corrected(found), "Stage 3")
 
 
 def successes(records: Sequence[Record]) -> str:

@@ -136,11 +136,11 @@ def test_stage_three_compares_the_candidate_on_its_own_seeds_also_at_one_rate_fo
         records += [record(task, name_of(task, age, method), age, rate, seed, success, **settings) for task in tasks]
     rows = {(row[0], row[1], row[2]): row for row in cells_of(peers.confirmation(records))}
     assert {row[3] for row in rows.values()} == {"15"}
-    assert rows["minus TROLL", "rare, 8", "1×"][4].startswith("+1.0")
-    assert rows["minus TROLL", "common, 8", "8e-4"][4].startswith("-1.0")
-    assert rows["minus tuned clip", "rare, 32", "8e-4"][4].startswith("+19.0")
-    assert rows["minus tuned clip", "rare, 32", "8e-4"][-1] == "ahead"
-    assert rows["minus tuned clip", "rare, 32", "4×"][4].startswith("+0.0")
+    assert rows["candidate minus TROLL", "rare, 8", "1×"][4].startswith("+1.0")
+    assert rows["candidate minus TROLL", "common, 8", "8e-4"][4].startswith("-1.0")
+    assert rows["candidate minus tuned clip", "rare, 32", "8e-4"][4].startswith("+19.0")
+    assert rows["candidate minus tuned clip", "rare, 32", "8e-4"][-1] == "ahead"
+    assert rows["candidate minus tuned clip", "rare, 32", "4×"][4].startswith("+0.0")
     successes = [row[2:] for row in cells_of(peers.confirmed_successes(records)) if row[1] == "tuned clip"]
     assert all(at_8e4.startswith(f"{100 * (0.2 + noise[75:80].mean()):.1f} [") for _, at_8e4, _ in successes)
 
@@ -209,9 +209,11 @@ def test_the_pages_have_the_numbers_of_stage_three():
     assert f"with 32 updates, {leads('clip', 1)[1]}, does not" in page
     assert f"stays {leads('clip', 4)[2][1:]} above it" in page
     verdicts = {tuple(row[:3]): row[-1] for row in cells_of(peers.confirmation(records))}
-    assert all(verdicts["minus TROLL", place, "1×"] == "level" for place in places), "(g) holds"
-    assert all(verdicts["minus tuned clip", place, "8e-4"] == "ahead" for place in places), "(g) holds"
-    assert all(verdicts["minus TROLL", place, rate] == "undecided" for place in places for rate in ("8e-4", "4×"))
+    assert all(verdicts["candidate minus TROLL", place, "1×"] == "level" for place in places), "(g) holds"
+    assert all(verdicts["candidate minus tuned clip", place, "8e-4"] == "ahead" for place in places), "(g) holds"
+    assert all(
+        verdicts["candidate minus TROLL", place, rate] == "undecided" for place in places for rate in ("8e-4", "4×")
+    )
 
 
 def test_the_pages_have_the_numbers_of_stage_two():

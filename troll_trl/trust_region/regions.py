@@ -175,7 +175,7 @@ class PenaltyTrustRegion(TrustRegion):
         return TrustRegionOutput(policy[..., 0], regression, token_stats)
 
     def describe(self) -> str:
-        # Not the clip, which TRL does and an infinite `epsilon` turns off
+        # TRL's clip is not named, because an infinite `epsilon` turns it off
         return f"a penalty beyond a {'' if self.needs_support else 'binary '}KL of {self.kl_bound:g}"
 
 
