@@ -405,6 +405,20 @@ def by_rate(records: Sequence[Record]) -> str:
     return _by_rate(Runs(records), PLACES)
 
 
+def high_rates(records: Sequence[Record]) -> str:
+    """
+    Stage 1: success in percent at the best learning rate, at 8e-4 and at 1.6e-3: means over tasks, and over the seeds
+    that have the method at every rate.
+    """
+    runs, rows = Runs(records), []
+    for method in (*LABELS, *RECORD):
+        of_places = [runs.at_rates(*place, method) for place in PLACES.values()]
+        means = [[100 * np.mean([of_task.mean() for of_task in at]) for at in of_rates] for of_rates in of_places]
+        texts = [f"{max(of):.0f}, {of[-2]:.0f}, {of[-1]:.0f}" if of else "" for of in means]
+        rows += [[LABELS.get(method, method), *texts]] if any(texts) else []
+    return markdown(["method", *PLACES], rows) if rows else "Stage 1 is not complete anywhere."
+
+
 def by_task(records: Sequence[Record]) -> str:
     """The same on every task."""
     tasks = {f"{task}, {age}": ((task,), age) for tasks, age in PLACES.values() for task in tasks}
@@ -457,6 +471,7 @@ TABLES: dict[str, Table] = {
     "confirmation": confirmation,
     "successes": successes,
     "one-setting": one_setting,
+    "high-rates": high_rates,
     "by-rate": by_rate,
     "by-task": by_task,
     "weights": weights,
