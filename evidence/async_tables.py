@@ -31,6 +31,19 @@ def leads(records: Sequence[Record], key: str = "area") -> str:
     return markdown(["versions old", "TROLL minus", *TASKS, "both"], rows)
 
 
+def both_tasks(records: Sequence[Record]) -> str:
+    """Success after training and area in percent, means over both tasks; each method has a tuned learning rate."""
+    rows = []
+    for age in AGES:
+        texts = []
+        for name in NAMES:
+            cells = [cell(records, task, name, age) for task in TASKS]
+            means = [[100 * c.values(key).mean() for c in cells if c is not None] for key in ("success", "area")]
+            texts.append(", ".join(f"{sum(of) / len(of):.0f}" for of in means) if None not in cells else "")
+        rows += [[str(age), *texts]] if any(texts) else []
+    return markdown(["versions old", *NAMES.values()], rows)
+
+
 def leads_sampled(records: Sequence[Record]) -> str:
     """The same leads with one sampled completion of each held-out problem in place of greedy decoding."""
     return leads(records, "sampled_area")
@@ -83,6 +96,7 @@ def pull(records: Sequence[Record]) -> str:
 
 
 TABLES: dict[str, Table] = {
+    "both-tasks": both_tasks,
     "leads": leads,
     "pull": pull,
     "leads-sampled": leads_sampled,

@@ -1,14 +1,13 @@
 """The study of asynchronous GRPO: the age of its samples, their old policy, its curves and records."""
 
 import math
-import re
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from async_engine import likely_tokens
-from repository import ROOT
+from evidence_grids import EVIDENCE, cells_of
 
 from evidence import async_tables, asynchronous
 from evidence.asynchronous import AsyncRunner, ProblemEngine, Problems, complete
@@ -18,7 +17,6 @@ from evidence.results import read_records
 from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig, sample_log_probs
 from troll_trl.small_models import make_model, make_tokenizer, write_problems
 
-EVIDENCE = ROOT / "evidence"
 GRID = read_grid(EVIDENCE / "async.yaml")
 SMALL = {"per_device_train_batch_size": 16, "num_generations": 4, "max_steps": 6, "eval_steps": 3, "warmup_steps": 0}
 
@@ -192,16 +190,14 @@ def test_leads_are_paired_by_seed_and_wait_for_all_seeds():
     assert "| common | 4 | TRL's clip | 0.0004 | 40.0 [" in reached and reached.count("`binary_tv`") == 3
 
 
-def test_the_page_of_choices_has_the_means_of_both_tasks():
-    page = (ROOT / "docs" / "choosing.md").read_text().split("## Asynchronous")[1]
+def test_the_page_of_choices_says_what_the_means_of_both_tasks_say():
     records = read_records(EVIDENCE / "results" / "async.jsonl")
-    for age in async_tables.AGES:
-        [row] = [line for line in page.splitlines() if re.match(rf"\| {age}\b", line)]
-        cells = [cell.replace("*", "").strip() for cell in row.split("|")[2:5]]
-        for said, name in zip(cells, ("mask", "troll", "clip"), strict=True):
-            of_tasks = [async_tables.cell(records, task, name, age) for task in async_tables.TASKS]
-            means = [100 * np.mean([cell.values(key).mean() for cell in of_tasks]) for key in ("success", "area")]
-            assert said == ", ".join(f"{mean:.0f}" for mean in means)
+    rows = {int(age): cells for age, *cells in cells_of(async_tables.both_tasks(records))}
+    success, area = ({age: [float(c.split(", ")[i]) for c in of] for age, of in rows.items()} for i in (0, 1))
+    for age, (troll, mask, clip) in area.items():
+        assert (mask > clip) == (age in (4, 8)) and (age != 1 or clip > max(troll, mask))
+        assert age == 8 or success[age][2] == max(success[age])
+    assert success[8][1] > success[8][0], "the mask ends above the projection"
 
 
 def test_the_page_tells_what_the_results_say():

@@ -4,12 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from repository import ROOT
+from evidence_grids import EVIDENCE
 
 from evidence import age, rate
 from evidence.results import read_records
-
-EVIDENCE = ROOT / "evidence"
 
 
 def section(page: str, start: str, end: str) -> str:

@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import yaml
+from evidence_grids import cells_of
 
 from evidence import peers
 from evidence.age import COMMON, RARE
@@ -98,10 +99,6 @@ def with_stage_two(leads, digest=None):
             for task in tasks
         ]
     return records
-
-
-def cells_of(table):
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
 def rows_of(records):

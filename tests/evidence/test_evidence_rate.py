@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import yaml
-from evidence_grids import EVIDENCE
+from evidence_grids import EVIDENCE, cells_of
 
 from evidence import rate
 from evidence.grid import Study, read_grid
@@ -41,13 +41,9 @@ def with_later_stages(success):
     return first + records_of(success, list(studies), dataclasses.replace(GRID, studies=studies))
 
 
-def cells_of(line):
-    return [cell.strip() for cell in line.split("|")[1:-1]]
-
-
 def rows_of(table):
     """By kind, updates and other method: difference, expectation and verdict."""
-    rows = [cells_of(line) for line in table.splitlines()[2:]]
+    rows = cells_of(table)
     return {(*row[0].split(", "), row[1]): row[2:] for row in rows}
 
 
@@ -64,7 +60,7 @@ def test_the_verdicts_are_those_that_were_written_down():
 
 def test_the_verdicts_are_shown_at_a_glance_with_a_star_where_we_were_wrong():
     table = rate.verdicts(with_later_stages(others_collapse))
-    rows = {row[0]: row[1:] for row in map(cells_of, table.splitlines()[2:])}
+    rows = {row[0]: row[1:] for row in cells_of(table)}
     assert len(rows) == 16 and rows["(a) rare, 8"] == ["+14.0 holds"] * 4
     assert rows["(a) common, 32"][0] == "+0.0 fails\\*" and rows["(a) common, 32"][2] == "+0.0 fails"
     assert rows["(c) rare, 32"] == ["+0.0 holds", "+0.0 holds\\*", "+0.0 holds", "+0.0 holds"]
@@ -247,7 +243,7 @@ def test_the_readme_has_the_success_at_four_times_the_best_rate_and_at_the_best(
 
 def test_the_readme_says_what_the_pull_alone_decides():
     table = rate.alpha(read_records(EVIDENCE / "results" / "rate.jsonl"))
-    rows = {tuple(row[1:3]): np.array(row[4:], dtype=float) for row in map(cells_of, table.splitlines()[2:])}
+    rows = {tuple(row[1:3]): np.array(row[4:], dtype=float) for row in cells_of(table)}
     readme = " ".join((EVIDENCE.parent / "README.md").read_text().split())
     without, _, default, _ = rows["8", "0.0008"]
     assert f"small models solve {without} % at a rate of 8e-4, with it {default} %." in readme
