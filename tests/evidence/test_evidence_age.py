@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from itertools import product
 
 import numpy as np
@@ -121,3 +122,25 @@ def test_the_pages_say_what_two_rare_tokens_decide():
     assert f"[a tuned clip and masks lead](age.md#other-trust-regions) by {low:.1f} to {high:.1f} points" in study
     assert f"lead by {low:.1f} to {high:.1f} points of area, and by {low_end:.1f} to {high_end:.1f} of success" in page
     assert f"the KL mask leads there by {lead[16, 'area', 'kl']:.1f} points of area" in page
+
+
+def test_a_bound_that_is_too_tight_projects_many_tokens():
+    text = (EVIDENCE / "age.md").read_text().partition("A bound that is too tight")[2].partition("\n## ")[0]
+    rows = re.findall(r"\| ([\d.]+) \| ([\d., ]+) \| ([\d, ]+) \|", text)
+    records = [
+        r
+        for r in read_records(EVIDENCE / "results" / "age.jsonl")
+        if r["seed"] in age.TUNING_SEEDS
+        and r["varied"]["learning_rate"] == 4e-4
+        and r["varied"].get("steps_per_generation") == 32
+    ]
+    assert [bound for bound, *_ in rows] == ["0.05", "0.2", "0.5", "0.8"]
+    for bound, shares, areas in rows:
+        for key, factor, told in (("projected_fraction", 1, shares), ("area", 100, areas)):
+            means = []
+            for task in age.RARE:
+                of_cell = [r[key] for r in records if (r["task"], r["method"]) == (task, f"projection-{bound}")]
+                assert len(of_cell) == 2
+                means.append(factor * np.mean(of_cell))
+            unit = 1 if key == "area" else 0.01
+            assert list(map(float, told.split(", "))) == pytest.approx(means, abs=0.51 * unit), (bound, key)
