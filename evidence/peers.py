@@ -304,6 +304,20 @@ def verdicts(records: Sequence[Record]) -> str:
     return markdown(["statement", "rate", *PLACES], rows) if rows else "Stage 2 has not run: nothing is decided."
 
 
+def at_the_highest_rate(records: Sequence[Record]) -> str:
+    """
+    Stage 2 at 1.6e-3 for all: success of the first method minus the second, in points, with a 95 % interval. The plan
+    has these runs, but no statement about them.
+    """
+    runs, rows = Runs(records), []
+    for first, second in [("troll", "clip"), *((a, b) for of in COMPARED.values() for a, b, _ in of)]:
+        of_places = [runs.lead(place, first, second, HIGHEST) for place in PLACES]
+        if any(of_places):
+            texts = ["" if lead is None else points(lead.value) for lead in of_places]
+            rows.append([f"{LABELS[first]} minus {LABELS[second]}", *texts])
+    return markdown(["methods", *PLACES], rows) if rows else "Stage 2 has not run."
+
+
 def confirmed_successes(records: Sequence[Record]) -> str:
     """
     Stage 3: success in percent at each method's best learning rate (1×), at 8e-4 for all, and at four times the best
@@ -467,6 +481,7 @@ TABLES: dict[str, Table] = {
     "found": found,
     "verdicts": verdicts,
     "statements": statements,
+    "highest-rate": at_the_highest_rate,
     "confirmed-successes": confirmed_successes,
     "confirmation": confirmation,
     "successes": successes,
