@@ -90,6 +90,14 @@ def test_a_pair_of_numbers_in_a_file_and_as_a_flag(parse):
         assert parse(f"algorithm: rloo\n{text}", *flags)[1].reward_clip_range == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("text", ["inf", ".inf", ".Inf"])
+def test_infinity_as_yaml_writes_it_and_as_python_does(parse, text):
+    setting = f"trust_region: penalty\ndivergence_type: binary_kl\nepsilon: {text}\nepsilon_high: {text}\n"
+    script_args, training_args, _ = parse(setting)
+    assert training_args.epsilon == training_args.epsilon_high == script_args.settings["epsilon"] == float("inf")
+    assert parse(f"kl_bound: {text}")[1].kl_bound == float("inf")
+
+
 # Under a mapping YAML 1.1 read text, booleans, 8, 750 and a date
 NESTED = {
     "1e-7": 1e-7, "-1E+5": -1e5, ".5": 0.5, "5.": 5.0, "1_000": 1000, "010": 10, "-010": -10, "0x10": 16, "0o17": 15,

@@ -213,6 +213,10 @@ def test_named_columns_hold_for_an_evaluation_file_that_has_them(load, tmp_path)
 
 def test_data_without_a_test_split_are_not_evaluated_on(load):
     """The one split of a file has any name, so `test` would be the training data."""
+    for option in ("dataset_test_split", "dataset_train_split"):
+        splits = {"dataset_test_split": "train[50%:]"} | {option: "test"}
+        with pytest.raises(ValueError, match=rf"`{option}` is 'test', but the single file .* `train` alone"):
+            load("problems", eval_strategy="steps", **splits)
     with pytest.raises(ValueError, match=r"problems\.jsonl has no split to evaluate on\. Set `dataset_test_split`"):
         load("problems", eval_strategy="epoch")
     with pytest.raises(ValueError, match=r"no split 'test', it has train\."):
@@ -272,6 +276,8 @@ def test_a_function_that_cannot_take_what_trl_gives_is_refused():
     """As `accuracy_reward` of DAPO's rows, or a function that makes a reward; it failed at the first reward."""
     reward = load_reward_function("accuracy_reward")
     check_reward_function(reward, ["prompt", "solution"], "the training data")
+    with pytest.raises(ValueError, match="the training data have the column 'completions', whose name TRL needs"):
+        check_reward_function(reward, ["prompt", "solution", "completions"], "the training data")
     with pytest.raises(ValueError, match=r"'accuracy_reward' cannot take the training data: .*argument: 'solution'"):
         check_reward_function(reward, ["prompt", "reward_model"], "the training data")
     with pytest.raises(ValueError, match=r"cannot take the evaluation data: missing .* 'goal'"):

@@ -43,6 +43,12 @@ BATCH = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 2,
         ("num_train_epochs", -1.0, "positive and finite"),
         ("reward_weights", [1.0, math.inf], "finite numbers, got inf for reward function 1"),
         ("max_skipped_updates", 0, "a whole number of at least 1"),
+        ("max_skipped_updates", None, "a whole number of at least 1"),
+        ("max_skipped_updates", math.inf, "a whole number of at least 1"),
+        ("temperature", None, "positive and finite"),
+        ("num_generations", None, "a whole number of at least 2"),
+        ("epsilon", None, "at least 0"),
+        ("reward_weights", 1.0, "a list with a number for each reward function, got 1.0"),
         ("kl_bound", 0.0, "positive or 'auto'"),
         ("kl_bound", math.nan, "positive or 'auto'"),
         ("kl_bound", "wide", "positive or 'auto'"),
@@ -53,8 +59,22 @@ BATCH = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 2,
 def test_an_option_out_of_its_range_is_named(config, option, value, allowed, tmp_path):
     with pytest.raises(ValueError, match=rf"`{option}`.* {allowed}") as error:
         config(output_dir=str(tmp_path), **CPU | {option: value})
-    shown = "inf" if option == "reward_weights" else str(value)
+    shown = "inf" if isinstance(value, list) else str(value)
     assert shown in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"trust_region": "penalty", "delta": 0.0}, "`delta` must be positive, got 0.0"),
+        ({"trust_region": "penalty", "delta": "2"}, "`delta` must be positive, got '2'"),
+        ({"importance_sampling_level": "Sequence"}, "must be 'token' or 'sequence', got 'Sequence'"),
+        ({"loss_type": "dr_grpo", "max_completion_length": None}, "divides by `max_completion_length`, which is None"),
+    ],
+)
+def test_options_of_the_loss_are_refused_before_its_check_blames_trl(options, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        TrollGRPOConfig(output_dir=str(tmp_path), **CPU | options)
 
 
 def test_what_recipes_use_is_taken(tmp_path):
@@ -96,6 +116,11 @@ def test_an_empty_prompt_is_named_with_its_row(empty, tmp_path):
         before = [[{"role": "user", "content": [{"type": "text", "text": "w1"}]}]] * 2
     with pytest.raises(ValueError, match="prompt of row 2 of train is empty"):
         make(tmp_path, Dataset.from_dict({"prompt": [*before, empty]}))
+
+
+def test_a_prompt_that_is_no_text_is_shown_with_its_row(tmp_path):
+    with pytest.raises(ValueError, match="prompt of row 0 of train is 3. It must be a text or a list of messages"):
+        make(tmp_path, Dataset.from_dict({"prompt": [3, 4]}))
 
 
 @pytest.mark.parametrize("trainer", [(TrollGRPOTrainer, TrollGRPOConfig), (TrollRLOOTrainer, TrollRLOOConfig)])

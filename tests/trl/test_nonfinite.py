@@ -349,6 +349,50 @@ def test_an_update_without_a_live_token_moves_nothing(make, tmp_path, caplog):
     assert "Update 3 skipped: every completion in it is masked" in caplog.text
 
 
+def test_a_subclass_with_a_loss_of_its_own_trains(tmp_path):
+    """The guard sees no loss, and took every update for one without a token."""
+
+    class OwnLoss(TrollGRPOTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            ids, mask = (
+                torch.cat([inputs[f"{part}_{name}"] for part in ("prompt", "completion")], 1)
+                for name in ("ids", "mask")
+            )
+            return model(input_ids=ids, attention_mask=mask).logits.square().mean()
+
+    trainer = make_trainer(OwnLoss, TrollGRPOConfig, tmp_path, max_steps=2)
+    before = weights(trainer)
+    trainer.train()
+    assert any((value != before[name]).any() for name, value in weights(trainer).items())
+    assert logged(trainer, "troll/skipped_updates") == [0, 0]
+
+
+# -- What a reward function returns -----------------------------------------------------------------------------------
+
+
+def test_a_reward_function_may_return_a_generator_as_in_trl(tmp_path):
+    def lazy(completion_ids, **kwargs):
+        return (float(len(ids)) for ids in completion_ids)
+
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, reward=lazy, max_steps=1)
+    trainer.train()
+    assert logged(trainer, "reward")[0] > 0
+
+
+@pytest.mark.parametrize(
+    "make_rewards",
+    [lambda ids: None, lambda ids: 0.5, lambda ids: ["good"] * len(ids), lambda ids: [[1.0]] * len(ids)],
+    ids=["nothing", "a number", "texts", "lists"],
+)
+def test_what_a_reward_function_may_not_return_is_named(make_rewards, tmp_path):
+    def careless(completion_ids, **kwargs):
+        return make_rewards(completion_ids)
+
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, reward=careless, max_steps=1)
+    with pytest.raises(TypeError, match=r"'careless' must return a list with a number or `None` for each .*, got "):
+        trainer.train()
+
+
 # -- Gradient scaler --------------------------------------------------------------------------------------------------
 
 

@@ -334,6 +334,8 @@ def test_a_stock_checkpoint_resumes_with_a_warning(tmp_path, caplog):
     resumed = grpo(tmp_path, save_strategy="no", **FIVE)
     with pytest.raises(ValueError, match=r"checkpoint-3 \(it has no complete.json: .* be given by its path"):
         resumed.train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match=r"but checkpoint-3, .* `--resume_from_checkpoint .*/checkpoint-3`, or name"):
+        resumed.find_checkpoint("newest")  # a new run would replace it
     with caplog.at_level("WARNING"):
         resumed.train(str(tmp_path / "checkpoint-3"))
     assert "which may be incomplete" in caplog.text and "a fresh one is generated" in caplog.text

@@ -55,6 +55,8 @@ def load_reward_function(name: str) -> Callable:
 def check_reward_function(function: Callable, columns: Iterable[str], data: str) -> None:
     """Refuse (`ValueError`), before the first reward, a function that cannot take what TRL gives to it, or needs a
     column that the data called `data` lack."""
+    if taken := (_GIVEN - {"prompts"}).intersection(columns):
+        raise ValueError(f"{data} have the column {min(taken)!r}, whose name TRL needs for a reward. Rename it.")
     given = _GIVEN | {*columns} - {"prompt", "completion"}
     try:
         inspect.signature(function).bind(**dict.fromkeys(given))

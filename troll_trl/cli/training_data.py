@@ -55,6 +55,7 @@ def load_datasets(
 
     name = None if mixture is not None else str(script_args.dataset_name)  # the parser requires it
     split, config = script_args.dataset_train_split, script_args.dataset_config
+    _check_split("dataset_train_split", name, split)
     options = _prompt_options(script_args, training_args, model_args)
     train_dataset = load(name, split, config, columns, options)
     if training_args.eval_strategy == "no":
@@ -69,10 +70,21 @@ def load_datasets(
             f"`eval_strategy` is set, but {name} has no split to evaluate on. Set `dataset_test_split`, such as "
             "`train[90%:]`, or `eval_dataset_name`."
         )
+    if script_args.eval_dataset_name is None:
+        _check_split("dataset_test_split", name, script_args.dataset_test_split)
     eval_dataset = load(name, script_args.dataset_test_split or "test", config, columns, options)
     if _are_problems(train_dataset) and _are_problems(eval_dataset):
         report_overlap(train_dataset, eval_dataset)
     return train_dataset, eval_dataset
+
+
+def _check_split(option: str, name: str | None, split: str | None) -> None:
+    """Refuse a split that a single file lacks: [`load_rows`] reads all of it under any name."""
+    if name is not None and split and Path(name).expanduser().is_file() and split.partition("[")[0] != "train":
+        raise ValueError(
+            f"`{option}` is {split!r}, but the single file {name} has the split `train` alone. Name it, or a part, "
+            "such as `train[90%:]`."
+        )
 
 
 def _mixture(script_args: TrollScriptArguments, seed: int) -> Any:

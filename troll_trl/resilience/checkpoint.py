@@ -16,7 +16,15 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy, get_last_checkpoint, rotate_checkpoints
 
 from troll_trl.resilience.best_model import FindBestCheckpoint
-from troll_trl.resilience.checkpoint_folder import CHECKPOINT, MARKER, SAVING, newest_complete, publish, why_incomplete
+from troll_trl.resilience.checkpoint_folder import (
+    CHECKPOINT,
+    MARKER,
+    SAVING,
+    newest_complete,
+    publish,
+    unmarked,
+    why_incomplete,
+)
 
 if TYPE_CHECKING:  # the trainer, which follows in the list of bases
     from transformers import Trainer as _Trainer
@@ -69,15 +77,20 @@ class CheckpointedTrainer(_Trainer):
             return str(resume)
         folder = Path(self.args.output_dir)
         if self._whole_checkpoints:  # one process looks, and all take what it found
-            found = [newest_complete(folder)] if self.accelerator.is_main_process else [None]
-            path, skipped = broadcast_object_list(found)[0]
+            found = [(*newest_complete(folder), unmarked(folder))] if self.accelerator.is_main_process else [None]
+            path, skipped, other = broadcast_object_list(found)[0]
         else:  # none is marked as complete
-            path, skipped = get_last_checkpoint(str(folder)) if folder.is_dir() else None, []
+            path, skipped, other = get_last_checkpoint(str(folder)) if folder.is_dir() else None, [], None
         for line in skipped:
             logger.warning(f"The run does not resume from {line}.")
         if path is None and resume is True:
             seen = f" Skipped: {'; '.join(skipped)}. One of them can still be given by its path." if skipped else ""
             raise ValueError(f"There is no complete checkpoint in {folder}.{seen}")
+        if path is None and other is not None:  # a new run would replace it
+            raise ValueError(
+                f"There is no complete checkpoint in {folder}, but {other.name}, which TRL's own trainer seems to have "
+                f"written. Continue from it with `--resume_from_checkpoint {other}`, or name another `output_dir`."
+            )
         self.accelerator.print(f"Resuming from {path}." if path else f"No checkpoint in {folder}: starting.")
         return path and str(path)
 

@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+from transformers.trainer import TRAINER_STATE_NAME
+
 CHECKPOINT = "checkpoint-"  # transformers' name of a folder, before the step
 # A checkpoint is written into this folder of the output folder, where neither `get_last_checkpoint` nor an upload looks
 SAVING = "_saving"
@@ -66,6 +68,12 @@ def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
             return folder, skipped
         skipped.append(f"{folder.name} ({reason})")
     return None, skipped
+
+
+def unmarked(output_dir: Path) -> Path | None:
+    """The newest whole checkpoint that TRL's own trainer wrote, without our marker."""
+    whole = [f for f in checkpoints(output_dir) if (f / TRAINER_STATE_NAME).is_file() and not (f / MARKER).exists()]
+    return whole[-1] if whole else None
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -61,6 +61,7 @@ class FiniteGuard:
         self._counts = torch.zeros(len(self._counted) + 1, dtype=dtype, device=accelerator.device)
         self.loss_mask: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
         self._counting = False  # whether that loss is one of the training
+        self._watched_losses = 0  # since the last update; none, if a subclass has a loss of its own
         self.bad_rewards: list[str] = []  # of the current rollout batch, in words
         self.nothing_scored = False  # whether vLLM, whose policy is the old one, scored no token of the rollout batch
         self._ungathered: list[tuple[int, str]] = []  # bad rewards of this rank alone: row and function
@@ -98,7 +99,16 @@ class FiniteGuard:
 
     def _watched(self, function: Callable, name: str) -> Callable:
         def without_bad(rewards):
-            values = torch.tensor([0.0 if reward is None else reward for reward in rewards], dtype=torch.float32)
+            try:
+                rewards = list(rewards)  # it may be a generator
+                values = torch.tensor([0.0 if reward is None else reward for reward in rewards], dtype=torch.float32)
+                if values.dim() != 1:
+                    raise ValueError(f"{values.dim()} dimensions")
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    f"The reward function {name!r} must return a list with a number or `None` for each completion, got "
+                    f"{repr(rewards)[:200]}."
+                ) from error
             bad = self._keep_bad(~values.isfinite(), name)
             return [None if row in bad else reward for row, reward in enumerate(rewards)]
 
@@ -139,6 +149,7 @@ class FiniteGuard:
         self.loss_mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
         self._counting = training
         if training:
+            self._watched_losses += 1
             self._counts[-1] += self.loss_mask.sum()
         try:
             yield self._without_masked(inputs, self.loss_mask)
@@ -220,7 +231,9 @@ class FiniteGuard:
         if not norm.isfinite() and not scaler_skips:
             self._count("gradient", torch.ones((), device=self._counts.device))
         bad, tokens = self._gather()
-        skip = bool(bad) or tokens == 0
+        empty = tokens == 0 and self._watched_losses > 0
+        self._watched_losses = 0
+        skip = bool(bad) or empty
         self._skipped += skip
         if skip:
             model.zero_grad()  # without gradients the optimizer does nothing, weight decay included
@@ -232,7 +245,7 @@ class FiniteGuard:
             optimizer.scaler = None if skip else scaler
             if skip:
                 scaler.update(scaler.get_scale())  # forgets the gradient, and keeps its scale
-        self._report(bad, tokens, update)
+        self._report(bad, empty, update)
         return skip
 
     def _steps_in_backward(self) -> str | None:
@@ -257,10 +270,10 @@ class FiniteGuard:
             said = [f"{_OF_ENGINE} of all tokens of the rollout batch"]
         return "; ".join(said), tokens
 
-    def _report(self, bad: str, tokens: float, update: int) -> None:
+    def _report(self, bad: str, empty: bool, update: int) -> None:
         if not bad:
             # An update without a token is neither good nor bad: the count of bad ones in a row stays as it is
-            if tokens > 0:
+            if not empty:
                 self._in_a_row = 0
             else:
                 logger.warning(f"Update {update} skipped: every completion in it is masked, on every rank.")

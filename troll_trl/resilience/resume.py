@@ -95,7 +95,16 @@ def epochs_of_stream(trainer: Any, checkpoint: str) -> tuple[int, int] | None:
 def _plain(value: Any) -> Any:
     """A column of a rollout batch as a safe load takes it. What a safe load would refuse fails here, and not at a
     resume."""
-    return value if isinstance(value, (torch.Tensor, RaggedDistribution)) else json.loads(json.dumps(value))
+    if isinstance(value, (torch.Tensor, RaggedDistribution)):
+        return value
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError as error:
+        error.add_note(
+            "A column of the rollout batch cannot be saved with a checkpoint: it is neither a tensor nor JSON. Make it "
+            "one, or set `save_rollouts=False`."
+        )
+        raise
 
 
 def _warn_of_a_fresh_batch(trainer: Any, reason: str) -> None:

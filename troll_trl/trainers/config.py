@@ -350,6 +350,12 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
                 f"`delta={self.delta}` is not supported: it is the upper limit of two-sided clipping, and a trust "
                 "region does not clip. Remove it."
             )
+        if self.loss_type == "dr_grpo" and self.max_completion_length is None:
+            raise ValueError("`loss_type='dr_grpo'` divides by `max_completion_length`, which is None. Set it.")
+        if self.importance_sampling_level not in ("token", "sequence"):
+            raise ValueError(
+                f"`importance_sampling_level` must be 'token' or 'sequence', got {self.importance_sampling_level!r}."
+            )
         if self.masks and self.importance_sampling_level != "token":
             raise ValueError(
                 f"`importance_sampling_level={self.importance_sampling_level!r}` is not supported with `trust_region` "

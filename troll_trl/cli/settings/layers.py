@@ -226,6 +226,8 @@ def _converted(key: str, value: Any, below: bool = False) -> Any:
     word = value.lower()
     if word in _WORDS and (below or _WORDS[word] is None):
         return _WORDS[word]
+    if word in (".inf", "-.inf", ".nan"):  # the option's own type reads the rest, as Python writes it
+        return word.replace(".", "")
     if below and word in ("yes", "no", "on", "off"):  # a boolean to YAML 1.1; as text, it counts as true
         raise ValueError(f"`{key}` is {value}. Write true or false, or quotes around it for the text.")
     if not below or not _NUMBER.fullmatch(value) or math.isinf(number := _number(value)):  # a commit may be 12e5678
