@@ -119,7 +119,7 @@ def test_an_empty_prompt_is_named_with_its_row(empty, tmp_path):
 
 
 def test_a_prompt_that_is_no_text_is_shown_with_its_row(tmp_path):
-    with pytest.raises(ValueError, match="prompt of row 0 of train is 3. It must be a text or a list of messages"):
+    with pytest.raises(ValueError, match=r"prompt of row 0 of train is 3\. It must be a text or a list of messages"):
         make(tmp_path, Dataset.from_dict({"prompt": [3, 4]}))
 
 
