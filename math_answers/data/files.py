@@ -169,7 +169,10 @@ def _rows_to_check(file: Path, again: bool) -> Iterator[tuple[str, dict[str, Any
                 content = read(line.decode("utf-8-sig"))
             except ValueError as error:
                 if line.lstrip()[:1] == b"{":  # pandas reads it, and changes numbers
-                    raise ValueError(f"line {number} of {file.name} is not a whole JSON object: {error}.") from None
+                    reason = f"is not a whole JSON object: {error}."
+                    if isinstance(error, UnicodeDecodeError):
+                        reason = f"is not UTF-8 ({error}). Save the file as UTF-8."
+                    raise ValueError(f"line {number} of {file.name} {reason}") from None
                 continue  # the reader itself complains of any other bad JSON
             for index, row in enumerate(content) if isinstance(content, list) else [(number, content)]:
                 if isinstance(row, dict):

@@ -73,6 +73,8 @@ class EvaluationArguments:
         self.model = [name.rstrip("/") or name for name in self.model]
         if self.output is not None:
             self.output = str(Path(self.output).expanduser())
+            if Path(self.output).is_file():
+                raise ValueError(f"`output`: {self.output} is a file; give a folder.")
         _check_numbers(self)
         _check_task(self)
 

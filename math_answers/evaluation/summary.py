@@ -110,19 +110,27 @@ def compare(args: EvaluationArguments) -> dict[str, Any]:
     names = list(args.compare or [])
     sides = [_scores_of(name, args) for name in names]
     (first, _), (second, _) = sides
-    common = [benchmark for benchmark in first if benchmark in second]
-    if alone := sorted(first.keys() ^ second.keys()):
+    pairs = [(benchmark, benchmark) for benchmark in first if benchmark in second]
+    if not pairs and len(first) == len(second) == 1:  # two files of samples, each named after its file
+        pairs = list(zip(first, second, strict=True))
+        logger.warning(f"`compare` pairs {pairs[0][0]} of A with {pairs[0][1]} of B: each is the only benchmark there.")
+    elif not pairs:
+        raise ValueError(
+            f"`compare`: {names[0]} and {names[1]} share no benchmark; they have {', '.join(first)} and "
+            f"{', '.join(second)}. A file of `samples` without a column `benchmark` is named after its file: add that "
+            "column, the same name in both, and score them again."
+        )
+    elif alone := sorted(first.keys() ^ second.keys()):
         logger.warning(f"`compare` leaves out {', '.join(alone)}: only one of the two evaluations has it.")
-    if not common:
-        raise ValueError(f"`compare`: {names[0]} and {names[1]} share no benchmark.")
-    problems = {benchmark: _common_problems(benchmark, first[benchmark], second[benchmark]) for benchmark in common}
-    for name, (side, folder) in zip(names, sides, strict=True):
-        for benchmark in common:
+    common = {" / ".join(dict.fromkeys(pair)): (first[pair[0]], second[pair[1]]) for pair in pairs}
+    problems = {benchmark: _common_problems(benchmark, *both) for benchmark, both in common.items()}
+    for index, (name, (side, folder)) in enumerate(zip(names, sides, strict=True)):
+        for benchmark in (pair[index] for pair in pairs):
             _check_samples(f"`compare`: {name}, {benchmark}", side[benchmark], args.k)
             _check_finished(name, benchmark, side[benchmark], folder)
-    counts = {int(count) for side, _ in sides for benchmark in common for count in side[benchmark].counts}
+    counts = {int(count) for both in common.values() for scores in both for count in scores.counts}
     ks = args.k or default_ks(min(counts))
-    tables = {name: [side[name].metrics(ks, problems[name]) for side, _ in sides] for name in common}
+    tables = {name: [scores.metrics(ks, problems[name]) for scores in both] for name, both in common.items()}
     if len(counts) > 1:
         range_of = f"{min(counts)} to {max(counts)}"
         logger.warning(f"Problems have {range_of} samples: maj, which grows with their number, is left out.")

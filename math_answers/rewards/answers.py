@@ -10,7 +10,8 @@ MAX_BOXES = 5
 MAX_WRITTEN_EXPONENT = 400
 
 _BOX_OR_BRACE = re.compile(
-    r"\\(?:boxed|fbox|framebox)\s*(?:\[[^\[\]{}]{0,20}\]\s*){0,2}(?:(?P<box>\{)|(?<=\s)(?P<bare>[^\s{}$\\][^\s{}$\\]*+))"
+    r"\\(?:boxed|fbox|framebox)\s*(?:\[[^\[\]{}]{0,20}\]\s*){0,2}"
+    r"(?:(?P<box>\{)|(?:(?<=\s)|(?=\d))(?P<bare>[^\s{}$\\][^\s{}$\\]*+))"
     r"|\\.|(?P<open>\{)|(?P<close>\})",
     re.DOTALL,
 )
@@ -171,8 +172,8 @@ def _boxes(text: str) -> list[tuple[str, int, int]]:
 def _says_nothing(text: str, content: str, start: int, end: int) -> bool:
     """Whether a box is a placeholder, or a text only names it: "I used \\boxed as requested"."""
     if text[end - 1] != "}":
-        named = text[start:end].split(maxsplit=1)[1]
-        return _PROSE.match(text, end - len(named)) is not None
+        named = text[start:end].split(maxsplit=1)[1:]  # no word follows the command in \boxed5
+        return bool(named) and _PROSE.match(text, end - len(named[0])) is not None
     if len(content) > MAX_PLACEHOLDER_CHARACTERS:
         return False
     words = {word.strip("<>:").casefold() for word in _BLANK.sub(" ", content).split()}

@@ -4,6 +4,7 @@ import math
 import numbers
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from math_answers.rewards.answers import extract_answer, written_out
 from math_answers.rewards.verifier import DECIDERS, MAX_ANSWER_CHARACTERS, TIMEOUT_SECONDS, start, verify
@@ -54,12 +55,13 @@ def math_accuracy_reward(
 
     Raises:
         ValueError: `completions` and `solution` differ in length.
-        TypeError: a solution that is neither text nor a number; the message names the row.
+        TypeError: a solution that is neither text nor a number, or a completion that is neither text nor chat messages;
+            the message names the row.
     """
     if len(completions) != len(solution):
         raise ValueError(f"Got {len(completions)} completions but {len(solution)} solutions; they must pair up.")
     golds = [_text_of_gold(gold, row) for row, gold in enumerate(solution)]
-    texts = [_text_of(completion) for completion in completions]
+    texts = [_text_of(completion, row) for row, completion in enumerate(completions)]
     verdicts = verify(golds, texts, TIMEOUT_SECONDS, strict=not allow_unevaluated, options=options)
     if log_metric is not None and verdicts:
         counts = Counter(verdict.decided_by for verdict in verdicts)
@@ -93,20 +95,26 @@ def answer_format_reward(completions: list[list[dict[str, str]]] | list[str], **
     Reward function that pays 1.0 for a final answer that is a plain number, in a form that [`math_accuracy_reward`]
     reads. For models that still have to learn the form; give it a smaller weight.
     """
-    answers = [extract_answer(_text_of(completion)) or "" for completion in completions]
+    answers = [extract_answer(_text_of(completion, row)) or "" for row, completion in enumerate(completions)]
     quantities = [read_quantity(normalise(answer[: MAX_ANSWER_CHARACTERS + 1])) for answer in answers]
     return [float(quantity is not None and quantity.numeral is not None) for quantity in quantities]
 
 
-def _text_of(completion: list[dict[str, str]] | str) -> str:
+def _text_of(completion: Any, row: int) -> str:
     """The text of a completion: a chat's last assistant message, empty if that only calls a tool."""
     if isinstance(completion, str):
         return completion
-    for message in reversed(completion):
-        if message.get("role", "assistant") == "assistant":
-            content = message.get("content") or ""
-            if isinstance(content, str):
-                return content
-            # Texts, or {"type": "text", "text": ...} and images
-            return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
+    try:
+        for message in reversed(completion):
+            if message.get("role", "assistant") == "assistant":
+                content = message.get("content") or ""
+                if isinstance(content, str):
+                    return content
+                # Texts, or {"type": "text", "text": ...} and images
+                return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
+    except (AttributeError, TypeError):
+        raise TypeError(
+            f"Row {row}: a completion must be text, or a list of chat messages such as {{'role': 'assistant', "
+            f"'content': 'text'}}, whose content may also be a list of parts; got {completion!r:.200}. Convert it."
+        ) from None
     return ""

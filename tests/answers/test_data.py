@@ -369,6 +369,10 @@ GOOD_LINE = b'{"problem": "p", "answer": "1"}\n'
             GOOD_LINE + '{"problem": "caf\u00e9", "answer": "1"}\n'.encode("latin-1"),
             r"line 2 of rows.jsonl is not UTF-8",
         ),
+        (
+            '{"problem": "caf\u00e9", "answer": "1"}\n'.encode("latin-1"),
+            r"line 1 of rows.jsonl is not UTF-8 .* Save the file as UTF-8",
+        ),
         ((GOOD_LINE * 2).decode().encode("utf-16"), r"line 1 of rows.jsonl is not UTF-8 .* Save the file as UTF-8"),
     ],
 )

@@ -413,6 +413,8 @@ def test_prompts(workplace):
         (flags("--model", "adapter"), "the adapter_config.json of adapter has no `base_model_name_or_path`"),
         (["--compare", "a", "b", "--temperature", "1"], "`temperature` is 1.0, but nothing is generated"),
         (["--samples", "one.jsonl", "--output", "out"], "its completion was looked for in"),
+        (["--samples", "one.jsonl", "--output", "one.jsonl"], "`output`: one.jsonl is a file; give a folder."),
+        (["--compare", "a", "b", "--output", "one.jsonl"], "`output`: one.jsonl is a file; give a folder."),
         (["--config", "bad.yaml"], "unknown key `temprature`. The nearest valid name is temperature."),
     ],
 )

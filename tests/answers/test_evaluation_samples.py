@@ -429,6 +429,17 @@ def test_compare_on_common_problems(tmp_path):
     assert "`compare` leaves out only a, only b: only one of the two evaluations has it." in messages
 
 
+def test_compare_two_files_of_samples_with_different_names(tmp_path):
+    """Each file names its benchmark, and the two had none in common."""
+    for name, answers in (("before", "56"), ("after", "55")):
+        rows = [{"problem": f"p{i}", "completion": FULL % text, "answer": "5"} for i, text in enumerate(answers)]
+        evaluate_file(write(tmp_path / f"{name}.jsonl", rows), tmp_path / name)
+    with logged() as messages:
+        [result] = compare(EvaluationArguments(compare=[str(tmp_path / "before"), str(tmp_path / "after")]))["results"]
+    assert (result["benchmark"], result["metrics"]["mean"]["value"]) == ("before / after", 0.5)
+    assert messages == ["`compare` pairs before of A with after of B: each is the only benchmark there."]
+
+
 def test_compare_models_of_one_folder(tmp_path):
     rows = [line("p", model=model, benchmark=b, text=t) for model, t in (("a", "5"), ("b", "6")) for b in "xy"]
     write(tmp_path / "samples.jsonl", rows)
@@ -452,15 +463,17 @@ def test_compare_with_other_numbers_of_samples_leaves_maj_out(tmp_path):
     assert messages[0].startswith("Problems have ") and " samples: maj" in messages[0]
 
 
-def test_compare_says_what_is_not_finished(tmp_path):
-    for name, samples in (("a", 5), ("b", 6)):
-        write(tmp_path / name / "samples.jsonl", [line(f"p{i // 2}", i % 2, model=name) for i in range(samples)])
-        settings = {"settings": {"n": 2}, "benchmarks": {"b": {"problems": 3}}}
+@pytest.mark.parametrize("own", ["b", "c"])
+def test_compare_says_what_is_not_finished(tmp_path, own):
+    for name, samples, b in (("a", 5, own), ("b", 6, "b")):
+        rows = [line(f"p{i // 2}", i % 2, model=name, benchmark=b) for i in range(samples)]
+        write(tmp_path / name / "samples.jsonl", rows)
+        settings = {"settings": {"n": 2}, "benchmarks": {b: {"problems": 3}}}
         (tmp_path / name / "run.json").write_text(json.dumps(settings))
     args = EvaluationArguments(compare=[str(tmp_path / "a"), str(tmp_path / "b" / "samples.jsonl")])
     with logged() as messages:
         [result] = compare(args)["results"]
-    assert any(f"{tmp_path / 'a'} has 5 of 6 samples of b, all from the longest" in text for text in messages)
+    assert any(f"{tmp_path / 'a'} has 5 of 6 samples of {own}, all from the longest" in text for text in messages)
     assert any("`compare`: " in text and "from 1 to 2 samples" in text for text in messages)
     assert "maj" not in result["metrics"] and not any(f"{tmp_path / 'b'}" in text for text in messages)
 
@@ -470,7 +483,11 @@ def test_compare_says_what_is_not_finished(tmp_path):
     [
         ([line("q")], "no problem of b in common"),
         ([line("p", gold="6")], "has the gold answers '5' in A and '6' in B"),
-        ([line("p", benchmark="c")], "share no benchmark"),
+        (
+            [line("p", benchmark="c"), line("p", benchmark="d")],
+            "no benchmark; they have b and c, d.*column `benchmark`",
+        ),
+        ([line("q", benchmark="c")], "no problem of b / c in common"),
         ([{"text": "x", "answer": "1"}], "has no model, benchmark.*`samples`"),
         ([], "holds samples of none"),
     ],

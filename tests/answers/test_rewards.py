@@ -13,7 +13,13 @@ from tiny import tiny_model, tiny_tokenizer
 from trl import GRPOConfig, GRPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 
-from math_answers.rewards import MAX_ANSWER_CHARACTERS, extract_answer, math_accuracy_reward, verifier
+from math_answers.rewards import (
+    MAX_ANSWER_CHARACTERS,
+    answer_format_reward,
+    extract_answer,
+    math_accuracy_reward,
+    verifier,
+)
 from math_answers.rewards.verifier import DECIDERS, choices
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
@@ -184,6 +190,10 @@ def test_bad_arguments_are_refused():
     for gold, name in (([72], "list"), (True, "bool"), (float("nan"), "float")):
         with pytest.raises(TypeError, match=f"Row 1: a solution must be text .*, a {name}"):
             math_accuracy_reward(["Answer: 72"] * 2, ["72", gold])
+    for completion in (None, 5, [r"\boxed{5}"], [None], [{"content": [None]}], [{"content": 5}], {"content": "5"}):
+        for rewarded in (math_accuracy_reward, answer_format_reward):
+            with pytest.raises(TypeError, match=r"Row 1: a completion must be text, or .* chat messages .*; got .*\."):
+                rewarded(["Answer: 72", completion], solution=["72"] * 2)
 
 
 def test_golds_that_are_no_text():

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from math_answers.rewards.answers import extract_answer
@@ -17,8 +17,8 @@ from math_answers.rewards.verifier.compare import Leaf, Undecided, equal, is_rea
 from math_answers.rewards.verifier.notation import normalise
 from math_answers.rewards.verifier.pool import Budget, WorkerError, WorkerPool
 from math_answers.rewards.verifier.quantities import read_quantity
-from math_answers.rewards.verifier.structure import is_balanced
-from math_answers.rewards.verifier.wording import words
+from math_answers.rewards.verifier.structure import is_balanced, read_compound
+from math_answers.rewards.verifier.wording import unwrap, words
 
 __all__ = ["DECIDERS", "TIMEOUT_SECONDS", "Verdict", "close", "start", "verify"]
 
@@ -54,6 +54,7 @@ _COSTLY = re.compile(
     r"\d\)?\^\{?\(?\d+\^|\^\{?[+-]?\d{5,}|\d{4,}\)?!|!\)*!|!\s*\^|\d{200}|\\binom\{\d{5,}|(?:[({]\s?){12}"
     r"|\\(?:sum|prod|int|lim)(?![a-z])"
 )
+_LEADING_ZERO = re.compile(r"[+-]?0\d")
 _TEXT_COMMAND = re.compile(r"\\(?:text|mbox|mathrm)\{[^{}]*\}")
 
 
@@ -160,7 +161,22 @@ def _verdicts(
 def normalised_gold(gold: str) -> str:
     """The bare gold answer of a text, normalised; empty if it is too long for one."""
     bare = _TEXT_COMMAND.sub(lambda text: text[0].replace("\n", " "), (extract_answer(gold) or gold).strip())
-    return normalise(bare) if len(bare) <= MAX_ANSWER_CHARACTERS and "\n" not in bare else ""
+    return _one_value(normalise(bare)) if len(bare) <= MAX_ANSWER_CHARACTERS and "\n" not in bare else ""
+
+
+def _one_value(gold: str) -> str:
+    r"""The first member of a gold list whose members all spell the same number: `\boxed{\frac12}` or `\boxed{0.5}` asks
+    for one value. Members repeated as text are several answers, and a leading zero may follow a decimal comma."""
+    members = read_compound(gold) if read_quantity(gold) is None else None
+    if members is None or members.kind not in ("list", "or") or members.name is not None:
+        return gold
+    texts = [unwrap(part) for part in members.parts]
+    if len(set(texts)) < max(len(texts), 2) or any(map(_LEADING_ZERO.match, texts)):
+        return gold
+    numbers = [read_quantity(text) for text in texts]
+    # 50 and 50 %, or 10^2 and 100, are not the same: the first of these allows answers that the other one does not
+    same = {number and replace(number, digits=None, places=0, numeral=None) for number in numbers}
+    return texts[0] if len(same) == 1 and None not in same else gold
 
 
 def are_readable(golds, timeout: float = TIMEOUT_SECONDS) -> dict[str, bool]:

@@ -21,6 +21,7 @@ from math_answers.rewards.verifier.structure import (
     is_balanced,
     is_name,
     is_ratio,
+    read_chain,
     read_compound,
     split,
 )
@@ -221,6 +222,10 @@ def _same_compound(gold: str, answer: str, leaf: Leaf, depth: int) -> bool | Non
     """Lists, sets, tuples, intervals, matrices, systems."""
     is_grouped = _named_quantity(gold)[1] is not None and _GROUPED.search(gold)
     left, right = None if is_grouped else read_compound(gold), read_compound(answer)
+    if left is None and right is not None and right.kind != "or":
+        left = read_chain(gold, len(right.parts))
+    elif right is None and left is not None:
+        right = read_chain(answer, len(left.parts))
     if left is None:
         if right is None:
             return None

@@ -51,6 +51,26 @@ def _braced_roots(match: re.Match) -> str:
     return "".join(text)
 
 
+_EXP_OR_BRACKET = re.compile(r"(?P<exp>\\exp\s*)?(?P<open>[({])|(?P<close>[)}])|\\.")
+
+
+def _powers_of_e(match: re.Match) -> str:
+    r"""`\exp(2)` and `\exp{2}` as `e^{2}`. `\exp(2)^3` stays, since `e^{2}^3` is read as another number."""
+    whole, text, opened = match.string, list(match.string), []
+    for token in _EXP_OR_BRACKET.finditer(whole):
+        if token["open"]:
+            opened.append(token)
+        elif token["close"] and opened:
+            start, end = opened.pop(), token.end()
+            before, after = whole[max(start.start() - 1, 0) : start.start()], whole[end : end + 2].strip()[:1]
+            paired = start["open"] + token["close"] in ("()", "{}")
+            if start["exp"] and paired and before not in ("^", "_") and after not in ("^", "_", "!", "'"):
+                text[start.start()] = " e^{" if before.isalpha() else "e^{"
+                text[start.start() + 1 : start.end()] = [""] * (len(start[0]) - 1)
+                text[end - 1] = "}"
+    return "".join(text)
+
+
 _ESCAPED = r"(?<!\\)\\"  # a command, not the end of a matrix row
 _RULES = tuple(
     (re.compile(pattern), replacement)
@@ -59,6 +79,8 @@ _RULES = tuple(
         # Delimiters. \$ is a currency, $ is not
         (r"(?<!\\)\$", ""),
         (_ESCAPED + r"\$", "$"),
+        (r"\\textdollar(?![A-Za-z])(?:\{\})?\s?|\\(?:text|textbf|mathrm|mbox)\{\s?\$\s?\}"
+         r"|\A\s?(?:\\text\{\s?USD\s?\}|USD)(?:\s|~|\\[ ,;])?(?=\d)", "$"),
         (r"\\\\\s*\[[^\[\]]{0,9}(?:pt|em|ex|mm|cm)\]", r"\\\\"),
         (_ESCAPED + r"[()\[\]]", ""),
         # Sizes, styles and space
@@ -129,6 +151,8 @@ _RULES = tuple(
         (r"\\surd(?![A-Za-z])", r"\\sqrt"),
         (r"(?<![\\A-Za-z])cbrt(?![A-Za-z])", r"\\sqrt[3]"),
         (r"\\sqrt.*", _braced_roots),
+        (r"(?<![\\A-Za-z])exp(?=\()", r"\\exp"),
+        (r"(?s)\A.*?\\exp\s*[({].*", _powers_of_e),
         # Arguments without braces
         (rf"\\sqrt\s*(\[[^\[\]]{{1,9}}\])?\s*({_BARE})", r"\\sqrt\1{\2}"),
         (rf"\\(frac|binom)\s*({_BARE})", r"\\\1{\2}"),
@@ -149,6 +173,7 @@ _BASE = re.compile(
     r"(?<=[0-9A-Z)])(?:_\s?\{?\\text\{\s?\(?(\w+)\)?\s?\}\}?"
     r"|\s?(?:\\text\{)?\s?\(?(?:in )?base(?:[ -]|\s?\}\s?|\{)\s?(\w+)[)}\s]*)\Z"
 )
+_BRACKETED_NUMERAL = re.compile(r"(?<![\w)}\]])\((\d[0-9A-Z]*)\)(?=_(?:\{\d+\}|\d+)\Z)", re.ASCII)  # (2516)_8
 _NUMERAL = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 _MARKDOWN = re.compile(r"\A[\s*_`:]+|[\s*_`]+\Z")
 
@@ -165,7 +190,8 @@ def normalise(text: str) -> str:
     text = _MARKDOWN.sub("", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    text = set_of_words(_BASE.sub(_index_of_base, text.strip()))
+    text = _BRACKETED_NUMERAL.sub(r"\1", _BASE.sub(_index_of_base, text.strip()))
+    text = set_of_words(text)
     return text if text.endswith("...") else text.rstrip(".,;: ").strip()
 
 

@@ -45,6 +45,7 @@ _GREEK = (
 )
 _INDEX = r"_(?:\{(?:[^{}]|\{[^{}]*\}){1,30}\}|\\[A-Za-z]+|\w)"
 SYMBOL = rf"(?:[A-Za-z]|{_GREEK})(?:{_INDEX})?"
+_SYMBOL = re.compile(SYMBOL)
 _ITEM = rf"\s?(?:-?(?:\d+(?:\.\d+)?|\\frac\{{\d+\}}\{{\d+\}}|{SYMBOL}|\\pi)|[fgh]\(-?\w+\))\s?"
 _EVENT = r"(?:[A-Za-z0-9,|=<>_ ]|\\(?:cap|cup|mid|text|ge|le|bar|overline|ldots)(?![a-z])|\{|\}){1,40}"
 # Words that make "twice the answer" another value
@@ -159,6 +160,14 @@ def read_compound(text: str) -> Compound | None:
         compound = read_compound(sides[1])
         return compound and replace(compound, name=sides[0].replace(" ", ""))
     return _bracketed(text) or _interval(text)
+
+
+def read_chain(text: str, count: int) -> Compound | None:
+    """`x=y=1` as `x=1, y=1`: so many different names with the same value."""
+    *names, value = split(text, ("=",))
+    if not len(set(names)) == len(names) == count > 1 or LETTER.search(value) or not all(map(_SYMBOL.fullmatch, names)):
+        return None
+    return Compound("list", [f"{name}={value}" for name in names])
 
 
 def _system(rows: list[str]) -> Compound:
