@@ -244,11 +244,7 @@ def test_the_page_says_what_stage_two_says():
     assert [cell.split()[1][:6] for cell in of("clip + pull", "CPGD", 4)[:3]] == ["ahead", "ahead", "behind"]
     ahead = -difference("clip + pull", "CPGD", 4)[2], -100 * at_one_rate("common, 8", "clip-pull", "cpgd").value
     assert "{:.0f} points *ahead* of clip + pull at four times them, {:.0f} at the same rate".format(*ahead) in page
-    level = dict(
-        zip(
-            [row[0] for row in cells_of(peers.one_setting(records))], cells_of(peers.one_setting(records)), strict=False
-        )
-    )
+    level = {row[0]: row for row in cells_of(peers.one_setting(records))}
     assert sum(cell.startswith("**") for cell in level["binary pull alone, ε 0.05"][1:7]) == 4, "four of six columns"
     assert all("level" in cell for cell in of("binary pull alone, ε 0.05", "TROLL", 1))
     assert all("undecided" in cell for cell in of("binary pull alone, ε 0.05", "TROLL", 4))
