@@ -70,7 +70,9 @@ def test_no_sampling_option_is_left_to_the_models_folder(kind, name, tmp_path):
     if name == "min_p":
         assert make(min_p=None).min_p is None  # TRL sends 0
     else:
-        with pytest.raises(ValueError, match=f"`{name}(=None` is not supported|` must be positive and finite, got None)"):
+        with pytest.raises(
+            ValueError, match=f"`{name}(=None` is not supported|` must be positive and finite, got None)"
+        ):
             make(**{name: None})
 
 
