@@ -70,9 +70,8 @@ def test_no_sampling_option_is_left_to_the_models_folder(kind, name, tmp_path):
     if name == "min_p":
         assert make(min_p=None).min_p is None  # TRL sends 0
     else:
-        with pytest.raises(
-            ValueError, match=f"`{name}(=None` is not supported|` must be positive and finite, got None)"
-        ):
+        refused = " must be positive and finite, got None" if name == "temperature" else "=None` is not supported"
+        with pytest.raises(ValueError, match=f"`{name}`?{refused}"):
             make(**{name: None})
 
 

@@ -29,12 +29,13 @@ def check_prompts(trainer: Any) -> None:
             continue
         if dataset.info.dataset_name:  # a name on the hub, or what `math_answers.data` has read
             name += f" ({dataset.info.dataset_name})"
-        if wrong := [row for row, prompt in enumerate(dataset["prompt"]) if not isinstance(prompt, str | list | None)]:
-            raise ValueError(
-                f"The prompt of row {wrong[0]} of {name} is {dataset[wrong[0]]['prompt']!r}. It must be a text or a "
-                "list of messages."
-            )
-        sizes = [[len(text.encode()) for text in _texts(prompt)] for prompt in dataset["prompt"]]  # bytes of each text
+        sizes = []  # of each prompt, the bytes of each text
+        for row, prompt in enumerate(dataset["prompt"]):
+            if not isinstance(prompt, str | list | None):
+                raise ValueError(
+                    f"The prompt of row {row} of {name} is {prompt!r}. It must be a text or a list of messages."
+                )
+            sizes.append([len(text.encode()) for text in _texts(prompt)])
         lengths = list(map(sum, sizes))
         if 0 in lengths:
             raise ValueError(f"The prompt of row {lengths.index(0)} of {name} is empty. Remove the row.")
