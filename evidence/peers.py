@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evidence.age import COMMON, RARE
-from evidence.rate import RATE_NAMES, RATES
+from evidence.rate import COMMON, RARE, RATE_NAMES, RATES
 from evidence.results import read_records
 from evidence.tables import RESAMPLES, Cell, Record, Table, markdown, percent, points, pooled_difference
 from math_answers.evaluation.statistics import Estimate, estimate

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from evidence.age import COMMON, COMMON_AGES, RARE, Cells, study_text
 from evidence.results import read_records
 from evidence.tables import RESAMPLES, Cell, Record, Table, markdown, points, pooled_difference, signed
 from math_answers.evaluation.statistics import Estimate
 
+RARE = ("label-2", "sorting-label-2", "steps-2")
+COMMON = ("common", "common-equations", "common-sorting")
 KINDS = {"rare": RARE, "common": COMMON}
-PLACES = tuple(product(KINDS, COMMON_AGES))  # kinds of tasks, and updates per rollout batch
+AGES = (8, 32)  # updates per rollout batch
+PLACES = tuple(product(KINDS, AGES))  # kinds of tasks, and updates per rollout batch
 TROLL = "troll"
 OTHERS = {"clip-0.2": "clip 0.2", "clip": "tuned clip", "tv": "TV mask", "kl": "KL mask"}
 LABELS = {TROLL: "TROLL", **OTHERS}
@@ -29,7 +31,7 @@ CLIPS, MASKS = ("clip-0.2", "clip"), ("tv", "kl")
 
 # What rate.yaml expects of its statements, if it says so
 EXPECTED: dict[tuple[str, str, int, str], str] = {
-    **{(of, "rare", age, other): "holds" for of, age, other in product("ab", COMMON_AGES, OTHERS)},
+    **{(of, "rare", age, other): "holds" for of, age, other in product("ab", AGES, OTHERS)},
     **{(of, "common", 8, other): "fails" for of, other in product("ab", OTHERS)},
     **{(of, "common", 32, other): "holds" for of, other in product("ab", CLIPS)},
     **{("a", "common", 32, other): "fails" for other in MASKS},
@@ -252,7 +254,7 @@ def found(records: Sequence[Record]) -> str:
     """The runs that exist, and the seeds of stage 1 that count: those with all methods at all five rates."""
     runs, failed = Runs(records), sum("error" in record for record in records)
     tasks = (*RARE, *COMMON)
-    rows = [[str(age), *(", ".join(map(str, runs.first(task, age))) for task in tasks)] for age in COMMON_AGES]
+    rows = [[str(age), *(", ".join(map(str, runs.first(task, age))) for task in tasks)] for age in AGES]
     return f"{len(records)} runs, {failed} of them failed.\n\n{markdown(['updates', *tasks], rows)}"
 
 
@@ -268,7 +270,7 @@ def by_task(records: Sequence[Record]) -> str:
 
 def _by_rate(records: Sequence[Record], groups: dict[str, list[str]]) -> str:
     runs, rows = Runs(records), []
-    for (name, tasks), age, region in product(groups.items(), COMMON_AGES, LABELS):
+    for (name, tasks), age, region in product(groups.items(), AGES, LABELS):
         if means := _means(runs, tasks, age, region):
             best = max(means)
             texts = [f"**{mean:.1f}**" if mean == best else f"{mean:.1f}" for mean in means]
@@ -306,7 +308,7 @@ def alpha_by_task(records: Sequence[Record]) -> str:
 
 def _alpha(records: Sequence[Record], groups: dict[str, tuple[str, ...]]) -> str:
     runs, rows = Runs(records), []
-    for (name, tasks), age, rate in product(groups.items(), COMMON_AGES, ALPHA_RATES):
+    for (name, tasks), age, rate in product(groups.items(), AGES, ALPHA_RATES):
         if found := [cells for task in tasks if (cells := _weighted(runs, task, age, rate))]:
             means = 100 * np.mean(
                 [[cell.values("success").mean() for cell in cells.values()] for cells in found], axis=0
@@ -327,7 +329,7 @@ def _weighted(runs: Runs, task: str, age: int, rate: float) -> dict[float, Cell]
 def alpha_leads(records: Sequence[Record]) -> str:
     """Success with another weight α of the regression minus success with 1, in points, over the same tasks."""
     runs, rows = Runs(records), []
-    places = [*product(COMMON_AGES, ALPHA_RATES)]
+    places = [*product(AGES, ALPHA_RATES)]
     for name, chosen in [("all", places), *((f"{age} updates, {rate:g}", [(age, rate)]) for age, rate in places)]:
         found = [cells for task in (*RARE, *COMMON) for place in chosen if (cells := _weighted(runs, task, *place))]
         if found:
@@ -351,13 +353,16 @@ TABLES: dict[str, Table] = {
 }
 
 
+Cells = dict[tuple[str, int, str], tuple[float, ...]]  # learning rates by task, age and method
+
+
 def next_cells(runs: Runs) -> str:
     """
     YAML of the stages that follow from stage 1. Stage 2: the two rates that decide first, the best and twice that, then
     the higher ones. Stage 4: four times the best. A task and age is left out until all five seeds of stage 1 exist.
     """
     deciding, higher, fourfold = Cells(), Cells(), Cells()
-    for age, task in product(COMMON_AGES, (*RARE, *COMMON)):
+    for age, task in product(AGES, (*RARE, *COMMON)):
         if len(runs.first(task, age)) == len(FIRST):
             for region in LABELS:
                 cell, best = (task, age, runs.methods[task, age, region]), runs.best(task, age, region)
@@ -368,10 +373,19 @@ def next_cells(runs: Runs) -> str:
     return "\n".join(study_text(name, list(seeds), cells) for name, (seeds, cells) in studies.items())
 
 
+def study_text(name: str, seeds: Sequence[int], cells: Cells) -> str:
+    rows = [
+        f"      - {{task: {task}, method: {method}, steps_per_generation: [{age}], learning_rate: "
+        f"[{', '.join(f'{rate:.1e}' for rate in rates)}]}}"
+        for (task, age, method), rates in cells.items()
+    ]
+    return "\n".join([f"  {name}:", f"    seeds: {list(seeds)}", "    cells:", *rows]) if rows else ""
+
+
 def main() -> None:
     records = read_records(Path(__file__).with_name("results") / "rate.jsonl")
     runs = Runs(records)
-    lacking = [f"{t} with {n}" for n, t in product(COMMON_AGES, (*RARE, *COMMON)) if len(runs.first(t, n)) < len(FIRST)]
+    lacking = [f"{t} with {n}" for n, t in product(AGES, (*RARE, *COMMON)) if len(runs.first(t, n)) < len(FIRST)]
     print(f"# {len(records)} runs; not complete: {', '.join(lacking) or 'none'}\n{next_cells(runs)}")
 
 

@@ -8,9 +8,8 @@ import yaml
 from evidence_grids import cells_of
 
 from evidence import peers
-from evidence.age import COMMON, RARE
 from evidence.grid import read_grid
-from evidence.rate import RATES
+from evidence.rate import COMMON, RARE, RATES
 from evidence.results import read_records
 
 GRID = peers.Path(peers.__file__).with_name("peers.yaml")

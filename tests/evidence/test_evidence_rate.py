@@ -196,15 +196,6 @@ def test_the_cells_of_the_later_stages_are_those_that_follow_from_the_results():
         assert set(GRID.runs(name)) == set(dataclasses.replace(GRID, studies=studies).runs(name)), study
 
 
-def test_the_clip_and_the_masks_have_the_bounds_that_the_tuning_of_age_chose():
-    from evidence.age import Runs
-
-    chosen = Runs(read_records(EVIDENCE / "results" / "age.jsonl"))
-    runs = rate.Runs(records_of(others_collapse))
-    for task, age, other in product((*rate.RARE, *rate.COMMON), rate.COMMON_AGES, ("clip", "tv", "kl")):
-        assert runs.methods[task, age, other] == chosen.choice(task, age, other).method
-
-
 def test_runs_that_are_compared_have_one_start():
     starts = {}
     for r in read_records(EVIDENCE / "results" / "rate.jsonl"):
