@@ -1,25 +1,18 @@
-"""
-The choices, verdicts and tables of peers.yaml. As a command, the cells that come next, as YAML for that file:
-
-    python -m evidence.peers
-"""
+"""The choices, verdicts and tables of peers.yaml."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from evidence.rate import COMMON, RARE, RATE_NAMES, RATES
-from evidence.results import read_records
 from evidence.tables import RESAMPLES, Cell, Record, Table, markdown, percent, points, pooled_difference
 from math_answers.evaluation.statistics import Estimate, estimate
 
 PLACES = {"rare, 8": (RARE, 8), "rare, 32": (RARE, 32), "common, 8": (COMMON, 8), "wordy, 8": (("wordy-2",), 8)}
 PLANNED = ("rare, 8", "rare, 32", "common, 8")  # the kinds of cells that the statements are about
-PULLS = ("troll", "clip-pull", "clip-binary-pull", "unlimited-pull", "candidate")
 LABELS = {
     "troll": "TROLL",
     "clip": "tuned clip",
@@ -88,7 +81,6 @@ class Runs:
         # Of binary pulls: method, task, updates, learning rate, bound, weight
         self.settings: dict[tuple[str, str, int, float, float, float], dict[int, Record]] = {}
         self._weighted: dict[tuple[str, float, str, float, int], Record] = {}
-        self.names: dict[tuple[str, int, str], str] = {}  # in peers.yaml
         main: list[tuple[str, int, str, float, float | None, Record]] = []
         for record in records:
             varied, method, seed = record["varied"], record["method"], record["seed"]
@@ -105,7 +97,6 @@ class Runs:
                 self._weighted[method, weight, task, rate, seed] = record
             name = "candidate" if candidate else "clip" if method.startswith("clip-0") else method
             main.append((task, age, name, rate, weight, record))
-            self.names[task, age, name] = method
         for task, age, name, rate, weight, record in main:
             if name not in WEIGHTS or weight == self.weight(name):
                 self.cells.setdefault((task, age, name, rate), {})[record["seed"]] = record
@@ -127,31 +118,19 @@ class Runs:
         The learning rate with the largest mean success in stage 1; of equal ones the smallest. `None` until its seeds
         have all five rates and, if the best of them is the largest or the smallest, the one beyond.
         """
-        means: dict[float, float] = {}
-        for rate in sorted({*RATES, *self._beyond(task, age, method)}):
-            cell = self.cells.get((task, age, method, rate), {})
-            if not all(seed in cell for seed in FIRST):
-                return None
-            means[rate] = float(Cell([cell[seed] for seed in FIRST]).values("success").mean())
-        return max(means, key=lambda rate: means[rate])
+        means = {rate: self._mean(task, age, method, rate) for rate in RATES}
+        if None in means.values():
+            return None
+        highest = max(means, key=lambda rate: means[rate] or 0.0)
+        beyond = {RATES[0]: RATES[0] / 2, RATES[-1]: 2 * RATES[-1]}.get(highest, highest)
+        means[beyond] = self._mean(task, age, method, beyond)
+        return None if means[beyond] is None else max(sorted(means), key=lambda rate: means[rate] or 0.0)
 
-    def _beyond(self, task: str, age: int, method: str) -> list[float]:
-        cells = {rate: self.cells.get((task, age, method, rate), {}) for rate in RATES}
-        if not all(seed in cell for cell in cells.values() for seed in FIRST):
-            return []
-        means = {r: Cell([cell[seed] for seed in FIRST]).values("success").mean() for r, cell in cells.items()}
-        best = max(means, key=lambda rate: means[rate])
-        return {RATES[0]: [RATES[0] / 2], RATES[-1]: [2 * RATES[-1]]}.get(best, [])
-
-    def missing_edges(self) -> list[tuple[str, int, str, float]]:
-        """The cells beyond the grid that stage 1 still needs."""
-        cells = [
-            (task, age, method, rate)
-            for (tasks, age), method in product(PLACES.values(), LABELS)
-            for task in tasks
-            for rate in self._beyond(task, age, method)
-        ]
-        return [cell for cell in cells if not all(seed in self.cells.get(cell, {}) for seed in FIRST)]
+    def _mean(self, task: str, age: int, method: str, rate: float) -> float | None:
+        cell = self.cells.get((task, age, method, rate), {})
+        if not all(seed in cell for seed in FIRST):
+            return None
+        return float(Cell([cell[seed] for seed in FIRST]).values("success").mean())
 
     def at_rates(self, tasks: Sequence[str], age: int, method: str) -> list[list[np.ndarray]]:
         """
@@ -492,53 +471,3 @@ TABLES: dict[str, Table] = {
     "binary-settings": binary_settings,
     "binary-32": binary_32,
 }
-
-
-def next_cells(runs: Runs) -> str:
-    """YAML of what follows from the runs so far: stage 1 of the weighted methods, rates beyond the grid, stage 2."""
-    rates = f"[{', '.join(f'{rate:.1e}' for rate in RATES)}]"
-    texts: dict[str, list[str]] = {"rates": [], "edges": [], "deciding": [], "deciding-others": []}
-    for method in WEIGHTS:
-        if (weight := runs.weight(method)) is not None:
-            for tasks, age in PLACES.values():
-                cell = f"tasks: [{', '.join(tasks)}], method: {method}, steps_per_generation: [{age}]"
-                texts["rates"].append(f"{cell}, learning_rate: {rates}, regression_coef: [{weight:g}]")
-    for task, age, method, rate in runs.missing_edges():
-        texts["edges"].append(_cell(runs, task, age, method, [rate]))
-    for (tasks, age), method in product(PLACES.values(), LABELS):
-        bests = {task: runs.best(task, age, method) for task in tasks}
-        for task, best in bests.items():
-            if best is not None and None not in bests.values():
-                chosen = sorted({best, 4 * best, HIGHEST})
-                texts["deciding" if method in PULLS else "deciding-others"].append(
-                    _cell(runs, task, age, method, chosen)
-                )
-    seeds = {"rates": FIRST, "edges": FIRST, "deciding": MANY, "deciding-others": FEW}
-    parts = []
-    for name, cells in texts.items():
-        if cells:
-            parts += [
-                f"  {name}:",
-                f"    seeds: {list(seeds[name])}",
-                "    cells:",
-                *(f"      - {{{c}}}" for c in cells),
-            ]
-    return "\n".join(parts)
-
-
-def _cell(runs: Runs, task: str, age: int, method: str, rates: Sequence[float]) -> str:
-    name = runs.names[task, age, method]
-    text = f"task: {task}, method: {name}, steps_per_generation: [{age}]"
-    text += f", learning_rate: [{', '.join(f'{rate:.1e}' for rate in rates)}]"
-    if method == "candidate" and age != 8:
-        text += ", kl_bound: [0.05]"
-    return text + (f", regression_coef: [{runs.weight(method):g}]" if method in WEIGHTS else "")
-
-
-def main() -> None:
-    records = read_records(Path(__file__).with_name("results") / "peers.jsonl")
-    print(f"# {len(records)} runs\n{next_cells(Runs(records))}")
-
-
-if __name__ == "__main__":
-    main()

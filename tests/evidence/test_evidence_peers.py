@@ -4,15 +4,15 @@ from itertools import product
 
 import numpy as np
 import pytest
-import yaml
-from evidence_grids import cells_of
+from evidence_grids import EVIDENCE, cells_of
 
 from evidence import peers
 from evidence.grid import read_grid
 from evidence.rate import COMMON, RARE, RATES
 from evidence.results import read_records
 
-GRID = peers.Path(peers.__file__).with_name("peers.yaml")
+GRID = EVIDENCE / "peers.yaml"
+PULLS = ("troll", "clip-pull", "clip-binary-pull", "unlimited-pull", "candidate")
 CLIPS = {("steps-2", 8): "clip-0.5-1.0"} | {(task, 32): "clip-0.5-3.0" for task in RARE}
 
 
@@ -37,7 +37,7 @@ def settings_of(age, method):
 def stage_one(best=4e-4):
     """Every method is best at one rate, on all tasks."""
     records = []
-    for (tasks, age), method, rate, seed in product(peers.PLACES.values(), (*peers.PULLS, "clip"), RATES, peers.FIRST):
+    for (tasks, age), method, rate, seed in product(peers.PLACES.values(), (*PULLS, "clip"), RATES, peers.FIRST):
         success = 0.5 - 0.1 * abs(np.log2(rate / best))
         settings = settings_of(age, method)
         records += [record(task, name_of(task, age, method), age, rate, seed, success, **settings) for task in tasks]
@@ -57,34 +57,42 @@ def test_a_weight_is_chosen_once_all_of_its_runs_are_there():
     records = weight_runs({"everywhere": 3.0, "cpgd": 0.1})
     assert peers.Runs(records).weight("everywhere") == 3.0 and peers.Runs(records).weight("cpgd") == 0.1
     assert peers.Runs(records[1:]).weight("everywhere") is None and peers.Runs(records[1:]).weight("cpgd") == 0.1
-    cells = yaml.safe_load(peers.next_cells(peers.Runs(records)))["rates"]["cells"]
-    assert {(cell["method"], *cell["regression_coef"]) for cell in cells} == {("everywhere", 3.0), ("cpgd", 0.1)}
 
 
 def test_a_rate_is_chosen_on_the_seeds_of_stage_one_and_an_edge_asks_for_one_more():
-    runs = peers.Runs(stage_one())
-    assert runs.best("label-2", 8, "troll") == 4e-4 and not runs.missing_edges()
+    assert peers.Runs(stage_one()).best("label-2", 8, "troll") == 4e-4
     edge = stage_one(best=1.6e-3)
-    runs = peers.Runs(edge)
-    assert runs.best("label-2", 8, "troll") is None
-    assert ("label-2", 8, "troll", 3.2e-3) in runs.missing_edges()
+    assert peers.Runs(edge).best("label-2", 8, "troll") is None
     edge += [record("label-2", "troll", 8, 3.2e-3, seed, 0.6) for seed in peers.FIRST]
     assert peers.Runs(edge).best("label-2", 8, "troll") == 3.2e-3
+    equal = [r | {"success": 0.5} for r in stage_one()]
+    assert peers.Runs(equal).best("label-2", 8, "troll") is None
+    equal += [record("label-2", "troll", 8, 5e-5, seed, 0.5) for seed in peers.FIRST]
+    assert peers.Runs(equal).best("label-2", 8, "troll") == 5e-5, "of equal ones the smallest"
     incomplete = [r for r in stage_one() if (r["seed"], r["varied"]["learning_rate"]) != (61, 1e-4)]
     assert peers.Runs(incomplete).best("label-2", 8, "troll") is None
 
 
-def test_the_next_cells_are_the_best_rate_four_times_it_and_the_highest():
-    studies = yaml.safe_load(peers.next_cells(peers.Runs(stage_one())))
-    assert studies["deciding"]["seeds"] == [*range(63, 73)] and studies["deciding-others"]["seeds"] == [*range(63, 68)]
-    cells = {
-        (c["task"], *c["steps_per_generation"], c["method"]): c["learning_rate"] for c in studies["deciding"]["cells"]
-    }
-    assert cells["steps-2", 8, "clip-pull"] == [4e-4, 1.6e-3]
-    bounds = {tuple(c.get("kl_bound", ())) for c in studies["deciding"]["cells"] if c["steps_per_generation"] == [32]}
-    assert bounds == {(), (0.05,)}
-    clips = {c["method"] for c in studies["deciding-others"]["cells"]}
-    assert clips == {"clip-0.2-1.0", "clip-0.5-1.0", "clip-0.5-3.0"}
+def test_the_cells_of_stage_two_follow_from_stage_one():
+    """Each method has its best rate, four times it, and 1.6e-3."""
+    grid, runs = read_grid(GRID.resolve()), peers.Runs(read_records(GRID.parent / "results" / "peers.jsonl"))
+    planned = {}
+    for study in ("deciding", "deciding-wordy", "deciding-others"):
+        for run in grid.runs(study):
+            varied = dict(run.varied)
+            cell = run.task, varied["steps_per_generation"], run.method, varied.get("regression_coef")
+            planned.setdefault((*cell, varied.get("kl_bound")), {}).setdefault(varied["learning_rate"], set()).add(
+                run.seed
+            )
+    followed = {}
+    for (tasks, age), method in product(peers.PLACES.values(), peers.LABELS):
+        for task in () if method == "unlimited-binary-pull" or method == "vespo" else tasks:
+            best = runs.best(task, age, method)
+            seeds = {*(peers.MANY if method in PULLS and task != "wordy-2" else peers.FEW)}
+            weight = runs.weight(method) if method in peers.WEIGHTS else None
+            cell = task, age, name_of(task, age, method), weight, settings_of(age, method).get("kl_bound")
+            followed[cell] = dict.fromkeys((best, 4 * best, peers.HIGHEST), seeds)
+    assert planned == followed
 
 
 def with_stage_two(leads, digest=None):
