@@ -31,8 +31,6 @@ class Task:
             Success rate at which the supervised warm-up ends.
         sizes (`dict[str, int]`, *optional*):
             Sizes of the model, in place of the quickstart's.
-        warm_up_rate (`float`, *optional*, defaults to `4e-3`):
-            Learning rate of the warm-up.
         share (`float`, *optional*):
             Share of the warm-up's solutions in the form that earns the reward (`evidence.problems.RARE`); by default
             all of them. With a share, `start_success` is the success of solutions in the form that the model chose.
@@ -48,7 +46,6 @@ class Task:
     architecture: str | None = None
     start_success: float | None = None
     sizes: dict[str, int] = field(default_factory=dict)
-    warm_up_rate: float = 4e-3
     share: float | None = None
     wording: int = 0
 
@@ -60,7 +57,7 @@ class Task:
 @dataclass(frozen=True)
 class GivenTask:
     """
-    A given model, and the problems of a dataset, or those of them that it solves sometimes.
+    A given model, and the problems of a dataset.
 
     Args:
         model (`str`):
@@ -73,9 +70,6 @@ class GivenTask:
             Number of problems of `test.jsonl`, the first ones.
         settings (`dict[str, Any]`):
             Settings of scripts/train.py; `max_completion_length` at least.
-        samples (`int`, *optional*):
-            Completions of each candidate by the model. A problem is kept if some are right and some are not. By default
-            every candidate is kept.
     """
 
     model: str
@@ -83,7 +77,6 @@ class GivenTask:
     candidates: int
     test: int
     settings: dict[str, Any]
-    samples: int | None = None
 
 
 def prompt_of(task: Task | GivenTask) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from trl import GRPOTrainer
 
 from evidence.grid import GivenTask, Grid, Run, content_of, prompt_of, read_grid, tuned_rates
 from evidence.results import RESULT, describe, machine, make_record, of_log, read_records, run_of, write_records
-from evidence.starts import call_script, make_start, read_chance, start_digest, start_key
+from evidence.starts import make_start, read_chance, start_digest, start_key
 from evidence.variants import VARIANTS
 from math_answers.whole_files import write_text
 from troll_trl.cli import evaluate, make_trainer, train
@@ -190,7 +190,7 @@ class Runner:
         """A digest of everything that decides what a run does, except the code of the package."""
         task, method, grid = self.grid.tasks[run.task], self.grid.methods[run.method], self.grid
         files = [content_of(path) for path in (grid.training, grid.evaluation)]
-        key = start_key(task, run.seed, grid.evaluation)
+        key = start_key(task, run.seed)
         return hashlib.sha256(repr((task, method, run, files, key)).encode()).hexdigest()
 
     def _start(self, run: Run) -> Path:
@@ -199,7 +199,7 @@ class Runner:
         return Path("starts", run.task, "" if chosen else f"seed{run.seed}")
 
     def _make_start(self, run: Run) -> None:
-        make_start(self.folder / self._start(run), self.grid.tasks[run.task], run.seed, self.grid.evaluation)
+        make_start(self.folder / self._start(run), self.grid.tasks[run.task], run.seed)
 
     def _execute(self, run: Run) -> None:
         start, folder = self.folder / self._start(run), self.folder / "runs" / run.folder
@@ -233,18 +233,25 @@ class Runner:
         _keep_rows_of_last_batch()
         GRPOTrainer.prediction_step = _rewards_alone
         paths = {"model_name_or_path": model, "dataset_name": start / "data", "output_dir": folder}
-        call_script(train.main, self.grid.training, settings | paths)
+        _call_script(train.main, self.grid.training, settings | paths)
         # From inside its folder: the seed of a sample depends on the model's name. With one name for all runs, equal
         # models get equal samples
         os.chdir(folder)
         benchmark = f"held-out={start / 'data' / 'test.jsonl'}"
         flags = {"model": ".", "benchmarks": benchmark, "output": "eval", "overwrite": True}
-        call_script(evaluate.main, self.grid.evaluation, flags | prompt_of(task))
+        _call_script(evaluate.main, self.grid.evaluation, flags | prompt_of(task))
         return make_record(run, folder)
 
     def _write(self, run: Run, record: dict[str, Any]) -> None:
         file = self.folder / "runs" / run.folder / RESULT
         write_text(file, json.dumps(record | {"identity": self._identity(run)}))
+
+
+def _call_script(main: Callable[[], None], config: Path, flags: Mapping[str, Any]) -> None:
+    """Run a script's `main` in this process, with a YAML file and flags."""
+    sys.argv = [main.__module__, "--config", str(config)]
+    sys.argv += [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    main()
 
 
 def _keep_rows_of_last_batch() -> None:

@@ -65,7 +65,7 @@ def main() -> None:
     assert isinstance(task, Task)
     task = replace(task, sizes={"head_dim": 32})  # vLLM has no attention kernel for smaller heads on a CPU
     start = HERE.parent / "outputs" / "evidence" / "async-served" / f"seed{SEED}"
-    make_start(start, task, SEED, grid.evaluation)
+    make_start(start, task, SEED)
     send_weights_by_loopback()
     with tempfile.TemporaryDirectory() as folder, serving(str(start / "model"), Path(folder)) as server:
         for method in ("troll-4", "mask-4", "clip-4"):

@@ -1,13 +1,10 @@
 """
 Starts of runs: problems, and a model. Supervised training warms up a small new model until it solves some generated
-problems. A given model has generated problems, or the problems of a dataset that it solves sometimes.
+problems. A given model has generated problems, or those of a dataset.
 """
 
 import hashlib
 import json
-import sys
-from collections import Counter
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,23 +14,22 @@ import torch
 import transformers
 from transformers import LlamaConfig, Qwen3Config
 
-from evidence.grid import GivenTask, Task, content_of, prompt_of
+from evidence.grid import GivenTask, Task
 from evidence.problems import PHRASES, RARE_PHRASES, make_problems, make_wording, make_worked
-from troll_trl.cli import evaluate
 from troll_trl.small_models import encode, make_model, make_tokenizer, warm_up, write_problems
 
 CHANCE = "chance.json"
-ATTEMPTS = 3  # at a start: one of the first eleven of label-30 did not reach its success
+ATTEMPTS = 3  # at a start: some first weights do not reach its success
 ARCHITECTURES = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 
 
-def start_key(task: Task | GivenTask, seed: int, evaluation: Path) -> str:
+def start_key(task: Task | GivenTask, seed: int) -> str:
     """A digest of everything that a start depends on, libraries included."""
     of_task: tuple[Any, ...]
     versions = [library.__version__ for library in (torch, transformers, tokenizers)]
     if isinstance(task, GivenTask):
         sources = [Path(task.dataset) / f"{split}.jsonl" for split in ("train", "test")]
-        of_task = task, content_of(evaluation), [path.read_text(encoding="utf-8") for path in sources if path.exists()]
+        of_task = task, [path.read_text(encoding="utf-8") for path in sources if path.exists()]
     else:
         spec = {name: value for name, value in asdict(task).items() if name != "settings"}
         sources = [Path(__file__).with_name("problems.py"), Path(warm_up.__code__.co_filename)]
@@ -41,14 +37,14 @@ def start_key(task: Task | GivenTask, seed: int, evaluation: Path) -> str:
     return hashlib.sha256(repr((versions, of_task)).encode()).hexdigest()
 
 
-def make_start(folder: Path, task: Task | GivenTask, seed: int, evaluation: Path) -> None:
+def make_start(folder: Path, task: Task | GivenTask, seed: int) -> None:
     """Write `data/`, and `model/` if the task gives none, into `folder`, unless `folder` already has this start."""
-    key_file, key = folder / "key.txt", start_key(task, seed, evaluation)
+    key_file, key = folder / "key.txt", start_key(task, seed)
     if key_file.exists() and key_file.read_text() == key:
         return
     key_file.unlink(missing_ok=True)
     if isinstance(task, GivenTask):
-        choose_problems(folder, task, evaluation)
+        choose_problems(folder, task)
     else:
         train, test = make_problems(task.family, seed, task.train, task.test)
         write_problems(folder / "data", train, test)
@@ -72,7 +68,7 @@ def warm_up_model(folder: Path, task: Task, seed: int, train: list[dict[str, str
         torch.manual_seed(seed + 1000 * attempt)
         model = make_model(tokenizer, ARCHITECTURES[task.architecture], **task.sizes).to(device)
         try:
-            warm_up(model, input_ids, labels, task.start_success * same_form * same_wording, task.warm_up_rate)
+            warm_up(model, input_ids, labels, task.start_success * same_form * same_wording)
             break
         except RuntimeError as error:  # these weights did not reach the success
             if attempt == ATTEMPTS - 1:
@@ -106,43 +102,12 @@ def start_digest(folder: Path) -> dict[str, str]:
     return {"start_digest": hashlib.sha256(file.read_bytes()).hexdigest()[:16]} if file.exists() else {}
 
 
-def choose_problems(folder: Path, task: GivenTask, evaluation: Path) -> None:
-    """
-    Choose the first `task.candidates` training problems, with `task.samples` only those on which some but not all
-    samples of the model are right, and the first `task.test` test problems. Both keep their order.
-    """
+def choose_problems(folder: Path, task: GivenTask) -> None:
+    """Choose the first `task.candidates` training problems and the first `task.test` test problems."""
     lines = {
         split: (Path(task.dataset) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
         for split, count in (("train", task.candidates), ("test", task.test))
     }
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    if task.samples is not None:
-        lines["train"] = solved_sometimes(folder, task, task.samples, lines["train"], evaluation)
     for split, rows in lines.items():
         (folder / "data" / f"{split}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
-
-
-def solved_sometimes(folder: Path, task: GivenTask, samples: int, lines: list[str], evaluation: Path) -> list[str]:
-    """The problems among `lines` on which some but not all `samples` of the model are right."""
-    candidates = folder / "candidates.jsonl"
-    candidates.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    flags = {"model": task.model, "benchmarks": f"candidates={candidates}", "n": samples, "k": samples}
-    call_script(evaluate.main, evaluation, flags | {"output": folder / "samples", "overwrite": True} | prompt_of(task))
-    right: Counter[int] = Counter()
-    for line in (folder / "samples" / "samples.jsonl").read_text(encoding="utf-8").splitlines():
-        sample = json.loads(line)
-        right[sample["index"]] += sample["reward"] == 1
-    if right.keys() != set(range(len(lines))):  # a row was left out, and later rows moved up
-        raise ValueError(f"{task.dataset}: some of the first {len(lines)} rows cannot be used. Remove them.")
-    kept = [line for index, line in enumerate(lines) if 0 < right[index] < samples]
-    if not kept:
-        raise ValueError(f"{task.model} solves none of {len(lines)} problems sometimes. Raise `candidates`.")
-    print(f"The model solves {len(kept)} of {len(lines)} problems sometimes.")
-    return kept
-
-
-def call_script(main: Callable[[], None], config: Path, flags: Mapping[str, Any]) -> None:
-    """Run a script's `main` in this process, with a YAML file and flags."""
-    sys.argv = [main.__module__, "--config", str(config)]
-    sys.argv += [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    main()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from evidence_grids import EVIDENCE, TASK, grid_of
+from evidence_grids import TASK, grid_of
 from safetensors.torch import load_file
 from trl_comparison import make_trainer
 
@@ -130,10 +130,10 @@ def test_a_start_that_gets_stuck_is_made_once_more_with_other_weights(tmp_path, 
     task = Task(**TASK | {"train": 8, "test": 8}, settings={})
     if stuck == 3:
         with pytest.raises(RuntimeError, match="18%"):
-            make_start(tmp_path, task, 7, EVIDENCE / "eval-cpu.yaml")
+            make_start(tmp_path, task, 7)
         assert not (tmp_path / "model").exists()
     else:
-        make_start(tmp_path, task, 7, EVIDENCE / "eval-cpu.yaml")
+        make_start(tmp_path, task, 7)
         torch.testing.assert_close(
             load_file(tmp_path / "model" / "model.safetensors")["model.embed_tokens.weight"], tried[-1]
         )
