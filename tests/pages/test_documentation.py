@@ -304,4 +304,7 @@ def test_the_completions_of_the_recipes():
     )
     rollouts = batch["max_steps"] / 8
     whole, first = (round(rollouts * config["generation_batch_size"], -3) for config in (batch, one_gpu))
-    assert f"generates {whole / 1e6:.0f} million completions, or {first:,.0f} in the first row." in page
+    assert f"generates {whole / 1e6:.0f} million completions, or {first:,.0f} in the first row, and" in page
+    assert batch["num_generations_eval"] == 1 and "one completion for each problem" in page
+    evaluations = batch["max_steps"] // batch["eval_steps"]
+    assert f"evaluates {evaluations} times (`eval_steps: {batch['eval_steps']}`)" in page
