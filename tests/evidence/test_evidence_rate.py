@@ -242,3 +242,56 @@ def test_the_readme_says_what_the_pull_alone_decides():
     lost, gained = of_weight[2] - of_weight[0], of_weight[3] - of_weight[2]
     page = " ".join((EVIDENCE / "rate.md").read_text().split())
     assert f"the projection ends {lost:.0f} points lower" in page and f"[3 is {gained:.1f} ahead]" in page
+
+
+def test_the_page_says_what_its_tables_say():
+    records = read_records(EVIDENCE / "results" / "rate.jsonl")
+    runs, page = rate.Runs(records), " ".join((EVIDENCE / "rate.md").read_text().split())
+    verdicts = {row[0]: [cell.split()[1].rstrip("\\*") for cell in row[1:]] for row in cells_of(rate.verdicts(records))}
+    failed = {of: sum((v == "fails" for key, row in verdicts.items() if f"({of})" in key for v in row)) for of in "bd"}
+    assert f"(b) fails in {failed['b']} of 16 comparisons" in page
+    holds = lambda of, kind: sum(
+        row.count("holds") for key, row in verdicts.items() if key.startswith(f"({of}) {kind}")
+    )
+    assert (holds("c", "rare"), holds("c", "common"), holds("d", "rare"), holds("d", "common")) == (8, 6, 7, 4)
+    assert (
+        "six of eight hold" in page and "in seven of eight comparisons on rare" in page and "in four of eight" in page
+    )
+
+    ends = []
+    for age in (8, 32):
+        at = successes(runs, age, 4, rate.FOURFOLD)
+        pair = lambda *names, at=at: " and ".join(sorted((at[name] for name in names), key=int, reverse=True))
+        ends.append((at["troll"], pair("clip-0.2", "clip"), pair("tv", "kl")))
+    (troll, clips, masks), (late_troll, late_clips, late_masks) = ends
+    assert f"With 8 updates TROLL ends at {troll} %, the clips at {clips}, the masks at {masks}." in page
+    assert f"With 32 TROLL ends at {late_troll} %, the masks at {late_masks}, the clips at {late_clips}." in page
+    best = lambda task, region: runs.best(task, 8, region)
+    at = lambda task, region: 100 * runs.values(task, 8, region, 4 * best(task, region), rate.FOURFOLD).mean()
+    lead = {task: at(task, "troll") - at(task, "clip-0.2") for task in ("label-2", "steps-2")}
+    ratio = {task: best(task, "troll") / best(task, "clip-0.2") for task in lead}
+    assert ratio == {"label-2": 2, "steps-2": 0.5}
+    assert f"ends {-lead['label-2']:.1f} points lower; on `steps-2` half, and {lead['steps-2']:.1f} higher" in page
+
+    kept = {
+        (age, region): 100
+        * np.mean(
+            [
+                np.divide(
+                    *(
+                        runs.values(task, age, region, x * runs.best(task, age, region), rate.FRESH).mean()
+                        for x in (2, 1)
+                    )
+                )
+                for task in rate.RARE
+            ]
+        )
+        for age, region in product(rate.AGES, rate.LABELS)
+    }
+    troll = [kept.pop((age, "troll")) for age in rate.AGES]
+    others = f"the others {min(kept.values()):.0f} to {max(kept.values()):.0f} %"
+    assert f"keeps {troll[0]:.1f} % (8 updates) and {troll[1]:.1f} % (32) of its success, {others}" in page
+    stage = {seeds: runs.values("label-2", 8, "clip-0.2", 8e-4, seeds).mean() for seeds in (rate.FIRST, rate.FOURFOLD)}
+    early, late = (f"{100 * success:.0f}" for success in stage.values())
+    assert f"a clip of 0.2 on `label-2` at 8e-4 ended at {late} %, in stage 1 at {early}." in page
+    assert all(max(map(float, row[4:5])) < 10 for row in cells_of(rate.alpha_by_task(records)) if row[2] == "0.0008")
