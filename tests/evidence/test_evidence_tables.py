@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from evidence_grids import EVIDENCE
+from evidence_grids import EVIDENCE, cells_of
 
 from evidence import figures, report, smollm2_rate, tables
 from evidence.results import read_records
@@ -121,6 +121,34 @@ def test_the_page_has_the_one_seed_of_the_pull_on_smollm2():
     assert (said + "that of 0.2/1.0 {} and {}, the mask {} and {}.").format(*at) in " ".join(
         (EVIDENCE / "README.md").read_text().split()
     )
+
+
+def test_the_page_says_what_the_real_model_did():
+    records = read_records(EVIDENCE / "results" / "smollm2-rate.jsonl")
+    runs, page = smollm2_rate.Runs(records), " ".join((EVIDENCE / "README.md").read_text().split())
+    mean = lambda cell, key="success": 100 * cell.values(key).mean()
+    kept = {
+        name: f"{100 * mean(after) / mean(best):.0f}"
+        for name in smollm2_rate.LABELS
+        for best, after in [runs.fresh(name)]
+    }
+    assert f"the default {kept['troll']} %, they {kept['clip-0.2']} and {kept['clip-0.2-1.0']}, which is" in page
+    rows = {
+        tuple(row[:2]): row[2:]
+        for row in cells_of(smollm2_rate.second_stage(records))
+        if row[0] == smollm2_rate.LABELS["troll"]
+    }
+    whole = lambda text: re.sub(r"\d+\.\d", lambda number: f"{float(number[0]):.0f}", text)
+    lead = [whole(row[0]).replace("+", "").replace("-", "−") for row in rows.values()]
+    assert f"{lead[0]} and {lead[1]} percentage points more" in page and f"keeps {kept['tv-0.15']}: {lead[2]}" in page
+    assert [row[1] for row in rows.values()] == ["holds", "holds", "fails"]
+    at_3e_3 = {name: mean(runs.cell(name, 3e-3, smollm2_rate.FIRST)) for name in smollm2_rate.LABELS}
+    assert f"the default solved {at_3e_3.pop('troll'):.0f} %, all others at most {max(at_3e_3.values()):.0f}" in page
+    area = {name: f"{mean(runs.fresh(name)[0], 'area'):.1f}" for name in smollm2_rate.LABELS}
+    said = "area {} and {}, the default {}, 0.2 {}, the mask {}."
+    assert said.format(*(area[m] for m in ("clip-0.2", "clip-0.2-1.0", "troll", "troll-0.2", "tv-0.15"))) in page
+    starts = [100 * record["start"] for record in records if record["task"] == smollm2_rate.TASK]
+    assert f"at the start {min(starts):.0f} to {max(starts):.0f} % of its answers do" in page
 
 
 def test_the_example_of_lora_has_the_settings_and_the_success_of_the_study():
