@@ -15,6 +15,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl_comparison import OURS, logged, make_trainer, micro_batch, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig
 from troll_trl.trust_region.penalty import ROUNDING, binary_log_probs, kl_penalty
 
 PENALTY = {"trust_region": "penalty"}
@@ -289,23 +290,28 @@ def test_metrics(binary, tmp_path):
     assert logged(trainer, "eval_troll/penalized_fraction") == [0.0, 0.0], "an evaluation scores what sampled"
 
 
+REFUSED = [
+    ({"divergence_type": "binary_tv"}, "`divergence_type='binary_tv'` is not supported with `trust_region` 'penalty'"),
+    ({"divergence_type": "topk_tv"}, "`divergence_type='topk_tv'` is not supported with `trust_region` 'penalty'"),
+    ({"divergence_type": ["binary_kl"]}, "is not supported with `trust_region` 'penalty'"),
+    ({"divergence_bound": 0.1}, "`divergence_bound=0.1` is not supported with `trust_region` 'penalty'"),
+    ({"ratio_cap": 2.0}, "`ratio_cap=2.0` is not supported with `trust_region` 'penalty'"),
+    ({"kl_bound": -0.1}, "`kl_bound` must be at least 0( or 'auto')?, got -0.1"),
+    ({"kl_bound": math.nan}, "`kl_bound` must be at least 0( or 'auto')?, got nan"),
+    ({"regression_coef": -1.0}, "`regression_coef` must be at least 0 and finite, got -1.0"),
+    ({"loss_type": "cispo"}, "loss_type='cispo'"),
+    ({"trust_region": "projection", "kl_bound": 0.0}, "`kl_bound` must be positive( or 'auto')?, got 0.0"),
+]
+CONFIGS = (TrollGRPOConfig, TrollRLOOConfig, AsyncTrollGRPOConfig)
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"divergence_type": "binary_tv"}, "`divergence_type='binary_tv'` is not supported with `trust_region` 'pen"),
-        ({"divergence_type": ["binary_kl"]}, "is not supported with `trust_region` 'penalty'"),
-        ({"divergence_bound": 0.1}, "`divergence_bound=0.1` is not supported with `trust_region` 'penalty'"),
-        ({"ratio_cap": 2.0}, "`ratio_cap=2.0` is not supported with `trust_region` 'penalty'"),
-        ({"kl_bound": -0.1}, "`kl_bound` must be at least 0 or 'auto', got -0.1"),
-        ({"kl_bound": math.nan}, "`kl_bound` must be at least 0 or 'auto', got nan"),
-        ({"regression_coef": -1.0}, "`regression_coef` must be at least 0 and finite, got -1.0"),
-        ({"loss_type": "cispo"}, "loss_type='cispo'"),
-        ({"trust_region": "projection", "kl_bound": 0.0}, "`kl_bound` must be positive or 'auto', got 0.0"),
-    ],
+    ("config", "options", "message"),
+    [(config, *case) for config in CONFIGS for case in REFUSED if case[0].keys() <= config.__dataclass_fields__.keys()],
 )
-def test_what_a_penalty_cannot_do_is_refused_by_name(options, message, tmp_path):
+def test_what_a_penalty_cannot_do_is_refused_by_name(config, options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        TrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **(PENALTY | options))
+        config(str(tmp_path), use_cpu=True, bf16=False, **(PENALTY | options))
 
 
 def test_rloo_has_no_mask(tmp_path):
