@@ -331,3 +331,13 @@ def test_the_clip_range_is_used_and_is_not_said_to_be_unused(tmp_path, recwarn):
         "epsilon_high": 1.0,
     }
     assert "binary KL of 0.05" in config.make_trust_region().describe()
+
+
+def test_without_weight_it_measures_two_outcomes(tmp_path):
+    """The head of a support would round otherwise than TRL's. The option's help says it."""
+    options = {"use_cpu": True, "bf16": False, "regression_coef": 0.0, "support_size": 8}
+    with pytest.warns(UserWarning, match=r"support_size=8 unused by .* \(a penalty beyond a binary KL of 0.05\)"):
+        config = TrollGRPOConfig(str(tmp_path), **options, **PENALTY)
+    assert not config.make_trust_region().needs_support
+    said = config.__dataclass_fields__["regression_coef"].metadata["help"]
+    assert "At 0, the penalty's metrics measure 'binary_kl'" in said
