@@ -27,7 +27,13 @@ CLASSES: dict[str, tuple[type[AsyncGRPOTrainer], type[AsyncGRPOConfig]]] = {
     "troll": (AsyncTrollGRPOTrainer, AsyncTrollGRPOConfig),
     "clip": (AsyncGRPOTrainer, AsyncGRPOConfig),
 }
-LIMITED = ("troll/projected_fraction", "troll/masked_fraction", "clip_ratio/region_mean")  # of a method's tokens
+# Of a method's tokens. A penalty logs the last share, too
+LIMITED = (
+    "troll/projected_fraction",
+    "troll/masked_fraction",
+    "troll/penalized_fraction",
+    "clip_ratio/region_mean",
+)
 
 
 class Problems:

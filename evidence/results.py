@@ -28,11 +28,11 @@ def make_record(run: Run, folder: Path) -> dict[str, Any]:
         scripts/evaluate.py; means over the last quarter of the updates (`entropy`, `length`) or over all updates
         (`projected_fraction`, `clip_fraction`, `gradient_norm`), maxima over all (`policy_kl_max`, `kl_max`), `None` if
         TRL logs none; `seconds_per_update`, the mean after the first rollout batch, generation included. Newer records
-        also have `seconds_without_generation`, the mean over those of these updates that follow another one of their
-        rollout batch, `start_chance`, the probability of the rewarded solutions at the start, `start_digest`, of the
-        weights there, and `machine`. With several reward functions, `others` holds the curves of those other than
-        `math_accuracy`, by name. The trainer `share` adds `regression_share`, the mean length of the regression's
-        gradient as a part of the whole gradient's.
+        also have `penalized_fraction`, another mean over all updates, `seconds_without_generation`, the mean over those
+        of these updates that follow another one of their rollout batch, `start_chance`, the probability of the rewarded
+        solutions at the start, `start_digest`, of the weights there, and `machine`. With several reward functions,
+        `others` holds the curves of those other than `math_accuracy`, by name. The trainer `share` adds
+        `regression_share`, the mean length of the regression's gradient as a part of the whole gradient's.
     """
     summary = json.loads((folder / "eval" / "summary.json").read_text())
     success = summary["results"][0]["metrics"]["pass@1"]["value"]
@@ -67,6 +67,7 @@ def of_log(run: Run, folder: Path) -> dict[str, Any]:
         "entropy": mean_logged(late, "entropy"),
         "length": mean_logged(late, "completions/mean_length"),
         "projected_fraction": mean_logged(updates, "troll/projected_fraction"),
+        "penalized_fraction": mean_logged(updates, "troll/penalized_fraction"),
         "clip_fraction": mean_logged(updates, "clip_ratio/region_mean"),
         "gradient_norm": mean_logged(updates, "grad_norm"),
         "policy_kl_max": _max(updates, "troll/policy_kl_max"),

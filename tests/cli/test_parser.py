@@ -98,6 +98,12 @@ def test_infinity_as_yaml_writes_it_and_as_python_does(parse, text):
     assert parse(f"kl_bound: {text}")[1].kl_bound == float("inf")
 
 
+def test_infinity_as_a_flag(parse):
+    penalty = ["--trust_region", "penalty", "--divergence_type", "binary_kl"]
+    script_args, training_args, _ = parse("", *penalty, "--epsilon", "inf", "--kl_bound", "inf")
+    assert training_args.epsilon == script_args.settings["epsilon"] == training_args.kl_bound == float("inf")
+
+
 # Under a mapping YAML 1.1 read text, booleans, 8, 750 and a date
 NESTED = {
     "1e-7": 1e-7, "-1E+5": -1e5, ".5": 0.5, "5.": 5.0, "1_000": 1000, "010": 10, "-010": -10, "0x10": 16, "0o17": 15,

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import queue
@@ -212,7 +213,8 @@ def test_a_server_that_dies_says_how_to_resume(engine_alone, folder, tmp_path, m
 
 def test_a_resume_skips_a_checkpoint_that_was_cut_off(folder, tmp_path, caplog):
     """It took the newest folder, and failed."""
-    saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, **MASK}
+    saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    saving |= {"trust_region": "penalty", "divergence_type": "binary_kl", "epsilon": math.inf}
     make_trainer(folder, tmp_path, Engine(folder), **saving).train()
     (tmp_path / "checkpoint-4" / "optimizer.pt").write_bytes(b"")
     (tmp_path / "checkpoint-6").mkdir()

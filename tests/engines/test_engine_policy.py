@@ -132,6 +132,8 @@ def weights(trainer):
 
 
 WHOLE = {"support_size": V, "tail_mass": 0.0}
+BINARY_PENALTY = {"trust_region": "penalty", "divergence_type": "binary_kl", "kl_bound": 1e-4, "regression_coef": 10.0}
+BINARY_PENALTY |= {"epsilon": math.inf}
 # The engine scores images row by row
 IMAGES = {"support_size": 101, "make_model": llava, "make_tokenizer": llava_processor, "dataset": pictures()}
 IMAGES |= {"max_steps": 3, "max_completion_length": 4}
@@ -142,6 +144,8 @@ IMAGES |= {"max_steps": 3, "max_completion_length": 4}
     ("grpo", {**WHOLE, "steps_per_generation": 2, "num_iterations": 2, "gradient_accumulation_steps": 2}),
     ("grpo", {"trust_region": "mask", "divergence_bound": 0.05}),
     pytest.param("grpo", {**WHOLE, "trust_region": "mask", "divergence_type": "topk_kl"}, marks=pytest.mark.slow),
+    ("grpo", BINARY_PENALTY),
+    ("grpo", {**WHOLE, "trust_region": "penalty", "regression_coef": 10.0}),
     ("grpo", {**WHOLE, "off_policy_mask_threshold": 0.01}),
     ("grpo", {**WHOLE, "peft_config": LoraConfig(r=4, target_modules=["q_proj", "down_proj"]), "learning_rate": 3.0}),
     pytest.param("grpo", {**WHOLE, "make_model": moe}, marks=pytest.mark.slow),
@@ -152,6 +156,7 @@ IMAGES |= {"max_steps": 3, "max_completion_length": 4}
                           "dataset": pictures(width=56, each=2)}, marks=pytest.mark.slow),
     ("grpo", {**WHOLE, "eval_strategy": "steps", "eval_steps": 3, "num_generations_eval": 2}),
     ("rloo", WHOLE),
+    ("rloo", BINARY_PENALTY),
 ])  # fmt: skip
 def test_an_engine_with_the_trainers_numbers_trains_its_weights(algorithm, options, tmp_path):
     runs, options = [], dict(options)

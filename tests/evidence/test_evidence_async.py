@@ -76,6 +76,13 @@ def test_samples_are_exactly_so_old_at_the_loss(method, age, start, tmp_path, mo
     assert record["limited"] is not None and (record["task"], record["method"]) == ("common", f"{method}-{age}")
 
 
+def test_a_penalty_acts_on_the_tokens_that_it_pulls_not_on_the_clipped_ones():
+    """It logs both shares, and without a clip the other one is 0."""
+    curves = {name: [(0, 0.1), (16, 0.2)] for name in ("greedy", "sampled")}
+    lines = [{"troll/penalized_fraction": share, "clip_ratio/region_mean": 0.0} for share in (0.0, 0.2)]
+    assert asynchronous.make_async_record(curves, lines)["limited"] == pytest.approx(0.1)
+
+
 def plain_log_probs(model, prompt, completion):
     with torch.no_grad():
         return model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)

@@ -82,6 +82,18 @@ def test_updates_that_a_generation_precedes_are_told_apart(tmp_path):
     assert record["seconds_per_update"] == pytest.approx(2.0) and record["seconds_without_generation"] == 1.0
 
 
+def test_a_record_has_the_share_of_the_tokens_with_a_penalty(tmp_path):
+    """`None` if the method logs none; records of earlier runs lack it."""
+    log = [{"step": 0, "eval_rewards/math_accuracy_reward/mean": 0.0}]
+    log += [{"step": i + 1, "loss": 0.1} for i in range(2)]
+    for shares, expected in (((), None), ((0.0, 0.2), 0.1)):
+        for line, share in zip(log[1:], shares, strict=False):
+            line["troll/penalized_fraction"] = share
+        (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+        record = runner.of_log(Run("gsm8k", "binary-pull", (), 0), tmp_path)
+        assert record["penalized_fraction"] == (None if expected is None else pytest.approx(expected))
+
+
 def test_gsm8ks_table_has_every_run_the_stopped_ones_too():
     run = Run("gsm8k", "troll", (("learning_rate", 1e-5),), 0)
     log = {"curve": [[0, 0.125], [16, 0.25]], "length": 199.6, "seconds_per_update": 2.0}

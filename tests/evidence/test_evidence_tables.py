@@ -207,12 +207,14 @@ def test_a_page_of_tables_is_made_whole_from_the_records():
 def test_no_token_leaves_the_bound_in_any_run():
     """README.md says so of all runs with the projection."""
     runs = [
-        (name, r) for name in ("age", "rate", "smollm2-rate") for r in read_records(EVIDENCE / f"results/{name}.jsonl")
+        (name, r)
+        for name in ("age", "rate", "peers", "smollm2-rate")
+        for r in read_records(EVIDENCE / f"results/{name}.jsonl")
     ]
     projected = [(name, r) for name, r in runs if r.get("kl_max") is not None]
-    assert projected
+    assert {name for name, _ in projected} == {"age", "rate", "peers", "smollm2-rate"}
     for name, r in projected:
         bound = float(r["method"].rpartition("-")[2]) if "-" in r["method"] else 0.05
-        if name == "rate":  # which has `auto`
+        if name in ("rate", "peers"):  # which have `auto`
             bound = {8: 0.05, 32: 0.8}[r["varied"]["steps_per_generation"]]
         assert r["kl_max"] <= bound * (1 + 1e-3)

@@ -1,20 +1,26 @@
 """TRL's clip with TROLL's penalty: the formulas in float64, and the trainers against TRL's and against full logits."""
 
 import math
+import re
+from textwrap import indent
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutated_trl import replace
 from references import reference_kl, reference_project
+from repository import ROOT
 from test_mask import distributions
 from test_trainer import take_off_policy
 from tiny import certain_model, saved_model, tiny_model
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl.trainer import grpo_trainer
 from trl_comparison import OURS, logged, make_trainer, micro_batch, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig
 from troll_trl.trust_region.penalty import ROUNDING, binary_log_probs, kl_penalty
 
 PENALTY = {"trust_region": "penalty"}
@@ -289,23 +295,28 @@ def test_metrics(binary, tmp_path):
     assert logged(trainer, "eval_troll/penalized_fraction") == [0.0, 0.0], "an evaluation scores what sampled"
 
 
+REFUSED = [
+    ({"divergence_type": "binary_tv"}, "`divergence_type='binary_tv'` is not supported with `trust_region` 'penalty'"),
+    ({"divergence_type": "topk_tv"}, "`divergence_type='topk_tv'` is not supported with `trust_region` 'penalty'"),
+    ({"divergence_type": ["binary_kl"]}, "is not supported with `trust_region` 'penalty'"),
+    ({"divergence_bound": 0.1}, "`divergence_bound=0.1` is not supported with `trust_region` 'penalty'"),
+    ({"ratio_cap": 2.0}, "`ratio_cap=2.0` is not supported with `trust_region` 'penalty'"),
+    ({"kl_bound": -0.1}, "`kl_bound` must be at least 0( or 'auto')?, got -0.1"),
+    ({"kl_bound": math.nan}, "`kl_bound` must be at least 0( or 'auto')?, got nan"),
+    ({"regression_coef": -1.0}, "`regression_coef` must be at least 0 and finite, got -1.0"),
+    ({"loss_type": "cispo"}, "loss_type='cispo'"),
+    ({"trust_region": "projection", "kl_bound": 0.0}, "`kl_bound` must be positive( or 'auto')?, got 0.0"),
+]
+CONFIGS = (TrollGRPOConfig, TrollRLOOConfig, AsyncTrollGRPOConfig)
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"divergence_type": "binary_tv"}, "`divergence_type='binary_tv'` is not supported with `trust_region` 'pen"),
-        ({"divergence_type": ["binary_kl"]}, "is not supported with `trust_region` 'penalty'"),
-        ({"divergence_bound": 0.1}, "`divergence_bound=0.1` is not supported with `trust_region` 'penalty'"),
-        ({"ratio_cap": 2.0}, "`ratio_cap=2.0` is not supported with `trust_region` 'penalty'"),
-        ({"kl_bound": -0.1}, "`kl_bound` must be at least 0 or 'auto', got -0.1"),
-        ({"kl_bound": math.nan}, "`kl_bound` must be at least 0 or 'auto', got nan"),
-        ({"regression_coef": -1.0}, "`regression_coef` must be at least 0 and finite, got -1.0"),
-        ({"loss_type": "cispo"}, "loss_type='cispo'"),
-        ({"trust_region": "projection", "kl_bound": 0.0}, "`kl_bound` must be positive or 'auto', got 0.0"),
-    ],
+    ("config", "options", "message"),
+    [(config, *case) for config in CONFIGS for case in REFUSED if case[0].keys() <= config.__dataclass_fields__.keys()],
 )
-def test_what_a_penalty_cannot_do_is_refused_by_name(options, message, tmp_path):
+def test_what_a_penalty_cannot_do_is_refused_by_name(config, options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        TrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **(PENALTY | options))
+        config(str(tmp_path), use_cpu=True, bf16=False, **(PENALTY | options))
 
 
 def test_rloo_has_no_mask(tmp_path):
@@ -325,3 +336,65 @@ def test_the_clip_range_is_used_and_is_not_said_to_be_unused(tmp_path, recwarn):
         "epsilon_high": 1.0,
     }
     assert "binary KL of 0.05" in config.make_trust_region().describe()
+
+
+def test_without_weight_it_measures_two_outcomes(tmp_path):
+    """The head of a support would round otherwise than TRL's. The option's help says it."""
+    options = {"use_cpu": True, "bf16": False, "regression_coef": 0.0, "support_size": 8}
+    with pytest.warns(UserWarning, match=r"support_size=8 unused by .* \(a penalty beyond a binary KL of 0.05\)"):
+        config = TrollGRPOConfig(str(tmp_path), **options, **PENALTY)
+    assert not config.make_trust_region().needs_support
+    said = config.__dataclass_fields__["regression_coef"].metadata["help"]
+    assert "At 0, the penalty's metrics measure 'binary_kl'" in said
+
+
+# -- The proposal to TRL ----------------------------------------------------------------------------------------------
+
+
+def proposal():
+    """The function of docs/design.md, and the lines that call it in TRL's `_compute_loss`."""
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    section = page.partition("### A proposal to TRL: a binary penalty")[2].partition("\n### ")[0]
+    function, lines = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    scope = {"torch": torch}
+    exec(function, scope)
+    return scope["binary_kl_penalty"], lines
+
+
+@pytest.mark.parametrize("bound", [1e-3, 0.05, 0.8])
+def test_the_proposal_is_the_binary_penalty(bound):
+    proposed, _ = proposal()
+    old, policy = torch.rand(2, 500, generator=torch.Generator().manual_seed(0)).log()
+    old[:4], policy[:4] = torch.tensor([-88.0, -1e-9, 0.0, -5.0]), torch.tensor([-1e-9, -88.0, -3.0, -5.0])
+    both = [policy.clone().requires_grad_() for _ in range(2)]
+    ours = kl_penalty(both[0].unsqueeze(-1), old.unsqueeze(-1), bound)
+    values = ours.regression, proposed(both[1], old, bound)
+    ours_gradient, its_gradient = (torch.autograd.grad(v.sum(), x)[0] for v, x in zip(values, both, strict=True))
+    torch.testing.assert_close(values[1], values[0], rtol=1e-4, atol=1e-6)
+    # A change of a certain token's logarithm changes no logit: (1 − p) is the factor
+    scale = -torch.expm1(policy)
+    torch.testing.assert_close(its_gradient * scale, ours_gradient * scale, rtol=1e-3, atol=3e-6)
+    assert 10 < ours.outside.sum() < 490, "the test needs tokens inside and outside"
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo"])
+def test_the_proposal_in_trls_source_trains_our_weights(loss_type, tmp_path, monkeypatch):
+    proposed, lines = proposal()
+    options = {"loss_type": loss_type, "learning_rate": 2e-2, "epsilon": math.inf, "max_steps": 4}
+    penalty = BINARY | {"kl_bound": 1e-4, "regression_coef": 3.0}
+    ours = trained(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, tiny_model(), **options, **penalty)
+    assert max(logged(ours, "troll/penalized_fraction")) > 0.1, "the test needs penalized tokens"
+    monkeypatch.setattr(grpo_trainer, "binary_kl_penalty", proposed, raising=False)
+    before = '    mode = "train" if self.model.training else "eval"\n    if self.loss_type in ["grpo", "sapo"]:'
+    replace(monkeypatch, GRPOTrainer, {before: indent(lines, "    ") + before}, only=["_compute_loss"])
+    runs = []
+    for coefficient in (3.0, 0.0):
+        monkeypatch.setattr(GRPOConfig, "kl_penalty_coef", coefficient, raising=False)
+        monkeypatch.setattr(GRPOConfig, "kl_penalty_bound", 1e-4, raising=False)
+        runs.append(trained(GRPOTrainer, GRPOConfig, tmp_path, tiny_model(), **options))
+    proposed_run, without = map(weights, runs)
+    start, expected = dict(tiny_model().named_parameters()), weights(ours)
+    apart = lambda first, second: max((first[name] - second[name]).abs().max().item() for name in expected)
+    moved = apart(expected, start)
+    assert apart(expected, proposed_run) <= 1e-3 * moved < 0.03 * moved <= apart(expected, without)
+    assert logged(runs[0], "loss") == pytest.approx(logged(ours, "loss"), rel=1e-4, abs=1e-6)

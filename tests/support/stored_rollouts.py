@@ -50,6 +50,13 @@ CASES = {
     "idle": {"loss_type": "dapo", "num_iterations": 1},
     "mask": {"trust_region": "mask", "divergence_type": "topk_tv", "divergence_bound": 0.01},
     "binary_mask": {"trust_region": "mask", "divergence_bound": 0.001},
+    "penalty": {"trust_region": "penalty"},
+    "binary_penalty": {
+        "trust_region": "penalty",
+        "divergence_type": "binary_kl",
+        "kl_bound": 1e-4,
+        "epsilon": math.inf,
+    },
     "engine": {"old_policy": "engine", "use_vllm": True, "vllm_mode": "server"},
 }
 CLASSES = {"rloo": (TrollRLOOTrainer, TrollRLOOConfig), "shipped_clip": (GRPOTrainer, GRPOConfig)}

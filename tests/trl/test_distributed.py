@@ -118,6 +118,7 @@ def assert_equal_to_one_process(one_process, out, cases, kind, said, model=None)
                 "reward",
                 "troll/projected_fraction",
                 "troll/masked_fraction",
+                "troll/penalized_fraction",
                 "num_tokens",
             }:
                 assert line[key] == pytest.approx(single[key], rel=1e-3, abs=1e-6), (case, key)
@@ -131,10 +132,11 @@ def comparable(line):
     return {key: value for key, value in line.items() if not any(timing in key for timing in TIMINGS)}
 
 
-def test_the_single_process_projects(one_process):
+def test_the_trust_region_acts_in_the_single_process(one_process):
     results, _ = one_process
+    acts = {"mask": "masked", "penalty": "penalized"}
     for case in CASES:
-        name = "troll/masked_fraction" if "mask" in case.split("_")[-1] else "troll/projected_fraction"
+        name = f"troll/{acts.get(case.split('_')[-1], 'projected')}_fraction"
         outside = [line[name] for line in results[case]["log"] if "loss" in line]
         assert (max(outside) > 0.1) == (case != "idle"), case
 

@@ -1,6 +1,7 @@
 """A resumed run is the uninterrupted one, bit for bit: weights, losses, gradient norms and every other metric."""
 
 import itertools
+import math
 import random
 import shutil
 from pathlib import Path
@@ -142,12 +143,19 @@ def penalty(folder, **options):
     return grpo(folder, trust_region="penalty", steps_per_generation=8, **options)
 
 
+BINARY_PENALTY = {"trust_region": "penalty", "divergence_type": "binary_kl", "kl_bound": 1e-3}
+
+
+def binary_penalty(folder, **options):
+    return grpo(folder, steps_per_generation=8, **BINARY_PENALTY, epsilon=math.inf, **options)
+
+
 def rloo_penalty(folder, **options):
-    return rloo(folder, trust_region="penalty", divergence_type="binary_kl", kl_bound=1e-3, **options)
+    return rloo(folder, **BINARY_PENALTY, **options)
 
 
-RESUMED = [(rloo, 2), (lora, 2), (bfloat16, 3), (binary_mask, 3), (penalty, 3)]
-LATER = [(rloo, 4), (lora, 4), (topk_mask, 3), (rloo_penalty, 2)]
+RESUMED = [(rloo, 2), (lora, 2), (bfloat16, 3), (binary_mask, 3), (binary_penalty, 3)]
+LATER = [(rloo, 4), (lora, 4), (topk_mask, 3), (penalty, 3), (rloo_penalty, 2)]
 LATER = [pytest.param(*case, marks=pytest.mark.slow) for case in LATER]
 
 

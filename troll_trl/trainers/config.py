@@ -65,11 +65,13 @@ class TrustRegionOptions(KeepsSecrets, _TrlConfig):
         DEFAULT_KL_BOUND,
         "Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q, and "
         "the penalty acts on tokens with KL(p‖q) > ε. It must be positive, for the penalty also 0, which acts on every "
-        "token; inf switches the bound off. Except in asynchronous training, 'auto' becomes 0.05·(n/8)² for n updates "
-        "per rollout batch; n from 8 to 32 was measured.",
+        "token that has moved; inf switches the bound off. Except in asynchronous training, 'auto' becomes 0.05·(n/8)² "
+        "for n updates per rollout batch; n from 8 to 32 was measured.",
     )
     regression_coef: float = setting(
-        1.0, "Weight α ≥ 0 of the regression term KL(p ‖ stopgrad π), which pulls the policy p to its projection π."
+        1.0,
+        "Weight α ≥ 0 of the regression term KL(p ‖ stopgrad π), which pulls the policy p to its projection π. At 0, "
+        "the penalty's metrics measure 'binary_kl'.",
     )
     support_size: int | None = setting(
         None,

@@ -88,7 +88,8 @@ class TrollGRPOTrainer(ResilientTrainer, TrustRegionGRPO):
     bonus, vLLM correction and MoE loss are therefore TRL's.
 
     With `trust_region="mask"`, [DPPO](https://huggingface.co/papers/2602.04879) takes the place of TROLL: a token that
-    has moved too far with its advantage loses its gradient, and there is no regression.
+    has moved too far with its advantage loses its gradient, and there is no regression. With `trust_region="penalty"`,
+    TRL's clip stays, and the regression is added for tokens that have left the trust region.
 
     [`~troll_trl.trainers.troll_trainer.TrollTrainer`] overrides what any trainer needs, and
     [`~troll_trl.resilience.resilient_trainer.ResilientTrainer`] keeps a long run alive. Two parts of GRPO read the

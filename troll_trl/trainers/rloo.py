@@ -38,7 +38,8 @@ class TrollRLOOTrainer(ResilientTrainer, TrustRegionRLOO):
     the loss of a completion is `−exp(Σ_t log π_t(a_t) − log q_t(a_t))·A + α·Σ_t KL(p_t ‖ stopgrad π_t)`, averaged over
     the micro-batch. The trust region bounds each token. Unlike RLOO's clip, it does not bound the ratio of a
     completion, which is a product over its tokens. The reference KL is part of the reward in RLOO; TROLL does not
-    change it.
+    change it. With `trust_region="penalty"`, RLOO's clip stays, and the regression is added for tokens that have left
+    the trust region.
 
     [`~troll_trl.trainers.troll_trainer.TrollTrainer`] has the overrides, and
     [`~troll_trl.resilience.resilient_trainer.ResilientTrainer`] keeps a long run alive. The arguments are the same as
