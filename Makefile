@@ -104,10 +104,9 @@ for python in $(BIN)/python python3 python $(PYTHON); do \
 		&& break; python=; done; \
 	test -n "$$python" || { echo "No Python with torch and TRL found. Install them, or run make install."; exit 1; }
 endef
-# $(1) copies results into the folder OUT: every 5 seconds while $(2) runs, as such a machine may be taken away, and after it
-OUT ?= outputs/gpu
+# With OUT=FOLDER, $(1) copies results there: every 5 seconds while $(2) runs, as such a machine may be taken away, and after it
 define keeping
-copy() { mkdir -p $(OUT); $(1); }; (while sleep 5 && kill -0 $$$$; do copy; done) 2>/dev/null & copier=$$!; \
+copy() { $(if $(OUT),mkdir -p $(OUT); $(1),:); }; (while sleep 5 && kill -0 $$$$; do copy; done) >/dev/null 2>&1 & copier=$$!; \
 	$(2); code=$$?; kill $$copier; sleep 1; copy; exit $$code
 endef
 

@@ -4,11 +4,11 @@ Carry a model to a machine without a network, in pieces: 5.5 bits a weight there
     python -m evidence.pack_weights pack MODEL PIECES      # a folder with *.safetensors; 0.5B makes 7 pieces of 50 MiB
     python -m evidence.pack_weights join PIECES MODEL      # there; says which pieces are missing or damaged
 
-All files of the folder travel, also problems that you put there. Each 32 weights of a matrix share a scale: that of the
-largest magnitude over -16, as in GGUF's Q5_0. Weights of that kind stay what they are. Others move by at most 1/15 of
-that magnitude. Vectors (norms, biases) stay float32. The joined model is another one, slightly: train and compare from
-it alone. Qwen2.5-Coder-0.5B-Instruct had weights of 4 to 8 bits. On 547 tokens of GSM8K, the KL to its joined version
-was 0.009 on average and at most 0.13.
+All files of the folder travel, also problems that you put there. With `--exact` the weights are only compressed. Else
+each 32 weights of a matrix share a scale: that of the largest magnitude over -16, as in GGUF's Q5_0. Weights of that
+kind stay what they are. Others move by at most 1/15 of that magnitude. Vectors (norms, biases) stay float32. The
+joined model is another one, slightly: train and compare from it alone. Qwen2.5-Coder-0.5B-Instruct had weights of 4 to
+8 bits. On 547 tokens of GSM8K, the KL to its joined version was 0.009 on average and at most 0.13.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def decode(encoded: dict[str, torch.Tensor]) -> torch.Tensor:
     return flat[: torch.Size(shape).numel()].view(shape).clone()
 
 
-def pack(model: Path, pieces: Path, piece_bytes: int) -> int:
+def pack(model: Path, pieces: Path, piece_bytes: int, exact: bool = False) -> int:
     """Write the pieces of the model in a folder, and their index. Returns their number."""
     files = sorted(model.glob("*.safetensors"))
     if not files:
@@ -61,9 +61,9 @@ def pack(model: Path, pieces: Path, piece_bytes: int) -> int:
     pieces.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=pieces) as folder:
         whole = Path(folder, "whole.tgz")
-        with tarfile.open(whole, "w:gz", compresslevel=1) as archive:
+        with tarfile.open(whole, "w:gz", compresslevel=6) as archive:
             for file in sorted(model.iterdir()):
-                if file.suffix == ".safetensors":
+                if file.suffix == ".safetensors" and not exact:
                     packed = Path(folder, file.name)
                     save_file(_packed(file), packed)
                     archive.add(packed, file.name)
@@ -133,9 +133,11 @@ def main() -> None:
         for argument in arguments:
             command.add_argument(argument, type=Path)
     commands.choices["pack"].add_argument("--mib", type=int, default=PIECE_MIB, help="size of a piece (default: 50)")
+    commands.choices["pack"].add_argument("--exact", action="store_true", help="keep weights as they are")
     options = parser.parse_args()
     if options.command == "pack":
-        print(f"{pack(options.model, options.pieces, options.mib * 2**20)} pieces and {INDEX} in {options.pieces}")
+        count = pack(options.model, options.pieces, options.mib * 2**20, options.exact)
+        print(f"{count} pieces and {INDEX} in {options.pieces}")
     else:
         join(options.pieces, options.model)
         print(f"The model is in {options.model}")

@@ -288,6 +288,13 @@ def test_a_model_is_packed_in_pieces_and_joined(tmp_path, model):
     torch.testing.assert_close(*logits, rtol=0, atol=0.2 * logits[0].abs().max().item())
 
 
+def test_exact_weights_stay_what_they_are(tmp_path, model):
+    pack(model, tmp_path / "pieces", 2**20, exact=True)
+    join(tmp_path / "pieces", tmp_path / "joined")
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "joined"))
+    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+
+
 def test_a_model_of_several_files_in_half_precision_becomes_float32(tmp_path):
     (tmp_path / "model").mkdir()
     for i in range(2):
