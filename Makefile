@@ -97,12 +97,22 @@ docs: $(INSTALLED)  ## Build the documentation site into site/
 quickstart: $(INSTALLED)  ## Train a small model with TROLL in a few minutes, on a CPU
 	$(BIN)/python scripts/quickstart.py
 
-# With any Python that has torch and TRL: a machine that is at hand for minutes has no network, and no time to install
+# The first Python that has torch and TRL: a machine that is at hand for minutes has no network, and no time to install
+define find_python
+for python in $(BIN)/python python3 python $(PYTHON); do \
+	$$python -c 'import sys; from importlib.util import find_spec as find; exit(not (sys.version_info >= (3, 11) and find("torch") and find("trl")))' 2>/dev/null \
+		&& break; python=; done; \
+	test -n "$$python" || { echo "No Python with torch and TRL found. Install them, or run make install."; exit 1; }
+endef
+# With OUT=FOLDER, $(1) copies results there: every 5 seconds while $(2) runs, as such a machine may be taken away, and after it
+define keeping
+copy() { $(if $(OUT),mkdir -p $(OUT); $(1),:); }; (while sleep 5 && kill -0 $$$$; do copy; done) >/dev/null 2>&1 & copier=$$!; \
+	$(2); code=$$?; kill $$copier; sleep 1; copy; exit $$code
+endef
+
 check-gpu:  ## Ten minutes on any GPU: kernels' tests, head and steps next to TRL's; then all of bench. Installs nothing
-	@for python in $(BIN)/python python3 python $(PYTHON); do \
-		$$python -c 'import sys; from importlib.util import find_spec as find; exit(not (sys.version_info >= (3, 11) and find("torch") and find("trl")))' 2>/dev/null \
-			&& exec $$python benchmarks/check_gpu.py; done; \
-	echo "No Python with torch and TRL found. Install them, or run make install."; exit 1
+	@$(find_python); $(call keeping,cp outputs/check-gpu/check-gpu.* $(OUT),\
+		$$python benchmarks/check_gpu.py $(if $(PARTS),--parts $(PARTS)))
 
 bench: $(INSTALLED)  ## Time head, projection, step and scaling next to TRL's, with sizes for this device, and count
 	$(BIN)/python benchmarks/counts.py
@@ -112,9 +122,14 @@ bench: $(INSTALLED)  ## Time head, projection, step and scaling next to TRL's, w
 evidence: $(INSTALLED)  ## Make the study's tables and figures again, from evidence/results
 	for name in smollm2-rate age rate peers async async-served; do $(BIN)/python -m evidence.report evidence/$$name.yaml || exit 1; done
 
-evidence-gpu: $(INSTALLED)  ## Train a real model on GSM8K in minutes of a GPU, in four methods (never run yet)
-	$(BIN)/python -m evidence.run evidence/gsm8k.yaml --workers 3 --minutes 20 --resume
-	$(BIN)/python -m evidence.report evidence/gsm8k.yaml
+MINUTES ?= 8
+RUNS ?= 3
+GSM8K_LOGS = tar czf $(OUT)/gsm8k-logs.tgz $$(find outputs/evidence/gsm8k/runs -name log.txt -o -name trainer_state.json)
+evidence-gpu:  ## Train a real model on GSM8K in minutes of a GPU (evidence/README.md, "On a lent GPU"). Installs nothing
+	@$(find_python); export PYTHONPATH=$(CURDIR):$$PYTHONPATH; \
+	$(call keeping,cp evidence/results/gsm8k.jsonl evidence/tables/gsm8k.md $(OUT); $(GSM8K_LOGS),\
+		$$python -m evidence.run evidence/gsm8k.yaml $(if $(MODEL),--model $(MODEL)) $(if $(DATASET),--dataset $(DATASET)) \
+			--workers $(RUNS) --minutes $(MINUTES) --resume; $$python -m evidence.report evidence/gsm8k.yaml)
 
 clean:  ## Remove .venv and all caches (outputs/ stays)
 	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

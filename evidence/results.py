@@ -3,6 +3,8 @@
 import json
 import math
 import platform
+import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,14 +93,20 @@ def describe(run: Run) -> dict[str, Any]:
 
 def machine() -> str:
     """
-    Processor, its instruction set and the version of PyTorch. Rounding differs between machines and a warm-up amplifies
-    it, so a seed has another start elsewhere. Runs that are paired by seed should come from one machine.
+    Processor, its instruction set, the version of PyTorch, and the GPUs if any. Rounding differs between machines and a
+    warm-up amplifies it, so a seed has another start elsewhere. Runs that are paired by seed should come from one
+    machine.
     """
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return (
-        f"{names[0] if names else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {torch.__version__}"
-    )
+    gpus: list[str] = []
+    if shutil.which(
+        "nvidia-smi"
+    ):  # not by PyTorch: a study forks its runs, which a process that has called CUDA cannot
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        gpus = subprocess.run(query, capture_output=True, text=True).stdout.splitlines()
+    processor = names[0] if names else platform.machine()
+    return ", ".join([processor, torch.backends.cpu.get_cpu_capability(), torch.__version__, *gpus])
 
 
 def run_of(record: dict[str, Any]) -> Run:

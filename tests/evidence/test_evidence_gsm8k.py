@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tarfile
 import time
 from dataclasses import replace
 from functools import partial
@@ -20,7 +23,7 @@ from evidence import run as runner
 from evidence import tables
 from evidence.grid import GivenTask, Run, content_of, read_grid
 from evidence.pack_weights import decode, encode, join, pack
-from evidence.results import DEFAULTS, describe, read_records
+from evidence.results import DEFAULTS, describe, machine, read_records
 from troll_trl import small_models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,36 +43,84 @@ def model(tmp_path_factory):
     return folder
 
 
-def small_plan(folder, **changes):
+def small_plan(file, **changes):
     content = yaml.safe_load((ROOT / "evidence" / "gsm8k.yaml").read_text()) | changes
     content |= {key: str(ROOT / "evidence" / content[key]) for key in ("training", "evaluation")}
     (task,) = content["tasks"].values()
     task |= {"test": 2, "candidates": 16}
     task["settings"] |= SMALL
-    (folder / "grid.yaml").write_text(yaml.safe_dump(content))
-    return folder / "grid.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
 
 
 @pytest.mark.slow
-def test_the_plan_runs_with_a_tiny_model(tmp_path, model):
-    command = [sys.executable, "-m", "evidence.run", str(small_plan(tmp_path)), "--output", str(tmp_path / "out")]
-    command += ["--model", str(model), "--dataset", str(PROBLEMS), "--workers", "2", "--minutes", "60", "--resume"]
-    command += ["--only", "gsm8k/troll/learning_rate=1e-05", "gsm8k/binary-pull/learning_rate=3e-05"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
-    logs = "".join(log.read_text() for log in (tmp_path / "out").rglob("log.txt"))
+def test_weights_and_problems_travel_and_the_results_come_back(tmp_path, model):
+    """Pack, join, run and report with a tiny model, in a copy of the repository, as on a machine without a network."""
+    copy, there, out = (tmp_path / name for name in ("copy", "there", "out"))
+    for name in ("evidence", "math_answers", "scripts", "troll_trl"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("results", "tables"))
+    shutil.copy(ROOT / "Makefile", copy)
+    one, two = ({"tasks": ["gsm8k"], "methods": [name], "seeds": [0]} for name in ("troll", "binary-pull"))
+    studies = {"a": one | {"vary": [{"learning_rate": [1e-5]}]}, "b": two | {"vary": [{"learning_rate": [3e-5]}]}}
+    small_plan(copy / "evidence" / "gsm8k.yaml", studies=studies)
+    lines = {split: (PROBLEMS / f"{split}.jsonl").read_text().splitlines() for split in ("train", "test")}
+    packed = shutil.copytree(model, tmp_path / "model")
+    for split in lines:
+        shutil.copy(PROBLEMS / f"{split}.jsonl", packed)
+    pack(packed, tmp_path / "pieces", 2**20)
+    join(tmp_path / "pieces", there)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    command = ["make", "evidence-gpu", f"MODEL={there}", f"DATASET={there}", "MINUTES=60", "RUNS=2", f"OUT={out}"]
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=HANG)
+    logs = "".join(log.read_text() for log in copy.rglob("log.txt"))
     assert done.returncode == 0 and "2 runs, 0 of them failed." in done.stdout, done.stdout + done.stderr + logs
-    records = {record["method"]: record for record in read_records(tmp_path / "results" / "grid.jsonl")}
+    records = {record["method"]: record for record in read_records(out / "gsm8k.jsonl")}
     assert records.keys() == {"troll", "binary-pull"}
     for record in records.values():
         assert [step for step, _ in record["curve"]] == [0, 4, 8] and record["success"] == 0
         assert record["others"].keys() == {"answer_format_reward"}
-    lines = {split: (PROBLEMS / f"{split}.jsonl").read_text().splitlines() for split in ("train", "test")}
+    assert (out / "gsm8k.md").read_text().count("| 0.0 at 0 ") == 2
+    with tarfile.open(out / "gsm8k-logs.tgz") as archive:
+        kept = [Path(name).name for name in archive.getnames()]
+    assert sorted(kept) == ["log.txt", "log.txt", "trainer_state.json", "trainer_state.json"]
+    runs = copy / "outputs" / "evidence" / "gsm8k"
     for split, count in (("train", 16), ("test", 2)):  # all candidates, whether the model solves them or not
-        start = tmp_path / "out" / "starts" / "gsm8k" / "data" / f"{split}.jsonl"
-        assert start.read_text().splitlines() == lines[split][:count]
+        assert (runs / "starts" / "gsm8k" / "data" / f"{split}.jsonl").read_text().splitlines() == lines[split][:count]
     # Both had the instruction of the plan, in training and evaluation alike
-    for settings in (tmp_path / "out").glob("runs/*/*/*/seed0/config.yaml"):
+    for settings in runs.glob("runs/*/*/*/seed0/config.yaml"):
         assert "\\boxed{}" in settings.read_text()
+
+
+STAND_IN = """#!/bin/sh
+case "$*" in
+*evidence.run*) mkdir -p evidence/results; echo "$*" >evidence/results/gsm8k.jsonl; exec sleep 600;;
+esac
+"""
+
+
+@pytest.mark.slow  # some seconds, in which nothing works
+def test_results_of_a_machine_that_is_taken_away_are_there(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "python3").write_text(STAND_IN)
+    (tmp_path / "python3").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "OUT": str(tmp_path / "out")}
+    command = ["make", "evidence-gpu", "MODEL=/m", "DATASET=/d", "MINUTES=7"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
+    results, deadline = tmp_path / "out" / "gsm8k.jsonl", time.monotonic() + HANG
+    while not (results.exists() and results.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    flags = "--model /m --dataset /d --workers 3 --minutes 7 --resume"
+    assert results.read_text() == f"-m evidence.run evidence/gsm8k.yaml {flags}\n"
+
+
+def test_a_record_names_the_gpus(tmp_path, monkeypatch):
+    assert machine().endswith(torch.__version__) or shutil.which("nvidia-smi")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA H100 80GB HBM3\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert machine().endswith(f"{torch.__version__}, NVIDIA H100 80GB HBM3")
 
 
 def test_updates_that_a_generation_precedes_are_told_apart(tmp_path):
@@ -162,7 +213,7 @@ class Broken(Slow):
 
 
 def test_a_stopped_run_keeps_what_it_had_logged_and_the_others_wait(tmp_path):
-    grid = read_grid(small_plan(tmp_path))
+    grid = read_grid(small_plan(tmp_path / "grid.yaml"))
     task = grid.tasks["gsm8k"]
     assert isinstance(task, GivenTask)
     grid = replace(grid, tasks={"gsm8k": replace(task, dataset=str(PROBLEMS))})
@@ -193,42 +244,67 @@ def test_a_stopped_run_keeps_what_it_had_logged_and_the_others_wait(tmp_path):
 # -- Weights in pieces ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(3, 128), (5, 7), (1, 1), (2, 3, 50), (128, 129), (0, 4)])
+@pytest.mark.parametrize("shape", [(3, 32), (5, 7), (1, 1), (2, 3, 50), (128, 129), (0, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_weight_moves_by_half_a_level_at_most(shape, dtype):
+def test_a_weight_moves_by_a_level_at_most(shape, dtype):
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     joined = decode(encode(weight))
     assert joined.shape == weight.shape and joined.dtype == torch.float32
     exact = weight.double().flatten()
-    for at in range(0, len(exact), 128):
-        block, of_joined = exact[at : at + 128], joined.double().flatten()[at : at + 128]
-        assert (block - of_joined).abs().max() <= block.abs().max() / 254 * (1 + 1e-4)  # of rounding in float32
+    for at in range(0, len(exact), 32):
+        block, of_joined = exact[at : at + 32], joined.double().flatten()[at : at + 32]
+        largest = block[block.abs().argmax()]
+        level = largest.abs() / 16
+        moves = (block - of_joined).abs()
+        assert moves.max() <= level * 16 / 15
+        most = block * largest.sign() >= -15.4 * level  # on the other side there are 15 levels
+        assert moves[most].max() <= level / 2 * (1 + 2e-2)  # of the scale's rounding in float16
 
 
-@pytest.mark.parametrize("value", [0.0, 1e-40, -3e38, 2.5])
+def test_weights_of_five_bits_stay_what_they_are():
+    levels = torch.randint(-16, 16, (40, 32), generator=torch.Generator().manual_seed(0))
+    levels[:, 3] = -16
+    scales = torch.randn(40, 1, generator=torch.Generator().manual_seed(1)).half().float()
+    torch.testing.assert_close(decode(encode(levels * scales)), levels * scales, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-3, -3e4, 2.5])
 def test_equal_weights_stay_what_they_are(value):
     weight = torch.full((2, 130), value)
-    torch.testing.assert_close(decode(encode(weight)), weight, rtol=1e-6, atol=1e-39)
+    torch.testing.assert_close(decode(encode(weight)), weight, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_a_weight_without_a_scale_is_refused(value):
+    with pytest.raises(ValueError, match="not finite"):
+        encode(torch.tensor([[1.0, value]]))
 
 
 def test_a_model_is_packed_in_pieces_and_joined(tmp_path, model):
-    count = pack(model, tmp_path / "pieces", 2**15)
+    count = pack(model, tmp_path / "pieces", 2**14)
     names = sorted(path.name for path in (tmp_path / "pieces").iterdir())
     assert names == [*(f"piece-{i:03d}" for i in range(count)), "pieces.json"] and count > 3
     sizes = [os.path.getsize(tmp_path / "pieces" / name) for name in names[:-1]]
-    assert max(sizes) <= 2**15 and sum(sizes) < 0.5 * sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    assert max(sizes) <= 2**14 and sum(sizes) < 0.5 * sum(path.stat().st_size for path in model.glob("*.safetensors"))
     join(tmp_path / "pieces", tmp_path / "joined")
     before, after = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "joined"))
     assert after.keys() == before.keys() and all(weight.dtype == torch.float32 for weight in after.values())
     for name, weight in before.items():
         largest = weight.abs().max().item()
-        torch.testing.assert_close(after[name], weight, rtol=0, atol=0 if weight.dim() == 1 else largest / 250)
+        torch.testing.assert_close(after[name], weight, rtol=0, atol=0 if weight.dim() == 1 else largest / 15)
     text = "What is 3 + 4?"
     tokens = [AutoTokenizer.from_pretrained(folder)(text).input_ids for folder in (model, tmp_path / "joined")]
     assert tokens[0] == tokens[1]
     models = [AutoModelForCausalLM.from_pretrained(folder) for folder in (model, tmp_path / "joined")]
     logits = [m(input_ids=torch.tensor([tokens[0]])).logits for m in models]
-    torch.testing.assert_close(*logits, rtol=0, atol=0.05 * logits[0].abs().max().item())
+    torch.testing.assert_close(*logits, rtol=0, atol=0.2 * logits[0].abs().max().item())
+
+
+def test_exact_weights_stay_what_they_are(tmp_path, model):
+    pack(model, tmp_path / "pieces", 2**20, exact=True)
+    join(tmp_path / "pieces", tmp_path / "joined")
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "joined"))
+    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
 
 
 def test_a_model_of_several_files_in_half_precision_becomes_float32(tmp_path):
@@ -247,7 +323,7 @@ def test_a_model_of_several_files_in_half_precision_becomes_float32(tmp_path):
 
 
 def test_missing_and_damaged_pieces_are_named(tmp_path, model):
-    pack(model, tmp_path / "pieces", 2**15)
+    pack(model, tmp_path / "pieces", 2**14)
     (tmp_path / "pieces" / "piece-001").unlink()
     damaged = tmp_path / "pieces" / "piece-002"
     damaged.write_bytes(damaged.read_bytes()[:-1])

@@ -138,6 +138,16 @@ def test_the_first_parts_take_ten_minutes_at_most_and_are_those_of_a_try():
     assert len({part.name for part in parts}) == len(parts)
 
 
+def test_the_parts_for_a_lent_gpu_exist_and_fit_its_commands():
+    page = (BENCHMARKS.parent / "evidence" / "README.md").read_text()
+    commands = [(one or two).split() for one, two in re.findall(r'make check-gpu PARTS=(?:"(.*?)"|(\S+))', page)]
+    parts = {part.name: part for part in check_gpu.parts_of("cuda", False)}
+    limits = [sum(parts[name].limit for name in names) for names in commands]
+    assert limits == [8 * 60 + 40, 3 * 60 + 20]  # as the page says
+    first = [name for name, part in parts.items() if name != "engine" and part.limit <= 150]
+    assert commands[0] == first, "all of the ten minutes, except what needs vLLM"
+
+
 def test_every_prediction_is_about_a_part_and_says_what_would_refute_it():
     names = {part.name for part in check_gpu.parts_of("cuda", False)}
     for prediction in yaml.safe_load(check_gpu.PREDICTIONS.read_text()):
