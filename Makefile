@@ -125,7 +125,7 @@ evidence: $(INSTALLED)  ## Make the study's tables and figures again, from evide
 MINUTES ?= 8
 RUNS ?= 3
 GSM8K_LOGS = tar czf $(OUT)/gsm8k-logs.tgz $$(find outputs/evidence/gsm8k/runs -name log.txt -o -name trainer_state.json)
-evidence-gpu:  ## Train a real model on GSM8K in minutes of a GPU (evidence/README.md, "On a lent GPU"). Installs nothing
+evidence-gpu:  ## Train a real model on GSM8K in minutes of a GPU (evidence/lent-gpu.md). Installs nothing
 	@$(find_python); export PYTHONPATH=$(CURDIR):$$PYTHONPATH; \
 	$(call keeping,cp evidence/results/gsm8k.jsonl evidence/tables/gsm8k.md $(OUT); $(GSM8K_LOGS),\
 		$$python -m evidence.run evidence/gsm8k.yaml $(if $(MODEL),--model $(MODEL)) $(if $(DATASET),--dataset $(DATASET)) \

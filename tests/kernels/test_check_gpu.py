@@ -139,7 +139,7 @@ def test_the_first_parts_take_ten_minutes_at_most_and_are_those_of_a_try():
 
 
 def test_the_parts_for_a_lent_gpu_exist_and_fit_its_commands():
-    page = (BENCHMARKS.parent / "evidence" / "README.md").read_text()
+    page = (BENCHMARKS.parent / "evidence" / "lent-gpu.md").read_text()
     commands = [(one or two).split() for one, two in re.findall(r'make check-gpu PARTS=(?:"(.*?)"|(\S+))', page)]
     parts = {part.name: part for part in check_gpu.parts_of("cuda", False)}
     limits = [sum(parts[name].limit for name in names) for names in commands]
