@@ -100,9 +100,8 @@ def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     gpus: list[str] = []
-    if shutil.which(
-        "nvidia-smi"
-    ):  # not by PyTorch: a study forks its runs, which a process that has called CUDA cannot
+    # Not by PyTorch: a study forks its runs, which a process that has called CUDA cannot
+    if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         gpus = subprocess.run(query, capture_output=True, text=True).stdout.splitlines()
     processor = names[0] if names else platform.machine()
