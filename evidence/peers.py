@@ -371,8 +371,8 @@ def found(records: Sequence[Record]) -> str:
     """The runs that exist, by stage."""
     failed = sum("error" in record for record in records)
     seeds = {"0": (73, 74), "1": FIRST, "2": MANY, "3": LAST}
-    rows = [[stage, str(sum(record["seed"] in of for record in records))] for stage, of in seeds.items()]
-    return f"{len(records)} runs, {failed} of them failed.\n\n{markdown(['stage', 'runs'], rows)}"
+    of_stages = [f"{sum(record['seed'] in of for record in records)} in stage {stage}" for stage, of in seeds.items()]
+    return f"{len(records)} runs: {', '.join(of_stages)}. {failed} failed."
 
 
 def weights(records: Sequence[Record]) -> str:
