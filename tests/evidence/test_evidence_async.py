@@ -220,6 +220,19 @@ def test_the_page_tells_what_the_results_say():
     )
     assert f"{below}, and at 8 also {lag['label-2', 8, 'mask']} below the mask" in page
     assert f"on `common` at 4 it ends {lag['common', 4, 'clip']} below the clip" in page
+    pulled = {
+        tuple(row[:2]): np.mean(list(map(float, row[3].split(", ")))) for row in cells_of(async_tables.pull(records))
+    }
+    of = {name: pulled["label-2", async_tables.NAMES.get(name, name)] for name in ("troll", "mask")}
+    ends = [
+        f"{abs(pulled['label-2', name] - end):.0f}"
+        for name in ("clip and binary pull", "binary pull alone")
+        for end in of.values()
+    ]
+    said = "beside a clip ends {} points above TROLL and {} below the mask, which has half its learning rate; "
+    assert (said + "alone it ends {} above and {} below.").format(*ends) in page
+    on_common = [success for (task, _), success in pulled.items() if task == "common"]
+    assert max(on_common) - min(on_common) < 5 and "On `common` all end within 5 points." in page
     served = {r["method"]: r for r in read_records(EVIDENCE / "results" / "async-served.jsonl")}
     runs = [served[f"{name}-4"] for name in ("troll", "mask", "clip")]
     ends = [text for r in runs for text in (f"{100 * r['area']:.1f}", f"{100 * r['success']:.0f}")]
