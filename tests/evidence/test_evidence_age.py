@@ -81,7 +81,7 @@ def test_the_page_says_what_the_tables_say():
     assert all(row[-1] == "holds" for row in rows.values())
     first = lambda text: float(text.split()[0])
     gained, lost = max(first(row[0]) for row in rows.values()), [-first(rows[n][1]) for n in ("8", "16")]
-    assert f"gains at most {gained:.1f} points of area, and loses {lost[1]:.0f} at the end with 8 and 16" in page
+    assert f"gains at most {gained:.1f} points of area, and loses {lost[1]:.0f} points at the end with 8 and 16" in page
     assert round(lost[0]) == round(lost[1])
     areas = {row[0]: list(map(float, row[1:])) for row in cells_of(age.best_bounds(records))}
     won = [two - one for one, two in zip(areas["the rule, k = 1"], areas["the rule, k = 2"], strict=True)]

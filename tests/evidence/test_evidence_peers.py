@@ -1,5 +1,6 @@
 """The choices and verdicts of peers.yaml, from records that are made up, and its plan."""
 
+import re
 from itertools import product
 
 import numpy as np
@@ -209,7 +210,8 @@ def test_the_pages_have_the_numbers_of_stage_three():
 
     level, ahead = leads("troll", 1), leads("clip", 8e-4)
     assert f"({level[0]}, {level[1]} and {level[2]} points)" in page and f"({', '.join(ahead)})" in page
-    assert f"({', '.join(leads('troll', 8e-4))})" in page and float(leads("clip", 4)[2].replace("−", "-")) < 0
+    assert f"({', '.join(leads('troll', 8e-4))})" in page and f"({', '.join(leads('troll', 4))})" in page
+    assert float(leads("clip", 4)[2].replace("−", "-")) < 0
     verdicts = {tuple(row[:3]): row[-1] for row in cells_of(peers.confirmation(records))}
     assert all(verdicts["candidate minus TROLL", place, "1×"] == "level" for place in places), "(g) holds"
     assert all(verdicts["candidate minus tuned clip", place, "8e-4"] == "ahead" for place in places), "(g) holds"
@@ -243,6 +245,19 @@ def test_the_page_says_what_stage_two_says():
         for method in ("troll", "clip-pull", "clip-binary-pull")
     ]
     assert f"At 1.6e-3 it leads everywhere, by {min(leads):.0f} to {max(leads):.0f} points." in page
+    stages = [
+        [
+            f"{100 * runs.lead(place, 'troll', 'clip', 4, seeds).value.value:+.1f}".replace("-", "−")
+            for place in peers.PLANNED
+        ]
+        for seeds in (peers.MANY, peers.LAST)
+    ]
+    of_rate = (GRID.parent / "rate.md").read_text()
+    there = [re.search(rf"\| \(d\) {place} \| \S+ \w+\S* \| (\S+)", of_rate)[1] for place in peers.PLANNED]
+    (a, b, c), (d, e, f), (g, h, i) = (*stages, there)
+    assert (
+        f"({a} here, {d} in stage 3, {g} there)" in page and f"({b}, {e}; {h})" in page and f"({c}, {f}; {i})" in page
+    )
     # (b)
     of_pulls = {
         (pull, rate): of("TROLL", pull, rate) for pull in ("pull alone", "clip + pull") for rate in ("1×", "4×")
@@ -262,11 +277,13 @@ def test_the_page_says_what_stage_two_says():
     assert verdicts == ["undecided", "ahead", "undecided", "undecided"] and f"by {lead[1]} points, since" in page
     support = {place: at_one_rate(place, "clip-pull", "clip-binary-pull") for place in peers.PLACES}
     assert [place for place, lead in support.items() if lead.low > 0] == ["rare, 8", "rare, 32", "wordy, 8"]
-    of_place = [f"{100 * support[place].value:.1f}" for place in ("rare, 8", "wordy, 8")]
-    assert "by {} points on rare tasks with 8 updates, and by {} on `wordy-2`".format(*of_place) in page
+    of_place = [f"{100 * support[place].value:.1f}" for place in ("rare, 32", "rare, 8", "wordy, 8")]
+    assert "by {} points with 32 updates, by {} on rare tasks with 8, and by {} on `wordy-2`;".format(*of_place) in page
     # (d)
     lead, verdicts = of("clip + pull", "clip + penalty everywhere", "1×")
-    assert lead[1] > 20 and [verdicts[0], *verdicts[2:]] == ["level"] * 3
+    assert f"ends {lead[1]} points below the pull" in page and [verdicts[0], *verdicts[2:]] == ["level"] * 3
+    lead, verdicts = of("clip + pull", "clip + penalty everywhere", "4×")
+    assert set(verdicts[:3]) == {"undecided"} and f"on common tasks with {-lead[2]} points in its favour" in page
     assert of("clip + pull", "CPGD", "4×")[1][:3] == ["ahead", "ahead", "behind"]
     ahead = -of("clip + pull", "CPGD", "4×")[0][2], -100 * at_one_rate("common, 8", "clip-pull", "cpgd").value
     assert "{:.0f} points *ahead* of clip + pull at four times them, {:.0f} at 1.6e-3.".format(*ahead) in page
@@ -294,7 +311,7 @@ def test_the_page_says_where_a_support_counts():
     at = lambda *methods: sorted(round(100 * runs.successes("wordy, 8", m, 1.6e-3)[0].mean()) for m in methods)
     low, *_, high = at("troll", "clip-pull", "unlimited-pull")
     without = at("clip-binary-pull", "candidate")
-    said = "methods with a support solve {} to {} %, those with two outcomes {} and {}."
+    said = "TROLL and the pulls on a support solve {} to {} %, those on two outcomes {} and {}."
     assert said.format(low, high, without[1], without[0]) in page
     lead = lambda first: runs.lead("wordy, 8", first, "clip-binary-pull", 4).value
     assert lead("clip-pull").low < 0 < lead("clip-pull").value and lead("troll").value < 0, "open, and false"

@@ -106,8 +106,10 @@ def test_the_pages_have_the_success_of_smollm2():
     best, later = ([f"{at[m][i]:.0f}" for m in smollm2_rate.LABELS] for i in (0, 1))
     readme = " ".join((EVIDENCE.parent / "README.md").read_text().split())
     troll, wide, _, clip, wide_clip, mask = (" and ".join(pair) for pair in zip(best, later, strict=True))
-    assert f"TROLL {troll} %, with a bound of 0.2 (added later) {wide} %; TV mask {mask} %; " in readme
-    assert f"; clips {clip} %, {wide_clip} % |" in readme
+    assert f"TROLL {troll} %, with a bound of 0.2 (added later) {wide} %; TV mask {mask} %, all from 3e-4" in readme
+    assert f"; from 1e-3: clips {clip} %, {wide_clip} % |" in readme
+    assert {runs.best(m) for m in ("troll", "troll-0.2", "tv-0.15")} == {3e-4}
+    assert {runs.best(m) for m in ("clip-0.2", "clip-0.2-1.0")} == {1e-3}
 
 
 def test_the_page_has_the_one_seed_of_the_pull_on_smollm2():
@@ -143,9 +145,9 @@ def test_the_page_says_what_the_real_model_did():
     assert f"{lead[0]} and {lead[1]} percentage points more" in page and f"keeps {kept['tv-0.15']}: {lead[2]}" in page
     assert [row[1] for row in rows.values()] == ["holds", "holds", "fails"]
     at_3e_3 = {name: mean(runs.cell(name, 3e-3, smollm2_rate.FIRST)) for name in smollm2_rate.LABELS}
-    assert f"the default solved {at_3e_3.pop('troll'):.0f} %, all others at most {max(at_3e_3.values()):.0f}" in page
+    assert f"the default solved {at_3e_3.pop('troll'):.0f} %, all others at most {max(at_3e_3.values()):.1f}" in page
     area = {name: f"{mean(runs.fresh(name)[0], 'area'):.1f}" for name in smollm2_rate.LABELS}
-    said = "area {} and {}, the default {}, 0.2 {}, the mask {}."
+    said = "area {} and {} at 1e-3; at 3e-4 the default {}, a bound of 0.2 {}, the mask {}."
     assert said.format(*(area[m] for m in ("clip-0.2", "clip-0.2-1.0", "troll", "troll-0.2", "tv-0.15"))) in page
     starts = [100 * record["start"] for record in records if record["task"] == smollm2_rate.TASK]
     assert f"at the start {min(starts):.0f} to {max(starts):.0f} % of its answers do" in page
