@@ -229,7 +229,7 @@ def test_the_page_tells_what_the_results_say():
         for name in ("clip and binary pull", "binary pull alone")
         for end in of.values()
     ]
-    said = "beside a clip ends {} points above TROLL and {} below the mask, which has half its learning rate; "
+    said = "with a clip ends {} points above TROLL and {} below the mask, which has half its learning rate; "
     assert (said + "alone it ends {} above and {} below.").format(*ends) in page
     on_common = [success for (task, _), success in pulled.items() if task == "common"]
     assert max(on_common) - min(on_common) < 5 and "On `common` all end within 5 points." in page
