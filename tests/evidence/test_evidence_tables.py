@@ -123,6 +123,13 @@ def test_the_page_has_the_one_seed_of_the_pull_on_smollm2():
     assert (said + "that of 0.2/1.0 {} and {}, the mask {} and {}.").format(*at) in " ".join(
         (EVIDENCE / "README.md").read_text().split()
     )
+    again = [
+        f"{100 * runs.cell(method, rate, [14]).values('success')[0]:.0f}"
+        for method in ("pull", "troll")
+        for rate in (3e-4, 1e-3)
+    ]
+    said = "On a second seed {} and {}, TROLL {} and {}."
+    assert said.format(*again) in " ".join((EVIDENCE / "README.md").read_text().split())
 
 
 def test_the_page_says_what_the_real_model_did():
