@@ -49,12 +49,13 @@ class Runs:
 
     def exponent(self) -> int | None:
         """The rule's k, 1 or 2: it has the larger mean area at 16 and 32 updates."""
-        areas = {k: [self.mean_area(age, [rule(age, k)] * len(RARE)) for age in (16, 32)] for k in (1, 2)}
-        means = {k: sum(area for area in of_k if area is not None) for k, of_k in areas.items() if None not in of_k}
-        return max(means, key=lambda k: means[k]) if len(means) == len(areas) else None
+        areas = {(k, age): self.mean_area(age, [rule(age, k)] * len(RARE)) for k, age in product((1, 2), (16, 32))}
+        if None in areas.values():
+            return None
+        return max((1, 2), key=lambda k: sum(areas[k, age] or 0.0 for age in (16, 32)))
 
     def pairs(self, age: int) -> list[tuple[Cell, Cell]]:
-        """For each task the deciding runs of the tuned projection, which may be the rule's, and those of the rule."""
+        """For each task the deciding runs of the tuned projection and of the rule, which may be the same."""
         found = []
         for task in RARE:
             deciding = {

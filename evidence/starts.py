@@ -1,6 +1,6 @@
 """
 Starts of runs: problems, and a model. Supervised training warms up a small new model until it solves some generated
-problems. A given model has generated problems, or those of a dataset.
+problems. A given model is trained as it is, on generated problems or on a dataset's.
 """
 
 import hashlib
