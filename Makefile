@@ -104,15 +104,9 @@ for python in $(BIN)/python python3 python $(PYTHON); do \
 		&& break; python=; done; \
 	test -n "$$python" || { echo "No Python with torch and TRL found. Install them, or run make install."; exit 1; }
 endef
-# With OUT=FOLDER, $(1) copies results there: every 5 seconds while $(2) runs, as such a machine may be taken away, and after it
-define keeping
-copy() { $(if $(OUT),mkdir -p $(OUT); $(1),:); }; (while sleep 5 && kill -0 $$$$; do copy; done) >/dev/null 2>&1 & copier=$$!; \
-	$(2); code=$$?; kill $$copier; sleep 1; copy; exit $$code
-endef
 
 check-gpu:  ## Ten minutes on any GPU: kernels' tests, head and steps next to TRL's; then all of bench. Installs nothing
-	@$(find_python); $(call keeping,cp outputs/check-gpu/check-gpu.* $(OUT),\
-		$$python benchmarks/check_gpu.py $(if $(PARTS),--parts $(PARTS)))
+	@$(find_python); $$python benchmarks/check_gpu.py $(if $(PARTS),--parts $(PARTS)) $(if $(OUT),--output $(OUT))
 
 bench: $(INSTALLED)  ## Time head, projection, step and scaling next to TRL's, with sizes for this device, and count
 	$(BIN)/python benchmarks/counts.py
@@ -124,12 +118,17 @@ evidence: $(INSTALLED)  ## Make the study's tables and figures again, from evide
 
 MINUTES ?= 8
 RUNS ?= 3
-GSM8K_LOGS = tar czf $(OUT)/gsm8k-logs.tgz $$(find outputs/evidence/gsm8k/runs -name log.txt -o -name trainer_state.json)
+# With OUT=FOLDER, results are copied there every 5 seconds, too, since a machine that is lent may be taken away
 evidence-gpu:  ## Train a real model on GSM8K in minutes of a GPU (evidence/lent-gpu.md). Installs nothing
 	@$(find_python); export PYTHONPATH=$(CURDIR):$$PYTHONPATH; \
-	$(call keeping,cp evidence/results/gsm8k.jsonl evidence/tables/gsm8k.md $(OUT); $(GSM8K_LOGS),\
-		$$python -m evidence.run evidence/gsm8k.yaml $(if $(MODEL),--model $(MODEL)) $(if $(DATASET),--dataset $(DATASET)) \
-			--workers $(RUNS) --minutes $(MINUTES) --resume; $$python -m evidence.report evidence/gsm8k.yaml)
+	copy() { \
+		mkdir -p $(OUT); cp evidence/results/gsm8k.jsonl evidence/tables/gsm8k.md $(OUT); \
+		find outputs/evidence/gsm8k/runs -name log.txt -o -name trainer_state.json | tar czf $(OUT)/gsm8k-logs.tgz -T -; \
+	}; \
+	$(if $(OUT),(while sleep 5 && kill -0 $$$$; do copy; done) >/dev/null 2>&1 & copier=$$!;) \
+	$$python -m evidence.run evidence/gsm8k.yaml $(if $(MODEL),--model $(MODEL)) $(if $(DATASET),--dataset $(DATASET)) \
+		--workers $(RUNS) --minutes $(MINUTES) --resume; $$python -m evidence.report evidence/gsm8k.yaml; code=$$?; \
+	$(if $(OUT),kill $$copier; sleep 1; copy;) exit $$code
 
 clean:  ## Remove .venv and all caches (outputs/ stays)
 	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
