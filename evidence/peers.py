@@ -40,17 +40,17 @@ COMPARED: dict[str, list[tuple[str, str, bool]]] = {
     "d": [("clip-pull", "everywhere", True), ("clip-pull", "cpgd", True)],
     "f": [("candidate", "troll", True), ("candidate", "clip-binary-pull", True)],
 }
-# What peers.yaml expects, if it says so in a verdict
+# What peers.yaml expects, if it says so in a verdict: of a statement, or of one of its comparisons by the second method
 EXPECTED = {("a", place, 4): "ahead" for place in PLANNED}
 EXPECTED |= {(of, place, 1): "level" for of, place in product("bcd", PLANNED)}
 EXPECTED |= {(of, place, 4): "undecided" for of, place in product("bc", ("rare, 8", "rare, 32"))}
+EXPECTED |= {("b, clip-pull", "common, 8", 4): "ahead"}
 EXPECTED |= {("d", place, 4): "ahead" for place in ("rare, 8", "rare, 32")} | {("d", "common, 8", 4): "undecided"}
 EXPECTED |= {("c", "wordy, 8", 1): "level", ("c", "wordy, 8", 4): "ahead"}
-# Of (f), by the second method
-EXPECTED |= {("troll", place, 1): "level" for place in PLANNED}
-EXPECTED |= {("troll", "rare, 8", 4): "undecided", ("troll", "rare, 32", 4): "ahead"}
-EXPECTED |= {("clip-binary-pull", "rare, 32", multiple): "ahead" for multiple in (1, 4)}
-EXPECTED |= {("clip-binary-pull", "rare, 8", 1): "level", ("clip-binary-pull", "rare, 8", 4): "undecided"}
+EXPECTED |= {("f, troll", place, 1): "level" for place in PLANNED}
+EXPECTED |= {("f, troll", "rare, 8", 4): "undecided", ("f, troll", "rare, 32", 4): "ahead"}
+EXPECTED |= {("f, clip-binary-pull", "rare, 32", multiple): "ahead" for multiple in (1, 4)}
+EXPECTED |= {("f, clip-binary-pull", "rare, 8", 1): "level", ("f, clip-binary-pull", "rare, 8", 4): "undecided"}
 # Of (g): by the second method, cells and rate, a multiple of each method's best one, or 8e-4 for all
 CONFIRMED: dict[tuple[str, str, float], str] = {
     (second, place, rate): expected
@@ -244,7 +244,8 @@ def _decided(runs: Runs) -> list[Statement]:
             for place, multiple in product(PLACES, (1, 4) if at_best else (4,)):
                 if (lead := runs.lead(place, first, second, multiple)) is not None:
                     name = f"({of}) {LABELS[first]} minus {LABELS[second]}"
-                    expected = EXPECTED.get((second if of == "f" else of, place, multiple), "")
+                    of_statement = EXPECTED.get((of, place, multiple), "")
+                    expected = EXPECTED.get((f"{of}, {second}", place, multiple), of_statement)
                     found.append(Statement(name, place, f"{multiple}×", lead, lead.p_value, expected))
     return _corrected(found)
 
@@ -442,17 +443,29 @@ def binary_settings(records: Sequence[Record]) -> str:
 
 def binary_32(records: Sequence[Record]) -> str:
     """
-    Success in percent of binary pulls with tighter bounds, rare tasks with 32 updates: means over tasks, and over the
-    seeds that have every cell of the row.
+    Success in percent of binary pulls with three bounds, rare tasks with 32 updates, where `auto` is 0.8: means over
+    tasks, and over the seeds that have every cell.
     """
-    runs, rates, rows = Runs(records), RATES[1:], []
-    for method, bound in product(("clip-binary-pull", "unlimited-binary-pull"), (0.05, 0.2)):
-        cells = [[runs.settings.get((method, task, 32, rate, bound, 1.0), {}) for task in RARE] for rate in rates]
-        seeds = [seed for seed in FIRST if all(seed in cell for of_rate in cells for cell in of_rate)]
-        if seeds:
-            means = [[Cell([cell[s] for s in seeds]).values("success").mean() for cell in at] for at in cells]
-            rows.append([LABELS[method], f"{bound:g}", str(len(seeds)), *(f"{100 * np.mean(of):.1f}" for of in means)])
-    return markdown(["method", "ε", "seeds", *RATE_NAMES[1:]], rows) if rows else "No such run has been made."
+    runs, rates = Runs(records), RATES[1:]
+
+    def cell(method: str, bound: float, task: str, rate: float) -> dict[int, Record]:
+        if bound == 0.8:
+            return runs.cells.get((task, 32, method, rate), {})
+        return runs.settings.get((method, task, 32, rate, bound, 1.0), {})
+
+    cells = {
+        (method, bound): [[cell(method, bound, task, rate) for task in RARE] for rate in rates]
+        for method, bound in product(("clip-binary-pull", "unlimited-binary-pull"), (0.05, 0.2, 0.8))
+    }
+    every = [cell for of_rates in cells.values() for of_tasks in of_rates for cell in of_tasks]
+    seeds = [seed for seed in FIRST if all(seed in cell for cell in every)]
+    if not seeds:
+        return "No such run has been made."
+    rows = []
+    for (method, bound), of_rates in cells.items():
+        means = [[Cell([cell[s] for s in seeds]).values("success").mean() for cell in at] for at in of_rates]
+        rows.append([LABELS[method], f"{bound:g}", str(len(seeds)), *(f"{100 * np.mean(of):.1f}" for of in means)])
+    return markdown(["method", "ε", "seeds", *RATE_NAMES[1:]], rows)
 
 
 TABLES: dict[str, Table] = {

@@ -148,17 +148,19 @@ class Runner:
         return record if record is not None and record.pop("identity") == self._identity(run) else None
 
     def run(self, runs: Iterable[Run], retry: bool) -> None:
-        """Seed by seed, make the missing starts, then the runs: a study that is cut off has whole seeds."""
+        """
+        Seed by seed, or as many seeds together as the workers need, make the missing starts, then the runs: a study
+        that is cut off has whole seeds.
+        """
         waiting = [run for run in runs if (record := self.record(run)) is None or (retry and "error" in record)]
         for run in waiting:
             self.known.pop(run, None)  # it failed
         log_of = lambda name: self.folder / "runs" / name / "log.txt"
         left_out: set[str] = set()
-        for seed in dict.fromkeys(run.seed for run in waiting):
-            of_seed = [run for run in waiting if run.seed == seed]
-            starts = {str(self._start(run)): partial(self._make_start, run) for run in of_seed}
+        for group in self._seeds_together(waiting):
+            starts = {str(self._start(run)): partial(self._make_start, run) for run in group}
             run_all(starts.items(), self.workers, lambda name: self.folder / name / "log.txt", deadline=self.deadline)
-            jobs = [(str(run.folder), partial(self._execute, run)) for run in of_seed]
+            jobs = [(str(run.folder), partial(self._execute, run)) for run in group]
             left_out |= run_all(jobs, self.workers, log_of, self._save, self.deadline)
         for run in waiting:
             if self.record(run) is None and str(run.folder) not in left_out:
@@ -166,6 +168,19 @@ class Runner:
                 so_far = of_log(run, self.folder / "runs" / run.folder)
                 self._write(run, describe(run) | so_far | {"error": error, "machine": machine()})
         self._save()
+
+    def _seeds_together(self, runs: Iterable[Run]) -> list[list[Run]]:
+        """The runs by seed. Seeds with fewer runs than workers are together, or workers would wait."""
+        of_seeds: dict[int, list[Run]] = {}
+        for run in runs:
+            of_seeds.setdefault(run.seed, []).append(run)
+        groups: list[list[Run]] = []
+        for of_seed in of_seeds.values():
+            if groups and len(groups[-1]) < self.workers:
+                groups[-1] += of_seed
+            else:
+                groups.append(of_seed)
+        return groups
 
     def rates(self) -> dict[tuple[str, str], float]:
         """The learning rates of the tasks and methods whose tuning is complete."""

@@ -241,6 +241,16 @@ def test_a_stopped_run_keeps_what_it_had_logged_and_the_others_wait(tmp_path):
     assert wanted == [{"clip-0.2", "binary-pull"}, {"troll", "clip-0.2", "binary-pull"}]
 
 
+@pytest.mark.parametrize(("workers", "together"), [(2, [6] * 6), (6, [6] * 6), (18, [18, 18]), (20, [24, 12])])
+def test_workers_do_not_wait_for_a_seed_with_fewer_runs(workers, together, tmp_path):
+    """The loan for SmolLM2 has 18 workers and 6 runs of each seed."""
+    grid = read_grid(ROOT / "evidence" / "smollm2-rate.yaml")
+    runs = grid.runs("pull-fresh")
+    groups = runner.Runner(grid, tmp_path, workers)._seeds_together(runs)
+    assert list(map(len, groups)) == together
+    assert [run.seed for group in groups for run in group] == sorted(run.seed for run in runs), "seed by seed"
+
+
 # -- Weights in pieces ------------------------------------------------------------------------------------------------
 
 

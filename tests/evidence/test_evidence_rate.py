@@ -254,18 +254,8 @@ def test_the_page_says_what_its_tables_say():
         row.count("holds") for key, row in verdicts.items() if key.startswith(f"({of}) {kind}")
     )
     assert (holds("c", "rare"), holds("c", "common"), holds("d", "rare"), holds("d", "common")) == (8, 6, 7, 4)
-    assert (
-        "six of eight hold" in page and "in seven of eight comparisons on rare" in page and "in four of eight" in page
-    )
+    assert "in seven of eight comparisons on rare" in page
 
-    ends = []
-    for age in (8, 32):
-        at = successes(runs, age, 4, rate.FOURFOLD)
-        pair = lambda *names, at=at: " and ".join(sorted((at[name] for name in names), key=int, reverse=True))
-        ends.append((at["troll"], pair("clip-0.2", "clip"), pair("tv", "kl")))
-    (troll, clips, masks), (late_troll, late_clips, late_masks) = ends
-    assert f"With 8 updates TROLL ends at {troll} %, the clips at {clips}, the masks at {masks}." in page
-    assert f"With 32 TROLL ends at {late_troll} %, the masks at {late_masks}, the clips at {late_clips}." in page
     best = lambda task, region: runs.best(task, 8, region)
     at = lambda task, region: 100 * runs.values(task, 8, region, 4 * best(task, region), rate.FOURFOLD).mean()
     lead = {task: at(task, "troll") - at(task, "clip-0.2") for task in ("label-2", "steps-2")}
