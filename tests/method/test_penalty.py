@@ -345,6 +345,7 @@ def test_the_clip_range_is_used_and_is_not_said_to_be_unused(tmp_path, recwarn):
         "divergence_type": "binary_kl",
         "epsilon": 0.1,
         "epsilon_high": 1.0,
+        "delta": None,  # a resumed run did not say that it had changed
     }
     assert "binary KL of 0.05" in config.make_trust_region().describe()
 
