@@ -350,8 +350,8 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
             )
         if self.delta is not None and not self.penalizes:
             raise ValueError(
-                f"`delta={self.delta}` is not supported: it is the upper limit of two-sided clipping, and a trust "
-                "region does not clip. Remove it."
+                f"`delta={self.delta}` is not supported: it is the upper limit of two-sided clipping, which only "
+                "`trust_region` 'penalty' keeps. Remove it."
             )
         if self.loss_type == "dr_grpo" and self.max_completion_length is None:
             raise ValueError("`loss_type='dr_grpo'` divides by `max_completion_length`, which is None. Set it.")
