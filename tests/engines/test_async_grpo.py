@@ -411,7 +411,9 @@ def test_a_worker_that_gives_nothing_usable_ends_the_run(folder, tmp_path):
 @pytest.mark.parametrize(("carried", "region", "message"), [
     (None, "projection", r"have shape \(\d+,\), expected \(\d+, 12\)\..*5 most likely other tokens.*sample_log_probs"),
     (4, "topk_tv", r"have shape \(\d+, 8\), expected \(\d+, 12\)"),
-    (K, "binary_kl", r"have shape \(\d+, 12\), expected \(\d+,\)\. Binary masks read the sampled token alone"),
+    (K, "binary_kl", r"have shape \(\d+, 12\), expected \(\d+,\)\. This trust region reads the sampled token alone"),
+    (None, "penalty", "or choose a mask or a penalty with a binary `divergence_type`"),
+    (K, "binary_penalty", "This trust region reads the sampled token alone"),
 ])  # fmt: skip
 def test_samples_of_a_worker_without_the_support_that_is_needed_are_refused(carried, region, message, folder, tmp_path):
     with pytest.raises(ValueError, match=message):

@@ -235,8 +235,9 @@ def test_a_rollout_function_of_two_turns(tmp_path):
 
 def test_a_rollout_function_without_the_engines_numbers_is_refused(tmp_path):
     plain = rollout_of(lambda rows: [list(map(float, row)) for row in rows])
-    with pytest.raises(ValueError, match="Give a `SampledLogProb`"):
-        trainer_of(tmp_path, rollout_func=plain).train()
+    for region in ("projection", "penalty"):
+        with pytest.raises(ValueError, match=r"Give a `SampledLogProb`.* or a penalty with a binary `divergence_type`"):
+            trainer_of(tmp_path, rollout_func=plain, trust_region=region).train()
     with pytest.raises(ValueError, match="returned no `logprobs`"):
         trainer_of(tmp_path, rollout_func=rollout_of(lambda rows: None)).train()
     mask = {"trust_region": "mask", "divergence_bound": 0.05}

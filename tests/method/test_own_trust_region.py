@@ -44,6 +44,8 @@ class CalledWithOne(TrustRegion):
     def __call__(self, policy): ...
 class BadRatio(OfConfig):
     ratios = {"troll/moved": "moved"}
+class Clipped(OfConfig):
+    clips = True
 class Undescribed(OfConfig):
     def describe(self):
         return 1 / 0
@@ -83,6 +85,15 @@ def test_the_example_of_the_design_trains_by_its_import_path(tmp_path, capsys):
 def test_an_import_path_names_a_class_a_function_or_a_trust_region(name, number, tmp_path):
     made = config(tmp_path, trust_region=f"own_mask_regions.{name}", divergence_bound=0.2)
     assert made.make_trust_region().bound == number
+
+
+@pytest.mark.usefixtures("own_regions")
+@pytest.mark.parametrize(("name", "warned"), [("Clipped", False), ("OfConfig", True)])
+def test_a_clip_range_is_unused_unless_the_trust_region_clips(name, warned, tmp_path, recwarn):
+    """It was called unused although the trust region keeps TRL's clip."""
+    made = config(tmp_path, trust_region=f"own_mask_regions.{name}", epsilon=0.1, epsilon_high=0.3)
+    assert any("epsilon=0.1, epsilon_high=0.3 unused" in str(warning.message) for warning in recwarn) is warned
+    assert made.make_trust_region().clips is not warned
 
 
 @pytest.mark.usefixtures("own_regions")

@@ -108,6 +108,17 @@ def test_rounding_alone_has_no_penalty():
         assert not penalty.outside.any() and not gradient.any()
 
 
+def test_rounding_of_a_certain_token_has_no_penalty():
+    """One digit of its logarithm, which a head takes from a difference of logits, is many digits of `log (1 − p)`."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5000, 50, generator=generator)
+    logits[:, 0] += 8 + 16 * torch.rand(5000, generator=generator)  # 1 − p(a) from 0.1 to 1e-9
+    again = logits * (1 + 2.0**-22 * torch.randn(logits.shape, generator=generator))
+    old, policy = (x[:, :1] - x.logsumexp(-1, keepdim=True) for x in (logits, again))
+    assert not kl_penalty(policy, old, 0.0).outside.any()
+    assert kl_penalty(policy - 1e-4, old, 0.0).outside.all()
+
+
 @pytest.mark.parametrize("bound", [-0.1, math.nan, True, "0.1"])
 def test_a_bound_out_of_range_is_refused(bound):
     with pytest.raises(ValueError, match="`kl_bound` must be at least 0, got"):
@@ -334,6 +345,7 @@ def test_the_clip_range_is_used_and_is_not_said_to_be_unused(tmp_path, recwarn):
         "divergence_type": "binary_kl",
         "epsilon": 0.1,
         "epsilon_high": 1.0,
+        "delta": None,  # a resumed run did not say that it had changed
     }
     assert "binary KL of 0.05" in config.make_trust_region().describe()
 

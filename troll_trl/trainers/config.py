@@ -33,7 +33,7 @@ SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 # Options of a trust region: which it reads depends on its kind
 _PROJECTION = ("kl_bound", "regression_coef")
 _MASK = ("divergence_type", "divergence_bound", "ratio_cap")
-_CLIP = ("epsilon", "epsilon_high")
+_CLIP = ("epsilon", "epsilon_high", "delta")
 _PENALTY = (*_PROJECTION, "divergence_type", *_CLIP)
 _SUPPORT = ("support_size", "tail_mass")
 
@@ -113,6 +113,7 @@ class TrustRegionOptions(KeepsSecrets, _TrlConfig):
         """The options that define the trust region, by name: those that have an effect."""
         if self.imports_trust_region:  # a user's may read any of them
             names: tuple[str, ...] = (*_PROJECTION, *_MASK, *_SUPPORT)
+            names += _CLIP if self.make_trust_region().clips else ()
         else:
             names = _MASK if self.masks else _PENALTY if self.penalizes else _PROJECTION
             names += _SUPPORT if self.make_trust_region().needs_support else ()
@@ -349,8 +350,8 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
             )
         if self.delta is not None and not self.penalizes:
             raise ValueError(
-                f"`delta={self.delta}` is not supported: it is the upper limit of two-sided clipping, and a trust "
-                "region does not clip. Remove it."
+                f"`delta={self.delta}` is not supported: it is the upper limit of two-sided clipping, which only "
+                "`trust_region` 'penalty' keeps. Remove it."
             )
         if self.loss_type == "dr_grpo" and self.max_completion_length is None:
             raise ValueError("`loss_type='dr_grpo'` divides by `max_completion_length`, which is None. Set it.")

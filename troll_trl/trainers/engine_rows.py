@@ -149,8 +149,8 @@ def rows_of(log_probs: Sequence[float | None], trained: Sequence[int], support_s
         raise ValueError(
             f"A sampled token comes with the log-probabilities of {max(*wrong, 1) - 1} other tokens, expected "
             f"{support_size - 1}. Give a `SampledLogProb` for every trained token, as "
-            "`trainer.vllm_generation.generate` does; or choose the mask 'binary_tv' or 'binary_kl', which reads the "
-            "sampled token alone."
+            "`trainer.vllm_generation.generate` does; or choose a mask or a penalty with a binary "
+            "`divergence_type`, which reads the sampled token alone."
         )
     rows[places] = np.reshape(carried, (-1, 2 * support_size))
     return rows

@@ -27,9 +27,9 @@ class AsyncTrollGRPOConfig(MaskOptions, AsyncGRPOConfig):
 
     support_size: int | None = setting(
         20,
-        "Number K ≥ 1 of tokens kept per position, including the sampled one. The trainer asks the engine for the "
-        "K − 1 most likely others. All remaining tokens share one rest bucket. vLLM returns up to 20 unless the server "
-        "was started with `--max-logprobs`.",
+        "Keep at most this number K ≥ 1 of tokens per position, including the sampled one. The trainer asks the engine "
+        "for the K − 1 most likely tokens. All remaining tokens share one rest bucket. vLLM returns up to 20 unless "
+        "the server was started with `--max-logprobs`.",
     )
 
     def _check(self) -> list[str]:

@@ -79,10 +79,11 @@ class CheckedQueue:
         if shape == expected:
             return
         advice = (
-            "Binary masks read the sampled token alone: give its log-probability."
+            "This trust region reads the sampled token alone: give its log-probability."
             if size is None
             else f"The trust region needs the engine's {size - 1} most likely other tokens. Make `old_log_probs` with "
-            "`sample_log_probs`, leave `rollout_worker` out, or choose the mask 'binary_tv' or 'binary_kl'."
+            "`sample_log_probs`, leave `rollout_worker` out, or choose a mask or a penalty with a binary "
+            "`divergence_type`."
         )
         raise ValueError(f"The `old_log_probs` of a sample have shape {shape}, expected {expected}. {advice}")
 

@@ -51,7 +51,7 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
     The worker that TRL makes runs a loop of ours ([`WatchedRolloutLoop`]). If the trust region reads a support, the
     loop asks the engine for the most likely tokens. A sample whose log-probabilities are incomplete is dropped and
     counted. The arguments are the same as in TRL's trainer. A `rollout_worker` of your own needs [`sample_log_probs`]
-    unless the mask is a binary one.
+    unless mask or penalty are binary.
     """
 
     _tag_names = ["trl", "async-grpo", "troll"]
