@@ -240,6 +240,22 @@ def test_clip_is_trls_own_config_with_any_of_its_loss_types(parse, loss_type, ca
     assert "`method: clip` ignores kl_bound, support_size, which only TROLL uses." in caplog.text
 
 
+@pytest.mark.parametrize(("ranges", "warned"), [
+    ("epsilon: .inf", True), ("epsilon: .inf\nepsilon_high: .inf", True),
+    ("epsilon: .inf\nepsilon_high: 1.0", False), ("epsilon: 0.2\nepsilon_high: .inf", False),
+])  # fmt: skip
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_a_clip_that_clips_nothing_is_named(parse, algorithm, ranges, warned, caplog):
+    """The recommended penalty has no clip; with `--method clip` its config trained without any limit."""
+    penalty = f"algorithm: {algorithm}\ntrust_region: penalty\ndivergence_type: binary_kl\n{ranges}"
+    parse(penalty, "--method", "clip")
+    said = "`method: clip` clips nothing with `epsilon: .inf`. Give it a range: --epsilon 0.2"
+    assert (said in caplog.text) is warned
+    caplog.clear()
+    parse(penalty)
+    assert said not in caplog.text
+
+
 def test_algorithm_decides_the_config(parse, tmp_path):
     assert type(parse("algorithm: rloo\nnormalize_advantages: true")[1]) is TrollRLOOConfig
     assert type(parse("algorithm: rloo", "--method", "clip")[1]) is ClipRLOOConfig

@@ -360,6 +360,12 @@ def test_without_weight_it_measures_two_outcomes(tmp_path):
     assert "At 0, the penalty's metrics measure 'binary_kl'" in said
 
 
+def test_the_model_card_names_the_part_of_troll_that_trained(tmp_path):
+    make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **BINARY).create_model_card()
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "trained with TROLL's regression, a method introduced in" in card and "2510.03817" in card
+
+
 # -- The proposal to TRL ----------------------------------------------------------------------------------------------
 
 

@@ -76,6 +76,8 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured):
         self.trust_region = self._make_trust_region(args)
         if args.masks:
             self._name, self._paper = "DPPO", DPPO  # for the model card
+        elif args.penalizes:
+            self._name = "TROLL's regression"
         given = checked_arguments(super().__init__, model, reward_funcs, args, *others, **kwargs)
         super().__init__(*given.args, **given.kwargs)
         self.switched_off |= check_made(self, engine=args.old_policy == "engine")

@@ -1,6 +1,7 @@
 """Defines and checks the arguments of a training run. Its trainer and its model have their own."""
 
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,6 +135,9 @@ def warn_of_ignored(script_args: TrollScriptArguments, training_args: GRPOConfig
     unused = [option.name for option in troll_fields(TrollGRPOConfig) if option.name in settings]
     if script_args.method == "clip" and unused:
         logger.warning(f"`method: clip` ignores {', '.join(unused)}, which only TROLL uses.")
+    upper = training_args.epsilon if training_args.epsilon_high is None else training_args.epsilon_high
+    if script_args.method == "clip" and math.isinf(training_args.epsilon) and math.isinf(upper):  # a penalty's, say
+        logger.warning("`method: clip` clips nothing with `epsilon: .inf`. Give it a range: --epsilon 0.2")
     of_one = ("dataset_name", "dataset_config", "dataset_streaming")
     if script_args.mixture.datasets and (unused := [name for name in of_one if settings.get(name)]):
         logger.warning(f"`datasets` replaces `{'`, `'.join(unused)}`, which the run ignores, as `trl grpo` does.")

@@ -81,6 +81,8 @@ class AsyncTrollGRPOTrainer(CheckpointedTrainer, AsyncGRPOTrainer):
             self.epsilon_low = self.epsilon_high = math.inf
         if args.masks:
             self._name, self._paper = "AsyncDPPO", DPPO
+        elif args.penalizes:
+            self._name = "TROLL's regression"
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         self.support_size = add_head(self.accelerator, base_model, args) if self.trust_region.needs_support else None
