@@ -116,15 +116,16 @@ class Runs:
     def best(self, task: str, age: int, method: str) -> float | None:
         """
         The learning rate with the largest mean success in stage 1; of equal ones the smallest. `None` until its seeds
-        have all five rates and, if the best of them is the largest or the smallest, the one beyond.
+        have all five rates and, as long as the best is the largest or the smallest of them, the one beyond.
         """
         means = {rate: self._mean(task, age, method, rate) for rate in RATES}
-        if None in means.values():
-            return None
-        highest = max(means, key=lambda rate: means[rate] or 0.0)
-        beyond = {RATES[0]: RATES[0] / 2, RATES[-1]: 2 * RATES[-1]}.get(highest, highest)
-        means[beyond] = self._mean(task, age, method, beyond)
-        return None if means[beyond] is None else max(sorted(means), key=lambda rate: means[rate] or 0.0)
+        while None not in means.values():
+            best = max(sorted(means), key=lambda rate: means[rate] or 0.0)
+            beyond = {min(means): best / 2, max(means): 2 * best}.get(best)
+            if beyond is None:
+                return best
+            means[beyond] = self._mean(task, age, method, beyond)
+        return None
 
     def _mean(self, task: str, age: int, method: str, rate: float) -> float | None:
         cell = self.cells.get((task, age, method, rate), {})

@@ -65,10 +65,13 @@ def test_a_rate_is_chosen_on_the_seeds_of_stage_one_and_an_edge_asks_for_one_mor
     edge = stage_one(best=1.6e-3)
     assert peers.Runs(edge).best("label-2", 8, "troll") is None
     edge += [record("label-2", "troll", 8, 3.2e-3, seed, 0.6) for seed in peers.FIRST]
+    assert peers.Runs(edge).best("label-2", 8, "troll") is None, "as long as the best one is the last"
+    edge += [record("label-2", "troll", 8, 6.4e-3, seed, 0.5) for seed in peers.FIRST]
     assert peers.Runs(edge).best("label-2", 8, "troll") == 3.2e-3
     equal = [r | {"success": 0.5} for r in stage_one()]
     assert peers.Runs(equal).best("label-2", 8, "troll") is None
     equal += [record("label-2", "troll", 8, 5e-5, seed, 0.5) for seed in peers.FIRST]
+    equal += [record("label-2", "troll", 8, 2.5e-5, seed, 0.4) for seed in peers.FIRST]
     assert peers.Runs(equal).best("label-2", 8, "troll") == 5e-5, "of equal ones the smallest"
     incomplete = [r for r in stage_one() if (r["seed"], r["varied"]["learning_rate"]) != (61, 1e-4)]
     assert peers.Runs(incomplete).best("label-2", 8, "troll") is None
