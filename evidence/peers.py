@@ -267,7 +267,7 @@ def statements(records: Sequence[Record]) -> str:
     """
     Stage 2: success of the first method minus the second, in points, with a 95 % interval, each method at its best
     learning rate (1×) or four times it (4×). p-values are corrected by Holm's method, for rare and common tasks apart:
-    those of (a) to (d) among themselves, those of (f), which was added, over all.
+    those of (a) to (d) among themselves, those of (f), which was added, over all; `wordy` apart.
     """
     return _with_intervals(_decided(Runs(records)), "Stage 2")
 

@@ -283,5 +283,5 @@ def test_the_page_says_what_its_tables_say():
     assert f"keeps {troll[0]:.1f} % (8 updates) and {troll[1]:.1f} % (32) of its success, {others}" in page
     stage = {seeds: runs.values("label-2", 8, "clip-0.2", 8e-4, seeds).mean() for seeds in (rate.FIRST, rate.FOURFOLD)}
     early, late = (f"{100 * success:.0f}" for success in stage.values())
-    assert f"a clip of 0.2 on `label-2` at 8e-4 ended at {late} %, in stage 1 at {early}." in page
+    assert f"a clip of 0.2 on `label-2` at 8e-4 ended at {late} %, on (a)'s at {early}." in page
     assert all(max(map(float, row[4:5])) < 10 for row in cells_of(rate.alpha_by_task(records)) if row[2] == "0.0008")

@@ -106,7 +106,7 @@ def test_the_pages_have_the_success_of_smollm2():
     best, later = ([f"{at[m][i]:.0f}" for m in smollm2_rate.LABELS] for i in (0, 1))
     readme = " ".join((EVIDENCE.parent / "README.md").read_text().split())
     troll, wide, _, clip, wide_clip, mask = (" and ".join(pair) for pair in zip(best, later, strict=True))
-    assert f"TROLL {troll} %, with a bound of 0.2 (added later) {wide} %; TV mask {mask} %, all from 3e-4" in readme
+    assert f"TROLL {troll} %, with `kl_bound: 0.2` (added later) {wide} %; TV mask {mask} %, all from 3e-4" in readme
     assert f"; from 1e-3: clips {clip} %, {wide_clip} % |" in readme
     assert {runs.best(m) for m in ("troll", "troll-0.2", "tv-0.15")} == {3e-4}
     assert {runs.best(m) for m in ("clip-0.2", "clip-0.2-1.0")} == {1e-3}
