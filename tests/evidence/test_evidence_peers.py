@@ -287,9 +287,7 @@ def test_the_page_says_what_stage_two_says():
     planned = sum("(f)" not in name for name, *_ in p_values)
     smaller = sum(p < p_value and "(f)" not in name for (name, *_), p in p_values.items())
     of_all = p_value * (len(p_values) - smaller) / (planned - smaller)
-    assert (
-        p_value < peers.SIGNIFICANT < of_all and f"(so corrected, the {lead:+.1f} of (b) would be undecided)" in page
-    )
+    assert p_value < peers.SIGNIFICANT < of_all and f"(so corrected, the {lead:+.1f} of (b) would be undecided)" in page
     leads = {
         task: np.mean(
             [
