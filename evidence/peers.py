@@ -265,9 +265,9 @@ def _with_intervals(found: Sequence[Statement], stage: str) -> str:
 
 def statements(records: Sequence[Record]) -> str:
     """
-    Stage 2: success of the first method minus the second, in points, with a 95 % interval, each method at its best
-    learning rate (1×) or four times it (4×). p-values are corrected by Holm's method, for rare and common tasks apart:
-    those of (a) to (d) among themselves, those of (f), which was added, over all; `wordy` apart.
+    Success in stage 2, in points: the first method minus the second, with a 95 % interval. Each method has its best
+    learning rate (1×), or four times that rate (4×). Rare, common and wordy tasks are corrected apart, by Holm's method.
+    The correction of (a) to (d) counts these alone. That of (f), which was added to the plan, counts all.
     """
     return _with_intervals(_decided(Runs(records)), "Stage 2")
 

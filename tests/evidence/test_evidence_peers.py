@@ -223,34 +223,47 @@ def test_the_pages_have_the_numbers_of_stage_three():
     )
 
 
-def test_the_page_says_what_stage_two_says():
-    records = read_records(GRID.parent / "results" / "peers.jsonl")
-    runs, page = peers.Runs(records), words_of("evidence/peers.md")
-    # From the page, which a slow test compares with the results: p-values of few flips are too coarse
-    table = (GRID.parent / "peers.md").read_text().partition("<!-- peers verdicts -->\n")[2].partition("\n<!--")[0]
-    decided = {tuple(row[:2]): row[2:] for row in cells_of(table)}
+class StageTwo:
+    """The runs of stage 2, and what the page says of them."""
 
-    def of(first, second, rate):
+    def __init__(self):
+        self.records = read_records(GRID.parent / "results" / "peers.jsonl")
+        self.runs, self.page = peers.Runs(self.records), words_of("evidence/peers.md")
+        # From the page, which a slow test compares with the results: p-values of few flips are too coarse
+        table = (GRID.parent / "peers.md").read_text().partition("<!-- peers verdicts -->\n")[2].partition("\n<!--")[0]
+        self.decided = {tuple(row[:2]): row[2:] for row in cells_of(table)}
+
+    def of(self, first, second, rate):
         """Leads in points and verdicts, by kind of cells."""
         cells = next(
-            cells for (name, at), cells in decided.items() if at == rate and f") {first} minus {second}" in name
+            cells for (name, at), cells in self.decided.items() if at == rate and f") {first} minus {second}" in name
         )
         leads, verdicts = zip(*(cell.rstrip("*").split() for cell in cells), strict=True)
         return list(map(float, leads)), list(verdicts)
 
-    at_one_rate = lambda *compared: runs.lead(*compared, peers.HIGHEST).value
-    points = lambda *compared: f"{abs(100 * at_one_rate(*compared).value):.1f}"
-    # (a)
-    assert of("clip + pull", "tuned clip", "4×")[1][:3] == ["ahead", "undecided", "behind"]
+    def at_one_rate(self, *compared):
+        return self.runs.lead(*compared, peers.HIGHEST).value
+
+    def points(self, *compared):
+        return f"{abs(100 * self.at_one_rate(*compared).value):.1f}"
+
+
+@pytest.fixture(scope="module")
+def two():
+    return StageTwo()
+
+
+def test_the_page_says_what_stage_two_found_of_the_pull(two):
+    assert two.of("clip + pull", "tuned clip", "4×")[1][:3] == ["ahead", "undecided", "behind"]
     leads = [
-        100 * at_one_rate(place, method, "clip").value
+        100 * two.at_one_rate(place, method, "clip").value
         for place in peers.PLACES
         for method in ("troll", "clip-pull", "clip-binary-pull")
     ]
-    assert f"At 1.6e-3 it leads everywhere, by {min(leads):.0f} to {max(leads):.0f} points." in page
+    assert f"At 1.6e-3 it leads everywhere, by {min(leads):.0f} to {max(leads):.0f} points." in two.page
     stages = [
         [
-            f"{100 * runs.lead(place, 'troll', 'clip', 4, seeds).value.value:+.1f}".replace("-", "−")
+            f"{100 * two.runs.lead(place, 'troll', 'clip', 4, seeds).value.value:+.1f}".replace("-", "−")
             for place in peers.PLANNED
         ]
         for seeds in (peers.MANY, peers.LAST)
@@ -259,13 +272,17 @@ def test_the_page_says_what_stage_two_says():
     there = [re.search(rf"\| \(d\) {place} \| \S+ \w+\S* \| (\S+)", of_rate)[1] for place in peers.PLANNED]
     (a, b, c), (d, e, f), (g, h, i) = (*stages, there)
     assert (
-        f"({a} here, {d} in stage 3, {g} there)" in page and f"({b}, {e}; {h})" in page and f"({c}, {f}; {i})" in page
+        f"({a} here, {d} in stage 3, {g} there)" in two.page
+        and f"({b}, {e}; {h})" in two.page
+        and f"({c}, {f}; {i})" in two.page
     )
-    best = {method: runs.best("common-sorting", 8, method) for method in ("clip", "troll", "candidate")}
+    best = {method: two.runs.best("common-sorting", 8, method) for method in ("clip", "troll", "candidate")}
     assert best == {"clip": 2e-4, "troll": 4e-4, "candidate": 4e-4}, "since the clip has half of TROLL's rate"
-    # (b)
+
+
+def test_the_page_says_what_stage_two_found_of_the_projection(two):
     of_pulls = {
-        (pull, rate): of("TROLL", pull, rate) for pull in ("pull alone", "clip + pull") for rate in ("1×", "4×")
+        (pull, rate): two.of("TROLL", pull, rate) for pull in ("pull alone", "clip + pull") for rate in ("1×", "4×")
     }
     verdict_of = {(key, i): v for key, (_, verdicts) in of_pulls.items() for i, v in enumerate(verdicts)}
     decided_ones = {key: verdict for key, verdict in verdict_of.items() if verdict in ("ahead", "behind")}
@@ -273,12 +290,13 @@ def test_the_page_says_what_stage_two_says():
         "on common tasks"
     )
     assert len([i for _, i in verdict_of if i < len(peers.PLANNED)]) == 12, "wordy's pairs are too few"
-    assert "TROLL is ahead of clip + pull in one of twelve comparisons" in page
+    assert "TROLL is ahead of clip + pull in one of twelve comparisons" in two.page
     assert "of twelve comparisons TROLL is ahead in one and behind in one" in words_of("README.md")
-    at_one = 100 * at_one_rate("common, 8", "troll", "clip-pull").value
+    assert "*behind* clip + pull on common tasks at 1×, and ahead at 4×, as expected." in two.page
+    at_one = f"{100 * two.at_one_rate('common, 8', 'troll', 'clip-pull').value:.1f}".replace("-", "−")
     lead = of_pulls["clip + pull", "4×"][0][2]
-    assert f"All of the {lead:+.1f} comes from `common`" in page
-    assert f"at 1.6e-3 for both it is {at_one:.1f}".replace("-1.", "−1.") in page
+    assert f"All of the {lead:+.1f} comes from `common`" in two.page
+    assert f"at 1.6e-3 for both it is {at_one}." in two.page
     # With (f) among those that are corrected
     tables = (GRID.parent / "tables" / "peers.md").read_text().partition("## statements\n")[2]
     rows = cells_of("| statement" + tables.partition("| statement")[2].partition("\n\n")[0])
@@ -287,59 +305,73 @@ def test_the_page_says_what_stage_two_says():
     planned = sum("(f)" not in name for name, *_ in p_values)
     smaller = sum(p < p_value and "(f)" not in name for (name, *_), p in p_values.items())
     of_all = p_value * (len(p_values) - smaller) / (planned - smaller)
-    assert p_value < peers.SIGNIFICANT < of_all and f"(so corrected, the {lead:+.1f} of (b) would be undecided)" in page
+    assert (
+        p_value < peers.SIGNIFICANT < of_all
+        and f"(so corrected, the {lead:+.1f} of (b) would be undecided)" in two.page
+    )
     leads = {
         task: np.mean(
             [
-                runs.cells[task, 8, "troll", 4 * runs.best(task, 8, "troll")][seed]["success"]
-                - runs.cells[task, 8, "clip-pull", 4 * runs.best(task, 8, "clip-pull")][seed]["success"]
+                two.runs.cells[task, 8, "troll", 4 * two.runs.best(task, 8, "troll")][seed]["success"]
+                - two.runs.cells[task, 8, "clip-pull", 4 * two.runs.best(task, 8, "clip-pull")][seed]["success"]
                 for seed in peers.MANY
             ]
         )
         for task in COMMON
     }
     assert leads["common"] > 0.2 and max(leads["common-equations"], leads["common-sorting"]) < 0.01
-    assert 4 * runs.best("common", 8, "troll") == runs.best("common", 8, "clip-pull")
-    low = [points("rare, 8", "troll", pull) for pull in ("unlimited-pull", "clip-pull")]
-    high = points("rare, 32", "troll", "unlimited-pull")
-    assert f"({low[0]} and {low[1]} points), and ahead of the pull alone with 32 ({high})" in page
-    assert at_one_rate("rare, 32", "troll", "unlimited-pull").low > 0
-    assert all(at_one_rate("rare, 8", "troll", pull).high < 0 for pull in ("unlimited-pull", "clip-pull"))
-    # (c)
-    assert of("clip + pull", "clip + binary pull", "1×")[1] == ["level"] * 4
-    lead, verdicts = of("clip + pull", "clip + binary pull", "4×")
+    assert 4 * two.runs.best("common", 8, "troll") == two.runs.best("common", 8, "clip-pull")
+    low = [two.points("rare, 8", "troll", pull) for pull in ("unlimited-pull", "clip-pull")]
+    high = two.points("rare, 32", "troll", "unlimited-pull")
+    assert f"({low[0]} and {low[1]} points), and ahead of the pull alone with 32 ({high})" in two.page
+    assert two.at_one_rate("rare, 32", "troll", "unlimited-pull").low > 0
+    assert all(two.at_one_rate("rare, 8", "troll", pull).high < 0 for pull in ("unlimited-pull", "clip-pull"))
+
+
+def test_the_page_says_what_stage_two_found_of_the_support(two):
+    assert two.of("clip + pull", "clip + binary pull", "1×")[1] == ["level"] * 4
+    lead, verdicts = two.of("clip + pull", "clip + binary pull", "4×")
     assert verdicts == ["undecided", "ahead", "undecided", "undecided"]
     # peers.yaml: the binary pull 0 to 6 ahead on rare tasks, the support 0 to 4 on common ones
-    assert min(lead[:2]) > 0 > lead[2] and "at 4× the expected signs are reversed" in page
-    support = {place: at_one_rate(place, "clip-pull", "clip-binary-pull") for place in peers.PLACES}
+    assert min(lead[:2]) > 0 > lead[2] and "at 4× the expected signs are reversed" in two.page
+    support = {place: two.at_one_rate(place, "clip-pull", "clip-binary-pull") for place in peers.PLACES}
     assert [place for place, lead in support.items() if lead.low > 0] == ["rare, 8", "rare, 32", "wordy, 8"]
     of_place = [f"{100 * support[place].value:.1f}" for place in ("rare, 32", "rare, 8", "wordy, 8")]
-    assert "by {} points with 32 updates, by {} on rare tasks with 8, and by {} on `wordy-2`.".format(*of_place) in page
-    # (d)
-    lead, verdicts = of("clip + pull", "clip + penalty everywhere", "1×")
+    assert (
+        "by {} points with 32 updates, by {} on rare tasks with 8, and by {} on `wordy-2`.".format(*of_place)
+        in two.page
+    )
+
+
+def test_the_page_says_what_stage_two_found_of_the_ball(two):
+    lead, verdicts = two.of("clip + pull", "clip + penalty everywhere", "1×")
     assert lead[1] > 20 and [verdicts[0], *verdicts[2:]] == ["level"] * 3
-    lead, verdicts = of("clip + pull", "clip + penalty everywhere", "4×")
+    lead, verdicts = two.of("clip + pull", "clip + penalty everywhere", "4×")
     assert lead[1] > 10 and set(verdicts[:3]) == {"undecided"}
-    assert of("clip + pull", "CPGD", "4×")[1][:3] == ["ahead", "ahead", "behind"]
-    ahead = -100 * at_one_rate("common, 8", "clip-pull", "cpgd").value
-    assert f"CPGD is *ahead* at 4×, and at 1.6e-3 by {ahead:.0f} points." in page
-    # (e)
-    level = {row[0]: row[1:] for row in cells_of(peers.one_setting(records))}
+    assert two.of("clip + pull", "CPGD", "4×")[1][:3] == ["ahead", "ahead", "behind"]
+    ahead = -100 * two.at_one_rate("common, 8", "clip-pull", "cpgd").value
+    assert f"CPGD is *ahead* at 4×, and at 1.6e-3 by {ahead:.0f} points." in two.page
+
+
+def test_the_page_says_what_stage_two_found_of_one_setting_for_all(two):
+    level = {row[0]: row[1:] for row in cells_of(peers.one_setting(two.records))}
     candidate = level["binary pull alone, ε 0.05"][:6]
     assert [cell.startswith("**") for cell in candidate] == [True] * 5 + [False], "all planned columns but one"
-    assert level["CPGD"][5].startswith("**+0.0") and f"CPGD is {candidate[5][1:3]} points above it" in page
+    assert level["CPGD"][5].startswith("**+0.0") and f"CPGD is {candidate[5][1:3]} points above it" in two.page
     assert all(sum(cell.startswith("**") for cell in row[:6]) < 5 for name, row in level.items() if "0.05" not in name)
-    # (f)
-    assert of("binary pull alone, ε 0.05", "TROLL", "1×")[1] == ["level"] * 4
-    lead, verdicts = of("binary pull alone, ε 0.05", "TROLL", "4×")
+
+
+def test_the_page_says_what_stage_two_found_of_the_candidate(two):
+    assert two.of("binary pull alone, ε 0.05", "TROLL", "1×")[1] == ["level"] * 4
+    verdicts = two.of("binary pull alone, ε 0.05", "TROLL", "4×")[1]
     assert verdicts == ["ahead", "undecided", "undecided", "undecided"]
-    rates = {task: [runs.best(task, 8, method) for method in ("candidate", "troll")] for task in RARE}
+    rates = {task: [two.runs.best(task, 8, method) for method in ("candidate", "troll")] for task in RARE}
     assert [task for task, (ours, troll) in rates.items() if 2 * ours == troll] == ["label-2"], "by its half rate"
-    clips = [of("binary pull alone, ε 0.05", "clip + binary pull", rate)[1][1] for rate in ("1×", "4×")]
+    clips = [two.of("binary pull alone, ε 0.05", "clip + binary pull", rate)[1][1] for rate in ("1×", "4×")]
     assert clips == ["ahead", "ahead"]
-    common = points("common, 8", "candidate", "troll")
-    wordy = f"{abs(100 * at_one_rate('wordy, 8', 'candidate', 'troll').value):.0f}"
-    assert f"it is {common} points below TROLL on common tasks, and {wordy} on `wordy-2`" in page
+    common = two.points("common, 8", "candidate", "troll")
+    wordy = f"{abs(100 * two.at_one_rate('wordy, 8', 'candidate', 'troll').value):.0f}"
+    assert f"it is {common} points below TROLL on common tasks, and {wordy} on `wordy-2`" in two.page
 
 
 def test_the_page_says_where_a_support_counts():
