@@ -266,8 +266,8 @@ def _with_intervals(found: Sequence[Statement], stage: str) -> str:
 def statements(records: Sequence[Record]) -> str:
     """
     Success in stage 2, in points: the first method minus the second, with a 95 % interval. Each method has its best
-    learning rate (1×), or four times that rate (4×). Rare, common and wordy tasks are corrected apart, by Holm's method.
-    The correction of (a) to (d) counts these alone. That of (f), which was added to the plan, counts all.
+    learning rate (1×), or four times that rate (4×). Holm's method corrects rare, common and wordy tasks apart. The
+    correction of (a) to (d) counts these alone. That of (f), which was added to the plan, counts all.
     """
     return _with_intervals(_decided(Runs(records)), "Stage 2")
 
