@@ -1,0 +1,422 @@
+"""CheckpointedTrainer: checkpoints that are complete or absent, exact resuming, and SIGTERM as "save, then stop".
+
+The Trainer writes a checkpoint into the folder `_saving`. It is then flushed, marked with `complete.json` (every file
+and its size) and renamed. Next to the Trainer's files, a checkpoint has `options.json`, with which a resumed run is
+compared, and a file of each rank: counters and, between the updates of a rollout batch, that batch. A token of it takes
+8·K + 4 bytes of the old policy's K kept tokens, and 24 to 32 of ids, mask and log-probabilities.
+"""
+
+import json
+import math
+import os
+import pickle
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.logging import get_logger
+from accelerate.utils import broadcast_object_list
+from transformers import TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
+from transformers.trainer_utils import SaveStrategy, has_length, rotate_checkpoints
+
+from troll_trl.resilience.resumed_options import BATCH_OPTIONS, OPTIONS, check_adapter, compare_options, options_of
+
+if TYPE_CHECKING:  # the trainer, which follows in the list of bases
+    from trl import GRPOTrainer as _Trainer  # or another of TRL's
+else:
+    _Trainer = object
+
+logger = get_logger(__name__)
+
+CHECKPOINT = "checkpoint-"  # transformers' name of a folder, before the step
+# A checkpoint is written into this folder of the output folder, where neither transformers nor an upload looks
+SAVING = "_saving"
+MARKER = "complete.json"
+
+
+class CheckpointedTrainer(_Trainer):
+    """
+    Mixin for a trainer of TRL whose checkpoints are complete or absent, which resumes exactly, also inside a rollout
+    batch, says what a resumed run was given differently, and on SIGTERM saves and ends with code 143.
+
+    - `train` resumes from what [`find_checkpoint`] finds;
+    - `_save_checkpoint`, `_get_output_dir` and `_push_from_checkpoint` write aside, then rename;
+    - `_run_epoch` restores TRL's rollout batch and its position in the data;
+    - `evaluate` gives NaN for a metric without a value.
+
+    `stateful` names attributes that a checkpoint keeps, by their `state_dict` and `load_state_dict`. Such an attribute
+    may be a dictionary of objects. A trainer without TRL's `_step` and `_buffered_inputs` sets `has_rollout_batch` to
+    False. The config may have the field `save_rollouts`.
+    """
+
+    stateful: ClassVar[tuple[str, ...]] = ()
+    has_rollout_batch: ClassVar[bool] = True
+    _is_saving = False
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if (callback := self.pop_callback(JITCheckpointCallback)) is not None:  # `enable_jit_checkpoint`
+            callback.on_train_end(self.args, self.state, self.control)  # gives SIGTERM back its handler
+        self.stop_signal = StopSignal(self.accelerator)
+        if self.args.save_strategy != SaveStrategy.NO or self.args.enable_jit_checkpoint:
+            self.add_callback(self.stop_signal)
+        self._options: dict[str, Any] = {}  # what `options.json` gets
+        self._other_metric = ""  # if a checkpoint's best one was chosen by another metric, that, in words
+        self._other_batch = False  # whether the checkpoint's rollout batch depends on options that differ
+        if isinstance(self.eval_dataset, dict) and (self.args.metric_for_best_model or "").endswith("reward"):
+            logger.warning(
+                f"There are {len(self.eval_dataset)} evaluation sets. TRL logs the reward of each as `eval_reward`, so "
+                f"the last one, {[*self.eval_dataset][-1]}, chooses the best checkpoint."
+            )
+
+    # -- Resume -----------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
+        """Train as [`~transformers.Trainer.train`] does, from the checkpoint that [`find_checkpoint`] gives. After
+        SIGTERM, all ranks raise a `SystemExit` with code 143: the run was saved and can be resumed."""
+        checkpoint = self.find_checkpoint(resume_from_checkpoint)
+        self._options = options_of(self)
+        if checkpoint is not None:
+            check_adapter(self.model, Path(checkpoint))
+            changed = compare_options(self._options, Path(checkpoint))
+            self._other_metric = changed.get("metric_for_best_model", changed.get("greater_is_better", ""))
+            self._other_batch = not changed.keys().isdisjoint(BATCH_OPTIONS)
+        try:
+            output = super().train(checkpoint, *args, **kwargs)
+        finally:
+            self.stop_signal.restore()
+        if self.stop_signal.stopped:
+            raise SystemExit(128 + signal.SIGTERM)
+        return output
+
+    def find_checkpoint(self, resume: str | bool | None) -> str | None:
+        """
+        Find the checkpoint that `train(resume)` resumes from, the same on all ranks: the given one, for `True` the
+        newest complete one, for `"newest"` that one if there is any. A warning names newer ones that are not complete.
+        A `ValueError` says that there is none, or why a given one is known to be incomplete.
+        """
+        if not resume:
+            return None
+        if resume not in (True, "newest"):
+            _check_given(Path(str(resume)))
+            return str(resume)
+        folder = Path(self.args.output_dir)
+        found = [newest_complete(folder)] if self.accelerator.is_main_process else [None]  # and all ranks take it
+        path, skipped = broadcast_object_list(found)[0]
+        for line in skipped:
+            logger.warning(f"The run does not resume from {line}.")
+        if path is None and (resume is True or checkpoints(folder)):  # a new run would replace them
+            raise ValueError(
+                f"There is no complete checkpoint in {folder}. {''.join(f'Skipped: {line}. ' for line in skipped)}"
+                "Give one by its path (`resume_from_checkpoint`), or start a new run in another `output_dir`."
+            )
+        self.accelerator.print(f"Resuming from {path}." if path else f"No checkpoint in {folder}: starting.")
+        return path and str(path)
+
+    def _run_epoch(self, *args, **arguments):
+        checkpoint = arguments["resume_from_checkpoint"]
+        resumes = checkpoint is not None and arguments["epoch"] == arguments["epochs_trained"]
+        if resumes:
+            self._find_best(Path(checkpoint))
+        if self.state.global_step >= self.state.max_steps:  # the Trainer would look only after another update
+            self.control.should_training_stop = True
+            return
+        if resumes and self.has_rollout_batch:
+            self._take_position(Path(checkpoint), arguments)
+        super()._run_epoch(*args, **arguments)
+
+    def _find_best(self, checkpoint: Path) -> None:
+        """Take the best checkpoint next to the `checkpoint` that the run resumes from: the recorded path is wrong once
+        the folder has moved. Forget the best one if it is gone, or was chosen by another metric."""
+        state, folder, own = self.state, checkpoint.absolute().parent, Path(self.args.output_dir)
+        if state.best_global_step is None:
+            return
+        if own.is_dir() and own.samefile(folder):
+            folder = own  # transformers compares the paths' text
+        best = folder / f"{CHECKPOINT}{state.best_global_step}"
+        if best.is_dir() and not self._other_metric:
+            state.best_model_checkpoint = str(best)
+        elif self._other_metric or state.best_model_checkpoint is None:  # transformers drops a path that is gone
+            reason = (
+                f"was chosen by another metric: {self._other_metric}" if self._other_metric else f"is not in {folder}"
+            )
+            logger.warning(f"The best checkpoint so far, {best.name}, {reason}. It will be chosen among those to come.")
+            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+
+    def _take_position(self, checkpoint: Path, arguments: dict[str, Any]) -> None:
+        """Take over the state of a `checkpoint`, in the epoch that the `arguments` of `_run_epoch` resume."""
+        first, steps = arguments["epochs_trained"], arguments["steps_trained_in_current_epoch"]
+        if not has_length(self.train_dataset) and self.state.epoch >= 1:
+            logger.warning("transformers takes a stream's epochs for one: this run resumes at the start of an epoch.")
+        batches = arguments["train_dataloader"].batch_sampler
+        sampler = getattr(getattr(batches, "batch_sampler", batches), "sampler", ())  # in a shard on several ranks
+        # TRL's sampler draws a new order whenever it is iterated, and starts over in a new process
+        for _ in range(first):
+            next(iter(sampler), None)
+        # Unless a saved state says otherwise, the run is in step with the data, and generates a rollout batch at once
+        self._step, self._buffered_inputs = steps + first * arguments["steps_in_epoch"], None
+        if steps == 0 or not self.args.ignore_data_skip:  # the Trainer's condition for loading its generators' state
+            self._load_state(checkpoint)
+
+    # -- The state of a rank ----------------------------------------------------------------------------------------
+
+    def _state_file(self, folder: Path) -> Path:
+        return folder / f"rollout-state-{self.args.process_index}-of-{self.args.world_size}.pt"
+
+    def _is_unfinished(self) -> bool:
+        """Whether a rollout batch has served some of its updates."""
+        return self._step % (self.args.steps_per_generation * self.args.num_iterations) != 0
+
+    def _parts(self, name: str) -> list[tuple[str, Any]]:
+        """The objects of an attribute in `stateful`, which is a dictionary of them or is one itself."""
+        value = getattr(self, name)
+        return [*value.items()] if isinstance(value, dict) else [("", value)]
+
+    def _save_state(self, folder: Path) -> None:
+        info = {
+            "step": self._step,
+            "loss": self._tr_loss.item(),
+            "metrics": dict(self._metrics["train"]),
+            "last_logged": self._globalstep_last_logged,
+            "stateful": {name: {key: x.state_dict() for key, x in self._parts(name)} for name in self.stateful},
+        }
+        batches = None
+        if self._is_unfinished() and getattr(self.args, "save_rollouts", True):
+            batches = [{name: _plain(value) for name, value in batch.items()} for batch in self._buffered_inputs]
+        # JSON, since a safe load refuses the numbers of other libraries
+        torch.save({"info": json.dumps(info), "batches": batches}, self._state_file(folder))
+
+    def _load_state(self, checkpoint: Path) -> None:
+        """Continue from what [`_save_state`] wrote, if every rank can read its file. Every rank must call this."""
+        state = _read(self._state_file(checkpoint))
+        # A rank that decided alone would generate when others do not, or not when they do
+        answers = torch.tensor([[state is not None, not self._other_batch]], device=self.accelerator.device)
+        readable, same = self.accelerator.gather(answers).all(0).tolist()
+        if state is None or not readable:
+            name = self._state_file(checkpoint).name
+            return self._warn_of_a_fresh_batch(
+                f"{name} is not in {checkpoint} for every rank, or another version of troll_trl wrote it."
+            )
+        info, batches = json.loads(state["info"]), state["batches"]
+        self._tr_loss.fill_(info["loss"])
+        self._metrics["train"].update(info["metrics"])
+        self._globalstep_last_logged = info["last_logged"]
+        for name in info["stateful"].keys() & {*self.stateful}:
+            for key, part in self._parts(name):
+                part.load_state_dict(info["stateful"][name][key])
+        if not same:
+            return self._warn_of_a_fresh_batch("Its rollout batch depends on options that differ.")
+        self._step = info["step"]
+        if batches is not None:
+            to_device = lambda value: value.to(self.accelerator.device) if isinstance(value, torch.Tensor) else value
+            self._buffered_inputs = [{name: to_device(value) for name, value in batch.items()} for batch in batches]
+        elif self._is_unfinished():
+            self._warn_of_a_fresh_batch("The checkpoint was made with `save_rollouts=False`.")
+
+    def _warn_of_a_fresh_batch(self, reason: str) -> None:
+        if self._is_unfinished():
+            reason += (
+                " The unfinished rollout batch cannot be continued: a fresh one is generated for its prompts, and "
+                "serves the updates that were left. The run will differ from one that was not interrupted."
+            )
+        logger.warning(reason)
+
+    # -- Save -------------------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model, trial, *args, **kwargs):
+        destination = Path(self._get_output_dir(trial), f"{CHECKPOINT}{self.state.global_step}")
+        accelerator, state, aside = self.accelerator, self.state, destination.parent / SAVING / destination.name
+        if accelerator.is_local_main_process:
+            shutil.rmtree(aside.parent, ignore_errors=True)  # a run that was killed left it
+        accelerator.wait_for_everyone()
+        self._is_saving = True
+        try:
+            super()._save_checkpoint(model, trial, *args, **kwargs)
+            if self.has_rollout_batch and not self.args.save_only_model:
+                self._save_state(aside)
+            if state.best_model_checkpoint == str(aside):
+                state.best_model_checkpoint = str(destination)
+            if self.args.should_save:
+                state.save_to_json(str(aside / TRAINER_STATE_NAME))
+                (aside / OPTIONS).write_text(json.dumps(self._options, indent=1), encoding="utf-8")
+            accelerator.wait_for_everyone()
+            if accelerator.is_main_process:
+                publish(aside, destination)
+        finally:
+            self._is_saving = False
+        accelerator.wait_for_everyone()
+        if accelerator.is_local_main_process and aside.exists():  # nodes that share no file system
+            publish(aside, destination)
+        if self.args.should_save:
+            best, limit = state.best_model_checkpoint, self.args.save_total_limit
+            rotate_checkpoints(str(destination.parent), limit, best, use_mtime=True)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(destination))
+
+    def _get_output_dir(self, *args, **kwargs):
+        folder = super()._get_output_dir(*args, **kwargs)
+        return str(Path(folder, SAVING)) if self._is_saving else folder
+
+    def _push_from_checkpoint(self, *args, **kwargs):
+        if not self._is_saving:  # the Trainer calls it before the folder has its name
+            super()._push_from_checkpoint(*args, **kwargs)
+
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        """Evaluate as [`~transformers.Trainer.evaluate`] does. TRL gives `None` for a reward that was never given.
+        transformers cannot compare that: it becomes NaN, which is never the best."""
+        metrics = super().evaluate(*args, **kwargs)
+        if missing := [name for name, value in metrics.items() if value is None]:
+            logger.warning(f"The evaluation at step {self.state.global_step} has no value of {', '.join(missing)}.")
+        return metrics | dict.fromkeys(missing, math.nan)
+
+
+class StopSignal(TrainerCallback):
+    """
+    On SIGTERM, which a cluster sends before it takes a machine back: finish the update, save, and end the training. A
+    second SIGTERM ends the process at once. One rank's signal stops all.
+
+    transformers' own callback (`enable_jit_checkpoint`) saves at once, on the rank that got the signal. That is not
+    exact, and not safe with several ranks. This callback replaces it.
+    """
+
+    def __init__(self, accelerator: Accelerator):
+        self.accelerator = accelerator
+        self.received = self.stopped = False
+        self._previous: Any = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.received = self.stopped = False
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGTERM, self._receive)
+
+    def _receive(self, signum, frame):
+        self.received = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        received = torch.tensor([self.received], device=args.device)
+        if self.accelerator.gather(received).any():
+            self.stopped = state.global_step < state.max_steps
+            control.should_save = control.should_training_stop = True
+            control.should_evaluate = False  # there may be little time
+            logger.warning(f"SIGTERM: saving after update {state.global_step} of {state.max_steps}.")
+
+    def restore(self):
+        """Give SIGTERM back its earlier handler."""
+        if self._previous is not None:
+            signal.signal(signal.SIGTERM, self._previous)
+            self._previous = None
+
+
+# -- Files of a state -------------------------------------------------------------------------------------------------
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """Read the state of a rank; `None` if there is no such file, or an older version of this package wrote it."""
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, pickle.UnpicklingError):
+        return None
+    return state if "stateful" in json.loads(state["info"]) else None
+
+
+def _plain(value: Any) -> Any:
+    """Return a column of a rollout batch as a safe load takes it. What a safe load would refuse fails here."""
+    if isinstance(value, torch.Tensor):
+        return value
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError as error:
+        error.add_note(
+            "A column of the rollout batch cannot be saved with a checkpoint: it is neither a tensor nor JSON. Make it "
+            "one, or set `save_rollouts=False`."
+        )
+        raise
+
+
+# -- Folders ----------------------------------------------------------------------------------------------------------
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """List the folders that are named as checkpoints, complete or not, in the order of their steps."""
+    step = lambda path: path.name.removeprefix(CHECKPOINT)
+    named = [path for path in folder.glob(f"{CHECKPOINT}*") if path.is_dir() and step(path).isdecimal()]
+    return sorted(named, key=lambda path: int(step(path)))
+
+
+def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
+    """Find the newest complete checkpoint of a run, and say of every newer folder why it was skipped. Put one that was
+    complete but not yet renamed in its place."""
+    skipped = []
+    for folder in checkpoints(output_dir / SAVING):
+        reason = why_incomplete(folder)
+        if reason is None:
+            _move(folder, output_dir / folder.name)
+        else:
+            skipped.append(f"{SAVING}/{folder.name} ({reason})")
+    for folder in reversed(checkpoints(output_dir)):
+        reason = why_incomplete(folder)
+        if reason is None:
+            return folder, skipped
+        skipped.append(f"{folder.name} ({reason})")
+    return None, skipped
+
+
+def why_incomplete(folder: Path) -> str | None:
+    """Say why a checkpoint folder is not complete, or `None` if it is. Read its marker alone."""
+    try:
+        files = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError:
+        return f"it has no {MARKER}: it was cut off, or another program wrote it"
+    except (ValueError, KeyError, TypeError):
+        return f"its {MARKER} cannot be read"
+    for name, size in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
+    return None
+
+
+def _check_given(folder: Path) -> None:
+    """Refuse a checkpoint that is known to be incomplete, and warn of one that may be."""
+    if (reason := why_incomplete(folder)) is None:
+        return
+    if (folder / MARKER).exists() or not folder.is_dir():
+        raise ValueError(f"The checkpoint {folder} is damaged, or is not there: {reason}. Give another one.")
+    logger.warning(f"Resuming from {folder}, which may be incomplete: {reason}.")
+
+
+def publish(folder: Path, destination: Path) -> None:
+    """
+    Mark a checkpoint in `_saving` as complete, and move it to its place on the same file system, over an older one.
+
+    Every file is on the disk before the marker is, and the marker before the rename. A process that dies on the way
+    leaves what [`newest_complete`] can sort out.
+    """
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MARKER]
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in paths}
+    for path in paths:
+        _sync(path)
+    (folder / MARKER).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
+    _sync(folder / MARKER)
+    _move(folder, destination)
+
+
+def _move(folder: Path, destination: Path) -> None:
+    # An older checkpoint of the same step goes only now: the new one is complete, wherever it is
+    shutil.rmtree(destination, ignore_errors=True)
+    os.rename(folder, destination)
+    shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,336 @@
+"""GuardedTrainer: skips and logs, on all ranks, any update that contains a NaN or an infinity."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.logging import get_logger
+from accelerate.utils import DistributedType, gather_object
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
+
+if TYPE_CHECKING:  # the trainer, which follows in the list of bases
+    from trl import GRPOTrainer as _Trainer  # or RLOOTrainer
+else:
+    _Trainer = object
+
+logger = get_logger(__name__)
+
+# What the guard counts, causes first
+_COUNTED = ("logits", "loss", "gradient")
+# TRL's adaptive entropy bonus: the loss changes these attributes of the trainer, which RLOO's lacks
+_ENTROPY_CONTROL = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")
+
+
+class GuardedTrainer(_Trainer):
+    """
+    Mixin for TRL's GRPO or RLOO trainer whose weights never see a NaN or an infinity. As long as there is none, it
+    changes no weight.
+
+    - `__init__` wraps the reward functions and adds a callback;
+    - `_generate_and_score_completions` makes all advantages of a rollout batch NaN if a reward is not finite;
+    - `_get_per_token_logps_and_entropies` and `compute_loss` count what is not finite;
+    - `log` adds `troll/skipped_updates`.
+
+    The callback asks `guard` ([`FiniteGuard`]) about each update. The config needs the field `max_skipped_updates`.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.guard = FiniteGuard(self.accelerator, self.args)
+        self._entropy_before: dict[str, Any] = {}  # TRL's entropy bonus before the first loss of an update
+        self.reward_funcs = self.guard.watch_rewards(self.reward_funcs, self.reward_func_names)
+        self.add_callback(_SkipUpdates(self))
+
+    def train(self, *args, **kwargs):
+        self.guard.start_training()
+        return super().train(*args, **kwargs)
+
+    def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(*args, **kwargs)
+        bad = self.guard.gather_bad_rewards(len(output["completion_ids"]))
+        if not self.model.training:
+            if bad:
+                logger.warning(f"Evaluation at step {self.state.global_step}: not finite are {_first_three(bad)}.")
+            return output
+        self.guard.bad_rewards = bad
+        if bad:
+            # The other rewards of the group, or of the batch, were normalised with it. NaN stays with the rollout
+            # batch, also in a checkpoint, until its last update has been skipped.
+            output["advantages"] = torch.full_like(output["advantages"], torch.nan)
+        return output
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        log_probs, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if entropies is not None:
+            self.guard.count_entropies(entropies)
+        return log_probs, entropies, aux_loss
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        if not self.model.training:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        if self.guard.losses == 0:  # the first one of an update
+            self._entropy_before = {name: value for name, value in vars(self).items() if name in _ENTROPY_CONTROL}
+        with self.guard.watch_loss(inputs["completion_mask"] * inputs.get("tool_mask", 1)):
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self.guard.check_loss(loss, self.state.global_step + 1)
+        return loss
+
+    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
+        if self.model.training:
+            logs.update(self.guard.pop())
+        super().log(logs, *args, **kwargs)
+
+    def restore_entropy_bonus(self) -> None:
+        """Undo what the losses of a skipped update did to TRL's adaptive entropy bonus."""
+        vars(self).update(self._entropy_before)
+
+
+class FiniteGuard:
+    """
+    Keep numbers that are not finite out of the weights.
+
+    The guard counts, on the device, entropies and losses that are not finite. Once per update it gathers the counts of
+    all ranks, in one small collective, and looks at the norm of the gradient. If anything is not finite, or if the loss
+    mask is empty on all ranks, it drops the gradient before the optimizer sees it: weights, moments, weight decay and
+    the learning rate schedule stay as they are, bit for bit. After `max_skipped_updates` in a row the run stops.
+
+    A float16 gradient scaler skips an overflowing gradient itself, as long as it can lower its scale. The guard then
+    counts nothing, and the scaler ignores what the guard skips. DeepSpeed, and layer-wise and LOMO optimizers, step
+    inside the backward. There the run stops before that step if the loss is not finite. Two kinds of updates pass: one
+    with an empty loss mask, in which momentum moves the weights, and one in which the gradient alone is not finite.
+    """
+
+    def __init__(self, accelerator: Accelerator, args: Any):
+        self.accelerator, self.args = accelerator, args
+        # One slot for each of `_COUNTED`, and one for the tokens that the losses of an update are over
+        self._counts = torch.zeros(len(_COUNTED) + 1, device=accelerator.device)
+        self._mask: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
+        self.losses = 0  # since the last update
+        self.bad_rewards: list[str] = []  # of the current rollout batch, on any rank, in words
+        self._ungathered: list[tuple[int, str]] = []  # bad rewards of this rank alone: row and function
+        self._norm: Any = None  # norm of the gradient, before its clip
+        self._clip_gradient = accelerator.clip_grad_norm_
+        accelerator.clip_grad_norm_ = self._clip_and_keep_norm
+        # Equal on all ranks: updates and skipped ones since the last log line, and the last skipped ones in a row
+        self._updates = self._skipped = self._in_a_row = 0
+
+    def start_training(self) -> None:
+        self._counts.zero_()  # an earlier call may have ended in the middle of an update
+        self._updates = self._skipped = self._in_a_row = self.losses = 0
+
+    def pop(self) -> dict[str, float]:
+        """Return the metric of a log line; empty without an update since the last one."""
+        metrics: dict[str, float] = {"troll/skipped_updates": self._skipped} if self._updates else {}
+        self._updates = self._skipped = 0
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        counts = {"updates": self._updates, "skipped": self._skipped, "in_a_row": self._in_a_row}
+        return counts | {"bad_rewards": self.bad_rewards}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._updates, self._skipped, self._in_a_row = (state[name] for name in ("updates", "skipped", "in_a_row"))
+        self.bad_rewards = state["bad_rewards"]
+
+    # -- Rewards ----------------------------------------------------------------------------------------------------
+
+    def watch_rewards(self, functions: Sequence[Callable], names: Sequence[str]) -> list[Callable]:
+        """Wrap reward functions and models: they report to the guard what is not finite, and give TRL `None` or NaN in
+        its place. TRL reads that as a reward that does not apply, and averages the others."""
+        return [self._watched(function, name) for function, name in zip(functions, names, strict=True)]
+
+    def _watched(self, function: Callable, name: str) -> Callable:
+        def without_bad(rewards):
+            try:
+                if isinstance(rewards, Mapping):  # TRL would train on its keys
+                    raise TypeError("a dictionary")
+                rewards = list(rewards)  # it may be a generator
+                values = torch.tensor([0.0 if reward is None else reward for reward in rewards], dtype=torch.float32)
+                if values.dim() != 1:
+                    raise ValueError(f"{values.dim()} dimensions")
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    f"The reward function {name!r} must return a list with a number or `None` for each completion, got "
+                    f"{repr(rewards)[:200]}."
+                ) from error
+            bad = self._keep_bad(~values.isfinite(), name)
+            return [None if row in bad else reward for row, reward in enumerate(rewards)]
+
+        if isinstance(function, nn.Module):
+            return _WatchedModel(function, lambda bad: self._keep_bad(bad, name))
+        unwrapped: Any = function.func if isinstance(function, functools.partial) else function
+        if inspect.iscoroutinefunction(unwrapped) or inspect.iscoroutinefunction(unwrapped.__call__):
+
+            @functools.wraps(function)
+            async def watched_async(*args, **kwargs):
+                return without_bad(await function(*args, **kwargs))
+
+            return watched_async
+        return functools.wraps(function)(lambda *args, **kwargs: without_bad(function(*args, **kwargs)))
+
+    def _keep_bad(self, bad: torch.Tensor, name: str) -> set[int]:
+        """Keep which rows of this rank's rewards `(completions,)` are `bad`, until the ranks exchange them."""
+        rows = set(bad.nonzero().flatten().tolist())
+        self._ungathered += [(row, name) for row in sorted(rows)]
+        return rows
+
+    def gather_bad_rewards(self, rows: int) -> list[str]:
+        """Say which rewards of a rollout batch, `rows` on each rank, were not finite on any rank. Every rank must call
+        this."""
+        rank = self.accelerator.process_index
+        found = gather_object([(rank, row, name) for row, name in self._ungathered])
+        self._ungathered = []
+        return [
+            f"reward {name!r} at row {rank * rows + row} of the rollout batch (rank {rank}, row {row} there)"
+            for rank, row, name in sorted(found)
+        ]
+
+    # -- Loss -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def watch_loss(self, mask: torch.Tensor) -> Iterator[None]:
+        """Surround a loss of the training over the tokens that are 1 in `mask` `(B, C)`."""
+        self._mask = mask.bool()
+        self.losses += 1
+        self._counts[-1] += self._mask.sum()
+        try:
+            yield
+        finally:
+            self._mask = None
+
+    def count_entropies(self, entropies: torch.Tensor) -> None:
+        """Count entropies `(B, C)` of a loss, which read all logits of a position. Outside of a loss, do nothing."""
+        if self._mask is not None:
+            self._count("logits", (self._mask & ~entropies.detach().isfinite()).sum())
+
+    def check_loss(self, loss: torch.Tensor, update: int) -> None:
+        """Count a loss that is not finite. If the backward pass would also take the step, stop the run."""
+        self._count("loss", ~loss.detach().isfinite())
+        if (stepper := self._steps_in_backward()) and (bad := self._gather()[0]):
+            raise FloatingPointError(
+                f"Stopped before update {update}, which {stepper} cannot skip. Not finite: {bad}. {_ADVICE}"
+            )
+
+    def _count(self, name: str, count: torch.Tensor) -> None:
+        self._counts[_COUNTED.index(name)] += count
+
+    # -- Update -----------------------------------------------------------------------------------------------------
+
+    def _clip_and_keep_norm(self, *args, **kwargs) -> Any:
+        """Clip as accelerate does, whose result no callback gets. A clip by an infinite norm leaves zeros, which look
+        harmless."""
+        self._norm = self._clip_gradient(*args, **kwargs)
+        return self._norm
+
+    def skips_update(self, model: nn.Module, optimizer: Any, update: int) -> bool:
+        """Drop the gradient of an `update` that is not finite or empty, between its clip and the optimizer's step, and
+        return whether that was so."""
+        self._updates += 1
+        norm, self._norm = self._norm, None
+        losses, self.losses = self.losses, 0
+        if self._steps_in_backward():
+            return False
+        if norm is None:  # the Trainer has clipped in another way
+            norm = sum(p.grad.detach().abs().sum() for p in model.parameters() if p.grad is not None)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(norm)
+        scaler = self.accelerator.scaler
+        if not norm.isfinite() and not (scaler is not None and scaler.get_scale() > 1):  # else the scaler skips
+            self._count("gradient", torch.ones((), device=self._counts.device))
+        bad, tokens = self._gather()
+        empty = tokens == 0 and losses > 0  # a subclass may have a loss of its own
+        skip = bool(bad) or empty
+        self._skipped += skip
+        if skip:
+            model.zero_grad()  # without gradients the optimizer does nothing, weight decay included
+        if scaler is None or skip:
+            # The Trainer then leaves the learning rate schedule where it is, as after an overflow in float16
+            optimizer._is_overflow = skip
+        if scaler is not None:
+            # The scaler would lower its scale for a bad reward, and take an update without gradients for a good one
+            optimizer.scaler = None if skip else scaler
+            if skip:
+                scaler.update(scaler.get_scale())  # forgets the gradient, and keeps its scale
+        self._report(bad, empty, update)
+        return skip
+
+    def _steps_in_backward(self) -> str | None:
+        """Name what takes the optimizer's step inside the backward pass, if anything does."""
+        optimizer = str(getattr(self.args.optim, "value", self.args.optim))
+        if optimizer.endswith("_layerwise") or optimizer in ("lomo", "adalomo"):
+            return f"`optim` {optimizer}"
+        return "DeepSpeed" if self.accelerator.distributed_type == DistributedType.DEEPSPEED else None
+
+    def _gather(self) -> tuple[str, float]:
+        """Say what was not finite since the last update, and count the tokens of its losses; the same on all ranks."""
+        counts = self.accelerator.gather(self._counts.unsqueeze(0)).tolist()  # (ranks, slots)
+        self._counts.zero_()
+        causes = [[name for name, count in zip(_COUNTED, row, strict=False) if count > 0] for row in counts]
+        # Once reduced, the gradient belongs to all ranks
+        found = [f"rank {rank}: {names[0]}" for rank, names in enumerate(causes) if names and names != ["gradient"]]
+        if any(causes) and not found:
+            found = ["gradient (its norm over all ranks)"]
+        return "; ".join(found), sum(row[-1] for row in counts)
+
+    def _report(self, bad: str, empty: bool, update: int) -> None:
+        if not bad:
+            # An update without a token is neither good nor bad: the count of bad ones in a row stays as it is
+            if not empty:
+                self._in_a_row = 0
+            else:
+                logger.warning(f"Update {update} skipped: every completion in it is masked, on every rank.")
+            return
+        self._in_a_row += 1
+        if self.bad_rewards:
+            bad += f", because of {_first_three(self.bad_rewards)}"
+        limit = self.args.max_skipped_updates
+        logger.warning(
+            f"Update {update} skipped: weights and optimizer stay unchanged. Not finite: {bad}. "
+            f"({self._in_a_row} in a row; `max_skipped_updates` is {limit}.)"
+        )
+        if self._in_a_row >= limit:
+            raise FloatingPointError(
+                f"Stopped at update {update}: {self._in_a_row} updates in a row were skipped "
+                f"(`max_skipped_updates`). Not finite: {bad}. The weights are those of the last good update. {_ADVICE}"
+            )
+
+
+_ADVICE = (
+    "A reward function must return finite numbers, or None if it does not apply. Your own trust region must return "
+    "finite numbers. If logits or gradients overflow, lower the learning rate or train in bfloat16 or float32."
+)
+
+
+def _first_three(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+class _WatchedModel(nn.Module):
+    """A reward model whose bad rewards are NaN, after `keep` got which they are."""
+
+    def __init__(self, model: nn.Module, keep: Callable[[torch.Tensor], Any]):
+        super().__init__()
+        self.model, self.keep = model, keep
+
+    def forward(self, **inputs):
+        output = self.model(**inputs)
+        bad = ~output.logits[:, 0].isfinite()
+        self.keep(bad)
+        output.logits[:, 0] = output.logits[:, 0].masked_fill(bad, torch.nan)
+        return output
+
+
+class _SkipUpdates(TrainerCallback):
+    """Ask a trainer's guard about each update, between the clip of the gradient and the optimizer's step."""
+
+    def __init__(self, trainer: GuardedTrainer):
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
+        if self.trainer.guard.skips_update(model, optimizer, state.global_step + 1):
+            self.trainer.restore_entropy_bonus()
