@@ -9,7 +9,6 @@ from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.trainers.old_policy import OLD_POLICY_KEY, with_dense
 
 WITHOUT_CLIP = {"epsilon": math.inf, "epsilon_high": math.inf}
 OPEN_BOUND = {"kl_bound": math.inf, "regression_coef": 0.0}
@@ -105,8 +104,7 @@ def weights(trainer):
 
 def micro_batch(trainer, number=0):
     """One of the rollout batch's, as the loss takes it."""
-    inputs = dict(trainer._buffered_inputs[number])
-    return with_dense(inputs, inputs[OLD_POLICY_KEY]) if OLD_POLICY_KEY in inputs else inputs
+    return dict(trainer._buffered_inputs[number])
 
 
 def logged(trainer, key):
@@ -149,7 +147,7 @@ def reference_tokens(trainer, inputs):
     with torch.no_grad():
         logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, -length - 1 : -1]
     for b, t in inputs["completion_mask"].nonzero().tolist():
-        support, old = inputs["troll_old_token_ids"][b, t], inputs["troll_old_log_probs"][b, t].double()
+        support, old = inputs["old_token_ids"][b, t], inputs["old_sparse_logps"][b, t].double()
         kept = support[support >= 0].long()
         p_full = torch.log_softmax(logits[b, t].double(), -1)
         others = [v for v in range(len(p_full)) if v not in kept.tolist()]
