@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_IDS = ("prompt_ids", "completion_ids")
+_IDS = ("completion_ids", "prompt_ids")
 _OF_TOKENS = ("logprobs", "env_mask")  # a number for each token of the completion
 
 
@@ -21,37 +21,53 @@ def checked_rollouts(rollout_func: Callable[..., Any], corrects: bool) -> Callab
     def rollout(prompts: list[Any], trainer: Any) -> Any:
         output = rollout_func(prompts, trainer)
         if not isinstance(output, Mapping):
-            raise ValueError(f"`rollout_func` must return a dictionary, got {type(output).__name__}.")
+            raise ValueError(f"`rollout_func` returned {type(output).__name__}, expected a dictionary.")
+        _check(output, len(prompts), getattr(trainer.model.config.get_text_config(), "vocab_size", math.inf))
         if corrects and output.get("logprobs", ...) is None:  # TRL names a column that is missing
             raise ValueError(
                 "`rollout_func` returned None for `logprobs`, which the importance sampling correction reads. Return "
                 "the log-probabilities of the engine that sampled, or set `vllm_importance_sampling_correction=False`."
             )
-        vocabulary = getattr(trainer.model.config.get_text_config(), "vocab_size", math.inf)
-        _check(output, len(prompts), vocabulary)
         return output
 
     return rollout
 
 
 def _check(output: Mapping[str, Any], prompts: int, vocabulary: float) -> None:
-    columns = {name: rows for name, rows in output.items() if name in (*_IDS, *_OF_TOKENS) and rows is not None}
+    # TRL gives a column of your own to the reward functions row by row if it is a list
+    columns = {name: rows for name, rows in output.items() if name in (*_IDS, *_OF_TOKENS) or isinstance(rows, list)}
+    columns = {name: rows for name, rows in columns.items() if name in _IDS or rows is not None}
     for name, rows in columns.items():
-        if len(rows) != prompts:
+        if (number := _length(rows, f"for `{name}`")) != prompts:
             raise ValueError(
-                f"`rollout_func` got {prompts} prompts and returned {len(rows)} rows of `{name}`. Return one for each "
+                f"`rollout_func` got {prompts} prompts, and returned {number} rows of `{name}`. Return one for each "
                 "prompt, in their order: a prompt comes once for each of its generations."
             )
-    for name, rows in columns.items():
-        for number, row in enumerate(rows):
-            where = f"`rollout_func` returned in row {number} of `{name}`"
+    for name in [name for name in (*_IDS, *_OF_TOKENS) if name in columns]:
+        for number, row in enumerate(columns[name]):
+            length = _length(row, where := f"in row {number} of `{name}`")
             if name in _OF_TOKENS:
-                if len(row) != (length := len(output["completion_ids"][number])):
-                    raise ValueError(f"{where} {len(row)} numbers, and its completion has {length} tokens.")
-            elif len(row) == 0:
-                raise ValueError(f"{where} no token, expected at least one.")
-            elif bad := [token for token in row if not _is_token(token, vocabulary)]:
-                raise ValueError(f"{where} {bad[0]!r}, expected token ids: whole numbers from 0, below {vocabulary}.")
+                if length != (tokens := len(output["completion_ids"][number])):
+                    raise ValueError(
+                        f"`rollout_func` returned {where} {length} numbers, its completion has {tokens} tokens."
+                    )
+            elif length == 0:
+                raise ValueError(f"`rollout_func` returned {where} no token, expected at least one.")
+            elif bad := [token for token in _plain(row) if not _is_token(token, vocabulary)]:
+                raise ValueError(
+                    f"`rollout_func` returned {where} {bad[0]!r}, expected the ids of tokens: whole numbers, at least "
+                    f"0 and below {vocabulary}, the size of the vocabulary."
+                )
+
+
+def _length(rows: Any, where: str) -> int:
+    if not hasattr(rows, "__len__"):
+        raise ValueError(f"`rollout_func` returned {where} {rows!r}, expected a list.")
+    return len(rows)
+
+
+def _plain(row: Any) -> Any:
+    return row.tolist() if hasattr(row, "tolist") else row
 
 
 def _is_token(token: Any, vocabulary: float) -> bool:
