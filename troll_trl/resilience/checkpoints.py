@@ -58,6 +58,7 @@ class CheckpointedTrainer(_Trainer):
     stateful: ClassVar[tuple[str, ...]] = ()
     has_rollout_batch: ClassVar[bool] = True
     _is_saving = False
+    _buffered_inputs: Any  # TRL's, declared for the type checker
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -40,6 +40,8 @@ class GuardedTrainer(_Trainer):
     The callback asks `guard` ([`FiniteGuard`]) about each update. The config needs the field `max_skipped_updates`.
     """
 
+    reward_funcs: list[Any]  # TRL's, declared for the type checker
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.guard = FiniteGuard(self.accelerator, self.args)
@@ -88,7 +90,7 @@ class GuardedTrainer(_Trainer):
 
     def restore_entropy_bonus(self) -> None:
         """Undo what the losses of a skipped update did to TRL's adaptive entropy bonus."""
-        vars(self).update(self._entropy_before)
+        self.__dict__.update(self._entropy_before)
 
 
 class FiniteGuard:
