@@ -4,7 +4,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,7 +52,9 @@ class LossInputs(dict):
     def __init__(self, inputs: dict[str, Any]):
         super().__init__(inputs)
         self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
-        self.unchanged: dict[str, torch.Tensor] = {}  # what `get_off_policy_mask` reads; filled when the policy is scored
+        self.unchanged: dict[
+            str, torch.Tensor
+        ] = {}  # what `get_off_policy_mask` reads; filled when the policy is scored
         self.read: set[str] = set()  # the names that the loss has read since then
 
     def __getitem__(self, name: str) -> Any:
@@ -122,7 +124,9 @@ class TrollTrainer(SampledAsConfigured):
             # RLOO's config has no `cast_lm_head_to_fp32`
             add_sparse_lm_head(base_model, args.temperature, getattr(args, "cast_lm_head_to_fp32", False))
         # For a vision-language model, positions of two dimensions would switch its own off
-        self._takes_positions = not self._is_vlm and "position_ids" in inspect.signature(type(base_model).forward).parameters
+        self._takes_positions = (
+            not self._is_vlm and "position_ids" in inspect.signature(type(base_model).forward).parameters
+        )
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
         self.engine_policy = None
         if args.old_policy == "engine":
