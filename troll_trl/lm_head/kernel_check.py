@@ -21,8 +21,8 @@ _SPREAD = 3.0
 
 
 class Case(NamedTuple):
-    """Shapes and options of one check: by default some tokens, a vocabulary of several tiles of which the last is short,
-    unused slots, a bias and soft-capping."""
+    """Shapes and options of one check: by default some tokens, a vocabulary of several tiles of which the last is
+    short, unused slots, a bias and soft-capping."""
 
     vocabulary: int = 5003
     slots: int = 24  # K
