@@ -294,8 +294,8 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             )
         if self.loss_type not in SUPPORTED_LOSS_TYPES:
             raise ValueError(
-                f"`loss_type={self.loss_type!r}` is not supported: a trust region takes the place of the clip, and only "
-                f"these losses have one: {', '.join(SUPPORTED_LOSS_TYPES)}."
+                f"`loss_type={self.loss_type!r}` is not supported: a trust region takes the place of the clip, and "
+                f"only these losses have one: {', '.join(SUPPORTED_LOSS_TYPES)}."
             )
         if self.delta is not None:
             raise ValueError(
