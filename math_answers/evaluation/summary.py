@@ -74,8 +74,8 @@ def by_benchmark(samples: Iterable[Sample]) -> dict[str, Problems]:
 
 
 def metric_names(benchmarks: Iterable[Problems], args: EvaluationArguments) -> list[str]:
-    """Name the metrics: `mean`, and with several samples of each problem `pass@k` and `maj`. By default k goes up to the
-    fewest samples of a problem."""
+    """Name the metrics: `mean`, and with several samples of each problem `pass@k` and `maj`. By default k goes up to
+    the fewest samples of a problem."""
     fewest = min(len(own) for problems in benchmarks for own in problems.values())
     if args.k is not None and max(args.k) > fewest:
         raise ValueError(f"pass@{max(args.k)}: a problem has {fewest} samples. Lower `k`.")
