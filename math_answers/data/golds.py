@@ -9,7 +9,9 @@ from math_answers.rewards import extract_answer
 
 # What public training sets have in place of an answer: a proof is asked for, no answer was found, and a Python list
 # or a missing number was written as text
-_PLACEHOLDER = re.compile(r"proof|not\s?found|nan|null|n/a|\?+|\[\s*(['\"]).*\1\s*\]", re.IGNORECASE | re.DOTALL)
+_PLACEHOLDER = re.compile(
+    r"proof|not\s?found|nan|null|n/a|see solution|\?+|\[\s*(['\"]).*\1\s*\]", re.IGNORECASE | re.DOTALL
+)
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _LARGEST_EXACT_FLOAT = 2.0**53
 

@@ -19,7 +19,7 @@ from math_answers.evaluation import EvaluationArguments, evaluate
 from math_answers.evaluation.problems import HUB, load_problems
 from math_answers.evaluation.samples import SAMPLES, append, read_samples
 from math_answers.evaluation.scoring import class_sizes, majority_score
-from math_answers.evaluation.statistics import Estimate, default_ks, estimate, pass_at_k
+from math_answers.evaluation.statistics import Estimate, estimate, pass_at_k
 
 
 @pytest.fixture(autouse=True)
@@ -84,23 +84,15 @@ def test_bootstrap_interval_is_that_of_all_resamples():
             assert around[0] <= end <= around[1]
 
 
-def test_a_benchmark_of_one_problem_has_no_width():
-    """scipy wants two observations."""
-    assert estimate([np.array([[0.25]])], 100, seed=0) == [Estimate(0.25, 0.25, 0.25)]
-
-
 def test_overall_is_the_mean_of_benchmarks_and_resamples_within_them():
     small, large = np.array([[1.0], [0.0]]), np.full((50, 1), 0.5)
     # Within `small` a mean is 0, 1/2 or 1; the constant benchmark halves that
     assert estimate([small, large], 4_000, seed=0) == [Estimate(0.5, 0.25, 0.75)]
+    assert estimate([np.array([[0.25]])], 100, seed=0) == [Estimate(0.25, 0.25, 0.25)]  # scipy wants two observations
     twice = np.random.default_rng(0).random((40, 1))
     [one], [two] = estimate([twice], 4_000, seed=0), estimate([twice, twice], 4_000, seed=0)
     # Two independent copies: an interval narrower by about the root of 2, not the same resamples twice
     assert 1.25 < (one.high - one.low) / (two.high - two.low) < 1.6
-
-
-def test_default_ks():
-    assert [default_ks(n) for n in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
 # -- Stored completions -----------------------------------------------------------------------------------------------
@@ -150,6 +142,9 @@ def test_metrics_of_stored_completions_by_hand(tmp_path):
     assert again == results
     with pytest.raises(ValueError, match="written over"):
         score(tmp_path / "out" / SAMPLES, tmp_path / "out")
+    with pytest.raises(ValueError, match="`samples` was"):
+        score(tmp_path / "b.jsonl", tmp_path / "again")
+    score(tmp_path / "b.jsonl", tmp_path / "again", overwrite=True)
 
 
 def test_benchmarks_weigh_the_same_and_numbers_of_samples_may_differ(tmp_path):
@@ -163,32 +158,12 @@ def test_benchmarks_weigh_the_same_and_numbers_of_samples_may_differ(tmp_path):
     assert results["a"]["n"] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"problem": "p", "gold": "1"}, "no `completion`"),
-        ({"problem": "p", "completion": "1"}, "`answer_column`"),
-    ],
-)
-def test_a_file_without_what_is_needed(tmp_path, row, message):
-    with pytest.raises(ValueError, match=message):
-        score(write(tmp_path / "x.jsonl", [row]), tmp_path / "out")
-
-
-def test_completions_of_two_models_are_no_samples_of_one(tmp_path):
+def test_what_cannot_be_scored(tmp_path):
+    with pytest.raises(ValueError, match="no `completion`"):
+        score(write(tmp_path / "x.jsonl", [{"problem": "p", "gold": "1"}]), tmp_path / "out")
     rows = [{"model": name, "problem": "p", "gold": "1", "completion": "1"} for name in "ab"]
     with pytest.raises(ValueError, match="completions of a, b"):
         score(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
-
-
-def test_a_folder_of_other_samples_is_not_written_over(tmp_path):
-    row = {"problem": "p", "gold": "1", "completion": r"\boxed{1}"}
-    for name in ("x", "y"):
-        write(tmp_path / f"{name}.jsonl", [row])
-    score(tmp_path / "x.jsonl", tmp_path / "out")
-    with pytest.raises(ValueError, match="`samples` was"):
-        score(tmp_path / "y.jsonl", tmp_path / "out")
-    score(tmp_path / "y.jsonl", tmp_path / "out", overwrite=True)
 
 
 # -- Comparisons ------------------------------------------------------------------------------------------------------
