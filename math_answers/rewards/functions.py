@@ -66,12 +66,8 @@ def answer_format_reward(completions: list[list[dict[str, str]]] | list[str], **
     reads. For models that still have to learn the form; give it a smaller weight.
     """
     answers = [extract_answer(_text_of(completion, row)) or "" for row, completion in enumerate(completions)]
-    return [float(len(answer) <= MAX_ANSWER_CHARACTERS and _is_plain_number(answer)) for answer in answers]
-
-
-def _is_plain_number(answer: str) -> bool:
-    number = read_number(normalise(answer))
-    return number is not None and not (number.is_divided or number.unit)
+    numbers = [read_number(normalise(answer[: MAX_ANSWER_CHARACTERS + 1])) for answer in answers]
+    return [float(number is not None and not (number.is_divided or number.unit)) for number in numbers]
 
 
 def _text_of(completion: Any, row: int) -> str:

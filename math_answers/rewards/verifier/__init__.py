@@ -31,8 +31,10 @@ DECIDERS = ("rules", "math_verify", "timeout", "budget", "crash", "worker", "ref
 # Seconds of computer algebra for a few characters. Only compared if the gold answer has such a thing as well
 _COSTLY = re.compile(
     r"\d\)?\^\{?\(?\d+\^"  # a tower of powers
-    r"|\^\{?[+-]?\d{5,}|\d{4,}\)?!|!\)*!|!\s*\^|\d{200}|\\binom\{\d{5,}"
-    r"|(?:[({]\s?){12}"
+    r"|\^\{?[+-]?\d{5,}"  # a long exponent
+    r"|\d{4,}\)?!|!\)*!|!\s*\^|\\binom\{\d{5,}"  # a factorial of a large number, or of a factorial
+    r"|\d{200}"
+    r"|(?:[({]\s?){12}"  # deep nesting
     r"|\\(?:sum|prod|int|lim)(?![A-Za-z])"
 )
 

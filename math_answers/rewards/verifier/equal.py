@@ -14,6 +14,7 @@ from math_answers.rewards.verifier.units import agree, read_unit
 from math_answers.rewards.verifier.words import NAME, choice, is_words, plain, without_introduction
 
 MAX_PARTS = 32
+LISTS = ("list", "alternatives")
 Algebra = Callable[[str, str], bool]
 
 # A blank that separates nothing: "1 2" is not 12
@@ -114,6 +115,17 @@ def _is_unordered(gold: Parts, answer: Parts) -> bool:
     return kinds <= {"list", "alternatives", "set"} or ("union" in kinds and kinds <= {"union", "list", "alternatives"})
 
 
+def same_value_twice(pair: Pair) -> bool | None:
+    r"""Two spellings of one value, `15\frac{39}{40}, \frac{639}{40}`, are that value; 1, 1 are two."""
+    gold, answer = pair.parts
+    divided = gold or answer
+    if (gold and answer) or divided is None or divided.kind not in LISTS:
+        return None
+    spellings = {member.strip() for member in divided.members}
+    is_same = (pair.again(one, pair.answer) if gold else pair.again(pair.gold, one) for one in spellings)
+    return (len(spellings) == len(divided.members) and all(is_same)) or None
+
+
 def same_words(pair: Pair) -> bool | None:
     """Words are compared as text: math-verify would multiply their letters."""
     return plain(pair.gold) == plain(pair.value) if is_words(pair.gold) or is_words(pair.value) else None
@@ -164,7 +176,7 @@ def other_structure(pair: Pair) -> bool | None:
         return None
     other = pair.value if gold else pair.gold
     may_agree = divided.kind.startswith("matrix") or is_solved(other)
-    return None if may_agree and divided.kind not in ("list", "alternatives", "set") else False
+    return None if may_agree and divided.kind not in (*LISTS, "set") else False
 
 
 def number_needs_number(pair: Pair) -> bool | None:
@@ -182,8 +194,8 @@ def same_expression(pair: Pair) -> bool:
 
 
 RULES = (
-    same_text, same_choice, same_numbers, same_parts, same_words, same_equation, named_value, rounded_value,
-    other_structure, number_needs_number, same_expression,
+    same_text, same_choice, same_numbers, same_parts, same_value_twice, same_words, same_equation, named_value,
+    rounded_value, other_structure, number_needs_number, same_expression,
 )  # fmt: skip
 
 
@@ -211,7 +223,7 @@ def is_worked_out(gold: str, answer: str) -> bool:
 
 def _is_list(pair: Pair) -> bool:
     divided = pair.parts[0] or pair.parts[1]
-    return divided is not None and divided.kind in ("list", "alternatives")
+    return divided is not None and divided.kind in LISTS
 
 
 def _bare(name: str) -> str:

@@ -56,14 +56,14 @@ class Pool:
 
     def ask(self, questions: list[dict], seconds: float, budget: float) -> list[dict]:
         """The reply to each question of `seconds`; `{"died": "budget"}` if the others have taken the processor time."""
-        spent: list[float] = []
+        left = [budget]
 
         def ask_one(question: dict) -> dict:
-            if sum(spent) >= budget:
+            if left[0] <= 0:
                 return {"died": "budget"}
             worker = self._take()
             reply = worker.ask(question, seconds)
-            spent.append(reply.get("spent", seconds))
+            left[0] -= reply.get("spent", seconds)
             if reply.get("died") == "worker":
                 self._workers.remove(worker)
             else:

@@ -16,7 +16,7 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 _NORMALIZATION = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
 # Read as something else otherwise: 2(5), 1,000\pi, 2i
-_PRODUCT = re.compile(r"(?<=[\d)])\s*\(")
+_PRODUCT = re.compile(r"(?<=[\d)])(?<!_\d)\s*\(")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _IMAGINARY = re.compile(r"(?<=\d)i(?![A-Za-z])")
 
