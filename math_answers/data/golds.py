@@ -1,18 +1,11 @@
-r"""Gold answers of a dataset as `\boxed{...}`, and texts in their column that are no answers."""
+r"""Gold answers of a dataset as `\boxed{...}`."""
 
 import math
-import re
 from decimal import Decimal
 from typing import Any
 
-from math_answers.rewards import extract_answer
+from math_answers.rewards import extract_answer, is_no_answer
 
-# What public training sets have in place of an answer: a proof is asked for, no answer was found, and a Python list
-# or a missing number was written as text
-_PLACEHOLDER = re.compile(
-    r"proof|not\s?found|nan|null|n/a|see solution|\?+|\[\s*(['\"]).*\1\s*\]", re.IGNORECASE | re.DOTALL
-)
-_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _LARGEST_EXACT_FLOAT = 2.0**53
 
 
@@ -26,16 +19,11 @@ def solution_of(answer: Any, worked: bool) -> str:
     if gold is None and not worked and "\n" not in text:
         inner = text.strip("$")
         gold = text if "$" in inner else inner.strip()  # "$2$, $-3$" has two formulas
-    if not gold or not is_answer(gold):
+    if not gold or is_no_answer(gold):
         return ""
     solution = f"\\boxed{{{gold}}}"
     # An unbalanced brace in the gold answer would end the box early, or never
     return solution if extract_answer(solution) == gold else ""
-
-
-def is_answer(gold: str) -> bool:
-    """Whether a bare gold answer is one, and no placeholder such as `proof`, `notfound`, `nan` or `['70']`."""
-    return not _PLACEHOLDER.fullmatch(_TEXT.sub(r"\1", gold).strip(" .$"))
 
 
 def _text_of(answer: Any) -> str:

@@ -21,7 +21,7 @@ def majority_score(answers: Sequence[str | None], rewards: Sequence[float]) -> f
     The score of the answer that most samples of a problem give: the probability that it is right if one of several
     tied answers is drawn at random.
 
-    Right answers are one class. Wrong ones are in one class if the verifier takes one for the other: `1/2` and `0.5`.
+    Right answers are one class. Wrong ones are in one class if the verifier takes one for the other: `1/2` for `0.5`.
     A sample without an answer (`None`) has no vote; without any vote the score is 0.
     """
     right = sum(reward == 1 for reward in rewards)
@@ -39,9 +39,11 @@ def class_sizes(answers: Counter[str]) -> list[int]:
     left, sizes = answers.most_common(), []
     while left:
         (first, size), *others = left
-        boxed = [f"\\boxed{{{text}}}" for text, _ in others]
-        verdicts = verify([f"\\boxed{{{first}}}"] * len(others), boxed, batch_seconds=math.inf)
-        equal = [verdict.reward == 1 for verdict in verdicts]
+        boxed, firsts = [f"\\boxed{{{text}}}" for text, _ in others], [f"\\boxed{{{first}}}"] * len(others)
+        # Either for the other, since a gold answer of 3 takes no 6/2
+        verdicts = verify([*firsts, *boxed], [*boxed, *firsts], batch_seconds=math.inf)
+        pairs = zip(verdicts[: len(others)], verdicts[len(others) :], strict=True)
+        equal = [1 in (one.reward, other.reward) for one, other in pairs]
         sizes.append(size + sum(count for (_, count), same in zip(others, equal, strict=True) if same))
         left = [other for other, same in zip(others, equal, strict=True) if not same]
     return sizes

@@ -109,7 +109,7 @@ def test_other_columns_are_kept_for_the_reward_functions(tmp_path):
 
 
 def test_golds_that_are_no_answers_are_dropped_and_counted(tmp_path):
-    no_answers = ["proof", r"\text{Proof.}", "notfound", "nan", "['70']", "???", "}", "", None]
+    no_answers = ["proof", r"\text{Proof}", "notfound", "nan", "['70']", "???", "}", "", None]
     answers = ["70", r"\infty", "none", "[70]", "A"]
     rows = [{"problem": f"p{index}", "answer": gold} for index, gold in enumerate([*answers, *no_answers])]
     with pytest.warns(UserWarning, match=r"9 of the 14 rows .* 'proof' \(1\)") as record:
