@@ -1,9 +1,9 @@
-"""Facts about a model before it is loaded: whether it can be, its adapter settings, a digest of its weights."""
+"""Facts about a model before it is loaded: whether it can be, its adapter settings, its context."""
 
 import contextlib
-import hashlib
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,7 @@ from math_answers.context_length import context_length
 
 ADAPTER_CONFIG = "adapter_config.json"
 
-# The digest reads this number of blocks of each weight file, spread evenly: training moves every tensor
-_BLOCKS = 64
-_BLOCK_BYTES = 2**16
-# A training, or an evaluation into the same folder, writes other files there
+# What is downloaded of an adapter
 _READ_BY_A_LOAD = ["*config.json", "*token*.json", "vocab.json", "merges.txt", "*.index.json", "*.jinja", "*.model"]
 _READ_BY_A_LOAD += ["*.tiktoken", "*.safetensors", "*model*.bin"]
 
@@ -94,27 +91,11 @@ def base_of(model: str, revision: str | None) -> tuple[str, str | None]:
     return (adapter["base_model_name_or_path"], adapter.get("revision")) if adapter else (model, revision)
 
 
-def model_digest(model: str, revision: str | None = None) -> str:
-    """
-    A text that differs between two states of a model, whose training may continue between two calls. For a folder, a
-    digest of its settings, of blocks of its weights, and of an adapter's base model; for a hub name, name and revision.
-    """
-    folder = Path(model)
-    if not folder.is_dir():
-        return f"{model}@{revision or 'main'}"
-    digest = hashlib.sha256()
-    for file in sorted({path for pattern in _READ_BY_A_LOAD for path in folder.glob(pattern)}):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as handle:
-            step = max(_BLOCK_BYTES, size // _BLOCKS)
-            for position in range(0, size, step):
-                handle.seek(position)
-                digest.update(handle.read(_BLOCK_BYTES))
-    base, revision = base_of(model, revision)
-    if base != model:
-        digest.update(model_digest(base, revision).encode())
-    return digest.hexdigest()[:16]
+def saved_at(model: str) -> str | None:
+    """The time at which the newest weights in a folder were saved, since a training may go on there; `None` for a hub
+    name."""
+    weights = [path.stat().st_mtime for name in ("*.safetensors", "*.bin") for path in Path(model).glob(name)]
+    return datetime.fromtimestamp(max(weights), UTC).isoformat() if weights else None
 
 
 def context_of(model: str, revision: str | None = None, trust_remote_code: bool = False) -> int | None:

@@ -1,7 +1,6 @@
 r"""load_math_dataset: math problems of several public schemas as `prompt` and `solution` columns."""
 
-import math
-from decimal import Decimal
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,13 +9,9 @@ from datasets.fingerprint import generate_random_fingerprint
 
 from math_answers.data.columns import column_value
 from math_answers.data.files import load_rows, naming_bad_lines, shortened
-from math_answers.data.problems import report_duplicates, warn
+from math_answers.data.golds import solution_of
+from math_answers.data.problems import warn
 from math_answers.data.prompts import MESSAGES, PromptOptions, prompt_messages
-from math_answers.rewards.answers import extract_answer, written_out
-from math_answers.rewards.verifier import MAX_ANSWER_CHARACTERS, are_readable, normalised_gold
-from math_answers.rewards.verifier.choices import LETTERS, options_by_letter
-from math_answers.rewards.verifier.notation import normalise
-from math_answers.rewards.verifier.quantities import read_quantity
 
 
 class Schema(NamedTuple):
@@ -29,6 +24,7 @@ class Schema(NamedTuple):
 
 # The first one whose columns are all there counts: an `answer` column is preferred to a worked `solution`.
 SCHEMAS = (
+    Schema("problem", "gold"),  # samples of an evaluation, whose `answer` is the model's
     Schema("question", "answer"),  # GSM8K
     Schema("prompt", "reward_model.ground_truth"),  # DAPO-Math-17k, Eurus-2-RL-Data
     Schema("problem", "answer"),  # MATH-500, AIME
@@ -54,15 +50,14 @@ def load_math_dataset(
     Load math problems with their gold answers, ready for a trainer and [`~math_answers.math_accuracy_reward`].
 
     The columns of GSM8K, MATH, MATH-500, AIME, DAPO-Math-17k and Eurus-2-RL-Data are recognised. A gold answer is what
-    follows `####`, the last balanced `\boxed{...}`, or the whole text. The function drops, with a warning, rows without
-    a problem or a readable gold answer, and reports repeated problems. Nothing that is downloaded is executed.
+    follows `####`, the last balanced `\boxed{...}`, or the whole text. The function drops rows without a problem or
+    with a gold that is no answer (`proof`, `notfound`, `nan`), and warns how many.
 
     Args:
-        name_or_path: a `.jsonl`, `.json` or `.parquet` file; a folder with `{split}` as one of these, or as
-            `{split}-*.parquet`; or a dataset on the hub.
+        name_or_path: a `.jsonl`, `.json`, `.csv` or `.parquet` file; a folder, as `datasets.load_dataset` reads it; or
+            a dataset on the hub.
         split: or a part of it, such as `train[:1000]`. A single file is one split, under any name.
-        config_name: configuration on the hub (`main` for `openai/gsm8k`), or several, joined by commas, which are
-            concatenated. For a folder, the subfolder.
+        config_name: configuration on the hub (`main` for `openai/gsm8k`). For a folder, the subfolder.
         problem_column, answer_column: columns of problem (text or chat messages) and gold answer, if they are not
             recognised. A dotted path such as `reward_model.ground_truth` reaches into a nested column.
         instruction: text after every problem. It replaces the instruction in the prompts of DAPO-Math-17k and
@@ -74,14 +69,14 @@ def load_math_dataset(
             `chat_template_kwargs`, and warn how many. No prompt is truncated.
 
     Returns:
-        A dataset with the columns `prompt`, a list of chat messages; `solution`, the gold answer as `\boxed{...}`; and
-        `options`, if the data list the texts of a multiple choice in it, in order or by letter. All other columns are
-        kept for reward functions, except `prompts` and `completions`, which TRL's trainers cannot hand on.
+        A dataset with the columns `prompt`, a list of chat messages, and `solution`, the gold answer as `\boxed{...}`.
+        All other columns are kept for reward functions, except `prompts` and `completions`, which TRL's trainers cannot
+        hand on.
 
     Raises:
-        FileNotFoundError: no such file, folder, split of a folder, or hub dataset.
-        ValueError: columns that are not there, a prompt that is neither text nor chat messages, an unreadable file, no
-            row left, or a `max_samples` that is not positive.
+        OSError: no such file, folder or hub dataset.
+        ValueError: a file that cannot be read, with its line; columns that are not there, a prompt that is neither text
+            nor chat messages, or no row left.
     """
     name, prompt_options = str(name_or_path), PromptOptions(**options)
     dataset, files = load_rows(name, split, config_name)
@@ -90,7 +85,7 @@ def load_math_dataset(
 
 
 def as_math_problems(
-    dataset: datasets.Dataset,
+    dataset: datasets.Dataset | datasets.IterableDataset,
     name: str,
     options: PromptOptions,
     problem_column: str | None = None,
@@ -103,75 +98,18 @@ def as_math_problems(
             "give a column `prompt` and other rewards than `math_accuracy`."
         )
     schema = _find_schema(dataset, problem_column, answer_column, name)
-    kind = getattr(column_value(dataset.features, schema.answer), "dtype", "")
-    if kind.startswith("timestamp"):
-        raise ValueError(
-            f"{name}: the column {schema.answer!r} has dates ({kind}), and a gold answer is a text or a number. If the "
-            'file has texts such as "2024-01-31", save it as Parquet: in a JSON file `datasets` reads them as dates.'
-        )
     dataset = options.choose_rows(dataset, name)
-    converted = _convert(dataset, schema, options)
-    converted = _drop_unusable_rows(converted, dataset, schema, name)
-    converted = options.drop_long_prompts(converted, name)
-    report_duplicates(converted, name)
-    return converted
+    converted = _drop_unusable_rows(_convert(dataset, schema, options), dataset, schema, name)
+    return options.drop_long_prompts(converted, name)
 
 
-def _convert(dataset: datasets.Dataset, schema: Schema, options: PromptOptions) -> datasets.Dataset:
-    def to_prompts_and_solutions(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
-        rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-        prompts = []
-        for row, index in zip(rows, indices, strict=True):
-            try:
-                prompts.append(prompt_messages(column_value(row, schema.problem), options))
-            except ValueError as error:
-                raise ValueError(f"Row {index}: {error}") from None
-        converted: dict[str, list[Any]] = {
-            "prompt": prompts,
-            "solution": _solutions([as_written(column_value(row, schema.answer)) for row in rows], schema.worked),
-        }
-        if has_options:
-            converted["options"] = [
-                [texts.get(letter) for letter in LETTERS if letter <= max(texts, default="")] or None
-                for texts in map(options_by_letter, batch["options"])
-            ]
-        return converted
-
-    def as_written(answer: Any) -> Any:
-        """An answer without the error in the last digit with which `datasets` reads a column of several types."""
-        if isinstance(answer, list):
-            return list(map(as_written, answer))
-        return float(f"{answer:.15g}") if of_several_types and isinstance(answer, float) else answer
-
-    text = datasets.Value("string")
-    of_several_types = "Json" in str(column_value(dataset.features, schema.answer))
-    has_options = isinstance(dataset.features.get("options"), (datasets.List, dict))
-    written = {"prompt": MESSAGES, "solution": text} | ({"options": datasets.List(text)} if has_options else {})
-    replaced = [name for name in dataset.column_names if name in (*written, "options", *_TAKEN)]
-    kept = {name: feature for name, feature in dataset.features.items() if name not in replaced}
-    return dataset.map(
-        to_prompts_and_solutions,
-        batched=True,
-        with_indices=True,
-        remove_columns=replaced,
-        features=datasets.Features(written | kept),
-        # The cache does not notice a newer version of this package or of math-verify. Without a given fingerprint,
-        # `datasets` makes one of all objects that the function can reach, the whole verifier: ten seconds.
-        load_from_cache_file=False,
-        new_fingerprint=generate_random_fingerprint(),
-        desc="Reading problems",
-    )
-
-
-def _find_schema(
-    dataset: datasets.Dataset, problem_column: str | None, answer_column: str | None, name: str | Path
-) -> Schema:
+def _find_schema(dataset: datasets.Dataset, problem_column: str | None, answer_column: str | None, name: str) -> Schema:
     candidates = [
         Schema(problem_column or known.problem, answer_column or known.answer, known.worked and not answer_column)
         for known in SCHEMAS
     ]
     for schema in candidates:
-        if None not in (column_value(dataset.features, name) for name in (schema.problem, schema.answer)):
+        if None not in (column_value(dataset.features, column) for column in (schema.problem, schema.answer)):
             return schema
     wanted = " or ".join(dict.fromkeys(f"({schema.problem}, {schema.answer})" for schema in candidates))
     raise ValueError(
@@ -181,39 +119,32 @@ def _find_schema(
     )
 
 
-def _solutions(answers: list[Any], worked: bool) -> list[str]:
-    """Gold answers in boxes; empty if there is none, or none that can be read."""
-    solutions = [_solution(answer, worked) for answer in answers]
-    readable = are_readable(normalised_gold(solution) for solution in solutions if solution)  # many at a time
-    return [solution if solution and readable[normalised_gold(solution)] else "" for solution in solutions]
+def _convert(dataset: datasets.Dataset, schema: Schema, options: PromptOptions) -> datasets.Dataset:
+    def to_prompt_and_solution(row: dict[str, Any], index: int) -> dict[str, Any]:
+        try:
+            prompt = prompt_messages(column_value(row, schema.problem), options)
+        except ValueError as error:
+            raise ValueError(f"Row {index}: {error}") from None
+        return {"prompt": prompt, "solution": solution_of(column_value(row, schema.answer), schema.worked)}
 
-
-def _solution(answer: Any, worked: bool) -> str:
-    """Gold answer in a box; empty if there is none."""
-    if isinstance(answer, list):  # OlympiadBench has a list, mostly of one
-        answer = ", ".join(written_out(item) if isinstance(item, (float, Decimal)) else str(item) for item in answer)
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float, Decimal)):
-        return ""
-    if isinstance(answer, (float, Decimal)):  # decimals are Parquet's
-        if not math.isfinite(answer):
-            return ""
-        answer = written_out(answer)
-    text = str(answer).strip()
-    gold = extract_answer(text)
-    if gold is None and not worked and "\n" not in text:
-        gold = text.strip("$").strip()
-    if not gold:
-        return ""
-    number = read_quantity(normalise(gold)) if len(gold) <= MAX_ANSWER_CHARACTERS else None
-    if number is not None and number.numeral and number.unit in (None, "$^1"):
-        gold = number.numeral  # some readers stumble over 1,\!234
-    solution = f"\\boxed{{{gold}}}"
-    # An unbalanced brace in the gold answer would end the box early, or never.
-    return solution if extract_answer(solution) == gold else ""
+    written = {"prompt": MESSAGES, "solution": datasets.Value("string")}
+    replaced = [name for name in dataset.column_names if name in (*written, *_TAKEN)]
+    kept = {name: feature for name, feature in dataset.features.items() if name not in replaced}
+    return dataset.map(
+        to_prompt_and_solution,
+        with_indices=True,
+        remove_columns=replaced,
+        features=datasets.Features(written | kept),
+        # The cache does not notice a newer version of this package. Without a given fingerprint, `datasets` makes one
+        # of all objects that the function can reach, which takes seconds
+        load_from_cache_file=False,
+        new_fingerprint=generate_random_fingerprint(),
+        desc="Reading problems",
+    )
 
 
 def _drop_unusable_rows(
-    converted: datasets.Dataset, source: datasets.Dataset, schema: Schema, name: str | Path
+    converted: datasets.Dataset, source: datasets.Dataset, schema: Schema, name: str
 ) -> datasets.Dataset:
     usable = [
         bool(prompt and solution)
@@ -224,18 +155,16 @@ def _drop_unusable_rows(
         raise ValueError(f"{name} has no rows.")
     if all(usable):
         return converted
-    row = source[usable.index(False)]
-    example = (
-        f"row {usable.index(False)}, {schema.problem}={shortened(column_value(row, schema.problem))}, "
-        f"{schema.answer}={shortened(column_value(row, schema.answer))}"
+    dropped = [index for index, kept in enumerate(usable) if not kept]
+    golds = Counter(shortened(column_value(source[index], schema.answer)) for index in dropped)
+    examples = ", ".join(f"{gold} ({count})" for gold, count in golds.most_common(5))
+    first = f"row {dropped[0]} with {schema.problem}={shortened(column_value(source[dropped[0]], schema.problem))}"
+    message = (
+        f"{len(dropped)} of the {len(usable)} rows of {name} lack a problem, or their {schema.answer} is no answer"
     )
     if not any(usable):
         raise ValueError(
-            f"None of the {len(source)} rows of {name} has a problem and a gold answer that can be read. The "
-            f"first one: {example}. Name the right columns with `problem_column` and `answer_column`."
+            f"{message}: {examples}; first {first}. Name the columns with `problem_column` and `answer_column`."
         )
-    warn(
-        f"Dropped {usable.count(False)} of the {len(source)} rows of {name}: they lack a problem, or a gold answer "
-        f"that can be read. The first one: {example}."
-    )
+    warn(f"Dropped rows: {message}: {examples}; first {first}.")
     return converted.select([index for index, kept in enumerate(usable) if kept])

@@ -1,11 +1,10 @@
-"""Problem texts: the instructions that public datasets wrap around them, and repeated problems."""
+"""Problem texts: the instructions that public datasets wrap around them, and problems in two datasets."""
 
 import os
 import warnings
 from collections.abc import Iterator
 
 import datasets
-import pandas as pd
 
 # The instruction around every problem of DAPO-Math-17k.
 DAPO_PREFIX = (
@@ -18,7 +17,7 @@ EURUS_SUFFIX = "\n\nPresent the answer in LaTex format: \\boxed{Your answer}"
 
 
 def bare_problem(text: str) -> str:
-    """A problem without the instruction that its dataset is known to wrap around it."""
+    """Remove the instruction that its dataset is known to wrap around a problem."""
     return text.removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX).removesuffix(EURUS_SUFFIX)
 
 
@@ -28,24 +27,11 @@ def warn(message: str) -> None:
         warnings.warn(message, stacklevel=3)
 
 
-def report_duplicates(dataset: datasets.Dataset, name: str) -> None:
-    """Warn of rows that repeat an earlier problem. All are kept: a dataset may repeat problems on purpose."""
-    rows = pd.DataFrame(_hashes(dataset), columns=["problem", "solution"])
-    repeats = rows[rows.duplicated("problem")]
-    if len(repeats):
-        earlier = (rows["problem"] == repeats["problem"].iloc[0]).idxmax()
-        contradicting = (rows.groupby("problem")["solution"].transform("first") != rows["solution"]).sum()
-        warn(
-            f"{len(repeats)} of the {len(rows)} rows of {name} repeat the problem of an earlier row (the first: rows "
-            f"{earlier} and {repeats.index[0]}), {contradicting} of them with another gold answer. All are kept."
-        )
-
-
 def report_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset) -> int:
     """Count the evaluation problems that are trained on, whatever their case, spaces and known instructions, and warn
     of them. Both datasets come from [`~math_answers.load_math_dataset`]."""
-    trained = {problem for problem, _ in _hashes(train_dataset)}
-    rows = [index for index, (problem, _) in enumerate(_hashes(eval_dataset)) if problem in trained]
+    trained = set(_hashes(train_dataset))
+    rows = [index for index, problem in enumerate(_hashes(eval_dataset)) if problem in trained]
     if rows:
         warn(
             f"{len(rows)} of the {len(eval_dataset)} evaluation problems are in the training data too, the first in "
@@ -54,8 +40,8 @@ def report_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Datas
     return len(rows)
 
 
-def _hashes(dataset: datasets.Dataset) -> Iterator[tuple[int, int]]:
-    """Hashes of problem and solution of every row: of gigabytes of data they keep a few bytes a row."""
-    for batch in dataset.select_columns(["prompt", "solution"]).iter(batch_size=1000):
-        for prompt, solution in zip(batch["prompt"], batch["solution"], strict=True):
-            yield hash("".join(bare_problem(prompt[-1]["content"]).casefold().split())), hash(solution)
+def _hashes(dataset: datasets.Dataset) -> Iterator[int]:
+    """Yield a hash of every problem: of gigabytes of data they keep a few bytes a row."""
+    for batch in dataset.select_columns(["prompt"]).iter(batch_size=1000):
+        for prompt in batch["prompt"]:
+            yield hash("".join(bare_problem(prompt[-1]["content"]).casefold().split()))

@@ -12,7 +12,6 @@ from math_answers.data.problems import bare_problem, warn
 
 MESSAGES = datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
 _BY_PROMPT: Any = {"batched": True, "batch_size": 100, "input_columns": ["prompt"]}  # a stream reads this far ahead
-_MISSING = object()
 
 
 @dataclass(frozen=True)
@@ -30,13 +29,13 @@ class PromptOptions:
     def __post_init__(self):
         for name in ("max_samples", "max_prompt_tokens"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or value < 1):
+            if value is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}. Leave it out to use all rows.")
         if self.max_prompt_tokens is not None and self.tokenizer is None:
             raise ValueError("`max_prompt_tokens` needs a `tokenizer` to count with.")
 
     def choose_rows(self, dataset: Any, name: str) -> Any:
-        """The first `max_samples` rows of those that `row_filter` leaves."""
+        """Take the first `max_samples` rows of those that `row_filter` leaves."""
         if self.row_filter is not None:
             dataset = _filter_rows(dataset, self.row_filter, name)
         if self.max_samples is None:
@@ -45,7 +44,7 @@ class PromptOptions:
         return dataset.take(min(self.max_samples, len(dataset)) if whole else self.max_samples)
 
     def drop_long_prompts(self, dataset: Any, name: str) -> Any:
-        """The rows whose prompts have at most `max_prompt_tokens` tokens, chat template included."""
+        """Keep the rows whose prompts have at most `max_prompt_tokens` tokens, chat template included."""
         limit = self.max_prompt_tokens
         if limit is None:
             return dataset
@@ -78,9 +77,10 @@ def prepare_prompts(
     prompt_column: str = "prompt",
 ) -> datasets.Dataset | datasets.IterableDataset:
     """
-    Rows with a column `prompt` for a TRL trainer, with all their other columns. A stream's rows are taken as they come,
-    and not counted. An instruction, a system prompt or a `prompt_column` of another name makes a chat message of a
-    plain text. A `ValueError` names a prompt of the wrong kind, or that no row is left.
+    Give rows a column `prompt` for a TRL trainer, and keep their other columns.
+
+    An instruction, a system prompt or a `prompt_column` of another name makes a chat message of a plain text. Raises a
+    `ValueError` for a prompt of the wrong kind, or if no row is left; the rows of a stream are not counted.
     """
     dataset = options.choose_rows(dataset, name)
     if options.instruction is not None or options.system_prompt is not None or prompt_column != "prompt":
@@ -97,20 +97,14 @@ def _filter_rows(dataset: Any, row_filter: str, name: str) -> Any:
     column, equals, wanted = (part.strip() for part in row_filter.partition("="))
     if not equals or not column:
         raise ValueError(f"`row_filter` must be column=value, such as ability=math, got {row_filter!r}.")
-    row: Mapping = dataset.features or next(iter(dataset), {})
-    if column_value(row, column, _MISSING) is _MISSING:
-        raise ValueError(f"`row_filter={row_filter!r}`: {name} has the columns {', '.join(row)}.")
     kept = dataset.filter(lambda row: str(column_value(row, column)) == wanted)
     if isinstance(kept, datasets.Dataset) and not len(kept):
-        values = {str(column_value(row, column)) for row in dataset.take(min(1000, len(dataset)))}
-        raise ValueError(
-            f"`row_filter={row_filter!r}` leaves no row of {name}; the column holds {sorted(values)[:10]}."
-        )
+        raise ValueError(f"`row_filter={row_filter!r}` leaves no row of {name}. The first row is {dataset[:1]}.")
     return kept
 
 
 def prompt_messages(problem: Any, options: PromptOptions) -> list[dict[str, str]]:
-    """Chat messages of one problem; none for a row without a problem."""
+    """Make chat messages of one problem; none for a row without a problem."""
     if problem is None or problem in ("", []):
         return []
     if isinstance(problem, str):

@@ -1,21 +1,19 @@
-"""Evaluation of models on problems with known answers: samples, scores, statistics. May import `data` and `rewards`.
+"""Evaluation of a model on problems with known answers: samples, scores, statistics. May import `data` and `rewards`.
 Logs what a user should know under `math_answers.evaluation`, from INFO on."""
 
-from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["EvaluationArguments", "compare", "generate_samples", "score_file", "summarize"]
+from math_answers.evaluation.arguments import EvaluationArguments
 
-# Loaded on first use: a report takes the statistics alone, without torch
-_MODULES = {
-    "EvaluationArguments": "arguments",
-    "compare": "summary",
-    "generate_samples": "runner",
-    "score_file": "import_samples",
-    "summarize": "summary",
-}
+if TYPE_CHECKING:
+    from math_answers.evaluation.run import evaluate
+
+__all__ = ["EvaluationArguments", "evaluate"]
 
 
-def __getattr__(name: str):
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+def __getattr__(name: str) -> Any:
+    if name == "evaluate":  # loads `datasets`, which neither the statistics nor the parser of arguments needs
+        from math_answers.evaluation.run import evaluate
+
+        return evaluate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

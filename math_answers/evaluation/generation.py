@@ -1,28 +1,27 @@
-"""Completions from a model, by vLLM or by transformers, each sample with a seed of its own."""
+"""Completions of a model, by vLLM or by transformers, and the loop that samples and scores what a folder lacks."""
 
 import contextlib
 import hashlib
 import importlib.util
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from itertools import groupby
-from typing import NamedTuple
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from transformers import AutoConfig, GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from peft import AutoPeftModelForCausalLM
+from tqdm.auto import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from math_answers.evaluation.arguments import EvaluationArguments
-from math_answers.evaluation.loading import load_model, vllm_ignores
-from math_answers.models import adapter_settings, base_of, end_ids
+from math_answers.evaluation.arguments import SAMPLING_SETTINGS, EvaluationArguments
+from math_answers.evaluation.problems import Problem, load_problems
+from math_answers.evaluation.samples import Sample, append, begin, key_of, read_finished
+from math_answers.evaluation.scoring import score
+from math_answers.models import adapter_settings, base_of, check_model, context_of, end_ids, saved_at
+
+logger = logging.getLogger(__name__)
 
 
 class Completion(NamedTuple):
@@ -33,84 +32,192 @@ class Completion(NamedTuple):
     truncated: bool  # at `max_new_tokens`
 
 
-def sample_seed(seed: int, model: str, benchmark: str, problem: str, sample: int) -> int:
+class Job(NamedTuple):
+    """A sample that is still to be made."""
+
+    problem: Problem
+    prompt: list[int]
+    number: int
+
+
+def generate_samples(args: EvaluationArguments, folder: Path) -> dict[str, Any]:
+    """Generate and score the samples that the folder lacks, and return the settings that made them. Raises an `OSError`
+    or a `ValueError` for what a user can correct, before anything is generated."""
+    place = check_model(str(args.model), revision=args.revision)
+    tokenizer = load_tokenizer(place, args)
+    if args.enable_thinking is None and "enable_thinking" in str(tokenizer.chat_template):
+        raise ValueError(
+            f"`enable_thinking` is not set, and the chat template of {args.model} reads it. Set it as in the training "
+            "(the shipped configs have false), or to true if a model of the hub should think."
+        )
+    settings = {name: getattr(args, name) for name in SAMPLING_SETTINGS if name != "n"} | {"saved_at": saved_at(place)}
+    finished = read_finished(folder, settings, args.overwrite)
+    problems = load_problems(args)
+    prompts = [tokenize_prompt(tokenizer, problem.prompt, args.enable_thinking) for problem in problems]
+    longest = check_lengths(problems, prompts, place, args)
+    done = {key_of(sample) for sample in finished}
+    jobs = [
+        Job(problem, prompt, number)
+        for problem, prompt in zip(problems, prompts, strict=True)
+        for number in range(args.n * len(problem.golds))
+        if (problem.benchmark, problem.text, number) not in done
+    ]
+    if done:
+        logger.info(f"{folder} has {len(done)} samples already; {len(jobs)} are added.")
+    if args.temperature == 0 and any(job.number > 0 for job in jobs):
+        logger.warning("`temperature` is 0: all samples of a problem will be the same.")
+    if not jobs:
+        return settings
+    kind = VllmGenerator if uses_vllm(args.backend) else TransformersGenerator
+    generator = kind(place, tokenizer, args, longest)
+    begin(folder, settings, args.overwrite)
+    # Memory runs short at the start or never, and little of a batch is padding
+    jobs.sort(key=lambda job: -len(job.prompt))
+    opens_thought = tokenizer.decode(jobs[0].prompt).rstrip().endswith("<think>")
+    with tqdm(desc=args.model, initial=len(done), total=len(done) + len(jobs), unit="sample") as bar:
+        for start in range(0, len(jobs), generator.batch_size):
+            batch = jobs[start : start + generator.batch_size]
+            samples = _samples_of(batch, generator, args.seed, "<think>\n" if opens_thought else "")
+            append(folder, samples)
+            bar.update(len(samples))
+    return settings
+
+
+def _samples_of(batch: list[Job], generator: Any, seed: int, opened_by_prompt: str) -> list[Sample]:
+    seeds = [sample_seed(seed, job.problem.benchmark, job.problem.text, job.number) for job in batch]
+    completions = generator.generate([job.prompt for job in batch], seeds)
+    samples = [
+        Sample(
+            benchmark=job.problem.benchmark,
+            problem=job.problem.text,
+            sample=job.number,
+            gold=job.problem.golds[job.number % len(job.problem.golds)],
+            # Without a tag that the prompt has, a thought that is cut off would pass for an answer
+            completion=opened_by_prompt + completion.text,
+            tokens=completion.tokens,
+            truncated=completion.truncated,
+        )
+        for job, completion in zip(batch, completions, strict=True)
+    ]
+    score(samples)
+    return samples
+
+
+def sample_seed(seed: int, benchmark: str, problem: str, sample: int) -> int:
     """Seed of one sample, below 2^63. It stays the same, whatever else is sampled."""
-    key = json.dumps([seed, model, benchmark, problem, sample]).encode()
+    key = json.dumps([seed, benchmark, problem, sample]).encode()
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1
 
 
-class SeededSampling(LogitsProcessor):
+# -- Prompts ----------------------------------------------------------------------------------------------------------
+
+
+def load_tokenizer(model: str, args: EvaluationArguments) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model. An adapter may have its own; otherwise it is the base model's."""
+    source = model, args.revision
+    if adapter_settings(model) and not Path(model, "tokenizer_config.json").is_file():
+        source = base_of(model, args.revision)
+    return AutoTokenizer.from_pretrained(source[0], revision=source[1], trust_remote_code=args.trust_remote_code)
+
+
+def tokenize_prompt(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], enable_thinking: bool | None = None
+) -> list[int]:
     """
-    Draws each row's token from its own random numbers, and leaves that token alone for `generate` to take.
+    Token ids of a prompt, up to where the answer begins.
 
-    `generate` draws for the whole batch from one stream: a sample would depend on its neighbours. Here each row takes
-    the token at which the cumulative probability passes its number of this step. That is a draw from the distribution
-    that temperature, top-k and top-p leave. Each row has a seed, and a number for each of its `max_new_tokens` steps;
-    the padded prompts have `prompt_length` tokens.
+    A chat template writes the messages and opens the assistant's turn. Without one, as for a base model, an empty line
+    follows the text of each message, and the tokenizer adds its special tokens.
     """
+    if tokenizer.chat_template is None:
+        ids = tokenizer("".join(f"{message['content']}\n\n" for message in messages))["input_ids"]
+    else:
+        thinking: dict[str, Any] = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **thinking)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not ids:  # transformers may make up an empty tokenizer for a folder without one
+        raise ValueError("A prompt has no tokens. Save the model's tokenizer in its folder.")
+    return ids
 
-    def __init__(self, seeds: Sequence[int], prompt_length: int, max_new_tokens: int):
-        numbers = [np.random.default_rng(seed).random(max_new_tokens) for seed in seeds]
-        self._numbers = torch.from_numpy(np.stack(numbers))
-        self._prompt_length = prompt_length
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        # input_ids: (rows, length); scores: (rows, vocabulary). float64, or a long tail would add up to nothing.
-        cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)
-        step = input_ids.shape[1] - self._prompt_length
-        number = self._numbers[:, step : step + 1].to(scores.device) * cumulative[:, -1:]
-        token = torch.searchsorted(cumulative, number, right=True).clamp(max=scores.shape[1] - 1)
-        return torch.full_like(scores, -math.inf).scatter(1, token, 0.0)
+def check_lengths(
+    problems: Sequence[Problem], prompts: Sequence[list[int]], model: str, args: EvaluationArguments
+) -> int:
+    """Return the most tokens of a prompt and its completion. Raises a `ValueError` if that exceeds the context."""
+    longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
+    needed = len(prompts[longest]) + args.max_new_tokens
+    context = context_of(model, args.revision, args.trust_remote_code)
+    if context is not None and needed > context:
+        raise ValueError(
+            f"The longest prompt has {len(prompts[longest])} tokens and `max_new_tokens` is {args.max_new_tokens}, but "
+            f"{args.model} was made for {context} in all. Lower `max_new_tokens`, or remove the problem that begins "
+            f"with {problems[longest].text[:80]!r}."
+        )
+    return needed
+
+
+# -- Backends ---------------------------------------------------------------------------------------------------------
+
+
+def uses_vllm(backend: str) -> bool:
+    """Whether vLLM generates. Raises a `ValueError` if it should and is not installed."""
+    installed = importlib.util.find_spec("vllm") is not None
+    if backend == "vllm" and not installed:
+        raise ValueError(
+            "`backend` is 'vllm', which is not installed. Leave it out, or install it: "
+            'pip install "troll-trl[vllm] @ git+https://github.com/troll-trl/troll_trl"'
+        )
+    return backend == "vllm" or (backend == "auto" and installed and torch.cuda.is_available())
+
+
+def load_model(model: str, args: EvaluationArguments) -> Any:
+    """Load a model, or its base model with an adapter, on the CPU. Raises a `ValueError` for a checkpoint that lacks
+    weights: transformers would draw them at random."""
+    options: dict[str, Any] = {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code}
+    if adapter_settings(model):
+        return AutoPeftModelForCausalLM.from_pretrained(model, **options)
+    loaded, info = AutoModelForCausalLM.from_pretrained(
+        model, revision=args.revision, output_loading_info=True, **options
+    )
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(f"`model`: {model} lacks {len(missing)} weights that its config asks for: {missing[:3]}.")
+    return loaded
 
 
 class TransformersGenerator:
-    """
-    Batches through `transformers`' `generate`, padded on the left: 64 rows on a GPU and 16 on a CPU by default.
-
-    Its continuous batching (`generate_batch`) draws all requests from one random stream. No sample could then be
-    generated again alone, and a resumed run would differ.
-    """
+    """Batches through `transformers`' `generate`, padded on the left: 64 rows on a GPU and 16 on a CPU by default. A
+    batch is drawn from one random stream."""
 
     def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, args: EvaluationArguments, max_length: int):
-        self._tokenizer, self._args = tokenizer, args
+        self._tokenizer = tokenizer
         self.batch_size = args.batch_size or (64 if torch.cuda.is_available() else 16)
-        loaded = load_model(model, args.revision, args.dtype, trust_remote_code=args.trust_remote_code)
-        self.revision: str | None = getattr(loaded.config, "_commit_hash", None)  # on the hub
+        loaded = load_model(model, args)
         self._end_ids = end_ids(loaded.generation_config, tokenizer)
+        pad = self._end_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        sampling = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k}
+        self._config = GenerationConfig(
+            max_new_tokens=args.max_new_tokens,
+            eos_token_id=self._end_ids,
+            pad_token_id=pad,
+            do_sample=args.temperature > 0,
+            **(sampling if args.temperature > 0 else {}),
+        )
         # `generate` would fill in the model's own repetition penalty and the like
         loaded.generation_config = GenerationConfig()
-        self._virtual_tokens = (adapter_settings(model) or {}).get("num_virtual_tokens")
         self._model = loaded.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[list[int]], seeds: Sequence[int]) -> list[Completion]:
-        """Completions of tokenized prompts, each drawn by its own seed."""
-        if self._virtual_tokens and len(set(map(len, prompts))) > 1:  # padding after them would change the completion
-            rows = groupby(zip(prompts, seeds, strict=True), lambda row: len(row[0]))
-            return [one for _, group in rows for one in self.generate(*map(list, zip(*group, strict=True)))]
-        width = max(map(len, prompts))
-        pad = self._end_ids[0] if self._tokenizer.pad_token_id is None else self._tokenizer.pad_token_id
+        """Complete tokenized prompts; the first seed is that of the batch."""
+        torch.manual_seed(seeds[0])
+        width, pad = max(map(len, prompts)), self._config.pad_token_id
         ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        config = GenerationConfig(
-            max_new_tokens=self._args.max_new_tokens, do_sample=False, eos_token_id=self._end_ids, pad_token_id=pad
-        )
         device = self._model.device
-        processors = LogitsProcessorList(self._processors(seeds, width))
-        inputs = {"attention_mask": mask.to(device), "generation_config": config, "logits_processor": processors}
-        output = self._model.generate(input_ids=ids.to(device), **inputs)
+        output = self._model.generate(
+            input_ids=ids.to(device), attention_mask=mask.to(device), generation_config=self._config
+        )
         return [self._completion(row) for row in output[:, width:].tolist()]
-
-    def _processors(self, seeds: Sequence[int], width: int) -> Iterator[LogitsProcessor]:
-        args = self._args
-        if args.temperature == 0:
-            return
-        yield TemperatureLogitsWarper(float(args.temperature))
-        if args.top_k > 0:
-            yield TopKLogitsWarper(args.top_k)
-        if args.top_p < 1:
-            yield TopPLogitsWarper(args.top_p)
-        yield SeededSampling(seeds, width, args.max_new_tokens)
 
     def _completion(self, row: list[int]) -> Completion:
         ends = [position for position, token in enumerate(row) if token in self._end_ids]
@@ -118,41 +225,40 @@ class TransformersGenerator:
         return Completion(self._tokenizer.decode(tokens, skip_special_tokens=True), len(tokens), not ends)
 
 
-def lora_room(rank: int) -> int:
-    """The rank that vLLM reserves for a LoRA adapter: a power of two, 8 or more."""
-    return 1 << (max(8, rank) - 1).bit_length()
-
-
 class VllmGenerator:
-    """Batches through vLLM, which schedules the rows by itself. Each request carries its own seed."""
+    """Batches through vLLM, which schedules the rows by itself. Each request carries its own seed. An adapter is merged
+    into its base model, since vLLM serves plain LoRA alone."""
 
     def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, args: EvaluationArguments, max_length: int):
         from vllm import LLM
-        from vllm.lora.request import LoRARequest
 
         self._tokenizer, self._args = tokenizer, args
         self.batch_size = args.batch_size or 512
-        adapter = adapter_settings(model)
-        base, revision = base_of(model, args.revision)
-        config = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=args.trust_remote_code)
-        self.revision: str | None = getattr(config, "_commit_hash", None)  # on the hub
+        self._merged = tempfile.TemporaryDirectory(prefix="merged-")
+        revision = args.revision
+        if adapter_settings(model):
+            load_model(model, args).merge_and_unload().save_pretrained(self._merged.name)
+            tokenizer.save_pretrained(self._merged.name)
+            model, revision = self._merged.name, None
+        trusted = args.trust_remote_code
+        config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trusted)
         # vLLM's own "auto" makes bfloat16 of float32
         own = args.dtype == "auto" and config.dtype is not None
-        dtype = str(config.dtype).removeprefix("torch.") if own else args.dtype
-        self._adapter = LoRARequest("adapter", 1, model) if adapter else None
         own_config = None
         with contextlib.suppress(OSError):  # not every model has one
-            own_config = GenerationConfig.from_pretrained(base, revision=revision)
+            own_config = GenerationConfig.from_pretrained(model, revision=revision)
         self._end_ids = end_ids(own_config, tokenizer)
-        lora = {"enable_lora": True, "max_lora_rank": lora_room(adapter["r"])} if adapter else {}
-        # Without `max_model_len`, vLLM reserves memory for the whole context. With another `generation_config`, it adds
-        # the model's own repetition penalty and similar options
-        options = {"max_model_len": max_length, "generation_config": "vllm", **lora}
-        options |= {"trust_remote_code": args.trust_remote_code}
-        self._model = LLM(model=base, revision=revision, dtype=dtype, **options)
+        self._model = LLM(
+            model=model,
+            revision=revision,
+            dtype=str(config.dtype).removeprefix("torch.") if own else args.dtype,
+            max_model_len=max_length,  # or vLLM reserves memory for the whole context
+            generation_config="vllm",  # or it adds the model's own repetition penalty and the like
+            trust_remote_code=trusted,
+        )
 
     def generate(self, prompts: Sequence[list[int]], seeds: Sequence[int]) -> list[Completion]:
-        """Completions of tokenized prompts, each drawn by its own seed."""
+        """Complete tokenized prompts, each drawn by its own seed."""
         from vllm import SamplingParams
 
         args = self._args
@@ -169,27 +275,12 @@ class VllmGenerator:
             for seed in seeds
         ]
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = self._model.generate(requests, params, lora_request=self._adapter, use_tqdm=False)
-        decode = partial(self._tokenizer.decode, skip_special_tokens=True)
-        choices = (output.outputs[0] for output in outputs)
-        return [Completion(decode(one.token_ids), len(one.token_ids), one.finish_reason == "length") for one in choices]
-
-
-def resolve_backend(backend: str, models: Mapping[str, str]) -> str:
-    """The name of a backend: `"auto"` is vLLM if it is installed, there is a GPU, and it can serve all models, else
-    transformers. `models` maps their names to what is loaded."""
-    ignored = {model: what for model, place in models.items() if (what := vllm_ignores(place))}
-    installed = importlib.util.find_spec("vllm") is not None
-    if backend == "vllm" and not installed:
-        raise ValueError(
-            "`backend` is 'vllm', which is not installed. Leave it out, or install it: "
-            'pip install "troll-trl[vllm] @ git+https://github.com/troll-trl/troll_trl"'
-        )
-    for model, what in ignored.items() if backend == "vllm" else ():
-        raise ValueError(
-            f"`backend` is 'vllm', which does not apply {what} of the adapter {model}. Use the backend 'transformers', "
-            "or merge the adapter into its model: `merge_and_unload` and `save_pretrained` of PEFT."
-        )
-    if backend == "auto":
-        return "vllm" if installed and torch.cuda.is_available() and not ignored else "transformers"
-    return backend
+        choices = (output.outputs[0] for output in self._model.generate(requests, params, use_tqdm=False))
+        return [
+            Completion(
+                self._tokenizer.decode(one.token_ids, skip_special_tokens=True),
+                len(one.token_ids),
+                one.finish_reason == "length",
+            )
+            for one in choices
+        ]

@@ -1,83 +1,89 @@
-"""Samples of an evaluation: a file with one per line, read one by one, and its Parquet copy."""
+"""Samples of an evaluation: a file with one per line, to which a second call adds what a stopped one has not made."""
 
 import json
-import logging
-import os
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, get_args, get_type_hints
+from typing import Any, NotRequired, TypedDict
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from math_answers.whole_files import write_json
 
-from math_answers.whole_files import unfinished
-
-logger = logging.getLogger(__name__)
-
-SAMPLES = "samples.jsonl"
+SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
 
 
 class Sample(TypedDict):
-    """A line of `samples.jsonl`: a completion and its scores."""
+    """A line of `samples.jsonl`: a completion and its score."""
 
-    model: str  # as it was given
     benchmark: str  # name
-    problem: str  # id
-    index: int  # row of the problem
+    problem: str  # its text
     sample: int  # number among those of the problem, from 0
     gold: str
     completion: str
     tokens: int | None  # the end-of-sequence token included; None if not known
     truncated: bool | None  # at the token limit; None if not known
-    # Filled in by `score_samples`
-    reward: NotRequired[float | None]  # 1 or 0 by the training verifier, None for a gold answer that it cannot read
+    # Filled in by `score`
+    reward: NotRequired[float | None]  # 1 or 0; None if the verifier could not decide
     answer: NotRequired[str | None]  # that the verifier read
-    path: NotRequired[str]  # how the verifier decided
-    strict: NotRequired[float]  # 1 or 0 by the strict comparison
+    decided_by: NotRequired[str]  # how the verifier decided
 
 
-_KINDS = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-# Rows in memory for the Parquet copy: 8 MB of the longest completions
-_ROWS_IN_MEMORY = 32
+Key = tuple[str, str, int]
 
 
-def read_lines(path: Path, **options: Any) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file, one at a time. A torn last line is left out, one before it is a ValueError.
-    `options` go to `json.loads`."""
-    return (row for row, _ in read_with_ends(path, **options))
+def key_of(sample: Sample) -> Key:
+    return sample["benchmark"], sample["problem"], sample["sample"]
 
 
-def read_with_ends(path: Path, **options: Any) -> Iterator[tuple[dict[str, Any], int]]:
-    """[`read_lines`], each object with the position in the file at which its line ends."""
-    end, torn = 0, None
+def read_samples(path: Path) -> list[Sample]:
+    """Read the samples of a file, without a last line that a kill has cut. Raises a `ValueError` for a line that is no
+    scored sample."""
+    samples: dict[Key, Sample] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            end += len(line)
-            if not line.strip():
-                continue
-            if torn is not None:
-                shown = torn[1][:60].decode(errors="replace").strip()
-                raise ValueError(
-                    f"{path}: line {torn[0]} is not a JSON object, it begins with {shown!r}. Correct or remove it."
-                )
+            if not line.endswith(b"\n"):
+                break
             try:
-                row = json.loads(line, **options)
-            except (ValueError, RecursionError):
-                row = None
-            if isinstance(row, dict):
-                yield row, end
-            else:
-                torn = number, line
-    if torn is not None:
-        logger.warning(f"{path}: the last line (line {torn[0]}, {len(torn[1])} bytes) is torn and left out.")
+                sample = json.loads(line)
+                sample["reward"], sample["answer"]
+                samples[key_of(sample)] = sample
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{path}: line {number} is no scored sample ({error!r}). Score a file with a column `completion` "
+                    "by `samples`."
+                ) from None
+    return list(samples.values())
 
 
-def write_parquet(source: Path, target: Path):
-    """Copy a samples file to a Parquet file, which is replaced as a whole."""
-    kinds = {name: (get_args(hint) or (hint,))[0] for name, hint in get_type_hints(Sample).items()}  # without `| None`
-    schema, rows = pa.schema((name, _KINDS[kind]) for name, kind in kinds.items()), read_lines(source)
-    with pq.ParquetWriter(unfinished(target), schema) as writer:
-        while batch := list(islice(rows, _ROWS_IN_MEMORY)):
-            writer.write_batch(pa.RecordBatch.from_pylist(batch, schema))
-    os.replace(unfinished(target), target)
+def read_finished(folder: Path, settings: dict[str, Any], overwrite: bool) -> list[Sample]:
+    """Read the samples that a stopped evaluation has left in a folder. Raises a `ValueError` if other `settings` made
+    them."""
+    path = folder / SAMPLES
+    if overwrite or not path.is_file() or not (samples := read_samples(path)):
+        return []
+    earlier = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["settings"]
+    different = [
+        f"`{name}` was {earlier.get(name)!r} and is {settings.get(name)!r}"
+        for name in sorted(earlier.keys() | settings.keys())
+        if earlier.get(name) != settings.get(name)
+    ]
+    if different:
+        raise ValueError(
+            f"{folder} has samples made otherwise: {'; '.join(different)}. Set it as it was to continue, give another "
+            "`output`, or `overwrite` to discard them."
+        )
+    return samples
+
+
+def begin(folder: Path, settings: dict[str, Any], overwrite: bool) -> None:
+    """Make the folder ready for more samples: with the settings that make them, and without a line that was cut."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / SAMPLES).open("ab+") as file:
+        file.seek(0)
+        file.truncate(0 if overwrite else file.read().rfind(b"\n") + 1)
+    write_json(folder / SUMMARY, {"settings": settings})
+
+
+def append(folder: Path, samples: Iterable[Sample]) -> None:
+    """Append scored samples in one write: a kill cuts at most the last line."""
+    text = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+    with (folder / SAMPLES).open("ab") as file:
+        file.write(text.encode("utf-8", "replace"))  # a tokenizer may give half of a surrogate pair

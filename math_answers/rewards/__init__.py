@@ -3,6 +3,6 @@ because worker processes load it."""
 
 from math_answers.rewards.answers import extract_answer
 from math_answers.rewards.functions import answer_format_reward, math_accuracy_reward
-from math_answers.rewards.verifier import MAX_ANSWER_CHARACTERS
+from math_answers.rewards.verifier.golds import is_no_answer
 
-__all__ = ["MAX_ANSWER_CHARACTERS", "answer_format_reward", "extract_answer", "math_accuracy_reward"]
+__all__ = ["answer_format_reward", "extract_answer", "is_no_answer", "math_accuracy_reward"]

@@ -1,8 +1,9 @@
-"""math_answers.evaluation without a model: statistics, scores, benchmarks, the samples file, comparisons."""
+"""math_answers.evaluation without a model: statistics, majority, stored completions, benchmarks, comparisons."""
 
 import itertools
 import json
 import math
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,19 +11,15 @@ import datasets
 import numpy as np
 import pytest
 import scipy.stats
+from logged import logged
 from real_problems import DATA, SIZES
+from transformers import HfArgumentParser
 
-from math_answers.evaluation.benchmarks import HUB, load_benchmark
-from math_answers.evaluation.scoring import score, strict_answer, strict_form, strict_score, vote
-from math_answers.evaluation.statistics import (
-    Estimate,
-    default_ks,
-    estimate,
-    majority_score,
-    paired_difference,
-    pass_at_k,
-)
-from math_answers.evaluation.tables import comparison_table, notes, plain
+from math_answers.evaluation import EvaluationArguments, evaluate
+from math_answers.evaluation.problems import HUB, load_problems
+from math_answers.evaluation.samples import SAMPLES, append, read_samples
+from math_answers.evaluation.scoring import class_sizes, majority_score
+from math_answers.evaluation.statistics import Estimate, estimate, pass_at_k
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +27,12 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
-# Statistics
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+# -- Statistics -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("samples", range(1, 8))
@@ -43,13 +45,8 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(samples):
 def test_pass_at_k_of_many_samples_is_exact():
     exact = 1 - Fraction(math.comb(9_000, 3_000), math.comb(10_000, 3_000))
     assert pass_at_k(10_000, 1_000, 3_000) == pytest.approx(float(exact), abs=1e-12)
-    assert pass_at_k(10_000, 1, 1) == pytest.approx(1e-4, rel=1e-9)
-
-
-@pytest.mark.parametrize(("samples", "correct", "k"), [(2, 1, 3), (2, 1, 0), (2, 3, 1), (2, -1, 1)])
-def test_pass_at_k_out_of_range(samples, correct, k):
-    with pytest.raises(ValueError, match=r"samples|correct"):
-        pass_at_k(samples, correct, k)
+    with pytest.raises(ValueError, match="needs at least 3 samples"):
+        pass_at_k(2, 1, 3)
 
 
 @pytest.mark.parametrize(
@@ -59,15 +56,22 @@ def test_pass_at_k_out_of_range(samples, correct, k):
         (["1", "2", "1"], [1, 0, 1], 1),
         ([None, None, None, "1"], [0, 0, 0, 1], 1),  # a sample without an answer has no vote
         ([None, None], [0, 0], 0),
-        (["1", "2"], [1, 0], 1 / 2),  # a tie: the expectation of a draw
+        (["1", "2"], [1, 0], 1 / 2),  # a tie: the probability of a draw
         (["3", "2", "1"], [0, 0, 1], 1 / 3),
-        (["1", "1", "2"], [1, 0, 0], 1 / 2),  # one answer, and one of its comparisons ran out of time
+        (["1", r"\frac{2}{4}", "0.5"], [1, 0, 0], 0),  # two spellings of one wrong answer
+        (["0.5", r"\frac12", "2", "3"], [1, 1, 0, 0], 1),  # and of the right one
+        (["1", "1", "2", "2.0", r"\frac{6}{2}", "3"], [1, 1, 0, 0, 0, 0], 1 / 3),
     ],
 )
 def test_majority(answers, rewards, expected):
-    for order in itertools.permutations(range(len(answers))):
+    for order in itertools.islice(itertools.permutations(range(len(answers))), 24):
         shuffled = [answers[i] for i in order], [rewards[i] for i in order]
         assert majority_score(*shuffled) == pytest.approx(expected)
+
+
+def test_equal_answers_are_one_class():
+    answers = Counter({"0.5": 3, r"\frac{1}{2}": 1, "yes": 2, "1/2": 1, "{": 1, "x+1": 1, "1+x": 1})
+    assert sorted(class_sizes(answers)) == [1, 2, 2, 5]
 
 
 def test_bootstrap_interval_is_that_of_all_resamples():
@@ -80,291 +84,232 @@ def test_bootstrap_interval_is_that_of_all_resamples():
             assert around[0] <= end <= around[1]
 
 
-def test_bootstrap_does_not_depend_on_its_batches(monkeypatch):
-    values = np.random.default_rng(0).random((30, 3))
-    whole = estimate([values], 500, seed=3)
-    monkeypatch.setattr("math_answers.evaluation.statistics._BATCH_NUMBERS", 7 * 30 * 3)
-    assert estimate([values], 500, seed=3) == whole
-    assert estimate([values], 500, seed=4) != whole
-
-
-def test_a_benchmark_of_one_problem_has_no_width():
-    """scipy wants two observations."""
-    assert estimate([np.array([[0.25]])], 100, seed=0) == [Estimate(0.25, 0.25, 0.25)]
-    [both] = estimate([np.array([[1.0]]), np.array([[0.0], [1.0]])], 1_000, seed=0)
-    assert (both.value, both.low, both.high) == (0.75, 0.5, 1)
-
-
 def test_overall_is_the_mean_of_benchmarks_and_resamples_within_them():
     small, large = np.array([[1.0], [0.0]]), np.full((50, 1), 0.5)
-    [both] = estimate([small, large], 4_000, seed=0)
-    assert both.value == 0.5
     # Within `small` a mean is 0, 1/2 or 1; the constant benchmark halves that
-    assert (both.low, both.high) == (0.25, 0.75)
+    assert estimate([small, large], 4_000, seed=0) == [Estimate(0.5, 0.25, 0.75)]
+    assert estimate([np.array([[0.25]])], 100, seed=0) == [Estimate(0.25, 0.25, 0.25)]  # scipy wants two observations
     twice = np.random.default_rng(0).random((40, 1))
     [one], [two] = estimate([twice], 4_000, seed=0), estimate([twice, twice], 4_000, seed=0)
     # Two independent copies: an interval narrower by about the root of 2, not the same resamples twice
     assert 1.25 < (one.high - one.low) / (two.high - two.low) < 1.6
 
 
-def test_paired_difference():
-    generator = np.random.default_rng(0)
-    hard = generator.random((80, 1))
-    a, b = (hard > 0.5).astype(float), (hard > 0.4).astype(float)
-    [difference] = paired_difference([a], [b], 10_000, seed=0)
-    assert difference.value == pytest.approx((b - a).mean())
-    # The differences are never negative: P(no difference) is P(no problem with one is drawn), counted on both tails, if
-    # that is not below the least p-value of a test of signs
-    share, differing = (b - a).mean(), int((b != a).sum())
-    assert difference.p_value == pytest.approx(max(2 * (1 - share) ** 80, 2.0 ** (1 - differing)), abs=2e-3)
-    exact = scipy.stats.binom(80, share).ppf([0.025, 0.975]) / 80
-    assert (difference.low, difference.high) == pytest.approx(tuple(exact), abs=1 / 80 + 1e-9)
-    [back] = paired_difference([b], [a], 10_000, seed=0)
-    assert (back.value, back.low, back.high) == pytest.approx((-difference.value, -difference.high, -difference.low))
-    assert back.p_value == difference.p_value
-    [none] = paired_difference([a], [a], 100, seed=0)
-    assert (none.value, none.low, none.high, none.p_value) == (0, 0, 0, 1)
-    with pytest.raises(ValueError, match="same problems"):
-        paired_difference([a], [b[:-1]], 100, seed=0)
+# -- Stored completions -----------------------------------------------------------------------------------------------
 
 
-def test_p_value_is_below_5_percent_where_the_interval_leaves_0_out():
-    generator = np.random.default_rng(1)
-    seen = set()
-    for _ in range(40):
-        a, b = (generator.random((30, 1)) for _ in "ab")
-        [difference] = paired_difference([a], [b + 0.15], 2_000, seed=0)
-        outside = difference.low > 0 or difference.high < 0
-        assert outside == (difference.p_value < 0.05) or abs(difference.p_value - 0.05) < 0.003
-        seen.add(outside)
-    assert seen == {True, False}
+def score(path: Path, output: Path, **settings):
+    """The results of stored completions by benchmark, and the values of their metrics."""
+    results = evaluate(EvaluationArguments(samples=str(path), output=str(output), **settings))["results"]
+    values = {row["benchmark"]: {name: one["value"] for name, one in row["metrics"].items()} for row in results}
+    return {row["benchmark"]: row for row in results}, values
 
 
-@pytest.mark.parametrize(("differing", "p_value"), [(0, 1), (1, 1), (2, 0.5), (5, 1 / 16), (6, 1 / 32), (8, 1 / 128)])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_few_problems_that_differ_give_no_small_p_value(differing, p_value, sign):
-    a = np.zeros((differing or 1, 2))
-    b = np.stack([sign * np.arange(1, len(a) + 1) * (differing > 0), np.zeros(len(a))], axis=1)
-    found, same = paired_difference([a], [b], 2_000, seed=0)
-    assert (found.p_value, same.p_value) == (p_value, 1)
+def test_a_problem_that_occurs_32_times_is_one_problem(tmp_path):
+    """The interval was that of 384 independent problems, [45, 55]."""
+    rows = [
+        {"id": [turn, i], "question": f"{i} + 7?", "answer": i + 7, "completion": f"#### {i + 7 if i % 2 else 0}"}
+        for turn in range(32)
+        for i in range(12)
+    ]  # fmt: skip
+    results, _ = score(write(tmp_path / "sums.jsonl", rows), tmp_path / "out")
+    [row] = results.values()
+    assert (row["problems"], row["n"], row["samples"]) == (12, [32, 32], 384)
+    ends = scipy.stats.binom(12, 0.5).ppf([0.025, 0.975]) / 12
+    for metric in row["metrics"].values():
+        assert (metric["value"], metric["low"], metric["high"]) == pytest.approx((0.5, *ends)) == (0.5, 0.25, 0.75)
 
 
-def test_p_value_of_equal_distributions_is_uniform():
-    generator = np.random.default_rng(2)
-    pairs = (generator.random((2, 60, 1)) for _ in range(300))
-    p_values = [paired_difference([a], [b], 400, seed=0)[0].p_value for a, b in pairs]
-    assert scipy.stats.kstest(p_values, "uniform").pvalue > 1e-3
-
-
-def test_default_ks():
-    assert [default_ks(n) for n in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
-
-
-# Scores
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"\boxed{1} and \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        ("so 5\n#### 1,234", "1,234"),
-        ("Answer: 4\nNo.\n**Answer:** 7.", "7"),
-        (r"\boxed{1}" + "\nAnswer: 2", "2"),
-        (r"Answer: \boxed{3}", "3"),
-        (r"\boxed{1} then \boxed{2", None),  # cut in its last box
-        ("the answer is 5", None),
-        ("Answer: 1 <think> no", None),
-        (r"<think>\boxed{1}</think> \boxed{2}", "2"),
-        (r"\boxed{}", None),
-        ("", None),
-    ],
-)
-def test_strict_answer(text, answer):
-    assert strict_answer(text) == answer
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "equal"),
-    [
-        ("1,234", "1234.0", True),
-        (r"\frac{1}{2}", "0.5", True),
-        (r"-\dfrac{1}{2}", "-1/2", True),
-        (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\frac{\pi}{2})", True),
-        ("$72$", "72", True),
-        ("1", "2", False),
-        ("x+1", "1+x", False),  # no algebra
-        ("12,34", "1234", False),
-        ("1/0", "1", False),
-    ],
-)
-def test_strict_form(one, other, equal):
-    assert (strict_form(one) == strict_form(other)) == equal
-
-
-def test_votes():
-    assert vote("10 dollars") == vote("10") == vote("10.0") != vote("11")
-    assert vote(None) is None
-    spellings = [
-        (r"\frac{1}{2}", r"\frac12", "0.5", "½", r"x=\frac12", "$x = 1/2$", r"\dfrac{1}{2}"),
-        ("C", "(C)", r"\text{(C)}", r"\mathrm{C}", "(C) 12"),
-        ("yes", "Yes", r"\text{Yes}"),
-        ("1000", "1e3", "1,000", "1000.0", "10^3"),
-        ("50%", r"50\%"),
-        (r"-\frac{1}{2}", r"\frac{-1}{2}", "-0.5"),
-        ("(1, 2)", r"\left(1,2\right)"),
-        ("10^2",),  # is left to be computed: the verifier does not take it for 100
-        *[(text,) for text in ("100", "50", "x", "X", "y=2x+1", "x=1, y=2", "101_2", "101", "x^2=4")],
+def test_metrics_of_stored_completions_by_hand(tmp_path):
+    texts = {"p": ["5", "6", "6", "5"], "q": ["1", "2", "3", "9"], "r": ["7", "7", "7", None]}
+    golds = {"p": "5", "q": "9", "r": "7"}
+    rows = [
+        {"problem": name, "gold": golds[name], "completion": [f"so \\boxed{{{x}}}" if x else "no idea" for x in own]}
+        for name, own in texts.items()
     ]
-    for votes in [{vote(text) for text in alike} for alike in spellings]:
-        assert len(votes) == 1, votes
-    assert len({vote(alike[0]) for alike in spellings}) == len(spellings)
-    vote("9" * 100_000)
+    results, values = score(write(tmp_path / "b.jsonl", rows), tmp_path / "out", k=[1, 2, 4])
+    # Right: 2, 1 and 3 of 4. pass@2 is 1 − C(2,2)/6, 1 − C(3,2)/6 and 1. p is a tie of two answers, q one of four
+    assert values["b"] == pytest.approx(
+        {"mean": 6 / 12, "pass@2": (5 / 6 + 3 / 6 + 1) / 3, "pass@4": 1, "maj": (1 / 2 + 1 / 4 + 1) / 3}
+    )
+    assert results["b"]["no_answer"] == 1 / 12
+    sample = read_samples(tmp_path / "out" / SAMPLES)[4]
+    assert (sample["problem"], sample["sample"], sample["answer"], sample["reward"]) == ("q", 0, "1", 0)
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "| b | 3 | 4 | 50.0 [" in table
+    # What was scored can be scored again, elsewhere
+    again, _ = score(tmp_path / "out" / SAMPLES, tmp_path / "again", k=[1, 2, 4])
+    assert again == results
+    with pytest.raises(ValueError, match="written over"):
+        score(tmp_path / "out" / SAMPLES, tmp_path / "out")
+    with pytest.raises(ValueError, match="`samples` was"):
+        score(tmp_path / "b.jsonl", tmp_path / "again")
+    score(tmp_path / "b.jsonl", tmp_path / "again", overwrite=True)
 
 
-def test_score_says_how_it_decided():
-    golds = [r"\boxed{2}", "2", r"So \boxed{2}.", "2", "???"]
-    texts = ["no idea", r"\boxed{2.0}", "#### 3", r"\boxed{???}", r"\boxed{2}"]
-    verdicts = score(golds, texts)
-    assert [verdict.reward for verdict in verdicts] == [0, 1, 0, 0, None]
-    assert verdicts[0].decided_by == "no_answer"
-    assert verdicts[3].decided_by == "unreadable_answer"
-    assert strict_score("72", "#### 72") == 1
-    assert strict_score(r"\boxed{72}", "72") == 0
+def test_benchmarks_weigh_the_same_and_numbers_of_samples_may_differ(tmp_path):
+    rows = [
+        {"benchmark": name, "problem": text, "gold": "1", "completion": rf"\boxed{{{answer}}}"}
+        for name, text, answer in [("a", "p", 1), ("a", "p", 1), ("a", "q", 2), ("b", "p", 2), ("b", "q", 1)]
+    ]
+    results, values = score(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
+    # In `a`, p counts as much as q although it has two samples
+    assert values == {name: {"mean": 0.5} for name in ("a", "b", "overall")}
+    assert results["a"]["n"] == [1, 2]
 
 
-def test_unreadable_answers_are_asked_for_at_once(monkeypatch):
-    """The workers were asked one answer at a time, so that only one of them had something to do."""
-    asked = []
-
-    def are_readable(answers):
-        asked.append(list(answers))
-        return dict.fromkeys(asked[-1], False)
-
-    monkeypatch.setattr("math_answers.evaluation.scoring.are_readable", are_readable)
-    texts = [r"\boxed{1}", r"\boxed{2}", r"\boxed{x + 1}", r"\boxed{x + 2}", "none", r"\boxed{2}"]
-    paths = [verdict.decided_by for verdict in score(["1", "1", "x+2", "x+2", "1", "2"], texts)]
-    assert [path == "unreadable_answer" for path in paths] == [False, True, True, False, False, False]
-    assert len(asked) == 1 and sorted(asked[0])[0] == "2" and len(asked[0]) == 2
+def test_what_cannot_be_scored(tmp_path):
+    with pytest.raises(ValueError, match="no `completion`"):
+        score(write(tmp_path / "x.jsonl", [{"problem": "p", "gold": "1"}]), tmp_path / "out")
+    rows = [{"model": name, "problem": "p", "gold": "1", "completion": "1"} for name in "ab"]
+    with pytest.raises(ValueError, match="completions of a, b"):
+        score(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
 
 
-@pytest.mark.parametrize(("p_value", "shown"), [(2 / 10_001, "< 0.0002"), (4 / 10_001, "0.0004"), (1.0, "1")])
-def test_a_p_value_at_the_floor_of_its_test_is_not_taken_for_one(p_value, shown):
-    metric = {"a": 0.5, "b": 0.6, "value": 0.1, "low": 0.05, "high": 0.15, "p_value": p_value}
-    result = {"benchmark": "b", "problems": 9, "metrics": {"mean": metric}}
-    header, [row] = comparison_table({"results": [result], "bootstrap": {"samples": 10_000}})
-    assert dict(zip(header, row, strict=True))["p"] == shown
+# -- Comparisons ------------------------------------------------------------------------------------------------------
 
 
-# Benchmarks
+def scored(folder: Path, rewards: dict[tuple[str, str], list[int]], gold="1") -> str:
+    folder.mkdir()
+    append(
+        folder,
+        [
+            {
+                **{"benchmark": key[0], "problem": key[1], "sample": number, "gold": gold, "completion": ""},
+                **{"tokens": 1, "truncated": False, "reward": float(reward), "answer": "1" if reward else "2"},
+            }
+            for key, own in rewards.items()
+            for number, reward in enumerate(own)
+        ],
+    )
+    return str(folder)
 
 
-def write(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+def compare(*folders: str, **settings) -> list[dict]:
+    return evaluate(EvaluationArguments(compare=list(folders), **settings))["results"]
 
 
-HELD_OUT = {
+def test_comparison_is_the_bootstrap_of_paired_means(tmp_path, capsys):
+    generator = np.random.default_rng(0)
+    a, b = (generator.random((30, 4)) < share for share in (0.4, 0.6))
+    sides = [{("b", f"p{i}"): row.tolist() for i, row in enumerate(side)} for side in (a, b)]
+    only_b = {("b", "only in B"): [0] * 4}
+    names = scored(tmp_path / "a", sides[0]), scored(tmp_path / "b", only_b | sides[1])
+    with logged() as messages:
+        [result] = compare(*names, output=str(tmp_path / "c"))
+    assert result["problems"] == 30 and any("30 problems that both" in text for text in messages)
+    means = b.mean(axis=1) - a.mean(axis=1)  # of each problem
+    found = result["metrics"]["mean"]
+    assert (found["a"], found["b"], found["value"]) == pytest.approx((a.mean(), b.mean(), means.mean()))
+    draws = np.random.default_rng(5).choice(means, (40_000, 30)).mean(axis=1)
+    for end, level in ((found["low"], 0.025), (found["high"], 0.975)):
+        below, at_most = (draws < end - 1e-9).mean(), (draws <= end + 1e-9).mean()
+        assert below - 0.004 <= level <= at_most + 0.004
+    assert list(result["metrics"]) == ["mean", "pass@2", "pass@4", "maj"]
+    assert json.loads((tmp_path / "c" / "comparison.json").read_text())["results"] == [result]
+    assert "B - A" in capsys.readouterr().out
+    [back] = compare(*names[::-1])
+    assert back["metrics"]["mean"]["value"] == -found["value"]
+
+
+def test_comparison_of_several_benchmarks_and_numbers_of_samples(tmp_path):
+    a = scored(tmp_path / "a", {("x", "p"): [1, 0], ("x", "q"): [0, 0], ("y", "p"): [1, 1], ("z", "p"): [1]})
+    b = scored(tmp_path / "b", {("x", "q"): [1], ("x", "p"): [1], ("y", "p"): [0]})
+    with logged() as messages:
+        x, y, overall = compare(a, b)
+    assert [row["metrics"]["mean"]["value"] for row in (x, y, overall)] == [0.75, -1, -0.125]
+    assert list(x["metrics"]) == ["mean"] and messages == []
+    c = scored(tmp_path / "c", {("x", "p"): [1, 0, 0], ("x", "q"): [0, 0, 0]})
+    with logged() as messages:
+        [x] = compare(a, c)
+    assert "maj" not in x["metrics"] and any("maj" in text for text in messages)
+
+
+def test_what_cannot_be_compared(tmp_path):
+    a = scored(tmp_path / "a", {("x", "p"): [1]})
+    with pytest.raises(ValueError, match="no common benchmark"):
+        compare(a, scored(tmp_path / "b", {("y", "p"): [1]}))
+    with pytest.raises(ValueError, match="no problem of x in common"):
+        compare(a, scored(tmp_path / "c", {("x", "q"): [1]}))
+    with pytest.raises(ValueError, match="gold answers"):
+        compare(a, scored(tmp_path / "d", {("x", "p"): [1]}, gold="2"))
+    file = write(tmp_path / "e.jsonl", [{"problem": "p", "gold": "1", "completion": "1"}])
+    with pytest.raises(ValueError, match="line 1 is no scored sample"):
+        compare(a, str(file))
+
+
+# -- Benchmarks and arguments -----------------------------------------------------------------------------------------
+
+SCHEMAS = {
     "amc23": {"id": 0, "problem": "p?", "answer": 27.0, "url": "u"},
     "minerva": {"problem": "p?", "solution": r"Then $\boxed{27}$", "type": "t", "idx": 1},
-    "olympiadbench": {
-        **{
-            "id": 1,
-            "subfield": "Algebra",
-            "context": None,
-            "question": "p?",
-            "solution": ["s"],
-            "final_answer": ["27"],
-        },
-        **{"is_multiple_answer": False, "unit": None, "answer_type": "Numerical", "error": None},
-    },
-    "omni_math": {"domain": ["d"], "difficulty": 8.0, "problem": "p?", "solution": "s", "answer": "27", "source": "x"},
+    "olympiadbench": {"question": "p?", "solution": ["s"], "final_answer": ["27"], "unit": None},
+    "omni_math": {"domain": ["d"], "problem": "p?", "solution": "s", "answer": "27"},
 }
 
 
-@pytest.mark.parametrize("name", HELD_OUT)
+def problems_of(*benchmarks: str, **settings):
+    return load_problems(EvaluationArguments(model="m", benchmarks=[*benchmarks], output="out", **settings))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_local_files_in_the_schemas_of_their_hubs(tmp_path, name):
-    benchmark = load_benchmark(f"{name}={write(tmp_path / 'rows.jsonl', [HELD_OUT[name]])}", instruction="Box it.")
-    [problem] = benchmark.problems
-    assert (benchmark.name, len(benchmark.ids)) == (name, 1)
-    assert problem["prompt"] == [{"role": "user", "content": "p?\n\nBox it."}]
-    assert [verdict.reward for verdict in score([problem["solution"]] * 2, [r"\boxed{27}", r"\boxed{28}"])] == [1, 0]
-
-
-def test_answers_of_a_list_are_compared_together(tmp_path):
-    row = HELD_OUT["olympiadbench"] | {"final_answer": ["$2$", "$-3$"]}
-    [gold] = load_benchmark(f"olympiadbench={write(tmp_path / 'rows.jsonl', [row])}").problems["solution"]
-    assert [verdict.reward for verdict in score([gold] * 2, [r"\boxed{2, -3}", r"\boxed{2}"])] == [1, 0]
-
-
-@pytest.mark.parametrize("options", [["Rome", "Paris", "12"], {"A": "Rome", "B": "Paris", "C": "12"}])
-def test_the_text_of_the_right_option_is_right(tmp_path, options):
-    row = {"question": "p?", "answer": "B", "options": options}
-    [problem] = load_benchmark(f"b={write(tmp_path / 'rows.jsonl', [row])}").problems
-    assert problem["options"] == ["Rome", "Paris", "12"]
-    texts = [r"\boxed{\text{Paris}}", r"\boxed{B}", r"\boxed{12}", r"\boxed{A}", "Paris"]
-    rewards = [verdict.reward for verdict in score([problem["solution"]] * 5, texts, [problem["options"]] * 5)]
-    assert rewards == [1, 1, 0, 0, 0]
-
-
-@pytest.mark.parametrize("width", [80, 120, 300])
-def test_a_narrow_terminal_cuts_no_number(width, monkeypatch):
-    """17.3 was shortened to 17… and pass@2 to pa…."""
-    header = ["model", "benchmark", *(f"metric{i} %" for i in range(12))]
-    rows = [["outputs/a-long-name/of-a-run", "gsm8k", *(f"{i}7.3 [{i}0.0, {i}9.0]" for i in range(12))]]
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", str(width))
-    text = plain(header, rows)
-    assert "…" not in text and "..." not in text
-    assert all(cell in text for cell in (*header, *rows[0]))
-    assert max(map(len, text.splitlines())) <= width
-    assert (text.count("outputs/a-long-name/of-a-run") == 1) == (width == 300)
-
-
-def test_problem_ids_stay_when_rows_move_and_instructions_change(tmp_path):
-    rows = [{"problem": f"p{i} ", "answer": str(i)} for i in (0, 1, 2, 2)]
-    before = load_benchmark(f"b={write(tmp_path / 'a.jsonl', rows)}").ids
-    path = write(tmp_path / "b.jsonl", rows[::-1])
-    after = load_benchmark(f"b={path}", instruction="Box it.", system_prompt="You count.").ids
-    assert sorted(before) == sorted(after) and before[0] == after[3]
-    assert len(set(before)) == 4
+    row = SCHEMAS[name]
+    path = write(tmp_path / "rows.jsonl", [row, row, row | {"question" if "question" in row else "problem": "q"}])
+    first, other = problems_of(f"{name}={path}", instruction="Box it.", system_prompt="Think.")
+    assert (first.benchmark, first.text, first.golds) == (name, "p?", [r"\boxed{27}"] * 2)
+    assert first.prompt == [
+        {"role": "system", "content": "Think."},
+        {"role": "user", "content": "p?\n\nBox it."},
+    ]
+    assert (other.text, len(other.golds)) == ("q", 1)
 
 
 @pytest.mark.parametrize("name", [name for name, split in SIZES if split == "test"])
 def test_real_benchmarks(name):
-    assert len(load_benchmark(f"{name}={DATA / name}").ids) == SIZES[name, "test"]
-    assert len(load_benchmark(f"{name}={DATA / name}", max_problems=3).ids) == 3
+    problems = problems_of(f"{name}={DATA / name}")
+    assert len(problems) == SIZES[name, "test"] and len(problems_of(f"{name}={DATA / name}", max_problems=3)) == 3
+    assert problems_of(f"{name}={DATA / name}", instruction="")[0].text == problems[0].text
 
 
 @pytest.mark.parametrize("name", HUB)
 def test_hub_benchmarks(name, monkeypatch):
-    def load_dataset(path, config_name, *, split, streaming):
-        assert (path, config_name, split) == (HUB[name].path, HUB[name].config_name, HUB[name].split)
-        return datasets.Dataset.from_list([HELD_OUT.get(name, {"question": "p", "answer": "#### 27"})])
+    def load_dataset(path, name, *, split, streaming):
+        asked.append((path, split, name))
+        return datasets.Dataset.from_list([{"problem": "p", "answer": "1"}])
 
+    asked = []
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert score(load_benchmark(name).problems["solution"], [r"\boxed{27}"])[0].reward == 1
+    assert len(problems_of(name)) == 1 and asked == [HUB[name]]
+    with pytest.raises(ValueError, match=r"'gsm9k' is neither gsm8k, .* nor name=path"):
+        problems_of("gsm9k")
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("settings", "message"),
     [
-        ("zzz", "'zzz' is neither gsm8k, math, "),
-        ("b=nowhere.jsonl", "No such file or folder: nowhere.jsonl"),
-        ("empty=empty.jsonl", "empty.jsonl is empty"),
-        ("bad=bad.jsonl", r"columns a;.*`answer_column`"),
-        ("bad.jsonl", "nor name=path, for a local file"),
+        ({}, "Nothing to do"),
+        ({"model": "m"}, "`benchmarks` is not set"),
+        ({"model": "m", "benchmarks": ["b"]}, "`output` is not set"),
+        ({"samples": "a", "compare": ["a", "b"]}, "too much"),
+        ({"compare": ["a"]}, "takes two"),
+        ({"model": "m", "benchmarks": ["b=1", "b=2"], "output": "o"}, "'b' twice"),
+        ({"model": "m", "benchmarks": ["b"], "output": "o", "n": 2, "k": [4]}, "pass@4 needs"),
+        ({"model": "m", "benchmarks": ["b"], "output": "o", "n": 0}, "`n` must be at least 1"),
+        ({"model": "m", "benchmarks": ["b"], "output": "o", "top_p": 1.5}, "`top_p` must be"),
+        ({"model": "m", "benchmarks": ["b"], "output": "o", "temperature": -1}, "`temperature` must be"),
+        ({"model": "m", "benchmarks": ["b"], "output": "o", "dtype": "float8"}, "`dtype` must be one of"),
     ],
 )
-def test_bad_benchmarks(tmp_path, monkeypatch, spec, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.jsonl").touch()
-    write(tmp_path / "bad.jsonl", [{"a": 1}])
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        load_benchmark(spec)
+def test_arguments_that_do_not_go_together(settings, message):
+    with pytest.raises(ValueError, match=message):
+        EvaluationArguments(**settings)
 
 
-@pytest.mark.parametrize(("problems", "points"), [(1, "100.0"), (16, "18.8")])
-def test_the_rule_of_three_stays_within_all_points(problems, points):
-    """Of one problem it said 300 points."""
-    result = {"problems": problems, "metrics": {"mean@n": {"low": 0.0, "high": 0.0}}}
-    assert f"may still be {points} points away" in notes({"results": [result]})[0]
+def test_the_arguments_are_those_of_a_parser_of_transformers():
+    flags = "--model m --benchmarks a b=c --output o --n 2 --k 1 2 --enable_thinking false --dtype bfloat16"
+    parser = HfArgumentParser(EvaluationArguments)
+    [args] = parser.parse_args_into_dataclasses([*flags.split(), "--overwrite", "--seed", "3"])
+    assert (args.model, args.benchmarks, args.k, args.overwrite) == ("m", ["a", "b=c"], [1, 2], True)
+    assert (args.enable_thinking, args.dtype, args.system_prompt, args.compare) == (False, "bfloat16", None, None)
+    assert "Samples for each problem" in parser.format_help()

@@ -18,9 +18,7 @@ from repository import ROOT
 from test_evaluate_script import flags, save_model
 
 from math_answers.evaluation import generation
-from math_answers.evaluation.generation import TransformersGenerator, VllmGenerator
-from math_answers.evaluation.loading import check_weights, load_model
-from math_answers.evaluation.prompts import load_tokenizer
+from math_answers.evaluation.generation import TransformersGenerator, VllmGenerator, load_model, load_tokenizer
 from math_answers.models import context_of
 from troll_trl.cli import evaluate, train
 from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, load_reward_function
@@ -73,10 +71,16 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+def untrusting(trusted: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{"revision": None, "dtype": "auto", "batch_size": 1, "trust_remote_code": trusted, "temperature": 0.0},
+        **{"top_p": 1.0, "top_k": 0, "max_new_tokens": 4},
+    )
+
+
 LOADS = {
     "model": (load_model, ("config", "model")),
-    "weights": (check_weights, ("config", "model")),
-    "context": (context_of, ("config",)),
+    "context": (lambda name, args: context_of(name, args.revision), ("config",)),
     "tokenizer": (load_tokenizer, ("config", "tokenizer")),
 }
 
@@ -88,7 +92,7 @@ def test_no_load_of_an_evaluation_runs_a_models_code_or_asks_for_it(load, part, 
     """`yes | troll eval` ran it."""
     put_code(place / "model", part, place / "ran")
     with contextlib.suppress(ValueError):  # transformers has a class of its own for some tokenizers
-        LOADS[load][0](name, None)
+        LOADS[load][0](name, untrusting())
     assert not (place / "ran").exists()
 
 
@@ -108,14 +112,14 @@ def test_the_command_refuses_a_models_code_and_runs_it_with_the_flag(place, caps
 @pytest.mark.parametrize("trusted", [False, True])
 def test_both_backends_pass_the_flag_on(trusted, place, monkeypatch):
     given = []
-    args = SimpleNamespace(revision=None, dtype="auto", batch_size=1, trust_remote_code=trusted)
-    tokenizer = load_tokenizer("model")
-    load = generation.load_model
-    monkeypatch.setattr(generation, "load_model", lambda *_, **options: given.append(options) or load("model", None))
+    args = untrusting(trusted)
+    tokenizer = load_tokenizer("model", args)
+    automatic, load = generation.AutoModelForCausalLM, generation.AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(
+        automatic, "from_pretrained", lambda *names, **options: given.append(options) or load(*names, **options)
+    )
     TransformersGenerator("model", tokenizer, args, 8)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **options: given.append(options)))
-    monkeypatch.setitem(sys.modules, "vllm.lora", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "vllm.lora.request", SimpleNamespace(LoRARequest=None))
     VllmGenerator("model", tokenizer, args, 8)
     assert [options["trust_remote_code"] for options in given] == [trusted, trusted]
     if not trusted:

@@ -12,9 +12,9 @@ from tiny import saved_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 from vllm_engine import MODEL, SMALL, keep_process_group, model_for_vllm
 
-from math_answers.evaluation import EvaluationArguments, generate_samples
+from math_answers.evaluation import EvaluationArguments, evaluate
 from math_answers.evaluation.generation import VllmGenerator
-from troll_trl.cli.evaluate import parse_evaluation_args
+from math_answers.evaluation.samples import read_samples
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -38,44 +38,42 @@ def workplace(tmp_path, monkeypatch):
     Path("problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def samples(output: str, *flags: str) -> dict[tuple[str, int], tuple]:
+def samples(output: str, **settings) -> dict[tuple[str, int], tuple]:
     """What a run samples of each problem and number: its text, tokens, and whether it was cut."""
-    settings = ["--benchmarks", "p=problems.jsonl", "--instruction", "", "--max_new_tokens", "16", "--output", output]
-    generate_samples(parse_evaluation_args(["--model", "model", *settings, *flags]))
-    rows = [json.loads(line) for line in Path(output, "samples.jsonl").read_text().splitlines()]
-    found = {(row["problem"], row["sample"]): (row["completion"], row["tokens"], row["truncated"]) for row in rows}
-    assert len(found) == len(rows)
-    return found
+    given = {"model": "model", "benchmarks": ["p=problems.jsonl"], "instruction": "", "max_new_tokens": 16}
+    evaluate(EvaluationArguments(output=output, **(given | settings)))
+    rows = read_samples(Path(output, "samples.jsonl"))
+    return {(row["problem"], row["sample"]): (row["completion"], row["tokens"], row["truncated"]) for row in rows}
 
 
-DRAWN = ("--backend", "vllm", "--n", "3", "--temperature", "1.0", "--top_p", "0.9")
+DRAWN = {"backend": "vllm", "n": 3, "temperature": 1.0, "top_p": 0.9}
 
 
 def test_greedy_samples_are_those_of_transformers(workplace):
     """In float32, with a model that would have its own repetition penalty, and two tokens that end an answer."""
     model = AutoModelForCausalLM.from_pretrained("model")
-    first = next(iter(samples("first", "--backend", "transformers").values()))[0].split()
+    first = next(iter(samples("first", backend="transformers").values()))[0].split()
     another_end = tiny_tokenizer().convert_tokens_to_ids(first[5])
     model.generation_config = GenerationConfig(eos_token_id=[1, another_end], pad_token_id=0, repetition_penalty=9.0)
     model.save_pretrained("model")
-    expected = samples("transformers", "--backend", "transformers")
-    assert samples("vllm", "--backend", "vllm") == expected
+    expected = samples("transformers", backend="transformers")
+    assert samples("vllm", backend="vllm") == expected
     assert {cut for _, _, cut in expected.values()} == {True, False}
 
 
 def test_a_sample_depends_on_its_seed_alone(workplace):
-    whole = samples("whole", *DRAWN)
-    assert samples("small batches", *DRAWN, "--batch_size", "5") == whole
-    other = samples("another seed", *DRAWN, "--seed", "1")
+    whole = samples("whole", **DRAWN)
+    assert samples("small batches", **DRAWN, batch_size=5) == whole
+    other = samples("another seed", **DRAWN, seed=1)
     assert sum(other[key] != whole[key] for key in whole) > len(whole) / 2
     assert len(set(whole.values())) > len(whole) / 2
 
 
 def test_a_run_that_was_killed_goes_on(workplace):
-    whole = samples("out", *DRAWN, "--batch_size", "5")
+    whole = samples("out", **DRAWN, batch_size=5)
     path = Path("out", "samples.jsonl")
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:12]) + b'{"model": "mod')
-    assert samples("out", *DRAWN, "--batch_size", "5") == whole
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:12]) + b'{"benchmark": "p')
+    assert samples("out", **DRAWN, batch_size=5) == whole
 
 
 def test_adapter(workplace):
@@ -85,9 +83,9 @@ def test_adapter(workplace):
     # B is 0 at the start of a training
     adapter = get_peft_model(base, LoraConfig(r=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
     adapter.save_pretrained("adapter")
-    expected = samples("transformers", "--backend", "transformers", "--model", "adapter")
-    assert samples("vllm", "--backend", "vllm", "--model", "adapter") == expected
-    assert expected != samples("base", "--backend", "transformers")
+    expected = samples("transformers", backend="transformers", model="adapter")
+    assert samples("vllm", backend="vllm", model="adapter") == expected
+    assert expected != samples("base", backend="transformers")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +96,7 @@ def test_the_dtype_is_that_of_the_checkpoint_unless_another_is_asked_for(tmp_pat
     """vLLM's own "auto" made bfloat16 of float32, and transformers' did not."""
     folder = model_for_vllm(tmp_path)
     AutoModelForCausalLM.from_pretrained(folder, dtype=saved).save_pretrained(folder)
-    args = EvaluationArguments(model=[str(folder)], benchmarks=["gsm8k"], output="out", max_new_tokens=4, dtype=asked)
+    args = EvaluationArguments(model=str(folder), benchmarks=["gsm8k"], output="out", max_new_tokens=4, dtype=asked)
     generator = VllmGenerator(folder, tiny_tokenizer(), args, max_length=64)
     assert str(generator._model.llm_engine.model_config.dtype) == f"torch.{served}"
     del generator  # the engine's memory with it

@@ -24,7 +24,6 @@ TO_RUN = {
     "troll eval --samples their_samples.jsonl --output outputs/theirs",
     "troll eval --compare outputs/eval_a outputs/eval_b",
     "python benchmarks/counts.py",
-    "python benchmarks/reward_kinds.py --seed 11 --cases 40",
     "python benchmarks/step.py --trust_region mask --repeats 9",
     "python benchmarks/step.py --old_policy engine",
     "python examples/simplex.py --output docs/figures/simplex.png",

@@ -116,7 +116,7 @@ def test_a_missing_vllm_names_the_readmes_line(monkeypatch):
 
     monkeypatch.setattr(generation.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="which is not installed") as caught:
-        generation.resolve_backend("vllm", {})
+        generation.uses_vllm("vllm")
     line = ["pip", "install", "troll-trl[vllm] @ git+https://github.com/troll-trl/troll_trl"]
     assert shlex.split(str(caught.value).partition(": ")[2]) == line
 

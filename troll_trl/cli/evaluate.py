@@ -1,9 +1,9 @@
 """
-Evaluate models on math benchmarks, score a file of samples, or compare two evaluations.
+Evaluate a model on math benchmarks, score a file of completions, or compare two evaluations.
 
     troll eval --config eval/paper --model outputs/run --output outputs/eval
-    troll eval --model A B --benchmarks gsm8k mine=problems.jsonl --n 8 --temperature 0.6 --output DIR
-    troll eval --samples samples.jsonl --output DIR
+    troll eval --model outputs/run --benchmarks gsm8k mine=problems.jsonl --n 8 --temperature 0.6 --output DIR
+    troll eval --samples completions.jsonl --output DIR
     troll eval --compare DIR_A DIR_B
 """
 
@@ -13,9 +13,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from math_answers.evaluation.arguments import EvaluationArguments
+from math_answers.evaluation import EvaluationArguments
 from math_answers.printable import PrintableFormatter, printable
-from math_answers.whole_files import write_json, write_text
 from troll_trl.cli.settings.command import stop
 from troll_trl.cli.settings.layers import read_command
 
@@ -37,34 +36,6 @@ def parse_evaluation_args(argv: Sequence[str] | None = None, program: str | None
         stop(command.program, error)
 
 
-def evaluate(args: EvaluationArguments):
-    from math_answers.evaluation import generate_samples, score_file, summarize
-    from math_answers.evaluation.tables import disagreements, markdown, notes, plain, results_table
-
-    provenance = score_file(args) if args.samples is not None else generate_samples(args)
-    summary = summarize(args, provenance)
-    header, rows = results_table(summary)
-    below = notes(summary)
-    print(f"Results, 95 % bootstrap intervals over problems\n\n{plain(header, rows)}\n")
-    print(*below, *disagreements(summary), sep="\n")
-    write_text(Path(str(args.output), "table.md"), "\n".join([markdown(header, rows) + "\n", *below]).rstrip() + "\n")
-    print(f"Written: {args.output}/summary.json, samples.jsonl, samples.parquet, table.md")
-
-
-def compare_two(args: EvaluationArguments):
-    from math_answers.evaluation import compare
-    from math_answers.evaluation.tables import comparison_table, markdown, plain
-
-    comparison = compare(args)
-    header, rows = comparison_table(comparison)
-    names = printable(f"A = {comparison['a']}, B = {comparison['b']}")
-    print(f"{names}; paired bootstrap\n\n{plain(header, rows, keys=3)}")
-    if args.output is not None:
-        Path(args.output).mkdir(parents=True, exist_ok=True)
-        write_json(Path(args.output, "comparison.json"), comparison)
-        write_text(Path(args.output, "comparison.md"), markdown(header, rows) + "\n")
-
-
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     """Evaluate, in this process. Ends with code 2 and one message for a mistake of the user; with 130 when
     interrupted."""
@@ -72,6 +43,8 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     args = parse_evaluation_args(argv, program)
     import datasets
     import torch
+
+    from math_answers.evaluation import evaluate
 
     datasets.disable_progress_bars()  # the samples have one
     logger = logging.getLogger("math_answers.evaluation")
@@ -81,10 +54,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
     warnings.showwarning = lambda message, *_: print_error(f"warning: {message}")
     again = "The same command" + (" without `overwrite`" if args.overwrite else "")  # `overwrite` would discard samples
     try:
-        if args.model or args.samples is not None:
-            evaluate(args)
-        if args.compare is not None:
-            compare_two(args)
+        evaluate(args)
     except (ValueError, OSError, ImportError) as error:  # a user can set these right without a traceback
         stop(program, printable(str(error)))
     except torch.OutOfMemoryError as error:

@@ -1,10 +1,9 @@
 """
-The process that runs computer algebra, one question at a time: it may be killed at any moment, and nothing is lost.
+serve(): the process that runs math-verify, which may be killed at any moment, and nothing is lost.
 
-`WorkerPool` (pool.py) starts it with a main module of its own. A supervisor imports math-verify once and waits; its
-child answers. The kernel kills a child that is over its processor time, or over a far longer time of the clock. The
-supervisor then forks another, which takes milliseconds; a new import would take seconds. The supervisor has a single
-thread and no accelerator, so forking is safe.
+It imports math-verify once and forks a child that answers. The kernel kills a child at its limit of processor time,
+without asking Python. The next child is there in milliseconds, where an import would take seconds. Questions and
+replies are lines of JSON, since reading a pickle may run code.
 """
 
 import contextlib
@@ -13,71 +12,57 @@ import os
 import resource
 import signal
 import sys
-import time
-from multiprocessing.connection import Connection
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TextIO
 
-# Exit codes of a child, besides 0 for the end of the questions
-RETIRED, OUT_OF_MEMORY = 3, 4
-REASONS = {-signal.SIGPROF: "timeout", -signal.SIGALRM: "timeout", OUT_OF_MEMORY: "memory"}
-
-
-def send(connection: Connection, message: dict) -> None:
-    """Send a question or a reply as JSON, because reading a pickle may run code."""
-    connection.send_bytes(json.dumps(message).encode())
+MEMORY_BYTES = 1 << 30
+# The limit is processor time. A child that only waits ends after this many times as much by the clock
+WALL_FACTOR = 30
+RETIRED, OUT_OF_MEMORY = 3, 4  # exit codes
+ALARMS = (signal.SIGPROF, signal.SIGALRM)
 
 
-def receive(connection: Connection) -> dict:
-    """The next message. Raises an `EOFError` if the other process has closed the connection."""
-    return json.loads(connection.recv_bytes())
+def serve() -> None:
+    """Answer the questions of the standard input until it closes."""
+    from math_answers.rewards.verifier.symbolic import answer
 
-
-def main(descriptor: int, memory_bytes: int) -> None:
-    """Answer questions until the connection is closed. Each child has this much address space."""
-    connection = Connection(descriptor)
-    try:
-        from math_answers.rewards.verifier.symbolic import answer_question, warm_up
-
-        warm_up()  # in the supervisor: every child then starts warm
-    except BaseException as error:
-        send(connection, {"failed": f"{type(error).__name__}: {error}"})
-        raise
-    with contextlib.suppress(ValueError, OSError):  # a lower limit than ours is set already
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    replies = os.fdopen(os.dup(1), "w", buffering=1)  # what a library prints is no reply
+    os.dup2(2, 1)
+    answer({"gold": "2x", "answer": "x+x"})  # every child starts warm
+    with contextlib.suppress(ValueError, OSError):  # a lower limit is set already
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    send(connection, {"ready": True})
     while True:
-        child = os.fork()
-        if child == 0:
-            _serve(connection, answer_question, memory_bytes // 2)
+        if (child := os.fork()) == 0:
+            _answer_questions(replies, answer)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status == 0:
             return
         if status != RETIRED:
-            by_clock = {"by_clock": True} if status == -signal.SIGALRM else {}  # which says nothing about the next time
-            send(connection, {"died": REASONS.get(status, "crash")} | by_clock)
+            print(json.dumps({"died": "timeout" if -status in ALARMS else "crash"}), file=replies)
 
 
-def _serve(connection: Connection, answer_question, retire_bytes: int) -> NoReturn:
-    for alarm in (signal.SIGPROF, signal.SIGALRM):  # the kernel kills at the alarm; Python is not asked
-        signal.signal(alarm, signal.SIG_DFL)
+def _answer_questions(replies: TextIO, answer: Callable[[dict], bool]) -> NoReturn:
     try:
-        while True:
-            question = receive(connection)
+        for alarm in ALARMS:
+            signal.signal(alarm, signal.SIG_DFL)
+        while line := sys.stdin.readline():
+            question = json.loads(line)
             signal.setitimer(signal.ITIMER_PROF, question["seconds"])
-            signal.setitimer(signal.ITIMER_REAL, question["wall_seconds"])
-            began = time.process_time()
-            reply = answer_question(question)
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_REAL, question["seconds"] * WALL_FACTOR)
+            reply = {"right": answer(question)}
+            reply["spent"] = question["seconds"] - signal.setitimer(signal.ITIMER_PROF, 0)[0]
             signal.setitimer(signal.ITIMER_REAL, 0)
-            send(connection, reply | {"spent": time.process_time() - began})
-            # Caches of sympy grow. Kilobytes on Linux, bytes on macOS
-            unit = 1 if sys.platform == "darwin" else 1024
-            if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit > retire_bytes:
+            print(json.dumps(reply), file=replies)
+            if _resident_bytes() > MEMORY_BYTES // 2:  # caches of sympy grow
                 os._exit(RETIRED)
+        os._exit(0)
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
-    except (EOFError, OSError):  # nobody asks any more
-        os._exit(0)
     finally:
         os._exit(1)
+
+
+def _resident_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,83 @@
+"""Benchmarks by name, from the hub or from local files: each problem once, however often its file has it."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from math_answers.data import load_math_dataset
+from math_answers.evaluation.arguments import EvaluationArguments
+
+
+class Source(NamedTuple):
+    """Where a benchmark is on the hub. Its columns are recognised as in local files."""
+
+    path: str
+    split: str = "test"
+    config_name: str | None = None
+
+
+# Names and splits may move on the hub. The error then says what was looked for, and `name=path` reads a local copy.
+HUB = {
+    "gsm8k": Source("openai/gsm8k", config_name="main"),
+    "math": Source("DigitalLearningGmbH/MATH-lighteval", config_name="default"),
+    "math500": Source("HuggingFaceH4/MATH-500"),
+    "aime24": Source("HuggingFaceH4/aime_2024", split="train"),
+    "aime25": Source("math-ai/aime25"),
+    "amc23": Source("math-ai/amc23"),
+    "minerva": Source("math-ai/minervamath"),
+    "olympiadbench": Source("Hothan/OlympiadBench", split="train", config_name="OE_TO_maths_en_COMP"),
+    "omni_math": Source("KbsdJames/Omni-MATH"),
+}
+
+
+@dataclass
+class Problem:
+    """A problem of a benchmark. Rows with the same text are one problem, with the gold answer of each row."""
+
+    benchmark: str
+    text: str
+    prompt: list[dict[str, str]]
+    golds: list[str]  # one for each row
+
+
+def load_problems(args: EvaluationArguments) -> list[Problem]:
+    """Load the problems of all benchmarks, with the prompts that `args` asks for."""
+    return [problem for spec in args.benchmarks for problem in _load_benchmark(spec, args)]
+
+
+def _load_benchmark(spec: str, args: EvaluationArguments) -> list[Problem]:
+    name, local, path = spec.partition("=")
+    source, problem_column, answer_column = HUB.get(name), None, None
+    if local:
+        source = Source(path, _local_split(Path(path).expanduser()))
+        problem_column, answer_column = args.problem_column, args.answer_column
+    if source is None:
+        raise ValueError(f"`benchmarks`: {name!r} is neither {', '.join(HUB)} nor name=path, for a local file.")
+    rows = load_math_dataset(
+        *source,
+        problem_column=problem_column,
+        answer_column=answer_column,
+        instruction=args.instruction or None,
+        system_prompt=args.system_prompt,
+    )
+    problems: dict[str, Problem] = {}
+    for row in rows:
+        text = problem_text(row["prompt"], args.instruction)
+        problems.setdefault(text, Problem(name, text, row["prompt"], [])).golds.append(row["solution"])
+    return list(problems.values())[: args.max_problems]
+
+
+def problem_text(prompt: Sequence[dict[str, str]], instruction: str = "") -> str:
+    """The text by which a problem is known: its messages without the system's and without the instruction."""
+    messages = [message["content"] for message in prompt if message["role"] != "system"]
+    messages[-1] = messages[-1].removesuffix(instruction)
+    return "\n\n".join(message.strip() for message in messages)
+
+
+def _local_split(path: Path) -> str:
+    has_test = not path.is_dir() or any(path.glob("test*"))
+    if not has_test:
+        warnings.warn(f"{path} has no split test; its split train is evaluated.", stacklevel=2)
+    return "test" if has_test else "train"
