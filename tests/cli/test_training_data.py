@@ -11,13 +11,8 @@ from trl.rewards import get_soft_overlong_punishment
 
 from math_answers import math_accuracy_reward
 from troll_trl.cli import training_data
-from troll_trl.cli.reward_functions import (
-    REWARD_FUNCTIONS,
-    check_reward_function,
-    is_math_accuracy,
-    load_reward_function,
-)
-from troll_trl.cli.settings.arguments import TrollScriptArguments
+from troll_trl.cli.arguments import TrollScriptArguments
+from troll_trl.cli.reward_functions import is_math_accuracy, load_reward_function
 from troll_trl.cli.training_data import load_datasets
 
 CHATS = [{"prompt": [{"role": "user", "content": f"w{n} w5"}], "solution": f"x > {n}", "level": n} for n in range(6)]
@@ -270,22 +265,3 @@ def test_the_reward_is_known_by_every_path(path):
 )
 def test_other_rewards_are_not_taken_for_it(name):
     assert not is_math_accuracy(name)
-
-
-def test_a_function_that_cannot_take_what_trl_gives_is_refused():
-    """As `accuracy_reward` of DAPO's rows, or a function that makes a reward; it failed at the first reward."""
-    reward = load_reward_function("accuracy_reward")
-    check_reward_function(reward, ["prompt", "solution"], "the training data")
-    with pytest.raises(ValueError, match="the training data have the column 'completions', whose name TRL needs"):
-        check_reward_function(reward, ["prompt", "solution", "completions"], "the training data")
-    with pytest.raises(ValueError, match=r"'accuracy_reward' cannot take the training data: .*argument: 'solution'"):
-        check_reward_function(reward, ["prompt", "reward_model"], "the training data")
-    with pytest.raises(ValueError, match=r"cannot take the evaluation data: missing .* 'goal'"):
-        check_reward_function(
-            lambda completions, goal, length=3, *, log_metric, **kwargs: [], ["prompt"], "the evaluation data"
-        )
-    for name in ("trl.rewards.get_soft_overlong_punishment", "datasets.config.HF_DATASETS_CACHE"):
-        with pytest.raises(ValueError, match="cannot take the training data"):
-            check_reward_function(load_reward_function(name), ["prompt"], "the training data")
-    for name in REWARD_FUNCTIONS:
-        check_reward_function(load_reward_function(name), ["prompt", "solution"], "the training data")

@@ -5,14 +5,11 @@ import contextlib
 import json
 import os
 import re
-import runpy
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from limits import HANG
 from peft import LoraConfig, get_peft_model
 from repository import ROOT
 from test_evaluate_script import flags, save_model
@@ -22,7 +19,7 @@ from math_answers.evaluation.generation import TransformersGenerator, VllmGenera
 from math_answers.evaluation.loading import check_weights, load_model
 from math_answers.evaluation.prompts import load_tokenizer
 from math_answers.models import context_of
-from troll_trl.cli import evaluate, train
+from troll_trl.cli import evaluate
 from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, load_reward_function
 from troll_trl.fields import imported
 
@@ -196,35 +193,3 @@ def test_a_folder_without_code_hides_no_module(here, tmp_path_factory, monkeypat
     (left / "my_reward").mkdir()
     monkeypatch.setattr(sys, "path", [*sys.path, str(left)])
     assert imported("my_reward.reward")() == [1.0]
-
-
-def test_the_launchers_processes_do_not_look_in_the_working_directory_first(here, monkeypatch):
-    """`python -m`, with which accelerate starts them, does."""
-    environments = []
-    monkeypatch.setattr("accelerate.commands.launch.launch_command", lambda _: environments.append({**os.environ}))
-    monkeypatch.setattr(os, "environ", {**os.environ})
-    train._launch(["--num_processes=2", "--multi_gpu"], [], "troll grpo")
-    [environment] = environments
-    environment["PYTHONPATH"] = str(ROOT)
-    (here / "yaml.py").write_text("import pathlib; pathlib.Path('ran-yaml').touch()")
-    words = [sys.executable, "-m", "troll_trl.cli.main", "configs"]  # which imports it, and not torch
-    for safe in (environment, {**environment, "PYTHONSAFEPATH": ""}):
-        done = subprocess.run(words, env=safe, capture_output=True, text=True, timeout=HANG)
-        assert (done.returncode == 0 and ran(here) == set()) == (safe is environment), done.stderr
-
-
-@pytest.mark.filterwarnings("ignore:'troll_trl.cli.train' found in sys.modules")
-def test_a_process_that_a_user_starts_puts_the_working_directory_last(here, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train", "--help"])
-    monkeypatch.setattr(sys, "path", [str(here), *sys.path])  # as `python -m` has it
-    with pytest.raises(SystemExit):
-        runpy.run_module("troll_trl.cli.train", run_name="__main__")
-    assert sys.path[0] != str(here) and sys.path[-1] == str(here)
-
-
-def test_a_run_does_not_hand_the_launchers_variable_to_its_own_programs(monkeypatch):
-    for given, left in (("troll", None), ("1", "1")):
-        monkeypatch.setenv("PYTHONSAFEPATH", given)
-        with pytest.raises(SystemExit):
-            train.main(["--help"], "troll grpo")
-        assert os.environ.get("PYTHONSAFEPATH") == left

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trl import GRPOConfig, RLOOConfig
 
 from math_answers.settings import setting
-from troll_trl.fields import KeepsSecrets, document, is_number
+from troll_trl.fields import TokenStays, document, is_number
 from troll_trl.resilience.best_model import best_by_reward, warning_of_the_loss
 from troll_trl.resilience.option_ranges import check_ranges
 from troll_trl.trainers.vllm import check_sampling
@@ -39,7 +39,7 @@ _SUPPORT = ("support_size", "tail_mass")
 
 
 @dataclass
-class TrustRegionOptions(KeepsSecrets, _TrlConfig):
+class TrustRegionOptions(TokenStays, _TrlConfig):
     """The options of projection and penalty, which every config adds to TRL's, and their checks."""
 
     _kinds: ClassVar[tuple[str, ...]] = ("projection", "penalty")
@@ -392,12 +392,12 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
 
 
 @dataclass
-class ClipGRPOConfig(KeepsSecrets, GRPOConfig):
+class ClipGRPOConfig(TokenStays, GRPOConfig):
     """TRL's own config, for `--method clip`."""
 
 
 @dataclass
-class ClipRLOOConfig(KeepsSecrets, RLOOConfig):
+class ClipRLOOConfig(TokenStays, RLOOConfig):
     """As [`ClipGRPOConfig`]."""
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from accelerate.logging import get_logger
 
-from troll_trl.fields import without_secrets
-
 logger = get_logger(__name__)
 
 # Options that vLLM takes from the model's `generation_config.json` if a request lacks them, or has null
@@ -119,7 +117,7 @@ def explain_server(url: str, every_error: bool = False) -> Iterator[None]:
         response = getattr(error, "response", None)
         if response is not None and response.status_code == 404 and response.url.startswith(url):
             raise ValueError(
-                f"The vLLM server has no {without_secrets(response.url)}. Start it with `VLLM_SERVER_DEV_MODE=1` in "
+                f"The vLLM server has no {response.url}. Start it with `VLLM_SERVER_DEV_MODE=1` in "
                 "its environment: without it, the server has no endpoints for the exchange of weights. With it, "
                 "whoever reaches the server can replace its weights: give it `--host 127.0.0.1`, or an address in a "
                 "network that you trust."
@@ -128,7 +126,7 @@ def explain_server(url: str, every_error: bool = False) -> Iterator[None]:
             check_health(url)
         except requests.RequestException:
             raise ConnectionError(
-                f"The vLLM server at {without_secrets(url)} stopped answering ({type(error).__name__}). Look at its "
+                f"The vLLM server at {url} stopped answering ({type(error).__name__}). Look at its "
                 "log, start it again, and continue from the newest checkpoint: `--resume`, or "
                 "`trainer.train(resume_from_checkpoint=True)`."
             ) from error
@@ -142,7 +140,7 @@ def check_server(info: Mapping[str, Any], url: str, support_size: int | None) ->
     mode, most, needed = model["logprobs_mode"], model["max_logprobs"], (support_size or 1) - 1
     if mode != "processed_logprobs" or 0 <= most < needed:  # -1: as many as asked for
         raise ValueError(
-            f"The vLLM server at {without_secrets(url)} runs with `--logprobs-mode {mode}` and `--max-logprobs {most}"
+            f"The vLLM server at {url} runs with `--logprobs-mode {mode}` and `--max-logprobs {most}"
             "`: its log-probabilities are from before the temperature, or too few for `support_size`. Start it with "
             f"`--logprobs-mode processed_logprobs --max-logprobs {max(needed, 20)}`."
         )
