@@ -227,16 +227,13 @@ class OptionParser(CommandParser, TrlParser):
         hint, several = self.hints[name], self._option_string_actions[f"--{name}"].nargs == "+"
         alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         types = {get_origin(alternative) or alternative for alternative in alternatives}
-        types |= {list} if tuple in types else set()  # YAML has no tuple
-        if name in _TEXT_OR_BOOLEAN:
-            types.add(bool)
-        items = value if isinstance(value, list) else [value]
-        if name == "datasets" and all(isinstance(item, dict) for item in items):
+        types |= {list} if tuple in types else {bool} if name in _TEXT_OR_BOOLEAN else set()  # YAML has no tuple
+        if not isinstance(value, str | list) and type(value) in types:
             return value
-        plain = all(isinstance(item, str | int | float) for item in items)
-        if not several and not isinstance(value, str) and type(value) in types and (plain or type(value) is not list):
-            return value
-        if not plain or (isinstance(value, list) and not several):
+        items = value if isinstance(value, list) and list in types else [value]
+        if not all(isinstance(item, dict if name == "datasets" else str | int | float) for item in items):
             self.error(f"`{name}` must be {inspect.formatannotation(hint)}, got {value!r}.")
+        if name == "datasets" or (isinstance(value, list) and not several):
+            return value
         converted = [getattr(self.parse_args([f"--{name}={item}"]), name) for item in items]
         return [one for texts in converted for one in texts] if several else converted[0]

@@ -9,7 +9,6 @@ The first two start `accelerate launch`, as the `trl` command does, with those f
 else, and every key of a file, is an option of the run.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -116,20 +115,21 @@ def launch(argv: Sequence[str], program: str) -> None:
     from troll_trl.cli.arguments import launcher_parser, training_options, training_parser
 
     parser = training_parser(algorithm, program)
-    launcher_flags: list[str] = []
-    flags: list[str] = []
-    taker = flags
+    taken: dict[str, list[str]] = {"run": [], "launcher": [], "token": []}
+    taker = "run"
     for word in words:
         if word.startswith("--"):
-            taker = launcher_flags if name_of(word) in parser.only_launcher else flags
-        taker.append(word)
+            name = name_of(word)
+            taker = "launcher" if name in parser.only_launcher else "token" if name == "hub_token" else "run"
+        taken[taker].append(word)
     # A mistake is refused before any process starts
-    options = training_options(parser, {**values, "algorithm": algorithm}, flags)
-    if not launcher_flags and _one_process_is_enough():
+    options = training_options(parser, {**values, "algorithm": algorithm}, [*taken["run"], *taken["token"]])
+    if not taken["launcher"] and _one_process_is_enough():
         _train_or_stop(options, program)
         return
-    run = ["--algorithm", algorithm, *(word for config in configs for word in ("--config", config))]
-    _launch(launcher_parser(program), launcher_flags, [*run, *_without_token(flags)], program)
+    # The token is in the environment; trackers record a process's flags
+    run = [*(word for config in configs for word in ("--config", config)), *taken["run"]]
+    _launch(launcher_parser(program), taken["launcher"], ["--algorithm", algorithm, *run], program)
 
 
 def _one_process_is_enough() -> bool:
@@ -141,52 +141,35 @@ def _one_process_is_enough() -> bool:
     return torch.accelerator.device_count() <= 1 and not Path(default_config_file).is_file()
 
 
-def _without_token(flags: Sequence[str]) -> list[str]:
-    """Leave out `--hub_token`, which the processes find in their environment: trackers record their command line."""
-    kept, keeps = [], True
-    for word in flags:
-        keeps = name_of(word) != "hub_token" if word.startswith("--") else keeps
-        kept += [word] if keeps else []
-    return kept
-
-
-def _launch(parser: CommandParser, launcher_flags: list[str], run: list[str], program: str) -> None:
+def _launch(parser: CommandParser, flags: list[str], run: list[str], program: str) -> None:
+    """Start `accelerate launch` with its `flags`, and processes with the flags in `run`. Ends with the code of the
+    run."""
     from subprocess import CalledProcessError
 
     from accelerate.commands.launch import launch_command
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
     script = "troll_trl.cli.train"
-    options = parser.parse_args([*launcher_flags, "--module", script], argparse.Namespace())
+    options = parser.parse_args([*flags, "--module", script])
     if options.training_script != script:
         stop(program, f"unrecognized arguments: {options.training_script}")
     options.training_script_args = run
-    if options.accelerate_config:
-        options.config_file = _accelerate_file(options.accelerate_config, program)
     # After SIGTERM the launcher kills its processes when this time is over. The default of 30 seconds is too short for
     # a large model to finish its update and save.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
     try:
+        if name := options.accelerate_config:  # a file, the name of one of ours, or of TRL's
+            ours = configs_folder() / "accelerate" / f"{name}.yaml"
+            options.config_file = (
+                str(ours) if ours.is_file() else resolve_accelerate_config_argument(["--accelerate_config", name])[1]
+            )
         launch_command(options)
     except CalledProcessError as error:  # the run has printed its error
         raise SystemExit(error.returncode) from None
     except ChildFailedError as error:
         raise SystemExit(error.get_first_failure()[1].exitcode) from None
-    except (ValueError, OSError) as error:  # the flags do not go together, or name a file that is missing
-        stop(program, error)
-
-
-def _accelerate_file(name: str, program: str) -> str:
-    """Find the file that `--accelerate_config` names: a path, or the name of a file of ours, such as `fsdp2`, or of
-    TRL's."""
-    from trl.cli.accelerate_config import resolve_accelerate_config_argument
-
-    ours = configs_folder() / "accelerate" / f"{name}.yaml"
-    if ours.is_file() and not Path(name).is_file():
-        return str(ours)
-    try:
-        return resolve_accelerate_config_argument(["--accelerate_config", name])[1]
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # flags that do not go together, or a file that is missing
         stop(program, error)
 
 
