@@ -224,8 +224,6 @@ def test_quantised_weights_that_cannot_be_loaded_stop_before_anything_is_read(qu
     Path("base/config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
     with pytest.raises(ValueError, match="`model`: the quantised weights of base cannot be loaded here: "):
         check_weights("base", None)
-    with pytest.raises(ValueError, match="`model_name_or_path`: the quantised weights of base cannot"):
-        make_trainer(None, SimpleNamespace(trust_remote_code=False), ModelConfig(model_name_or_path="base"))
 
 
 @pytest.mark.parametrize("quantization", ["int8", "", 4, True, ["int8"], {}])
@@ -242,15 +240,6 @@ def test_a_quantization_config_that_is_no_mapping_is_named(quantization):
                 check_model(model)
         with pytest.raises(ValueError, match=f"^`model_name_or_path`: {said.replace('`quantization_config`', key)}"):
             make_trainer(None, SimpleNamespace(trust_remote_code=False), ModelConfig(model_name_or_path="base"))
-
-
-def test_quantised_weights_are_not_trained_without_an_adapter(monkeypatch):
-    saved_model("base")
-    method = SimpleNamespace(quant_method="gptq")
-    quantizer = SimpleNamespace(is_trainable=True, is_qat_trainable=False, quantization_config=method)
-    monkeypatch.setattr("troll_trl.cli.make_trainer.check_quantization", lambda *args: quantizer)
-    with pytest.raises(ValueError, match=r"base are quantised \(gptq\), and not trained. Train an adapter on them"):
-        make_trainer(None, SimpleNamespace(trust_remote_code=False), ModelConfig(model_name_or_path="base"))
 
 
 def test_virtual_tokens_take_room_in_the_context():

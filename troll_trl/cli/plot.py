@@ -72,22 +72,21 @@ def last_values(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str])
 def draw(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str], file: Path) -> None:
     """Draw a line for each run, in the colour of its group, and circles for its evaluations."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-    names = list(dict.fromkeys(groups.values()))
+    colours = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(groups.values()))}
+    held_out: Any = {"linestyle": "--", "marker": "o", "markerfacecolor": "white"}
     for axes, (title, metric, evaluation) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
         axes.set(title=title, xlabel="updates")
         axes.grid(alpha=0.3)
         for run, log in logs.items():
-            look: dict[str, Any] = {"color": f"C{names.index(groups[run])}"}
-            if metric in log:
-                log[metric].dropna().plot(ax=axes, xlabel="updates", linewidth=1, **look)
-            if evaluation in log:
-                log[evaluation].dropna().plot(ax=axes, xlabel="updates", style="o--", markerfacecolor="white", **look)
-    for number, name in enumerate(names):
-        figure.axes[0].plot([], [], color=f"C{number}", label=f" {name}")  # a leading "_" would hide it
-    figure.axes[0].plot([], [], "o--", color="grey", markerfacecolor="white", label=" held-out problems")
-    figure.legend(loc="outside upper center", ncols=2)
+            for name, look in ((metric, {}), (evaluation, held_out)):
+                if name in log:
+                    axes.plot(log[name].dropna(), color=colours[groups[run]], linewidth=1, **look)
+    lines = [Line2D([], [], color=colour, label=f" {name}") for name, colour in colours.items()]  # "_" would hide it
+    lines.append(Line2D([], [], color="grey", label=" held-out problems", **held_out))
+    figure.legend(handles=lines, loc="outside upper center", ncols=3)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150)
 

@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None, program: str = "quickstart.py") -> N
         success = read_log(run)["eval_reward"].dropna()
         before, after = f"{success.iloc[0]:.1%}", f"{success.iloc[-1]:.1%}"
         print(f"{method:>5}: {before} of the held-out sums before the training, {after} after it")
-    plot([*runs.values()], None, output / "curves.png")
+    plot([*runs.values()], "method", output / "curves.png")
     print(f"Model:  {output / 'run'}, after {time.monotonic() - start_time:.0f} s")
     # The model learnt sums alone, and no instruction to answer in a box
     evaluation = ["troll", "eval", "--model", str(output / "run"), "--benchmarks", f"sums={output / 'data'}"]
