@@ -1,7 +1,6 @@
 """The quickstart: its problems, its tokenizer, its YAML, its result, and (slow) the whole of it."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -45,11 +44,6 @@ def test_all_sums_are_there_once_and_right(problems):
         assert int(left) + int(right) == int(row["answer"])
 
 
-def test_the_seed_chooses_the_held_out_problems(problems):
-    assert quickstart.make_problems(seed=0) == problems
-    assert quickstart.make_problems(seed=1)[1] != problems[1]
-
-
 def test_written_problems_load_and_their_answers_are_rewarded(problems, tmp_path):
     small_models.write_problems(tmp_path, problems[0][:20], problems[1][:10])
     dataset = load_math_dataset(str(tmp_path), "test")
@@ -70,11 +64,6 @@ def test_tokenizer_round_trip(tokenizer):
     assert tokenizer.tokenize("185") == ["1", "8", "5"]
 
 
-def test_answers_fit_the_completion_length_of_the_yaml(tokenizer):
-    _, training_args, _ = parse_training_args(["--config", str(ROOT / "configs" / "quickstart.yaml")])
-    assert len(tokenizer(f"Answer: 198{tokenizer.eos_token}").input_ids) <= training_args.max_completion_length
-
-
 def test_labels_are_the_answer_and_its_end(tokenizer):
     rows = [{"problem": "What is 1 + 1?", "answer": "2"}, {"problem": "What is 99 + 99?", "answer": "198"}]
     input_ids, labels = small_models.encode(tokenizer, rows)
@@ -85,32 +74,16 @@ def test_labels_are_the_answer_and_its_end(tokenizer):
         assert tokenizer.decode(ids).replace("<|endoftext|>", "") == f"{prompt}Answer: {row['answer']}<|im_end|>"
 
 
-def test_warm_up_says_how_far_it_is_and_ends_with_an_error_when_nothing_is_learnt(tokenizer, monkeypatch, capsys):
-    monkeypatch.setattr(small_models, "MAX_WARM_UP_STEPS", 50)
-    monkeypatch.setattr(small_models, "WARM_UP_BATCH", 1)
-    torch.manual_seed(0)
-    encoded = small_models.encode(tokenizer, [{"problem": "What is 1 + 1?", "answer": "2"}])
-    with pytest.raises(RuntimeError, match="in 50 steps, not 35%"):
-        small_models.warm_up(small_models.make_model(tokenizer), *encoded, learning_rate=0.0)
-    assert re.search(r"step 50 of at most 50, \d+:\d\d: solves 0%, target 35%", capsys.readouterr().out)
-
-
 # -- The YAML ---------------------------------------------------------------------------------------------------------
 
 
-def test_yaml_makes_the_projection_act_and_measures_the_success(tokenizer):
+def test_yaml_reads_and_writes_where_the_quickstart_does(tokenizer):
     script_args, training_args, model_args = parse_training_args(["--config", str(quickstart.CONFIG)])
-    assert script_args.method == "troll"
-    assert script_args.dataset_test_split == "test"
-    assert training_args.updates_per_rollout_batch == 8
-    assert not training_args.trust_region_idle
-    assert training_args.eval_on_start and training_args.max_steps % training_args.eval_steps == 0
-    assert training_args.support_size <= len(tokenizer)
-    # The script reads and writes where the YAML says, so that the YAML also works by itself
     folder = Path("outputs/quickstart")
     assert Path(model_args.model_name_or_path) == folder / "start"
     assert Path(script_args.dataset_name) == folder / "data"
     assert Path(training_args.output_dir) == folder / "run"
+    assert len(tokenizer(f"Answer: 198{tokenizer.eos_token}").input_ids) <= training_args.max_completion_length
 
 
 # -- The result -------------------------------------------------------------------------------------------------------

@@ -163,12 +163,9 @@ def checkpoint(folder: Path, step: int, torn: bool = False):
     ("method", "flags", "expected"),
     [
         ("troll", (), "`output_dir` out holds a run, up to checkpoint-10, which this one would replace. Continue"),
-        ("troll", ("--method", "clip"), "`output_dir` out holds a run, up to checkpoint-10"),
         ("troll", ("--method", "clip", "--resume"), "`method` is clip, but the run in out was made with troll."),
         (None, ("--method", "clip", "--resume"), "`method` is clip, but the run in out was made with troll."),
-        ("troll", ("--resume_from_checkpoint", "b/checkpoint-1"), "`output_dir` out holds a run, up to checkpoint-10"),
         ("clip", ("--resume",), "`method` is troll, but the run in out was made with clip."),
-        ("clip", ("--resume_from_checkpoint", "out/checkpoint-2"), "`method` is troll, but the run in out"),
         ("clip", ("--resume_from_checkpoint", "out/_saving/checkpoint-12"), "`method` is troll, but the run in out"),
         ("troll", ("--algorithm", "rloo", "--resume"), "`algorithm` is rloo, but the run in out was made with grpo."),
     ],
@@ -178,7 +175,6 @@ def test_no_run_replaces_another_or_goes_on_with_what_it_did_not_train(method, f
     for step in (2, 10):
         checkpoint(Path("out"), step)
     checkpoint(Path("out/_saving"), 12)
-    checkpoint(Path("b"), 1)
     named = "" if method is None else f"method: {method}\n"  # the default is in no file
     Path("out/config.yaml").write_text(f"learning_rate: 1.0e-6\n{named}")
     code, said = run(*flags)
@@ -222,32 +218,6 @@ def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, ex
     assert "Traceback" not in message and len(message.splitlines()) < 4
     assert expected in message
     assert not (workplace / "out" / "config.yaml").exists()  # that of an earlier run would stay as it was
-
-
-def test_the_best_and_the_last_checkpoint_are_kept(workplace, train):
-    reward = "def share_of_low_tokens(completion_ids, trainer_state, **kwargs):\n"
-    reward += "    return [1.0 / max(trainer_state.global_step, 1)] * len(completion_ids)\n"  # at update 1 the largest
-    (workplace / "my_rewards.py").write_text(reward)
-    flags = ["--save_total_limit", "2", "--metric_for_best_model", "eval_reward", "--max_steps", "4"]
-    evaluation = ["--eval_strategy", "steps", "--eval_steps", "1", "--dataset_test_split", "train"]
-    train(*flags, *evaluation, "--max_eval_samples", "4", "--eval_dataset_name", "problems.jsonl")
-    kept = {path.name for path in (workplace / "out").glob("checkpoint-*")}
-    assert kept == {"checkpoint-1", "checkpoint-4"}
-
-
-def test_yaml_of_a_trl_grpo_command(workplace, train):
-    """Its keys, TRL's dataset columns, TRL's short names of rewards; only the updates per rollout batch are added."""
-    rows = [{"prompt": [{"role": "user", "content": f"w{i} w5"}], "solution": str(i)} for i in range(8)]
-    (workplace / "trl.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = (workplace / "run.yaml").read_text()
-    kept = [line for line in text.splitlines() if not line.startswith(("dataset", "reward", "problem", "answer"))]
-    kept += ["dataset_name: trl.jsonl", "reward_funcs: [accuracy_reward, think_format_reward]"]
-    (workplace / "run.yaml").write_text("\n".join(kept))
-    train("--save_strategy", "no")
-    card = (workplace / "out" / "README.md").read_text()
-    assert "becker2025troll" in card and "trl.jsonl" not in card
-    line = next(line for line in log_of(workplace / "out") if "loss" in line)
-    assert "rewards/accuracy_reward/mean" in line and "rewards/think_format_reward/mean" in line
 
 
 def test_yaml_of_a_trl_grpo_command_with_a_mixture_and_a_reward_model(workplace, train):
