@@ -193,12 +193,8 @@ class OptionParser(CommandParser, TrlParser):
         use = "--config takes a YAML file, or a name of `troll configs`. Each option is a key of a file and a flag. "
         super().__init__(dataclass_types, prog=program, description=f"{use}A flag overrides the file.")
         self.usage = f"{program} [--config FILE] [--NAME VALUE ...]"
-        self.hints = {
-            field.name: get_type_hints(kind)[field.name]
-            for kind in dataclass_types
-            for field in fields(kind)
-            if field.init
-        }
+        types = {name: hint for kind in dataclass_types for name, hint in get_type_hints(kind).items()}
+        self.hints = {field.name: types[field.name] for kind in dataclass_types for field in fields(kind) if field.init}
         self.only_launcher = {*launcher} - {*self.hints, "help"}
         if "datasets" in self.hints:  # what a run saves is plain YAML
             self._option_string_actions["--datasets"].type = lambda path: {"path": path}

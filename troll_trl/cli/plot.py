@@ -88,7 +88,7 @@ def draw(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str], file: 
     lines.append(Line2D([], [], color="grey", label=" held-out problems", **held_out))
     figure.legend(handles=lines, loc="outside upper center", ncols=3)
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150)
+    figure.savefig(file, dpi=100)
 
 
 def plot(runs: Sequence[Path], group: str | None, file: Path) -> None:
