@@ -56,7 +56,7 @@ VALUES = [
     ("reward_funcs", "one.alone", ["one.alone"], ["one.alone"]),
     ("report_to", "[wandb, tensorboard]", None, ["wandb", "tensorboard"]),
     ("datasets", "[{path: a/b}]", ["a/b"], [{"path": "a/b"}]),
-    ("model_init_kwargs", "{a: 'off', b: [1, null]}", None, {"a": "off", "b": [1, None]}),
+    ("model_init_kwargs", "{a: 'off', b: [1, null]}", ['{"a": "off", "b": [1, null]}'], {"a": "off", "b": [1, None]}),
     ("dataset_config", "null", None, None),
     ("max_train_samples", "null", ["null"], None),
 ]

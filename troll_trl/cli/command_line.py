@@ -9,6 +9,7 @@ those of the libraries, read variables that a file's `env` sets.
 import argparse
 import difflib
 import inspect
+import json
 import os
 import re
 import sys
@@ -177,6 +178,22 @@ def read_command(argv: Sequence[str] | None, program: str) -> tuple[dict[str, An
 
 # TRL types these as texts, and gives a boolean a meaning of its own
 _TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint")
+# The text of these mappings may be the path of a file, which transformers reads
+_MAPPING_OR_PATH = ("accelerator_config", "deepspeed", "fsdp_config")
+
+
+def json_mapping(text: str) -> dict[str, Any]:
+    """Read a mapping of a flag, which is JSON. argparse's message for a `ValueError` names the flag."""
+    if not isinstance(value := json.loads(text), dict):
+        raise ValueError
+    return value
+
+
+def _types_of(hint: Any) -> set[Any]:
+    """Return the alternatives of a field's type. YAML has no tuple."""
+    alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    types = {get_origin(alternative) or alternative for alternative in alternatives}
+    return types | ({list} if tuple in types else set())
 
 
 class OptionParser(CommandParser, TrlParser):
@@ -196,6 +213,9 @@ class OptionParser(CommandParser, TrlParser):
         types = {name: hint for kind in dataclass_types for name, hint in get_type_hints(kind).items()}
         self.hints = {field.name: types[field.name] for kind in dataclass_types for field in fields(kind) if field.init}
         self.only_launcher = {*launcher} - {*self.hints, "help"}
+        for name, hint in self.hints.items():
+            if dict in _types_of(hint) and name not in _MAPPING_OR_PATH:
+                self._option_string_actions[f"--{name}"].type = json_mapping
         if "datasets" in self.hints:  # what a run saves is plain YAML
             self._option_string_actions["--datasets"].type = lambda path: {"path": path}
 
@@ -221,9 +241,7 @@ class OptionParser(CommandParser, TrlParser):
     def _converted(self, name: str, value: Any) -> Any:
         """Convert a file's value with the option's own type, as a flag's text is converted."""
         hint, several = self.hints[name], self._option_string_actions[f"--{name}"].nargs == "+"
-        alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        types = {get_origin(alternative) or alternative for alternative in alternatives}
-        types |= {list} if tuple in types else {bool} if name in _TEXT_OR_BOOLEAN else set()  # YAML has no tuple
+        types = _types_of(hint) | ({bool} if name in _TEXT_OR_BOOLEAN else set())
         if not isinstance(value, str | list) and type(value) in types:
             return value
         items = value if isinstance(value, list) and list in types else [value]
