@@ -84,7 +84,7 @@ def command():
     """Every option that `troll grpo` and `troll rloo` add to those of the trainer and the model."""
     from dataclasses import fields
 
-    from troll_trl.cli.settings.arguments import TrollScriptArguments
+    from troll_trl.cli.arguments import TrollScriptArguments
 
     return _table(
         ("option", "default", "meaning"), [_row(option) for option in fields(TrollScriptArguments) if option.init]

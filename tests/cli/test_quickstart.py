@@ -1,12 +1,12 @@
 """The quickstart: its problems, its tokenizer, its YAML, its result, and (slow) the whole of it."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from repository import ROOT
@@ -17,6 +17,7 @@ from math_answers import math_accuracy_reward
 from math_answers.data import load_math_dataset
 from troll_trl import small_models
 from troll_trl.cli import evaluate, quickstart
+from troll_trl.cli.plot import read_log
 
 SCRIPT = ROOT / "scripts" / "quickstart.py"
 
@@ -43,11 +44,6 @@ def test_all_sums_are_there_once_and_right(problems):
         assert int(left) + int(right) == int(row["answer"])
 
 
-def test_the_seed_chooses_the_held_out_problems(problems):
-    assert quickstart.make_problems(seed=0) == problems
-    assert quickstart.make_problems(seed=1)[1] != problems[1]
-
-
 def test_written_problems_load_and_their_answers_are_rewarded(problems, tmp_path):
     small_models.write_problems(tmp_path, problems[0][:20], problems[1][:10])
     dataset = load_math_dataset(str(tmp_path), "test")
@@ -68,11 +64,6 @@ def test_tokenizer_round_trip(tokenizer):
     assert tokenizer.tokenize("185") == ["1", "8", "5"]
 
 
-def test_answers_fit_the_completion_length_of_the_yaml(tokenizer):
-    _, training_args, _ = parse_training_args(["--config", str(ROOT / "configs" / "quickstart.yaml")])
-    assert len(tokenizer(f"Answer: 198{tokenizer.eos_token}").input_ids) <= training_args.max_completion_length
-
-
 def test_labels_are_the_answer_and_its_end(tokenizer):
     rows = [{"problem": "What is 1 + 1?", "answer": "2"}, {"problem": "What is 99 + 99?", "answer": "198"}]
     input_ids, labels = small_models.encode(tokenizer, rows)
@@ -83,32 +74,16 @@ def test_labels_are_the_answer_and_its_end(tokenizer):
         assert tokenizer.decode(ids).replace("<|endoftext|>", "") == f"{prompt}Answer: {row['answer']}<|im_end|>"
 
 
-def test_warm_up_says_how_far_it_is_and_ends_with_an_error_when_nothing_is_learnt(tokenizer, monkeypatch, capsys):
-    monkeypatch.setattr(small_models, "MAX_WARM_UP_STEPS", 50)
-    monkeypatch.setattr(small_models, "WARM_UP_BATCH", 1)
-    torch.manual_seed(0)
-    encoded = small_models.encode(tokenizer, [{"problem": "What is 1 + 1?", "answer": "2"}])
-    with pytest.raises(RuntimeError, match="in 50 steps, not 35%"):
-        small_models.warm_up(small_models.make_model(tokenizer), *encoded, learning_rate=0.0)
-    assert re.search(r"step 50 of at most 50, \d+:\d\d: solves 0%, target 35%", capsys.readouterr().out)
-
-
 # -- The YAML ---------------------------------------------------------------------------------------------------------
 
 
-def test_yaml_makes_the_projection_act_and_measures_the_success(tokenizer):
+def test_yaml_reads_and_writes_where_the_quickstart_does(tokenizer):
     script_args, training_args, model_args = parse_training_args(["--config", str(quickstart.CONFIG)])
-    assert script_args.method == "troll"
-    assert script_args.dataset_test_split == "test"
-    assert training_args.updates_per_rollout_batch == 8
-    assert not training_args.trust_region_idle
-    assert training_args.eval_on_start and training_args.max_steps % training_args.eval_steps == 0
-    assert training_args.support_size <= len(tokenizer)
-    # The script reads and writes where the YAML says, so that the YAML also works by itself
     folder = Path("outputs/quickstart")
     assert Path(model_args.model_name_or_path) == folder / "start"
     assert Path(script_args.dataset_name) == folder / "data"
     assert Path(training_args.output_dir) == folder / "run"
+    assert len(tokenizer(f"Answer: 198{tokenizer.eos_token}").input_ids) <= training_args.max_completion_length
 
 
 # -- The result -------------------------------------------------------------------------------------------------------
@@ -117,25 +92,10 @@ def test_yaml_makes_the_projection_act_and_measures_the_success(tokenizer):
 def test_missed_goals_are_named():
     def log(after, projected, kl):
         update = {"troll/projected_fraction": projected, "troll/kl_max": kl}
-        return [{"eval_reward": 0.25}, update, {"eval_reward": after}, {"train_runtime": 3.0}]
+        return pd.DataFrame([{"eval_reward": 0.25}, update, {"eval_reward": after}])
 
     assert quickstart.missed_goals(log(0.75, 0.02, 0.05), kl_bound=0.05) == []
-    assert quickstart.missed_goals(log(0.29, 0.0, 0.0502), kl_bound=0.05) == [
-        "the success rate rose by less than 5 points",
-        "no token was projected",
-        "the KL after the projection exceeds its bound",
-    ]
-
-
-def test_four_rows_are_printed():
-    troll = [{"eval_reward": 0.4}, {"troll/policy_kl_max": 3.21, "troll/kl_max": 0.05}, {"eval_reward": 0.6}]
-    clip = [{"eval_reward": 0.4}, {"loss": 0.1}, {"eval_reward": 0.1}]
-    assert quickstart.summary(troll, clip).splitlines()[2:] == [
-        "| success rate on held-out sums, before | 40.0% | 40.0% |",
-        "| success rate on held-out sums, after | 60.0% | 10.0% |",
-        "| largest KL(p‖q) of a token, before the projection | 3.21 | – |",
-        "| largest KL(π‖q), after it | 0.05 | – |",
-    ]
+    assert len(quickstart.missed_goals(log(0.29, 0.0, 0.0502), kl_bound=0.05)) == 3
 
 
 def test_the_start_of_the_package_is_small_and_solves_over_a_third(problems, tokenizer):
@@ -157,16 +117,13 @@ def test_the_start_of_the_package_is_small_and_solves_over_a_third(problems, tok
 def test_troll_learns_where_the_clip_collapses(tmp_path):
     options = ["--seed", "0", "--output", str(tmp_path)]
     done = subprocess.run([sys.executable, str(SCRIPT), *options], check=True, cwd=ROOT, stdout=-1, text=True)
-    log_history = quickstart.read_log(tmp_path / "run")
-    success = quickstart.values_of(log_history, "eval_reward")
-    assert success[-1] - success[0] >= 0.05  # seeds 0, 1 and 2: 20, 14 and 12 points
-    clip = quickstart.values_of(quickstart.read_log(tmp_path / "clip"), "eval_reward")
-    assert clip[0] == success[0] and clip[-1] < 0.25  # seeds 0, 1 and 2: 10, 4 and 1 %
-    assert f"| success rate on held-out sums, after | {success[-1]:.1%} | {clip[-1]:.1%} |" in done.stdout
-    updates = [line for line in log_history if "troll/kl_max" in line]
-    assert all(line["troll/kl_max"] <= 0.05 * 1.001 for line in updates)
-    assert any(line["troll/projected_fraction"] > 0 for line in updates)
-    assert (tmp_path / "report" / "report.html").exists()
-    evaluate.main(shlex.split(done.stdout.partition("Evaluate it greedily: troll eval ")[2]))
+    log = read_log(tmp_path / "run")
+    success, clip = (one["eval_reward"].dropna() for one in (log, read_log(tmp_path / "clip")))
+    assert success.iloc[-1] - success.iloc[0] >= 0.05  # seeds 0, 1 and 2: 20, 14 and 12 points
+    assert clip.iloc[0] == success.iloc[0] and clip.iloc[-1] < 0.25  # seeds 0, 1 and 2: 10, 4 and 1 %
+    assert f"TROLL: {success.iloc[0]:.1%} of the held-out sums before" in done.stdout
+    assert log["troll/kl_max"].max() <= 0.05 * 1.001 and log["troll/projected_fraction"].max() > 0
+    assert (tmp_path / "curves.png").stat().st_size > 0
+    evaluate.main(shlex.split(done.stdout.partition("Evaluate it greedily: troll eval ")[2].splitlines()[0]))
     [result] = json.loads((tmp_path / "evaluation" / "summary.json").read_text())["results"]
-    assert result["metrics"]["mean"]["value"] >= success[-1] - 0.05
+    assert result["metrics"]["mean"]["value"] >= success.iloc[-1] - 0.05

@@ -11,13 +11,8 @@ from trl.rewards import get_soft_overlong_punishment
 
 from math_answers import math_accuracy_reward
 from troll_trl.cli import training_data
-from troll_trl.cli.reward_functions import (
-    REWARD_FUNCTIONS,
-    check_reward_function,
-    is_math_accuracy,
-    load_reward_function,
-)
-from troll_trl.cli.settings.arguments import TrollScriptArguments
+from troll_trl.cli.arguments import TrollScriptArguments
+from troll_trl.cli.reward_functions import is_math_accuracy, load_reward_function
 from troll_trl.cli.training_data import load_datasets
 
 CHATS = [{"prompt": [{"role": "user", "content": f"w{n} w5"}], "solution": f"x > {n}", "level": n} for n in range(6)]
@@ -87,12 +82,6 @@ def test_evaluation_data_of_the_same_dataset_are_of_its_configuration(load, eval
     assert seen == [("d.jsonl", "train", "main"), asked]
 
 
-@pytest.mark.parametrize("name", ["chats", "texts"])
-def test_rows_that_are_no_problems_are_not_looked_through(load, name):
-    evaluation = {"eval_strategy": "steps", "eval_dataset_name": "texts.jsonl", "dataset_test_split": "test"}
-    assert len(load(name, **evaluation, **OTHER_REWARD)[1]) == 6
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 def test_instruction_filter_and_limits_hold_for_any_rows(load, streaming, capsys):
     options = {"dataset_streaming": streaming, "system_prompt": "w1", "instruction": "w2"}
@@ -144,11 +133,6 @@ def test_prompts_of_a_named_column_need_no_gold_answer(load, streaming, tmp_path
         load("tasks", problem_column="task.text")  # math_accuracy
 
 
-def test_gold_answers_are_not_read_from_a_stream(load):
-    with pytest.raises(ValueError, match=r"problems.jsonl is streamed, but gold answers are read before"):
-        load("problems", dataset_streaming=True)
-
-
 def test_rows_with_neither_prompt_nor_problem_are_refused_with_what_was_looked_for(load, tmp_path):
     (tmp_path / "odd.jsonl").write_text('{"text": "w1"}\n')
     with pytest.raises(ValueError, match=r"has the columns text; .*Without `math_accuracy` a column `prompt`"):
@@ -182,16 +166,6 @@ def test_a_mixture_of_problems_and_a_streamed_one(load):
     entry = {"path": "json", "data_files": "texts.jsonl"}
     streamed, _ = load(mixture={"datasets": [entry], "streaming": True}, **OTHER_REWARD)
     assert isinstance(streamed, datasets.IterableDataset) and list(streamed) == TEXTS
-
-
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [({"path": 5}, "not int"), ({"name": 2024}, "'int'"), ({"fraction": "a"}, "'str'"), ({"fraction": 0}, "by zero")],
-)
-def test_a_value_of_another_type_in_a_mixture_is_refused(load, entry, said):
-    """Those of a fraction ended with a traceback."""
-    with pytest.raises(ValueError, match=f"`datasets`: .*{said}.* Names and paths are texts"):
-        load(mixture={"datasets": [{"path": "json", "data_files": "texts.jsonl"} | entry]}, **OTHER_REWARD)
 
 
 def test_streamed_rows_cannot_be_split(load):
@@ -235,12 +209,6 @@ def test_a_function_that_makes_a_reward_is_called_with_its_arguments(prefix):
     assert len({*reward(completion_ids=ids)}) > 2
 
 
-def test_short_name_of_trl_has_the_arguments_of_trls_command():
-    reward = load_reward_function("get_soft_overlong_punishment")
-    ids = [[1] * length for length in (1000, 1100, 1281)]
-    assert reward(completion_ids=ids) == get_soft_overlong_punishment(1280, 256)(completion_ids=ids)
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -270,22 +238,3 @@ def test_the_reward_is_known_by_every_path(path):
 )
 def test_other_rewards_are_not_taken_for_it(name):
     assert not is_math_accuracy(name)
-
-
-def test_a_function_that_cannot_take_what_trl_gives_is_refused():
-    """As `accuracy_reward` of DAPO's rows, or a function that makes a reward; it failed at the first reward."""
-    reward = load_reward_function("accuracy_reward")
-    check_reward_function(reward, ["prompt", "solution"], "the training data")
-    with pytest.raises(ValueError, match="the training data have the column 'completions', whose name TRL needs"):
-        check_reward_function(reward, ["prompt", "solution", "completions"], "the training data")
-    with pytest.raises(ValueError, match=r"'accuracy_reward' cannot take the training data: .*argument: 'solution'"):
-        check_reward_function(reward, ["prompt", "reward_model"], "the training data")
-    with pytest.raises(ValueError, match=r"cannot take the evaluation data: missing .* 'goal'"):
-        check_reward_function(
-            lambda completions, goal, length=3, *, log_metric, **kwargs: [], ["prompt"], "the evaluation data"
-        )
-    for name in ("trl.rewards.get_soft_overlong_punishment", "datasets.config.HF_DATASETS_CACHE"):
-        with pytest.raises(ValueError, match="cannot take the training data"):
-            check_reward_function(load_reward_function(name), ["prompt"], "the training data")
-    for name in REWARD_FUNCTIONS:
-        check_reward_function(load_reward_function(name), ["prompt", "solution"], "the training data")

@@ -1,26 +1,17 @@
 """Whose code runs: a model's only with `trust_remote_code`, the working directory's only by a path that names it."""
 
 import ast
-import contextlib
 import json
 import os
 import re
-import runpy
-import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from limits import HANG
-from peft import LoraConfig, get_peft_model
 from repository import ROOT
-from test_evaluate_script import flags, save_model
+from tiny import tiny_model, tiny_tokenizer
 
-from math_answers.evaluation import generation
-from math_answers.evaluation.generation import TransformersGenerator, VllmGenerator, load_model, load_tokenizer
-from math_answers.models import context_of
-from troll_trl.cli import evaluate, train
+from troll_trl.cli import evaluate
 from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, load_reward_function
 from troll_trl.fields import imported
 
@@ -29,20 +20,12 @@ from troll_trl.fields import imported
 OWN_CODE = """
 from pathlib import Path
 Path({ran!r}).write_text("ran")
-from transformers import Qwen3Config, Qwen3ForCausalLM, PreTrainedTokenizerFast
+from transformers import Qwen3Config, Qwen3ForCausalLM
 class OwnConfig(Qwen3Config): model_type = "own"
 class Own(Qwen3ForCausalLM): config_class = OwnConfig
-class OwnTokenizer(PreTrainedTokenizerFast): ...
 """
 OWN_MODEL = {"AutoModelForCausalLM": "own.Own"}
-PARTS = {
-    "config": {"config.json": {"model_type": "own", "auto_map": OWN_MODEL | {"AutoConfig": "own.OwnConfig"}}},
-    "model": {"config.json": {"auto_map": OWN_MODEL}},
-    "tokenizer": {
-        "config.json": {"model_type": "own"},
-        "tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}},
-    },
-}
+CODE = {"model_type": "own", "auto_map": OWN_MODEL | {"AutoConfig": "own.OwnConfig"}}
 
 
 @pytest.fixture
@@ -51,82 +34,30 @@ def yes(monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: "y")
 
 
-def put_code(folder: Path, part: str, ran: Path):
-    """Have `part` of a saved model be code that writes the file `ran`."""
-    (folder / "own.py").write_text(OWN_CODE.format(ran=str(ran)))
-    for name, changes in PARTS[part].items():
-        content = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(content | changes))
-
-
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    model, _ = save_model(tmp_path / "model")
-    get_peft_model(model, LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
-    file = tmp_path / "adapter" / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "model"}))
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    for part in (tokenizer, tiny_model(max_position_embeddings=64)):
+        part.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "own.py").write_text(OWN_CODE.format(ran=str(tmp_path / "ran")))
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | CODE))
     (tmp_path / "one.jsonl").write_text('{"question": "w1", "answer": "#### 1"}\n')
     return tmp_path
 
 
-def untrusting(trusted: bool = False) -> SimpleNamespace:
-    return SimpleNamespace(
-        **{"revision": None, "dtype": "auto", "batch_size": 1, "trust_remote_code": trusted, "temperature": 0.0},
-        **{"top_p": 1.0, "top_k": 0, "max_new_tokens": 4},
-    )
-
-
-LOADS = {
-    "model": (load_model, ("config", "model")),
-    "context": (lambda name, args: context_of(name, args.revision), ("config",)),
-    "tokenizer": (load_tokenizer, ("config", "tokenizer")),
-}
-
-
-@pytest.mark.usefixtures("yes")
-@pytest.mark.parametrize("name", ["model", "adapter"])
-@pytest.mark.parametrize(("load", "part"), [(load, part) for load, (_, parts) in LOADS.items() for part in parts])
-def test_no_load_of_an_evaluation_runs_a_models_code_or_asks_for_it(load, part, name, place):
-    """`yes | troll eval` ran it."""
-    put_code(place / "model", part, place / "ran")
-    with contextlib.suppress(ValueError):  # transformers has a class of its own for some tokenizers
-        LOADS[load][0](name, untrusting())
-    assert not (place / "ran").exists()
-
-
 @pytest.mark.usefixtures("yes")
 def test_the_command_refuses_a_models_code_and_runs_it_with_the_flag(place, capsys):
-    put_code(place / "model", "config", place / "ran")
-    options = ["--model", "model", "--benchmarks", "one=one.jsonl", *flags()[flags().index("--output") :]]
+    options = ["--model", "model", "--benchmarks", "one=one.jsonl", "--output", "out", "--max_new_tokens", "4"]
     with pytest.raises(SystemExit) as stop:
         evaluate.main(options, "troll eval")
     assert stop.value.code == 2 and "trust_remote_code" in capsys.readouterr().err
     assert not (place / "ran").exists()
     evaluate.main([*options, "--trust_remote_code"], "troll eval")
     assert (place / "ran").read_text() == "ran"
-
-
-@pytest.mark.usefixtures("yes")
-@pytest.mark.parametrize("trusted", [False, True])
-def test_both_backends_pass_the_flag_on(trusted, place, monkeypatch):
-    given = []
-    args = untrusting(trusted)
-    tokenizer = load_tokenizer("model", args)
-    automatic, load = generation.AutoModelForCausalLM, generation.AutoModelForCausalLM.from_pretrained
-    monkeypatch.setattr(
-        automatic, "from_pretrained", lambda *names, **options: given.append(options) or load(*names, **options)
-    )
-    TransformersGenerator("model", tokenizer, args, 8)
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **options: given.append(options)))
-    VllmGenerator("model", tokenizer, args, 8)
-    assert [options["trust_remote_code"] for options in given] == [trusted, trusted]
-    if not trusted:
-        put_code(place / "model", "config", place / "ran")
-        with pytest.raises(ValueError, match="trust_remote_code"):
-            VllmGenerator("model", tokenizer, args, 8)
-        assert not (place / "ran").exists()
 
 
 def test_every_automatic_class_of_transformers_is_told_whether_to_run_code():
@@ -200,35 +131,3 @@ def test_a_folder_without_code_hides_no_module(here, tmp_path_factory, monkeypat
     (left / "my_reward").mkdir()
     monkeypatch.setattr(sys, "path", [*sys.path, str(left)])
     assert imported("my_reward.reward")() == [1.0]
-
-
-def test_the_launchers_processes_do_not_look_in_the_working_directory_first(here, monkeypatch):
-    """`python -m`, with which accelerate starts them, does."""
-    environments = []
-    monkeypatch.setattr("accelerate.commands.launch.launch_command", lambda _: environments.append({**os.environ}))
-    monkeypatch.setattr(os, "environ", {**os.environ})
-    train._launch(["--num_processes=2", "--multi_gpu"], [], "troll grpo")
-    [environment] = environments
-    environment["PYTHONPATH"] = str(ROOT)
-    (here / "yaml.py").write_text("import pathlib; pathlib.Path('ran-yaml').touch()")
-    words = [sys.executable, "-m", "troll_trl.cli.main", "configs"]  # which imports it, and not torch
-    for safe in (environment, {**environment, "PYTHONSAFEPATH": ""}):
-        done = subprocess.run(words, env=safe, capture_output=True, text=True, timeout=HANG)
-        assert (done.returncode == 0 and ran(here) == set()) == (safe is environment), done.stderr
-
-
-@pytest.mark.filterwarnings("ignore:'troll_trl.cli.train' found in sys.modules")
-def test_a_process_that_a_user_starts_puts_the_working_directory_last(here, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train", "--help"])
-    monkeypatch.setattr(sys, "path", [str(here), *sys.path])  # as `python -m` has it
-    with pytest.raises(SystemExit):
-        runpy.run_module("troll_trl.cli.train", run_name="__main__")
-    assert sys.path[0] != str(here) and sys.path[-1] == str(here)
-
-
-def test_a_run_does_not_hand_the_launchers_variable_to_its_own_programs(monkeypatch):
-    for given, left in (("troll", None), ("1", "1")):
-        monkeypatch.setenv("PYTHONSAFEPATH", given)
-        with pytest.raises(SystemExit):
-            train.main(["--help"], "troll grpo")
-        assert os.environ.get("PYTHONSAFEPATH") == left

@@ -11,7 +11,7 @@ from training_args import parse_training_args
 from transformers import TrainingArguments
 
 from troll_trl import TrollGRPOConfig
-from troll_trl.cli.settings.layers import config_names
+from troll_trl.cli.command_line import config_names
 
 PAGE = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
 ROWS = [

@@ -13,6 +13,7 @@ import shlex
 import sys
 import textwrap
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,11 @@ from repository import ROOT
 from training_args import parse_training_args
 from transformers import TrainingArguments
 
-from troll_trl.cli import configs, environment, main, quickstart, report, train
+from math_answers.evaluation.arguments import EvaluationArguments
+from troll_trl.cli import configs, environment, main, plot, quickstart, train
+from troll_trl.cli.arguments import make_arguments, training_parser
+from troll_trl.cli.command_line import read_config
 from troll_trl.cli.evaluate import parse_evaluation_args
-from troll_trl.cli.settings.layers import find_config
-from troll_trl.cli.settings.parser import declared_names, launcher_names
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
@@ -45,10 +47,10 @@ OTHER_FLAGS = {
     "logprobs-mode",
     "max-logprobs",
     "tensor_parallel_size",
-    "success",
+    "group",
     "warm_up",
     "help",
-}  # of vllm, `troll report`, `troll quickstart` and all
+}  # of vllm, `troll plot`, `troll quickstart` and all
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -107,7 +109,7 @@ class Parsed(BaseException):
 def take_troll(words, monkeypatch):
     command, words = words[0], words[1:]
     assert command in main.COMMANDS
-    if words in ([], ["--method", "clip"]) and command in ("grpo", "rloo", "eval", "report"):
+    if words in ([], ["--method", "clip"]) and command in ("grpo", "rloo", "eval", "plot"):
         return  # the command's name in a sentence
     if words == ["--help"]:
         with pytest.raises(SystemExit, match=r"^0$"):
@@ -117,7 +119,7 @@ def take_troll(words, monkeypatch):
     elif command == "eval":
         parse_evaluation_args(words)
     else:
-        modules = {"report": report, "quickstart": quickstart, "configs": configs, "env": environment}
+        modules = {"plot": plot, "quickstart": quickstart, "configs": configs, "env": environment}
         stop_after_parsing(monkeypatch)
         with pytest.raises(Parsed):
             modules[command].main(words)
@@ -126,12 +128,12 @@ def take_troll(words, monkeypatch):
 def take_training(words, program, monkeypatch):
     """What `troll grpo` hands to its launcher and to its processes, which a CPU takes as if it were a GPU."""
     started = []
-    monkeypatch.setattr(train, "main", lambda flags, program: started.append((1, flags)))
+    monkeypatch.setattr(train, "_train_or_stop", lambda options, program: started.append((1, options)))
     monkeypatch.setattr("accelerate.commands.launch.launch_command", lambda options: started.append(launched(options)))
     train.launch([*words, "--use_cpu"], program)
-    [(processes, flags)] = started
+    [(processes, options)] = started
     monkeypatch.setattr(TrainingArguments, "world_size", property(lambda self: processes))
-    parse_training_args(flags)
+    make_arguments(options if isinstance(options, dict) else train.read_options(options, program))
 
 
 def launched(options) -> tuple[int, list[str]]:
@@ -163,7 +165,7 @@ def take_python(words, monkeypatch):
     monkeypatch.setattr(sys, "argv", words[module:])
     monkeypatch.setattr(sys, "path", [*sys.path, str(path.parent)])
     for file in re.findall(r"\S+\.yaml", " ".join(words)):
-        assert find_config(file)
+        assert read_config(file)
     with pytest.raises(Parsed):
         runpy.run_module(words[1], run_name="__main__") if module else runpy.run_path(words[0], run_name="__main__")
 
@@ -248,8 +250,9 @@ TAKES = {
 def test_flags_in_sentences_exist():
     known = set(OTHER_FLAGS)
     for settings in ("grpo", "rloo"):
-        known |= declared_names(settings) | launcher_names(settings)
-    known |= declared_names("eval") | {"config"}
+        parser = training_parser(settings, "x")
+        known |= parser.hints.keys() | parser.only_launcher
+    known |= {field.name for field in fields(EvaluationArguments)} | {"config"}
     named = {
         (page.name, flag)
         for page in PAGES

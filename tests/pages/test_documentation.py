@@ -19,8 +19,7 @@ from trl import GRPOTrainer, RLOOTrainer
 
 import troll_trl
 from troll_trl import TrollGRPOConfig, TrollRLOOConfig, __version__
-from troll_trl.cli.settings.arguments import TrollScriptArguments
-from troll_trl.cli.settings.parser import RENAMED, declared_names, launcher_names
+from troll_trl.cli.arguments import TrollScriptArguments, training_parser
 from troll_trl.trainers.config import troll_fields
 
 DOCS = ROOT / "docs"
@@ -127,9 +126,8 @@ def test_names_of_other_recipes_are_ours_or_lead_to_ours():
     lines = (DOCS / "from-other-recipes.md").read_text(encoding="utf-8").splitlines()
     rows = [line.split("|")[1:3] for line in lines if line.startswith("| ") and "troll grpo" not in line]
     ours, open_r1 = ({name for row in rows for name in re.findall(r"`([a-z_0-9]+)", row[side])} for side in (0, 1))
-    valid = declared_names("grpo") | launcher_names("grpo")
-    assert ours and ours - valid == set()
-    assert open_r1 and open_r1 - valid - RENAMED.keys() == set()
+    parser = training_parser("grpo", "x")
+    assert ours and open_r1 and ours - parser.hints.keys() - parser.only_launcher == set()
 
 
 @pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
@@ -291,7 +289,8 @@ def test_messages_in_the_index_of_errors_are_ours():
     page = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8").partition("## Errors")[2]
     rows = re.findall(r"^\| (``?)(.+?) ?\1 \|", page, re.MULTILINE)
     assert rows
-    assert [message for _, message in rows if message not in sources] == []
+    theirs = {"Your setup doesn't support bf16/gpu"}  # of transformers
+    assert [message for _, message in rows if message not in sources and message not in theirs] == []
     # Code that contains a backtick needs two around it: two messages were cut in half on the page
     assert [message for ticks, message in rows if "`" in message and ticks != "``"] == []
 

@@ -19,8 +19,8 @@ TO_RUN = {
     "make evidence",
     "troll configs",
     "troll env",
-    "troll report TROLL=out/troll-0,out/troll-1 clip=out/clip-0,out/clip-1 --output out/report",
-    "troll report outputs/clip outputs/troll --output outputs/report",
+    "troll plot outputs/clip outputs/troll",
+    "troll plot out/troll-0 out/troll-1 out/clip-0 out/clip-1 --group method --output out/curves.png",
     "troll eval --samples their_samples.jsonl --output outputs/theirs",
     "troll eval --compare outputs/eval_a outputs/eval_b",
     "python benchmarks/counts.py",
@@ -62,7 +62,7 @@ NOT_RUN = {
     "# on node": "a comment",
 }
 # Of a program, in a sentence
-NAMES = {"troll grpo", "troll rloo", "troll eval", "troll report", "troll grpo --method clip"}
+NAMES = {"troll grpo", "troll rloo", "troll eval", "troll plot", "troll grpo --method clip"}
 
 
 def test_every_command_is_run_or_has_a_reason():

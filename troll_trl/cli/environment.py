@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from troll_trl import __version__
-from troll_trl.cli.settings.command import CommandParser
+from troll_trl.cli.command_line import CommandParser
 
 
 def main(argv: Sequence[str] | None = None, program: str = "troll env") -> None:

@@ -15,31 +15,26 @@ from pathlib import Path
 
 from math_answers.evaluation import EvaluationArguments
 from math_answers.printable import PrintableFormatter, printable
-from troll_trl.cli.settings.command import stop
-from troll_trl.cli.settings.layers import read_command
+from troll_trl.cli.command_line import OptionParser, read_command, stop
 
 
 def print_error(text: str):
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def parse_evaluation_args(argv: Sequence[str] | None = None, program: str | None = None) -> EvaluationArguments:
+def parse_evaluation_args(argv: Sequence[str] | None = None, program: str = "evaluate.py") -> EvaluationArguments:
     """Read and check the arguments of a command line, and of the YAML file that its `--config` names. Ends with code 2
-    after one paragraph that names the mistake, the value and the remedy."""
-    command = read_command(argv, program)
-    from troll_trl.cli.settings.parser import StrictParser  # imports torch, which reads variables under `env`
-
-    settings = StrictParser("eval", command.program).settings_of(command)
+    and one message that names the mistake."""
+    values, _, flags = read_command(argv, program)
     try:
-        return EvaluationArguments(**settings)
+        return EvaluationArguments(**OptionParser((EvaluationArguments,), program).read(values, flags))
     except ValueError as error:
-        stop(command.program, error)
+        stop(program, error)
 
 
-def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
+def main(argv: Sequence[str] | None = None, program: str = "evaluate.py") -> None:
     """Evaluate, in this process. Ends with code 2 and one message for a mistake of the user; with 130 when
     interrupted."""
-    program = program or Path(sys.argv[0]).name
     args = parse_evaluation_args(argv, program)
     import datasets
     import torch

@@ -6,20 +6,25 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from troll_trl import __version__
-from troll_trl.cli.settings.command import CommandParser, show, show_warnings_plainly
+from troll_trl.cli.command_line import CommandParser
 
 # Each command has a module and a function that run it, and a line of help
 COMMANDS = {
-    "grpo": ("train", "launch", "train a model with GRPO: troll grpo --config qwen3-0.6b/gsm8k"),
-    "rloo": ("train", "launch", "train a model with RLOO: troll rloo --config qwen3-0.6b/gsm8k-rloo"),
+    "grpo": ("troll_trl.cli.train", "launch", "train a model with GRPO: troll grpo --config qwen3-0.6b/gsm8k"),
+    "rloo": ("troll_trl.cli.train", "launch", "train a model with RLOO: troll rloo --config qwen3-0.6b/gsm8k-rloo"),
     "eval": (
-        *("evaluate", "main"),
+        *("troll_trl.cli.evaluate", "main"),
         "evaluate models, score a file of samples, or compare: troll eval --config eval/paper --model M --output D",
     ),
-    "report": ("report", "main", "make one page from the logs of several runs: troll report A B --output D"),
-    "quickstart": ("quickstart", "main", "train a small model in minutes, on a CPU, without a model hub"),
-    "configs": ("configs", "main", "list the configs that come with the package, or copy one for editing"),
-    "env": ("environment", "main", "print versions, devices and kernels, for a bug report"),
+    "plot": ("troll_trl.cli.plot", "main", "draw the curves of runs, and print their last values: troll plot A B"),
+    "quickstart": ("troll_trl.cli.quickstart", "main", "train a small model in minutes, on a CPU, without a model hub"),
+    "configs": (
+        "troll_trl.cli.configs",
+        "main",
+        "list the configs that come with the package, or copy one for editing",
+    ),
+    "check": ("troll_trl.check", "main", "compare a step of your trainer's setup with a plain reference, and time it"),
+    "env": ("troll_trl.cli.environment", "main", "print versions, devices and kernels, for a bug report"),
 }
 
 
@@ -38,11 +43,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("command", nargs="?", choices=COMMANDS, help=argparse.SUPPRESS)
     command = parser.parse_args(argv[:1]).command
     if command is None:
-        show(parser.format_help().rstrip())
+        parser.print_help()
         return
-    show_warnings_plainly()
     module, function, _ = COMMANDS[command]
-    getattr(import_module(f"troll_trl.cli.{module}"), function)(argv[1:], f"troll {command}")
+    getattr(import_module(module), function)(argv[1:], f"troll {command}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Settings name reward functions by a short name, an import path, or a call of a function that makes one."""
 
 import ast
-import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from troll_trl.fields import imported
@@ -18,8 +17,6 @@ REWARD_FUNCTIONS = {
         "trl.rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)"
     ),
 }
-# TRL gives these to every reward function, by name, and next to them every column except `prompt`
-_GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 
 
 def is_math_accuracy(name: str) -> bool:
@@ -50,19 +47,3 @@ def load_reward_function(name: str) -> Callable:
     except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
         raise ValueError(f"`reward_funcs` names {name!r}: {error}.") from error
     return function
-
-
-def check_reward_function(function: Callable, columns: Iterable[str], data: str) -> None:
-    """Refuse (`ValueError`), before the first reward, a function that cannot take what TRL gives to it, or needs a
-    column that the data called `data` lack."""
-    if taken := (_GIVEN - {"prompts"}).intersection(columns):
-        raise ValueError(f"{data} have the column {min(taken)!r}, whose name TRL needs for a reward. Rename it.")
-    given = _GIVEN | {*columns} - {"prompt", "completion"}
-    try:
-        inspect.signature(function).bind(**dict.fromkeys(given))
-    except TypeError as error:
-        raise ValueError(
-            f"The reward function {getattr(function, '__name__', function)!r} cannot take {data}: {error}. It gets "
-            f"{', '.join(sorted(given))}, by name; **kwargs takes the rest. `answer_column` names the column for "
-            "`solution`. If the function makes a reward function, call it: my_lib.length_penalty(limit=512)."
-        ) from None

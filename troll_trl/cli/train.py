@@ -5,73 +5,101 @@
     troll grpo --config qwen3-8b/dapo --accelerate_config fsdp2 --num_processes 8
     accelerate launch --num_processes 8 -m troll_trl.cli.train --config qwen3-0.6b/gsm8k --method clip --output_dir out
 
-The first two start `accelerate launch`, as the `trl` command does. `--accelerate_config` and the options of
-`accelerate launch` go to the launcher, all others to the run. A file may hold both.
+The first two start `accelerate launch`, as the `trl` command does, with those flags that only it knows. Everything
+else, and every key of a file, is an option of the run.
 """
 
-import argparse
-import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from troll_trl.cli.settings.command import CommandParser, show_warnings_plainly, stop
-from troll_trl.cli.settings.layers import configs_folder, read_command, read_mapping
-
-logger = logging.getLogger(__name__)
-
-_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "troll"  # to Python, any text switches the variable on
+from troll_trl.cli.command_line import CommandParser, configs_folder, name_of, read_command, stop
 
 
-def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
+def main(argv: Sequence[str] | None = None, program: str = "train.py") -> None:
     """Train, in this process. Ends with code 2 and one message for a mistake of the user; with code 1 if numbers were
     not finite, or a vLLM server was lost."""
-    if os.environ.get(_SAFE_PATH) == _OURS:  # a program that a reward starts gets the path that it expects
-        del os.environ[_SAFE_PATH]
-    show_warnings_plainly()
-    command = read_command(argv, program)
-    # These load torch, transformers and TRL, which read the variables under the files' `env`
+    _train_or_stop(read_options(argv, program), program)
+
+
+def read_options(argv: Sequence[str] | None, program: str) -> dict[str, Any]:
+    """Return the options that the files and flags of a command line set. A mistake ends the process with code 2 and
+    one message."""
+    values, _, flags = read_command(argv, program)
+    return _checked(values, flags, _algorithm(values, flags, program) or "grpo", program)
+
+
+def _checked(values: Mapping[str, Any], flags: Sequence[str], algorithm: str, program: str) -> dict[str, Any]:
+    from troll_trl.cli.arguments import training_options, training_parser  # torch reads variables under `env`
+
+    return training_options(training_parser(algorithm, program), {**values, "algorithm": algorithm}, flags)
+
+
+def train(values: Mapping[str, Any]) -> Any:
+    """Train with the options in `values`, which are as in a file, in this process. Returns the trainer."""
+    return _finish(*_prepare(_checked(values, [], values.get("algorithm", "grpo"), "train")))
+
+
+def _train_or_stop(options: dict[str, Any], program: str) -> None:
+    try:
+        prepared = _prepare(options)
+    except (ValueError, OSError, ImportError) as error:  # a mistake of the user needs no traceback
+        stop(program, error)
+    try:
+        _finish(*prepared)
+    except (FloatingPointError, ConnectionError) as error:
+        stop(program, error, code=1)
+
+
+def _prepare(options: dict[str, Any]) -> tuple[Any, Any, str | None]:
+    """Make the trainer, and save the options. Returns it, the script's arguments and the checkpoint to resume from."""
     from transformers import ProgressCallback
 
+    from troll_trl.cli.arguments import make_arguments
     from troll_trl.cli.make_trainer import make_trainer
-    from troll_trl.cli.output_folder import check_output_dir, find_checkpoint, name_local_model, save_settings
+    from troll_trl.cli.output_folder import check_output_dir, find_checkpoint, save_options
     from troll_trl.cli.progress import PeakMemory, ProgressLine
-    from troll_trl.cli.settings.parser import parse_training_command
     from troll_trl.trainers.sharding import ReshardInEvaluation
 
-    script_args, training_args, model_args = parse_training_command(command)
-    try:
-        check_output_dir(script_args, training_args)
-        trainer = make_trainer(script_args, training_args, model_args)
-        checkpoint = find_checkpoint(trainer, script_args.resume)
-    except (ValueError, OSError, ImportError) as error:  # a mistake of the user needs no traceback
-        stop(command.program, error)
-    if command.launcher and "TROLL_LAUNCHED" not in os.environ and training_args.process_index == 0:
-        said = ", ".join(f"`{flag[2:].partition('=')[0]}`" for flag in command.launcher)
-        logger.warning(f"The run ignores {said}: only `troll grpo` and `troll rloo` start processes.")
+    script_args, training_args, model_args = make_arguments(options)
+    if "kl_bound" in options and hasattr(training_args, "kl_bound"):
+        options = {**options, "kl_bound": training_args.kl_bound}  # a number, also for 'auto'
+    check_output_dir(options, script_args, training_args)
+    trainer = make_trainer(script_args, training_args, model_args)
+    checkpoint = find_checkpoint(trainer, script_args.resume)
     if training_args.process_index == 0:
-        save_settings(script_args.settings, training_args.output_dir, checkpoint)
+        save_options(options, training_args)
     trainer.add_callback(PeakMemory)
     trainer.add_callback(ReshardInEvaluation)
     if not training_args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(ProgressLine)
-    try:
-        trainer.train(resume_from_checkpoint=checkpoint)
-    except (FloatingPointError, ConnectionError) as error:
-        stop(command.program, error, code=1)
+    return trainer, script_args, checkpoint
+
+
+def _finish(trainer: Any, script_args: Any, checkpoint: str | None) -> Any:
+    """Train, and save the model with its card."""
+    args = trainer.args
+    trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_state()
-    trainer.save_model(training_args.output_dir)
+    trainer.save_model(args.output_dir)
     # TRL writes a card with a checkpoint, and there may be none. A local file has no page to link to.
     dataset = None if Path(str(script_args.dataset_name)).exists() else script_args.dataset_name
-    trainer.create_model_card(Path(training_args.output_dir).resolve().name, dataset)
-    if training_args.process_index == 0:
-        name_local_model(training_args.output_dir, str(model_args.model_name_or_path))
-    trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
-    if training_args.push_to_hub:
+    trainer.create_model_card(Path(args.output_dir).resolve().name, dataset)
+    trainer.accelerator.print(f"Model saved to {args.output_dir}.")
+    if args.push_to_hub:
         trainer.push_to_hub(dataset_name=dataset)
     trainer.end()
+    return trainer
+
+
+def _algorithm(values: Mapping[str, Any], flags: Sequence[str], program: str) -> Any:
+    """Return the algorithm that a flag or a file names, or `None`. Which options there are depends on it."""
+    parser = CommandParser(prog=program, add_help=False)
+    parser.add_argument("--algorithm", default=values.get("algorithm"))
+    return parser.parse_known_args(flags)[0].algorithm
 
 
 # -- The launcher -----------------------------------------------------------------------------------------------------
@@ -80,117 +108,71 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> None:
 def launch(argv: Sequence[str], program: str) -> None:
     """Train in as many processes as the launcher's flags say; `program` is `troll grpo` or `troll rloo`. Ends with
     code 2 and one message for a mistake of the user, else with the code of the run."""
-    command, algorithm = read_command(argv, program), program.split()[-1]
-    if (named := command.algorithm()) not in (None, algorithm):
-        said = f"`algorithm` is {named}, but this is `{program}`."
-        stop(program, f"{said} Remove `algorithm`, or run the other command.")
-    from troll_trl.cli.settings.parser import training_settings  # it imports torch, as `main` does
+    values, configs, words = read_command(argv, program)
+    algorithm = program.split()[-1]
+    if (named := _algorithm(values, words, program)) not in (None, algorithm):
+        stop(program, f"`algorithm` is {named}, but this is `{program}`.")
+    from troll_trl.cli.arguments import launcher_parser, training_options, training_parser
 
-    training_settings(command, algorithm, launches=True)  # refuses wrong names and values before any process starts
-    run_flags = ["--algorithm", algorithm]
-    for config in command.configs:
-        run_flags += ["--config", config]
-    run_flags += command.flags
-    if not command.launcher and _one_process_is_enough():
-        main(run_flags, program)
-    else:
-        _launch(command.launcher, run_flags, program)
+    parser = training_parser(algorithm, program)
+    taken: dict[str, list[str]] = {"run": [], "launcher": [], "token": []}
+    taker = "run"
+    for word in words:
+        if word.startswith("--"):
+            name = name_of(word)
+            taker = "launcher" if name in parser.only_launcher else "token" if name == "hub_token" else "run"
+        taken[taker].append(word)
+    # A mistake is refused before any process starts
+    options = training_options(parser, {**values, "algorithm": algorithm}, [*taken["run"], *taken["token"]])
+    if not taken["launcher"] and _one_process_is_enough():
+        _train_or_stop(options, program)
+        return
+    # The token is in the environment; trackers record a process's flags
+    run = [*(word for config in configs for word in ("--config", config)), *taken["run"]]
+    _launch(launcher_parser(program), taken["launcher"], ["--algorithm", algorithm, *run], program)
 
 
 def _one_process_is_enough() -> bool:
-    """Return whether `accelerate launch` without flags would start one process. Then this process trains."""
+    """Return whether `accelerate launch` without flags would start one process. Then this process trains: it starts in
+    half the time, and a SIGTERM reaches it."""
     import torch
     from accelerate.commands.config.config_args import default_config_file
 
     return torch.accelerator.device_count() <= 1 and not Path(default_config_file).is_file()
 
 
-def _launch(launcher_flags: list[str], run_flags: list[str], program: str) -> None:
+def _launch(parser: CommandParser, flags: list[str], run: list[str], program: str) -> None:
+    """Start `accelerate launch` with its `flags`, and processes with the flags in `run`. Ends with the code of the
+    run."""
     from subprocess import CalledProcessError
 
     from accelerate.commands.launch import launch_command
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
-    os.environ["TROLL_LAUNCHED"] = "1"  # the launcher's settings in the files have been read
-    # Without it `python -m` looks for every module in the working directory first, and runs a file wandb.py there
-    if Path(__file__).parents[2] != Path.cwd():  # a clone that is not installed is found there alone
-        os.environ.setdefault(_SAFE_PATH, _OURS)
+    script = "troll_trl.cli.train"
+    options = parser.parse_args([*flags, "--module", script])
+    if options.training_script != script:
+        stop(program, f"unrecognized arguments: {options.training_script}")
+    options.training_script_args = run
     # After SIGTERM the launcher kills its processes when this time is over. The default of 30 seconds is too short for
     # a large model to finish its update and save.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
-    options = _launcher_options(launcher_flags, run_flags, program)
-    _warn_if_one_process_starts(options, program)
     try:
+        if name := options.accelerate_config:  # a file, the name of one of ours, or of TRL's
+            ours = configs_folder() / "accelerate" / f"{name}.yaml"
+            options.config_file = (
+                str(ours) if ours.is_file() else resolve_accelerate_config_argument(["--accelerate_config", name])[1]
+            )
         launch_command(options)
     except CalledProcessError as error:  # the run has printed its error
         raise SystemExit(error.returncode) from None
     except ChildFailedError as error:
         raise SystemExit(error.get_first_failure()[1].exitcode) from None
-    except ValueError as error:  # the flags do not go together
+    except (ValueError, OSError) as error:  # flags that do not go together, or a file that is missing
         stop(program, error)
 
 
-def _launcher_options(launcher_flags: list[str], run_flags: list[str], program: str) -> argparse.Namespace:
-    """Parse the launcher's flags as accelerate does. The file of TRL's `--accelerate_config` becomes `config_file`."""
-    from accelerate.commands.launch import launch_command_parser
-
-    parser = CommandParser(prog=program, parents=[launch_command_parser()], add_help=False)
-    parser.add_argument("--accelerate_config", "--accelerate-config")
-    switches = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
-    words = []
-    for flag in launcher_flags:  # a switch takes no value, and a file has one
-        name, _, value = flag.partition("=")
-        if name not in switches:
-            words.append(flag)
-        elif (value := value.lower()) not in ("", "true", "false"):
-            stop(program, f"`{name.lstrip('-')}` must be true or false, got {value!r}.")
-        elif value != "false":
-            words.append(name)
-    options, _ = parser.parse_known_args([*words, "-m", "troll_trl.cli.train", *run_flags])
-    if options.training_script != "troll_trl.cli.train":
-        stop(program, f"unrecognized arguments: {options.training_script}")
-    for name in ("num_processes", "num_machines"):
-        if (number := getattr(options, name)) is not None and number < 1:  # accelerate would start one in silence
-            stop(program, f"`{name}` must be at least 1, got {number}.")
-    if options.config_file and options.accelerate_config:
-        stop(program, "`config_file` and `accelerate_config` are both set. Give one of them.")
-    for flag in ("config_file", "accelerate_config"):
-        if name := getattr(options, flag):
-            options.config_file = _accelerate_file(name, flag, program)
-    return options
-
-
-def _accelerate_file(name: str, flag: str, program: str) -> str:
-    """Find the file for `accelerate launch` that `flag` names: by its path, or by the name of a file of ours, such as
-    `fsdp2`, or of TRL's."""
-    import trl
-
-    folders = (configs_folder() / "accelerate", Path(str(trl.__file__)).parent / "accelerate_configs")
-    for path in (Path(name), *(folder / f"{name}.yaml" for folder in folders)):
-        if path.is_file():
-            try:
-                read_mapping(path)
-            except ValueError as error:  # accelerate's answer to a file that is no YAML mapping is a traceback
-                stop(program, f"--{flag}: {error}")
-            return str(path)
-    names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-    stop(program, f"--{flag}: {name!r} is neither a file nor one of {', '.join(names)}.")
-
-
-def _warn_if_one_process_starts(options: argparse.Namespace, program: str) -> None:
-    """Unless its flags say how to start several, accelerate silently starts one process on fewer than two devices."""
-    told_how = ("config_file", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "mpirun_hostfile")
-    several = (options.num_processes or 1) > 1 and not any(vars(options).get(name) for name in told_how)
-    if several and _one_process_is_enough():
-        print(
-            f"{program}: warning: `num_processes` is {options.num_processes}, but with fewer than two devices "
-            "accelerate starts one process. `--multi_gpu` starts as many as you ask for, on CPUs too: "
-            f"`{program} … --num_processes {options.num_processes} --multi_gpu`.",
-            file=sys.stderr,
-        )
-
-
 if __name__ == "__main__":
-    if not sys.flags.safe_path:  # `-m` has put the working directory first
-        sys.path.append(sys.path.pop(0))
+    sys.path.append(sys.path.pop(0))  # `-m` has put the working directory first, where a wandb.py may lie
     main()

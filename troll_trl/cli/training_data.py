@@ -14,8 +14,8 @@ from math_answers.data.files import FILE_BUILDERS, load_rows, naming_bad_lines
 from math_answers.data.loading import as_math_problems
 from math_answers.data.problems import report_overlap
 from math_answers.data.prompts import MESSAGES, PromptOptions, prepare_prompts
+from troll_trl.cli.arguments import TrollScriptArguments
 from troll_trl.cli.reward_functions import is_math_accuracy
-from troll_trl.cli.settings.arguments import TrollScriptArguments
 
 
 def load_datasets(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trl import GRPOConfig, RLOOConfig
 
 from math_answers.settings import setting
-from troll_trl.fields import KeepsSecrets, document, is_number
+from troll_trl.fields import TokenStays, document, is_number
 from troll_trl.trainers.rollout_sampling import check_generation_kwargs
 from troll_trl.trainers.vllm import check_sampling
 from troll_trl.trust_region import DEFAULT_KL_BOUND
@@ -39,7 +39,7 @@ _SUPPORT_OPTIONS = ("support_size", "tail_mass")
 
 
 @dataclass
-class TrustRegionOptions(KeepsSecrets, _TrlConfig):
+class TrustRegionOptions(TokenStays, _TrlConfig):
     """The options of a trust region, which every config adds to TRL's, and their checks."""
 
     _kinds: ClassVar[tuple[str, ...]] = ("projection", "penalty", "mask")
@@ -329,7 +329,7 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
 
 
 @dataclass
-class ClipGRPOConfig(KeepsSecrets, GRPOConfig):
+class ClipGRPOConfig(TokenStays, GRPOConfig):
     """TRL's own config, for `--method clip`."""
 
     def __post_init__(self):
@@ -338,7 +338,7 @@ class ClipGRPOConfig(KeepsSecrets, GRPOConfig):
 
 
 @dataclass
-class ClipRLOOConfig(KeepsSecrets, RLOOConfig):
+class ClipRLOOConfig(TokenStays, RLOOConfig):
     """As [`ClipGRPOConfig`]."""
 
     def __post_init__(self):

@@ -1,6 +1,5 @@
 """TrollTrainer: the methods of TRL's trainers that TROLL overrides, in the order in which TRL calls them."""
 
-import copy
 import inspect
 import math
 from collections.abc import Callable
@@ -141,7 +140,11 @@ class TrollTrainer(SampledAsConfigured):
         if args is None:
             model_id = model if isinstance(model, str) else model.config.name_or_path
             return self._config_class(f"{model_id.split('/')[-1]}-{self._name}")
-        return copy.copy(args) if isinstance(args, self._config_class) else self._config_class.from_trl(args)
+        if not isinstance(args, self._config_class):
+            return self._config_class.from_trl(args)
+        own = object.__new__(type(args))  # `copy.copy` would drop the `hub_token`
+        own.__dict__.update(vars(args))
+        return own
 
     def _make_trust_region(self, args: Any) -> TrustRegion:
         """Make what bounds the policy. A subclass may return a trust region of its own; the config's is then unused."""

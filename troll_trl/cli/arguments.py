@@ -1,19 +1,18 @@
-"""Defines and checks the arguments of a training run. Its trainer and its model have their own."""
+"""The arguments of a training run, next to those of its trainer and its model, and the dataclasses that hold all."""
 
-import logging
-import math
+import os
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from transformers.utils import is_torch_xla_available
-from trl import GRPOConfig, ModelConfig, RLOOConfig
+from accelerate.commands.launch import launch_command_parser
+from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig, TrlParser
 
 from math_answers.settings import setting
+from troll_trl.cli.command_line import CommandParser, OptionParser
 from troll_trl.fields import document
-from troll_trl.trainers.config import TrollGRPOConfig, troll_fields
-
-logger = logging.getLogger(__name__)
+from troll_trl.trainers.config import ClipGRPOConfig, ClipRLOOConfig, TrollGRPOConfig, TrollRLOOConfig
 
 
 @dataclass
@@ -31,8 +30,7 @@ class TrollScriptArguments:
     """
     Arguments of a training run, next to those of the trainer and the model.
 
-    `parse_training_command` fills in `mixture`, the [`~trl.DatasetMixtureConfig`] to train on in place of
-    `dataset_name`, and `settings`, what files and flags set, merged.
+    `make_arguments` fills in `mixture`, the [`~trl.DatasetMixtureConfig`] to train on in place of `dataset_name`.
     """
 
     method: str = setting(
@@ -92,54 +90,57 @@ class TrollScriptArguments:
         "Continue from the newest complete checkpoint in `output_dir`. If there is none, start a new run.",
     )
     mixture: Any = field(init=False, repr=False, default=None)
-    settings: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
 
 
-def check_needed(settings: dict[str, Any]) -> None:
-    """Refuse (`ValueError`) a run without a model or data, or with a half precision that this machine lacks."""
-    needed = ["model_name_or_path"] if settings.get("datasets") else ["model_name_or_path", "dataset_name"]
-    if missing := [f"`{name}`" for name in needed if settings.get(name) is None]:
-        raise ValueError(
-            f"{' and '.join(missing)} must be set: a run needs a model and data. Each is a hub name or a path, in a "
-            "YAML file or as a flag: troll grpo --config qwen3-0.6b/gsm8k"
-        )
-    fp16 = settings.get("fp16")
-    bf16 = not fp16 if settings.get("bf16") is None else settings["bf16"]  # TRL's default
-    if settings.get("use_cpu") or not (bf16 or fp16):
-        return
-    if not torch.accelerator.is_available() and not is_torch_xla_available():
-        # As transformers does, but before a process is started, and with a cure
-        raise ValueError(
-            f"torch {torch.__version__} finds no GPU on this machine, and `{'bf16' if bf16 else 'fp16'}` needs one. To "
-            "train on the CPU, which takes long for all but small models: --use_cpu true --bf16 false --fp16 false"
-        )
+# By algorithm and method, the dataclass of the trainer's options
+TRAINING: dict[tuple[str, str], Any] = {
+    ("grpo", "troll"): TrollGRPOConfig,
+    ("grpo", "clip"): ClipGRPOConfig,
+    ("rloo", "troll"): TrollRLOOConfig,
+    ("rloo", "clip"): ClipRLOOConfig,
+}
 
 
-def check_together(script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig) -> None:
-    """Refuse (`ValueError`) arguments that do not go together."""
-    mixture = script_args.mixture
+def training_parser(algorithm: str, program: str) -> OptionParser:
+    """Make the parser of a training's options. An algorithm that is none is refused as a value by this parser."""
+    training = TRAINING["rloo" if algorithm == "rloo" else "grpo", "troll"]
+    types = (TrollScriptArguments, training, TrollModelConfig, DatasetMixtureConfig)
+    return OptionParser(types, program, launcher_parser(program).names())
+
+
+def launcher_parser(program: str) -> CommandParser:
+    """Make the parser of the flags of `accelerate launch`, and of TRL's `--accelerate_config`."""
+    parser = CommandParser(prog=program, parents=[launch_command_parser()], add_help=False)
+    parser.add_argument("--accelerate_config", "--accelerate-config")
+    return parser
+
+
+def training_options(parser: OptionParser, values: Mapping[str, Any], flags: Sequence[str]) -> dict[str, Any]:
+    """Return the options that files and flags set. A mistake ends the process with code 2 and one message. A
+    `hub_token` becomes the process's `HF_TOKEN`, and no option of the run."""
+    options = parser.read(values, flags)
+    if token := options.pop("hub_token", None):
+        os.environ["HF_TOKEN"] = token
+    needed = ["model_name_or_path"] if options.get("datasets") else ["model_name_or_path", "dataset_name"]
+    if missing := [name for name in needed if options.get(name) is None]:
+        parser.error(f"`{missing[0]}` must be set: a run needs a model and data, as in --config qwen3-0.6b/gsm8k.")
+    return options
+
+
+def make_arguments(options: dict[str, Any]) -> tuple[TrollScriptArguments, GRPOConfig | RLOOConfig, ModelConfig]:
+    """Make the script's arguments, the trainer's ([`TrollGRPOConfig`], [`TrollRLOOConfig`], or TRL's options for
+    `method: clip`) and the model's. A value that they refuse is a `ValueError`, or an error of a file it names."""
+    options = deepcopy(options)  # transformers writes into `accelerator_config`, and a run saves its options
+    if options.get("reward_model_name_or_path") is not None:
+        options.setdefault("reward_funcs", [])
+    training = TRAINING[options["algorithm"], options.get("method", "troll")]
+    types = (TrollScriptArguments, training, TrollModelConfig, DatasetMixtureConfig)
+    try:
+        made = TrlParser(types).parse_dict(options, allow_extra_keys=True)
+    except TypeError as error:  # of the entries of `datasets`
+        raise ValueError(error) from error
+    script_args, training_args, model_args, mixture = made
+    script_args.mixture = mixture
     if script_args.resume and training_args.resume_from_checkpoint:
         raise ValueError("`resume` and `resume_from_checkpoint` are both set. Give one of them.")
-    if (mixture.test_split_size or mixture.streaming) and not mixture.datasets:
-        raise ValueError(
-            "`test_split_size` and `streaming` are for a mixture, under `datasets`. Set `dataset_test_split` or "
-            "`dataset_streaming` instead."
-        )
-    if training_args.eval_on_start and training_args.eval_strategy == "no":
-        raise ValueError("`eval_on_start` needs an `eval_strategy`, which is 'no'. Set one, or remove it.")
-
-
-def warn_of_ignored(script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig) -> None:
-    """Name the settings that this run does not use."""
-    settings = script_args.settings
-    unused = [option.name for option in troll_fields(TrollGRPOConfig) if option.name in settings]
-    if script_args.method == "clip" and unused:
-        logger.warning(f"`method: clip` ignores {', '.join(unused)}, which only TROLL uses.")
-    upper = training_args.epsilon if training_args.epsilon_high is None else training_args.epsilon_high
-    if script_args.method == "clip" and math.isinf(training_args.epsilon) and math.isinf(upper):  # a penalty's, say
-        logger.warning("`method: clip` clips nothing with `epsilon: .inf`. Give it a range: --epsilon 0.2")
-    of_one = ("dataset_name", "dataset_config", "dataset_streaming")
-    if script_args.mixture.datasets and (unused := [name for name in of_one if settings.get(name)]):
-        logger.warning(f"`datasets` replaces `{'`, `'.join(unused)}`, which the run ignores, as `trl grpo` does.")
-    if training_args.eval_strategy == "no" and (script_args.dataset_test_split or script_args.eval_dataset_name):
-        logger.warning("Nothing is evaluated: set `eval_strategy: steps` and `eval_steps`.")
+    return script_args, training_args, model_args

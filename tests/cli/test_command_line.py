@@ -1,0 +1,228 @@
+"""What files and flags mean: values, `base`, `env`, names of configs, and what goes to `accelerate launch`."""
+
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import trl
+import yaml
+from limits import HANG
+from training_args import parse_training_args
+from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig
+from trl.scripts.grpo import GRPOScriptArguments
+from trl.scripts.rloo import RLOOScriptArguments
+
+from troll_trl import TrollGRPOConfig, TrollRLOOConfig, __version__
+from troll_trl.cli import configs, environment, main, train
+from troll_trl.cli.arguments import training_parser
+from troll_trl.cli.command_line import config_names, configs_folder, read_config
+from troll_trl.trainers.config import ClipGRPOConfig, ClipRLOOConfig
+
+ENOUGH = "model_name_or_path: some/model\ndataset_name: problems.jsonl\nuse_cpu: true\nbf16: false\noutput_dir: out\n"
+
+
+@pytest.fixture
+def options(tmp_path, monkeypatch):
+    """The options that a file with some more lines, and flags, set."""
+    monkeypatch.chdir(tmp_path)
+
+    def options(text: str = "", *flags: str) -> dict:
+        (tmp_path / "run.yaml").write_text(f"{ENOUGH}{text}\n")
+        return train.read_options(["--config", "run.yaml", *flags], "train.py")
+
+    return options
+
+
+# A field, its value in a file, the words after its flag that say the same, and what both mean
+VALUES = [
+    ("learning_rate", "1e-6", ["1e-6"], 1e-6),  # PyYAML reads it as text
+    ("max_grad_norm", "3", ["3"], 3.0),
+    ("warmup_steps", "0.1", ["0.1"], 0.1),
+    ("run_name", "7", ["7"], "7"),
+    ("eval_strategy", "'no'", ["no"], "no"),
+    ("lr_scheduler_type", "constant", ["constant"], "constant"),
+    ("use_vllm", "'true'", [], True),
+    ("shuffle_dataset", "false", ["no"], False),
+    ("system_prompt", "'--- begin'", None, "--- begin"),
+    ("resume_from_checkpoint", "true", None, True),
+    ("scale_rewards", "false", None, False),
+    ("scale_rewards", "batch", ["batch"], "batch"),
+    ("pad_to_multiple_of", "8", None, 8),
+    ("reward_weights", "[1, 2.5]", ["1", "2.5"], [1.0, 2.5]),
+    ("reward_funcs", "one.alone", ["one.alone"], ["one.alone"]),
+    ("report_to", "[wandb, tensorboard]", None, ["wandb", "tensorboard"]),
+    ("datasets", "[{path: a/b}]", ["a/b"], [{"path": "a/b"}]),
+    ("model_init_kwargs", "{a: 'off', b: [1, null]}", ['{"a": "off", "b": [1, null]}'], {"a": "off", "b": [1, None]}),
+    ("dataset_config", "null", None, None),
+    ("max_train_samples", "null", ["null"], None),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "words", "expected"), VALUES)
+def test_a_value_means_in_a_file_what_it_means_as_a_flag(options, name, text, words, expected):
+    given = [options(f"{name}: {text}")[name]]
+    given += [] if words is None else [options("", f"--{name}", *words)[name]]
+    assert given == [expected] * len(given) and {type(value) for value in given} == {type(expected)}
+
+
+def test_options_are_what_was_set_with_flags_over_files(options):
+    given = options("max_steps: 5\nseed: 3", "--max_steps=7", "--no_shuffle_dataset", "--reward_funcs", "a.b", "c.d")
+    expected = {"max_steps": 7, "seed": 3, "shuffle_dataset": False, "reward_funcs": ["a.b", "c.d"]}
+    assert given == yaml.safe_load(ENOUGH) | expected | {"algorithm": "grpo"}
+
+
+def test_env_is_set_before_torch_is_imported(tmp_path):
+    (tmp_path / "run.yaml").write_text("env: {HF_HOME: here, COUNT: 3}\nmax_steps: 1")
+    code = "import os, sys\nfrom troll_trl.cli.command_line import read_command\n"
+    code += "read_command(['--config', 'run.yaml'], 'x')\n"
+    code += "print(os.environ['HF_HOME'], os.environ['COUNT'], {'torch', 'huggingface_hub'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
+    assert done.stdout == "here 3 set()\n", done.stderr
+
+
+def test_every_option_of_trls_own_commands_is_known():
+    for algorithm, arguments in (("grpo", GRPOScriptArguments), ("rloo", RLOOScriptArguments)):
+        config = {"grpo": GRPOConfig, "rloo": RLOOConfig}[algorithm]
+        theirs = {
+            field.name for kind in (arguments, config, ModelConfig, DatasetMixtureConfig) for field in fields(kind)
+        }
+        assert theirs - training_parser(algorithm, "x").hints.keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "config"),
+    [
+        ("", (), TrollGRPOConfig),
+        ("method: clip\nkl_bound: 0.1\nloss_type: cispo", (), ClipGRPOConfig),
+        ("algorithm: rloo", (), TrollRLOOConfig),
+        ("", ("--algorithm=rloo", "--method", "clip"), ClipRLOOConfig),
+        ("algorithm: rloo", ("--algorithm", "grpo"), TrollGRPOConfig),
+    ],
+)
+def test_algorithm_and_method_decide_the_config(options, text, flags, config):
+    options(text)
+    assert type(parse_training_args(["--config", "run.yaml", *flags])[1]) is config
+
+
+def test_a_mixture_and_a_reward_model_are_arguments_of_the_run(options):
+    options("datasets: [{path: json, data_files: a.jsonl}]\ntest_split_size: 0.25\nreward_model_name_or_path: m")
+    script_args = parse_training_args(["--config", "run.yaml"])[0]
+    assert script_args.mixture.datasets[0].data_files == "a.jsonl" and script_args.mixture.test_split_size == 0.25
+    assert script_args.reward_funcs == []  # the model takes the place of the default
+
+
+def test_a_token_becomes_the_environments_and_is_in_no_option_and_no_pickle(options, monkeypatch):
+    for text, flags in (("hub_token: hf_secret", ()), ("", ("--hub_token", "hf_secret"))):
+        monkeypatch.setenv("HF_TOKEN", "before")
+        assert "hub_token" not in options(text, *flags) and os.environ["HF_TOKEN"] == "hf_secret"
+    for config in (TrollGRPOConfig, ClipGRPOConfig):  # in a script it may be an option
+        args = config(output_dir="out", use_cpu=True, bf16=False, hub_token="hf_secret")
+        assert args.hub_token == "hf_secret" and b"hf_secret" not in pickle.dumps(args)
+
+
+# -- Files ------------------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, **texts: str) -> Path:
+    """Files of the given names and texts; the path of the last one."""
+    for name, text in texts.items():
+        path = folder / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return path
+
+
+def test_later_bases_replace_earlier_ones_and_the_file_replaces_all(tmp_path):
+    write(
+        tmp_path / "base",
+        zero="seed: 0\ntop_k: 5",
+        one="max_steps: 1\nseed: 1\nmodel_init_kwargs: {a: 1, b: 2}",
+        two="base: zero.yaml\nseed: 2",
+    )
+    text = "base: [../base/one.yaml, ../base/two.yaml]\nmax_steps: 3\nmodel_init_kwargs: {b: 3}"
+    path = write(tmp_path / "runs", run=text)
+    expected = {"max_steps": 3, "seed": 2, "model_init_kwargs": {"b": 3}, "top_k": 5}
+    assert read_config(path) == expected
+    assert read_config(path, {"seed": 9}) == expected | {"seed": 9}
+
+
+def test_a_config_is_found_by_name_and_a_path_in_the_working_folder_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = read_config("qwen3-8b/dapo")
+    assert shipped["output_dir"] == "outputs/qwen3-8b-dapo" and shipped["model_name_or_path"] == "Qwen/Qwen3-8B"
+    assert shipped == read_config("qwen3-8b/dapo.yaml") == read_config(configs_folder() / "qwen3-8b" / "dapo.yaml")
+    assert read_config(write(tmp_path, mine="base: qwen3-8b/dapo\nseed: 5")) == shipped | {"seed": 5}
+    write(tmp_path / "qwen3-8b", dapo="seed: 1")
+    assert read_config("qwen3-8b/dapo") == {"seed": 1}
+
+
+def test_configs_are_listed_shown_and_copied_whole(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    configs.main([])
+    assert capsys.readouterr().out.split() == config_names()
+    configs.main(["show", "qwen3-8b/dapo"])
+    assert yaml.safe_load(capsys.readouterr().out) == read_config("qwen3-8b/dapo")
+    configs.main(["copy", *config_names()])
+    assert [name for name in config_names() if read_config(f"configs/{name}.yaml") != read_config(name)] == []
+    with pytest.raises(SystemExit):
+        configs.main(["copy", "qwen3-0.6b/gsm8k"])
+    assert "is there already" in capsys.readouterr().err
+
+
+# -- The launcher -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(options, monkeypatch):
+    """What `troll grpo` starts: a run in this process with these options, or the launcher with its own."""
+    calls = []
+    monkeypatch.setattr(train, "_train_or_stop", lambda given, program: calls.append(given))
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", calls.append)
+    monkeypatch.setattr(train, "_one_process_is_enough", lambda: True)
+    monkeypatch.setenv("HF_TOKEN", "before")
+    options()
+
+    def started(*flags: str, algorithm: str = "grpo"):
+        train.launch(["--config", "run.yaml", *flags], f"troll {algorithm}")
+        return calls.pop()
+
+    return started
+
+
+def test_without_flags_for_the_launcher_this_process_trains(started):
+    assert started("--max_steps", "3") == yaml.safe_load(ENOUGH) | {"max_steps": 3, "algorithm": "grpo"}
+    assert started(algorithm="rloo")["algorithm"] == "rloo"
+
+
+def test_flags_that_only_the_launcher_knows_go_to_it_and_all_others_to_the_run(started):
+    run = ["--max_steps=3", "--reward_funcs", "a.b", "c.d", "--debug", "underflow_overflow"]
+    launcher = ["--accelerate_config", "fsdp2", "--num_processes", "4", "--main-process-port=29501", "--multi_gpu"]
+    options = started(*launcher[:2], *run[:1], *launcher[2:], *run[1:4], "--hub_token", "hf_secret", *run[4:])
+    assert options.config_file == str(configs_folder() / "accelerate" / "fsdp2.yaml")
+    assert (options.num_processes, options.main_process_port, options.multi_gpu) == (4, 29501, True)
+    assert options.module and options.training_script == "troll_trl.cli.train"
+    assert options.training_script_args == ["--algorithm", "grpo", "--config", "run.yaml", *run]
+    assert started("--accelerate_config", "zero2").config_file.endswith("trl/accelerate_configs/zero2.yaml")
+
+
+# -- The other commands -----------------------------------------------------------------------------------------------
+
+
+def test_help_lists_the_commands_and_the_options_of_one(capsys):
+    main.main([])
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in main.COMMANDS)
+    for command, option in (("grpo", "kl_bound"), ("rloo", "reward_clip_range"), ("eval", "benchmarks")):
+        with pytest.raises(SystemExit) as stop:
+            main.main([command, "--help"])
+        assert stop.value.code == 0 and f"--{option}" in capsys.readouterr().out
+
+
+def test_env_has_the_versions(capsys):
+    environment.main([])
+    shown = capsys.readouterr().out
+    assert f"TRL version: {trl.__version__}" in shown and f"troll_trl version: {__version__}" in shown

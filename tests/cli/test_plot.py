@@ -1,0 +1,64 @@
+"""troll plot: which file of a run is read, the table of last values, and the picture."""
+
+import json
+
+import pytest
+from matplotlib.image import imread
+
+from troll_trl.cli import plot
+
+
+def write_run(folder, rewards, method="troll", kl=0.01):
+    """A run that logged these rewards, an evaluation at its end, and its config."""
+    folder.mkdir(parents=True)
+    lines = [{"step": 2 * n, "reward": reward, "entropy": 1.0 / n} for n, reward in enumerate(rewards, 1)]
+    lines = [line | ({"troll/policy_kl_mean": kl} if method == "troll" else {}) for line in lines]
+    lines += [{"step": lines[-1]["step"], "eval_reward": rewards[-1] / 2}, {"step": lines[-1]["step"], "train_loss": 1}]
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": lines}))
+    (folder / "config.yaml").write_text(f"method: {method}\n")
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return [
+        write_run(tmp_path / "a", [0.1, 0.3]),
+        write_run(tmp_path / "b", [0.2, 0.5]),
+        write_run(tmp_path / "c", [0.2, 0.1], "clip"),
+    ]
+
+
+def test_an_update_has_one_row_with_its_evaluation(runs):
+    log = plot.read_log(runs[0])
+    assert list(log.index) == [2, 4] and log.loc[4, "reward"] == 0.3 and log.loc[4, "eval_reward"] == 0.15
+
+
+def test_a_stopped_run_is_read_from_its_newest_checkpoint(tmp_path):
+    for step, rewards in ((9, [0.1, 0.2]), (10, [0.1, 0.2, 0.4])):
+        write_run(tmp_path / "run" / f"checkpoint-{step}", rewards)
+    (tmp_path / "run" / "checkpoint-11").mkdir()
+    assert plot.read_log(tmp_path / "run")["reward"].iloc[-1] == 0.4
+
+
+def test_the_table_has_last_values_averaged_over_a_group(runs):
+    logs = {run: plot.read_log(run) for run in runs}
+    table = plot.last_values(logs, {run: plot.group_of(run, "method") for run in runs})
+    assert table.loc["method troll", "reward"] == pytest.approx(0.4) and table.loc["method clip", "reward"] == 0.1
+    assert table["troll/policy_kl_mean"].isna().to_dict() == {"method troll": False, "method clip": True}
+    alone = plot.last_values(logs, {run: plot.group_of(run, None) for run in runs})
+    assert list(alone["eval_reward"]) == [0.15, 0.25, 0.05]
+
+
+def test_the_command_writes_one_picture_and_prints_the_table(runs, tmp_path, capsys):
+    plot.main([*map(str, runs), "--group", "method", "--output", str(tmp_path / "new" / "all.png")])
+    assert "method clip" in capsys.readouterr().out
+    pixels = imread(tmp_path / "new" / "all.png")
+    assert pixels.shape[0] > 500 and pixels.std() > 0  # something is drawn
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"log_history": []}', '{"log_history": [{"step": 1'])
+def test_a_file_that_is_no_log_is_named(text, tmp_path, capsys):
+    (tmp_path / "trainer_state.json").write_text(text)
+    with pytest.raises(SystemExit) as stop:
+        plot.main([str(tmp_path)])
+    assert stop.value.code == 2 and "trainer_state.json" in capsys.readouterr().err

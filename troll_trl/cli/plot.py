@@ -1,0 +1,113 @@
+"""
+Draw the curves of training runs of TROLL or TRL into one picture, and print the last values.
+
+    troll plot outputs/troll outputs/clip
+    troll plot out/*/seed* --group method --output out/curves.png
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from troll_trl.cli.command_line import CommandParser, stop
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# A panel's title, its metric in the training, and the metric of the evaluation that it marks
+PANELS = (
+    ("reward", "reward", "eval_reward"),
+    ("policy KL before the projection (nats)", "troll/policy_kl_mean", None),
+    ("completion length (tokens)", "completions/mean_length", None),
+    ("entropy (nats per token)", "entropy", None),
+)
+_WIDTH, _HEIGHT = 9.6, 6.4  # inches
+
+
+def read_log(run: Path) -> "pd.DataFrame":
+    """Return what a run logged: a row for each update, a column for each metric. `run` is a folder with a
+    `trainer_state.json` or with checkpoints, of which the newest is read. Without either it is a `ValueError`."""
+    import pandas as pd
+
+    # In the order of updates: a stopped run has no state but those of its checkpoints
+    checkpoints = sorted(run.glob("checkpoint-*/trainer_state.json"), key=lambda file: int(file.parent.name[11:]))
+    files = [file for file in (run / "trainer_state.json", *reversed(checkpoints)) if file.is_file()]
+    if not files:
+        raise ValueError(f"{run} is no run: it has no trainer_state.json, and no checkpoint with one.")
+    try:
+        state = json.loads(files[0].read_text(encoding="utf-8"))
+        log = pd.DataFrame(state["log_history"])
+        return log.groupby("step").last(numeric_only=True)  # an evaluation has a line of its own
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{files[0]} is no state of a trainer: {error!r}") from None
+
+
+def group_of(run: Path, key: str | None) -> str:
+    """Return the name of a run's group: the value of `key` in its `config.yaml`. Without a key it is the run's path."""
+    if key is None:
+        return str(run)
+    file = next((folder / "config.yaml" for folder in (run, run.parent) if (folder / "config.yaml").is_file()), None)
+    options = yaml.safe_load(file.read_text(encoding="utf-8")) if file else {}
+    return f"{key} {options.get(key, '(default)')}"
+
+
+def last_values(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str]) -> "pd.DataFrame":
+    """Return a table with a row for each group and a column for each drawn metric: the mean over the group's runs of
+    what each logged last."""
+    import pandas as pd
+
+    names = [name for _, *metrics in PANELS for name in metrics if name is not None]
+    rows = {
+        run: {"runs": groups[run], "updates": log.index[-1]}
+        | {name: log[name].dropna().iloc[-1] for name in names if name in log and log[name].notna().any()}
+        for run, log in logs.items()
+    }
+    return pd.DataFrame(list(rows.values())).groupby("runs", sort=False).mean()
+
+
+def draw(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str], file: Path) -> None:
+    """Draw a line for each run, in the colour of its group, and circles for its evaluations."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    colours = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(groups.values()))}
+    held_out: Any = {"linestyle": "--", "marker": "o", "markerfacecolor": "white"}
+    for axes, (title, metric, evaluation) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
+        axes.set(title=title, xlabel="updates")
+        axes.grid(alpha=0.3)
+        for run, log in logs.items():
+            for name, look in ((metric, {}), (evaluation, held_out)):
+                if name in log:
+                    axes.plot(log[name].dropna(), color=colours[groups[run]], linewidth=1, **look)
+    lines = [Line2D([], [], color=colour, label=f" {name}") for name, colour in colours.items()]  # "_" would hide it
+    lines.append(Line2D([], [], color="grey", label=" held-out problems", **held_out))
+    figure.legend(handles=lines, loc="outside upper center", ncols=3)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=100)
+
+
+def plot(runs: Sequence[Path], group: str | None, file: Path) -> None:
+    """Draw runs into `file`, and print their last values. A folder that holds no run is a `ValueError`."""
+    logs = {run: read_log(run) for run in dict.fromkeys(runs)}
+    groups = {run: group_of(run, group) for run in logs}
+    draw(logs, groups, file)
+    print(last_values(logs, groups).to_string(float_format="{:.4g}".format, na_rep="–"))
+    print(f"Curves: {file}")
+
+
+def main(argv: Sequence[str] | None = None, program: str = "troll plot") -> None:
+    """Plot, in this process. Ends with code 2 and one message if a folder holds no run."""
+    parser = CommandParser(prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder or checkpoint of a run")
+    parser.add_argument("--group", metavar="KEY", help="one colour for runs with one value of this key, such as method")
+    parser.add_argument("--output", type=Path, default=Path("curves.png"), help="the picture (default: curves.png)")
+    options = parser.parse_args(argv)
+    try:
+        plot(options.runs, options.group, options.output)
+    except (ValueError, OSError) as error:
+        stop(program, error)

@@ -1,1 +1,0 @@
-"""Turns YAML files and flags into dataclasses, strictly."""
