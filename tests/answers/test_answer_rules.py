@@ -113,7 +113,8 @@ NOT_READ += [(r"(-\infty,2)\cup(2,\infty)", r"\text{all real numbers except }2")
 
 @pytest.mark.parametrize(("gold", "answer"), NOT_READ)
 def test_what_the_page_says_is_not_read_gets_nothing(gold, answer):
-    assert verify([gold, gold], [rf"\boxed{{{answer}}}", rf"\boxed{{{gold}}}"])[0].reward == 0.0
+    verdicts = verify([gold, gold], [rf"\boxed{{{answer}}}", rf"\boxed{{{gold}}}"])
+    assert [verdict.reward for verdict in verdicts] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("letter", "ABCDE")

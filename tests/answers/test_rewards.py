@@ -8,7 +8,6 @@ import pytest
 from datasets import Dataset
 from repository import ROOT
 from tiny import tiny_model, tiny_tokenizer
-from trl import GRPOConfig, GRPOTrainer
 
 from math_answers import answer_format_reward, math_accuracy_reward
 from math_answers.rewards.answers import MAX_ANSWER_CHARACTERS
@@ -109,39 +108,22 @@ assert not {"torch", "transformers", "trl", "datasets", "troll_trl", "sympy"} & 
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-ARGUMENTS = {
-    "per_device_train_batch_size": 4,
-    "max_steps": 1,
-    "logging_steps": 1,
-    "report_to": "none",
-    "use_cpu": True,
-    "bf16": False,
-    "save_strategy": "no",
-}
-
-
 def test_a_troll_trainer_starts_the_workers_when_it_is_built(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(math_accuracy_reward, "start_workers", lambda: started.append(True))
+    arguments = TrollGRPOConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=4,
+        num_generations=4,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+    )
     TrollGRPOTrainer(
         model=tiny_model(),
         reward_funcs=[math_accuracy_reward, answer_format_reward],  # the second has none to start
-        args=TrollGRPOConfig(output_dir=str(tmp_path), num_generations=4, **ARGUMENTS),
+        args=arguments,
         train_dataset=Dataset.from_dict({"prompt": ["w1 w2"] * 4, "solution": ["1"] * 4}),
         processing_class=tiny_tokenizer(),
     )
     assert started == [True]
-
-
-def test_trls_trainer_logs_how_it_was_decided(tmp_path):
-    trainer = GRPOTrainer(
-        model=tiny_model(),
-        reward_funcs=math_accuracy_reward,
-        args=GRPOConfig(output_dir=str(tmp_path), num_generations=4, max_completion_length=4, **ARGUMENTS),
-        train_dataset=Dataset.from_dict({"prompt": ["w1 w2"] * 4, "solution": ["1"] * 4}),
-        processing_class=tiny_tokenizer(),
-    )
-    trainer.train()
-    logged = trainer.state.log_history[0]
-    assert logged["math_accuracy/no_answer"] == 1.0 and logged["math_accuracy/rules"] == 0.0
-    assert set(trainer._logs["extra"]) == {"solution", "answer", "answer_path"}
