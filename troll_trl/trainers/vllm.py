@@ -79,19 +79,17 @@ def explain_lost_server(args: Any) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def explain_server(url: str, every_error: bool = False) -> Iterator[None]:
+def explain_server(url: str) -> Iterator[None]:
     """
-    Around requests to the server at `url`: after an error of `requests`, or `every_error`, raise one that says what to
-    do if the server stopped answering (`ConnectionError`) or lacks an endpoint (`ValueError`). TRL's clients raise
-    errors with the address of one request, some after a minute of retries.
+    Around requests to the server at `url`: after an error of `requests`, raise one that says what to do if the server
+    stopped answering (`ConnectionError`) or lacks an endpoint (`ValueError`). TRL's clients raise errors with the
+    address of one request, some after a minute of retries.
     """
     import requests
 
     try:
         yield
-    except Exception as error:
-        if not every_error and not isinstance(error, requests.RequestException):
-            raise
+    except requests.RequestException as error:
         # A reward function may ask servers of its own
         response = getattr(error, "response", None)
         if response is not None and response.status_code == 404 and response.url.startswith(url):
