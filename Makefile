@@ -17,7 +17,7 @@ TRAINER_TESTS := -m 'not slow and not extras and not vllm' $(addprefix tests/trl
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-kernels test-gpu test-extras test-vllm test-trl test-oldest lint format docs \
-	quickstart check-gpu bench evidence evidence-gpu clean
+	quickstart check-gpu bench evidence-gpu clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -113,22 +113,11 @@ bench: $(INSTALLED)  ## Time head, projection, step and scaling next to TRL's, w
 	for name in head projection step scaling; do \
 		$(BIN)/python benchmarks/$$name.py --results benchmarks/results || exit 1; done
 
-evidence: $(INSTALLED)  ## Make the study's tables and figures again, from evidence/results
-	for name in smollm2-rate age rate peers async async-served; do $(BIN)/python -m evidence.report evidence/$$name.yaml || exit 1; done
-
-MINUTES ?= 8
-RUNS ?= 3
-# With OUT=FOLDER, results are copied there every 5 seconds, too, since a machine that is lent may be taken away
-evidence-gpu:  ## Train a real model on GSM8K in minutes of a GPU (evidence/lent-gpu.md). Installs nothing
+MINUTES ?= 60
+evidence-gpu:  ## Train a real model on GSM8K on a GPU, with vLLM: MODEL=, DATASET=, MINUTES=60. Installs nothing
 	@$(find_python); export PYTHONPATH=$(CURDIR):$$PYTHONPATH; \
-	copy() { \
-		mkdir -p $(OUT); cp evidence/results/gsm8k.jsonl evidence/tables/gsm8k.md $(OUT); \
-		find outputs/evidence/gsm8k/runs -name log.txt -o -name trainer_state.json | tar czf $(OUT)/gsm8k-logs.tgz -T -; \
-	}; \
-	$(if $(OUT),(while sleep 5 && kill -0 $$$$; do copy; done) >/dev/null 2>&1 & copier=$$!;) \
 	$$python -m evidence.run evidence/gsm8k.yaml $(if $(MODEL),--model $(MODEL)) $(if $(DATASET),--dataset $(DATASET)) \
-		--workers $(RUNS) --minutes $(MINUTES) --resume; $$python -m evidence.report evidence/gsm8k.yaml; code=$$?; \
-	$(if $(OUT),kill $$copier; sleep 1; copy;) exit $$code
+		--minutes $(MINUTES) && $$python -m evidence.tables evidence/gsm8k.yaml
 
 clean:  ## Remove .venv and all caches (outputs/ stays)
 	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

