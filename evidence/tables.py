@@ -33,8 +33,8 @@ STOPPED = "its time was up"  # of a record that says nothing of its method
 LEGEND = (
     "Made by `python -m evidence.tables`. Success after training in percent, and differences in points, paired by "
     "seed: means over tasks of equal weight with 95 % bootstrap intervals over seeds, drawn within each task. The "
-    "intervals of few seeds are too narrow. A failed run has a success of 0. An empty place lacks runs. The best rate of "
-    "a method on a task has the largest mean success of the same runs."
+    "intervals of few seeds are too narrow. A failed run has a success of 0. An empty place lacks runs. The best "
+    "rate of a method on a task has the largest mean success of the same runs."
 )
 
 
