@@ -41,7 +41,7 @@ test-kernels: $(INSTALLED)  ## Run the kernels' tests in Triton's interpreter, o
 	TRITON_INTERPRET=1 $(PYTEST) tests/kernels/test_kernels.py
 
 test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
-	$(PYTEST) -m gpu tests/kernels/test_kernels.py
+	$(PYTEST) -m gpu tests/kernels
 
 # Apart from .venv, since transformers and accelerate behave differently where DeepSpeed is installed
 EXTRAS := .venv/extras
@@ -105,13 +105,11 @@ for python in $(BIN)/python python3 python $(PYTHON); do \
 	test -n "$$python" || { echo "No Python with torch and TRL found. Install them, or run make install."; exit 1; }
 endef
 
-check-gpu:  ## Ten minutes on any GPU: kernels' tests, head and steps next to TRL's; then all of bench. Installs nothing
-	@$(find_python); $$python benchmarks/check_gpu.py $(if $(PARTS),--parts $(PARTS)) $(if $(OUT),--output $(OUT))
+check-gpu:  ## Ten minutes on any GPU: kernels' tests, head and steps next to TRL's. Installs nothing
+	@$(find_python); $$python benchmarks/check_gpu.py $(if $(PARTS),--parts $(PARTS))
 
-bench: $(INSTALLED)  ## Time head, projection, step and scaling next to TRL's, with sizes for this device, and count
-	$(BIN)/python benchmarks/counts.py
-	for name in head projection step scaling; do \
-		$(BIN)/python benchmarks/$$name.py --results benchmarks/results || exit 1; done
+bench: $(INSTALLED)  ## Time head, projection and step next to TRL's, with sizes for this device
+	for name in head projection step; do $(BIN)/python benchmarks/$$name.py --results benchmarks/results || exit 1; done
 
 MINUTES ?= 60
 evidence-gpu:  ## Train a real model on GSM8K on a GPU, with vLLM: MODEL=, DATASET=, MINUTES=60. Installs nothing

@@ -22,10 +22,8 @@ TO_RUN = {
     "troll report outputs/clip outputs/troll --output outputs/report",
     "troll eval --samples their_samples.jsonl --output outputs/theirs",
     "troll eval --compare outputs/eval_a outputs/eval_b",
-    "python benchmarks/counts.py",
     "python benchmarks/reward_kinds.py --seed 11 --cases 40",
     "python benchmarks/step.py --trust_region mask --repeats 9",
-    "python benchmarks/step.py --old_policy engine",
     "python examples/simplex.py --output docs/figures/simplex.png",
     "python -m evidence.tables evidence/results/peers.jsonl",
 }
@@ -39,6 +37,7 @@ NOT_RUN = {
     "make lint": "CI runs it",
     "make docs": "CI runs it",
     "make check-gpu": "measures for ten minutes on a GPU; test_check_gpu.py tries it",
+    "python benchmarks/step.py --completion": "minutes",
     "make bench": "measures for a quarter of an hour what benchmarks/step.py measures in a shorter way",
     "make .venv/vllm/installed": "installs",
     "make quickstart": "test_quickstart.py runs it",
