@@ -7,7 +7,6 @@ if TYPE_CHECKING:
     from troll_trl.trainers.config import TrollGRPOConfig, TrollRLOOConfig
     from troll_trl.trainers.grpo import TrollGRPOTrainer
     from troll_trl.trainers.rloo import TrollRLOOTrainer
-    from troll_trl.trust_region.mask import scale_gradient, topk_tv
     from troll_trl.trust_region.projection import Projection, project
     from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput
     from troll_trl.trust_region.sparse import SparseDistribution, sparsify
@@ -24,9 +23,7 @@ __all__ = [
     "TrustRegionOutput",
     "__version__",
     "project",
-    "scale_gradient",
     "sparsify",
-    "topk_tv",
 ]
 
 # Loaded on first use: `troll configs` should not wait for torch and TRL.
@@ -41,8 +38,6 @@ _MODULES = {
     "project": "troll_trl.trust_region.projection",
     "SparseDistribution": "troll_trl.trust_region.sparse",
     "sparsify": "troll_trl.trust_region.sparse",
-    "topk_tv": "troll_trl.trust_region.mask",
-    "scale_gradient": "troll_trl.trust_region.mask",
 }
 
 

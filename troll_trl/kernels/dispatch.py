@@ -1,7 +1,7 @@
 """Chooses which version of an operation runs, its Triton kernel or its PyTorch fallback, and launches kernels.
 
-`TROLL_KERNELS` in the environment chooses: `auto` (the default) takes the kernels on an accelerator, unless their check
-against the fallbacks fails at a trainer's start; `triton` makes such a failure an error; `torch` takes the fallbacks.
+`TROLL_KERNELS` in the environment chooses: `auto` (the default) takes the kernels on an accelerator, `torch` takes the
+fallbacks everywhere. `troll check` compares both on a new machine.
 With `TRITON_INTERPRET=1` the kernels run in Triton's interpreter, on the CPU: the tests need no GPU.
 """
 
@@ -24,31 +24,23 @@ else:
 
 # `triton.jit` makes its choice when a kernel is defined, so this is read once as well
 INTERPRETED = TRITON_AVAILABLE and bool(triton.knobs.runtime.interpret)
-MODES = ("auto", "triton", "torch")
+MODES = ("auto", "torch")
 # Whether the compiler may fuse a product and a sum into one operation, which rounds once. Triton's default changes with
 # 3.10, and would change the last bits of a run.
 FP_FUSION = True
 
-_torch_alone = False
-
 
 def kernels_mode() -> str:
-    """The value of `TROLL_KERNELS`: `auto`, `triton` or `torch`; a `ValueError` for any other."""
+    """Return the value of `TROLL_KERNELS`: `auto` or `torch`. Any other is a `ValueError`."""
     mode = os.environ.get("TROLL_KERNELS", "auto")
     if mode not in MODES:
         raise ValueError(f"TROLL_KERNELS must be one of {', '.join(MODES)}, got {mode!r}.")
     return mode
 
 
-def use_torch_alone(alone: bool = True) -> None:
-    """Run the PyTorch fallbacks on every device from now on (or no longer)."""
-    global _torch_alone
-    _torch_alone = alone
-
-
 def use_triton(device: torch.device) -> bool:
     """Whether tensors of this device go through the Triton kernels."""
-    if not TRITON_AVAILABLE or _torch_alone or not (device.type in ("cuda", "xpu") or INTERPRETED):
+    if not TRITON_AVAILABLE or not (device.type in ("cuda", "xpu") or INTERPRETED):
         return False
     return kernels_mode() != "torch"
 

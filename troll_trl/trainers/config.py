@@ -9,8 +9,7 @@ from trl import GRPOConfig, RLOOConfig
 
 from math_answers.settings import setting
 from troll_trl.fields import KeepsSecrets, document, is_number
-from troll_trl.resilience.best_model import best_by_reward, warning_of_the_loss
-from troll_trl.resilience.option_ranges import check_ranges
+from troll_trl.trainers.rollout_sampling import check_generation_kwargs
 from troll_trl.trainers.vllm import check_sampling
 from troll_trl.trust_region import DEFAULT_KL_BOUND
 from troll_trl.trust_region.mask import checked_bound
@@ -30,34 +29,43 @@ else:
 
 SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 
-# Options of a trust region: which it reads depends on its kind
-_PROJECTION = ("kl_bound", "regression_coef")
-_MASK = ("divergence_type", "divergence_bound", "ratio_cap")
-_CLIP = ("epsilon", "epsilon_high", "delta")
-_PENALTY = (*_PROJECTION, "divergence_type", *_CLIP)
-_SUPPORT = ("support_size", "tail_mass")
+# The options that each kind of trust region reads; a support's are added if it keeps one
+_OPTIONS_OF = {
+    "projection": ("kl_bound", "regression_coef"),
+    "penalty": ("kl_bound", "regression_coef", "divergence_type"),
+    "mask": ("divergence_type", "divergence_bound", "ratio_cap"),
+}
+_SUPPORT_OPTIONS = ("support_size", "tail_mass")
 
 
 @dataclass
 class TrustRegionOptions(KeepsSecrets, _TrlConfig):
-    """The options of projection and penalty, which every config adds to TRL's, and their checks."""
+    """The options of a trust region, which every config adds to TRL's, and their checks."""
 
-    _kinds: ClassVar[tuple[str, ...]] = ("projection", "penalty")
+    _kinds: ClassVar[tuple[str, ...]] = ("projection", "penalty", "mask")
 
     trust_region: str = setting(
         "projection",
-        "'projection' for TROLL. 'penalty' for TRL's clip (`epsilon`, `epsilon_high`; inf for no limit) with "
-        "`regression_coef` times TROLL's regression for tokens outside of `kl_bound`. 'mask' for DPPO, only in GRPO: "
-        "it drops the gradient of a token that has moved with its advantage farther than `divergence_bound`. Or the "
-        "import path of your own, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function "
-        "that makes one. If it needs an argument, it gets the config.",
+        "'projection' for TROLL. 'penalty' for its pull alone: no projected ratio and no clip, and `regression_coef` "
+        "times TROLL's regression for tokens outside of `kl_bound`. 'mask' for DPPO, only in GRPO: it drops the "
+        "gradient of a token that has moved with its advantage farther than `divergence_bound`. Or the import path of "
+        "your own, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one. "
+        "If it needs an argument, it gets the config.",
     )
     divergence_type: str | None = setting(
         None,
-        "How mask and penalty measure the policy p against the old policy q. For the sampled token a, at a clip's "
-        "cost: 'binary_tv', the mask's default, is |p(a) − q(a)|; 'binary_kl' is a KL of (a, not a). Over the kept "
-        "tokens and the rest: 'topk_tv' is ½ Σ |p − q|; 'topk_kl', the penalty's default, is a KL. The mask's KL is "
-        "KL(q‖p), the penalty's is KL(p‖q). The penalty has no 'tv'.",
+        "How mask and penalty measure the policy p against the old policy q. On two outcomes, the sampled token a and "
+        "all others, at a clip's cost: 'binary_tv', the mask's default, is |p(a) − q(a)|; 'binary_kl', the penalty's "
+        "default, is a KL, KL(q‖p) in the mask and KL(p‖q) in the penalty. 'topk_kl', for the penalty alone, is "
+        "KL(p‖q) over the kept tokens and the rest.",
+    )
+    divergence_bound: float | None = setting(
+        None,
+        "Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default "
+        "0.15. For a KL: positive, in nats, by default 0.05.",
+    )
+    ratio_cap: float | None = setting(
+        None, "Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none."
     )
     # Once a config is made, this is a number. `None` is refused: the type has it because transformers' parser takes
     # `float | str` for numbers alone
@@ -69,9 +77,7 @@ class TrustRegionOptions(KeepsSecrets, _TrlConfig):
         "for n updates per rollout batch; n from 8 to 32 was measured.",
     )
     regression_coef: float = setting(
-        1.0,
-        "Weight α ≥ 0 of the regression term KL(p ‖ stopgrad π), which pulls the policy p to its projection π. At 0, "
-        "the penalty's metrics measure 'binary_kl'.",
+        1.0, "Weight α ≥ 0 of the regression term KL(p ‖ stopgrad π), which pulls the policy p to its projection π."
     )
     support_size: int | None = setting(
         None,
@@ -87,12 +93,10 @@ class TrustRegionOptions(KeepsSecrets, _TrlConfig):
                 warnings.warn(message, stacklevel=3)  # names the line that makes the config
 
     def _prepare(self) -> None:
-        """What must come before TRL's `__post_init__`: defaults that depend on other options, and ranges, because TRL
-        divides by some options."""
+        """Fill in the defaults that TRL's `__post_init__` reads."""
         if isinstance(self.kl_bound, str):
             with suppress(ValueError):  # 'auto' stays, and `_check` refuses other text
                 self.kl_bound = float(self.kl_bound)
-        check_ranges(self)
 
     @property
     def masks(self) -> bool:
@@ -101,33 +105,18 @@ class TrustRegionOptions(KeepsSecrets, _TrlConfig):
 
     @property
     def penalizes(self) -> bool:
-        """Whether the trust region is a clip with a penalty."""
+        """Whether the trust region is the pull alone."""
         return self.trust_region == "penalty"
 
-    @property
-    def imports_trust_region(self) -> bool:
-        """Whether the trust region is given by its import path."""
-        return "." in self.trust_region
-
-    def trust_region_options(self) -> dict[str, Any]:
-        """The options that define the trust region, by name: those that have an effect."""
-        if self.imports_trust_region:  # a user's may read any of them
-            names: tuple[str, ...] = (*_PROJECTION, *_MASK, *_SUPPORT)
-            names += _CLIP if self.make_trust_region().clips else ()
-        else:
-            names = _MASK if self.masks else _PENALTY if self.penalizes else _PROJECTION
-            names += _SUPPORT if self.make_trust_region().needs_support else ()
-        return {name: getattr(self, name) for name in ("trust_region", *names) if hasattr(self, name)}
-
     def make_trust_region(self) -> TrustRegion:
-        """The trust region that the options define."""
-        if self.imports_trust_region:
+        """Make the trust region that the options define."""
+        if "." in self.trust_region:
             return load_trust_region(self.trust_region, self)
+        if self.masks:
+            return MaskTrustRegion(self.divergence_type or "binary_tv", self.divergence_bound, self.ratio_cap)
         bound: Any = self.kl_bound
         if self.penalizes:
-            # With a weight of 0 nothing reads a support: the loss is TRL's, from TRL's head
-            binary = self.divergence_type == "binary_kl" or self.regression_coef == 0
-            return PenaltyTrustRegion(float(bound), binary)
+            return PenaltyTrustRegion(float(bound), binary=self.divergence_type != "topk_kl")
         return ProjectionTrustRegion(float(bound))
 
     @property
@@ -136,95 +125,54 @@ class TrustRegionOptions(KeepsSecrets, _TrlConfig):
 
     def _check(self) -> list[str]:
         """Fill in defaults and refuse what the method cannot honour. Return what to warn of."""
-        check_ranges(self)
         name = self.trust_region
         if not (isinstance(name, str) and (name in self._kinds or "." in name)):
             raise ValueError(
                 f"`trust_region` must be one of {', '.join(self._kinds)}, got {name!r}. Your own trust region needs a "
                 "dotted import path, such as my_lib.MyRegion."
             )
+        if self.masks:
+            self.divergence_type = "binary_tv" if self.divergence_type is None else self.divergence_type
+            self.divergence_bound = checked_bound(self.divergence_type, self.divergence_bound)
+            if self.ratio_cap is not None and not (is_number(self.ratio_cap) and self.ratio_cap >= 1):
+                raise ValueError(f"`ratio_cap` must be at least 1, got {self.ratio_cap!r}.")
         if self.penalizes:
-            self._check_penalty()
-        if self.support_size is None:
-            self.support_size = self._default_support_size
+            self.divergence_type = "binary_kl" if self.divergence_type is None else self.divergence_type
+            if self.divergence_type not in ["binary_kl", "topk_kl"]:
+                raise ValueError(
+                    "`divergence_type` of the penalty must be 'binary_kl' (the sampled token and all others) or "
+                    f"'topk_kl' (the kept tokens and the rest), got {self.divergence_type!r}."
+                )
         bound: Any = self.kl_bound
         if not (is_number(bound) and (bound > 0 or (bound == 0 and self.penalizes))):  # inf means no limit
             allowed = "at least 0" if self.penalizes else "positive"
             allowed += " or 'auto'" if isinstance(self, TrollOptions) else ""
             raise ValueError(f"`kl_bound` must be {allowed}, got {bound!r}.")
+        if not (is_number(self.regression_coef) and 0 <= self.regression_coef < float("inf")):
+            raise ValueError(f"`regression_coef` must be at least 0 and finite, got {self.regression_coef!r}.")
+        if self.support_size is None:
+            self.support_size = self._default_support_size
         check_support_options(self.support_size, getattr(self, "tail_mass", 0.0))
+        return self._unused(self.make_trust_region())  # a wrong import path is refused before a model is loaded
 
-        if self.imports_trust_region:
-            self.make_trust_region()  # a wrong path is refused now, and not after the model was loaded
-        return self._unused()
-
-    def _check_penalty(self):
-        if self.divergence_type is None:
-            self.divergence_type = "topk_kl"
-        if self.divergence_type not in ["topk_kl", "binary_kl"]:
-            raise ValueError(
-                f"`divergence_type={self.divergence_type!r}` is not supported with `trust_region` 'penalty', which is "
-                "a KL. Set it to 'topk_kl' (the kept tokens and the rest) or 'binary_kl' (the sampled token and all "
-                "others)."
-            )
-        for name, instead in (("divergence_bound", "`kl_bound` bounds it"), ("ratio_cap", "`epsilon_high` clips it")):
-            if (value := getattr(self, name, None)) is not None:
-                raise ValueError(
-                    f"`{name}={value}` is not supported with `trust_region` 'penalty': {instead}. Remove it."
-                )
-
-    def _unused(self) -> list[str]:
-        """A warning that names the options without an effect on this trust region, if there are any."""
-        used, ours = self.trust_region_options(), {*_PROJECTION, *_MASK, *_SUPPORT, *_CLIP}
+    def _unused(self, trust_region: TrustRegion) -> list[str]:
+        """Name the options of other trust regions that were set and have no effect on this one."""
+        if "." in self.trust_region:  # a user's may read any of them
+            return []
+        used = _OPTIONS_OF[self.trust_region] + (_SUPPORT_OPTIONS if trust_region.needs_support else ())
+        defaults = {"support_size": self._default_support_size}
         unused = [
             f"{option.name}={value}"
             for option in fields(self)
-            if option.name in ours - used.keys()
-            and (value := getattr(self, option.name)) != option.default
-            and not (option.name == "support_size" and value == self._default_support_size)
+            if option.name in {*sum(_OPTIONS_OF.values(), _SUPPORT_OPTIONS)} - {*used}
+            and (value := getattr(self, option.name)) != defaults.get(option.name, option.default)
         ]
-        if not unused:
-            return []
-        return [f"{', '.join(unused)} unused by this trust region ({self.make_trust_region().describe()})."]
-
-
-@dataclass
-class MaskOptions(TrustRegionOptions):
-    """DPPO's mask as a third trust region, and its options."""
-
-    _kinds: ClassVar[tuple[str, ...]] = ("projection", "penalty", "mask")
-
-    divergence_bound: float | None = setting(
-        None,
-        "Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default "
-        "0.15. For a KL: positive, in nats, by default 0.05.",
-    )
-    ratio_cap: float | None = setting(
-        None, "Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none."
-    )
-
-    def make_trust_region(self) -> TrustRegion:
-        if self.masks:
-            return MaskTrustRegion(self.divergence_type or "binary_tv", self.divergence_bound, self.ratio_cap)
-        return super().make_trust_region()
-
-    def _check(self) -> list[str]:
-        if not self.penalizes:
-            divergence_type = "binary_tv" if self.divergence_type is None else self.divergence_type
-            bound = checked_bound(divergence_type, self.divergence_bound)
-            if self.masks:
-                self.divergence_type, self.divergence_bound = divergence_type, bound
-        return super()._check()
+        return [f"{', '.join(unused)} unused by this trust region ({trust_region.describe()})."] if unused else []
 
 
 @dataclass
 class TrollOptions(TrustRegionOptions):
-    """
-    The options of TROLL, which [`TrollGRPOConfig`] and [`TrollRLOOConfig`] add to TRL's and document.
-
-    Raises:
-        ValueError: an option outside its range, TRL's own included, with the value.
-    """
+    """The options of TROLL, which [`TrollGRPOConfig`] and [`TrollRLOOConfig`] add to TRL's and document."""
 
     _trl_config: ClassVar[type]  # the config of TRL's that is extended
 
@@ -251,16 +199,20 @@ class TrollOptions(TrustRegionOptions):
     def _prepare(self) -> None:
         if self.old_policy not in ("trainer", "engine"):
             raise ValueError(f"`old_policy` must be 'trainer' or 'engine', got {self.old_policy!r}.")
-        for name, value in best_by_reward(vars(self)).items():
-            setattr(self, name, value)
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            # transformers would take the loss, which says nothing of the rewards: a group's advantages add up to 0
+            self.metric_for_best_model = "eval_reward"
         super()._prepare()
 
     def _check(self) -> list[str]:
         messages = []
         if self.old_policy == "engine" and not self.use_vllm:
             raise ValueError("`old_policy='engine'` needs vLLM, whose distribution it is. Set `use_vllm=True`.")
-        if self.use_vllm:
-            check_sampling(vars(self), engine_is_old_policy=self.old_policy == "engine")
+        check_generation_kwargs(self.generation_kwargs)
+        if self.old_policy == "engine":
+            check_sampling(vars(self))
+        if not (is_number(self.max_skipped_updates) and self.max_skipped_updates >= 1):
+            raise ValueError(f"`max_skipped_updates` must be at least 1, got {self.max_skipped_updates!r}.")
         if self.kl_bound == "auto":  # the more updates, the farther a token moves within a rollout batch
             updates: Any = self.updates_per_rollout_batch
             self.kl_bound = bound = 0.05 * (updates / 8) ** 2
@@ -272,8 +224,8 @@ class TrollOptions(TrustRegionOptions):
     @classmethod
     def from_trl(cls, args: Any) -> "TrollOptions":
         """
-        A copy of TRL's plain config with TROLL's defaults added, for scripts that swap only the trainer class. Any
-        other class, subclasses included, which may mean more than their fields, is a `TypeError`.
+        Copy TRL's plain config and add TROLL's defaults, for scripts that swap only the trainer class. Any other class,
+        subclasses included, which may mean more than their fields, is a `TypeError`.
 
         The instance is copied, not rebuilt: TRL's `__post_init__` has already run and would refuse the
         `steps_per_generation` that it derived itself.
@@ -285,7 +237,7 @@ class TrollOptions(TrustRegionOptions):
             )
         config = object.__new__(cls)
         config.__dict__.update(vars(args) | {option.name: option.default for option in troll_fields(cls)})
-        for message in filter(None, (*config._check(), warning_of_the_loss(args))):
+        for message in config._check():
             if config.process_index == 0:
                 warnings.warn(message, stacklevel=7)  # names the line that makes the trainer
         return config
@@ -296,30 +248,28 @@ class TrollOptions(TrustRegionOptions):
         return self.steps_per_generation * self.num_iterations / self.gradient_accumulation_steps
 
     @property
-    def trust_region_idle(self) -> bool:
-        """Whether policy and old policy are always equal. Then neither a clip nor a projection ever acts."""
-        return self.on_policy and self.old_policy == "trainer"
-
-    @property
     def on_policy(self) -> bool:
         """Whether every update uses completions of the current weights. It is TRL's own test for whether an old policy
         must be scored."""
         return self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) == 0
 
+    @property
+    def trust_region_idle(self) -> bool:
+        """Whether policy and old policy are always equal. Then neither a clip nor a projection ever acts."""
+        return self.on_policy and self.old_policy == "trainer"
+
 
 @document
 @dataclass
-class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
+class TrollGRPOConfig(TrollOptions, GRPOConfig):
     """
     Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and the following. Their defaults
-    are the papers' (TROLL, arXiv 2510.03817; DPPO, arXiv 2602.04879).
-
-    `epsilon` and `epsilon_high`, the clip range of an existing recipe, have no effect unless `trust_region` is
-    'penalty': another trust region replaces the clip.
+    are the papers' (TROLL, arXiv 2510.03817; DPPO, arXiv 2602.04879). `epsilon` and `epsilon_high`, the clip range of
+    an existing recipe, have no effect: the trust region replaces the clip.
 
     Raises:
-        ValueError: an option, TRL's own included, is outside of its range, or TROLL cannot honour it (`loss_type`
-            cispo, sapo or vespo; `delta`). The message has the value and the reason.
+        ValueError: an option is outside of its range, or TROLL cannot honour it (`loss_type` cispo, sapo or vespo;
+            `delta`). The message has the value and the reason.
     """
 
     _trl_config = GRPOConfig
@@ -327,8 +277,8 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
     # TRL's; `None` tells a value that was set from the default
     vllm_importance_sampling_correction: bool | None = setting(
         None,
-        "Whether TRL's importance sampling corrects the surrogate for the difference between vLLM and the training "
-        "model. By default it does, except with `old_policy` 'engine', which leaves nothing to correct.",
+        "Whether TRL's importance sampling corrects the loss for the difference between vLLM and the training model. "
+        "By default it does, except with `old_policy` 'engine', which leaves nothing to correct.",
     )
 
     def _prepare(self) -> None:
@@ -344,20 +294,14 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
             )
         if self.loss_type not in SUPPORTED_LOSS_TYPES:
             raise ValueError(
-                f"`loss_type={self.loss_type!r}` is not supported: a trust region bounds the clipped ratio or takes "
-                "its place, and cispo, sapo and vespo replace that ratio themselves. Choose one of "
-                f"{', '.join(SUPPORTED_LOSS_TYPES)}, which differ in how tokens are averaged."
+                f"`loss_type={self.loss_type!r}` is not supported: a trust region takes the place of the clipped ratio, "
+                f"and only these losses have one: {', '.join(SUPPORTED_LOSS_TYPES)}. They differ in how tokens are "
+                "averaged."
             )
-        if self.delta is not None and not self.penalizes:
+        if self.delta is not None:
             raise ValueError(
-                f"`delta={self.delta}` is not supported: it is the upper limit of two-sided clipping, which only "
-                "`trust_region` 'penalty' keeps. Remove it."
-            )
-        if self.loss_type == "dr_grpo" and self.max_completion_length is None:
-            raise ValueError("`loss_type='dr_grpo'` divides by `max_completion_length`, which is None. Set it.")
-        if self.importance_sampling_level not in ("token", "sequence"):
-            raise ValueError(
-                f"`importance_sampling_level` must be 'token' or 'sequence', got {self.importance_sampling_level!r}."
+                f"`delta={self.delta}` is not supported: TRL clamps the ratio by it, and a trust region takes the place "
+                "of the clip. Remove it."
             )
         if self.masks and self.importance_sampling_level != "token":
             raise ValueError(
@@ -373,35 +317,37 @@ class TrollGRPOConfig(MaskOptions, TrollOptions, GRPOConfig):
 class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
     Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and the following. Their defaults
-    are the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` have an effect only if `trust_region` is
-    'penalty'.
+    are the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` have no effect: the trust region replaces
+    the clip. The options of a mask have none either: a mask decides token by token, and RLOO's ratio belongs to a
+    completion.
 
     Raises:
-        ValueError: an option, TRL's own included, is outside of its range. The message has the value.
+        ValueError: an option is outside of its range. The message has the value.
     """
 
+    _kinds = ("projection", "penalty")
     _trl_config = RLOOConfig
-
-    def _check(self) -> list[str]:
-        if self.masks:
-            raise ValueError(
-                "`trust_region` 'mask' is an option of GRPO alone: a mask decides token by token, and RLOO's ratio "
-                f"belongs to a whole completion. Choose one of {', '.join(self._kinds)}."
-            )
-        return super()._check()
 
 
 @dataclass
 class ClipGRPOConfig(KeepsSecrets, GRPOConfig):
     """TRL's own config, for `--method clip`."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        check_generation_kwargs(self.generation_kwargs)
+
 
 @dataclass
 class ClipRLOOConfig(KeepsSecrets, RLOOConfig):
     """As [`ClipGRPOConfig`]."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        check_generation_kwargs(self.generation_kwargs)
+
 
 def troll_fields(config: type[TrollOptions]) -> list[Field]:
-    """The dataclass fields that a config of TROLL's adds to TRL's."""
+    """Return the dataclass fields that a config of TROLL's adds to TRL's."""
     trl_names = {option.name for option in fields(config._trl_config)}
     return [option for option in fields(config) if option.name not in trl_names]

@@ -1,5 +1,17 @@
-"""The engine's distribution as the old policy: vLLM lists likely tokens, and the rollout batch gets its answers."""
+"""
+EnginePolicy: the engine's distribution as the old policy, from what vLLM answers to the columns of the rollout batch.
 
+A token with a support of K tokens is a row of `2K` float32:
+
+    log q(a) of the sampled token,  K − 1 of the most likely others,  log of the rest,  K − 1 ids of the others
+
+The sampled token comes first, whatever its rank; the others by descending probability. An unused slot has
+log-probability −∞ and id −1. All remaining tokens share the rest, whose mass is `1 − Σ` of the listed tokens. This is
+good to about 1e-7, and no less than `REST_FLOOR`. A float32 holds ids below 2²⁴ exactly. If an answer for a token is
+incomplete, its row is NaN. Tokens of probability 0 take no slot, if the listed tokens have all the mass.
+"""
+
+import math
 import operator
 from collections.abc import Sequence
 from itertools import chain
@@ -11,27 +23,34 @@ from accelerate import Accelerator
 from accelerate.logging import get_logger
 
 from troll_trl.kernels.support import mass_rule
-from troll_trl.trainers.engine_rows import NO_LOG_PROB, SampledLogProb, check_tokens, read_answer, rows_of, sparse_of
-from troll_trl.trainers.old_policy import OLD_POLICY_KEY, TRL_OLD_LOG_PROBS, OldPolicyCache, Pass
-from troll_trl.trainers.trust_region_model import snap_to_reference
-from troll_trl.trust_region.ragged import RaggedDistribution
-from troll_trl.trust_region.sparse import UNUSED, SparseDistribution
+from troll_trl.trainers.vllm import check_server, server_url
+from troll_trl.trust_region.sparse import UNUSED, SparseDistribution, keep_nothing, trimmed
 
 logger = get_logger(__name__)
 
+# Smallest mass of the rest. Rounding of the engine's float32 makes `1 − Σ` of a peaked distribution anything from −1e-7
+# to 1e-7. At 0 the projection would forbid the rest; a floor costs a policy inside the bound at most 1e-6 nats. If the
+# policy has less there, `cap_rest_mass` lowers the floor to the policy's mass: otherwise KL(q‖p) of the masks would
+# count up to all of `−log p`.
+REST_FLOOR = 1e-6
+# If the listed tokens lack no more mass than this, all others have probability 0: the logits of padding are −∞
+_ALL_LISTED = 1e-5
+# What vLLM writes in place of −∞
+NO_LOG_PROB = -9999.0
 
-class EngineOldPolicyCache(OldPolicyCache):
+
+class EnginePolicy:
     """
-    A [`~troll_trl.trainers.old_policy.OldPolicyCache`] of the engine's distribution, with the same `selection`. No pass
-    scores the rollout: if TRL asks for one, the cache answers with the engine's numbers. TRL's `generation`, a
-    `VLLMGeneration`, asks vLLM for the most likely tokens, too.
+    Keeps the engine's distribution of a rollout as its old policy: no pass of the model scores the rollout. TRL's
+    `generation`, a `VLLMGeneration`, then also asks vLLM for the most likely tokens.
+
+    `support_size` is K; 0 says that the trust region reads the sampled token alone. `args` is the trainer's config.
     """
 
-    own_pass = Pass.ENGINE
-
-    def __init__(self, accelerator: Accelerator, generation: Any, *selection: Any):
-        super().__init__(*selection)
-        self.accelerator = accelerator
+    def __init__(self, accelerator: Accelerator, generation: Any, support_size: int, args: Any):
+        if args.vllm_mode == "server" and accelerator.is_main_process:
+            check_server(generation.vllm_client.get_server_info(), server_url(args), support_size)
+        self.accelerator, self.support_size, self.tail_mass = accelerator, support_size, args.tail_mass
         self.answered: list[list[SampledLogProb]] = []  # the answers for the completions that the engine sampled last
         self._rows: list[np.ndarray] = []  # `(T, 2K)` of each completion of the rollout batch
         ask_for_likely_tokens(generation, self)
@@ -42,8 +61,8 @@ class EngineOldPolicyCache(OldPolicyCache):
         log_probs: Sequence[Sequence[float | None]],
         tool_mask: Sequence[Sequence[int]] | None,
     ) -> None:
-        """The rollout as TRL generated it: completions, the engine's numbers for their tokens, and 0 in `tool_mask` for
-        tokens of tools."""
+        """Keep the rollout as TRL generated it: completions, the engine's numbers for their tokens, and 0 in
+        `tool_mask` for tokens of tools."""
         masks = [[1] * len(ids) for ids in completion_ids] if tool_mask is None else tool_mask
         self._rows = []
         for number, (ids, values, mask) in enumerate(zip(completion_ids, log_probs, masks, strict=True)):
@@ -56,30 +75,19 @@ class EngineOldPolicyCache(OldPolicyCache):
             self._rows.append(rows_of(values, mask, max(self.support_size, 1)))
 
     def log_probs(self, length: int) -> torch.Tensor:
-        """The engine's log-probabilities of the completions, padded to `(B, length)` float32; NaN if unknown."""
+        """Return the engine's log-probabilities of the completions, padded to `(B, length)` float32; NaN if unknown."""
         padded = np.zeros((len(self._rows), length), dtype=np.float32)
         for values, rows in zip(padded, self._rows, strict=True):
             values[: len(rows)] = rows[:, 0]
         return torch.from_numpy(padded).to(self.accelerator.device)
 
-    def answer(self, completion_length: int) -> torch.Tensor:
-        self._log_probs = answer = self.log_probs(completion_length).nan_to_num(0.0)
-        return answer
-
-    def snap_to_old_policy(self, log_probs: torch.Tensor) -> torch.Tensor:
-        own = self.log_probs(log_probs.shape[1])
-        return snap_to_reference(log_probs, own).masked_fill(own.isnan(), 0.0)  # as in `answer`
-
     def add_to(self, batch: dict[str, Any]) -> int:
         """Add the old policy to a rollout batch. A token whose old policy is unknown leaves the loss and the counts of
-        the batch. Returns the number of these tokens, over all ranks; `nothing_scored` says whether there are no
-        others. Every rank must call this."""
-        self._log_probs = None
+        the batch. Return the number of these tokens, over all ranks. Every rank must call this."""
         log_probs = self.log_probs(batch["completion_ids"].shape[1])  # (B, C)
         trained, known = batch["completion_mask"] * batch.get("tool_mask", 1), ~log_probs.isnan()  # (B, C)
         unknown = self.accelerator.reduce(torch.stack([(trained * ~known).sum(), trained.sum()]), reduction="sum")
         count, tokens = unknown.tolist()
-        self.nothing_scored = 0 < count == tokens
         if count:
             logger.warning(
                 f"For {count} of {tokens} tokens of a rollout batch, the engine gave no log-probability, NaN, "
@@ -89,35 +97,39 @@ class EngineOldPolicyCache(OldPolicyCache):
             batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * known
             if "num_items_in_batch" in batch:
                 batch["num_items_in_batch"] = batch["num_items_in_batch"] - count
-        batch[TRL_OLD_LOG_PROBS] = log_probs.nan_to_num(0.0)
+        batch["old_per_token_logps"] = log_probs.nan_to_num(0.0)
         if self.support_size:
-            loss_mask = (trained * known).bool().cpu()
-            batch[OLD_POLICY_KEY] = [*map(self._pack, self._rows, batch["completion_ids"].cpu(), loss_mask)]
+            old = self._support_of(batch["completion_ids"], (trained * known).bool(), batch["completion_mask"].bool())
+            batch["old_token_ids"], batch["old_sparse_logps"] = old.token_ids, old.log_probs
         return count
 
-    def _pack(self, rows: np.ndarray, sampled: torch.Tensor, loss_mask: torch.Tensor) -> RaggedDistribution:
-        """The old policy of a completion `(C,)` at the positions of `loss_mask` `(C,)`, with as few tokens as the
-        trainer's."""
-        old, masked = sparse_of(torch.from_numpy(rows), sampled[: len(rows)]), ~loss_mask[: len(rows), None]
-        own, others, rest = old.log_probs.split([1, self.support_size - 1, 1], 1)
+    def _support_of(self, sampled: torch.Tensor, kept: torch.Tensor, scored: torch.Tensor) -> SparseDistribution:
+        """Make the old policy of completions `(B, C)` at the positions that are `kept`, with as few tokens as the
+        trainer's. The others keep nothing; the head needs the sampled token of those that it has `scored`."""
+        rows = np.zeros((*sampled.shape, 2 * self.support_size), dtype=np.float32)
+        for values, row in zip(rows, self._rows, strict=True):
+            values[: len(row)] = row
+        old = sparse_of(torch.from_numpy(rows).to(sampled.device), sampled)
+        own, others, rest = old.log_probs.split([1, self.support_size - 1, 1], -1)
         dropped = ~mass_rule(own, others, self.tail_mass)  # they join the rest
-        rest = torch.cat([rest, others.masked_fill(~dropped, -torch.inf)], 1).logsumexp(1, keepdim=True)
-        log_probs = torch.cat([own, others.masked_fill(dropped, -torch.inf), rest], 1)
-        token_ids = old.token_ids.masked_fill(torch.cat([masked, dropped | masked], 1), UNUSED)
-        return RaggedDistribution.pack(SparseDistribution(token_ids[None], log_probs[None]))
+        rest = torch.cat([rest, others.masked_fill(~dropped, -torch.inf)], -1).logsumexp(-1, keepdim=True)
+        log_probs = torch.cat([own, others.masked_fill(dropped, -torch.inf), rest], -1)
+        unused = torch.cat([~scored.unsqueeze(-1), dropped | ~kept.unsqueeze(-1)], -1)
+        token_ids = old.token_ids.masked_fill(unused, UNUSED)
+        return trimmed(SparseDistribution(token_ids, keep_nothing(log_probs, ~kept).float()))
 
 
-def ask_for_likely_tokens(generation: Any, recorder: EngineOldPolicyCache) -> None:
+def ask_for_likely_tokens(generation: Any, policy: "EnginePolicy") -> None:
     """
     Have TRL's `VLLMGeneration` ask for the most likely tokens, and answer with [`SampledLogProb`]s in place of numbers.
 
     In colocate mode vLLM's flat lists are read directly, because TRL sorts an object for every listed token. Without
     `detokenize` vLLM decodes none of them to text.
     """
-    generation.logprobs = others = max(recorder.support_size - 1, 0)  # vLLM lists this number, and the sampled token
+    generation.logprobs = others = max(policy.support_size - 1, 0)  # vLLM lists this number, and the sampled token
     answer = generation.generate
     # The completions that vLLM has sampled, while TRL generates, each with its flat list
-    taken: list[tuple[Sequence[int], Any]] | None = None
+    captured: list[tuple[Sequence[int], Any]] | None = None
     if generation.mode == "colocate":
         llm = generation.llm
         config = llm.llm_engine.model_config
@@ -127,30 +139,30 @@ def ask_for_likely_tokens(generation: Any, recorder: EngineOldPolicyCache) -> No
         text = {"detokenize": False} if not generation.generation_kwargs.get("stop") else {}
         generation.generation_kwargs = {"flat_logprobs": True, **text, **generation.generation_kwargs}
 
-        def sample_and_take(*args, **kwargs):
+        def sample_and_capture(*args, **kwargs):
             outputs = sample(*args, **kwargs)
             for completion in chain.from_iterable(output.outputs for output in outputs):
                 # A rollout function that asks vLLM itself gets what vLLM says
-                if taken is not None and hasattr(completion.logprobs, "start_indices"):
-                    taken.append((completion.token_ids, completion.logprobs))
+                if captured is not None and hasattr(completion.logprobs, "start_indices"):
+                    captured.append((completion.token_ids, completion.logprobs))
                     completion.logprobs = None  # TRL reads none
             return outputs
 
-        llm.generate = sample_and_take
+        llm.generate = sample_and_capture
 
     def generate(*args, **kwargs):
-        nonlocal taken
+        nonlocal captured
         flat: list[tuple[Sequence[int], Any]] = []
-        taken = flat
+        captured = flat
         try:
             prompt_ids, completion_ids, log_probs, ids = answer(*args, **kwargs)
         finally:
-            taken = None
+            captured = None
         listed = _flat_lists(completion_ids, flat) if flat else _nested_lists(len(completion_ids), ids, log_probs)
-        recorder.answered = [
+        policy.answered = [
             read_answer(sampled, *lists, others) for sampled, lists in zip(completion_ids, listed, strict=True)
         ]
-        return prompt_ids, completion_ids, [[[value] for value in row] for row in recorder.answered], None
+        return prompt_ids, completion_ids, [[[value] for value in row] for row in policy.answered], None
 
     generation.generate = generate
 
@@ -195,3 +207,144 @@ def _nested_lists(completions: int, ids: Any, log_probs: Any) -> list[_Lists]:
                 f"log-probabilities at {len(given)}. Each id needs a log-probability at its position."
             )
     return [([*map(len, row)], [*chain(*row)], [*chain(*x)]) for row, x in zip(ids, log_probs, strict=True)]
+
+
+class SampledLogProb(float):
+    """
+    Log-probability of a sampled token, NaN if the engine's answer is incomplete. It carries the token's whole `row`
+    `(2K,)` and its id, `token`. TRL slices and concatenates lists of such numbers, turn by turn, and looks at the
+    numbers alone. A rollout function may put them in the wrong place, which only the id shows.
+    """
+
+    __slots__ = ("row", "token")
+    row: Sequence[float]
+    token: int | None
+
+    # pickle needs the defaults to make one
+    def __new__(cls, value: float, row: Sequence[float] = (), token: int | None = None):
+        self = super().__new__(cls, value)
+        self.row, self.token = row, token
+        return self
+
+
+def make_rows(log_probs: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Rows `(T, 2K)` from log-probabilities `(T, K)`, the sampled token's first, and ids `(T, K − 1)` of the others."""
+    used = np.pad(ids != UNUSED, ((0, 0), (1, 0)), constant_values=True)
+    log_probs = np.where(used, log_probs, -np.inf)
+    rest_mass = 1 - np.exp(log_probs).sum(1)  # NaN if one is NaN
+    impossible = used & (log_probs <= NO_LOG_PROB) & (rest_mass <= _ALL_LISTED)[:, None]
+    impossible[:, 0] = False  # the sampled token had a probability
+    used, log_probs = used & ~impossible, np.where(impossible, -np.inf, log_probs)
+    ids = np.where(used[:, 1:], ids, UNUSED)
+    rows = np.column_stack([log_probs, np.log(np.maximum(rest_mass, REST_FLOOR)), ids]).astype(np.float32)
+    rows[(used & ~(log_probs > NO_LOG_PROB)).any(1)] = np.nan  # a NaN is not above either
+    return rows
+
+
+def read_answer(
+    sampled: Sequence[int],
+    counts: Sequence[int],
+    ids: Sequence[int],
+    log_probs: Sequence[float | None],
+    others: int,
+) -> list[SampledLogProb]:
+    """
+    What the engine said of each token of a completion.
+
+    Args:
+        sampled (`Sequence[int]` of length `T`):
+            The completion.
+        counts (`Sequence[int]` of length `T`):
+            How many tokens the engine listed at each position.
+        ids, log_probs (`Sequence` of length `Σ counts`):
+            These tokens, in any order at their position, and their log-probabilities. The sampled token must be among
+            them, at least once.
+        others (`int`):
+            The number of most likely tokens that the engine was asked for. An answer is incomplete if it has a NaN or
+            nothing for a token. If it lists fewer tokens, or has −∞ for one, it is complete only if the listed tokens
+            have all the mass.
+
+    Raises:
+        ValueError: the lengths contradict each other.
+    """
+    if len(counts) != len(sampled) or not sum(counts) == len(ids) == len(log_probs):
+        raise ValueError(
+            f"The engine sampled {len(sampled)} tokens of a completion, and answered for {len(counts)} positions with "
+            f"{sum(counts)} tokens in all: it gave {len(ids)} ids and {len(log_probs)} log-probabilities. Each token "
+            "needs one position, and each id one log-probability. This engine's version was not tested: see "
+            "docs/vllm.md."
+        )
+    used = np.arange(max([others + 1, *counts])) < np.asarray(counts)[:, None]  # (T, W)
+    token_ids, values = np.full(used.shape, UNUSED), np.full(used.shape, -np.inf)
+    token_ids[used] = ids
+    given = np.array(log_probs, float)  # NaN for None
+    values[used] = np.where(given < np.inf, given, np.nan)
+    is_sampled = token_ids == np.asarray(sampled)[:, None]
+    own = np.fmax.reduce(np.where(is_sampled, values, -np.inf), 1)  # a token that is listed twice may have one number
+    token_ids[is_sampled] = UNUSED
+    # NaN comes first, since it must not be cut off, and unused slots come last, after −∞
+    order = np.where(np.isnan(values), np.inf, np.maximum(values, NO_LOG_PROB))
+    order = np.argsort(np.where(token_ids == UNUSED, np.inf, -order), 1, kind="stable")[:, :others]
+    values, token_ids = (np.take_along_axis(x, order, 1) for x in (values, token_ids))
+    rows = make_rows(np.column_stack([own, values]), token_ids)
+    short = (token_ids == UNUSED).sum(1) > 1  # one slot is the sampled token's, if that was listed as likely
+    rows[short & (rows[:, others + 1] > math.log(_ALL_LISTED))] = np.nan
+    return [*map(SampledLogProb, rows[:, 0].tolist(), rows, map(int, sampled))]
+
+
+def check_tokens(log_probs: Sequence[float | None], trained: Sequence[int], sampled: Sequence[int], name: str) -> None:
+    """Raise a `ValueError` if a [`SampledLogProb`] among `log_probs` `(T,)` belongs to another token than the
+    completion `sampled` `(T,)` has at its place. Only places that are 1 in `trained` `(T,)` are read. `name` is the
+    completion's in the message."""
+    places = np.flatnonzero(trained).tolist()
+    pairs = [(place, getattr(log_probs[place], "token", None), int(sampled[place])) for place in places]
+    wrong = [(place, own, token) for place, own, token in pairs if own is not None and own != token]
+    if wrong:
+        place, own, token = wrong[0]
+        raise ValueError(
+            f"The `logprobs` of {name} are misaligned: {len(wrong)} of {len(places)} numbers belong to other tokens. "
+            f"At position {place} the completion has token {token}, and its number is the engine's for token {own}. "
+            "Give every token the number that the engine gave for it, in the order of the completion."
+        )
+
+
+def rows_of(log_probs: Sequence[float | None], trained: Sequence[int], support_size: int) -> np.ndarray:
+    """
+    The old policy of a completion: rows `(T, 2K)` float32 for the `support_size` K, 0 for tokens that are not trained
+    on.
+
+    `log_probs` `(T,)` has a [`SampledLogProb`] for every token that is 1 in `trained` `(T,)`; with K = 1 plain numbers
+    serve, too. The numbers of all other tokens are not read. A `ValueError` says that a row has not `2K` numbers.
+    """
+    places = np.flatnonzero(trained).tolist()
+    given = [log_probs[place] for place in places]
+    rows = np.zeros((len(log_probs), 2 * support_size), dtype=np.float32)
+    if support_size == 1:
+        rows[places] = make_rows(np.array(given, float)[:, None], np.empty((len(given), 0)))
+        return rows
+    unknown = np.full(2 * support_size, np.nan)
+    carried = [unknown if x is None or math.isnan(x) else getattr(x, "row", ()) for x in given]
+    if wrong := {len(row) // 2 for row in carried} - {support_size}:
+        raise ValueError(
+            f"A sampled token comes with the log-probabilities of {max(*wrong, 1) - 1} other tokens, expected "
+            f"{support_size - 1}. Give a `SampledLogProb` for every trained token, as "
+            "`trainer.vllm_generation.generate` does; or choose a mask, or a penalty with "
+            "`divergence_type='binary_kl'`, which read the sampled token alone."
+        )
+    rows[places] = np.reshape(carried, (-1, 2 * support_size))
+    return rows
+
+
+def sparse_of(rows: torch.Tensor, sampled: torch.Tensor) -> SparseDistribution:
+    """The distributions of rows `(..., 2K)`, whose sampled tokens are `sampled` `(...)`."""
+    size = rows.shape[-1] // 2
+    token_ids = torch.cat([sampled.unsqueeze(-1).int(), rows[..., size + 1 :].int()], -1)
+    return SparseDistribution(token_ids, rows[..., : size + 1])
+
+
+def cap_rest_mass(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities `(..., K + 1)` of the engine. If the rest mass is at its floor and the policy has less there,
+    it is lowered to the policy's."""
+    rest = old[..., -1:]
+    lowered = torch.minimum(rest, policy[..., -1:].detach())
+    return torch.cat([old[..., :-1], torch.where(rest > math.log(REST_FLOOR), rest, lowered)], -1)

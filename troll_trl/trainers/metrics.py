@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from accelerate import Accelerator
 
-from troll_trl.kernels.dispatch import has_float64, use_triton
+from troll_trl.kernels.dispatch import has_float64
 from troll_trl.trust_region.regions import TrustRegion
 
 
@@ -25,7 +25,6 @@ class TrollMetrics:
         names.pop("tokens", None)
         self._names = ("micro_batches", "tokens", *names)  # only the first two count in an idle run
         self._sums, self._maxima = self._zeros()
-        self._uses_kernels = trust_region.needs_support
 
     def add(self, mask: torch.Tensor, token_stats: Mapping[str, torch.Tensor]) -> None:
         """Add the `token_stats` `(B, C)` of one micro-batch, as a [`TrustRegionOutput`] has them, over the tokens that
@@ -66,9 +65,6 @@ class TrollMetrics:
         if sums["micro_batches"] == 0:
             return {}
         metrics = {name: sums[a] / max(sums[b], 1) for name, (a, b) in self._ratios.items()}
-        device = self.accelerator.device
-        if self._uses_kernels and device.type in ("cuda", "xpu") and not use_triton(device):
-            metrics["troll/torch_kernels"] = 1.0
         return metrics | dict(zip(self._largest, largest.tolist(), strict=True))
 
     def _zeros(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,14 +1,12 @@
-"""TrollRLOOTrainer: what differs from TRL's RLOOTrainer, and nothing else."""
-
-from typing import Any
+"""TrollRLOOTrainer: what differs between TRL's RLOO and its GRPO."""
 
 import torch
 from trl import RLOOTrainer
 
-from troll_trl.resilience.resilient_trainer import ResilientTrainer
+from troll_trl.resilience.checkpoints import CheckpointedTrainer
+from troll_trl.resilience.guard import GuardedTrainer
 from troll_trl.trainers.config import TrollRLOOConfig
 from troll_trl.trainers.model_card import TROLL
-from troll_trl.trainers.trl_compat import with_parameters_of
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
 
@@ -19,16 +17,26 @@ class TrustRegionRLOO(TrollTrainer, RLOOTrainer):
     _name = "TROLL-RLOO"
     _paper = TROLL
     _config_class = TrollRLOOConfig
+    _sums_over_completions = True
 
-    def _keep_engine_policy(self, recorder, _prompts, completion_ids, *_):
-        recorder.keep(completion_ids, recorder.answered, None)  # TRL's RLOO asks once, and drops the numbers
+    def _trl_scores_old_policy(self):
+        return True
 
-    def _aggregate(self, values: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
-        # A ratio of completions sums over tokens. Not scaled for gradient accumulation: the Trainer scales RLOO's loss
-        return (values * mask).sum(-1).mean()
+    def _has_old_policy(self):  # TRL always scores it, but if no trust region acts, a support is not recorded
+        return not self.args.trust_region_idle
+
+    def _is_old_policy(self, batch, log_probs):
+        own = (log_probs * batch["completion_mask"]).sum(1)  # as TRL sums
+        return torch.equal(own.nan_to_num(), batch["old_logps"].nan_to_num())
+
+    def _log_ratio(self, log_probs, inputs):
+        return "old_logps", (log_probs.sum(1) - inputs["old_logps"]).unsqueeze(1)  # 0 at masked positions
+
+    def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, *_):
+        engine_policy.keep(completion_ids, engine_policy.answered, None)  # TRL's RLOO asks once, and drops the numbers
 
 
-class TrollRLOOTrainer(ResilientTrainer, TrustRegionRLOO):
+class TrollRLOOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionRLOO):
     """
     RLOO with [TROLL](https://huggingface.co/papers/2510.03817) (Trust Region Optimization for Large Language Models):
     REINFORCE with a leave-one-out baseline. A differentiable projection of every token's distribution onto a KL trust
@@ -38,18 +46,16 @@ class TrollRLOOTrainer(ResilientTrainer, TrustRegionRLOO):
     the loss of a completion is `−exp(Σ_t log π_t(a_t) − log q_t(a_t))·A + α·Σ_t KL(p_t ‖ stopgrad π_t)`, averaged over
     the micro-batch. The trust region bounds each token. Unlike RLOO's clip, it does not bound the ratio of a
     completion, which is a product over its tokens. The reference KL is part of the reward in RLOO; TROLL does not
-    change it. With `trust_region="penalty"`, RLOO's clip stays, and the regression is added for tokens that have left
-    the trust region.
+    change it. With `trust_region="penalty"`, the pull acts alone, on an unlimited ratio.
 
-    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] has the overrides, and
-    [`~troll_trl.resilience.resilient_trainer.ResilientTrainer`] keeps a long run alive. The arguments are the same as
-    in [`~trl.RLOOTrainer`], except for one:
+    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] has the overrides,
+    [`~troll_trl.resilience.guard.GuardedTrainer`] skips updates with a NaN, and
+    [`~troll_trl.resilience.checkpoints.CheckpointedTrainer`] resumes exactly. The arguments are the same as in
+    [`~trl.RLOOTrainer`], except for one:
 
     Args:
         args ([`TrollRLOOConfig`] or [`~trl.RLOOConfig`], *optional*):
             Configuration. A plain `RLOOConfig` gets TROLL's defaults.
     """
 
-    @with_parameters_of(RLOOTrainer.__init__)
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    stateful = ("troll_metrics", "guard")

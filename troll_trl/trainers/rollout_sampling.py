@@ -1,6 +1,6 @@
-"""Rollouts without vLLM are sampled as the run says, whatever the model's `generation_config.json` holds."""
+"""Rollouts without vLLM are sampled from the distribution that the trainer scores, whatever the model's folder says."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,57 +15,45 @@ else:
 
 logger = get_logger(__name__)
 
-# The options that `generate` takes anyway; only a message needs them
-_DEFAULTS: dict[str, Any] = getattr(GenerationConfig, "_get_default_generation_params", dict)()
 _SPECIAL_TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
+# With these, `generate` would sample from another distribution
+_FILTERS = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens")
 
 
 class SampledAsConfigured(_Trainer):
     """
-    Mixin for a trainer of TRL whose rollouts, without vLLM, take the special tokens of the model's generation config
-    alone.
+    Mixin for a trainer of TRL: its rollouts take only the special tokens from the model's `generation_config.json`.
 
-    `generate` takes every option that the run leaves open from there. A filter such as `min_p` would sample from
-    another distribution than the one that the trainer scores. `generation_kwargs` of the run act as they are.
+    `generate` takes every option that a run leaves open from there. A filter such as `min_p` would sample from another
+    distribution than the one that the trainer scores.
     """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.use_vllm:  # TRL sends every filter to vLLM
+            return
+        filters = {
+            name: value
+            for config in (module.generation_config for module in _generating(self.model))
+            for name in _FILTERS
+            if (value := getattr(config, name, None)) and getattr(self.generation_config, name, None) is None
+        }
+        if filters:
+            logger.warning(
+                "Rollouts leave these options of the model's generation_config.json out: "
+                f"{', '.join(f'{name}={value!r}' for name, value in filters.items())}. To sample with such an option, "
+                "set it in the training config."
+            )
 
     def _generate(self, *args, **kwargs):
         with special_tokens_alone(self.model):
             return super()._generate(*args, **kwargs)
 
 
-def warn_of_unused_options(model: torch.nn.Module, used: GenerationConfig | None) -> None:
-    """Name the options of the generation config of a `model` that its rollouts leave out, if there are any. `used` is
-    the trainer's own config, or `None` with vLLM."""
-    if left_out := unused_options(model, used):
-        said = ", ".join(f"{name}={value!r}" for name, value in left_out.items())
-        logger.warning(
-            f"Rollouts leave these options of the model's generation_config.json out: {said}. Only its special tokens "
-            "act in training. To sample with such an option, give it in `generation_kwargs`."
-        )
-
-
-def unused_options(model: torch.nn.Module, used: GenerationConfig | None) -> dict[str, Any]:
-    """The options, special tokens aside, that `generate` would take from the generation configs of a `model`, since the
-    run's own config `used` leaves them open. None, if `used` is `None`, as with vLLM."""
-    if used is None:
-        return {}
-    options = {name: value for module in _generating(model) for name, value in vars(module.generation_config).items()}
-    return {
-        name: value
-        for name, value in options.items()
-        if value is not None
-        and value != _DEFAULTS.get(name, False)  # a switch that is off
-        and getattr(used, name, None) is None
-        and not name.startswith("_")
-        and name not in (*_SPECIAL_TOKENS, "transformers_version", "max_length")  # TRL's `max_new_tokens` replaces that
-    }
-
-
 @contextmanager
 def special_tokens_alone(model: torch.nn.Module) -> Iterator[None]:
-    """The context in which `generate` runs: the generation config of a `model`, whatever wraps it, has its special
-    tokens alone. A checkpoint then saves the config as it was."""
+    """Leave only the special tokens in the generation config of a `model`. On exit, restore the config, which a
+    checkpoint saves."""
     modules = _generating(model)
     own = [module.generation_config for module in modules]
     try:
@@ -80,5 +68,19 @@ def special_tokens_alone(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _generating(model: torch.nn.Module) -> list[Any]:
-    """The modules with a generation config: an adapter's base model, or the language model inside of another."""
+    """Find the modules with a generation config: an adapter's base model, or the language model inside of another."""
     return [m for m in model.modules() if isinstance(vars(m).get("generation_config"), GenerationConfig)]
+
+
+def check_generation_kwargs(generation_kwargs: Mapping[str, Any] | None) -> None:
+    """Raise a `ValueError` for options of `generation_kwargs` with which rollouts would be scored under another
+    distribution than they were sampled from."""
+    options = generation_kwargs or {}
+    wrong = [name for name in ("temperature", "num_beams") if name in options]
+    wrong += ["do_sample"] if not options.get("do_sample", True) else []
+    if wrong:
+        raise ValueError(
+            f"`generation_kwargs` has {', '.join(f'{name}={options[name]!r}' for name in wrong)}, which the trainer "
+            "does not read: it would score rollouts under another distribution than they were sampled from. Set the "
+            "config's `temperature`; rollouts are always sampled, without beams."
+        )

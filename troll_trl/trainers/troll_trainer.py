@@ -1,116 +1,147 @@
-"""TrollTrainer: every method of TRL's trainers that TROLL overrides, in the order in which TRL calls them."""
+"""TrollTrainer: the methods of TRL's trainers that TROLL overrides, in the order in which TRL calls them."""
 
 import copy
+import inspect
 import math
-from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
 
-from troll_trl.trainers.arithmetic_check import check_arithmetic
+from troll_trl.lm_head import SparseCausalLMOutput, add_sparse_lm_head
+from troll_trl.resilience.rollout_check import checked_rollouts
 from troll_trl.trainers.config import TrollOptions
-from troll_trl.trainers.engine_policy import EngineOldPolicyCache
-from troll_trl.trainers.engine_rows import cap_rest_mass
-from troll_trl.trainers.evaluation_means import CountedEvaluation
-from troll_trl.trainers.kernel_choice import add_head
+from troll_trl.trainers.engine_policy import EnginePolicy, cap_rest_mass
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO
-from troll_trl.trainers.old_policy import (
-    LOG_PROBS,
-    OLD_POLICY_KEY,
-    TOKEN_IDS,
-    TRL_OLD_LOG_PROBS,
-    OldPolicyCache,
-    Pass,
-    Scores,
-    join_rows,
-    with_dense,
-)
 from troll_trl.trainers.rollout_sampling import SampledAsConfigured
-from troll_trl.trainers.run_start import checked_arguments, describe_run
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
-from troll_trl.trainers.step_check import check_steps
-from troll_trl.trainers.trl_compat import METRICS, check_made, check_running, check_trl
-from troll_trl.trainers.trust_region_model import TrustRegionModel, apply_trust_region
-from troll_trl.trainers.vllm import check_server, check_vllm, explain_lost_server, server_url
-from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput
+from troll_trl.trainers.start_checks import check_head, describe_run, fitting_support_size
+from troll_trl.trainers.trl_compat import check_trl
+from troll_trl.trainers.vllm import check_vllm, explain_lost_server
+from troll_trl.trust_region.penalty import ROUNDING
+from troll_trl.trust_region.regions import TrustRegion, checked_output
+from troll_trl.trust_region.sparse import SparseDistribution, keep_nothing, trimmed
+
+# Columns of the rollout batch that hold the old policy: kept tokens `(B, C, K)` int32, and their log-probabilities and
+# the rest's `(B, C, K + 1)` float32. TRL shuffles and splits them with its own columns.
+TOKEN_IDS, LOG_PROBS = "old_token_ids", "old_sparse_logps"
+# TRL's column of the sampled tokens' old log-probabilities `(B, C)`, all that a trust region without a support reads
+SAMPLED_LOG_PROBS = "old_per_token_logps"
+
+# Beyond these log-ratios float32 loses the regression divided by the ratio, or a weight of 0 meets an infinite ratio
+_LOWEST_LOG_RATIO, _HIGHEST_LOG_RATIO = -40.0, 80.0
+
+Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # log-probabilities, entropies, MoE loss
 
 
-class TrollTrainer(CountedEvaluation, SampledAsConfigured):
+@dataclass
+class _Rollout:
+    """What TRL's scoring passes of one rollout have given so far."""
+
+    awaits_old_policy: bool  # whether the next pass is the old policy's; TRL scores references after it
+    log_probs: torch.Tensor | None = None  # (B, C), of the sampled tokens under the old policy; NaN if unknown
+    support: SparseDistribution | None = None  # (B, C, K)
+
+
+class LossInputs(dict):
+    """A copy of a micro-batch for TRL's loss, in which [`TrollTrainer`] changes what the loss reads after scoring."""
+
+    def __init__(self, inputs: dict[str, Any]):
+        super().__init__(inputs)
+        self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
+        self.unchanged: dict[str, torch.Tensor] = {}  # what `get_off_policy_mask` reads; filled when the policy is scored
+        self.read: set[str] = set()  # the names that the loss has read since then
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+
+class TrollTrainer(SampledAsConfigured):
     """
     Mixin that turns a TRL trainer into its TROLL counterpart, for trainers that sample completions and clip a ratio.
 
-    TRL's own `compute_loss` reads what the trust region makes of `log p(a)`. With the projection, it gets `log π(a)`,
-    and with DPPO's mask `log p(a)` with less gradient, both with an infinite clip range. With the penalty, it gets
-    `log p(a)` itself and a finite clip range. `compute_loss` of this class adds the regression.
+    **The loss is TRL's own.** Its scoring pass returns `log π(a)` of the bounded policy in place of `log p(a)`, and its
+    clip range is infinite, so its surrogate is `−r·A`, with `r` the ratio that TRL forms: of a token, of a completion's
+    mean, or of RLOO's sum. The regression `R` `(B, C)` enters through the advantage. With `A − α·R/r` in place of `A`,
 
-    The methods below override TRL's and the Trainer's. They are thin, and hand on arguments that a newer TRL may add.
-    [`~troll_trl.resilience.resilient_trainer.ResilientTrainer`] is put before this class for a run that is to survive
-    bad numbers and interruptions; the method needs nothing of it. Each piece of state has one owner:
+        −r·(A − α·R/r) = −r·A + α·R,
 
-    - `trust_region`: what bounds the policy;
-    - `recorder` ([`OldPolicyCache`]): the old policy of a rollout, and which of the four passes TRL makes ([`Pass`]);
-    - `troll_metrics` (`dict[str, TrollMetrics]`): by mode, what the trust region did since the last log line;
-    - `_trust_region_model` ([`TrustRegionModel`]): what TRL's loss scores in place of the policy, while it runs;
-    - `_evaluation` ([`EvaluationTotals`]): what a running evaluation has counted, for [`CountedEvaluation`];
-    - `switched_off` (`frozenset[str]`): the parts of `trl_compat.RELIABILITY` that have moved, and have no effect.
+    value and gradient, if the gradient flows through both `R` and `r`. TRL then averages both terms as its loss type
+    does. TRL reads `inputs["advantages"]`, which may be `(B, C)`, after it has scored the policy, so the override of the
+    scoring pass puts the new advantages into a copy of the micro-batch. The loss raises if TRL has not read them.
 
-    A trainer defines `_config_class`, `_name`, `_aggregate` and `_keep_engine_policy`.
+    Three more columns of the copy change:
+
+    - *The reference KL stays the policy's.* TRL forms `ref − log π(a)`. With `ref + log π(a) − log p(a)` in the copy,
+      with gradient, it is `ref − log p(a)`. If TRL multiplies its estimate `k` by the ratio `r` (the bias correction),
+      the advantage also gets `−β·k·(r_p − r)/r`, so the ratio is the policy's `r_p`.
+    - *Ratios stay in float32's range.* If the log-ratio that TRL forms is below −40, the old log-probabilities in the
+      copy are shifted so that it is −40: below, `R/r` would lose the regression or overflow. With a weight, they are
+      also shifted if it is above 80, where a weight of 0 would meet an infinite ratio.
+    - *Masked positions hold harmless values*, since `0·exp(200)` is NaN, and so is its gradient.
+
+    A trust region says what becomes of `log p(a)` (the projection), of the loss (the regression of projection and
+    penalty) and of the advantage (a mask's weight): see [`~troll_trl.TrustRegionOutput`].
+
+    State: `trust_region`; `troll_metrics`, by mode, what the trust region did since the last log line; `engine_policy`
+    with `old_policy="engine"`; `_rollout` and `_loss_inputs`, while TRL scores a rollout and computes a loss.
+
+    A trainer defines `_config_class`, `_name`, `_trl_scores_old_policy`, `_is_old_policy` and `_log_ratio`.
     """
 
     _config_class: type[TrollOptions]
     _name: str
-    columns_of_old_policy = (LOG_PROBS,)  # what we add to a micro-batch, `(B, C, S)`
-    # TRL's, declared for the type checker
-    beta: float
-    reward_funcs: list[Any]
-    _buffered_inputs: Any
+    _sums_over_completions = False  # whether TRL's ratio is a product over a completion's tokens
 
     # -- Construction -----------------------------------------------------------------------------------------------
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
+        check_trl(type(self))
         args = self._own_config(model, args)
-        self.switched_off = check_trl(type(self), engine=args.old_policy == "engine")
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
         if args.masks:
             self._name, self._paper = "DPPO", DPPO  # for the model card
-        elif args.penalizes:
-            self._name = "TROLL's regression"
-        given = checked_arguments(super().__init__, model, reward_funcs, args, *others, **kwargs)
-        super().__init__(*given.args, **given.kwargs)
-        self.switched_off |= check_made(self, engine=args.old_policy == "engine")
-        self.switched_off = check_steps(self, self.switched_off)
-        for function in getattr(self, "reward_funcs", ()):  # they start in the background, while the model is prepared
-            getattr(function, "start_workers", lambda: None)()
+        super().__init__(model, reward_funcs, args, *others, **kwargs)
+        if getattr(self, "rollout_func", None) is not None:  # RLOO has none
+            corrects = bool(args.use_vllm and args.vllm_importance_sampling_correction)
+            self.rollout_func = checked_rollouts(self.rollout_func, corrects)
+        self.epsilon_low = self.epsilon_high = math.inf  # the trust region takes the place of the clip
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        # If the trust region needs no support, TRL's own head serves
-        self.support_size = add_head(self.accelerator, base_model, args) if self.trust_region.needs_support else 0
-        if not self.trust_region.clips:  # the trust region takes the place of the clip, whose range becomes infinite
-            self.epsilon_low = self.epsilon_high = math.inf
-
+        self.support_size = 0  # without a support, TRL's own head serves
+        if self.trust_region.needs_support:
+            self.support_size = fitting_support_size(args, base_model)
+            # RLOO's config has no `cast_lm_head_to_fp32`
+            add_sparse_lm_head(base_model, args.temperature, getattr(args, "cast_lm_head_to_fp32", False))
+        # For a vision-language model, positions of two dimensions would switch its own off
+        self._takes_positions = not self._is_vlm and "position_ids" in inspect.signature(type(base_model).forward).parameters
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
-        self.recorder = self._make_recorder(args)
-        self._trust_region_model: TrustRegionModel | None = None
-        self._arithmetic_checked: set[str] = set()  # modes, "train" and "eval"
-        describe_run(self, base_model, given)
+        self.engine_policy = None
+        if args.old_policy == "engine":
+            self.engine_policy = EnginePolicy(self.accelerator, self.vllm_generation, self.support_size, args)
+        self._rollout: _Rollout | None = None
+        self._loss_inputs: LossInputs | None = None
+        self._head_is_checked = False
+        describe_run(self, base_model)
 
     def _own_config(self, model: Any, args: Any) -> Any:
-        """The config that the caller gave, as one of ours; the caller's stays as it is."""
+        """Return the caller's config as one of ours. The caller's stays as it is."""
         if args is None:
             model_id = model if isinstance(model, str) else model.config.name_or_path
             return self._config_class(f"{model_id.split('/')[-1]}-{self._name}")
         return copy.copy(args) if isinstance(args, self._config_class) else self._config_class.from_trl(args)
 
-    def _make_recorder(self, args: Any) -> OldPolicyCache:
-        selection = (self.support_size, args.tail_mass, args.temperature)
-        if args.old_policy == "trainer":
-            return OldPolicyCache(*selection)
-        if args.vllm_mode == "server" and self.accelerator.is_main_process:
-            check_server(self.vllm_generation.vllm_client.get_server_info(), server_url(args), self.support_size)
-        return EngineOldPolicyCache(self.accelerator, self.vllm_generation, *selection)
+    def _make_trust_region(self, args: Any) -> TrustRegion:
+        """Make what bounds the policy. A subclass may return a trust region of its own; the config's is then unused."""
+        return args.make_trust_region()
 
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
@@ -118,167 +149,238 @@ class TrollTrainer(CountedEvaluation, SampledAsConfigured):
 
     # -- What a trainer defines -------------------------------------------------------------------------------------
 
-    def _make_trust_region(self, args: Any) -> TrustRegion:
-        """What bounds the policy. A subclass may return a trust region of its own; the config's is then unused."""
-        return args.make_trust_region()
+    def _trl_scores_old_policy(self) -> bool:
+        """Return whether TRL scores the next rollout with the current weights, before it scores a reference."""
+        raise NotImplementedError
+
+    def _is_old_policy(self, batch: dict[str, Any], log_probs: torch.Tensor) -> bool:
+        """Return whether the rollout `batch` divides ratios by the recorded `log_probs` `(B, C)`."""
+        raise NotImplementedError
+
+    def _log_ratio(self, log_probs: torch.Tensor, inputs: LossInputs) -> tuple[str, torch.Tensor]:
+        """Return the column of old log-probabilities that TRL's ratio divides by, and the log-ratio that TRL forms of
+        `log_probs` `(B, C)`: `(B, C)`, or `(B, 1)` for one ratio of a completion."""
+        raise NotImplementedError
+
+    def _keep_engine_policy(self, engine_policy: EnginePolicy, *generated: Any) -> None:
+        """Have `engine_policy` keep what TRL's `_generate` returned."""
+        raise NotImplementedError
+
+    # -- Rollout: record the old policy -----------------------------------------------------------------------------
 
     def _has_old_policy(self) -> bool:
-        """Whether TRL scores the next rollout with the current weights. If it does not, neither do we."""
-        return not self.args.trust_region_idle
-
-    def _aggregate(self, values: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any], mode: str) -> torch.Tensor:
-        """The loss that TRL's `compute_loss` makes of per-token losses `values` `(B, C)` under `mask` `(B, C)`."""
-        raise NotImplementedError
-
-    def _reference_kl(self, log_probs: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor | None:
-        """TRL's estimate of KL(p ‖ reference) `(B, C)`, from `log p(a)` `(B, C)`; `None` if TRL's loss has none."""
-        return None
-
-    def _keep_engine_policy(self, recorder: EngineOldPolicyCache, *generated: Any) -> None:
-        """Have `recorder` keep what TRL's `_generate` returned."""
-        raise NotImplementedError
-
-    # -- Rollout: keep the old policy -------------------------------------------------------------------------------
-
-    def _prepare_inputs(self, *args, **kwargs):
-        inputs = super()._prepare_inputs(*args, **kwargs)
-        device = self.accelerator.device
-        # The rows of a whole rollout batch are joined at once: until then, each row keeps the whole batch in memory
-        rollout_batch = getattr(self, "_buffered_inputs", None) if self.model.training else None
-        join_rows(rollout_batch or [inputs], device)
-        if OLD_POLICY_KEY not in inputs:
-            return inputs
-        return with_dense(inputs, inputs[OLD_POLICY_KEY].to(device, non_blocking=True))
+        """Return whether the next rollout batch has an old policy. If not, every update uses fresh completions."""
+        return self._trl_scores_old_policy() or self.engine_policy is not None
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
-        mode = "train" if self.model.training else "eval"
         reshard(self.model)
-        with explain_lost_server(self.args), self.recorder.rollout(self.model, self._has_old_policy()):
-            output = super()._generate_and_score_completions(*args, **kwargs)
-        if (unscored := self.recorder.add_to(output)) is not None:
-            self._metrics_of(mode)["troll/unscored_tokens"].append(unscored)
-        return output
+        self._rollout = rollout = _Rollout(self._trl_scores_old_policy())
+        try:
+            with explain_lost_server(self.args):
+                batch = super()._generate_and_score_completions(*args, **kwargs)
+        finally:
+            self._rollout = None
+        if self.engine_policy is not None:
+            unscored = self.engine_policy.add_to(batch)
+            self._metrics["train" if self.model.training else "eval"]["troll/unscored_tokens"].append(unscored)
+        elif self._has_old_policy():
+            if rollout.log_probs is None or not self._is_old_policy(batch, rollout.log_probs):
+                raise RuntimeError(
+                    "The first log-probabilities that TRL computed for this rollout are not those that its ratio "
+                    "divides by: this TRL scores in another order than troll_trl expects. Install a tested TRL."
+                )
+            if rollout.support is not None:
+                batch[TOKEN_IDS], batch[LOG_PROBS] = rollout.support.token_ids, rollout.support.log_probs
+            else:
+                batch[SAMPLED_LOG_PROBS] = rollout.log_probs  # RLOO keeps only their sum over a completion
+        return batch
 
     def _generate(self, *args, **kwargs):
         generated = super()._generate(*args, **kwargs)
-        if isinstance(self.recorder, EngineOldPolicyCache):
-            self._keep_engine_policy(self.recorder, *generated)
+        if self.engine_policy is not None:
+            self._keep_engine_policy(self.engine_policy, *generated)
         return generated
 
-    # -- The four passes ----------------------------------------------------------------------------------------------
+    # -- Score: the rollout's policy, a reference, or the policy in a loss ------------------------------------------
 
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
     ) -> Scores:
         trl = super()._get_per_token_logps_and_entropies
 
-        def score(scored_by: Any) -> Scores:
-            return trl(scored_by, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+        def score(scored_by: Callable) -> Scores:
+            return trl(self._with_positions(scored_by), input_ids, attention_mask, logits_to_keep, *args, **kwargs)
 
-        purpose = self.recorder.pass_of(model)
-        if purpose is Pass.OLD_POLICY:
-            return self.recorder.record(score, model, logits_to_keep)
-        if purpose is Pass.ENGINE:
-            return self.recorder.answer(logits_to_keep), None, None
-        if purpose is Pass.LOSS:
-            bounds = self._trust_region_model  # `None` if the trust region is idle
-            return score(model if bounds is None else bounds.wrap(model, logits_to_keep))
-        log_probs, entropies, aux_loss = score(model)  # `Pass.REFERENCE`
-        return self.recorder.snap_to_old_policy(log_probs), entropies, aux_loss
+        rollout, inputs = self._rollout, self._loss_inputs
+        if rollout is None and inputs is None:  # a loss on fresh completions: π = p
+            return score(model)
+        if inputs is not None:
+            if self.support_size:
+                scores, support = self._score_sparse(score, model, logits_to_keep, token_ids=inputs[TOKEN_IDS])
+                policy = support.log_probs  # (B, C, K + 1)
+            else:
+                scores = score(model)
+                policy = scores[0].unsqueeze(-1)  # (B, C, 1)
+            entropies = None if scores[1] is None else scores[1].masked_fill(~inputs.mask, 0.0)
+            return self._bound(policy, inputs), entropies, scores[2]
 
-    # -- Loss: replace the ratio's policy by the bounded one --------------------------------------------------------
+        assert rollout is not None
+        if rollout.awaits_old_policy:
+            rollout.awaits_old_policy = False
+            if self.engine_policy is not None:  # its numbers are the old policy's, and no model runs
+                rollout.log_probs = self.engine_policy.log_probs(logits_to_keep)
+                return rollout.log_probs.nan_to_num(0.0), None, None
+            if self.support_size and self._has_old_policy():
+                selection = {"support_size": self.support_size, "tail_mass": self.args.tail_mass}
+                scores, support = self._score_sparse(score, model, logits_to_keep, **selection)
+                rollout.support = trimmed(support)
+            else:
+                scores = score(model)
+            rollout.log_probs = scores[0]
+            return scores
+        log_probs, entropies, aux_loss = score(model)  # a reference
+        if rollout.log_probs is not None:
+            log_probs = ignore_rounding(log_probs, rollout.log_probs).masked_fill(rollout.log_probs.isnan(), 0.0)
+        return log_probs, entropies, aux_loss
+
+    def _with_positions(self, model: Callable) -> Callable:
+        """Wrap `model` to count positions from a row's first token. TRL gives none: a model with absolute positions
+        would count a row's padding, and score other log-probabilities than it sampled from."""
+        if not self._takes_positions:
+            return model
+
+        def positioned_model(**model_inputs):
+            positions = (model_inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)  # (B, T)
+            return model(position_ids=positions, **model_inputs)
+
+        return positioned_model
+
+    def _score_sparse(
+        self, score: Callable[[Callable], Scores], model: Callable, length: int, **query: Any
+    ) -> tuple[Scores, SparseDistribution]:
+        """Return what TRL's `score` makes of `model`, and the model's sparse distributions `(B, length, K)` of the
+        completions, selected or evaluated as `query` asks."""
+        captured: list[SparseDistribution] = []  # one for each chunk of rows that TRL scores
+
+        def sparse_model(**model_inputs):
+            if not self._head_is_checked:
+                check_head(model, model_inputs, length, self.support_size, self.args.temperature)
+                self._head_is_checked = True
+            output = model(**model_inputs, **query, check_finite=False)
+            # Clones: a view would keep the prompts' positions in memory
+            ids, log_probs = (x[:, -length:].clone() for x in (output.token_ids, output.sparse_log_probs))
+            captured.append(SparseDistribution(ids, log_probs))
+            # Without the supports, which TRL would hold through its loss
+            return SparseCausalLMOutput(log_probs=output.log_probs, entropy=output.entropy, aux_loss=output.aux_loss)
+
+        scores = score(sparse_model)
+        return scores, SparseDistribution.concatenate(captured)
+
+    # -- Loss: TRL's, of other numbers ------------------------------------------------------------------------------
 
     def compute_loss(self, model, inputs, *args, **kwargs):
-        mode = "train" if self.model.training else "eval"
-        loss_mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C)
-        if (old := self._old_policy_of(inputs)) is None:  # idle: π = p, with divergences and regression 0
-            self.troll_metrics[mode].add_idle(loss_mask)
+        if not self._has_old_policy():
+            mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
+            self.troll_metrics["train" if self.model.training else "eval"].add_idle(mask)
             return super().compute_loss(model, inputs, *args, **kwargs)
-        if mode not in self._arithmetic_checked:
-            check_arithmetic(self, inputs, mode)
-            self._arithmetic_checked.add(mode)
-        advantages = inputs["advantages"].reshape(len(loss_mask), -1)  # (B, 1) or (B, C)
-        trust_region_model = TrustRegionModel(self._bound, *old, loss_mask, advantages)
-        loss = self._bounded_loss(trust_region_model, model, inputs, *args, **kwargs)
-        self.troll_metrics[mode].add(loss_mask, trust_region_model.bounded.token_stats)
-        return loss + self._terms_of_policy(trust_region_model, loss_mask, inputs, mode)
-
-    def _bounded_loss(self, trust_region_model: TrustRegionModel, model, inputs, *args, **kwargs) -> torch.Tensor:
-        """TRL's loss of a micro-batch, with `trust_region_model` in place of the policy."""
-        # A reference KL in TRL's loss would be the bounded policy's; `_terms_of_policy` adds the policy's own
-        beta, self.beta, self._trust_region_model = self.beta, 0.0, trust_region_model
-        try:
-            loss = super().compute_loss(model, inputs, *args, **kwargs)
-        finally:
-            self.beta, self._trust_region_model = beta, None
-        if not hasattr(trust_region_model, "bounded"):
-            raise RuntimeError(
-                "The loss has not scored the policy with the model, so nothing bounds it. If you override "
-                "`_compute_loss`, call TRL's in it. For a loss of your own, override `compute_loss`."
-            )
-        return loss
-
-    def _terms_of_policy(
-        self, trust_region_model: TrustRegionModel, mask: torch.Tensor, inputs: dict[str, Any], mode: str
-    ) -> torch.Tensor:
-        """What is added to TRL's surrogate, a scalar: the regression, and the unprojected policy's reference KL."""
-        terms = torch.zeros((), device=mask.device)
-        regression = trust_region_model.bounded.regression
-        if regression is not None and self.args.regression_coef != 0:
-            terms = terms + self.args.regression_coef * self._aggregate(regression, mask, inputs, mode)
-        kl = self._reference_kl(trust_region_model.policy_log_probs, mask, inputs)
-        if kl is not None:
-            totals = torch.stack([(kl.detach() * mask).sum(), mask.sum()])
-            totals = self.accelerator.reduce(totals, reduction="sum")
-            self._metrics_of(mode)["kl"].append((totals[0] / totals[1].clamp(min=1.0)).item())
-            terms = terms + self.beta * self._aggregate(kl, mask, inputs, mode)
-        return terms
-
-    def _bound(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
-        """Apply the trust region. An engine's floor of the rest mass says only that this mass is small."""
-        if self.args.old_policy == "engine" and self.trust_region.needs_support:
-            old = cap_rest_mass(old, policy)
-        return apply_trust_region(self.trust_region, policy, old, advantages)
-
-    def _old_policy_of(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Old log-probabilities `(B, C, S)` of a micro-batch and their support; `None` if policies are equal."""
-        column = LOG_PROBS if self.trust_region.needs_support else TRL_OLD_LOG_PROBS
-        if column in inputs:
-            old = inputs[column]
-            return (old, inputs[TOKEN_IDS]) if self.trust_region.needs_support else (old.unsqueeze(-1), None)
-        if self._has_old_policy():
+        if (column := LOG_PROBS if self.support_size else SAMPLED_LOG_PROBS) not in inputs:
             raise ValueError(
                 f"A batch lacks `{column}`, its old policy: neither a trust region nor a clip would limit its ratios. "
                 "Keep the columns of the rollout batch."
             )
-        return None
+        # A copy: with `num_iterations` the buffered micro-batch is read again
+        self._loss_inputs = inputs = LossInputs(inputs)
+        try:
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+        finally:
+            self._loss_inputs = None
+        if not inputs.unchanged or "advantages" not in inputs.read:
+            raise RuntimeError(
+                "The loss has not read its advantages after it scored the policy, so nothing bounds it. If you "
+                "override `_compute_loss`, call TRL's in it with the same `inputs`; else install a tested TRL."
+            )
+        return loss
 
-    # -- Evaluate and log -------------------------------------------------------------------------------------------
+    def _bound(self, policy: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+        """Bound the `policy`, log-probabilities `(B, C, S)`. Return what TRL's loss reads as `log p(a)` `(B, C)`, and
+        change the other columns that it reads in `inputs`: see the class."""
+        if policy.dtype != torch.float32:  # the trust region would take their rounding for steps of the policy
+            raise TypeError(
+                f"The model's log-probabilities are {policy.dtype}, not float32: a wrapper of the model casts its "
+                "outputs. Make the wrapper keep the dtype."
+            )
+        old = inputs[LOG_PROBS] if self.support_size else inputs[SAMPLED_LOG_PROBS].unsqueeze(-1)  # (B, C, S)
+        advantages = inputs["advantages"].reshape(len(old), -1)  # (B, 1) or (B, C)
+        # `project` refuses NaN, on one rank while the others wait. So NaN goes around it, into the loss.
+        bad = policy.detach().isnan().any(-1) | old.isnan().any(-1)
+        ignored = ~inputs.mask | bad
+        log_p = policy[..., 0].masked_fill(ignored, 0.0)
+        policy, old = keep_nothing(policy, ignored), keep_nothing(old, ignored)
+        if self.engine_policy is not None and self.support_size:
+            old = cap_rest_mass(old, policy)
+        bounded = checked_output(self.trust_region, policy, old, advantages)
+        self.troll_metrics["train" if self.model.training else "eval"].add(inputs.mask, bounded.token_stats)
+        log_pi = bounded.log_probs.masked_fill(ignored, 0.0).masked_fill(bad & inputs.mask, math.nan)
+
+        for name in (SAMPLED_LOG_PROBS, "ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio"):
+            if inputs.get(name) is not None and inputs[name].shape == ignored.shape:
+                inputs.unchanged[name] = inputs[name] = inputs[name].masked_fill(ignored, 0.0)
+        inputs.unchanged |= {"log_probs": log_p.detach(), "advantages": advantages}
+        if (ref := inputs.unchanged.get("ref_per_token_logps")) is not None:
+            inputs["ref_per_token_logps"] = ignore_rounding(ref, log_p.detach()) + (log_pi - log_p)
+
+        column, log_ratio = self._log_ratio(log_pi, inputs)  # (B, C) or (B, 1)
+        highest = None if bounded.weight is None else _HIGHEST_LOG_RATIO
+        shift = log_ratio.detach() - log_ratio.detach().clamp(_LOWEST_LOG_RATIO, highest)
+        inputs[column] = inputs[column] + (shift if inputs[column].dim() > 1 else shift.squeeze(1))
+        if bounded.weight is not None:
+            if self._sums_over_completions:
+                raise ValueError(
+                    f"`trust_region`: {type(self.trust_region).__name__} gives a `weight` of each token, and this "
+                    "trainer's ratio and advantage belong to a whole completion. Use it in GRPO."
+                )
+            weight = bounded.weight.detach().masked_fill(ignored, 1.0)
+            weight = torch.where(shift > 0, (weight.log() + shift).exp(), weight)  # r·w stays what it was
+            advantages = advantages * weight
+        _, log_ratio = self._log_ratio(log_pi, inputs)  # after the shift
+        if bounded.regression is not None and self.args.regression_coef != 0:
+            regression = bounded.regression.masked_fill(ignored, 0.0)
+            if self._sums_over_completions:
+                regression = regression.sum(1, keepdim=True)
+            advantages = advantages - self.args.regression_coef * regression * (-log_ratio).exp()
+        if ref is not None and self.args.use_bias_correction_kl:
+            log_ref_ratio = ignore_rounding(ref, log_p.detach()) - log_p
+            kl = log_ref_ratio.exp() - log_ref_ratio - 1  # TRL's estimate, which it multiplies by π's ratio
+            _, policy_log_ratio = self._log_ratio(log_p, inputs)
+            advantages = advantages - self.beta * kl * (policy_log_ratio - log_ratio).expm1()
+        inputs["advantages"] = advantages if advantages.shape[1] > 1 else advantages.squeeze(1)
+        inputs.read.clear()
+        return log_pi
+
+    # -- Log --------------------------------------------------------------------------------------------------------
 
     def evaluation_loop(self, *args, **kwargs):
         self.troll_metrics["eval"].pop()  # a prediction, or an evaluation that failed, leaves some
         return super().evaluation_loop(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """TRL's metrics and the `troll/…` ones, reduced over ranks, so every rank must call it. Without a clip there is
-        no `clip_ratio/…`."""
+        """Log TRL's metrics, except for `clip_ratio/…`, and the `troll/…` ones, which are reduced over ranks: every
+        rank must call this."""
         mode = "train" if self.model.training else "eval"
-        metrics, prefix = self._metrics_of(mode), "eval_" if mode == "eval" else ""
-        if not self.trust_region.clips:
-            for name in [name for name in metrics if name.startswith("clip_ratio/")]:  # always 0
-                del metrics[name]
-        for counter in self._counters().values() if mode == "train" else [self.troll_metrics["eval"]]:
-            logs.update({prefix + name: value for name, value in counter.pop().items()})
+        for name in [name for name in self._metrics[mode] if name.startswith("clip_ratio/")]:  # always 0
+            del self._metrics[mode][name]
+        prefix = "" if mode == "train" else "eval_"
+        logs.update({prefix + name: value for name, value in self.troll_metrics[mode].pop().items()})
         super().log(logs, start_time)
 
-    def check_running_parts(self) -> None:
-        """Switch off what needs parts of TRL that exist only in a training, if they have moved."""
-        self.switched_off = check_running(self, self.switched_off)
 
-    def _metrics_of(self, mode: str) -> dict[str, list[float]]:
-        """TRL's metrics since the last log line; if they have moved, a dictionary that nobody reads."""
-        return defaultdict(list) if METRICS in self.switched_off else self._metrics[mode]
+def ignore_rounding(ref_logps: torch.Tensor, policy_logps: torch.Tensor) -> torch.Tensor:
+    """
+    Return `ref_logps` `(B, C)`, equal to `policy_logps` `(B, C)` wherever only rounding separates the two.
 
-    def _counters(self) -> dict[str, Any]:
-        """What counts between two log lines of the training, by name. Checkpoints keep its counts."""
-        return {"trust_region": self.troll_metrics["train"]}
+    With the same weights, two passes differ in the last digits. If the loss took this for a step away from the
+    reference model, it would be the only gradient of a batch without a learning signal, and Adam would scale it up to
+    full steps.
+    """
+    same = (ref_logps - policy_logps).abs() <= ROUNDING * policy_logps.abs().clamp(min=1)
+    return torch.where(same, policy_logps, ref_logps)

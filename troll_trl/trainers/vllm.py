@@ -6,12 +6,8 @@ from typing import Any
 
 from accelerate.logging import get_logger
 
-from troll_trl.fields import without_secrets
-
 logger = get_logger(__name__)
 
-# Options that vLLM takes from the model's `generation_config.json` if a request lacks them, or has null
-_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 # Options with which the engine samples from another distribution than the policy's, and values without that effect
 _CHANGES_THE_DISTRIBUTION: dict[str, tuple[Any, ...]] = {
     **{"top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0, None), "repetition_penalty": (1.0,)},
@@ -21,33 +17,19 @@ _CHANGES_THE_DISTRIBUTION: dict[str, tuple[Any, ...]] = {
 }
 # Further `generation_kwargs` that are known to leave the distribution as it is. vLLM has many that do not.
 _LEAVES_THE_DISTRIBUTION = {
-    *("temperature", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output"),
+    *("seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output"),
     *("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "flat_logprobs", "truncate_prompt_tokens"),
 }
 
 
-def check_sampling(
-    options: Mapping[str, Any], engine_is_old_policy: bool, requests: Mapping[str, Any] | None = None
-) -> None:
+def check_sampling(options: Mapping[str, Any]) -> None:
     """
-    Refuse (`ValueError`) sampling `options` of a config, by name, that would leave a choice to the model's
-    `generation_config.json`. If `engine_is_old_policy`, refuse also those with which the engine samples from another
-    distribution than the policy's.
-
-    Options in `generation_kwargs` replace others, as in TRL's requests. Options of the `requests` that a user's rollout
-    worker sends replace both.
+    Refuse (`ValueError`) sampling `options` of a config, by name, with which an engine whose distribution is the old
+    policy would sample from another distribution than the policy's. Options in `generation_kwargs` replace others, as
+    in TRL's requests.
     """
-    options = {**options, "min_p": options.get("min_p") or 0.0}  # as TRL's synchronous trainers send it
     own = options.get("generation_kwargs") or {}
-    requests = {**options, **own, **(requests or {})}
-    for name in _FROM_MODEL:
-        if name in requests and requests[name] is None:
-            raise ValueError(
-                f"`{name}=None` is not supported: vLLM would take `{name}` from the model's generation_config.json. "
-                "Give a number."
-            )
-    if not engine_is_old_policy:
-        return
+    requests = {**options, **own}
     for name, without_effect in _CHANGES_THE_DISTRIBUTION.items():
         if (value := requests.get(name, without_effect[0])) not in without_effect:
             raise ValueError(
@@ -58,11 +40,6 @@ def check_sampling(
         raise ValueError(
             f"`{name}` in `generation_kwargs` is not supported: the engine may sample from another distribution than "
             "the policy's, and the trust region would surround the wrong one. Remove it."
-        )
-    if requests["temperature"] != options["temperature"]:
-        raise ValueError(
-            f"The engine's `temperature` is {requests['temperature']}, and the trainer's is {options['temperature']}: "
-            "the trust region would surround another distribution than the policy's. Set both to the same."
         )
 
 
@@ -119,7 +96,7 @@ def explain_server(url: str, every_error: bool = False) -> Iterator[None]:
         response = getattr(error, "response", None)
         if response is not None and response.status_code == 404 and response.url.startswith(url):
             raise ValueError(
-                f"The vLLM server has no {without_secrets(response.url)}. Start it with `VLLM_SERVER_DEV_MODE=1` in "
+                f"The vLLM server has no {response.url}. Start it with `VLLM_SERVER_DEV_MODE=1` in "
                 "its environment: without it, the server has no endpoints for the exchange of weights. With it, "
                 "whoever reaches the server can replace its weights: give it `--host 127.0.0.1`, or an address in a "
                 "network that you trust."
@@ -128,7 +105,7 @@ def explain_server(url: str, every_error: bool = False) -> Iterator[None]:
             check_health(url)
         except requests.RequestException:
             raise ConnectionError(
-                f"The vLLM server at {without_secrets(url)} stopped answering ({type(error).__name__}). Look at its "
+                f"The vLLM server at {url} stopped answering ({type(error).__name__}). Look at its "
                 "log, start it again, and continue from the newest checkpoint: `--resume`, or "
                 "`trainer.train(resume_from_checkpoint=True)`."
             ) from error
@@ -142,7 +119,7 @@ def check_server(info: Mapping[str, Any], url: str, support_size: int | None) ->
     mode, most, needed = model["logprobs_mode"], model["max_logprobs"], (support_size or 1) - 1
     if mode != "processed_logprobs" or 0 <= most < needed:  # -1: as many as asked for
         raise ValueError(
-            f"The vLLM server at {without_secrets(url)} runs with `--logprobs-mode {mode}` and `--max-logprobs {most}"
+            f"The vLLM server at {url} runs with `--logprobs-mode {mode}` and `--max-logprobs {most}"
             "`: its log-probabilities are from before the temperature, or too few for `support_size`. Start it with "
             f"`--logprobs-mode processed_logprobs --max-logprobs {max(needed, 20)}`."
         )

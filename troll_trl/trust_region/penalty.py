@@ -1,5 +1,5 @@
 """
-TROLL's regression without its surrogate: a penalty on tokens that have left the trust region, next to PPO's clip.
+TROLL's regression without its projected surrogate: a pull on tokens that have left the trust region, and nothing else.
 
 With policy `p`, old policy `q`, and `π` the projection of `p` onto the ball KL(π‖q) ≤ ε, the penalty of a token is
 
@@ -20,12 +20,12 @@ from typing import NamedTuple
 import torch
 
 from troll_trl.fields import is_number
+from troll_trl.trust_region.binary import binary_log_probs
 from troll_trl.trust_region.projection import kl_divergence, project
 
 # Two float32 evaluations of the same weights, each with a log-sum-exp over a vocabulary, differ by at most this share
 # of a log-probability. Measured differences are some 2⁻²⁰.
 ROUNDING = 2**-17
-_LOG_OF_ALMOST_ONE = -(2.0**-23)  # rounding can give 0 or more, and 1 − p no logarithm
 
 
 class Penalty(NamedTuple):
@@ -36,17 +36,9 @@ class Penalty(NamedTuple):
     outside: torch.Tensor  # (...) bool, tokens with KL(p‖q) > ε
 
 
-def binary_log_probs(log_probs: torch.Tensor) -> torch.Tensor:
-    """`log p(a)` and `log (1 − p(a))` `(..., 2)`, from `log p(a)` `(...)`, by log1mexp."""
-    log_p = log_probs.clamp(max=_LOG_OF_ALMOST_ONE)
-    near_one = log_p > -math.log(2)
-    log_rest = torch.where(near_one, (-torch.expm1(log_p)).log(), torch.log1p(-log_p.exp()))
-    return torch.stack([log_p, log_rest], -1)
-
-
 def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Penalty:
     """
-    TROLL's regression (arXiv 2510.03817, equation 6) of every token. See the module for the derivation.
+    Compute TROLL's regression (arXiv 2510.03817, equation 6) of every token. See the module for the derivation.
 
     Args:
         policy, old (`torch.Tensor` of shape `(..., S)`, float32 or float64):

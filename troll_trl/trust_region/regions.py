@@ -1,5 +1,5 @@
 """
-The trust regions that a trainer can have: what the loss reads in place of the policy, and what a log line counts.
+The trust regions that a trainer can have: what the loss makes of each token, and what a log line counts.
 
 Each is a function of policy, old policy and advantages. To try another one, write a [`TrustRegion`] and set the option
 `trust_region` to its import path; docs/design.md has an example.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from troll_trl.fields import imported
-from troll_trl.trust_region.mask import checked_bound, mask_weight, scale_gradient
+from troll_trl.trust_region.mask import checked_bound, mask_weight
 from troll_trl.trust_region.penalty import kl_penalty
 from troll_trl.trust_region.projection import kl_divergence, project
 
@@ -27,20 +27,24 @@ _SUPPORT_RATIOS = {
 @dataclass
 class TrustRegionOutput:
     """
-    What a trust region makes of the policy in one micro-batch.
+    What a trust region makes of the policy in one micro-batch: of each token's log-probability, loss and advantage.
 
     Attributes:
         log_probs (`torch.Tensor` of shape `(B, C)`, float32):
-            Replaces `log p(a)` in TRL's surrogate, whose clip range is infinite unless the trust region `clips`.
+            Replaces `log p(a)` in TRL's surrogate, which has no clip.
         regression (`torch.Tensor` of shape `(B, C)`, float32, *optional*):
-            A term of each token's loss, in nats, aggregated like the surrogate.
+            A term of each token's loss, in nats, averaged as the surrogate is. `regression_coef` weighs it.
         token_stats (`dict[str, torch.Tensor]`):
             Numbers `(B, C)` of each token, of any dtype, by name, for the metrics.
+        weight (`torch.Tensor` of shape `(B, C)`, float32, *optional*):
+            Multiplies the advantage. The loss takes it as a constant. RLOO, whose advantage belongs to a completion,
+            refuses it.
     """
 
     log_probs: torch.Tensor
     regression: torch.Tensor | None = None
     token_stats: dict[str, torch.Tensor] = field(default_factory=dict)
+    weight: torch.Tensor | None = None
 
 
 class TrustRegion:
@@ -54,7 +58,6 @@ class TrustRegion:
     """
 
     needs_support = True
-    clips = False  # whether TRL's clip stays, with the range `epsilon` and `epsilon_high`
     # Metrics that divide the sum of one of the `token_stats` by the sum of another; "tokens" is 1 for every token
     ratios: Mapping[str, tuple[str, str]] = {}
     # Metrics that are the largest value of one of the `token_stats`, which must not be negative
@@ -105,26 +108,25 @@ class ProjectionTrustRegion(TrustRegion):
 
 
 class MaskTrustRegion(TrustRegion):
-    """DPPO (arXiv 2602.04879): a token that has moved too far with its advantage loses its gradient. It takes
-    the arguments of [`~troll_trl.trust_region.mask.mask_weight`]. The default bound is the paper's."""
+    """DPPO (arXiv 2602.04879): a token that has moved too far with its advantage loses its gradient. It takes the
+    arguments of [`~troll_trl.trust_region.mask.mask_weight`]. The default bound is the paper's."""
 
+    needs_support = False
+    ratios = {
+        "troll/masked_fraction": ("masked", "tokens"),
+        "troll/masked_fraction_positive": ("masked_positive", "positive"),
+        "troll/masked_fraction_negative": ("masked_negative", "negative"),
+        "troll/divergence_mean": ("divergence", "tokens"),
+    }
     maxima = {"troll/divergence_max": "divergence"}
 
     def __init__(self, divergence_type: str, divergence_bound: float | None = None, ratio_cap: float | None = None):
         self.divergence_type, self.ratio_cap = divergence_type, ratio_cap
         self.divergence_bound = checked_bound(divergence_type, divergence_bound)
-        self.needs_support = divergence_type.startswith("topk_")
-        self.ratios = {
-            "troll/masked_fraction": ("masked", "tokens"),
-            "troll/masked_fraction_positive": ("masked_positive", "positive"),
-            "troll/masked_fraction_negative": ("masked_negative", "negative"),
-            "troll/divergence_mean": ("divergence", "tokens"),
-            **(_SUPPORT_RATIOS if self.needs_support else {}),
-        }
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         weight, divergence, masked = mask_weight(
-            policy, old, advantages, self.divergence_type, self.divergence_bound, self.ratio_cap
+            policy[..., 0], old[..., 0], advantages, self.divergence_type, self.divergence_bound, self.ratio_cap
         )
         positive, negative = (sign.expand_as(masked) for sign in (advantages > 0, advantages < 0))
         token_stats = {
@@ -134,11 +136,8 @@ class MaskTrustRegion(TrustRegion):
             "masked_positive": masked & positive,
             "masked_negative": masked & negative,
             "divergence": divergence,
-            **(_support_stats(old) if self.needs_support else {}),
         }
-        # A masked token has no gradient, and the old policy's value: a ratio that overflows would make it NaN
-        log_probs = torch.where(masked, old[..., 0], scale_gradient(policy[..., 0], weight))
-        return TrustRegionOutput(log_probs, token_stats=token_stats)
+        return TrustRegionOutput(policy[..., 0], token_stats=token_stats, weight=weight)
 
     def describe(self) -> str:
         cap = "" if self.ratio_cap is None else f", ratios capped at {self.ratio_cap:g}"
@@ -147,15 +146,15 @@ class MaskTrustRegion(TrustRegion):
 
 class PenaltyTrustRegion(TrustRegion):
     """
-    TRL's clip, and TROLL's regression for tokens outside of a KL ball of radius `kl_bound` ≥ 0, in nats. The surrogate
-    reads the policy itself. If `binary`, the ball is one of two outcomes, the sampled token and the rest, so no
-    support is kept. [`~troll_trl.trust_region.penalty.kl_penalty`] has the mathematics.
+    The pull alone: TROLL's regression for tokens outside of a KL ball of radius `kl_bound` ≥ 0, in nats. The ratio has
+    no limit. By default the ball is one of two outcomes, the sampled token and all others, so no support is kept; with
+    `binary=False` it is one of the kept tokens and the rest. [`~troll_trl.trust_region.penalty.kl_penalty`] has the
+    mathematics.
     """
 
-    clips = True
     maxima = {"troll/policy_kl_max": "policy_kl"}
 
-    def __init__(self, kl_bound: float, binary: bool = False):
+    def __init__(self, kl_bound: float, binary: bool = True):
         self.kl_bound, self.needs_support = kl_bound, not binary
         self.ratios = {
             "troll/penalized_fraction": ("penalized", "tokens"),
@@ -175,8 +174,38 @@ class PenaltyTrustRegion(TrustRegion):
         return TrustRegionOutput(policy[..., 0], regression, token_stats)
 
     def describe(self) -> str:
-        # TRL's clip is not named, because an infinite `epsilon` turns it off
-        return f"a penalty beyond a {'' if self.needs_support else 'binary '}KL of {self.kl_bound:g}"
+        return f"a pull beyond a {'' if self.needs_support else 'binary '}KL of {self.kl_bound:g}"
+
+
+def checked_output(
+    trust_region: TrustRegion, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor
+) -> TrustRegionOutput:
+    """
+    Apply `trust_region`, which may be the user's, to policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B,
+    C)`. Numbers of another shape than `(B, C)` would broadcast in the loss, and without a gradient nothing would train.
+
+    Raises:
+        TypeError: the result is no [`TrustRegionOutput`].
+        ValueError: a tensor has another shape than `(B, C)`, or what the loss reads has no gradient.
+    """
+    name = type(trust_region).__name__
+    bounded = trust_region(policy, old, advantages)
+    if not isinstance(bounded, TrustRegionOutput):
+        raise TypeError(f"`trust_region`: {name} returned {type(bounded).__name__}, not a troll_trl.TrustRegionOutput.")
+    terms = {"log_probs": bounded.log_probs, "regression": bounded.regression, "weight": bounded.weight}
+    for term, value in (terms | bounded.token_stats).items():
+        if value is not None and value.shape != policy.shape[:-1]:
+            raise ValueError(
+                f"`trust_region`: `{term}` of {name} has shape {tuple(value.shape)}, expected "
+                f"{tuple(policy.shape[:-1])}: one number for each token."
+            )
+    for term in ("log_probs", "regression"):
+        if policy.requires_grad and terms[term] is not None and not terms[term].requires_grad:
+            raise ValueError(
+                f"`trust_region`: `{term}` of {name} has no gradient, so it would train nothing. Compute it from "
+                "`policy` without `detach` or `torch.no_grad`."
+            )
+    return bounded
 
 
 def load_trust_region(path: str, config: Any) -> TrustRegion:
@@ -212,8 +241,8 @@ def _check_methods(trust_region: TrustRegion) -> None:
     if type(trust_region).__call__ is TrustRegion.__call__:
         raise TypeError(f"{type(trust_region).__name__} has no `__call__(self, policy, old, advantages)`")
     inspect.signature(trust_region).bind("policy", "old", "advantages")
-    if not isinstance(said := trust_region.describe(), str):
-        raise TypeError(f"`describe` must return a text, got {said!r}")
+    if not isinstance(text := trust_region.describe(), str):
+        raise TypeError(f"`describe` must return a text, got {text!r}")
     for name, pair in trust_region.ratios.items():
         if isinstance(pair, str) or len(pair) != 2:
             raise TypeError(f"`ratios[{name!r}]` must be a pair of names in `token_stats`, got {pair!r}")

@@ -5,6 +5,7 @@ and nothing is renormalised away. Merging outcomes can only lower a KL, so a spa
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +71,11 @@ class SparseDistribution:
         # The gradient of an outcome without mass stops here
         return log_probs.masked_fill(log_probs == -math.inf, -math.inf)
 
+    @staticmethod
+    def concatenate(parts: Sequence["SparseDistribution"]) -> "SparseDistribution":
+        """Join distributions `(b, T, K)` along their first dimension."""
+        return SparseDistribution(torch.cat([x.token_ids for x in parts]), torch.cat([x.log_probs for x in parts]))
+
     @property
     def support_size(self) -> torch.Tensor:
         """Number of kept tokens, `(...)`."""
@@ -124,6 +130,16 @@ def sparsify(
     return SparseDistribution(
         token_ids.int(), SparseDistribution.log_probs_on_support(logits.detach(), token_ids).float()
     )
+
+
+def trimmed(old: SparseDistribution) -> SparseDistribution:
+    """Drop the slots of a distribution `(..., K)` that no position uses. Waits for the device."""
+    used = (old.token_ids != UNUSED).flatten(0, -2).any(0)  # (K,); used slots come first
+    width = max(int(used.sum()), 1)
+    if width == len(used):
+        return old
+    log_probs = torch.cat([old.log_probs[..., :width], old.log_probs[..., -1:]], -1)
+    return SparseDistribution(old.token_ids[..., :width].contiguous(), log_probs)
 
 
 def nothing_kept(slots: int, device: torch.device) -> torch.Tensor:

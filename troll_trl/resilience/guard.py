@@ -1,0 +1,1 @@
+class GuardedTrainer: guard = None
