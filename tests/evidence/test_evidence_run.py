@@ -42,7 +42,7 @@ def write_grid(file, **changes):
     return file
 
 
-@pytest.mark.parametrize("name", ["gsm8k"])
+@pytest.mark.parametrize("name", ["newest", "gsm8k"])
 def test_every_cell_is_read_by_the_training_command(name):
     grid = read_grid(EVIDENCE / f"{name}.yaml")
     runs = list(grid.runs())
