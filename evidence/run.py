@@ -176,7 +176,7 @@ class Runner:
         _keep_rows_of_last_batch()
         GRPOTrainer.prediction_step = _rewards_alone
         paths = {"model_name_or_path": task.model or start / "model", "dataset_name": start / "data"}
-        _call(train.main, self.grid.training, self.grid.settings(run) | paths | {"output_dir": folder})
+        train.main(_words(self.grid.training, self.grid.settings(run) | paths | {"output_dir": folder}))
         # From inside its folder: the seed of a sample depends on the model's name. With one name for all runs, equal
         # models get equal samples
         os.chdir(folder)
@@ -189,16 +189,14 @@ class Runner:
         }
         flags |= {key: value for key, value in task.settings.items() if key in ("instruction", "system_prompt")}
         flags["max_new_tokens"] = task.settings["max_completion_length"]
-        _call(evaluate.main, self.grid.evaluation, flags)
+        evaluate.main(_words(self.grid.evaluation, flags))
         peak = {"peak_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_available() else {}
         return make_record(run, folder) | peak
 
 
-def _call(main: Callable[[], None], config: Path, flags: Mapping[str, Any]) -> None:
-    """Run a command's `main` in this process, with a YAML file and flags."""
-    sys.argv = [main.__module__, "--config", str(config)]
-    sys.argv += [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    main()
+def _words(config: Path, flags: Mapping[str, Any]) -> list[str]:
+    """The command line of a YAML file and flags."""
+    return ["--config", str(config), *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
 
 
 def _keep_rows_of_last_batch() -> None:

@@ -29,13 +29,17 @@ HELD_OUT = "eval_rewards/math_accuracy_reward/mean"
 
 def write_grid(file, **changes):
     """A grid of one task, three methods of which one fails, and two studies that share a cell."""
-    cells = [{"tasks": ["sorting"], "methods": ["troll", "clip"], "learning_rate": [1e-4]}]
+    cells = [{"tasks": ["sorting"], "methods": ["troll", "ipo"], "learning_rate": [1e-4]}]
     broken = [*cells, {"tasks": ["sorting"], "methods": ["broken"], "learning_rate": [1e-4]}]
     content = {
         "training": str(EVIDENCE / "train-cpu.yaml"),
         "evaluation": str(EVIDENCE / "eval-cpu.yaml"),
         "tasks": {"sorting": TASK | {"settings": SMALL | {"eval_steps": 2}}},
-        "methods": {"troll": {}, "clip": {"method": "clip"}, "broken": {"num_generations": 5}},
+        "methods": {
+            "troll": {},
+            "ipo": {"trust_region": "evidence.peer_methods.Ipo"},
+            "broken": {"num_generations": 5},
+        },
         "studies": {"first": {"seeds": [0], "cells": cells}, "second": {"seeds": [0], "cells": broken}},
     }
     file.write_text(yaml.safe_dump(content | changes))
@@ -62,7 +66,7 @@ def test_a_cell_is_every_combination_and_a_run_of_two_studies_is_one(tmp_path):
     grid = read_grid(write_grid(tmp_path / "grid.yaml"))
     runs = grid.runs()
     assert [(run.method, studies) for run, studies in runs.items()] == [
-        ("troll", ["first", "second"]), ("clip", ["first", "second"]), ("broken", ["second"]),
+        ("troll", ["first", "second"]), ("ipo", ["first", "second"]), ("broken", ["second"]),
     ]  # fmt: skip
     (run, *_) = runs
     assert run_of(json.loads(json.dumps(describe(run)))) == run
@@ -140,10 +144,10 @@ def test_a_stopped_study_continues_from_its_results_alone(tmp_path):
     records = read_records(results)
     assert records[0] == stopped and len(records) == 3
     assert {r["method"]: r.get("error", "").partition(";")[0] for r in records[1:]} == {
-        "clip": "", "broken": "OSError: no space",
+        "ipo": "", "broken": "OSError: no space",
     }  # fmt: skip
     Quick(grid, tmp_path / "two", results, 2).run(runs, retry=True)
-    assert [(r["method"], "error" in r) for r in read_records(results)][:2] == [("troll", False), ("clip", False)]
+    assert [(r["method"], "error" in r) for r in read_records(results)][:2] == [("troll", False), ("ipo", False)]
 
 
 def run_study(folder, *flags):
@@ -163,8 +167,8 @@ def test_a_study_runs_and_other_seeds_write_no_results(tmp_path):
     results = tmp_path / "results" / "grid.jsonl"
     records = {record["method"]: record for record in read_records(results)}
     assert "num_generations" in records["broken"]["error"] and records["troll"]["kl_max"] <= 0.05 * 1.001
-    assert [step for step, _ in records["troll"]["curve"]] == [0, 2, 4] and 0 <= records["clip"]["success"] <= 1
-    assert records["troll"]["start_digest"] == records["clip"]["start_digest"] and records["troll"]["start_chance"] > 0
+    assert [step for step, _ in records["troll"]["curve"]] == [0, 2, 4] and 0 <= records["ipo"]["success"] <= 1
+    assert records["troll"]["start_digest"] == records["ipo"]["start_digest"] and records["troll"]["start_chance"] > 0
     before = results.read_text()
     shown, _ = run_study(tmp_path, "--only", "sorting/troll/", "--seeds", "7")
     assert shown[0].startswith("sorting/troll/learning_rate=0.0001/seed7: ") and results.read_text() == before
