@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(PTXAS is None, reason="this T
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 K = 64
 VOCABULARY = 151_936
-SCALARS = ("inner", "outer", "slope")
+SCALARS = ("tanh_scale", "factor", "slope")
 
 
 def types(kernel, pointers: dict[str, str]) -> dict[str, str]:

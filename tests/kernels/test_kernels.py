@@ -425,7 +425,7 @@ def test_tile_beyond_32_bit_offsets(device):
     sampled = ids[:, 0].long()
     results = []
     for tile in (near.clone(), far_apart(near)):
-        state = FoldState.of(ids)
+        state = FoldState.empty(ids)
         online_logsumexp(tile, None, PLAIN, ids, 0, state, None)
         results.append(state)
     for a, b in zip(*results, strict=True):
@@ -540,14 +540,14 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
     monkeypatch.setattr(dispatch, "on_device", guard)
     device = torch.device("meta")
     tile, ids = torch.empty(3, 129, device=device), torch.zeros(3, 4, dtype=torch.int32, device=device)
-    fold._fold_triton(tile, None, PLAIN, ids, 0, FoldState.of(ids), None)
+    fold._fold_triton(tile, None, PLAIN, ids, 0, FoldState.empty(ids), None)
     gradient._gradient_triton(tile, None, PLAIN, ids, 0, gradient.Coefficients(*torch.empty(4, 3, 1, device=device)))
     of = blocks_of(tile[:, :128], ids[:, 0], at_floor(device, 3), 128, 128)
     blocks._reduce_triton(of, None, PLAIN, 0, 128)
     topk._choose_triton(of, None, PLAIN, empty_top_tokens(3, 2, device))
     chosen = empty_top_tokens(3, 2, device)
     support._settle_triton(ids[:, 0], at_floor(device, 3), chosen, 1e-5)
-    of_state = outcomes._outcomes_triton(FoldState.of(ids), ids, PLAIN)
+    of_state = outcomes._outcomes_triton(FoldState.empty(ids), ids, PLAIN)
     coefficients._coefficients_triton(*of_state, of_state[0], None, PLAIN)
     rows = torch.empty(3, 65, device=device)
     _, t, *_ = projection.project_rows(rows, rows, 0.05)
@@ -560,7 +560,7 @@ def test_state_starts_at_the_floor(device):
     """A tile whose every column is kept leaves the statistics of the rest where they were: no NaN from −∞ − −∞."""
     tile = tile_of(device, torch.float32, 1, 5)
     ids = torch.arange(4, device=device).unsqueeze(0)
-    state = FoldState.of(ids)
+    state = FoldState.empty(ids)
     online_logsumexp(tile, None, PLAIN, ids, 0, state, None)
     assert state.max.item() == torch.tensor(FLOOR).item() and all(x.isfinite().all() for x in state)
     log_probs, _, entropy = outcomes.outcomes_of(state, ids, PLAIN)

@@ -1,4 +1,4 @@
-"""The check of the kernels at a trainer's start: what it finds, what it says, and what the run does then."""
+"""The check of the kernels for `troll check`: what it finds."""
 
 import math
 import os
@@ -9,21 +9,11 @@ import pytest
 import torch
 from limits import HANG
 from repository import ROOT
-from tiny import tiny_model
 
-from troll_trl import TrollGRPOConfig
-from troll_trl.kernels import dispatch
 from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
 from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head import kernel_check as checks
-from troll_trl.lm_head.kernel_check import Case, KernelCheck, self_check
-from troll_trl.trainers import kernel_choice
-from troll_trl.trainers.kernel_choice import case_of_run, select_kernel_backend
-
-GOOD = KernelCheck("fold", True, 1e-7, "3 tokens", "")
-WRONG = KernelCheck("gradient", False, 0.25, "3 tokens", "")
-BROKEN = KernelCheck("projection", False, math.nan, "3 tokens", "CompilationError: no such instruction")
-
+from troll_trl.lm_head.kernel_check import Case, self_check
 
 # As of Qwen3-0.6B with the defaults; float32 and a bound that is open; the least and the most slots
 PLAIN = LogitTransform(temperature=0.7)
@@ -35,85 +25,20 @@ RUNS = [
 ]
 
 
-class TwoRanks:
-    """An accelerator whose other rank has found `elsewhere` failures."""
-
-    def __init__(self, elsewhere=0):
-        self.device, self.elsewhere = torch.device("cpu"), elsewhere
-
-    def gather(self, failures):
-        return torch.tensor([failures.item(), self.elsewhere])
-
-
-@pytest.fixture(autouse=True)
-def accelerator(monkeypatch):
-    """As on an accelerator that the kernels run on."""
-    monkeypatch.delenv("TROLL_KERNELS", raising=False)
-    monkeypatch.setattr(kernel_choice, "use_triton", lambda device: True)
-    monkeypatch.setattr(kernel_choice, "INTERPRETED", False)
-    yield
-    dispatch.use_torch_alone(False)
-
-
-def found(monkeypatch, *checks):
-    monkeypatch.setattr(kernel_choice, "self_check", lambda *_: checks)
-
-
-def test_good_kernels_run(monkeypatch):
-    found(monkeypatch, GOOD)
-    select_kernel_backend(TwoRanks())
-    assert not dispatch._torch_alone
-
-
-def test_a_failure_is_named_and_torch_takes_over(monkeypatch):
-    found(monkeypatch, GOOD, WRONG, BROKEN)
-    said = []
-    monkeypatch.setattr(kernel_choice.logger, "warning", lambda message, **options: said.append(message))
-    select_kernel_backend(TwoRanks())
-    assert dispatch._torch_alone and not use_triton(torch.device("cuda"))
-    (message,) = said
-    for part in ("gradient (3 tokens): FAILS: differs from torch by 2.5e-01", "no such instruction", "torch_kernels"):
-        assert part in message
-    assert "fold" not in message
-
-
-def test_a_failure_on_another_rank_counts_here(monkeypatch):
-    found(monkeypatch, GOOD)
-    monkeypatch.setattr(kernel_choice.logger, "warning", lambda message, **options: None)
-    select_kernel_backend(TwoRanks(elsewhere=1))
-    assert dispatch._torch_alone
-
-
-def test_failures_are_errors_where_triton_is_asked_for(monkeypatch):
-    found(monkeypatch, WRONG)
-    monkeypatch.setenv("TROLL_KERNELS", "triton")
-    with pytest.raises(RuntimeError, match=r"gradient .*TROLL_KERNELS=triton"):
-        select_kernel_backend(TwoRanks())
-    with pytest.raises(RuntimeError, match="on another rank"):
-        found(monkeypatch, GOOD)
-        select_kernel_backend(TwoRanks(elsewhere=2))
-
-
 def test_modes(monkeypatch):
     device = torch.device("cuda")
     assert use_triton(device) == TRITON_AVAILABLE
     monkeypatch.setenv("TROLL_KERNELS", "torch")
     assert not use_triton(device)
     monkeypatch.setenv("TROLL_KERNELS", "tritn")
-    with pytest.raises(ValueError, match="auto, triton, torch, got 'tritn'"):
+    with pytest.raises(ValueError, match="auto, torch, got 'tritn'"):
         use_triton(device)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="runs in a process with TRITON_INTERPRET=1, which the last test starts")
 class TestInTheInterpreter:
-    @pytest.fixture(autouse=True)
-    def fresh(self):
-        self_check.cache_clear()
-        yield
-        self_check.cache_clear()
-
     def test_every_kernel_agrees(self):
-        result = self_check(torch.device("cpu"))
+        result = self_check(torch.device("cpu"), [Case()])
         assert {check.kernel for check in result} == set(checks._CHECKS) and len(result) == 8
         assert all(check.ok and 0 < check.difference < 1e-2 and not check.error for check in result), result
 
@@ -128,19 +53,6 @@ class TestInTheInterpreter:
         choice = checks._check("choice", *checks._CHECKS["choice"], case, torch.device("cpu"))
         assert choice.ok and choice.difference < checks._TOLERANCE / 10, choice
 
-    def test_a_kernel_that_does_not_compile_for_a_run_is_found(self, monkeypatch):
-        """It crashed the run: the check had other slots, and the run's were compiled in its first scoring pass."""
-        right = checks.topk._choose_triton
-
-        def compiles_for_few(blocks, bias, transform, chosen):
-            if chosen.logits.shape[1] + 1 == 64:
-                raise RuntimeError("ptxas: out of registers")
-            return right(blocks, bias, transform, chosen)
-
-        monkeypatch.setattr(checks.topk, "_choose_triton", compiles_for_few)
-        (failed,) = [check for check in self_check(torch.device("cpu"), RUNS[1]) if not check.ok]
-        assert failed.kernel == "choice" and "64 kept" in failed.shapes and "out of registers" in failed.error
-
     def test_a_wrong_kernel_is_found(self, monkeypatch):
         right = checks.fold._fold_triton
 
@@ -153,7 +65,7 @@ class TestInTheInterpreter:
 
         monkeypatch.setattr(checks.fold, "_fold_triton", wrong)
         monkeypatch.setattr(checks.gradient, "_gradient_triton", refuses)
-        result = {check.kernel: check for check in self_check(torch.device("cpu"))}
+        result = {check.kernel: check for check in self_check(torch.device("cpu"), [Case()])}
         assert not result["fold"].ok and 1e-5 < result["fold"].difference < 1e-2
         assert not result["gradient"].ok and "unknown target" in result["gradient"].error
         assert result["projection"].ok
@@ -217,15 +129,6 @@ class TestInTheInterpreter:
         for name in ("fold", "reduce", "choice"):
             check = checks._check(name, *checks._CHECKS[name], case, torch.device("cpu"))
             assert check.ok and check.difference < checks._TOLERANCE / 4, check
-
-
-def test_case_of_a_run(tmp_path):
-    options = {"bf16": True, "temperature": 0.7, "kl_bound": 0.01, "use_cpu": True, "support_size": 16}
-    args = TrollGRPOConfig(output_dir=str(tmp_path), **options)
-    case = case_of_run(tiny_model(), args, args.support_size)
-    assert case == Case(100, 16, torch.bfloat16, PLAIN, bias=False, kl_bound=0.01, rows=5, chunk=32_768)
-    args = TrollGRPOConfig(output_dir=str(tmp_path), **options, cast_lm_head_to_fp32=True)
-    assert case_of_run(tiny_model(), args, 16).dtype == torch.float32
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, 2.0])

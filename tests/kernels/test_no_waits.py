@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trl_comparison import make_trainer
+from tiny import tiny_model, tiny_prompts, tiny_tokenizer
 
 import troll_trl
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
@@ -55,7 +55,16 @@ class Recording(TrollGRPOTrainer):
 @pytest.mark.parametrize("options", [{"kl_bound": 1e-3}, {"trust_region": "penalty", "divergence_type": "binary_kl"}])
 def test_an_update_waits_for_the_gpu_only_in_the_head(options, tmp_path):
     Recording.waits = []
-    make_trainer(Recording, TrollGRPOConfig, tmp_path, use_cpu=False, **options).train()
+    sizes = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8, "max_steps": 8}
+    config = TrollGRPOConfig(str(tmp_path), bf16=False, report_to="none", steps_per_generation=4, **sizes, **options)
+    trainer = Recording(
+        model=tiny_model("qwen3"),
+        reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 5) for ids in completion_ids],
+        args=config,
+        train_dataset=tiny_prompts(),
+        processing_class=tiny_tokenizer(),
+    )
+    trainer.train()
     assert len(Recording.waits) >= 3
     allowed = OF_THE_HEAD if "kl_bound" in options else {}
     for found in Recording.waits:

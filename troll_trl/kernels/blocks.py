@@ -150,8 +150,8 @@ def _reduce_kernel(
     first,
     columns,
     count,
-    inner,
-    outer,
+    tanh_scale,
+    factor,
     HAS_SOFTCAP: tl.constexpr,
     FLOOR: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -167,7 +167,7 @@ def _reduce_kernel(
     y = tl.load(tile_ptr + local, mask=block[:, None] < count, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + local, mask=local < columns, other=0.0).to(tl.float32)
-    y = cap(y, inner, HAS_SOFTCAP)
+    y = cap(y, tanh_scale, HAS_SOFTCAP)
     sampled = tl.load(sampled_ids_ptr + row) - first
     end = (first_block + BLOCKS) * BLOCK
     here = (sampled >= first_block * BLOCK) & (sampled < end) & (sampled < columns)
@@ -176,7 +176,7 @@ def _reduce_kernel(
         y = tl.where((local < columns) & (local != sampled), y, FLOOR)
     block_max = tl.max(y, axis=1)
     u = y - block_max[:, None]
-    e = tl.exp2(u * in_bits(outer))
+    e = tl.exp2(u * in_bits(factor))
     out = row * blocks_per_row + first // BLOCK + block
     tl.store(max_ptr + out, tl.where(block_max < FLOOR, FLOOR, block_max), mask=block < count)  # a NaN stays one
     tl.store(sum_exp_ptr + out, tl.sum(e, axis=1), mask=block < count)
@@ -187,4 +187,4 @@ def _reduce_kernel(
     y_sampled = tl.load(tile_ptr + sampled, mask=here, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y_sampled += tl.load(bias_ptr + sampled, mask=here, other=0.0).to(tl.float32)
-    tl.store(sampled_ptr + row, to_logits(cap(y_sampled, inner, HAS_SOFTCAP), outer, FLOOR), mask=here)
+    tl.store(sampled_ptr + row, to_logits(cap(y_sampled, tanh_scale, HAS_SOFTCAP), factor, FLOOR), mask=here)

@@ -92,7 +92,7 @@ def _coefficients_kernel(
     linear_ptr,
     k,
     slope,
-    outer,
+    factor,
     HAS_SOFTCAP: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
@@ -120,10 +120,10 @@ def _coefficients_kernel(
         kept -= h * probs * (tl.where(probs == 0, 0.0, log_probs) + entropy)
         linear = -slope * h * prob_rest
         constant += linear * (entropy - log_z)
-        tl.store(linear_ptr + row, tl.cast(outer, tl.float32) * linear)
+        tl.store(linear_ptr + row, tl.cast(factor, tl.float32) * linear)
     kept *= slope
     if HAS_SOFTCAP:
-        y = tl.where(log_probs == float("-inf"), 0.0, log_probs + log_z) / tl.cast(outer, tl.float32)
+        y = tl.where(log_probs == float("-inf"), 0.0, log_probs + log_z) / tl.cast(factor, tl.float32)
         kept *= 1 - y * y  # `LogitTransform.softcap_derivative`
     tl.store(kept_ptr + row * k + slot, kept, mask=slot < k)
     tl.store(rest_ptr + row, tl.where(log_rest == float("-inf"), float("inf"), log_rest + log_z))

@@ -28,7 +28,7 @@ class FoldState(NamedTuple):
     sum_exp_u: torch.Tensor  # (n, 1), Σ u·exp(factor·u)
 
     @classmethod
-    def of(cls, token_ids: torch.Tensor) -> FoldState:
+    def empty(cls, token_ids: torch.Tensor) -> FoldState:
         """The state of tokens `(n, K)` before the first tile."""
         kept = torch.full(token_ids.shape, FLOOR, device=token_ids.device, dtype=torch.float32)
         running_max = torch.full((len(kept), 1), FLOOR, device=kept.device, dtype=torch.float32)
@@ -77,14 +77,14 @@ def _fold_torch(tile, bias, transform, token_ids, start, state, scratch):
 def _fold_triton(tile, bias, transform, token_ids, start, state, scratch):
     products, columns = (tile, tile.stride(0), bias), tile.shape[1] - 1
     shared = {**transform.kernel_arguments, "LOWEST": torch.finfo(tile.dtype).min}
-    outer = shared.pop("outer")
+    factor = shared.pop("factor")
     slots = token_ids.numel()
     kept = (token_ids, state.kept, slots, token_ids.shape[1], start, columns)
     constants = {"BLOCK": KEPT_BLOCK, "num_warps": KEPT_WARPS, **shared}
     launch(_take_kept_kernel, (triton.cdiv(slots, KEPT_BLOCK),), tile.device, *products, *kept, **constants)
     rest = (state.max, state.sum_exp, state.sum_exp_u, columns)
     constants = {"BLOCK": min(BLOCK_SIZE, triton.next_power_of_2(columns)), "num_warps": NUM_WARPS, **shared}
-    launch(_fold_kernel, (len(tile),), tile.device, *products, *rest, outer=outer, FLOOR=FLOOR, **constants)
+    launch(_fold_kernel, (len(tile),), tile.device, *products, *rest, factor=factor, FLOOR=FLOOR, **constants)
 
 
 # `kept_count`, the widest support of a batch, and `start`, a tile's first token, are no reason to compile again
@@ -99,7 +99,7 @@ def _take_kept_kernel(
     kept_count,
     start,
     columns,
-    inner,
+    tanh_scale,
     HAS_SOFTCAP: tl.constexpr,
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -118,7 +118,7 @@ def _take_kept_kernel(
     kept = tl.load(entry, mask=inside, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         kept += tl.load(bias_ptr + local, mask=inside, other=0.0).to(tl.float32)
-    tl.store(kept_ptr + slot, cap(kept, inner, HAS_SOFTCAP), mask=inside)
+    tl.store(kept_ptr + slot, cap(kept, tanh_scale, HAS_SOFTCAP), mask=inside)
     tl.store(entry, tl.full((BLOCK,), LOWEST, tl.float32).to(tile_ptr.dtype.element_ty), mask=inside)
 
 
@@ -131,8 +131,8 @@ def _fold_kernel(
     sum_exp_ptr,
     sum_exp_u_ptr,
     columns,
-    inner,
-    outer,
+    tanh_scale,
+    factor,
     HAS_SOFTCAP: tl.constexpr,
     LOWEST: tl.constexpr,
     FLOOR: tl.constexpr,
@@ -151,12 +151,12 @@ def _fold_kernel(
         in_rest = y != LOWEST
         if bias_ptr is not None:
             y += tl.load(bias_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        y = tl.where(in_rest, cap(y, inner, HAS_SOFTCAP), FLOOR)
+        y = tl.where(in_rest, cap(y, tanh_scale, HAS_SOFTCAP), FLOOR)
         new_m = tl.maximum(m, tl.max(y, axis=0))
         shift = m - new_m
         u = y - new_m
-        e = tl.exp2(u * in_bits(outer))
-        rescale = tl.exp2(shift * in_bits(outer))
+        e = tl.exp2(u * in_bits(factor))
+        rescale = tl.exp2(shift * in_bits(factor))
         su = rescale * (su + shift * s) + tl.sum(u * e, axis=0)
         s = rescale * s + tl.sum(e, axis=0)
         m = new_m

@@ -78,8 +78,8 @@ def _gradient_kernel(
     constant_ptr,
     linear_ptr,
     columns,
-    inner,
-    outer,
+    tanh_scale,
+    factor,
     HAS_SOFTCAP: tl.constexpr,
     HAS_LINEAR: tl.constexpr,
     FLOOR: tl.constexpr,
@@ -93,9 +93,9 @@ def _gradient_kernel(
     y = tl.load(tile_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    y = cap(y, inner, HAS_SOFTCAP)
+    y = cap(y, tanh_scale, HAS_SOFTCAP)
     # The difference comes first: `in_bits·y` and `in_bits·R` would each be rounded
-    grad = tl.exp2((y * tl.cast(outer, tl.float32) - tl.load(rest_ptr + row)) * in_bits(1.0))  # e_v
+    grad = tl.exp2((y * tl.cast(factor, tl.float32) - tl.load(rest_ptr + row)) * in_bits(1.0))  # e_v
     factor = tl.load(constant_ptr + row)
     if HAS_LINEAR:
         grad *= factor + tl.load(linear_ptr + row) * tl.maximum(y, FLOOR)  # infinite times an e_v of 0 would be NaN

@@ -45,7 +45,7 @@ def _outcomes_triton(state, token_ids, transform):
     slots = triton.next_power_of_2(k)
     constants = {"FLOOR": FLOOR, "SLOTS": slots, "num_warps": warps_for_row(slots)}
     tensors = (*state, token_ids, log_probs, log_z, entropy)
-    launch(_outcomes_kernel, (rows,), device, *tensors, k, outer=transform.factor, **constants)
+    launch(_outcomes_kernel, (rows,), device, *tensors, k, factor=transform.factor, **constants)
     return log_probs, log_z, entropy
 
 
@@ -60,7 +60,7 @@ def _outcomes_kernel(
     log_z_ptr,
     entropy_ptr,
     k,
-    outer,
+    factor,
     FLOOR: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
@@ -68,9 +68,9 @@ def _outcomes_kernel(
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
     used = tl.load(ids_ptr + row * k + slot, mask=slot < k, other=-1) != -1
-    z = to_logits(tl.load(kept_ptr + row * k + slot, mask=used, other=0.0), outer, FLOOR)
+    z = to_logits(tl.load(kept_ptr + row * k + slot, mask=used, other=0.0), factor, FLOOR)
     z = tl.where(used, z, float("-inf"))
-    largest = to_logits(tl.load(max_ptr + row), outer, FLOOR)
+    largest = to_logits(tl.load(max_ptr + row), factor, FLOOR)
     s = tl.load(sum_exp_ptr + row)
     # If the rest has no token, only the floor was summed (a NaN must not pass for that)
     rest = tl.where(largest < FLOOR / 2, float("-inf"), largest + tl.log(s))
@@ -79,7 +79,7 @@ def _outcomes_kernel(
     log_z = m + log_sum
     log_probs, log_rest = z - m - log_sum, rest - m - log_sum  # `z − log_z` would round, see the fallback
     surprise = tl.where(z == float("-inf"), 0.0, log_probs)
-    mean_u = tl.cast(outer, tl.float32) * tl.load(sum_exp_u_ptr + row) / s
+    mean_u = tl.cast(factor, tl.float32) * tl.load(sum_exp_u_ptr + row) / s
     mean_log_prob = tl.where(rest == float("-inf"), 0.0, mean_u + largest - log_z)
     entropy = -(tl.sum(tl.exp(log_probs) * surprise, axis=0) + tl.exp(log_rest) * mean_log_prob)
     log_probs_ptr += row * (k + 1)

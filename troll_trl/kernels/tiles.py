@@ -62,18 +62,18 @@ class LogitTransform(NamedTuple):
 
     @property
     def kernel_arguments(self) -> dict[str, Any]:
-        """Arguments of the kernels: `z = outer·tanh(inner·x)`, or `z = outer·x` without soft-capping."""
-        inner = 1.0 if self.softcap is None else self.scale / self.softcap
-        return {"inner": inner, "outer": self.factor, "HAS_SOFTCAP": self.softcap is not None}
+        """Arguments of the kernels: `z = factor·tanh(tanh_scale·x)`, or `z = factor·x` without soft-capping."""
+        tanh_scale = 1.0 if self.softcap is None else self.scale / self.softcap
+        return {"tanh_scale": tanh_scale, "factor": self.factor, "HAS_SOFTCAP": self.softcap is not None}
 
 
 @jit()
-def cap(y, inner, HAS_SOFTCAP: tl.constexpr):
+def cap(y, tanh_scale, HAS_SOFTCAP: tl.constexpr):
     """`LogitTransform.cap_` for kernels, float32."""
     if HAS_SOFTCAP:
         # Before torch 2.15, torch.compile passes Python's floats as float64, and with them the loops' variables would
         # change their type
-        y = y * tl.cast(inner, tl.float32)
+        y = y * tl.cast(tanh_scale, tl.float32)
         # This is tanh, which Triton's interpreter lacks. 1 − e cancels near 0; there a series is exact to float32
         e = tl.exp2(-2 * 1.4426950408889634 * tl.abs(y))  # never overflows
         series = y * (1 + y * y * (-1 / 3 + y * y * (2 / 15)))
@@ -82,16 +82,16 @@ def cap(y, inner, HAS_SOFTCAP: tl.constexpr):
 
 
 @jit()
-def to_logits(y, outer, FLOOR: tl.constexpr):
+def to_logits(y, factor, FLOOR: tl.constexpr):
     """`LogitTransform.to_logits` for kernels, float32."""
-    return tl.where((y <= FLOOR) & (y > float("-inf")), FLOOR, y * tl.cast(outer, tl.float32))
+    return tl.where((y <= FLOOR) & (y > float("-inf")), FLOOR, y * tl.cast(factor, tl.float32))
 
 
 @jit()
-def in_bits(outer):
+def in_bits(factor):
     """The factor from `y` to powers of two: `exp(z) = exp2(in_bits·y)`. `tl.exp` takes twice the instructions, since it
     keeps results below float32's normal numbers."""
-    return tl.cast(outer, tl.float32) * 1.4426950408889634  # 1/log 2
+    return tl.cast(factor, tl.float32) * 1.4426950408889634  # 1/log 2
 
 
 def compute_dtype(hidden: torch.Tensor) -> torch.dtype:

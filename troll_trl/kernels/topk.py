@@ -104,7 +104,7 @@ def _choose_triton(blocks, bias, transform, top):
     padded, slots = triton.next_power_of_2(blocks.max.shape[1]), triton.next_power_of_2(max(k, 1))
     warps = warps_for(padded)
     constants = {"BLOCKS": padded, "GROUPS": min(slots, padded), "PART": min(PART * warps, padded)}
-    constants |= {"outer": arguments["outer"], "num_warps": warps, **shared}
+    constants |= {"factor": arguments["factor"], "num_warps": warps, **shared}
     launch(_best_blocks_kernel, (rows,), device, *statistics, best_blocks, rest, entropy, *sizes, **constants)
     tensors = (blocks.tile, blocks.tile.stride(0), bias, blocks.sampled_ids, best_blocks, logits, token_ids, rest)
     warps = warps_for(slots * BLOCK)
@@ -192,7 +192,7 @@ def _best_blocks_kernel(
     count,
     k,
     k_blocks,
-    outer,
+    factor,
     FLOOR: tl.constexpr,
     UNUSED_BITS: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -204,7 +204,7 @@ def _best_blocks_kernel(
     max_ptr += row * blocks_per_row
     sum_exp_ptr += row * blocks_per_row
     sum_exp_u_ptr += row * blocks_per_row
-    outer = tl.cast(outer, tl.float32)
+    factor = tl.cast(factor, tl.float32)
     every = tl.arange(0, BLOCKS)
     # The padding is read, too: the length of an accelerator's rows is a multiple of 16, which allows 16 bytes at a time
     keys = rank_key(tl.load(max_ptr + every, mask=every < blocks_per_row, other=FLOOR), UNUSED_BITS)
@@ -218,7 +218,7 @@ def _best_blocks_kernel(
     # rest is summed against its own maximum: it may be tiny next to the chosen. The loop takes the blocks in parts: all
     # at once would take more registers, and leave room for fewer programs
     sampled = tl.load(sampled_ptr + row)
-    m = tl.maximum(number_of(tl.max(keys, axis=0), UNUSED_BITS) * outer, sampled)
+    m = tl.maximum(number_of(tl.max(keys, axis=0), UNUSED_BITS) * factor, sampled)
     m_rest = number_of(rest_key, UNUSED_BITS)
     seen = 0
     z_sum, t_sum = tl.zeros((PART,), tl.float32), tl.zeros((PART,), tl.float32)
@@ -232,16 +232,16 @@ def _best_blocks_kernel(
         chosen, number, seen = _numbers_of_chosen(key, bound, above_count, seen, k_blocks)
         tl.store(best_blocks_ptr + row * k + number, block, mask=chosen)
         in_rest = (block < count) & (y != FLOOR) & (chosen == 0)
-        rest += tl.where(in_rest, s * tl.exp2((y - m_rest) * in_bits(outer)), 0.0)
-        shift = y * outer - m
+        rest += tl.where(in_rest, s * tl.exp2((y - m_rest) * in_bits(factor)), 0.0)
+        shift = y * factor - m
         weight = tl.where(block < count, tl.exp2(shift * in_bits(1.0)), 0.0)
         z_sum += weight * s
-        t_sum += weight * su * outer + weight * shift * s
+        t_sum += weight * su * factor + weight * shift * s
     z_sum = tl.sum(z_sum, axis=0) + tl.exp(sampled - m)
     t_sum = tl.sum(t_sum, axis=0) + (sampled - m) * tl.exp(sampled - m)
     tl.store(entropy_ptr + row, tl.log(z_sum) - t_sum / z_sum)
     rest = tl.sum(rest, axis=0)
-    tl.store(rest_ptr + row, tl.where(rest == 0, FLOOR, m_rest * outer + tl.log(rest)))  # a NaN stays one
+    tl.store(rest_ptr + row, tl.where(rest == 0, FLOOR, m_rest * factor + tl.log(rest)))  # a NaN stays one
 
 
 @jit(do_not_specialize=["k", "k_blocks"])
@@ -257,8 +257,8 @@ def _best_tokens_kernel(
     vocabulary,
     k,
     k_blocks,
-    inner,
-    outer,
+    tanh_scale,
+    factor,
     HAS_SOFTCAP: tl.constexpr,
     FLOOR: tl.constexpr,
     UNUSED_BITS: tl.constexpr,
@@ -280,7 +280,7 @@ def _best_tokens_kernel(
         vocabulary,
         sampled,
         k_blocks,
-        inner,
+        tanh_scale,
         HAS_SOFTCAP,
         FLOOR,
         UNUSED_BITS,
@@ -294,7 +294,7 @@ def _best_tokens_kernel(
     bound, above_count, rest_key = _bound_of_largest(keys, low, k)
 
     rest_of_blocks = tl.load(rest_ptr + row)
-    m = tl.maximum(to_logits(number_of(rest_key, UNUSED_BITS), outer, FLOOR), rest_of_blocks)
+    m = tl.maximum(to_logits(number_of(rest_key, UNUSED_BITS), factor, FLOOR), rest_of_blocks)
     seen = 0
     rest = tl.zeros((PART * BLOCK,), tl.float32)
     for first in range(0, SLOTS, PART):
@@ -307,7 +307,7 @@ def _best_tokens_kernel(
             vocabulary,
             sampled,
             k_blocks,
-            inner,
+            tanh_scale,
             HAS_SOFTCAP,
             FLOOR,
             UNUSED_BITS,
@@ -316,7 +316,7 @@ def _best_tokens_kernel(
         column, key = tl.ravel(column), tl.ravel(key)
         chosen, number, seen = _numbers_of_chosen(key, bound, above_count, seen, k)
         y = number_of(key, UNUSED_BITS)
-        z = to_logits(y, outer, FLOOR)
+        z = to_logits(y, factor, FLOOR)
         tl.store(logits_ptr + row * k + number, z, mask=chosen)
         # A slot for which the vocabulary has no token keeps the id −1
         tl.store(token_ids_ptr + row * k + number, column, mask=chosen & (y > FLOOR))
@@ -334,7 +334,7 @@ def _keys_of_blocks(
     vocabulary,
     sampled,
     k_blocks,
-    inner,
+    tanh_scale,
     HAS_SOFTCAP: tl.constexpr,
     FLOOR: tl.constexpr,
     UNUSED_BITS: tl.constexpr,
@@ -350,4 +350,4 @@ def _keys_of_blocks(
     y = tl.load(tile_ptr + column, mask=in_slot, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + column, mask=used, other=0.0).to(tl.float32)
-    return column, rank_key(tl.where(used, cap(y, inner, HAS_SOFTCAP), FLOOR), UNUSED_BITS)
+    return column, rank_key(tl.where(used, cap(y, tanh_scale, HAS_SOFTCAP), FLOOR), UNUSED_BITS)

@@ -1,13 +1,8 @@
-"""self_check() compares every kernel with its PyTorch fallback on this device. A trainer calls it at its start. It
-takes about a second after Triton's compilation, which is cached on disk.
+"""self_check() compares every kernel with its PyTorch fallback on this device, for `troll check`. It takes about a
+second after Triton's compilation, which is cached on disk."""
 
-One case is small and ragged: some tokens, a vocabulary of several tiles of which the last is short, unused slots, a
-bias and soft-capping. Another has what a run compiles its kernels for: support, vocabulary, dtype, logits and bound.
-"""
-
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,7 +21,8 @@ _SPREAD = 3.0
 
 
 class Case(NamedTuple):
-    """Shapes and options of one check; by default the ragged one."""
+    """Shapes and options of one check: by default some tokens, a vocabulary of several tiles of which the last is
+    short, unused slots, a bias and soft-capping."""
 
     vocabulary: int = 5003
     slots: int = 24  # K
@@ -49,17 +45,20 @@ class KernelCheck(NamedTuple):
 
     def __str__(self) -> str:
         size = f"{self.difference:.1e} of the largest entry"
-        said = f"agrees with torch to {size}" if self.ok else f"FAILS: {self.error or f'differs from torch by {size}'}"
-        return f"{self.kernel} ({self.shapes}): {said}"
+        detail = (
+            f"agrees with torch to {size}" if self.ok else f"FAILS: {self.error or f'differs from torch by {size}'}"
+        )
+        return f"{self.kernel} ({self.shapes}): {detail}"
 
 
-@functools.cache
-def self_check(device: torch.device, run: Case | None = None) -> tuple[KernelCheck, ...]:
-    """Run every kernel and its PyTorch fallback on a device that the kernels run on: the ragged case, and what a `run`
-    will ask of them. Only a process's first call with these arguments runs them; later calls return its result."""
-    cases = (Case(),) if run is None else (Case(), run)
+# What Qwen3 asks for with the defaults: Triton compiles the kernels anew for it
+QWEN3 = Case(151_936, 64, transform=LogitTransform(), bias=False, rows=5, chunk=32_768)
+
+
+def self_check(device: torch.device, cases: Sequence[Case] = (Case(), QWEN3)) -> list[KernelCheck]:
+    """Run every kernel and its PyTorch fallback on a device that the kernels run on."""
     with torch.no_grad():
-        return tuple(_check(name, *how, case, device) for case in cases for name, how in _CHECKS.items())
+        return [_check(name, *how, case, device) for case in cases for name, how in _CHECKS.items()]
 
 
 def _check(name: str, run: Callable, tolerance: float, case: Case, device: torch.device) -> KernelCheck:
@@ -99,7 +98,7 @@ def _tile_of(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tens
 
 def _check_fold(case, device):
     tile, bias, token_ids, start = _tile_of(case, device)
-    states = [fold.FoldState.of(token_ids) for _ in range(2)]
+    states = [fold.FoldState.empty(token_ids) for _ in range(2)]
     shared = (case.transform, token_ids, start)
     fallback = tile.to(torch.float32, copy=True)
     fold._fold_triton(tile, bias, *shared, states[0], None)
@@ -137,7 +136,7 @@ def _reduced(case, device):
     return reduced, bias
 
 
-def _y(reduced, bias, transform):
+def _capped_products(reduced, bias, transform):
     """`y` `(rows, V)` of all tokens, from the products."""
     return transform.cap_(reduced.tile[:, : reduced.vocabulary].float() + (0.0 if bias is None else bias.float()))
 
@@ -145,7 +144,7 @@ def _y(reduced, bias, transform):
 def _check_reduce(case, device):
     reduced, bias = _reduced(case, device)
     # The fallback's blocks have other members, so the truth here is made of whole rows
-    y, factor = _y(reduced, bias, case.transform), case.transform.factor
+    y, factor = _capped_products(reduced, bias, case.transform), case.transform.factor
     sampled = factor * y.gather(1, reduced.sampled_ids)
     y = y.scatter(1, reduced.sampled_ids, FLOOR)
     y = torch.nn.functional.pad(y, (0, reduced.tile.shape[1] - case.vocabulary), value=FLOOR)
@@ -171,7 +170,7 @@ def _check_choice(case, device):
     topk._choose_torch(reduced, bias, case.transform, theirs)
     # The logits are compared, since tokens of equal logits may come in any order; then the logits of the tokens that
     # the kernel names
-    logits = case.transform.factor * _y(reduced, bias, case.transform)
+    logits = case.transform.factor * _capped_products(reduced, bias, case.transform)
     named = logits.gather(1, ours.token_ids.clamp(min=0).long()).where(ours.token_ids >= 0, FLOOR)
     best = ours.logits.sort(1, descending=True).values
     sums = [(ours.rest, theirs.rest), (ours.entropy, theirs.entropy)]

@@ -22,11 +22,11 @@ IGNORED_LABEL = -100
 
 # With these options a model changes its logits, or leaves some out, and neither this head nor TRL's does so:
 # RecurrentGemma, xLSTM, Inkling
-_UNREAD = (
+UNSUPPORTED_LOGIT_OPTIONS = (
     *("logits_soft_cap", "output_logit_soft_cap", "logit_softcap"),
     *("logits_mup_width_multiplier", "unpadded_vocab_size"),
 )
-_UNREAD_TYPES = ("mpt", "chameleon")  # MPT ignores its config's scale; Chameleon masks image tokens
+UNSUPPORTED_TYPES = ("mpt", "chameleon")  # MPT ignores its config's scale; Chameleon masks image tokens
 # These families have layers between backbone and head, which both heads would leave out
 _LAYERS_BEFORE_THE_HEAD = (
     *("bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "modernbert-decoder"),
@@ -128,8 +128,12 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
 def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
     """What an architecture does between the head's product and the softmax, read from its text `config`. A `ValueError`
     names an architecture for which the head would be wrong."""
-    unread = [f"`{name}` = {value}" for name in _UNREAD if (value := getattr(config, name, None)) is not None]
-    if unread or config.model_type in _UNREAD_TYPES:
+    unread = [
+        f"`{name}` = {value}"
+        for name in UNSUPPORTED_LOGIT_OPTIONS
+        if (value := getattr(config, name, None)) is not None
+    ]
+    if unread or config.model_type in UNSUPPORTED_TYPES:
         how = f" by {', '.join(unread)}" if unread else ""
         raise ValueError(
             f"A {config.model_type} model changes its logits{how}, which the LM head of troll_trl does not do, nor "
@@ -257,8 +261,8 @@ def _sparse_forward(
                 f"`output_router_logits` is set, but no layer of this {text_config.model_type} model gives router "
                 "logits: there is no load-balancing loss. Leave it out of the model's config."
             )
-        experts, taken = text_config.num_experts, text_config.num_experts_per_tok
-        output["aux_loss"] = load_balancing_loss_func(router_logits, experts, taken, kwargs.get("attention_mask"))
+        experts, chosen = text_config.num_experts, text_config.num_experts_per_tok
+        output["aux_loss"] = load_balancing_loss_func(router_logits, experts, chosen, kwargs.get("attention_mask"))
     return output
 
 

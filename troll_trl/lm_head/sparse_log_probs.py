@@ -49,7 +49,7 @@ class SparseLogProbs(torch.autograd.Function):
         tile = _tile(hidden, weight, tokens, columns, dtype)
         scratch = None if use_triton(hidden.device) else _tile(hidden, weight, tokens, columns, dtype)
         for rows in slices(len(hidden), tokens):
-            state = FoldState.of(token_ids[rows])
+            state = FoldState.empty(token_ids[rows])
             hidden_rows = hidden[rows].to(dtype)
             for cols in slices(len(weight), columns):
                 products = _products(tile, hidden_rows, weight[cols])

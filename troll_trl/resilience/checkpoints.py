@@ -1,1 +1,2 @@
-class CheckpointedTrainer: pass
+class CheckpointedTrainer:
+    pass

@@ -1,1 +1,2 @@
-class GuardedTrainer: guard = None
+class GuardedTrainer:
+    guard = None

@@ -294,14 +294,13 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             )
         if self.loss_type not in SUPPORTED_LOSS_TYPES:
             raise ValueError(
-                f"`loss_type={self.loss_type!r}` is not supported: a trust region takes the place of the clipped ratio, "
-                f"and only these losses have one: {', '.join(SUPPORTED_LOSS_TYPES)}. They differ in how tokens are "
-                "averaged."
+                f"`loss_type={self.loss_type!r}` is not supported: a trust region takes the place of the clip, and "
+                f"only these losses have one: {', '.join(SUPPORTED_LOSS_TYPES)}."
             )
         if self.delta is not None:
             raise ValueError(
-                f"`delta={self.delta}` is not supported: TRL clamps the ratio by it, and a trust region takes the place "
-                "of the clip. Remove it."
+                f"`delta={self.delta}` is not supported: TRL clamps the ratio by it, and a trust region takes the "
+                "place of every clip. Remove it."
             )
         if self.masks and self.importance_sampling_level != "token":
             raise ValueError(

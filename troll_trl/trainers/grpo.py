@@ -40,7 +40,7 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
         engine_policy.keep(completion_ids, log_probs, tool_mask)
 
     def get_off_policy_mask(*args, **kwargs) -> torch.Tensor:  # TRL's is static: a caller may pass no `self`
-        """Mask the policy's own drift, from its unprojected and unshifted log-probabilities and its plain advantages."""
+        """Mask the policy's own drift, from unprojected and unshifted log-probabilities and plain advantages."""
         if args and isinstance(args[0], TrustRegionGRPO):
             self, args = args[0], args[1:]
             if self._loss_inputs is not None:

@@ -4,7 +4,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,15 +52,17 @@ class LossInputs(dict):
     def __init__(self, inputs: dict[str, Any]):
         super().__init__(inputs)
         self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
-        self.unchanged: dict[str, torch.Tensor] = {}  # what `get_off_policy_mask` reads; filled when the policy is scored
-        self.read: set[str] = set()  # the names that the loss has read since then
+        # Filled when the policy is scored: what `get_off_policy_mask` reads. Then the names that the loss has read
+        self.unchanged: dict[str, torch.Tensor] = {}
+        self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
         self.read.add(name)
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        self.read.add(name)
+        return super().get(name, default)
 
 
 class TrollTrainer(SampledAsConfigured):
@@ -74,8 +76,8 @@ class TrollTrainer(SampledAsConfigured):
         −r·(A − α·R/r) = −r·A + α·R,
 
     value and gradient, if the gradient flows through both `R` and `r`. TRL then averages both terms as its loss type
-    does. TRL reads `inputs["advantages"]`, which may be `(B, C)`, after it has scored the policy, so the override of the
-    scoring pass puts the new advantages into a copy of the micro-batch. The loss raises if TRL has not read them.
+    does. TRL reads `inputs["advantages"]`, which may be `(B, C)`, after it has scored the policy, so the override of
+    the scoring pass puts the new advantages into a copy of the micro-batch. The loss raises if TRL has not read them.
 
     Three more columns of the copy change:
 
@@ -122,7 +124,9 @@ class TrollTrainer(SampledAsConfigured):
             # RLOO's config has no `cast_lm_head_to_fp32`
             add_sparse_lm_head(base_model, args.temperature, getattr(args, "cast_lm_head_to_fp32", False))
         # For a vision-language model, positions of two dimensions would switch its own off
-        self._takes_positions = not self._is_vlm and "position_ids" in inspect.signature(type(base_model).forward).parameters
+        self._takes_positions = (
+            not self._is_vlm and "position_ids" in inspect.signature(type(base_model).forward).parameters
+        )
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
         self.engine_policy = None
         if args.old_policy == "engine":

@@ -44,7 +44,9 @@ DIVERGENCES = {divergence.__name__: divergence for divergence in (binary_tv, bin
 def checked_bound(divergence_type: str, divergence_bound: float | None = None) -> float:
     """Return the bound, by default the paper's 0.15 or 0.05 nats. A `ValueError` names a type or bound out of range."""
     if divergence_type not in [*DIVERGENCES]:  # a list: what YAML holds may have no hash
-        raise ValueError(f"`divergence_type` of a mask must be one of {', '.join(DIVERGENCES)}, got {divergence_type!r}.")
+        raise ValueError(
+            f"A mask's `divergence_type` must be one of {', '.join(DIVERGENCES)}, got {divergence_type!r}."
+        )
     is_tv = divergence_type == binary_tv.__name__
     bound = (0.15 if is_tv else 0.05) if divergence_bound is None else divergence_bound
     if not (is_number(bound) and bound > 0 and (bound < 1 or not is_tv)):  # no total variation exceeds 1
