@@ -17,7 +17,7 @@ TRAINER_TESTS := -m 'not slow and not extras and not vllm' $(addprefix tests/trl
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-kernels test-gpu test-extras test-vllm test-trl test-oldest lint format docs \
-	quickstart check-gpu bench evidence evidence-gpu clean
+	quickstart check-gpu bench evidence-gpu clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -41,7 +41,7 @@ test-kernels: $(INSTALLED)  ## Run the kernels' tests in Triton's interpreter, o
 	TRITON_INTERPRET=1 $(PYTEST) tests/kernels/test_kernels.py
 
 test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
-	$(PYTEST) -m gpu tests/kernels/test_kernels.py
+	$(PYTEST) -m gpu tests/kernels
 
 # Apart from .venv, since transformers and accelerate behave differently where DeepSpeed is installed
 EXTRAS := .venv/extras
@@ -105,30 +105,17 @@ for python in $(BIN)/python python3 python $(PYTHON); do \
 	test -n "$$python" || { echo "No Python with torch and TRL found. Install them, or run make install."; exit 1; }
 endef
 
-check-gpu:  ## Ten minutes on any GPU: kernels' tests, head and steps next to TRL's; then all of bench. Installs nothing
-	@$(find_python); $$python benchmarks/check_gpu.py $(if $(PARTS),--parts $(PARTS)) $(if $(OUT),--output $(OUT))
+check-gpu:  ## Ten minutes on any GPU: kernels' tests, head and steps next to TRL's. Installs nothing
+	@$(find_python); $$python benchmarks/check_gpu.py $(if $(PARTS),--parts $(PARTS))
 
-bench: $(INSTALLED)  ## Time head, projection, step and scaling next to TRL's, with sizes for this device, and count
-	$(BIN)/python benchmarks/counts.py
-	for name in head projection step scaling; do \
-		$(BIN)/python benchmarks/$$name.py --results benchmarks/results || exit 1; done
+bench: $(INSTALLED)  ## Time head, projection and step next to TRL's, with sizes for this device
+	for name in head projection step; do $(BIN)/python benchmarks/$$name.py --results benchmarks/results || exit 1; done
 
-evidence: $(INSTALLED)  ## Make the study's tables and figures again, from evidence/results
-	for name in smollm2-rate age rate peers async async-served; do $(BIN)/python -m evidence.report evidence/$$name.yaml || exit 1; done
-
-MINUTES ?= 8
-RUNS ?= 3
-# With OUT=FOLDER, results are copied there every 5 seconds, too, since a machine that is lent may be taken away
-evidence-gpu:  ## Train a real model on GSM8K in minutes of a GPU (evidence/lent-gpu.md). Installs nothing
+MINUTES ?= 60
+evidence-gpu:  ## Train a real model on GSM8K on a GPU, with vLLM: MODEL=, DATASET=, MINUTES=60. Installs nothing
 	@$(find_python); export PYTHONPATH=$(CURDIR):$$PYTHONPATH; \
-	copy() { \
-		mkdir -p $(OUT); cp evidence/results/gsm8k.jsonl evidence/tables/gsm8k.md $(OUT); \
-		find outputs/evidence/gsm8k/runs -name log.txt -o -name trainer_state.json | tar czf $(OUT)/gsm8k-logs.tgz -T -; \
-	}; \
-	$(if $(OUT),(while sleep 5 && kill -0 $$$$; do copy; done) >/dev/null 2>&1 & copier=$$!;) \
 	$$python -m evidence.run evidence/gsm8k.yaml $(if $(MODEL),--model $(MODEL)) $(if $(DATASET),--dataset $(DATASET)) \
-		--workers $(RUNS) --minutes $(MINUTES) --resume; $$python -m evidence.report evidence/gsm8k.yaml; code=$$?; \
-	$(if $(OUT),kill $$copier; sleep 1; copy;) exit $$code
+		--minutes $(MINUTES) && $$python -m evidence.tables evidence/gsm8k.yaml
 
 clean:  ## Remove .venv and all caches (outputs/ stays)
 	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,89 +1,74 @@
-"""The figures of the study, from the records of its runs."""
+"""The figure of a study, from the runs that `evidence.tables` has grouped."""
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from evidence import peers, rate
-from evidence.tables import RESAMPLES, Record
-from math_answers.evaluation.statistics import estimate
+from evidence.tables import Group, methods_of
 
 # Distinct without colours as well
-STYLES: dict[str, dict[str, Any]] = {
-    "troll": {"color": "C0", "marker": "o", "linestyle": "-", "linewidth": 2.2},
-    "clip": {"color": "C3", "marker": "s", "linestyle": "-"},
-    "clip-wider": {"color": "C1", "marker": "^", "linestyle": "--"},
-    "kl": {"color": "C2", "marker": "v", "linestyle": "-."},
-    "tv": {"color": "C4", "marker": "D", "linestyle": ":"},
-    "binary-pull": {"color": "C0", "marker": "o", "linestyle": "--", "markerfacecolor": "white"},
-    "cpgd": {"color": "C5", "marker": "v", "linestyle": "-."},
-    "candidate": {"color": "C2", "marker": "D", "linestyle": ":", "linewidth": 2.2},
-}
+STYLES = [
+    {"color": color, "marker": marker, "linestyle": line}
+    for color, marker, line in zip(
+        ("C0", "C3", "C2", "C1", "C4", "C5"), "osvD^P", ("-", "--", "-.", ":", "--", "-."), strict=True
+    )
+]
 
 
-def draw_rate(records: Sequence[Record], study: str, file: Path) -> None:
-    """Success against the learning rate, a line for each trust region; bands are 95 % intervals over seeds."""
-    runs = rate.Runs(records)
-    styles = dict(zip(rate.LABELS, ("troll", "clip", "clip-wider", "tv", "kl"), strict=True))
-    places = {f"{kind}, {updates} updates": (rate.KINDS[kind], updates) for kind, updates in rate.PLACES}
-    lines = {
-        place: {region: runs.at_rates(tasks, updates, region) for region in styles}
-        for place, (tasks, updates) in places.items()
-    }
-    _draw(lines, rate.LABELS, styles, file)
-
-
-def draw_peers(records: Sequence[Record], study: str, file: Path) -> None:
-    """The same for TROLL, the tuned clip, and the peers that cost as little as a clip."""
-    runs = peers.Runs(records)
-    styles = {"troll": "troll", "clip": "clip", "clip-binary-pull": "binary-pull"}
-    styles |= {"cpgd": "cpgd", "candidate": "candidate"}
-    lines = {
-        f"{place} updates": {method: runs.at_rates(tasks, updates, method) for method in styles}
-        for place, (tasks, updates) in peers.PLACES.items()
-    }
-    _draw(lines, peers.LABELS, styles, file)
-
-
-def _draw(
-    lines: Mapping[str, Mapping[str, list[list[np.ndarray]]]],
-    labels: Mapping[str, str],
-    styles: Mapping[str, str],
-    file: Path,
-) -> None:
-    """Four panels by title; in each the successes of every line, by rate and by task `(seeds,)`."""
+def draw(groups: Mapping[str, Group], plan: Mapping[str, Any], file: Path) -> None:
+    """A panel for each group or, if the plan asks for `curves`, for each group and learning rate; a line for each
+    method."""
+    curves = plan.get("figure") == "curves"
+    panels = [(name, group, rate) for name, group in groups.items() for rate in (group.rates if curves else [None])]
+    styles = dict(zip(methods_of(groups, plan), itertools.cycle(STYLES), strict=False))
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
     with matplotlib.rc_context({"font.size": 14}):  # legible at a width of 400 pixels
-        layout = ConstrainedLayoutEngine(wspace=0.06)  # the outer tick labels of neighbours stay apart
-        figure = Figure(figsize=(8, 8.4), layout=layout)
-        panels = figure.subplots(2, 2, sharex=True, sharey=True)
-        for (title, of_panel), axes in zip(lines.items(), panels.flat, strict=True):
-            for name, of_rates in of_panel.items():
-                means = [estimate([x[:, None] for x in of_rate], RESAMPLES, seed=0)[0] for of_rate in of_rates]
-                if means:
-                    value, low, high = (
-                        100 * np.array([getattr(m, end) for m in means]) for end in ("value", "low", "high")
-                    )
-                    style = STYLES[styles[name]]
-                    axes.fill_between(rate.RATES, low, high, color=style["color"], alpha=0.2, linewidth=0)
-                    axes.plot(rate.RATES, value, label=labels[name], **style)
-            axes.set(title=title, xscale="log", ylim=(0, 80))
-            axes.set_xticks(rate.RATES, rate.RATE_NAMES)
-            axes.minorticks_off()
-            axes.grid(alpha=0.3)
-        figure.supylabel("success after training, %")
-        figure.supxlabel("learning rate")
-        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
+        figure = Figure(figsize=(4 * columns, 3.6 * rows + 0.8), layout="constrained")
+        axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
+        for (name, group, rate), of_panel in zip(panels, axes.flat, strict=False):
+            for method, style in styles.items():
+                lines = _curves(group, method, rate) if rate is not None else _successes(group, method)
+                _line(of_panel, lines, method, style)
+            of_panel.set(title=name if rate is None else f"{name}, {rate:g}", ylim=(0, None))
+            of_panel.set_xlabel("updates" if curves else "learning rate")
+            if not curves:
+                of_panel.set_xscale("log")
+                of_panel.set_xticks(group.rates, [f"{x:g}" for x in group.rates], fontsize=10)
+                of_panel.minorticks_off()
+            of_panel.grid(alpha=0.3)
+        for unused in axes.flat[len(panels) :]:
+            unused.set_axis_off()
+        figure.supylabel("held-out success, %" if curves else "success after training, %")
+        handles = dict(zip(*reversed(axes[0, 0].get_legend_handles_labels()), strict=True))
+        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=3, frameon=False)
         figure.savefig(file, dpi=110)
 
 
-# For each grid: names of figures, what draws each, and the study that must have runs
-Figures = dict[str, tuple[Callable[[Sequence[Record], str, Path], None], str]]
-FIGURES: dict[str, Figures] = {
-    "rate": {"rate": (draw_rate, "rates")},
-    "peers": {"peers": (draw_peers, "rates")},
-}
+def _successes(group: Group, method: str) -> np.ndarray:
+    """Learning rates, and mean success with the ends of its interval: `(points, 4)`."""
+    means = [(rate, group.mean(method, rate)) for rate in group.rates]
+    return np.array([(rate, *mean) for rate, mean in means if mean]).reshape(-1, 4)
+
+
+def _curves(group: Group, method: str, rate: float) -> np.ndarray:
+    """Updates, and held-out success: mean, lowest and highest over the runs, `(points, 4)`."""
+    cells = group.cells(method, rate) or []
+    curves = [record["curve"] for cell in cells for record in cell.values() if "curve" in record]
+    steps = [dict(map(tuple, curve)) for curve in curves]
+    common = sorted(set.intersection(*map(set, steps))) if steps else []
+    values = [[of_run[step] for of_run in steps] for step in common]
+    return np.array([(x, np.mean(y), min(y), max(y)) for x, y in zip(common, values, strict=True)]).reshape(-1, 4)
+
+
+def _line(axes: Axes, points: np.ndarray, label: str, style: Mapping[str, Any]) -> None:
+    if len(points):
+        x, mean, low, high = points.T
+        axes.fill_between(x, 100 * low, 100 * high, color=style["color"], alpha=0.2, linewidth=0)
+        axes.plot(x, 100 * mean, label=label, **style)

@@ -1,8 +1,9 @@
 """
-Published peers of TROLL that anchor the policy with a penalty, as trust regions that peers.yaml names by import path.
+Published peers of TROLL, as trust regions that the grids name by import path.
 
-With `r = p(a)/q(a)`, policy `p`, old policy `q` and advantage `A`, a trust region returns what TRL's surrogate
-`−exp(log p(a) − log q(a))·A` reads in place of `log p(a)`, and a term that the trainer weights by `regression_coef`.
+With `r = p(a)/q(a)`, policy `p`, old policy `q` and advantage `A`, TRL's surrogate of a token is `−r·A`. A trust region
+returns what the surrogate reads in place of `log p(a)`, a `regression`, which the trainer weights by `regression_coef`
+and adds to the token's loss, and a `weight` of the advantage. All of them read the sampled token alone.
 """
 
 import math
@@ -13,6 +14,16 @@ import torch
 from troll_trl import TrustRegion, TrustRegionOutput
 
 _MOST_DRIFT = 2.0  # of CPGD's `r − 1`: so does a public implementation (siiRL, `dp_actor.py`)
+# The defaults of prime-rl's `IPOLossConfig`, at commit 559b44772e471d1538537b8805cc77f3824a5e64
+_IPO_THRESHOLD, _IPO_TAU = 0.1, 1e-3
+
+
+def _require_whole_regression(name: str, config: Any) -> None:
+    if config.regression_coef != 1:
+        raise ValueError(
+            f"`regression_coef` must be 1 for {name}, whose penalty has its published weight, got "
+            f"{config.regression_coef}. Leave the option out."
+        )
 
 
 class Cpgd(TrustRegion):
@@ -37,26 +48,63 @@ class Cpgd(TrustRegion):
         drift = torch.expm1(log_ratio)
         k3 = drift - log_ratio
         # At the value log q the ratio is 1, so the gradient of the surrogate is A·∇log p(a)
-        return TrustRegionOutput(
-            log_q + change.masked_fill(clipped, 0.0), k3 + drift.clamp(max=_MOST_DRIFT) * change, {"k3": k3}
-        )
+        regression = k3 + drift.clamp(max=_MOST_DRIFT) * change
+        return TrustRegionOutput(log_q + change, regression, {"k3": k3}, (~clipped).to(log_p.dtype))
 
 
 class Cfpo(TrustRegion):
-    """
-    CFPO (arXiv 2601.22801), also known as SPO: `−r·A + |A|·(r − 1)²/(2ε)` per token, without a clip.
-
-    TRL's surrogate is the first term. The second one needs a `regression_coef` of 1. `epsilon`
-    is ε.
-    """
+    """CFPO (arXiv 2601.22801), also known as SPO: `−r·A + |A|·(r − 1)²/(2ε)` per token, without a clip. `epsilon` is
+    ε."""
 
     needs_support = False
     maxima = {"troll/ratio_max": "ratio"}
 
     def __init__(self, config: Any):
+        _require_whole_regression("CFPO", config)
         self.epsilon = config.epsilon
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         ratio = (policy[..., 0] - old[..., 0]).exp()  # (B, C)
         penalty = advantages.abs() * (ratio - 1).square() / (2 * self.epsilon)
         return TrustRegionOutput(policy[..., 0], penalty, {"ratio": ratio.detach()})
+
+
+class Drpo(TrustRegion):
+    """
+    DRPO (arXiv 2606.09821, equation 8): `−r·A + |A|·(p(a) − q(a))²/(2δ·q(a))` per token, without a clip.
+
+    The weight of `∇log p(a)` is `r·(A − |A|·(p(a) − q(a))/δ)`. At `|p(a) − q(a)| = δ`, DPPO's bound, a token that has
+    moved with its advantage has none; beyond, it is pulled back. `epsilon` is δ.
+    """
+
+    needs_support = False
+    maxima = {"troll/divergence_max": "divergence"}
+
+    def __init__(self, config: Any):
+        _require_whole_regression("DRPO", config)
+        self.delta = config.epsilon
+
+    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
+        log_p, log_q = policy[..., 0], old[..., 0]  # (B, C)
+        q, ratio = log_q.exp(), (log_p - log_q).exp()
+        penalty = advantages.abs() * q * (ratio - 1).square() / (2 * self.delta)  # (p − q)²/q = q·(r − 1)²
+        return TrustRegionOutput(log_p, penalty, {"divergence": (q * (ratio.detach() - 1)).abs()})
+
+
+class Ipo(TrustRegion):
+    """
+    prime-rl's IPO loss: a token with `|p(a) − q(a)| > 0.1` has no surrogate, whether it moved with its advantage or
+    against it, and `1e-3·(log r)²` acts on every token.
+    """
+
+    needs_support = False
+    ratios = {"troll/masked_fraction": ("masked", "tokens")}
+
+    def __init__(self, config: Any):
+        _require_whole_regression("IPO", config)
+
+    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
+        log_p, log_q = policy[..., 0], old[..., 0]  # (B, C)
+        masked = (log_p.detach().exp() - log_q.exp()).abs() > _IPO_THRESHOLD
+        penalty = _IPO_TAU * (log_p - log_q).square()
+        return TrustRegionOutput(log_p, penalty, {"masked": masked}, (~masked).to(log_p.dtype))

@@ -6,14 +6,10 @@ warm-up makes what is rewarded rare, and puts tokens that decide nothing in fron
 import random
 import re
 from collections.abc import Callable
-from itertools import product
 
 # One token each: they stand in every problem or solution of a family
 PHRASES = ("What is ", "Solve ", "Sort ", "The product is ")
 RARE_PHRASES = ("Guess: ", "Subtract: ", "Divide: ", "In steps: ")  # of tasks in which something is made rare
-
-NAMES = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily", "Jack", "Emma")  # of word problems
-THINGS = ("apples", "books", "coins", "cards", "pens", "shells", "stamps", "marbles")
 
 LETTERS = "abcdefghijklmnop"  # of a wording; one token each, of 2.8 nats
 
@@ -61,26 +57,11 @@ def steps() -> list[dict[str, str]]:
     ]
 
 
-def word_problems() -> list[dict[str, str]]:
-    """Word problems of one step, sums, differences and products below 150: `Tom has 3 boxes with 4 pens each. …`."""
-    problems = []
-    for name, thing, a, b in product(NAMES, THINGS, range(2, 13), range(2, 13)):
-        asked = [
-            (f"{name} has {a} {thing} and gets {b} more. How many {thing} does {name} have now?", a + b),
-            (f"{name} has {a} boxes with {b} {thing} each. How many {thing} does {name} have?", a * b),
-        ]
-        if b < a:
-            asked.append((f"{name} has {a} {thing} and gives away {b}. How many {thing} are left?", a - b))
-        problems += [{"problem": text, "answer": str(n), "solution": rf"\boxed{{{n}}}"} for text, n in asked]
-    return problems
-
-
 FAMILIES: dict[str, Callable[[], list[dict[str, str]]]] = {
     "sums": sums,
     "equations": equations,
     "sorting": sorting,
     "steps": steps,
-    "word problems": word_problems,
 }
 
 

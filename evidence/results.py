@@ -1,94 +1,98 @@
-"""The JSON record of a run, made from its `trainer_state.json` and its evaluation."""
+"""The JSON record of a run, made from its `trainer_state.json` and its evaluation, and the files of records."""
 
 import json
 import math
+import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from transformers.trainer import TRAINER_STATE_NAME
 
 from evidence.grid import Run
-from math_answers.whole_files import write_text
 
-RESULT = "result.json"
-DEFAULTS = {"steps_per_generation": 8, "kl_bound": 0.05, "regression_coef": 1.0, "support_size": 64}  # of a cell
+Record = dict[str, Any]
+UPDATES_PER_ROLLOUT_BATCH = 8  # of a cell that does not say it by `steps_per_generation`
 _HELD_OUT = "eval_rewards/math_accuracy_reward/mean"
+# Means over all updates, and maxima. A value is `None` if TRL logs none
+_MEANS = {
+    "projected_fraction": "troll/projected_fraction",
+    "penalized_fraction": "troll/penalized_fraction",
+    "clip_fraction": "clip_ratio/region_mean",
+    "gradient_norm": "grad_norm",
+}
+_MAXIMA = {"policy_kl_max": "troll/policy_kl_max", "kl_max": "troll/kl_max"}
 
 
-def make_record(run: Run, folder: Path) -> dict[str, Any]:
+def describe(run: Run) -> Record:
+    return {"task": run.task, "method": run.method, "varied": dict(run.varied), "seed": run.seed}
+
+
+def run_of(record: Record) -> Run:
+    """The run that [`describe`] described."""
+    return Run(record["task"], record["method"], tuple(sorted(record["varied"].items())), record["seed"])
+
+
+def make_record(run: Run, folder: Path) -> Record:
     """
-    The record of a finished run. The record of a failed run has an `error` in place of what follows the seed.
+    The record of a finished run.
 
     Returns:
-        `dict`: `task`, `method`, `varied`, `seed`; `curve`, pairs of updates and held-out success (one sample of each
-        problem); `area`, the mean height of that curve; `start`, its first value; `success` of the trained model, by
-        scripts/evaluate.py; means over the last quarter of the updates (`entropy`, `length`) or over all updates
-        (`projected_fraction`, `clip_fraction`, `gradient_norm`), maxima over all (`policy_kl_max`, `kl_max`), `None` if
-        TRL logs none; `seconds_per_update`, the mean after the first rollout batch, generation included. Newer records
-        also have `penalized_fraction`, another mean over all updates, `seconds_without_generation`, the mean over those
-        of these updates that follow another one of their rollout batch, `start_chance`, the probability of the rewarded
-        solutions at the start, `start_digest`, of the weights there, and `machine`. With several reward functions,
-        `others` holds the curves of those other than `math_accuracy`, by name. The trainer `share` adds
-        `regression_share`, the mean length of the regression's gradient as a part of the whole gradient's.
+        `dict`: `task`, `method`, `varied`, `seed`; `success` of the trained model, by `troll eval`; and of the log
+        `curve`, pairs of updates and held-out success (one sample of each problem); `area`, the mean height of that
+        curve; `start`, its first value; `others`, the curves of other reward functions, by name; `entropy` and
+        `length`, means over the last quarter of the updates; the [`_MEANS`] and [`_MAXIMA`] over all updates;
+        `seconds_per_update` after the first rollout batch, generation included, and `seconds_without_generation`, of
+        these updates those that no generation precedes. A failed run has an `error` in place of `success`. The runner
+        adds `studies`, `machine`, `start_chance` (the probability of the rewarded solutions at the start) and
+        `start_digest` (of the weights there), and on a GPU `peak_gib`.
     """
     summary = json.loads((folder / "eval" / "summary.json").read_text())
-    success = summary["results"][0]["metrics"]["pass@1"]["value"]
-    return {**describe(run), **of_log(run, folder), "success": success}
+    return {**describe(run), **of_log(run, folder), "success": summary["results"][0]["metrics"]["pass@1"]["value"]}
 
 
-def of_log(run: Run, folder: Path) -> dict[str, Any]:
+def of_log(run: Run, folder: Path) -> Record:
     """What [`make_record`] takes from the log: of a stopped run, of its updates so far; empty if it has no log yet."""
-    file = folder / "trainer_state.json"
+    file = folder / TRAINER_STATE_NAME
     log = json.loads(file.read_text())["log_history"] if file.exists() else []
-    curve = [(line["step"], line[_HELD_OUT]) for line in log if _HELD_OUT in line]
     updates = [line for line in log if "loss" in line]
+    names = [key for line in log for key in line if key.startswith("eval_rewards/") and key.endswith("/mean")]
+    curves = {name: [(line["step"], line[name]) for line in log if name in line] for name in sorted(set(names))}
+    curve = curves.pop(_HELD_OUT, [])
     if not curve or not updates:
         return {}
-    held_out = {key for line in log for key in line if key.startswith("eval_rewards/") and key.endswith("/mean")}
-    others = {
-        key.split("/")[1]: [(line["step"], line[key]) for line in log if key in line]
-        for key in sorted(held_out - {_HELD_OUT})
-    }
-    shares = [
-        line["troll/regression_grad_norm"] / line["grad_norm"]
-        for line in updates
-        if "troll/regression_grad_norm" in line and line["grad_norm"] > 0
-    ]
     late = updates[-math.ceil(len(updates) / 4) :]
-    of_a_batch = (DEFAULTS | dict(run.varied))["steps_per_generation"]
+    of_a_batch = dict(run.varied).get("steps_per_generation", UPDATES_PER_ROLLOUT_BATCH)
     timed = updates[of_a_batch:]
+    others = {"others": {name.split("/")[1]: of_name for name, of_name in curves.items()}} if curves else {}
     return {
         "curve": curve,
         "area": mean_height(curve) if len(curve) > 1 else None,
         "start": curve[0][1],
-        "entropy": mean_logged(late, "entropy"),
-        "length": mean_logged(late, "completions/mean_length"),
-        "projected_fraction": mean_logged(updates, "troll/projected_fraction"),
-        "penalized_fraction": mean_logged(updates, "troll/penalized_fraction"),
-        "clip_fraction": mean_logged(updates, "clip_ratio/region_mean"),
-        "gradient_norm": mean_logged(updates, "grad_norm"),
-        "policy_kl_max": _max(updates, "troll/policy_kl_max"),
-        "kl_max": _max(updates, "troll/kl_max"),
-        "seconds_per_update": mean_logged(timed, "step_time"),
-        "seconds_without_generation": mean_logged([u for i, u in enumerate(timed) if i % of_a_batch], "step_time"),
-        **({"others": others} if others else {}),
-        **({"regression_share": float(np.mean(shares))} if shares else {}),
+        "entropy": _mean(late, "entropy"),
+        "length": _mean(late, "completions/mean_length"),
+        **{name: _mean(updates, key) for name, key in _MEANS.items()},
+        **{name: max((line[key] for line in updates if key in line), default=None) for name, key in _MAXIMA.items()},
+        "seconds_per_update": _mean(timed, "step_time"),
+        "seconds_without_generation": _mean([u for i, u in enumerate(timed) if i % of_a_batch], "step_time"),
+        **others,
     }
 
 
-def mean_height(curve: Sequence[tuple[int, float]]) -> float:
+def _mean(lines: list[dict[str, float]], key: str) -> float | None:
+    values = [line[key] for line in lines if key in line]
+    return float(np.mean(values)) if values else None
+
+
+def mean_height(curve: list[tuple[int, float]]) -> float:
     """The mean height of a curve of (update, success)."""
     steps, heights = np.array(curve).T
     return float(np.trapezoid(heights, steps) / (steps[-1] - steps[0]))
-
-
-def describe(run: Run) -> dict[str, Any]:
-    return {"task": run.task, "method": run.method, "varied": dict(run.varied), "seed": run.seed}
 
 
 def machine() -> str:
@@ -108,28 +112,13 @@ def machine() -> str:
     return ", ".join([processor, torch.backends.cpu.get_cpu_capability(), torch.__version__, *gpus])
 
 
-def run_of(record: dict[str, Any]) -> Run:
-    """The run that [`describe`] described."""
-    return Run(record["task"], record["method"], tuple(sorted(record["varied"].items())), record["seed"])
-
-
-def write_records(file: Path, records: list[dict[str, Any]]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, "".join(json.dumps(record) + "\n" for record in records))
-
-
-def read_records(file: Path) -> list[dict[str, Any]]:
+def read_records(file: Path) -> list[Record]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def _values(lines: list[dict[str, float]], key: str) -> list[float]:
-    return [line[key] for line in lines if key in line]
-
-
-def mean_logged(lines: list[dict[str, float]], key: str) -> float | None:
-    values = _values(lines, key)
-    return float(np.mean(values)) if values else None
-
-
-def _max(lines: list[dict[str, float]], key: str) -> float | None:
-    return max(_values(lines, key), default=None)
+def write_records(file: Path, records: Iterable[Record]) -> None:
+    """Replace the file as a whole: a study that is killed keeps the old one or has the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(f".{file.name}")
+    unfinished.write_text("".join(json.dumps(record) + "\n" for record in records))
+    os.replace(unfinished, file)

@@ -1,29 +1,22 @@
 """
-Run a study: every missing run of its grid, with `troll grpo` and `troll eval`.
+Run a study: every run of its grid that its results lack, with `troll grpo` and `troll eval`.
 
-    python -m evidence.run evidence/curves.yaml
-    python -m evidence.run evidence/curves.yaml --only label-2/healthy/ --seeds 41 42
-    python -m evidence.run evidence/peers.yaml --resume --only label-2/troll/ label-2/clip-pull/
+    python -m evidence.run evidence/newest.yaml
+    python -m evidence.run evidence/newest.yaml --only label-2/troll/ label-2/drpo/ --seeds 301 302
+    python -m evidence.run evidence/gsm8k.yaml --model MODEL --dataset FOLDER --minutes 60
 
-The first line makes evidence/results/curves.jsonl. The second runs a cell with other seeds and prints its success. It
-takes tuned learning rates from the results file and writes no results, except in the folders of the runs. A run whose
-folder has its result is not repeated; `--retry` repeats those that failed.
+The first line adds every run to evidence/results/newest.jsonl when the run ends, so a study may be stopped at any time
+and continued on another machine. Task, method, cell and seed identify a run: if you change what one of these means in a
+grid that has results, give it a new name. `--retry` repeats runs that failed.
 
-The third line is for a study that takes longer than one machine is available. It skips every run that the results file
-has, whichever machine made it, and writes the file after every run. The file identifies a run by task, method, cell and
-seed: if you change what one of these means in a grid that has results, give it a new name. A tuned learning rate is
-chosen once all runs of its tuning exist. Runs that wait for one are left out and counted.
+The second line runs some cells with other seeds and prints their success. Their results go to the folder of the runs,
+outputs/evidence/newest.
 
-    python -m evidence.run evidence/gsm8k.yaml --model MODEL --dataset FOLDER --workers 3 --minutes 8 --resume
-
-This line is for a machine that is at hand for minutes. After that time all runs are stopped, and the results also have
-what the stopped ones had logged. `--retry` repeats them.
+The third line stops all runs after an hour. The results have what the stopped runs had logged.
 """
 
 import argparse
-import ctypes
 import gc
-import hashlib
 import json
 import math
 import os
@@ -31,7 +24,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from multiprocessing import connection, get_context
@@ -45,14 +38,13 @@ from datasets import Dataset
 from transformers.trainer import TRAINER_STATE_NAME
 from trl import GRPOTrainer
 
-from evidence.grid import GivenTask, Grid, Run, content_of, prompt_of, read_grid, tuned_rates
-from evidence.results import RESULT, describe, machine, make_record, of_log, read_records, run_of, write_records
-from evidence.starts import make_start, read_chance, start_digest, start_key
-from evidence.variants import VARIANTS
-from math_answers.whole_files import write_text
-from troll_trl.cli import evaluate, make_trainer, train
+from evidence.grid import Grid, Run, Task, read_grid
+from evidence.results import Record, describe, machine, make_record, of_log, read_records, run_of, write_records
+from evidence.starts import describe_start, make_start
+from troll_trl.cli import evaluate, train
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+RESULT = "result.json"
 
 # Every run is a fork of this process, because loading the libraries takes as long as half a run. A fork cannot use a
 # GPU if its parent has called CUDA, not even to ask whether there is one: PyTorch is to ask NVML.
@@ -61,54 +53,45 @@ _PROCESSES: Any = get_context("fork")
 
 
 def run_all(
-    jobs: Iterable[tuple[str, Callable[[], None]]],
+    jobs: Mapping[Path, Callable[[], None]],
     workers: int,
-    log_of: Callable[[str], Path],
-    after_each: Callable[[], None] = lambda: None,
+    after_each: Callable[[Path], None] = lambda folder: None,
     deadline: float = math.inf,
-) -> set[str]:
-    """
-    Run each named job in its own process, `workers` at a time, and print how it ended. At the `deadline`, by
-    `time.monotonic`, the running ones are killed. Returns the names of those that never began.
-    """
-    waiting = list(jobs)
-    running: dict[Any, tuple[str, Any, set[int]]] = {}  # by what the end of a process makes ready
-    total, start = len(waiting), time.monotonic()
+) -> None:
+    """Run each job in its own process, `workers` at a time, with a `log.txt` in its folder, and print how it ended. At
+    the `deadline`, by `time.monotonic`, the running ones are killed, and no other one begins."""
+    waiting, total, start = list(jobs), len(jobs), time.monotonic()
+    running: dict[Any, tuple[Path, Any, set[int]]] = {}  # by what the end of a process makes ready
     cores = sorted(os.sched_getaffinity(0))
     shares = [set(cores[place::workers]) or set(cores) for place in range(workers)]
     gc.freeze()  # a fork need not walk through the libraries' objects at every collection: a twentieth of a run
     while running or (waiting and time.monotonic() < deadline):
         while waiting and shares and time.monotonic() < deadline:
-            name, job = waiting.pop(0)
-            share = shares.pop()
-            process = _PROCESSES.Process(target=_run_job, args=(job, log_of(name), share))
+            folder, share = waiting.pop(0), shares.pop()
+            process = _PROCESSES.Process(target=_run_job, args=(jobs[folder], folder, share))
             process.start()
-            running[process.sentinel] = name, process, share
-        left = None if deadline == math.inf else max(deadline - time.monotonic(), 0)
-        ended = connection.wait(list(running), left)
+            running[process.sentinel] = folder, process, share
+        ended = connection.wait(list(running), None if deadline == math.inf else max(deadline - time.monotonic(), 0))
         if not ended:  # the deadline
             for _, process, _ in running.values():
                 process.kill()
-            ended = [connection.wait([sentinel])[0] for sentinel in running]
+            ended = list(running)
         for sentinel in ended:
-            name, process, share = running.pop(sentinel)
-            shares.append(share)
+            folder, process, share = running.pop(sentinel)
             process.join()
+            shares.append(share)
+            state = f"failed, see {folder / 'log.txt'}" if process.exitcode else "done"
             done = total - len(waiting) - len(running)
-            state = "failed, see " + str(log_of(name)) if process.exitcode else "done"
-            print(f"[{done}/{total}, {(time.monotonic() - start) / 60:.1f} min] {name}: {state}", flush=True)
-            after_each()
-    return {name for name, _ in waiting}
+            print(f"[{done}/{total}, {(time.monotonic() - start) / 60:.1f} min] {folder}: {state}", flush=True)
+            after_each(folder)
 
 
-def _run_job(job: Callable[[], None], log: Path, cores: set[int]) -> None:
+def _run_job(job: Callable[[], None], folder: Path, cores: set[int]) -> None:
     os.sched_setaffinity(0, cores)  # and no more verifier workers than these
-    log.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    torch.set_num_threads(1)  # so small a model gains nothing from a second, and loses much where the cores are busy
-    _keep_freed_memory()
+    folder.mkdir(parents=True, exist_ok=True)
+    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     try:
         job()
     except BaseException:
@@ -118,155 +101,102 @@ def _run_job(job: Callable[[], None], log: Path, cores: set[int]) -> None:
     os._exit(0)  # without waiting for threads that a trainer left
 
 
-def _keep_freed_memory() -> None:
-    """
-    Have glibc keep what is freed for the next tensor. It gives large tensors back to the kernel, which clears every
-    page of the next one: a third of the processor time of SmolLM2's runs.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):  # glibc; its M_MMAP_MAX and M_TRIM_THRESHOLD
-        libc.mallopt(-4, 0)
-        libc.mallopt(-1, 2**31 - 1)
-
-
 class Runner:
-    """A grid's runs in a folder: `starts/<task>/seed<n>` and `runs/<task>/<method>/<cell>/seed<n>`."""
+    """A grid's runs in a folder, `starts/<task>/seed<n>` and `runs/<task>/<method>/<cell>/seed<n>`, and the file of
+    their `results`. A run that the file has is done, whichever machine made it. None runs beyond the `deadline`, by
+    `time.monotonic`."""
 
-    def __init__(self, grid: Grid, folder: Path, workers: int, results: Path | None = None, deadline: float = math.inf):
-        """With a file of `results`, its runs count as done, and the file is written after every run. No run goes on
-        after the `deadline`, by `time.monotonic`."""
-        self.grid, self.folder, self.workers, self.results, self.deadline = grid, folder, workers, results, deadline
-        known = read_records(results) if results is not None and results.exists() else []
-        self.known = {run_of(record): record for record in known}
+    def __init__(self, grid: Grid, folder: Path, results: Path, workers: int, deadline: float = math.inf):
+        self.grid, self.folder, self.results, self.workers, self.deadline = grid, folder, results, workers, deadline
+        self.records = {run_of(record): record for record in read_records(results)} if results.exists() else {}
 
-    def record(self, run: Run) -> dict[str, Any] | None:
-        """The record in the results, or in the folder of a run of the same identity; `None` if there is none."""
-        if run in self.known:
-            return self.known[run]
-        file = self.folder / "runs" / run.folder / RESULT
-        record = json.loads(file.read_text()) if file.exists() else None
-        return record if record is not None and record.pop("identity") == self._identity(run) else None
+    def run(self, studies_of: Mapping[Run, list[str]], retry: bool = False) -> None:
+        """Make the missing starts and runs, seed by seed: a study that is cut off has whole seeds."""
+        lacking = lambda run: run not in self.records or (retry and "error" in self.records[run])
+        waiting = [run for run in studies_of if lacking(run)]
+        for seed in dict.fromkeys(run.seed for run in waiting):
+            runs = {self._folder(run): run for run in waiting if run.seed == seed}
+            starts = {self._start(run): partial(self._make_start, run) for run in runs.values()}
+            run_all(starts, self.workers, deadline=self.deadline)
 
-    def run(self, runs: Iterable[Run], retry: bool) -> None:
-        """
-        Seed by seed, or as many seeds together as the workers need, make the missing starts, then the runs: a study
-        that is cut off has whole seeds.
-        """
-        waiting = [run for run in runs if (record := self.record(run)) is None or (retry and "error" in record)]
-        for run in waiting:
-            self.known.pop(run, None)  # it failed
-        log_of = lambda name: self.folder / "runs" / name / "log.txt"
-        left_out: set[str] = set()
-        for group in self._seeds_together(waiting):
-            starts = {str(self._start(run)): partial(self._make_start, run) for run in group}
-            run_all(starts.items(), self.workers, lambda name: self.folder / name / "log.txt", deadline=self.deadline)
-            jobs = [(str(run.folder), partial(self._execute, run)) for run in group]
-            left_out |= run_all(jobs, self.workers, log_of, self._save, self.deadline)
-        for run in waiting:
-            if self.record(run) is None and str(run.folder) not in left_out:
-                error = "the process was killed" if time.monotonic() < self.deadline else "its time was up"
-                so_far = of_log(run, self.folder / "runs" / run.folder)
-                self._write(run, describe(run) | so_far | {"error": error, "machine": machine()})
-        self._save()
+            def keep(folder: Path, runs: dict[Path, Run] = runs) -> None:
+                self._keep(runs[folder], studies_of[runs[folder]])
 
-    def _seeds_together(self, runs: Iterable[Run]) -> list[list[Run]]:
-        """The runs by seed. Seeds with fewer runs than workers are together, or workers would wait."""
-        of_seeds: dict[int, list[Run]] = {}
-        for run in runs:
-            of_seeds.setdefault(run.seed, []).append(run)
-        groups: list[list[Run]] = []
-        for of_seed in of_seeds.values():
-            if groups and len(groups[-1]) < self.workers:
-                groups[-1] += of_seed
-            else:
-                groups.append(of_seed)
-        return groups
+            jobs = {folder: partial(self._execute, run) for folder, run in runs.items()}
+            run_all(jobs, self.workers, keep, self.deadline)
 
-    def rates(self) -> dict[tuple[str, str], float]:
-        """The learning rates of the tasks and methods whose tuning is complete."""
-        tuning = {run: self.record(run) for run in self.grid.tuning_runs()}
-        missing = {(run.task, run.method) for run, record in tuning.items() if record is None}
-        records = [r | {"studies": self.grid.tuning} for r in tuning.values() if r is not None]
-        return tuned_rates([r for r in records if (r["task"], r["method"]) not in missing], self.grid.tuning)
+    def _keep(self, run: Run, studies: list[str]) -> None:
+        """Add the record of a run that has ended to the results."""
+        folder = self._folder(run)
+        if (folder / RESULT).exists():
+            record = json.loads((folder / RESULT).read_text())
+        else:
+            error = "the process was killed" if time.monotonic() < self.deadline else "its time was up"
+            record = describe(run) | of_log(run, folder) | {"error": error}
+        self.records[run] = record | {"machine": machine(), "studies": studies}
+        write_records(self.results, self.records.values())
 
-    def records(self, studies_of: Mapping[Run, list[str]]) -> list[dict[str, Any]]:
-        """The records that exist, with the names of their studies."""
-        return [r | {"studies": studies} for run, studies in studies_of.items() if (r := self.record(run)) is not None]
-
-    def _save(self) -> None:
-        if self.results is not None:
-            studies_of = self.grid.all_runs(self.rates())
-            kept = [
-                record for run, record in self.known.items() if run not in studies_of
-            ]  # nothing is ever thrown away
-            write_records(self.results, self.records(studies_of) + kept)
-
-    def _identity(self, run: Run) -> str:
-        """A digest of everything that decides what a run does, except the code of the package."""
-        task, method, grid = self.grid.tasks[run.task], self.grid.methods[run.method], self.grid
-        files = [content_of(path) for path in (grid.training, grid.evaluation)]
-        key = start_key(task, run.seed)
-        return hashlib.sha256(repr((task, method, run, files, key)).encode()).hexdigest()
+    def _folder(self, run: Run) -> Path:
+        return self.folder / "runs" / run.folder
 
     def _start(self, run: Run) -> Path:
-        """The folder of the start, relative to the study's. A choice from a dataset is the same for every seed."""
-        chosen = isinstance(self.grid.tasks[run.task], GivenTask)
-        return Path("starts", run.task, "" if chosen else f"seed{run.seed}")
+        """The folder of the start. What is chosen from a dataset is the same for every seed."""
+        chosen = self.grid.tasks[run.task].dataset is not None
+        return self.folder / "starts" / run.task / ("" if chosen else f"seed{run.seed}")
 
     def _make_start(self, run: Run) -> None:
-        make_start(self.folder / self._start(run), self.grid.tasks[run.task], run.seed)
+        torch.set_num_threads(1)
+        make_start(self._start(run), self.grid.tasks[run.task], run.seed)
 
     def _execute(self, run: Run) -> None:
-        start, folder = self.folder / self._start(run), self.folder / "runs" / run.folder
+        """In a process of its own: train, evaluate, and leave the record in the folder of the run."""
+        folder = self._folder(run)
+        for name in (RESULT, TRAINER_STATE_NAME):  # of a run that was stopped
+            (folder / name).unlink(missing_ok=True)
         try:
-            record = self.train_and_evaluate(run, start, folder) | read_chance(start) | start_digest(start)
-            record["machine"] = machine()
+            record = self.train_and_evaluate(run, folder) | describe_start(self._start(run))
         except BaseException as error:  # SystemExit too: the results record it
-            if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 130:  # interrupted
+            if isinstance(error, KeyboardInterrupt):
                 raise
-            said = (folder / "log.txt").read_text().rstrip().rpartition("\n")[2]  # the script's last words
+            said = (folder / "log.txt").read_text().rstrip().rpartition("\n")[2]  # the command's last words
             record = describe(run) | of_log(run, folder) | {"error": f"{type(error).__name__}: {error}; {said}"}
             traceback.print_exc()
         shutil.rmtree(folder / "eval", ignore_errors=True)
         for weights in folder.glob("*.safetensors"):
             weights.unlink()
-        self._write(run, record)
+        (folder / RESULT).write_text(json.dumps(record))
         if "error" in record:
             raise SystemExit(1)
 
-    def train_and_evaluate(self, run: Run, start: Path, folder: Path) -> dict[str, Any]:
-        """The record of a run from `start`, which leaves its files in `folder`."""
-        task, settings = self.grid.tasks[run.task], self.grid.settings(run)
-        model = task.model or start / "model"
-        (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)  # of a run that was stopped
-        if task.model:  # large enough to use all cores of its worker
-            torch.set_num_threads(len(os.sched_getaffinity(0)))
-            _write_every_log()
-        variant = self.grid.methods[run.method].variant
-        if variant is not None:
-            make_trainer.TRAINERS["grpo", "troll"] = VARIANTS[variant]
+    def train_and_evaluate(self, run: Run, folder: Path) -> Record:
+        task, start = self.grid.tasks[run.task], self._start(run)
+        # A small model gains nothing from a second thread, and loses much where the cores are busy
+        torch.set_num_threads(len(os.sched_getaffinity(0)) if task.model else 1)
+        _write_every_log()
         _keep_rows_of_last_batch()
         GRPOTrainer.prediction_step = _rewards_alone
-        paths = {"model_name_or_path": model, "dataset_name": start / "data", "output_dir": folder}
-        _call_script(train.main, self.grid.training, settings | paths)
+        paths = {"model_name_or_path": task.model or start / "model", "dataset_name": start / "data"}
+        train.main(_words(self.grid.training, self.grid.settings(run) | paths | {"output_dir": folder}))
         # From inside its folder: the seed of a sample depends on the model's name. With one name for all runs, equal
         # models get equal samples
         os.chdir(folder)
-        benchmark = f"held-out={start / 'data' / 'test.jsonl'}"
-        flags = {"model": ".", "benchmarks": benchmark, "output": "eval", "overwrite": True}
-        _call_script(evaluate.main, self.grid.evaluation, flags | prompt_of(task))
-        return make_record(run, folder)
+        problems = start / "data" / "test.jsonl"
+        flags: dict[str, Any] = {
+            "model": ".",
+            "benchmarks": f"held-out={problems}",
+            "output": "eval",
+            "overwrite": True,
+        }
+        flags |= {key: value for key, value in task.settings.items() if key in ("instruction", "system_prompt")}
+        flags["max_new_tokens"] = task.settings["max_completion_length"]
+        evaluate.main(_words(self.grid.evaluation, flags))
+        peak = {"peak_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_available() else {}
+        return make_record(run, folder) | peak
 
-    def _write(self, run: Run, record: dict[str, Any]) -> None:
-        file = self.folder / "runs" / run.folder / RESULT
-        write_text(file, json.dumps(record | {"identity": self._identity(run)}))
 
-
-def _call_script(main: Callable[[], None], config: Path, flags: Mapping[str, Any]) -> None:
-    """Run a script's `main` in this process, with a YAML file and flags."""
-    sys.argv = [main.__module__, "--config", str(config)]
-    sys.argv += [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    main()
+def _words(config: Path, flags: Mapping[str, Any]) -> list[str]:
+    """The command line of a YAML file and flags."""
+    return ["--config", str(config), *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
 
 
 def _keep_rows_of_last_batch() -> None:
@@ -314,7 +244,18 @@ def _rewards_alone(trainer: GRPOTrainer, _model: Any, inputs: Any, *_: Any, **__
     return torch.zeros(()), None, None
 
 
-def main(runner_class: type[Runner] = Runner) -> None:
+def _given(task: Task, model: str | None, dataset: str | None) -> Task:
+    """The task with another model and dataset, if it has one of its own; folders by absolute paths, since a run changes
+    its working folder."""
+    absolute = lambda name: str(Path(name).resolve()) if name is not None and Path(name).is_dir() else name
+    return replace(
+        task,
+        model=absolute(model or task.model) if task.model else None,
+        dataset=absolute(dataset or task.dataset) if task.dataset else None,
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("grid", type=Path, help="YAML file of the study")
     parser.add_argument("--output", type=Path, help="folder of the runs (default: outputs/evidence/NAME)")
@@ -325,48 +266,27 @@ def main(runner_class: type[Runner] = Runner) -> None:
     parser.add_argument("--model", help="folder or hub name that replaces the tasks' model")
     parser.add_argument("--dataset", help="folder with train.jsonl and test.jsonl that replaces the tasks' dataset")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which all runs are stopped")
-    parser.add_argument("--resume", action="store_true", help="keep the results file's runs, and add every new one")
     parser.add_argument("--retry", action="store_true", help="repeat runs that failed")
-    options = parser.parse_args()
-    deadline = time.monotonic() + 60 * options.minutes
-    grid = read_grid(options.grid.resolve())
-    if options.model is not None:
-        given = {name: replace(task, model=options.model) for name, task in grid.tasks.items() if task.model}
-        grid = replace(grid, tasks=grid.tasks | given)
-    if options.dataset is not None:
-        replaced = lambda task: replace(task, dataset=options.dataset) if isinstance(task, GivenTask) else task
-        grid = replace(grid, tasks={name: replaced(task) for name, task in grid.tasks.items()})
-    results = grid.file.parent / "results" / f"{grid.file.stem}.jsonl"
-    folder = options.output or REPOSITORY / "outputs" / "evidence" / grid.file.stem
-    if options.resume and options.seeds is not None:
-        parser.error("--resume and --seeds exclude each other: --seeds writes no results. Leave one out.")
-    runner = runner_class(grid, folder.resolve(), options.workers, results if options.resume else None, deadline)
-    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    is_asked = lambda run: str(run.folder).startswith(tuple(options.only))
+    return parser.parse_args()
 
-    if options.seeds is None:
-        tuning = grid.tuning_runs()
-        runner.run([run for run in tuning if is_asked(run) or not options.resume], options.retry)
-        rates = runner.rates()
-    else:
-        if not results.exists():
-            parser.error(f"--seeds needs the learning rates in {results}, which does not exist. Run the study first.")
-        rates = tuned_rates(read_records(results), grid.tuning)
-        studies = {name: replace(study, seeds=options.seeds) for name, study in grid.studies.items()}
-        runner.grid = grid = replace(grid, studies=studies)
-    studies_of = {run: studies for run, studies in grid.all_runs(rates).items() if is_asked(run)}
+
+def main() -> None:
+    options = parse_arguments()
+    deadline, name = time.monotonic() + 60 * options.minutes, options.grid.stem
+    grid = read_grid(options.grid.resolve())
+    tasks = {key: _given(task, options.model, options.dataset) for key, task in grid.tasks.items()}
+    folder = (options.output or REPOSITORY / "outputs" / "evidence" / name).resolve()
+    results = folder / "results.jsonl" if options.seeds else options.grid.resolve().parent / f"results/{name}.jsonl"
+    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    asked = lambda run: str(run.folder).startswith(tuple(options.only))
+    studies_of = {run: studies for run, studies in grid.runs(options.seeds).items() if asked(run)}
+    runner = Runner(replace(grid, tasks=tasks), folder, results, options.workers, deadline)
     runner.run(studies_of, options.retry)
-    records = runner.records(studies_of)
-    if options.seeds is not None:
-        for record in records:
-            print(f"{run_of(record).folder}: {record.get('success', float('nan')):.1%}")
-    failed = sum("error" in record for record in records)
-    print(f"{len(records)} runs, {failed} of them failed.")
-    if waiting := grid.waiting(rates):
-        print(f"{waiting} runs wait for the learning rates of their tasks and methods.")
-    if options.seeds is None and options.only == [""]:
-        write_records(results, records)
-        print(f"Results: {results}")
+    made = {run: runner.records[run] for run in studies_of if run in runner.records}
+    for run, record in made.items() if options.seeds else ():
+        print(f"{run.folder}: {record.get('success', math.nan):.1%}")
+    failed = sum("error" in record for record in made.values())
+    print(f"{len(made)} of {len(studies_of)} runs, {failed} of them failed. Results: {results}")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,18 @@
 """
-Starts of runs: problems, and a model. Supervised training warms up a small new model until it solves some generated
-problems. A given model is trained as it is, on generated problems or on a dataset's.
+What runs start from: problems and a model. Supervised training warms up a small new model until it solves some
+generated problems. A given model is trained as it is.
 """
 
 import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import tokenizers
 import torch
 import transformers
 from transformers import LlamaConfig, Qwen3Config
 
-from evidence.grid import GivenTask, Task
+from evidence.grid import Task
 from evidence.problems import PHRASES, RARE_PHRASES, make_problems, make_wording, make_worked
 from troll_trl.small_models import encode, make_model, make_tokenizer, warm_up, write_problems
 
@@ -23,28 +21,15 @@ ATTEMPTS = 3  # at a start: some first weights do not reach its success
 ARCHITECTURES = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 
 
-def start_key(task: Task | GivenTask, seed: int) -> str:
-    """A digest of everything that a start depends on, libraries included."""
-    of_task: tuple[Any, ...]
-    versions = [library.__version__ for library in (torch, transformers, tokenizers)]
-    if isinstance(task, GivenTask):
-        sources = [Path(task.dataset) / f"{split}.jsonl" for split in ("train", "test")]
-        of_task = task, [path.read_text(encoding="utf-8") for path in sources if path.exists()]
-    else:
-        spec = {name: value for name, value in asdict(task).items() if name != "settings"}
-        sources = [Path(__file__).with_name("problems.py"), Path(warm_up.__code__.co_filename)]
-        of_task = spec, seed, [path.read_text(encoding="utf-8") for path in sources]
-    return hashlib.sha256(repr((versions, of_task)).encode()).hexdigest()
-
-
-def make_start(folder: Path, task: Task | GivenTask, seed: int) -> None:
+def make_start(folder: Path, task: Task, seed: int) -> None:
     """Write `data/`, and `model/` if the task gives none, into `folder`, unless `folder` already has this start."""
-    key_file, key = folder / "key.txt", start_key(task, seed)
+    specification = {name: value for name, value in asdict(task).items() if name != "settings"}
+    key_file, key = folder / "key.txt", repr((specification, seed, torch.__version__, transformers.__version__))
     if key_file.exists() and key_file.read_text() == key:
         return
     key_file.unlink(missing_ok=True)
-    if isinstance(task, GivenTask):
-        choose_problems(folder, task)
+    if task.family is None:
+        choose_problems(folder / "data", task)
     else:
         train, test = make_problems(task.family, seed, task.train, task.test)
         write_problems(folder / "data", train, test)
@@ -53,12 +38,20 @@ def make_start(folder: Path, task: Task | GivenTask, seed: int) -> None:
     key_file.write_text(key)  # last: a start that was interrupted does not count
 
 
+def choose_problems(folder: Path, task: Task) -> None:
+    """Choose the first `task.train` training problems and the first `task.test` test problems of the dataset."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", task.train), ("test", task.test)):
+        rows = Path(str(task.dataset), f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
+        (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
 def warm_up_model(folder: Path, task: Task, seed: int, train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
     """
     Train a new model on a family's problems until it solves some of them. If solutions have several forms or a wording,
     it must solve this share of the solutions whose form and wording it has chosen.
     """
-    assert task.architecture is not None and task.start_success is not None  # since no model is given
+    assert task.family and task.architecture and task.start_success  # no model is given
     tokenizer = make_tokenizer(PHRASES if task.share is None else PHRASES + RARE_PHRASES)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     worked, same_form = make_worked(task.family, train, task.share, seed)
@@ -66,7 +59,7 @@ def warm_up_model(folder: Path, task: Task, seed: int, train: list[dict[str, str
     input_ids, labels = (ids.to(device) for ids in encode(tokenizer, worked))
     for attempt in range(ATTEMPTS):
         torch.manual_seed(seed + 1000 * attempt)
-        model = make_model(tokenizer, ARCHITECTURES[task.architecture], **task.sizes).to(device)
+        model = make_model(tokenizer, ARCHITECTURES[task.architecture]).to(device)
         try:
             warm_up(model, input_ids, labels, task.start_success * same_form * same_wording)
             break
@@ -89,25 +82,11 @@ def rewarded_chance(model: torch.nn.Module, input_ids: torch.Tensor, labels: tor
     return losses.sum(1).neg().exp().mean().item()
 
 
-def read_chance(folder: Path) -> dict[str, float]:
-    """`start_chance`, the success of a generated start; empty for a given model."""
-    file = folder / CHANCE
-    return json.loads(file.read_text()) if file.exists() else {}
-
-
-def start_digest(folder: Path) -> dict[str, str]:
-    """`start_digest`, of the weights of a generated start: a warm-up gives others on another machine. Empty for a given
-    model."""
-    file = folder / "model" / "model.safetensors"
-    return {"start_digest": hashlib.sha256(file.read_bytes()).hexdigest()[:16]} if file.exists() else {}
-
-
-def choose_problems(folder: Path, task: GivenTask) -> None:
-    """Choose the first `task.candidates` training problems and the first `task.test` test problems."""
-    lines = {
-        split: (Path(task.dataset) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
-        for split, count in (("train", task.candidates), ("test", task.test))
-    }
-    (folder / "data").mkdir(parents=True, exist_ok=True)
-    for split, rows in lines.items():
-        (folder / "data" / f"{split}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+def describe_start(folder: Path) -> dict[str, float | str]:
+    """`start_chance`, the success of a generated start, and `start_digest`, of its weights: a warm-up gives others on
+    another machine. Empty for a given model."""
+    weights = folder / "model" / "model.safetensors"
+    if not weights.exists():
+        return {}
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
+    return json.loads((folder / CHANCE).read_text()) | {"start_digest": digest}

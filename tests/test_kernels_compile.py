@@ -1,12 +1,9 @@
 """Every kernel compiled ahead of time for real GPUs, down to machine code, on a machine that may have none.
 
-It catches what the interpreter does not: types, unsupported operations, registers that spill to memory, and what makes
-a kernel slow: narrow loads, and more registers, barriers and shuffles than it needs.
+It catches what the interpreter does not: types, unsupported operations, and registers that spill to memory.
 """
 
 import importlib.util
-import itertools
-import math
 import re
 import shutil
 import subprocess
@@ -192,14 +189,14 @@ def compile_for(capability: int | str, source, options):
     return triton.compile(source, target=target, options=options)
 
 
-def usage(compiled, tmp_path) -> dict[str, int]:
-    """Registers per thread, bytes of stack per thread (spilled registers among them) and of shared memory."""
+def spilled_bytes(compiled, tmp_path) -> int:
+    """Bytes of stack per thread, in which spilled registers are."""
+    if "amdgcn" in compiled.asm:
+        return int(re.search(r"\.private_segment_fixed_size:\s+(\d+)", compiled.asm["amdgcn"])[1])
     binary = tmp_path / "kernel.cubin"
     binary.write_bytes(compiled.asm["cubin"])
     text = subprocess.run([CUOBJDUMP, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-    found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
-    assert found.keys() >= {"REG", "STACK"}, text
-    return {**found, "SHARED": compiled.metadata.shared}
+    return int(re.search(r"\bSTACK:(\d+)", text)[1])
 
 
 @pytest.fixture(autouse=True)
@@ -208,76 +205,10 @@ def fresh_cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_compiles_for_hopper_in_bf16_without_spilling(name, tmp_path):
-    compiled = compile_for(90, *SOURCES[name](torch.bfloat16, softcap=False, bias=False))
-    assert len(compiled.asm["cubin"]) > 0
-    used = usage(compiled, tmp_path)
-    assert used["STACK"] == 0, f"{name} spills registers: {used}"
-    assert used["SHARED"] <= 48 * 1024
-
-
-# In bf16 for sm_90, as compiled by Triton 3.7: most registers per thread, barriers and shuffles, and least 16-byte
-# loads and stores. `None`: of entries that are scattered, one by one.
-BUDGETS = {
-    "take_kept": (56, 5, 0, None, None),
-    "fold": (32, 10, 24, 2, None),
-    "gradient": (32, 0, 0, 2, 2),
-    "put_kept": (56, 5, 0, None, None),
-    "reduce": (56, 6, 36, 4, None),
-    "best_blocks": (168, 32, 56, 14, None),
-    "best_tokens": (152, 36, 42, 4, None),
-    "support": (48, 0, 138, None, None),
-    "outcomes": (32, 0, 15, None, None),
-    "coefficients": (32, 0, 5, None, None),
-    "project": (96, 0, 90, None, None),
-    "project_backward": (56, 0, 40, None, None),
-}
-
-
-@pytest.mark.parametrize("name", BUDGETS)
-def test_machine_code_stays_within_its_budget(name, tmp_path):
-    """`reduce` once read two bytes at a time, with 99 registers and 243 shuffles: nothing had told Triton that the
-    first column of a chunk is a multiple of 64."""
-    registers, barriers, shuffles, loads, stores = BUDGETS[name]
-    compiled = compile_for(90, *SOURCES[name](torch.bfloat16, softcap=False, bias=False))
-    ptx = compiled.asm["ptx"]
-    count = lambda pattern: len(re.findall(pattern, ptx))
-    assert usage(compiled, tmp_path)["REG"] <= registers
-    assert count(r"\bbar\.sync") <= barriers and count(r"\bshfl\.sync") <= shuffles
-    if loads is not None:
-        assert count(r"\bld\.global\.v4\.b32") >= loads
-        assert count(r"\bld\.global\.b16") <= 1, "the tile is read two bytes at a time (one is for the sampled token)"
-    if stores is not None:
-        assert count(r"\bst\.global\.v4\.b32") >= stores and count(r"\bst\.global\.b16") == 0
-
-
-# The most registers of a thread on other GPUs, likewise: sm_80 (A100), sm_120 (RTX 50) and gfx942 (MI300)
-REGISTERS = {
-    "take_kept": (56, 56, 32),
-    "fold": (32, 40, 32),
-    "gradient": (32, 40, 32),
-    "put_kept": (56, 48, 32),
-    "reduce": (64, 72, 64),
-    "best_blocks": (168, 168, 80),
-    "best_tokens": (152, 152, 80),
-    "support": (48, 48, 64),
-    "outcomes": (32, 32, 32),
-    "coefficients": (32, 32, 32),
-    "project": (72, 96, 64),
-    "project_backward": (56, 56, 24),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", REGISTERS)
-def test_registers_on_other_gpus(name, tmp_path):
-    source = SOURCES[name](torch.bfloat16, softcap=False, bias=False)
-    for capability, most in zip((80, 120), REGISTERS[name], strict=False):
-        used = usage(compile_for(capability, *source), tmp_path)
-        assert used["REG"] <= most and used["STACK"] == 0, (capability, used)
-    text = compile_for("gfx942", *source).asm["amdgcn"]
-    counted = {key: int(x) for key, x in re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", text)}
-    assert counted["vgpr_count"] <= REGISTERS[name][2] and counted["private_segment_fixed_size"] == 0, counted
+@pytest.mark.parametrize("capability", [80, 90, 100, "gfx942"])  # A100, H100, B200, MI300
+def test_compiles_in_bf16_without_spilling(name, capability, tmp_path):
+    compiled = compile_for(capability, *SOURCES[name](torch.bfloat16, softcap=False, bias=False))
+    assert spilled_bytes(compiled, tmp_path) == 0
 
 
 def test_no_kernel_relies_on_a_barrier_for_what_it_stored():
@@ -294,72 +225,3 @@ def test_compiles_with_float64_scalars(name):
     signature = {name: "fp64" if name in SCALARS else of for name, of in source.signature.items()}
     source = ASTSource(source.fn, signature, source.constants, source.attrs)
     assert len(compile_for(90, source, options).asm["cubin"]) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 120])
-@pytest.mark.parametrize(
-    ("dtype", "softcap", "bias"), list(itertools.product(DTYPES, [False, True], [False, True])), ids=str
-)
-@pytest.mark.parametrize("name", ["take_kept", "fold", "gradient", "put_kept", "reduce", "best_tokens"])
-def test_compiles_in_every_variant(name, dtype, softcap, bias, capability, tmp_path):
-    compiled = compile_for(capability, *SOURCES[name](dtype, softcap, bias))
-    assert usage(compiled, tmp_path)["STACK"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [2**i for i in range(12)])
-def test_small_vocabularies(block, tmp_path):
-    """A last tile of few columns, without a gradient of the entropy, and a vocabulary of few blocks of 64."""
-    sources = [
-        fold_source(torch.bfloat16, False, False, block=block),
-        gradient_source(torch.bfloat16, False, False, linear=False, block=block),
-        best_blocks_source(torch.bfloat16, False, False, vocabulary=block * blocks.BLOCK),
-    ]
-    assert [usage(compile_for(90, *source), tmp_path)["STACK"] for source in sources] == [0, 0, 0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 120, "gfx942"])
-def test_variants_of_a_run(capability):
-    """What the check of a run's kernels compiles: an open bound, no gradient of the entropy, float32."""
-    sources = [
-        project_source(torch.float32, False, False, bound=math.inf),
-        gradient_source(torch.bfloat16, False, False, linear=False),
-        best_tokens_source(torch.float32, False, False),
-    ]
-    for source in sources:
-        compile_for(capability, *source)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("k", [16, 64, 128, topk.MOST_IN_REGISTERS])
-def test_largest_support_fits_in_registers(k, tmp_path):
-    source = best_tokens_source(torch.float32, softcap=True, bias=True, k=k)
-    assert usage(compile_for(90, *source), tmp_path)["STACK"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("k", [1, 127, "most"])
-@pytest.mark.parametrize("name", ["support", "outcomes", "coefficients"])
-def test_largest_row_fits_in_registers(k, name, tmp_path):
-    most = support.MOST_IN_REGISTERS if name == "support" else outcomes.MOST_IN_REGISTERS
-    for capability in (80, 90, 120):
-        source = SOURCES[name](torch.float32, softcap=True, bias=False, k=most if k == "most" else k)
-        assert usage(compile_for(capability, *source), tmp_path)["STACK"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["project", "project_backward"])
-@pytest.mark.parametrize("slots", [2, 129, projection.MOST_IN_REGISTERS])
-def test_largest_projection_fits_in_registers(slots, name, tmp_path):
-    source = SOURCES[name](torch.float32, softcap=False, bias=False, slots=slots)
-    assert usage(compile_for(90, *source), tmp_path)["STACK"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("vocabulary", [32_000, 128_256, 262_208])
-def test_largest_vocabulary_fits_in_registers(vocabulary, capability, tmp_path):
-    source = best_blocks_source(torch.bfloat16, softcap=False, bias=False, vocabulary=vocabulary)
-    assert usage(compile_for(capability, *source), tmp_path)["STACK"] == 0

@@ -1,163 +1,202 @@
-"""The runner of the study in evidence/: runs, interruptions, other machines and given models."""
+"""The runner of the study in evidence/: its grids, its records, interruptions, other machines and given models."""
 
 import json
-import re
+import os
 import shutil
 import subprocess
 import sys
+import time
+from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
 import yaml
-from evidence_grids import EVIDENCE, TASK
 from limits import HANG
+from repository import ROOT
+from training_args import parse_training_args
 
-from evidence.grid import Task, read_grid
-from evidence.results import read_records
-from evidence.run import Runner
-from evidence.starts import make_start
+from evidence.grid import Run, read_grid
+from evidence.results import describe, of_log, read_records, run_of
+from evidence.run import Runner, run_all
+from troll_trl import small_models
 
+EVIDENCE = ROOT / "evidence"
 SMALL = {"max_completion_length": 12, "max_steps": 4, "steps_per_generation": 2, "per_device_train_batch_size": 16}
+TASK = {"family": "sorting", "architecture": "llama", "start_success": 0.2, "train": 2048, "test": 64}
+HELD_OUT = "eval_rewards/math_accuracy_reward/mean"
 
 
-@pytest.fixture
-def run_study(tmp_path):
-    def run(*flags: str) -> str:
-        command = [sys.executable, "-m", "evidence.run", str(tmp_path / "grid.yaml"), "--output", str(tmp_path / "out")]
-        done = subprocess.run([*command, *flags], cwd=EVIDENCE.parent, capture_output=True, text=True, timeout=HANG)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return run
-
-
-@pytest.mark.slow
-def test_a_study_is_run_resumed_and_repeated_with_other_seeds(tmp_path, run_study):
+def write_grid(file, **changes):
+    """A grid of one task, three methods of which one fails, and two studies that share a cell."""
+    cells = [{"tasks": ["sorting"], "methods": ["troll", "ipo"], "learning_rate": [1e-4]}]
+    broken = [*cells, {"tasks": ["sorting"], "methods": ["broken"], "learning_rate": [1e-4]}]
     content = {
         "training": str(EVIDENCE / "train-cpu.yaml"),
         "evaluation": str(EVIDENCE / "eval-cpu.yaml"),
-        "tuning": "tuning",
         "tasks": {"sorting": TASK | {"settings": SMALL | {"eval_steps": 2}}},
         "methods": {
             "troll": {},
-            "clip": {"settings": {"method": "clip"}},
-            "broken": {"settings": {"num_generations": 5}},
-            "share": {"variant": "share"},
+            "ipo": {"trust_region": "evidence.peer_methods.Ipo"},
+            "broken": {"num_generations": 5},
         },
-        "studies": {
-            "tuning": {
-                "tasks": ["sorting"],
-                "methods": ["troll", "clip"],
-                "seeds": [100],
-                "vary": [{"learning_rate": [1e-4]}],
-            },
-            "headline": {
-                "seeds": [0],
-                "cells": [
-                    {"task": "sorting", "method": "troll"},
-                    {"task": "sorting", "methods": ["broken", "share"], "learning_rate": [1e-4]},
-                ],
-            },
-        },
+        "studies": {"first": {"seeds": [0], "cells": cells}, "second": {"seeds": [0], "cells": broken}},
     }
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
-    assert run_study("--workers", "2").splitlines()[-2].startswith("5 runs, 1 of them failed.")
-    by_method = {
-        r["method"]: r for r in read_records(tmp_path / "results" / "grid.jsonl") if "headline" in r["studies"]
-    }
-    assert "num_generations" in json.dumps(by_method["broken"])
-    assert by_method["troll"]["kl_max"] <= 0.05 * 1.001 and 0 <= by_method["share"]["success"] <= 1
-    assert 0 <= by_method["share"]["regression_share"] < 1
-    assert [step for step, _ in by_method["troll"]["curve"]] == [0, 2, 4]
-
-    # An interruption before the last run ended: that one is run again, and nothing else
-    (result,) = (tmp_path / "out" / "runs" / "sorting" / "share").rglob("result.json")
-    before, record = (tmp_path / "results" / "grid.jsonl").read_text(), result.read_text()
-    result.unlink()
-    lines = [line for line in run_study().splitlines() if line.startswith("[")]
-    assert len(lines) == 2 and "start" in lines[0] and "share" in lines[1]
-    without_time = lambda text: re.sub(r'"seconds_per_update": [\d.]+', "", text)
-    assert without_time(result.read_text()) == without_time(record)
-    assert without_time((tmp_path / "results" / "grid.jsonl").read_text()) == without_time(before)
-
-    # Other seeds write no results; a changed setting is another run
-    before = (tmp_path / "results" / "grid.jsonl").read_text()
-    assert "sorting/troll/learning_rate=0.0001/seed7: done" in run_study("--only", "sorting/troll/", "--seeds", "7")
-    assert (tmp_path / "results" / "grid.jsonl").read_text() == before
-    content["tasks"]["sorting"]["settings"]["max_grad_norm"] = 0.5
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
-    assert "sorting/troll/learning_rate=0.0001/seed7: done" in run_study("--only", "sorting/troll/", "--seeds", "7")
+    file.write_text(yaml.safe_dump(content | changes))
+    return file
 
 
-@pytest.mark.slow
-def test_a_study_goes_on_elsewhere_from_its_results(tmp_path, run_study):
-    content = {
-        "training": str(EVIDENCE / "train-cpu.yaml"),
-        "evaluation": str(EVIDENCE / "eval-cpu.yaml"),
-        "tuning": "tuning",
-        "tasks": {"label": TASK | {"share": 0.3, "start_success": 0.02, "settings": SMALL | {"eval_steps": 2}}},
-        "methods": {"troll": {}, "clip": {"settings": {"method": "clip"}}},
-        "studies": {
-            "tuning": {
-                "tasks": ["label"],
-                "methods": ["troll", "clip"],
-                "seeds": [100],
-                "vary": [{"learning_rate": [1e-4, 2e-4]}],
-            },
-            "headline": {"tasks": ["label"], "methods": ["troll", "clip"], "seeds": [0]},
-        },
-    }
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
-    results = tmp_path / "results" / "grid.jsonl"
+@pytest.mark.parametrize("name", ["newest", "gsm8k"])
+def test_every_cell_is_read_by_the_training_command(name):
+    grid = read_grid(EVIDENCE / f"{name}.yaml")
+    runs = list(grid.runs())
+    cells = {run.method: run for run in runs} | {run.task: run for run in runs}  # each once
+    cells |= {setting: run for run in runs for setting in run.varied}
+    paths = {"model_name_or_path": "m", "dataset_name": "d", "output_dir": "o", "use_cpu": True, "bf16": False}
+    for run in cells.values():
+        flags = [text for key, value in (grid.settings(run) | paths).items() for text in (f"--{key}", str(value))]
+        _, training_args, _ = parse_training_args(["--config", str(grid.training), *flags])
+        assert training_args.learning_rate == dict(run.varied)["learning_rate"]
+        assert training_args.seed == run.seed < 300, "seeds from 300 on are for whoever checks"
+        assert training_args.max_steps % training_args.steps_per_generation == 0
+    assert {method for group in grid.tables["methods"].values() for method in group} <= grid.methods.keys()
 
-    def resume(only):
-        output = run_study("--resume", "--only", only)
-        names = [line.split("] ")[1].partition(":")[0] for line in output.splitlines() if line.startswith("[")]
-        return output, [name for name in names if name.startswith("label")]
 
-    # Half of the tuning: written, and nothing that waits for the rest
-    output, done = resume("label/troll/learning_rate=0.0001/")
-    assert done == ["label/troll/learning_rate=0.0001/seed100"] and "2 runs wait" in output
-    (record,) = read_records(results)
-    assert record["studies"] == ["tuning"] and record["machine"]
-    assert 0 < record["start_chance"] < 0.3
+def test_a_cell_is_every_combination_and_a_run_of_two_studies_is_one(tmp_path):
+    grid = read_grid(write_grid(tmp_path / "grid.yaml"))
+    runs = grid.runs()
+    assert [(run.method, studies) for run, studies in runs.items()] == [
+        ("troll", ["first", "second"]), ("ipo", ["first", "second"]), ("broken", ["second"]),
+    ]  # fmt: skip
+    (run, *_) = runs
+    assert run_of(json.loads(json.dumps(describe(run)))) == run
+    assert grid.settings(run) == SMALL | {"eval_steps": 2, "learning_rate": 1e-4, "seed": 0}
+    assert {run.seed for run in grid.runs([7, 8])} == {7, 8}
 
-    # On another machine, where there are no folders of runs: TROLL's tuning is completed, and its headline run
-    shutil.rmtree(tmp_path / "out")
-    output, (tuning, headline) = resume("label/troll/")
-    assert tuning == "label/troll/learning_rate=0.0002/seed100" and headline.endswith("/seed0")
-    assert "1 runs wait" in output
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"studies": {"s": {"seeds": [0], "cells": [{"tasks": ["x"], "methods": [], "learning_rate": []}]}}}, "no 'x'"),
+        ({"studies": {"s": {"seeds": [0], "cells": [{"tasks": [], "methods": []}]}}}, "learning_rate"),
+        ({"tasks": {"t": TASK | {"settings": {}, "model": "m"}}}, "either a `model`"),
+        ({"tuning": []}, "tuning"),
+    ],
+)
+def test_a_wrong_grid_is_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        read_grid(write_grid(tmp_path / "grid.yaml", **changes))
+
+
+def test_a_record_is_made_of_the_log(tmp_path):
+    run = Run("gsm8k", "troll", (("learning_rate", 1e-5),), 0)
+    assert of_log(run, tmp_path) == {}
+    log = [{"step": step, HELD_OUT: step / 32, "eval_rewards/form/mean": 1.0} for step in (0, 8, 16)]
+    log += [{"step": i + 1, "loss": 0.1, "entropy": float(i), "troll/kl_max": 0.01 * i} for i in range(16)]
+    for line in log[3:]:
+        line["step_time"] = 9.0 if line["step"] % 8 == 1 else 1.0
+    log[3]["step_time"] = 99.0  # the first rollout batch is a warm-up
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    record = of_log(run, tmp_path)
+    assert record["curve"] == [(0, 0.0), (8, 0.25), (16, 0.5)] and record["area"] == pytest.approx(0.25)
+    assert record["seconds_per_update"] == pytest.approx(2.0) and record["seconds_without_generation"] == 1.0
+    assert record["entropy"] == 13.5 and record["kl_max"] == pytest.approx(0.15) and record["clip_fraction"] is None
+    assert record["others"] == {"form": [(0, 1.0), (8, 1.0), (16, 1.0)]}
+
+
+def test_no_job_runs_after_the_deadline(tmp_path, capsys):
+    ended = []
+    jobs = {"first": lambda: None, "long": partial(time.sleep, HANG), "never": lambda: None}
+    run_all({tmp_path / name: job for name, job in jobs.items()}, 1, ended.append, time.monotonic() + 3)
+    assert [folder.name for folder in ended] == ["first", "long"] and not (tmp_path / "never").exists()
+    said = capsys.readouterr().out
+    assert "first: done" in said and "long: failed" in said
+
+
+class Slow(Runner):
+    """Writes half of a run's log, and does not end."""
+
+    def _make_start(self, run):
+        pass
+
+    def train_and_evaluate(self, run, folder):
+        log = [{"step": step, HELD_OUT: step / 16} for step in (0, 4)] + [{"step": 1, "loss": 0.1}]
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+        time.sleep(HANG)
+
+
+class Quick(Slow):
+    def train_and_evaluate(self, run, folder):
+        if run.method == "broken":
+            raise OSError("no space")
+        return describe(run) | {"success": 0.5}
+
+
+def test_a_stopped_study_continues_from_its_results_alone(tmp_path):
+    grid, results = read_grid(write_grid(tmp_path / "grid.yaml")), tmp_path / "results.jsonl"
+    runs = grid.runs()
+    Slow(grid, tmp_path / "one", results, 1, time.monotonic() + 3).run(runs)
+    (stopped,) = read_records(results)
+    assert stopped["error"] == "its time was up" and stopped["curve"] == [[0, 0.0], [4, 0.25]]
+    assert stopped["machine"] and stopped["studies"] == ["first", "second"]
+    # On another machine, where there are no folders of runs
+    Quick(grid, tmp_path / "two", results, 2).run(runs)
     records = read_records(results)
-    assert sorted(r["studies"][0] for r in records) == ["headline", "tuning", "tuning"] and record in records
+    assert records[0] == stopped and len(records) == 3
+    assert {r["method"]: r.get("error", "").partition(";")[0] for r in records[1:]} == {
+        "ipo": "", "broken": "OSError: no space",
+    }  # fmt: skip
+    Quick(grid, tmp_path / "two", results, 2).run(runs, retry=True)
+    assert [(r["method"], "error" in r) for r in read_records(results)][:2] == [("troll", False), ("ipo", False)]
 
-    # What is no longer in the grid is kept
-    del content["studies"]["headline"]
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
-    Runner(read_grid(tmp_path / "grid.yaml"), tmp_path / "out", workers=1, results=results).run([], retry=False)
-    assert sorted(read_records(results), key=json.dumps) == sorted(records, key=json.dumps)
+
+def run_study(folder, *flags):
+    command = [sys.executable, "-m", "evidence.run", str(folder / "grid.yaml"), "--output", str(folder / "out")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, *flags], cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG)
+    logs = "".join(log.read_text()[-3000:] for log in folder.rglob("log.txt"))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    return [line for line in done.stdout.splitlines() if not line.startswith("[")], logs
 
 
 @pytest.mark.slow
-def test_a_given_model_trains_on_generated_problems(tmp_path, run_study):
-    start = tmp_path / "start"
-    make_start(start, Task(**TASK, settings={}), 0)
-    rewards = ["math_accuracy", "math_answers.answer_format_reward", "evidence.rewards.last_number_reward"]
-    training = {"base": str(EVIDENCE / "train-cpu.yaml"), "reward_funcs": rewards, "reward_weights": [1.0, 0.0, 0.0]}
-    (tmp_path / "train.yaml").write_text(yaml.safe_dump(training))
-    generated = {"family": "sorting", "model": "on/a-hub", "train": 64, "test": 16}
-    study = {"tasks": ["generated"], "methods": ["troll"], "seeds": [0], "vary": [{"learning_rate": [1e-4]}]}
-    content = {
-        "training": str(tmp_path / "train.yaml"),
-        "evaluation": str(EVIDENCE / "eval-cpu.yaml"),
-        "tuning": [],
-        "tasks": {"generated": generated | {"settings": SMALL | {"eval_steps": 2}}},
-        "methods": {"troll": {}},
-        "studies": {"only": study},
-    }
+def test_a_study_runs_and_other_seeds_write_no_results(tmp_path):
+    write_grid(tmp_path / "grid.yaml")
+    (last,), logs = run_study(tmp_path, "--workers", "2")
+    assert last.startswith("3 of 3 runs, 1 of them failed."), logs
+    results = tmp_path / "results" / "grid.jsonl"
+    records = {record["method"]: record for record in read_records(results)}
+    assert "num_generations" in records["broken"]["error"] and records["troll"]["kl_max"] <= 0.05 * 1.001
+    assert [step for step, _ in records["troll"]["curve"]] == [0, 2, 4] and 0 <= records["ipo"]["success"] <= 1
+    assert records["troll"]["start_digest"] == records["ipo"]["start_digest"] and records["troll"]["start_chance"] > 0
+    before = results.read_text()
+    shown, _ = run_study(tmp_path, "--only", "sorting/troll/", "--seeds", "7")
+    assert shown[0].startswith("sorting/troll/learning_rate=0.0001/seed7: ") and results.read_text() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_given_model_by_a_relative_path_trains_on_a_dataset(tmp_path, adapter):
+    """A run changed its working folder, did not find its model again, and was recorded as killed."""
+    tokenizer = small_models.make_tokenizer()
+    torch.manual_seed(0)
+    for saved in (small_models.make_model(tokenizer, max_position_embeddings=1024), tokenizer):
+        saved.save_pretrained(tmp_path / "model")
+    shutil.copytree(ROOT / "tests" / "data" / "gsm8k", tmp_path / "problems")
+    content = yaml.safe_load((EVIDENCE / "gsm8k.yaml").read_text())
+    content |= {key: str(EVIDENCE / content[key]) for key in ("training", "evaluation")}
+    # Of the plan's settings, those that are for a GPU or take long
+    content["tasks"]["gsm8k"] |= {"test": 2, "train": 16}
+    content["tasks"]["gsm8k"]["settings"] |= {
+        "use_cpu": True, "bf16": False, "use_vllm": False, "dataloader_pin_memory": False, "max_completion_length": 4,
+        "max_steps": 8, "eval_steps": 4, "per_device_train_batch_size": 4, "num_generations": 4, "use_peft": adapter,
+    }  # fmt: skip
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
-    assert run_study("--model", str(start / "model")).splitlines()[-2] == "1 runs, 0 of them failed."
+    only = ["--only", "gsm8k/troll/learning_rate=3e-05/seed0"]
+    (last,), logs = run_study(tmp_path, "--model", "model", "--dataset", "problems", *only)
     (record,) = read_records(tmp_path / "results" / "grid.jsonl")
-    assert record["others"].keys() == {"answer_format_reward", "last_number_reward"}
-    steps, right = zip(*record["curve"], strict=True)
-    for curve in record["others"].values():  # whoever is right has stated a number
-        assert all(value >= both for (_, value), both in zip(curve, right, strict=True))
-        assert [step for step, _ in curve] == list(steps) == [0, 2, 4]
+    assert last.startswith("1 of 1 runs, 0 of them failed."), logs
+    assert [step for step, _ in record["curve"]] == [0, 4, 8] and record["success"] == 0
+    assert record["others"].keys() == {"answer_format_reward"}
+    problems = Path(tmp_path, "out", "starts", "gsm8k", "data", "train.jsonl").read_text()
+    assert (tmp_path / "problems" / "train.jsonl").read_text().startswith(problems)

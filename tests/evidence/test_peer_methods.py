@@ -1,4 +1,4 @@
-"""The study's published peers against their losses as they are written, by autograd in float64."""
+"""The published peers of the study against their losses as they are written, by autograd in float64."""
 
 import math
 from types import SimpleNamespace
@@ -6,7 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from evidence.peer_methods import Cfpo, Cpgd
+from evidence.peer_methods import Cfpo, Cpgd, Drpo, Ipo
+
+
+def config(epsilon=0.2, regression_coef=1.0):
+    return SimpleNamespace(epsilon=epsilon, regression_coef=regression_coef)
 
 
 def tokens():
@@ -17,35 +21,68 @@ def tokens():
     return policy.requires_grad_(), old, torch.tensor([[1.3], [-0.7]], dtype=torch.float64)
 
 
-def surrogate(bounded, old, advantages):
-    """What TRL makes of a trust region's result, with an infinite clip range."""
-    return -(bounded.log_probs - old).exp() * advantages
+def loss_of(region, policy, old, advantages, alpha=1.0):
+    """What TRL makes of a trust region's result: the ratio times the weighted advantage, and the regression."""
+    bounded = region(policy[..., None], old[..., None], advantages)
+    weight = 1.0 if bounded.weight is None else bounded.weight
+    assert bounded.weight is None or not bounded.weight.requires_grad
+    return -(bounded.log_probs - old).exp() * weight * advantages + alpha * bounded.regression
 
 
-def gradients(loss, expected, policy):
-    return [torch.autograd.grad(x.sum(), policy, retain_graph=True)[0] for x in (loss, expected)]
+def gradient(loss, policy):
+    return torch.autograd.grad(loss.sum(), policy, retain_graph=True)[0]
 
 
 @pytest.mark.parametrize("weight", [0.001, 1.0])
 def test_cpgd_is_a_clipped_policy_gradient_and_a_drift(weight):
     policy, old, advantages = tokens()
-    bounded = Cpgd(SimpleNamespace(epsilon=0.2))(policy[..., None], old[..., None], advantages)
-    loss = surrogate(bounded, old, advantages) + weight * bounded.regression
-
+    loss = loss_of(Cpgd(config(regression_coef=weight)), policy, old, advantages, weight)
     log_ratio = policy - old
     clipped = log_ratio.clamp(math.log(0.8), math.log(1.2))
     drift = ((log_ratio.detach().exp() - 1).clamp(max=2.0)) * policy
     expected = -torch.min(log_ratio * advantages, clipped * advantages) + weight * drift
-    torch.testing.assert_close(*gradients(loss, expected, policy))
-    assert (bounded.regression >= 0).all(), "k3 is never negative"
+    torch.testing.assert_close(gradient(loss, policy), gradient(expected, policy))
 
 
 def test_cfpo_is_a_ratio_and_its_quadratic_penalty():
     policy, old, advantages = tokens()
-    bounded = Cfpo(SimpleNamespace(epsilon=0.2))(policy[..., None], old[..., None], advantages)
-    loss = surrogate(bounded, old, advantages) + bounded.regression
-
     ratio = (policy - old).exp()
     expected = -ratio * advantages + advantages.abs() / 0.4 * (ratio - 1) ** 2
+    loss = loss_of(Cfpo(config()), policy, old, advantages)
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(*gradients(loss, expected, policy))
+    torch.testing.assert_close(gradient(loss, policy), gradient(expected, policy))
+
+
+@pytest.mark.parametrize("delta", [0.05, 0.15, 12.5])
+def test_drpo_pulls_back_what_is_beyond_its_bound(delta):
+    policy, old, advantages = tokens()
+    p, q = policy.exp(), old.exp()
+    expected = -p / q * advantages + advantages.abs() * (p - q) ** 2 / (2 * delta * q)
+    loss = loss_of(Drpo(config(delta)), policy, old, advantages)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient(loss, policy), gradient(expected, policy))
+    # The weight of ∇log p(a), written out
+    weight = p / q * (advantages - advantages.abs() * (p - q) / delta)
+    torch.testing.assert_close(gradient(loss, policy), -weight.detach())
+
+
+def test_ipo_drops_a_token_in_both_directions_but_not_its_small_pull():
+    policy, old, advantages = tokens()
+    keep = (policy.exp() - old.exp()).abs() <= 0.1
+    far = ~keep
+    assert all(
+        (far & moved & sign).any()
+        for moved in (policy > old, policy < old)
+        for sign in (advantages > 0, advantages < 0)
+    )
+    assert keep.any()
+    expected = -1.0 * keep * advantages * (policy - old).exp() + 1e-3 * (policy - old) ** 2
+    loss = loss_of(Ipo(config()), policy, old, advantages)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient(loss, policy), gradient(expected, policy))
+
+
+@pytest.mark.parametrize("region", [Cfpo, Drpo, Ipo])
+def test_a_published_weight_cannot_be_changed(region):
+    with pytest.raises(ValueError, match=r"`regression_coef` must be 1 .* got 0\.5"):
+        region(config(regression_coef=0.5))

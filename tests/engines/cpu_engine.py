@@ -1,7 +1,7 @@
 """
-TRL's asynchronous GRPO, whole, on a CPU, for the study async.yaml and for tests. TRL asks for a GPU in its attention
-kernel, its transfer of weights and the name of the device. An `Engine` takes the place of vLLM, the rollout worker and
-the transfer. It samples with weights that are a given number of versions old.
+TRL's asynchronous GRPO, whole, on a CPU, for tests and examples/asynchronous_cpu.py. TRL asks for a GPU in its
+attention kernel, its transfer of weights and the name of the device. An `Engine` takes the place of vLLM, the rollout
+worker and the transfer. It samples with weights that are a given number of versions old.
 """
 
 import queue
