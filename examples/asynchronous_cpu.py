@@ -34,10 +34,9 @@ OUTPUT = "outputs/examples/asynchronous_cpu"
 
 
 def main():
+    from evidence.engine import make_cpu_trainer
     from vllm_async import send_weights_by_loopback
     from vllm_server import serving
-
-    from evidence.engine import make_cpu_trainer
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

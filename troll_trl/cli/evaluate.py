@@ -11,7 +11,6 @@ import logging
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 from math_answers.evaluation import EvaluationArguments
 from math_answers.printable import PrintableFormatter, printable
