@@ -199,9 +199,10 @@ class TrollOptions(TrustRegionOptions):
     def _prepare(self) -> None:
         if self.old_policy not in ("trainer", "engine"):
             raise ValueError(f"`old_policy` must be 'trainer' or 'engine', got {self.old_policy!r}.")
-        if self.load_best_model_at_end and self.metric_for_best_model is None:
+        options = vars(self)
+        if options["load_best_model_at_end"] and options["metric_for_best_model"] is None:
             # transformers would take the loss, which says nothing of the rewards: a group's advantages add up to 0
-            self.metric_for_best_model = "eval_reward"
+            options["metric_for_best_model"] = "eval_reward"
         super()._prepare()
 
     def _check(self) -> list[str]:

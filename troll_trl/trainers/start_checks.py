@@ -25,7 +25,7 @@ _KL_BOUND = 0.05  # of the projection whose gradient is compared, on made-up old
 _REPORT = "Train another model or method, and please report this with the versions of torch, Triton and the driver."
 
 
-def fitting_support_size(args: Any, model: torch.nn.Module) -> int:
+def fitting_support_size(args: Any, model: Any) -> int:
     """Return the number of tokens to keep. A `ValueError` refuses more than the `model`'s vocabulary has, unless it is
     the default."""
     vocabulary = model.config.get_text_config().vocab_size
@@ -36,7 +36,7 @@ def fitting_support_size(args: Any, model: torch.nn.Module) -> int:
     return min(args.support_size, vocabulary)
 
 
-def describe_run(trainer: Any, base_model: torch.nn.Module) -> None:
+def describe_run(trainer: Any, base_model: Any) -> None:
     """Log what a reader of a `trainer`'s log should know. `base_model` is its model without adapters."""
     args, trust_region, say = trainer.args, trainer.trust_region, trainer.accelerator.print
     prompts, updates = args.generation_batch_size // args.num_generations, args.updates_per_rollout_batch
@@ -90,7 +90,7 @@ def _warn_of_random_draws(model: torch.nn.Module, args: Any, config: Any) -> Non
 
 
 def check_head(
-    model: torch.nn.Module, model_inputs: dict[str, Any], completion_length: int, support_size: int, temperature: float
+    model: Any, model_inputs: dict[str, Any], completion_length: int, support_size: int, temperature: float
 ) -> None:
     """
     Compare the sparse head and the projection with the model's own logits in plain PyTorch, on a few tokens of two

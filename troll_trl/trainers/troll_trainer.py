@@ -100,6 +100,7 @@ class TrollTrainer(SampledAsConfigured):
     _config_class: type[TrollOptions]
     _name: str
     _sums_over_completions = False  # whether TRL's ratio is a product over a completion's tokens
+    rollout_func: Any = None  # GRPO's
 
     # -- Construction -----------------------------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ class TrollTrainer(SampledAsConfigured):
         if args.masks:
             self._name, self._paper = "DPPO", DPPO  # for the model card
         super().__init__(model, reward_funcs, args, *others, **kwargs)
-        if getattr(self, "rollout_func", None) is not None:  # RLOO has none
+        if self.rollout_func is not None:
             corrects = bool(args.use_vllm and args.vllm_importance_sampling_correction)
             self.rollout_func = checked_rollouts(self.rollout_func, corrects)
         self.epsilon_low = self.epsilon_high = math.inf  # the trust region takes the place of the clip

@@ -199,8 +199,8 @@ def checked_output(
                 f"`trust_region`: `{term}` of {name} has shape {tuple(value.shape)}, expected "
                 f"{tuple(policy.shape[:-1])}: one number for each token."
             )
-    for term in ("log_probs", "regression"):
-        if policy.requires_grad and terms[term] is not None and not terms[term].requires_grad:
+    for term, value in [*terms.items()][:2]:  # a weight has no gradient
+        if policy.requires_grad and value is not None and not value.requires_grad:
             raise ValueError(
                 f"`trust_region`: `{term}` of {name} has no gradient, so it would train nothing. Compute it from "
                 "`policy` without `detach` or `torch.no_grad`."
