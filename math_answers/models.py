@@ -92,7 +92,7 @@ def base_of(model: str, revision: str | None) -> tuple[str, str | None]:
 
 
 def saved_at(model: str) -> str | None:
-    """The time at which the newest weights in a folder were saved, since a training may go on there; `None` for a hub
+    """Find the time at which the newest weights in a folder were saved: a training may continue there. `None` for a hub
     name."""
     weights = [path.stat().st_mtime for name in ("*.safetensors", "*.bin") for path in Path(model).glob(name)]
     return datetime.fromtimestamp(max(weights), UTC).isoformat() if weights else None

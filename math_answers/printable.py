@@ -1,12 +1,6 @@
-"""printable(): texts of models, files and runs, for a terminal and for a table in Markdown."""
+"""printable(): texts of models, files and runs, for a terminal."""
 
 import logging
-import re
-
-# What Markdown reads as HTML, code, emphasis or a link. A bare underscore is left: names of models have many
-_MARKUP = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "`": "\\`", "*": "\\*", "~": "\\~", "](": "]\\(", "][": "]\\["}
-# Without a second one, a backslash of the text would escape the backslash that is put before its mark
-_BEFORE_A_MARK = re.compile(r"\\(?=[!-/:-@\[-`{-~]|\Z)")
 
 
 def printable(text: str) -> str:
@@ -20,14 +14,6 @@ def printable(text: str) -> str:
         else character.encode("unicode_escape", "surrogatepass").decode()
         for character in text
     )
-
-
-def in_markdown(text: str) -> str:
-    """A text as one cell of a table, which shows its markup instead of obeying it."""
-    text = _BEFORE_A_MARK.sub(r"\\\\", printable(" ".join(text.split()))).replace("|", "\\|")
-    for mark, shown in _MARKUP.items():
-        text = text.replace(mark, shown)
-    return text
 
 
 class PrintableFormatter(logging.Formatter):

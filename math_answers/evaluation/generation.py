@@ -104,7 +104,7 @@ def _samples_of(batch: list[Job], generator: Any, seed: int, opened_by_prompt: s
 
 
 def sample_seed(seed: int, benchmark: str, problem: str, sample: int) -> int:
-    """Seed of one sample, below 2^63. It stays the same, whatever else is sampled."""
+    """Make the seed of one sample, below 2^63. It stays the same, whatever else is sampled."""
     key = json.dumps([seed, benchmark, problem, sample]).encode()
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1
 
@@ -124,7 +124,7 @@ def tokenize_prompt(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], enable_thinking: bool | None = None
 ) -> list[int]:
     """
-    Token ids of a prompt, up to where the answer begins.
+    Tokenize a prompt, up to where the answer begins.
 
     A chat template writes the messages and opens the assistant's turn. Without one, as for a base model, an empty line
     follows the text of each message, and the tokenizer adds its special tokens.
@@ -160,7 +160,7 @@ def check_lengths(
 
 
 def uses_vllm(backend: str) -> bool:
-    """Whether vLLM generates. Raises a `ValueError` if it should and is not installed."""
+    """Return whether vLLM generates. Raises a `ValueError` if it should and is not installed."""
     installed = importlib.util.find_spec("vllm") is not None
     if backend == "vllm" and not installed:
         raise ValueError(

@@ -70,7 +70,7 @@ def _load_benchmark(spec: str, args: EvaluationArguments) -> list[Problem]:
 
 
 def problem_text(prompt: Sequence[dict[str, str]], instruction: str = "") -> str:
-    """The text by which a problem is known: its messages without the system's and without the instruction."""
+    """Make the text by which a problem is known: its messages without the system's and without the instruction."""
     messages = [message["content"] for message in prompt if message["role"] != "system"]
     messages[-1] = messages[-1].removesuffix(instruction)
     return "\n\n".join(message.strip() for message in messages)

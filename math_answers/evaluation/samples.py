@@ -39,7 +39,7 @@ def read_samples(path: Path) -> list[Sample]:
     samples: dict[Key, Sample] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
+            if _is_cut(line):
                 break
             try:
                 sample = json.loads(line)
@@ -76,10 +76,21 @@ def read_finished(folder: Path, settings: dict[str, Any], overwrite: bool) -> li
 def begin(folder: Path, settings: dict[str, Any], overwrite: bool) -> None:
     """Make the folder ready for more samples: with the settings that make them, and without a line that was cut."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / SAMPLES).open("ab+") as file:
-        file.seek(0)
-        file.truncate(0 if overwrite else file.read().rfind(b"\n") + 1)
+    path = folder / SAMPLES
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() and not overwrite else []
+    with path.open("ab") as file:
+        file.truncate(sum(len(line) for line in lines if not _is_cut(line)))
+        if lines and not _is_cut(lines[-1]) and not lines[-1].endswith(b"\n"):
+            file.write(b"\n")
     write_json(folder / SUMMARY, {"settings": settings})
+
+
+def _is_cut(line: bytes) -> bool:
+    """Return whether a line is the first part of one: a kill amid a write leaves such a last line."""
+    try:
+        return not line.endswith(b"\n") and not isinstance(json.loads(line), dict)
+    except ValueError:
+        return True
 
 
 def append(folder: Path, samples: Iterable[Sample]) -> None:

@@ -18,8 +18,8 @@ def score(samples: Sequence[Sample]) -> None:
 
 def majority_score(answers: Sequence[str | None], rewards: Sequence[float]) -> float:
     r"""
-    The score of the answer that most samples of a problem give: the probability that it is right if one of several
-    tied answers is drawn at random.
+    Score the answer that most samples of a problem give: the probability that it is right if one of several tied
+    answers is drawn at random.
 
     Right answers are one class. Wrong ones are in one class if the verifier takes one for the other: `1/2` for `0.5`.
     A sample without an answer (`None`) has no vote; without any vote the score is 0.

@@ -23,7 +23,7 @@ class Estimate:
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """
-    Unbiased estimate of the probability that at least one of `k` of a problem's samples is right: `1 − C(n−c, k) /
+    Estimate without bias the probability that at least one of `k` of a problem's samples is right: `1 − C(n−c, k) /
     C(n, k)`, as a product, since the binomials overflow (Chen et al., arXiv 2107.03374).
     """
     if not 1 <= k <= samples:
@@ -34,13 +34,13 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def default_ks(samples: int) -> list[int]:
-    """Powers of two up to the number of samples, and that number."""
+    """List the powers of two up to the number of samples, and that number."""
     return sorted({2**power for power in range(samples.bit_length())} | {samples})
 
 
 def estimate(groups: Sequence[np.ndarray], resamples: int, seed: int) -> list[Estimate]:
     """
-    For each metric the mean of the groups' means, with its percentile bootstrap interval.
+    Compute for each metric the mean of the groups' means, with its percentile bootstrap interval.
 
     Args:
         groups (`Sequence[np.ndarray]`):

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def results_table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of what [`summarize`] returns, in percent."""
+    """Make header and rows of what [`summarize`] returns, in percent."""
     names = list(results[0]["metrics"])
     header = ["benchmark", "problems", "n", *(f"{name} %" for name in names)]
     header += ["truncated %", "no answer %", "timed out %", "tokens"]
@@ -21,7 +21,7 @@ def results_table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[li
 
 
 def comparison_table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of what [`compare`] returns, in percent and points of a percent."""
+    """Make header and rows of what [`compare`] returns, in percent and percentage points."""
     header = ["benchmark", "problems", "metric", "A %", "B %", "B - A, points [95 %]"]
     rows = [
         [
@@ -52,14 +52,14 @@ def notes(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The table in Markdown, a line for each row."""
+    """Write the table in Markdown, a line for each row."""
     lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in (header, *rows)]
     lines.insert(1, ["---"] * len(header))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def plain(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The table for a terminal, in columns."""
+    """Write the table for a terminal, in columns."""
     lines = [list(header), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

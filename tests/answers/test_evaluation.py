@@ -17,7 +17,7 @@ from transformers import HfArgumentParser
 
 from math_answers.evaluation import EvaluationArguments, evaluate
 from math_answers.evaluation.problems import HUB, load_problems
-from math_answers.evaluation.samples import SAMPLES, append, read_samples
+from math_answers.evaluation.samples import SAMPLES, append, begin, read_samples
 from math_answers.evaluation.scoring import class_sizes, majority_score
 from math_answers.evaluation.statistics import Estimate, estimate, pass_at_k
 
@@ -223,6 +223,20 @@ def test_comparison_of_several_benchmarks_and_numbers_of_samples(tmp_path):
     with logged() as messages:
         [x] = compare(a, c)
     assert "maj" not in x["metrics"] and any("maj" in text for text in messages)
+
+
+def test_every_cut_of_a_file_leaves_whole_samples(tmp_path):
+    folder = Path(scored(tmp_path / "a", {("x", "π"): [1, 0]}))
+    whole = read_samples(folder / SAMPLES)
+    data = (folder / SAMPLES).read_bytes()
+    first = data.index(b"\n")
+    for end in range(len(data) + 1):
+        (folder / SAMPLES).write_bytes(data[:end])
+        kept = read_samples(folder / SAMPLES)
+        assert kept == whole[: (end >= first) + (end >= len(data) - 1)]
+        begin(folder, {}, overwrite=False)
+        append(folder, [whole[0] | {"sample": 2}])
+        assert read_samples(folder / SAMPLES) == [*kept, whole[0] | {"sample": 2}]
 
 
 def test_what_cannot_be_compared(tmp_path):
