@@ -74,7 +74,8 @@ class Drpo(TrustRegion):
     DRPO (arXiv 2606.09821, equation 8): `−r·A + |A|·(p(a) − q(a))²/(2δ·q(a))` per token, without a clip.
 
     The weight of `∇log p(a)` is `r·(A − |A|·(p(a) − q(a))/δ)`. At `|p(a) − q(a)| = δ`, DPPO's bound, a token that has
-    moved with its advantage has none; beyond, it is pulled back. `epsilon` is δ.
+    moved with its advantage has none; beyond, it is pulled back. `epsilon` is δ. The paper takes 12.5, with one update
+    per rollout batch in its authors' code: then no weight changes by more than 8 %.
     """
 
     needs_support = False
