@@ -358,9 +358,12 @@ class TrollTrainer(SampledAsConfigured):
             advantages = advantages - self.args.regression_coef * regression * (-log_ratio).exp()
         if ref is not None and self.args.use_bias_correction_kl:
             log_ref_ratio = ignore_rounding(ref, log_p.detach()) - log_p
-            kl = log_ref_ratio.exp() - log_ref_ratio - 1  # TRL's estimate, which it multiplies by π's ratio
+            kl = log_ref_ratio.expm1() - log_ref_ratio  # TRL's estimate, which it multiplies by π's ratio
             _, policy_log_ratio = self._log_ratio(log_p, inputs)
-            advantages = advantages - self.beta * kl * (policy_log_ratio - log_ratio).expm1()
+            correction = self.beta * kl * (policy_log_ratio - log_ratio).expm1()
+            if self.use_vllm and self.vllm_importance_sampling_correction:  # TRL multiplies advantages by it, but no KL
+                correction = correction / inputs["importance_sampling_ratio"].clamp(min=1e-6)
+            advantages = advantages - correction
         inputs["advantages"] = advantages if advantages.shape[1] > 1 else advantages.squeeze(1)
         inputs.read.clear()
         return log_pi
