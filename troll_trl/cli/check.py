@@ -1,12 +1,13 @@
 """Check a new machine, model or TRL: the kernels, the LM head, and the loss against TRL's."""
 
-import argparse
 import io
 import math
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from typing import Any
+
+from troll_trl.cli.command_line import CommandParser
 
 # Largest difference of a weight after the compared runs, as a share of the largest movement
 _LOSS_TOLERANCE = 2e-3
@@ -15,7 +16,7 @@ _UPDATES = 4
 
 def main(argv: Sequence[str] | None = None, program: str = "troll check") -> None:
     """Run the checks and print a line for each. End with code 1 if any fails."""
-    parser = argparse.ArgumentParser(prog=program, description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog=program, description=__doc__)
     parser.add_argument("--model", help="model whose LM head is checked: a folder or a hub name (default: a small one)")
     parser.add_argument("--dtype", default="auto", help="dtype in which the model is loaded (default: auto)")
     options = parser.parse_args(argv)

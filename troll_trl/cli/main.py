@@ -23,7 +23,7 @@ COMMANDS = {
         "main",
         "list the configs that come with the package, or copy one for editing",
     ),
-    "check": ("troll_trl.check", "main", "compare a step of your trainer's setup with a plain reference, and time it"),
+    "check": ("troll_trl.cli.check", "main", "compare kernels, LM head and loss with PyTorch's and TRL's, here"),
     "env": ("troll_trl.cli.environment", "main", "print versions, devices and kernels, for a bug report"),
 }
 

@@ -1,6 +1,5 @@
 """The folder of a training run: its checkpoints, and the options it was trained with."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,15 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from math_answers.whole_files import write_text
 from troll_trl.cli.arguments import TrollScriptArguments
-from troll_trl.resilience.checkpoint_folder import checkpoints
+from troll_trl.resilience.checkpoints import checkpoints
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
-logger = logging.getLogger(__name__)
-
 OPTIONS = "config.yaml"
-_NOT_OF_A_RUN = ("resume", "resume_from_checkpoint", "output_dir")  # they say how and where it continues
 
 
-def check_output_dir(options: dict[str, Any], script_args: TrollScriptArguments, args: GRPOConfig | RLOOConfig) -> None:
+def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOConfig) -> None:
     """Before anything is loaded, refuse to resume without a checkpoint, to replace another run in the folder, and to
-    resume what another trainer trained. Warn of changed options."""
+    resume what another trainer trained."""
     own, checkpoint = Path(args.output_dir), args.resume_from_checkpoint
     saved = saved_checkpoints(own)
     if checkpoint and not (saved if checkpoint is True else Path(checkpoint).is_dir()):
@@ -45,13 +41,6 @@ def check_output_dir(options: dict[str, Any], script_args: TrollScriptArguments,
                 f"`{name}` is {now}, but the run in {resumed} was made with {then}. Name another `output_dir` to start "
                 "a new run."
             )
-    changed = sorted(name for name in {*before, *options} if before.get(name) != options.get(name))
-    shown = [f"{name} {before.get(name)!r} → {options.get(name)!r}" for name in changed if name not in _NOT_OF_A_RUN]
-    if shown and args.process_index == 0:
-        logger.warning(
-            f"The run in {resumed} continues with other options: {'; '.join(shown)}. The checkpoint's optimizer keeps "
-            "its learning rate and weight decay."
-        )
 
 
 def saved_checkpoints(output_dir: str | Path) -> list[Path]:

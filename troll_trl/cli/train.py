@@ -66,7 +66,7 @@ def _prepare(options: dict[str, Any]) -> tuple[Any, Any, str | None]:
     script_args, training_args, model_args = make_arguments(options)
     if "kl_bound" in options and hasattr(training_args, "kl_bound"):
         options = {**options, "kl_bound": training_args.kl_bound}  # a number, also for 'auto'
-    check_output_dir(options, script_args, training_args)
+    check_output_dir(script_args, training_args)
     trainer = make_trainer(script_args, training_args, model_args)
     checkpoint = find_checkpoint(trainer, script_args.resume)
     if training_args.process_index == 0:
