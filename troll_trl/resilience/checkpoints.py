@@ -415,7 +415,7 @@ def _move(folder: Path, destination: Path) -> None:
     # An older checkpoint of the same step goes only now: the new one is complete, wherever it is
     shutil.rmtree(destination, ignore_errors=True)
     os.rename(folder, destination)
-    shutil.rmtree(folder.parent, ignore_errors=True)
+    shutil.rmtree(destination.parent / SAVING, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:
