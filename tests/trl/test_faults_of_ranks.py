@@ -11,8 +11,7 @@ import pytest
 import yaml
 from limits import HANG
 from ranks import in_two_ranks
-from repository import IMPORT_PATH
-from test_distributed import FSDP2
+from repository import IMPORT_PATH, ROOT
 
 
 def check(folder: Path, said: str, *names: str):
@@ -45,7 +44,8 @@ def test_ddp(tmp_path):
 
 @pytest.mark.slow
 def test_fsdp2(tmp_path):
-    (tmp_path / "fsdp2.yaml").write_text(yaml.safe_dump(FSDP2))
+    shipped = yaml.safe_load((ROOT / "configs/accelerate/fsdp2.yaml").read_text())
+    (tmp_path / "fsdp2.yaml").write_text(yaml.safe_dump(shipped | {"num_processes": 2, "mixed_precision": "no"}))
     environment = os.environ | {"PYTHONPATH": IMPORT_PATH, "ACCELERATE_USE_CPU": "true", "FORCE_FSDP": "1"}
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp2.yaml")]
     command += ["--main_process_port", "0", faults_of_ranks.__file__, str(tmp_path), "faults", "resume"]
