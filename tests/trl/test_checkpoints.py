@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import sys
-import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_comparison import logged, make_trainer, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.resilience.checkpoints import MARKER, SAVING, newest_complete, publish, why_incomplete
+from troll_trl.resilience.checkpoints import MARKER, SAVING, newest_complete, why_incomplete
 
 FILE = "rollout-state-0-of-1.pt"
 OPTIONS = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 2e-2, "max_steps": 5, "kl_bound": 0.01}
@@ -293,14 +292,12 @@ def test_the_best_checkpoint_is_found_or_forgotten(change, best_at_2, tmp_path, 
     if change == "gone":
         shutil.rmtree(tmp_path / "checkpoint-2")
         state = tmp_path / "checkpoint-3" / "trainer_state.json"
-        state.write_text(state.read_text().replace(str(best_at_2), str(tmp_path / "moved")))
-        shutil.rmtree(tmp_path / SAVING, ignore_errors=True)
-        publish(tmp_path / "checkpoint-3", tmp_path / "checkpoint-3.new")
-        (tmp_path / "checkpoint-3.new").rename(tmp_path / "checkpoint-3")
+        state.write_text(state.read_text().replace(str(best_at_2), str(tmp_path)))
+        (tmp_path / "checkpoint-3" / MARKER).unlink()
     options = {"metric_for_best_model": "eval_loss", "greater_is_better": False} if change == "metric" else {}
     trainer = evaluated(tmp_path, REWARDS, **options)
     with caplog.at_level("WARNING"):
-        trainer.train(resume_from_checkpoint=True)
+        trainer.train(str(tmp_path / "checkpoint-3"))
     best = Path(trainer.state.best_model_checkpoint)
     assert ("It will be chosen among those to come" in caplog.text) == (change != "copied")
     assert best.parent == tmp_path and best.is_dir()
@@ -396,7 +393,7 @@ def die_at_access(folder, point):
 @pytest.mark.slow
 @pytest.mark.parametrize("stale", [False, True], ids=["new", "replacing"])
 def test_killed_at_points_of_a_save(stale, uninterrupted, tmp_path):
-    """With `stale`, a complete checkpoint of an older run is in the way."""
+    """With `stale`, a damaged checkpoint of the same step is in the way."""
     assert in_process(count_accesses, str(tmp_path / "count")) == 0
     accesses = int((tmp_path / "count" / "accesses").read_text())
     seen = set()
@@ -405,10 +402,7 @@ def test_killed_at_points_of_a_save(stale, uninterrupted, tmp_path):
         shutil.copytree(source / "checkpoint-3", folder / "checkpoint-3")
         if stale:
             shutil.copytree(source / "checkpoint-4", folder / "checkpoint-4")
-            os.utime(folder / "checkpoint-4", (0, 0))
-            shutil.rmtree(folder / "checkpoint-4")
-            shutil.copytree(source / "checkpoint-4", folder / "checkpoint-4")
-            (folder / "checkpoint-4" / MARKER).unlink()
+            cut(folder / "checkpoint-4" / "optimizer.pt")
         assert in_process(die_at_access, str(folder), point) == -signal.SIGKILL
         found, _ = newest_complete(folder)
         seen.add(found.name)
@@ -416,33 +410,6 @@ def test_killed_at_points_of_a_save(stale, uninterrupted, tmp_path):
         assert_same_run(uninterrupted, resumed)
         assert not (folder / SAVING).exists()
     assert seen == {"checkpoint-3", "checkpoint-4"}
-
-
-def train_on(folder):
-    grpo(folder, max_steps=10_000, save_total_limit=3).train("newest")
-
-
-@pytest.mark.slow
-def test_killed_at_twenty_random_times(tmp_path):
-    """One run, killed again and again, and resumed from wherever it was."""
-    times, last = random.Random(0), 0
-    os.environ["PYTHONPATH"] = IMPORT_PATH
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    for _ in range(20):
-        (process := context.Process(target=train_on, args=(str(tmp_path),))).start()
-        time.sleep(times.uniform(1.0, 6.0))
-        assert process.exitcode is None, "killed, not ended"
-        process.kill()
-        process.join(60)
-        found = newest_complete(tmp_path)[0]
-        step = int(found.name.split("-")[1]) if found else 0
-        assert step >= last, "a complete checkpoint is never lost"
-        last = step
-    assert last > 5
-    (resumed := grpo(tmp_path, max_steps=last + 3, save_total_limit=3)).train("newest")
-    (straight := grpo(tmp_path / "straight", save_strategy="no", max_steps=last + 3)).train()
-    assert_same_run(straight, resumed)
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):

@@ -189,7 +189,7 @@ class CheckpointedTrainer(_Trainer):
         }
         batches = None
         if self._is_unfinished() and getattr(self.args, "save_rollouts", True):
-            batches = [{name: _plain(value) for name, value in batch.items()} for batch in self._buffered_inputs]
+            batches = self._buffered_inputs
         # JSON, since a safe load refuses the numbers of other libraries
         torch.save({"info": json.dumps(info), "batches": batches}, self._state_file(folder))
 
@@ -279,11 +279,9 @@ class CheckpointedTrainer(_Trainer):
 
 class StopSignal(TrainerCallback):
     """
-    On SIGTERM, which a cluster sends before it takes a machine back: finish the update, save, and end the training. A
-    second SIGTERM ends the process at once. One rank's signal stops all.
-
-    transformers' own callback (`enable_jit_checkpoint`) saves at once, on the rank that got the signal. That is not
-    exact, and not safe with several ranks. This callback replaces it.
+    On SIGTERM to any rank, which a cluster sends before it takes a machine back: finish the update, save, and end the
+    training on all ranks. A second SIGTERM ends the process at once. transformers' own callback, which this one
+    replaces, saves at once, on the rank that got the signal: not exact, and not safe with several ranks.
     """
 
     def __init__(self, accelerator: Accelerator):
@@ -315,9 +313,6 @@ class StopSignal(TrainerCallback):
             self._previous = None
 
 
-# -- Files of a state -------------------------------------------------------------------------------------------------
-
-
 def _read(file: Path) -> dict[str, Any] | None:
     """Read the state of a rank; `None` if there is no such file, or an older version of this package wrote it."""
     try:
@@ -325,20 +320,6 @@ def _read(file: Path) -> dict[str, Any] | None:
     except (OSError, pickle.UnpicklingError):
         return None
     return state if "stateful" in json.loads(state["info"]) else None
-
-
-def _plain(value: Any) -> Any:
-    """Return a column of a rollout batch as a safe load takes it. What a safe load would refuse fails here."""
-    if isinstance(value, torch.Tensor):
-        return value
-    try:
-        return json.loads(json.dumps(value))
-    except TypeError as error:
-        error.add_note(
-            "A column of the rollout batch cannot be saved with a checkpoint: it is neither a tensor nor JSON. Make it "
-            "one, or set `save_rollouts=False`."
-        )
-        raise
 
 
 # -- Folders ----------------------------------------------------------------------------------------------------------
@@ -415,7 +396,7 @@ def _move(folder: Path, destination: Path) -> None:
     # An older checkpoint of the same step goes only now: the new one is complete, wherever it is
     shutil.rmtree(destination, ignore_errors=True)
     os.rename(folder, destination)
-    shutil.rmtree(folder.parent, ignore_errors=True)
+    shutil.rmtree(destination.parent / SAVING, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

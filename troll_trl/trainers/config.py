@@ -199,7 +199,7 @@ class TrollOptions(TrustRegionOptions):
     def _prepare(self) -> None:
         if self.old_policy not in ("trainer", "engine"):
             raise ValueError(f"`old_policy` must be 'trainer' or 'engine', got {self.old_policy!r}.")
-        options = vars(self)
+        options: dict[str, Any] = self.__dict__  # a dataclass's, whose fields TRL's config declares
         if options["load_best_model_at_end"] and options["metric_for_best_model"] is None:
             # transformers would take the loss, which says nothing of the rewards: a group's advantages add up to 0
             options["metric_for_best_model"] = "eval_reward"

@@ -160,7 +160,7 @@ def check_head(
 
 @torch.enable_grad()
 def _gradients(
-    model: torch.nn.Module,
+    model: Any,
     inputs: dict[str, Any],
     labels: torch.Tensor,
     token_ids: torch.Tensor,

@@ -1,4 +1,4 @@
-"""What every rank of a two-process run does in tests/trl/test_distributed_faults.py. Run by torchrun or accelerate."""
+"""What every rank of a two-process run does in tests/trl/test_faults_of_ranks.py. Called, or run by accelerate."""
 
 import json
 import math
@@ -31,16 +31,13 @@ def make_trainer(folder, function=token_reward, **options):
     own = {"per_device_train_batch_size": 4, "learning_rate": 2e-2, "lr_scheduler_type": "linear", "weight_decay": 0.1}
     own |= {"max_steps": 6, "kl_bound": 0.01, "ddp_find_unused_parameters": False}
     trainer = trl_comparison.make_trainer(TrollGRPOTrainer, config, folder, reward=function, **own | options)
-    assert trainer.accelerator.num_processes == 2
     expected = DistributedType.FSDP if os.environ.get("FORCE_FSDP") else DistributedType.MULTI_CPU
-    assert trainer.accelerator.distributed_type == expected, trainer.accelerator.distributed_type
+    assert trainer.accelerator.distributed_type == expected and trainer.accelerator.num_processes == 2
     return trainer
 
 
 def local_weights(trainer):
     parameters = {name: p.detach() for name, p in trainer.model.named_parameters()}
-    if os.environ.get("FORCE_FSDP"):
-        assert any(isinstance(p, DTensor) for p in parameters.values())
     return {name: (p.to_local() if isinstance(p, DTensor) else p).clone() for name, p in parameters.items()}
 
 
@@ -59,76 +56,54 @@ class Watch(TrainerCallback):
         self.moved.append(any(not torch.equal(after[name], self.before[name]) for name in after))
 
 
-def inject(trainer, faults):
-    """`faults` maps an update to a rank and a tensor, which is not finite there."""
-    compute_loss, trls_loss, rank = trainer.compute_loss, trainer._compute_loss, trainer.accelerator.process_index
+def faults(folder):
+    """A loss, an entry of the rollout batch, a gradient, and a reward of one rank are not finite."""
 
-    def fault():
-        where, tensor = faults.get(trainer.state.global_step + 1, (None, None))
-        return tensor if where == rank else None
+    def reward(completion_ids, **kwargs):
+        calls.append(1)
+        return [*token_reward(completion_ids)[:-1], math.inf if len(calls) == 3 and rank == 1 else 0.0]
+
+    calls = []
+    trainer = make_trainer(folder, reward, max_steps=12, max_skipped_updates=2)
+    watch, rank = Watch(trainer), trainer.accelerator.process_index
+    compute_loss, trls_loss = trainer.compute_loss, trainer._compute_loss
+    at = lambda update, bad_rank: trainer.state.global_step + 1 == update and rank == bad_rank
 
     def with_column(model, inputs, **kwargs):
-        if (tensor := fault()) in inputs:
-            row, column = inputs["completion_mask"].nonzero()[0].tolist()
-            inputs = {**inputs, tensor: inputs[tensor].clone()}
-            inputs[tensor][row if tensor == "advantages" else (row, column)] = math.nan
+        if at(3, 0):
+            inputs["old_sparse_logps"][tuple(inputs["completion_mask"].nonzero()[0].tolist())] = math.nan
         return compute_loss(model, inputs, **kwargs)
 
     def with_loss(model, inputs):
-        loss, tensor = trls_loss(model, inputs), fault()
-        if tensor == "gradient":
+        loss = trls_loss(model, inputs)
+        if at(5, 1):
             loss.register_hook(lambda gradient: gradient * math.nan)
-        return loss * math.inf if tensor == "loss" else loss
+        return loss * math.inf if at(1, 1) else loss
 
     trainer.compute_loss, trainer._compute_loss = with_column, with_loss
-
-
-def faults(folder):
-    trainer = make_trainer(folder, max_steps=9, max_skipped_updates=2)
-    watch = Watch(trainer)
-    places = {1: (1, "loss"), 3: (0, "troll_old_log_probs"), 5: (1, "gradient"), 7: (0, "advantages"), 8: (1, "loss")}
-    inject(trainer, places)
     try:
         trainer.train()
     except FloatingPointError as error:
         stopped = str(error)
     skipped = [line["troll/skipped_updates"] for line in trainer.state.log_history if "loss" in line]
-    total = sum(value.double().sum().item() for value in local_weights(trainer).values())
     finite = all(bool(value.isfinite().all()) for value in local_weights(trainer).values())
-    return {"moved": watch.moved, "skipped": skipped, "stopped": stopped, "finite": finite, "weights": total}
-
-
-def bad_reward(folder):
-    """One row of rank 1, in the second rollout batch."""
-    rank, calls = int(os.environ["RANK"]), []
-
-    def spoiled(completion_ids, **kwargs):
-        calls.append(1)
-        return [*token_reward(completion_ids)[:-1], math.inf if rank == 1 and len(calls) == 2 else 0.0]
-
-    trainer = make_trainer(folder, spoiled, steps_per_generation=2, max_skipped_updates=2)
-    watch = Watch(trainer)
-    try:
-        trainer.train()
-    except FloatingPointError as error:
-        return {"moved": watch.moved, "stopped": str(error)}
+    return {"moved": watch.moved, "skipped": skipped, "stopped": stopped, "finite": finite}
 
 
 def resume(folder):
     """Rank by rank, the run resumed after update 3 against the uninterrupted one."""
-    straight = make_trainer(folder, save_strategy="steps", save_steps=3)
-    straight.train()
+    (straight := make_trainer(folder, save_strategy="steps", save_steps=3)).train()
     (resumed := make_trainer(folder)).train(f"{folder}/checkpoint-3")
-    a, b = local_weights(straight), local_weights(resumed)
     logs = [[(line["loss"], line["grad_norm"], line["troll/kl_mean"]) for line in trainer.state.log_history
              if "loss" in line] for trainer in (straight, resumed)]  # fmt: skip
     files = sorted(path.name for path in Path(folder, "checkpoint-3").glob("rollout-state-*"))
+    a, b = local_weights(straight), local_weights(resumed)
     same = all(torch.equal(a[name], b[name]) for name in a)
-    return {"same_weights": same, "same_log": logs[0] == logs[1], "files": files, "lines": len(logs[1])}
+    return {"same": same and logs[0] == logs[1], "files": files, "lines": len(logs[1])}
 
 
 def sigterm(folder):
-    """To rank 1 alone."""
+    """To rank 1 alone. Then its file is gone: rank 0 must not use its own."""
     trainer = make_trainer(folder, save_strategy="steps", save_steps=100)
 
     class Send(TrainerCallback):
@@ -140,23 +115,15 @@ def sigterm(folder):
     try:
         trainer.train()
     except SystemExit as stop:
-        return {
-            "code": stop.code,
-            "step": trainer.state.global_step,
-            "found": make_trainer(folder).find_checkpoint(True),
-        }
-
-
-def missing_file(folder):
-    """Rank 1's file is gone: rank 0 must not use its own."""
-    (trainer := make_trainer(folder, save_strategy="steps", save_steps=3, max_steps=3)).train()
-    trainer.accelerator.wait_for_everyone()
+        code = stop.code
+    resumed = make_trainer(folder)
+    found = resumed.find_checkpoint(True)
     if trainer.accelerator.process_index == 1:
-        Path(folder, "checkpoint-3", "rollout-state-1-of-2.pt").unlink()
-        Path(folder, "checkpoint-3", "complete.json").unlink()
+        Path(found, "rollout-state-1-of-2.pt").unlink()
+        Path(found, "complete.json").unlink()
     trainer.accelerator.wait_for_everyone()
-    (resumed := make_trainer(folder)).train(f"{folder}/checkpoint-3")
-    return {"step": resumed.state.global_step}
+    resumed.train(found)
+    return {"code": code, "found": Path(found).name, "step": resumed.state.global_step}
 
 
 def raises(folder):
@@ -166,15 +133,6 @@ def raises(folder):
         return token_reward(completion_ids)
 
     make_trainer(folder, broken).train()
-
-
-def dies(folder):
-    def deadly(completion_ids, **kwargs):
-        if os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return token_reward(completion_ids)
-
-    make_trainer(folder, deadly, save_strategy="steps").train()  # with the handler of SIGTERM
 
 
 def main(output: Path, names: list[str]):
