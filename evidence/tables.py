@@ -46,6 +46,8 @@ class Estimate(NamedTuple):
     high: float
 
     def show(self, sign: str = "") -> str:
+        if self.low == self.high:  # one seed
+            return f"{100 * self.value:{sign}.1f}"
         return "{:{}} [{:{}}, {:{}}]".format(*(x for end in self for x in (100 * end, f"{sign}.1f")))
 
 
