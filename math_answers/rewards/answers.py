@@ -99,7 +99,7 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
 
 
 def _without_thoughts(text: str) -> str:
-    """The text after the last thought. After a thought that never ends there is no answer."""
+    """Return the text after the last thought. After a thought that never ends there is no answer."""
     start, end = 0, len(text)
     for tag in _THOUGHT.finditer(text):
         if tag["close"] or tag["final"]:
@@ -110,7 +110,7 @@ def _without_thoughts(text: str) -> str:
 
 
 def _boxes(text: str) -> list[Box]:
-    """Every outermost balanced box, in the order of the text."""
+    """Return every outermost balanced box, in the order of the text."""
     opened: list[tuple[int, int] | None] = []  # start of the box and of its content; None for another brace
     found: list[tuple[int, int, int, int]] = []  # start and end, of the box and of its content
     for token in _BOX_OR_BRACE.finditer(text):
@@ -135,7 +135,7 @@ def _connects(between: str) -> bool:
 
 
 def _with_operators(text: str, box: Box) -> str:
-    r"""What a box holds, with the expression of which it is a part: `-\boxed{10}`, `\frac{1}{\boxed{10}}`."""
+    r"""Return what a box holds, with the expression of which it is a part: `-\boxed{10}`, `\frac{1}{\boxed{10}}`."""
     content = box.content.strip()
     before = text[max(0, box.start - MAX_EXPRESSION_CHARACTERS) : box.start]
     after = text[box.end : box.end + MAX_EXPRESSION_CHARACTERS]
@@ -162,14 +162,14 @@ def _with_operators(text: str, box: Box) -> str:
 
 
 def _tagged(text: str) -> str | None:
-    """The content of the last `<answer>`."""
+    """Return the content of the last `<answer>`."""
     before, close, _ = text.rpartition("</answer>")
     _, tag, inside = before.rpartition("<answer>")
     return (_stated(inside) or inside.strip() or None) if close and tag else None
 
 
 def _stated(text: str) -> str | None:
-    """What follows the last "the answer is" or the like."""
+    """Return what follows the last "the answer is" or the like."""
     end = max((marker.end() for marker in _MARKER.finditer(text)), default=None)
     if end is None:
         return None

@@ -71,7 +71,7 @@ def answer_format_reward(completions: list[list[dict[str, str]]] | list[str], **
 
 
 def _text_of(completion: Any, row: int) -> str:
-    """The text of a completion: a chat's last assistant message, empty if that only calls a tool."""
+    """Return the text of a completion: a chat's last assistant message, empty if that only calls a tool."""
     if isinstance(completion, str):
         return completion
     try:

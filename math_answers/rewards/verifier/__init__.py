@@ -54,8 +54,8 @@ def verify(golds: Sequence[str | None], texts: Sequence[str], batch_seconds: flo
 
     Args:
         golds (`Sequence[str | None]`):
-            Bare, boxed, or at the end of a worked solution. `None`, or what [`~math_answers.rewards.is_no_answer`],
-            gives a reward of `None`.
+            Bare, boxed, or at the end of a worked solution. `None`, or a placeholder
+            ([`~math_answers.rewards.is_no_answer`]), gives a reward of `None`.
         texts (`Sequence[str]`):
             Completions, one for each gold answer.
         batch_seconds (`float`, *optional*, defaults to 60.0):
@@ -114,7 +114,7 @@ def _undecided(gold: str, answer: str) -> bool:
 
 
 def _by_rules(gold: str | None, answer: str | None) -> Decision | dict[str, str]:
-    """What the rules decide, or the question for a worker."""
+    """Return what the rules decide, or the question for a worker."""
     if gold is None:
         return None, "no_gold"
     if answer is None:

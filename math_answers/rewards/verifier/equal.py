@@ -64,7 +64,7 @@ class Pair:
 
 
 def equal(gold: str, answer: str, algebra: Algebra, depth: int = 0) -> bool:
-    """Whether a normalised answer is the normalised gold answer; `algebra` decides on two expressions."""
+    """Tell whether a normalised answer is the normalised gold answer; `algebra` decides on two expressions."""
     pair = Pair(gold, answer, algebra, depth)
     if not pair.gold or not pair.answer or depth > MAX_DEPTH:
         return False
@@ -76,7 +76,7 @@ def same_text(pair: Pair) -> bool | None:
 
 
 def same_choice(pair: Pair) -> bool | None:
-    """A letter needs the letter, whatever text of the option follows it."""
+    """Compare letters: a choice needs its letter, whatever text of the option follows it."""
     letter = choice(pair.gold) if pair.depth == 0 else None
     return choice(pair.answer) == letter if letter else None
 
@@ -87,7 +87,7 @@ def same_numbers(pair: Pair) -> bool | None:
 
 
 def same_parts(pair: Pair) -> bool | None:
-    """As many parts as in the gold answer, or a list of guesses would pay."""
+    """Compare part by part, as many parts as the gold answer has, or a list of guesses would pay."""
     gold, answer = pair.parts
     if gold is None or answer is None:
         return None
@@ -116,7 +116,7 @@ def _is_unordered(gold: Parts, answer: Parts) -> bool:
 
 
 def same_value_twice(pair: Pair) -> bool | None:
-    r"""Two spellings of one value, `15\frac{39}{40}, \frac{639}{40}`, are that value; 1, 1 are two."""
+    r"""Take two spellings of one value, `15\frac{39}{40}, \frac{639}{40}`, for that value; 1, 1 are two."""
     gold, answer = pair.parts
     divided = gold or answer
     if (gold and answer) or divided is None or divided.kind not in LISTS:
@@ -127,12 +127,12 @@ def same_value_twice(pair: Pair) -> bool | None:
 
 
 def same_words(pair: Pair) -> bool | None:
-    """Words are compared as text: math-verify would multiply their letters."""
+    """Compare words as text: math-verify would multiply their letters."""
     return plain(pair.gold) == plain(pair.value) if is_words(pair.gold) or is_words(pair.value) else None
 
 
 def same_equation(pair: Pair) -> bool | None:
-    """A gold answer `x = 5` may be answered by 5; of any other equation the answer has to be one, too."""
+    """Take 5 for a gold answer `x = 5`; for any other equation take an equation alone."""
     if "=" not in pair.gold or _is_list(pair):
         return None
     name, _, value = pair.gold.partition("=")
@@ -148,7 +148,7 @@ def same_equation(pair: Pair) -> bool | None:
 
 
 def named_value(pair: Pair) -> bool | None:
-    """A name before "=" says nothing, any other left side must be equal too: `2x = 5` is not 5."""
+    """Ignore a name before "="; any other left side must be equal, too: `2x = 5` is not 5."""
     if "=" not in pair.value or _is_list(pair) or _RELATION.search(pair.value):
         return None
     *sides, value = pair.value.split("=")
@@ -160,14 +160,14 @@ def named_value(pair: Pair) -> bool | None:
 
 
 def rounded_value(pair: Pair) -> bool | None:
-    r"""What follows \approx is not read, or one could guess twice."""
+    r"""Ignore what follows \approx, or one could guess twice."""
     if r"\approx" not in pair.gold + pair.value:
         return None
     return pair.again(*map(_exact, (pair.gold, pair.value)))
 
 
 def other_structure(pair: Pair) -> bool | None:
-    """An interval may also be a solved inequality (not that of the problem), a point a column; no list is a value."""
+    """Refuse a list for a value. An interval may be a solved inequality (not that of the problem), a point a column."""
     gold, answer = pair.parts
     if is_solved(pair.gold) and not (is_solved(pair.value) or answer):
         return False
@@ -180,7 +180,7 @@ def other_structure(pair: Pair) -> bool | None:
 
 
 def number_needs_number(pair: Pair) -> bool | None:
-    """The expression of the problem is no answer: 95^2 for 9025; nor is a rounding, for an expression."""
+    """Refuse the expression of the problem for a number (95^2 for 9025), and a rounding for an expression."""
     gold, answer = pair.numbers
     return False if gold or (answer and "." in pair.value) else None
 
@@ -200,15 +200,15 @@ RULES = (
 
 
 def is_solved(text: str) -> bool:
-    r"""Whether a text is an inequality that says where a lone letter is: `2 < x \le \sqrt{5}`."""
+    r"""Tell whether a text is an inequality that says where a lone letter is: `2 < x \le \sqrt{5}`."""
     sides = _RELATION.split(text)
     unknown = [side for side in sides if re.search("[A-Za-z]", _COMMAND.sub("", side))]
     return len(sides) > 1 and len(unknown) == 1 and len(unknown[0].strip()) == 1
 
 
 def is_worked_out(gold: str, answer: str) -> bool:
-    """Whether an answer has only the kinds of operations of a gold answer without letters, and no more sums, products
-    and roots."""
+    """Tell whether an answer has only the kinds of operations of a gold answer without letters, and no more sums,
+    products and roots."""
     if re.search("[A-Za-df-hj-z]", _COMMAND.sub("", gold)) or _RELATION.search(gold + answer):
         return True
     made, asked = (

@@ -13,8 +13,8 @@ _PYTHON_LIST = re.compile(r"\[\s*['\"].*\]", re.DOTALL)  # ['70']
 
 @lru_cache(maxsize=65536)
 def bare_gold(gold: str) -> str | None:
-    """The normalised answer of a gold text: a bare answer, `$...$`, a box, or a worked solution that states one. `None`
-    if it is no answer."""
+    """Return the normalised answer of a gold text, which may be a worked solution that states one; `None` if it is no
+    answer."""
     bare = (extract_answer(gold) or gold).strip()
     if len(bare) > MAX_ANSWER_CHARACTERS or _PYTHON_LIST.fullmatch(bare):
         return None
@@ -24,6 +24,6 @@ def bare_gold(gold: str) -> str | None:
 
 
 def is_no_answer(gold: str) -> bool:
-    """Whether a gold answer is none: empty, longer than an answer, or a placeholder (`proof`, `notfound`, `nan`,
+    """Tell whether a gold answer is none: empty, longer than an answer, or a placeholder (`proof`, `notfound`, `nan`,
     `['70']`). [`~math_answers.math_accuracy_reward`] gives such a row `None`."""
     return bare_gold(gold) is None

@@ -108,7 +108,7 @@ def normalise(text: str) -> str:
 
 
 def _named_letter(character: str) -> str:
-    r"""`\chi` for χ, by its name in Unicode; nothing for a mark that is not shown."""
+    r"""Return `\chi` for χ, by its name in Unicode; nothing for a mark that is not shown."""
     if character.isascii():
         return character
     greek = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (?:FINAL )?(\w+)", unicodedata.name(character, ""))

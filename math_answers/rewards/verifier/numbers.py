@@ -82,7 +82,7 @@ def same_number(gold: Number, answer: Number) -> bool:
 
 
 def _ratio(whole: str | None, top: str, bottom: str | None) -> Fraction | None:
-    """The value of `whole top/bottom`; `None` for a ratio of decimals, which is left to be worked out, and for a
+    """Return the value of `whole top/bottom`; `None` for a ratio of decimals, which is left to be worked out, and for a
     division by zero."""
     numerator, denominator = (Fraction(re.sub("[, ]", "", part or "1")) for part in (top, bottom))
     if denominator == 0 or (bottom and "." in top + bottom):
@@ -93,14 +93,14 @@ def _ratio(whole: str | None, top: str, bottom: str | None) -> Fraction | None:
 
 
 def _as_fraction(match: re.Match) -> str:
-    r"""`1/6` for `0.1\overline{6}`."""
+    r"""Return `1/6` for `0.1\overline{6}`."""
     whole, fixed, repeated = match.groups()
     scale, nines = 10 ** len(fixed), 10 ** len(repeated) - 1
     return f"{int(whole + fixed or '0') * nines + int(repeated)}/{scale * nines}"
 
 
 def _with_slash(match: re.Match) -> str:
-    r"""`1 3/4` for `1\frac{3}{4}`."""
+    r"""Return `1 3/4` for `1\frac{3}{4}`."""
     whole, top, bottom = match[1].strip(), match[2], match[3]
     if top.startswith("-"):
         return match[0] if whole else f"-{top[1:]}/{bottom}"

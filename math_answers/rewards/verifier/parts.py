@@ -48,7 +48,7 @@ def parts(text: str) -> Parts | None:
 
 
 def split(text: str, separator: str) -> list[str]:
-    """The members between separators outside of brackets; `(0,1]` closes as well as `(0,1)`."""
+    """Return the members between separators outside of brackets; `(0,1]` closes as well as `(0,1)`."""
     members, start, depth = [], 0, 0
     for token in re.finditer(rf"(?P<open>[({{\[])|(?P<close>[)}}\]])|(?P<separator>{separator})", text):
         depth += (token["open"] is not None) - (token["close"] is not None)
@@ -59,7 +59,7 @@ def split(text: str, separator: str) -> list[str]:
 
 
 def is_wrapped(text: str) -> bool:
-    """Whether a text begins with a bracket that closes at its end."""
+    """Tell whether a text begins with a bracket that closes at its end."""
     depth = 0
     for token in re.finditer(r"[({\[]|[)}\]]", text if _OPENING.match(text) else ""):
         depth += 1 if token[0] in "({[" else -1
@@ -69,7 +69,7 @@ def is_wrapped(text: str) -> bool:
 
 
 def unwrap(text: str) -> str:
-    r"""A value without what may be around the whole of it: braces, `\text{}`, round brackets, `\{5\}`, `x \in`."""
+    r"""Remove what may be around the whole of a value: braces, `\text{}`, round brackets, `\{5\}`, `x \in`."""
     for _ in range(MAX_DEPTH):
         text = _MEMBER_OF.sub("", text.strip().lstrip(",;:= ").rstrip(",;:= ")).strip()
         wrapped = _WRAPPED.fullmatch(text)

@@ -13,22 +13,24 @@ _UNITS = {name: names.split()[0] for names in _SPELLINGS.split(",") for name in 
 # What else says nothing
 _FILLERS = frozenset(["a", "an", "the", "of", "per", "each", "about", "total"])
 # Words that change a number, take it back or state a second one
-CHANGING = re.compile(
-    r"\b(?:half|halves|halved|thirds?|quarter|fifths?|tenths?|\w*(?:f|ie|teen|ven|igh|lev)ths|nths|hundred\w*|thousand\w*|\w*illion\w*"
-    r"|dozen\w*|gross|score|lakh|grand|googol|tens|(?:twen|thir|for|fif|six|seven|eigh|nine)ties|\w+fold|doubled?|tripled?"
-    r"|(?:quadr|quint|sext|cent)uple[ds]?|twice|squared|cubed|pi|e|i|or|plus|minus|negative|negated|opposite"
-    r"|inverse|reciprocal|itself|without|recurring|repeating|not|never|if|mod|modulo|over|less|most|least|percent|ppm"
-    r"|mille|basis|base|binary|octal|hexadecimal|maybe|perhaps|probably|wrong|etc|nought|zero|one|two|three|four|five|six"
-    r"|seven|eight|nine|ten)\b",
-    re.IGNORECASE,
+_FRACTIONS = (
+    r"half|halves|halved|thirds?|quarter|fifths?|tenths?|\w*(?:f|ie|teen|ven|igh|lev)ths|nths|percent|ppm|mille|basis"
 )
+_MULTIPLES = (
+    r"hundred\w*|thousand\w*|\w*illion\w*|dozen\w*|gross|score|lakh|grand|googol|tens|\w+fold|doubled?|tripled?|twice"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ties|(?:quadr|quint|sext|cent)uple[ds]?|squared|cubed"
+)
+_NUMERALS = "nought|zero|one|two|three|four|five|six|seven|eight|nine|ten|pi|e|i"
+_OPERATIONS = "plus|minus|over|less|mod|modulo|negative|negated|opposite|inverse|reciprocal|itself|recurring|repeating"
+_DOUBTS = "or|if|not|never|without|most|least|maybe|perhaps|probably|wrong|etc|base|binary|octal|hexadecimal"
+CHANGING = re.compile(rf"\b(?:{_FRACTIONS}|{_MULTIPLES}|{_NUMERALS}|{_OPERATIONS}|{_DOUBTS})\b", re.IGNORECASE)
 _UNIT = re.compile(
     r"""
     (?: \s?\\text\{[^{}\\\d]*\}                                                # \text{ apples}
       | \s?\^\\circ\s?[CF]?(?![A-Za-z])
       | \s?\([A-Za-z ]+\)
-      | (?:,?\s|\s?/\s?) (?:[A-Za-z]{3,} | (?:an?(?=\s\w\w)|[ckm]m|[km]g|m[lL]|ft|in|mi|yd|lb|oz|hr|of|to
-                                             |[mgshLNJVW])(?![A-Za-z]))
+      | (?:\s | \s?/\s? | ,\s(?=in\s))                                         # apples, /s, ", in total"
+        (?:[A-Za-z]{3,} | (?:an?(?=\s\w\w)|[ckm]m|[km]g|m[lL]|ft|in|mi|yd|lb|oz|hr|of|to|[mgshLNJVW])(?![A-Za-z]))
       | (?<=[A-Za-z}])\^\{?-?\d\}?                                             # the square of cm^2
       | (?<=[A-Za-z}])\.
     )*
@@ -39,7 +41,7 @@ _UNIT = re.compile(
 
 
 def read_unit(text: str) -> frozenset[str] | None:
-    """The words behind a number in one spelling; `None` if there is anything else, or if they change the number."""
+    """Return the words behind a number in one spelling; `None` for anything else, or if they change the number."""
     if not text:
         return frozenset()
     if not _UNIT.fullmatch(text):
@@ -52,7 +54,7 @@ def read_unit(text: str) -> frozenset[str] | None:
 
 
 def agree(gold: frozenset[str], answer: frozenset[str]) -> bool:
-    """Whether two units may belong to one value. One may be left out; kPa is not Pa, and 5 miles east are not west."""
+    """Tell whether two units may belong to one value. One may be left out; kPa is not Pa, and 5 miles east not west."""
     if not gold or not answer:
         return True
     known = gold & set(_UNITS.values()), answer & set(_UNITS.values())

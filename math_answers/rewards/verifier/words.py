@@ -34,24 +34,24 @@ _INTRODUCTION = re.compile(
 
 
 def choice(text: str) -> str | None:
-    """The letter of a multiple choice, if a text names exactly one: `C`, `(C)`, `C. 12`, `option C`."""
+    """Return the letter of a multiple choice, if a text names exactly one: `C`, `(C)`, `C. 12`, `option C`."""
     match = _CHOSEN.fullmatch(re.sub(r"\\text|[{}*]", "", text).strip(" ."))
     return match[1] if match and match[1].isupper() and not _NOT_CHOSEN.search(match[2] or "") else None
 
 
 def is_words(text: str) -> bool:
-    """Whether a text is words, and no product of letters such as `ab` or `mgh`."""
+    """Tell whether a text is words, and no product of letters such as `ab` or `mgh`."""
     letters, is_text = _TEXT.subn(r"\1", text)
     is_word = is_text or _ONE_WORD.search(text) or not text.isascii()
     return bool(is_word and _WORDS.fullmatch(letters.strip(" .()'")))
 
 
 def plain(text: str) -> str:
-    """Words without markup, case and article."""
+    """Return words without markup, case and article."""
     text = " ".join(_TEXT.sub(r" \1 ", text).casefold().split()).strip(" .()")
     return re.sub(r"\A(?:an?|the) (?=\w\w)", "", text)
 
 
 def without_introduction(text: str) -> str:
-    """A value without the sentence that states it."""
+    """Return a value without the sentence that states it."""
     return _INTRODUCTION.sub("", text)
