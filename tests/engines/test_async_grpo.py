@@ -10,7 +10,6 @@ import torch
 import trl
 from accelerate import Accelerator
 from async_engine import Engine, make_trainer
-from peft import LoraConfig
 from ranks import in_two_ranks
 from references import reference_divergence, reference_project
 from tiny import saved_model
@@ -69,13 +68,12 @@ def logged(trainer, key):
 # -- Against TRL ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("region", "adapter"), [*((region, None) for region in OPEN), ("binary_tv", "lora")])
-def test_with_an_open_bound_the_weights_are_trls_without_a_clip(region, adapter, folder, tmp_path):
+@pytest.mark.parametrize("region", OPEN)
+def test_with_an_open_bound_the_weights_are_trls_without_a_clip(region, folder, tmp_path):
     """On samples two versions old."""
-    lora = {"peft_config": LoraConfig(r=4, target_modules=["q_proj"]), "learning_rate": 2e-2}
-    runs, options = [], lora if adapter else {}
+    runs = []
     for classes, extra in (((AsyncGRPOTrainer, AsyncGRPOConfig), WITHOUT_CLIP), ((), OPEN[region])):
-        trainer = make_trainer(folder, tmp_path, Engine(folder, age=2), *classes, **extra, **options)
+        trainer = make_trainer(folder, tmp_path, Engine(folder, age=2), *classes, **extra)
         start = weights(trainer)
         trainer.train()
         runs.append(trainer)
@@ -295,8 +293,3 @@ def test_a_server_whose_log_probabilities_ignore_the_temperature_is_refused(fold
     trainer.vllm_client = SimpleNamespace(wait_for_server_ready=lambda: None, get_server_info=lambda: info)
     with pytest.raises(ValueError, match="--logprobs-mode processed_logprobs"):
         trainer.train()
-
-
-def test_trls_config_is_refused(folder, tmp_path):
-    with pytest.raises(TypeError, match="must be an AsyncTrollGRPOConfig"):
-        make_trainer(folder, tmp_path, Engine(folder), config_class=AsyncGRPOConfig)

@@ -47,15 +47,13 @@ def test_the_engines_log_probabilities_are_those_of_the_same_weights(temperature
     assert max(logged(trainer, "troll/divergence_max")) < 1e-4
 
 
-@pytest.mark.parametrize("options", [{}, {"trust_region": "penalty", "kl_bound": 1e-3}], ids=["mask", "penalty"])
-def test_the_trust_region_acts_around_a_real_engine(options, server, model, tmp_path, monkeypatch):
-    """Whose weights follow the policy's, some updates late."""
+def test_a_real_engine_follows_the_policy(server, model, tmp_path, monkeypatch):
+    """Some updates late."""
     send_weights_by_loopback(monkeypatch.setattr)
-    trainer = make_served_trainer(model, server.url, tmp_path, max_steps=8, learning_rate=2e-2, **options)
+    trainer = make_served_trainer(model, server.url, tmp_path, max_steps=8, learning_rate=2e-2)
     trainer.train()
-    distance = logged(trainer, "troll/policy_kl_max" if options else "troll/divergence_max")
-    assert distance[0] < 1e-4, "the engine has other weights than the policy"
-    assert max(distance) > 1e-3
+    divergence = logged(trainer, "troll/divergence_max")
+    assert divergence[0] < 1e-4 < 1e-3 < max(divergence), "the engine has other weights than the policy"
     # Queue and requests hold 40 samples of the first weights, and the run trains on more
     assert max(sample.model_version for sample in trainer.received) >= 1, "no weights were sent"
 
