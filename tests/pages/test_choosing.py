@@ -14,48 +14,48 @@ from troll_trl import TrollGRPOConfig
 from troll_trl.cli.command_line import config_names
 
 PAGE = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")]
-    for line in PAGE.partition("Find your row")[2].splitlines()[4:12]
-]
+TABLE = PAGE.partition("| case |")[2].partition("\n\n")[0]
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE.splitlines()[2:]]
 SMALL = {"quickstart", "smollm2-gsm8k-cpu"}  # "The configs for a CPU take more"
 SCRIPTS = [name for name in ("train", "train_lora", "train_length") if name in OWN_SCRIPTS]
 EXAMPLES = ("gsm8k_one_gpu", "vllm_server", "asynchronous", "lora")
 
 
-def settings(updates: float, lora: bool, asynchronous: bool = False) -> dict[str, object]:
-    """Method, rate and bound of the row for these updates per rollout batch."""
-    for count, weights, rollouts, method, rate, bound in ROWS:
-        first, _, last = re.match(r"any|(\d+)(?: to (\d+))?", count)[0].partition(" to ")
-        holds = first == "any" or int(first) <= updates <= int(last or first)
-        if holds and weights == ("LoRA" if lora else "whole model") and ("asynchronous" in rollouts) == asynchronous:
-            name, _, value = bound.strip("`").partition(": ")
-            return {"method": re.findall(r"`(?:\w+: )?(\w+)`", method), "rate": float(rate), name: value}
+def settings(updates: float, lora: bool, asynchronous: bool = False) -> dict[str, str]:
+    """Trust region, bound and rate of the row for these updates per rollout batch, or for samples that are old."""
+    weights = "LoRA" if lora else "whole model"
+    for case, chosen, rate, _ in ROWS:
+        numbers = re.match(r"(\d+) to (\d+) updates, ", case)
+        fits = numbers is not None and int(numbers[1]) <= updates <= int(numbers[2])
+        if asynchronous:
+            fits = case.startswith("asynchronous, older")
+        if fits and case.endswith(weights):
+            return dict(re.findall(r"`(\w+): (\S+)`", chosen)) | {"learning_rate": rate}
     raise LookupError(f"no row for {updates} updates")
 
 
 def assert_obeys(chosen, updates: float, lora: bool, asynchronous: bool = False):
     row = settings(updates, lora, asynchronous)
-    assert chosen.learning_rate == row["rate"] and [chosen.trust_region] == row["method"][:1]
-    for name in ("kl_bound", "divergence_bound"):
-        if name in row:
-            assert str(getattr(chosen, name)) == row[name]
+    assert chosen.learning_rate == float(row.pop("learning_rate"))
+    assert {name: str(getattr(chosen, name)) for name in row} == row
 
 
 def test_every_case_has_one_row():
-    assert [len(row) for row in ROWS] == [6] * 8 and len({tuple(row[:3]) for row in ROWS}) == 8
+    assert [len(row) for row in ROWS] == [4] * len(ROWS) and len({row[0] for row in ROWS}) == len(ROWS)
+    for updates in range(2, 33):
+        assert settings(updates, False)["trust_region"] == "projection"
     for lora in (False, True):
-        for updates in range(2, 33):
-            assert settings(updates, lora)["method"] == ["projection"]
-            assert settings(updates, lora, asynchronous=True)["method"] == ["mask", "binary_tv"]
-        assert settings(1, lora)["method"] == [], "TRL's trainer"
+        assert settings(8, lora)["trust_region"] == "projection"
+        assert settings(1, lora, asynchronous=True)["trust_region"] == "mask"
+        with pytest.raises(LookupError):  # TRL's trainer
+            settings(1, lora)
     with pytest.raises(LookupError):
         settings(33, False)
 
 
 def test_lora_takes_ten_times_the_rate():
-    for updates in (1, 8, 16):
-        assert settings(updates, True)["rate"] == pytest.approx(10 * settings(updates, False)["rate"])
+    rates = [float(settings(8, lora)["learning_rate"]) for lora in (True, False)]
+    assert rates[0] == pytest.approx(10 * rates[1])
 
 
 @pytest.mark.parametrize("name", [name for name in config_names() if not name.startswith("eval/")])
@@ -102,7 +102,7 @@ def test_a_script_obeys_the_table(name):
         assert updates == 8
     if "SmolLM2-135M" in code:  # which the page has by name, with its rate
         assert f"SmolLM2-135M, took {chosen.learning_rate:.0e}".replace("e-0", "e-") in " ".join(PAGE.split())
-        chosen.learning_rate = settings(updates, lora)["rate"]
+        chosen.learning_rate = float(settings(updates, lora)["learning_rate"])
     assert_obeys(chosen, updates, lora, asynchronous)
 
 
@@ -111,5 +111,5 @@ def test_the_commands_for_an_adapter_obey_the_table():
     row = settings(8, lora=True)
     assert found
     for command in found:
-        assert float(re.search(r"--learning_rate (\S+)", command)[1]) == row["rate"]
+        assert re.search(r"--learning_rate (\S+)", command)[1] == row["learning_rate"]
         assert re.search(r"--kl_bound (\S+)", command)[1] == row["kl_bound"]
