@@ -41,35 +41,12 @@ OTHER_NAMES = {
 }
 
 
-# "All other options of transformers' Trainer": neither TRL's loss nor the trust region reads them
-REST = re.findall(
-    r"\w+",
-    """
-    output_dir num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps optim
-    optim_args optim_target_modules weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
-    average_tokens_across_devices use_cache torch_empty_cache_steps seed data_seed full_determinism use_cpu
-    accelerator_config debug callbacks optimizers eval_delay ddp_backend ddp_timeout logging_strategy logging_steps
-    logging_first_step log_on_each_node logging_nan_inf_filter log_level log_level_replica disable_tqdm report_to
-    run_name project trackio_space_id trackio_bucket_id trackio_static_space_id log_completions
-    log_completions_hub_repo log_multimodal log_unique_prompts num_completions_to_print skip_memory_metrics
-    save_only_model save_strategy save_steps save_on_each_node save_total_limit load_best_model_at_end
-    greater_is_better resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint push_to_hub
-    hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision dataloader_drop_last
-    dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
-    dataloader_multiprocessing_context dataloader_in_order remove_unused_columns eval_use_gather_object
-    include_num_input_tokens_seen do_train do_eval do_predict local_rank
-""",
-)
-
-
 def named_options():
-    """Backticked names of the first column of the tables, and of the text below the last table."""
+    """Backticked names of the first column of the tables."""
     listed = []
-    tables, _, rest = TABLE.partition("## Everything else")
-    for line in tables.splitlines():
+    for line in TABLE.splitlines():
         if line.startswith("| ") and "|---" not in line:
             listed += re.findall(r"`([^`]+)`", line.split("|")[1])
-    listed += re.findall(r"`([^`]+)`", rest)
     return [name for name in listed if name not in OTHER_NAMES]
 
 
@@ -81,8 +58,8 @@ def all_options():
 
 
 def test_every_option_is_in_the_table_and_no_other():
-    """A new option of TRL's needs a row, or to be one of those that the trust region does not read."""
-    listed = [*named_options(), *REST]
+    """A new option of TRL's needs a row."""
+    listed = named_options()
     assert set(listed) - all_options() == set()
     assert all_options() - set(listed) == set()
     assert {name for name in listed if listed.count(name) > 1} == {"loss_type"}, "which is partly refused"
