@@ -19,6 +19,10 @@ from troll_trl.fields import is_number
 from troll_trl.trust_region.binary import binary_log_probs
 from troll_trl.trust_region.projection import kl_divergence
 
+# A trainer that multiplies ratios and weights limits the logarithm of its ratio to this: beyond, a weight of 0 meets an
+# infinite ratio, and float32 has no `C/r`
+HIGHEST_LOG_RATIO = 80.0
+
 
 class MaskWeight(NamedTuple):
     """Result of [`mask_weight`]."""
@@ -44,7 +48,9 @@ DIVERGENCES = {divergence.__name__: divergence for divergence in (binary_tv, bin
 def checked_bound(divergence_type: str, divergence_bound: float | None = None) -> float:
     """Return the bound, by default the paper's 0.15 or 0.05 nats. A `ValueError` names a type or bound out of range."""
     if divergence_type not in [*DIVERGENCES]:  # a list: what YAML holds may have no hash
-        raise ValueError(f"`divergence_type` of a mask must be one of {', '.join(DIVERGENCES)}, got {divergence_type!r}.")
+        raise ValueError(
+            f"`divergence_type` of a mask must be one of {', '.join(DIVERGENCES)}, got {divergence_type!r}."
+        )
     is_tv = divergence_type == binary_tv.__name__
     bound = (0.15 if is_tv else 0.05) if divergence_bound is None else divergence_bound
     if not (is_number(bound) and bound > 0 and (bound < 1 or not is_tv)):  # no total variation exceeds 1
@@ -91,5 +97,5 @@ def mask_weight(
     masked = (divergence > divergence_bound) & (log_ratio * advantages.sign() > 0)  # it moved with its advantage
     weight = torch.ones_like(log_ratio)
     if ratio_cap is not None:
-        weight = (math.log(ratio_cap) - log_ratio).exp().clamp(max=1.0)  # an overflowing ratio would make it 0
+        weight = (math.log(ratio_cap) - log_ratio.clamp(max=HIGHEST_LOG_RATIO)).exp().clamp(max=1.0)
     return MaskWeight(weight.masked_fill(masked, 0.0), divergence, masked)
