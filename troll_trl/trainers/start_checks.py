@@ -1,6 +1,8 @@
 """What a run checks and says at its start: the support, the LM head and its gradient, idle regions, random draws."""
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -148,8 +150,10 @@ def check_head(
     unwrapped = extract_model_from_parallel(model)
     sharded = any(isinstance(x, DTensor) or hasattr(x, "ds_id") for x in unwrapped.parameters())
     if not sharded and hasattr(unwrapped, "base_model"):
-        with same_draws():
-            ours, theirs = _gradients(unwrapped, inputs, labels, token_ids, temperature)
+        gradients = _gradients(unwrapped, inputs, labels, token_ids, temperature, same_draws)
+        if gradients is None:
+            return
+        ours, theirs = gradients
         difference = ((ours - theirs).norm() / theirs.norm().clamp(min=1e-30)).item()
         if difference > _GRADIENT_TOLERANCE:
             raise ValueError(
@@ -160,10 +164,16 @@ def check_head(
 
 @torch.enable_grad()
 def _gradients(
-    model: torch.nn.Module, inputs: dict[str, Any], labels: torch.Tensor, token_ids: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    model: torch.nn.Module,
+    inputs: dict[str, Any],
+    labels: torch.Tensor,
+    token_ids: torch.Tensor,
+    temperature: float,
+    same_draws: Callable[[], AbstractContextManager],
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the gradients `(b, n + 1, H)`, with respect to the last hidden states, of log-probabilities that are
-    projected onto made-up old policies: by head and kernels, and by the model's own logits in plain PyTorch."""
+    projected onto made-up old policies: by head and kernels, and by the model's own logits in plain PyTorch. `None` if
+    the model's own forward does not call its `base_model`, as OPT's."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     leaves: list[torch.Tensor] = []
 
@@ -176,7 +186,8 @@ def _gradients(
     live = labels[:, 1:] != -100  # (b, n)
     hook = base.base_model.register_forward_hook(make_leaf)
     try:
-        ours = base(**inputs, labels=labels, fused_lm_head=True, token_ids=token_ids.int(), check_finite=False)
+        with same_draws():
+            ours = base(**inputs, labels=labels, fused_lm_head=True, token_ids=token_ids.int(), check_finite=False)
         policy = ours.sparse_log_probs[live]  # (N, K + 1)
         generator = torch.Generator(policy.device).manual_seed(0)
         noise = torch.randn(policy.shape, generator=generator, device=policy.device)
@@ -185,7 +196,10 @@ def _gradients(
         projected = project(policy, old, _KL_BOUND).log_probs
         (gradient,) = torch.autograd.grad(_finite(projected, upstream), leaves[0])
 
-        logits = base(**inputs, use_cache=False).logits[:, -n - 1 : -1].float() / temperature
+        with same_draws():
+            logits = base(**inputs, use_cache=False).logits[:, -n - 1 : -1].float() / temperature
+        if len(leaves) < 2:
+            return None
         plain = SparseDistribution.log_probs_on_support(logits[live], token_ids[live])
         log_pi, t, *_ = project_rows(plain.detach(), old, _KL_BOUND)
         upstream = upstream.masked_fill(log_pi == -math.inf, 0.0)
