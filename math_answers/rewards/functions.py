@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from math_answers.rewards.answers import MAX_ANSWER_CHARACTERS, extract_answer
-from math_answers.rewards.verifier import DECIDERS, start, verify
+from math_answers.rewards.verifier import DECIDERS, verify
 from math_answers.rewards.verifier.notation import normalise
 from math_answers.rewards.verifier.numbers import read_number
 
@@ -54,10 +54,6 @@ def math_accuracy_reward(
         log_extra("answer", [answer[:MAX_ANSWER_CHARACTERS] for answer in answers])  # of a million characters, say
         log_extra("answer_path", [verdict.decided_by for verdict in verdicts])
     return [verdict.reward for verdict in verdicts]
-
-
-# The trainers call this when they are built: what the workers import takes seconds
-math_accuracy_reward.start_workers = start  # type: ignore[attr-defined]
 
 
 def answer_format_reward(completions: list[list[dict[str, str]]] | list[str], **kwargs) -> list[float]:

@@ -5,14 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from datasets import Dataset
 from repository import ROOT
-from tiny import tiny_model, tiny_tokenizer
 
 from math_answers import answer_format_reward, math_accuracy_reward
 from math_answers.rewards.answers import MAX_ANSWER_CHARACTERS
 from math_answers.rewards.verifier import DECIDERS
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
 
 def test_a_batch_has_a_reward_for_each_row_in_its_order():
@@ -106,24 +103,3 @@ assert math_accuracy_reward(answers, ["72", "(x+1)^2", "8"]) == [1.0, 1.0, 0.0]
 assert not {"torch", "transformers", "trl", "datasets", "troll_trl", "sympy"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-
-
-def test_a_troll_trainer_starts_the_workers_when_it_is_built(tmp_path, monkeypatch):
-    started = []
-    monkeypatch.setattr(math_accuracy_reward, "start_workers", lambda: started.append(True))
-    arguments = TrollGRPOConfig(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=4,
-        num_generations=4,
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-    )
-    TrollGRPOTrainer(
-        model=tiny_model(),
-        reward_funcs=[math_accuracy_reward, answer_format_reward],  # the second has none to start
-        args=arguments,
-        train_dataset=Dataset.from_dict({"prompt": ["w1 w2"] * 4, "solution": ["1"] * 4}),
-        processing_class=tiny_tokenizer(),
-    )
-    assert started == [True]

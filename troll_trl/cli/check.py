@@ -58,7 +58,11 @@ def check_model(name: str | None, dtype: str) -> tuple[bool, str]:
     from troll_trl.trainers.start_checks import check_head
 
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype) if name else make_model(make_tokenizer())
+    model: Any = (
+        AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+        if name
+        else make_model(make_tokenizer())
+    )
     model = model.to(torch.accelerator.current_accelerator() or "cpu")
     try:
         add_sparse_lm_head(model)

@@ -9,11 +9,11 @@ compared, and a file of each rank: counters and, between the updates of a rollou
 import json
 import math
 import os
-import pickle
 import shutil
 import signal
 import threading
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -317,7 +317,7 @@ def _read(file: Path) -> dict[str, Any] | None:
     """Read the state of a rank; `None` if there is no such file, or an older version of this package wrote it."""
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, pickle.UnpicklingError):
+    except (OSError, UnpicklingError):
         return None
     return state if "stateful" in json.loads(state["info"]) else None
 

@@ -52,19 +52,25 @@ class SampledAsConfigured(_Trainer):
 
 @contextmanager
 def special_tokens_alone(model: torch.nn.Module) -> Iterator[None]:
-    """Leave only the special tokens in the generation config of a `model`. On exit, restore the config, which a
-    checkpoint saves."""
+    """Leave only the special tokens in the generation config of a `model`, and no request for router logits in its
+    config: with padding, most MoE families of transformers would then fail at a completion's second token. On exit,
+    restore both configs, which a checkpoint saves."""
     modules = _generating(model)
     own = [module.generation_config for module in modules]
+    texts = [config for m in modules if getattr(config := m.config.get_text_config(), "output_router_logits", False)]
     try:
         for module, config in zip(modules, own, strict=True):
             tokens = {name: getattr(config, name, None) for name in _SPECIAL_TOKENS}
             # A run's `top_k` of `None` is no filter; transformers' own default would be the 50 most likely tokens
             module.generation_config = GenerationConfig(do_sample=True, top_k=0, **tokens)
+        for config in texts:
+            config.output_router_logits = False
         yield
     finally:
         for module, config in zip(modules, own, strict=True):
             module.generation_config = config
+        for config in texts:
+            config.output_router_logits = True
 
 
 def _generating(model: torch.nn.Module) -> list[Any]:

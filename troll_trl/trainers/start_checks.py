@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -149,7 +150,10 @@ def check_head(
     unwrapped = extract_model_from_parallel(model)
     sharded = any(isinstance(x, DTensor) or hasattr(x, "ds_id") for x in unwrapped.parameters())
     if not sharded and hasattr(unwrapped, "base_model"):
-        ours, theirs = _gradients(unwrapped, inputs, labels, token_ids, temperature, same_draws)
+        gradients = _gradients(unwrapped, inputs, labels, token_ids, temperature, same_draws)
+        if gradients is None:
+            return
+        ours, theirs = gradients
         difference = ((ours - theirs).norm() / theirs.norm().clamp(min=1e-30)).item()
         if difference > _GRADIENT_TOLERANCE:
             raise ValueError(
@@ -165,10 +169,11 @@ def _gradients(
     labels: torch.Tensor,
     token_ids: torch.Tensor,
     temperature: float,
-    same_draws: Callable,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    same_draws: Callable[[], AbstractContextManager],
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the gradients `(b, n + 1, H)`, with respect to the last hidden states, of log-probabilities that are
-    projected onto made-up old policies: by head and kernels, and by the model's own logits in plain PyTorch."""
+    projected onto made-up old policies: by head and kernels, and by the model's own logits in plain PyTorch. `None` if
+    the model's own forward does not call its `base_model`, as OPT's."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     leaves: list[torch.Tensor] = []
 
@@ -193,6 +198,8 @@ def _gradients(
 
         with same_draws():
             logits = base(**inputs, use_cache=False).logits[:, -n - 1 : -1].float() / temperature
+        if len(leaves) < 2:
+            return None
         plain = SparseDistribution.log_probs_on_support(logits[live], token_ids[live])
         log_pi, t, *_ = project_rows(plain.detach(), old, _KL_BOUND)
         upstream = upstream.masked_fill(log_pi == -math.inf, 0.0)

@@ -20,6 +20,7 @@ from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.start_checks import check_head, describe_run, fitting_support_size
 from troll_trl.trainers.trl_compat import check_trl
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
+from troll_trl.trust_region.mask import HIGHEST_LOG_RATIO
 from troll_trl.trust_region.penalty import ROUNDING
 from troll_trl.trust_region.regions import TrustRegion, checked_output
 from troll_trl.trust_region.sparse import SparseDistribution, keep_nothing, trimmed
@@ -30,8 +31,8 @@ TOKEN_IDS, LOG_PROBS = "old_token_ids", "old_sparse_logps"
 # TRL's column of the sampled tokens' old log-probabilities `(B, C)`, all that a trust region without a support reads
 SAMPLED_LOG_PROBS = "old_per_token_logps"
 
-# Beyond these log-ratios float32 loses the regression divided by the ratio, or a weight of 0 meets an infinite ratio
-_LOWEST_LOG_RATIO, _HIGHEST_LOG_RATIO = -40.0, 80.0
+_LOWEST_LOG_RATIO = -40.0  # below, float32 loses the regression divided by the ratio
+_NEWTON_STEPS = 4  # from the first guess of `rescale_kl` to float32's digits
 
 Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # log-probabilities, entropies, MoE loss
 
@@ -80,9 +81,10 @@ class TrollTrainer(SampledAsConfigured):
 
     Three more columns of the copy change:
 
-    - *The reference KL stays the policy's.* TRL forms `ref − log π(a)`. With `ref + log π(a) − log p(a)` in the copy,
-      with gradient, it is `ref − log p(a)`. If TRL multiplies its estimate `k` by the ratio `r` (the bias correction),
-      the advantage also gets `−β·k·(r_p − r)/r`, so the ratio is the policy's `r_p`.
+    - *The reference KL stays the policy's.* TRL forms `d = ref − log π(a)`, and of it the estimate `k(d)`. With `ref +
+      log π(a) − log p(a)` in the copy, with gradient, `d` is `ref − log p(a)`. If TRL multiplies `k(d)` by the ratio
+      `r`, which `use_bias_correction_kl` asks for, the copy holds what gives `k(d)·r_p/r` instead, with the policy's
+      ratio `r_p`: see [`rescale_kl`].
     - *Ratios stay in float32's range.* If the log-ratio that TRL forms is below −40, the old log-probabilities in the
       copy are shifted so that it is −40: below, `R/r` would lose the regression or overflow. With a weight, they are
       also shifted if it is above 80, where a weight of 0 would meet an infinite ratio.
@@ -318,27 +320,26 @@ class TrollTrainer(SampledAsConfigured):
                 "outputs. Make the wrapper keep the dtype."
             )
         old = inputs[LOG_PROBS] if self.support_size else inputs[SAMPLED_LOG_PROBS].unsqueeze(-1)  # (B, C, S)
-        advantages = inputs["advantages"].reshape(len(old), -1)  # (B, 1) or (B, C)
         # `project` refuses NaN, on one rank while the others wait. So NaN goes around it, into the loss.
         bad = policy.detach().isnan().any(-1) | old.isnan().any(-1)
         ignored = ~inputs.mask | bad
         log_p = policy[..., 0].masked_fill(ignored, 0.0)
         policy, old = keep_nothing(policy, ignored), keep_nothing(old, ignored)
+        names = ("ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio", "advantages")
+        for name in (SAMPLED_LOG_PROBS, *names):
+            if inputs.get(name) is not None and inputs[name].shape == ignored.shape:
+                inputs.unchanged[name] = inputs[name] = inputs[name].masked_fill(ignored, 0.0)
+        advantages = inputs["advantages"].reshape(len(old), -1)  # (B, 1) or (B, C)
         if self.engine_policy is not None and self.support_size:
             old = cap_rest_mass(old, policy)
         bounded = checked_output(self.trust_region, policy, old, advantages)
         self.troll_metrics["train" if self.model.training else "eval"].add(inputs.mask, bounded.token_stats)
         log_pi = bounded.log_probs.masked_fill(ignored, 0.0).masked_fill(bad & inputs.mask, math.nan)
 
-        for name in (SAMPLED_LOG_PROBS, "ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio"):
-            if inputs.get(name) is not None and inputs[name].shape == ignored.shape:
-                inputs.unchanged[name] = inputs[name] = inputs[name].masked_fill(ignored, 0.0)
         inputs.unchanged |= {"log_probs": log_p.detach(), "advantages": advantages}
-        if (ref := inputs.unchanged.get("ref_per_token_logps")) is not None:
-            inputs["ref_per_token_logps"] = ignore_rounding(ref, log_p.detach()) + (log_pi - log_p)
-
+        _, policy_log_ratio = self._log_ratio(log_p, inputs)
         column, log_ratio = self._log_ratio(log_pi, inputs)  # (B, C) or (B, 1)
-        highest = None if bounded.weight is None else _HIGHEST_LOG_RATIO
+        highest = None if bounded.weight is None else HIGHEST_LOG_RATIO
         shift = log_ratio.detach() - log_ratio.detach().clamp(_LOWEST_LOG_RATIO, highest)
         inputs[column] = inputs[column] + (shift if inputs[column].dim() > 1 else shift.squeeze(1))
         if bounded.weight is not None:
@@ -347,23 +348,19 @@ class TrollTrainer(SampledAsConfigured):
                     f"`trust_region`: {type(self.trust_region).__name__} gives a `weight` of each token, and this "
                     "trainer's ratio and advantage belong to a whole completion. Use it in GRPO."
                 )
-            weight = bounded.weight.detach().masked_fill(ignored, 1.0)
-            weight = torch.where(shift > 0, (weight.log() + shift).exp(), weight)  # r·w stays what it was
-            advantages = advantages * weight
+            advantages = advantages * bounded.weight.detach().masked_fill(ignored, 1.0)
         _, log_ratio = self._log_ratio(log_pi, inputs)  # after the shift
         if bounded.regression is not None and self.args.regression_coef != 0:
             regression = bounded.regression.masked_fill(ignored, 0.0)
             if self._sums_over_completions:
                 regression = regression.sum(1, keepdim=True)
             advantages = advantages - self.args.regression_coef * regression * (-log_ratio).exp()
-        if ref is not None and self.args.use_bias_correction_kl:
-            log_ref_ratio = ignore_rounding(ref, log_p.detach()) - log_p
-            kl = log_ref_ratio.expm1() - log_ref_ratio  # TRL's estimate, which it multiplies by π's ratio
-            _, policy_log_ratio = self._log_ratio(log_p, inputs)
-            correction = self.beta * kl * (policy_log_ratio - log_ratio).expm1()
-            if self.use_vllm and self.vllm_importance_sampling_correction:  # TRL multiplies advantages by it, but no KL
-                correction = correction / inputs["importance_sampling_ratio"].clamp(min=1e-6)
-            advantages = advantages - correction
+        if (ref := inputs.unchanged.get("ref_per_token_logps")) is not None:
+            ref = ignore_rounding(ref, log_p.detach())
+            inputs["ref_per_token_logps"] = ref + (log_pi - log_p)
+            if self.args.use_bias_correction_kl:
+                rescaled = rescale_kl(ref - log_p, policy_log_ratio - log_ratio)
+                inputs["ref_per_token_logps"] = inputs["ref_per_token_logps"] + (rescaled - (ref - log_p))
         inputs["advantages"] = advantages if advantages.shape[1] > 1 else advantages.squeeze(1)
         inputs.read.clear()
         return log_pi
@@ -395,3 +392,24 @@ def ignore_rounding(ref_logps: torch.Tensor, policy_logps: torch.Tensor) -> torc
     """
     same = (ref_logps - policy_logps).abs() <= ROUNDING * policy_logps.abs().clamp(min=1)
     return torch.where(same, policy_logps, ref_logps)
+
+
+def rescale_kl(log_ref_ratio: torch.Tensor, log_scale: torch.Tensor) -> torch.Tensor:
+    """
+    Return `d'` `(B, C)` with `k(d') = exp(log_scale)·k(d)`, for TRL's estimate `k(d) = exp(d) − d − 1` of the reference
+    KL, `d = log_ref_ratio` `(B, C)` and `log_scale` `(B, C)` or `(B, 1)`.
+
+    `d'` has the sign of `d`. Newton's method begins beyond the solution on that side, where it cannot overshoot. The
+    gradient is that of the implicit function, `∇d' = ∇(exp(log_scale)·k(d)) / (exp(d') − 1)`.
+    """
+    kl = (log_ref_ratio.expm1() - log_ref_ratio) * log_scale.exp()
+    with torch.no_grad():
+        target = kl.clamp(min=0)  # rounding
+        beyond = target + (2 * target).sqrt()
+        solution = torch.where(log_ref_ratio > 0, beyond.log1p(), -beyond)
+        for _ in range(_NEWTON_STEPS):
+            slope = solution.expm1()
+            solution = solution - (slope - solution - target) / torch.where(slope == 0, 1.0, slope)
+        slope = solution.expm1()
+    gradient = torch.where(slope == 0, 0.0, (kl - kl.detach()) / torch.where(slope == 0, 1.0, slope))
+    return torch.where(log_scale == 0, log_ref_ratio, solution + gradient)

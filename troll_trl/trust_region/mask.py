@@ -19,6 +19,10 @@ from troll_trl.fields import is_number
 from troll_trl.trust_region.binary import binary_log_probs
 from troll_trl.trust_region.projection import kl_divergence
 
+# A trainer that multiplies ratios and weights limits the logarithm of its ratio to this: beyond, a weight of 0 meets an
+# infinite ratio, and float32 has no `C/r`
+HIGHEST_LOG_RATIO = 80.0
+
 
 class MaskWeight(NamedTuple):
     """Result of [`mask_weight`]."""
@@ -93,5 +97,5 @@ def mask_weight(
     masked = (divergence > divergence_bound) & (log_ratio * advantages.sign() > 0)  # it moved with its advantage
     weight = torch.ones_like(log_ratio)
     if ratio_cap is not None:
-        weight = (math.log(ratio_cap) - log_ratio).exp().clamp(max=1.0)  # an overflowing ratio would make it 0
+        weight = (math.log(ratio_cap) - log_ratio.clamp(max=HIGHEST_LOG_RATIO)).exp().clamp(max=1.0)
     return MaskWeight(weight.masked_fill(masked, 0.0), divergence, masked)

@@ -15,7 +15,7 @@ from math_answers.rewards.verifier.notation import normalise
 from math_answers.rewards.verifier.pool import Pool
 from math_answers.rewards.verifier.words import choice
 
-__all__ = ["DECIDERS", "Verdict", "start", "verify"]
+__all__ = ["DECIDERS", "Verdict", "verify"]
 
 Decision = tuple[float | None, str]
 
@@ -80,11 +80,6 @@ def verify(golds: Sequence[str | None], texts: Sequence[str], batch_seconds: flo
     verdicts = [Verdict(decided[pair][0], pair[1], decided[pair][1]) for pair in pairs]
     _warn(verdicts, batch_seconds)
     return verdicts
-
-
-def start() -> None:
-    """Start the worker processes in the background: what they import takes seconds."""
-    _pool().start()
 
 
 def _pair(gold: str | None, text: str) -> tuple[str | None, str | None]:

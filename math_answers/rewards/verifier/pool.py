@@ -72,11 +72,6 @@ class Pool:
 
         return list(self._executor.map(ask_one, questions))
 
-    def start(self) -> None:
-        """Start the workers in the background: their imports take seconds."""
-        for worker in [self._take() for _ in range(self.size)]:
-            self._idle.put(worker)
-
     def _take(self) -> Worker:
         with contextlib.suppress(queue.Empty):
             return self._idle.get_nowait()

@@ -1,0 +1,50 @@
+"""What stands on the pages: their blocks, their commands, and the scripts that they give to save."""
+
+import ast
+import re
+from pathlib import Path
+
+from repository import ROOT
+
+MARKDOWN = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+MARKDOWN += [*sorted((ROOT / "configs").glob("*.md")), *sorted((ROOT / "evidence").glob("*.md"))]
+PAGES = [*(page for page in MARKDOWN if page.name != "CHANGELOG.md"), *sorted((ROOT / "examples").glob("*.py"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PROGRAMS = (
+    r"(?:\w+=\S* )*(?:troll|python|make|accelerate launch(?=.*\.py)|pip install|trl vllm-serve|vllm serve|sbatch)"
+)
+PLACEHOLDER = re.compile(r"\b(?:any_field|[A-Z]{4,})\b|…")  # for something of the reader's
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The blocks of code in some languages; of a diff, what it makes of the old text."""
+    found = [(language, text) for language, text in FENCE.findall(text_of(page)) if page.suffix == ".md"]
+    return [_new_side(text) if language == "diff" else text for language, text in found if language in languages]
+
+
+def _new_side(diff: str) -> str:
+    return "".join(line[1:] + "\n" for line in diff.splitlines() if not line.startswith("-"))
+
+
+def is_python(block: str) -> bool:
+    return re.search(r"^\s*(from|import) ", block, re.MULTILINE) is not None
+
+
+def commands(page: Path) -> list[str]:
+    """The complete commands of a page, or of the head of a script."""
+    if page.suffix == ".py":
+        lines = (ast.get_docstring(ast.parse(text_of(page))) or "").replace("\\\n", " ").splitlines()
+        found = [re.match(rf"(?:Run:|Needs:.*: )?\s*({PROGRAMS} .*?[\w'/}}])`?\.?$", line) for line in lines]
+        return [match[1] for match in found if match]
+    shell = "\n".join(blocks(page, "", "bash", "sh")).replace("\\\n", " ").splitlines()
+    spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", text_of(page)))
+    inline = [span for span in spans if re.match(rf"{PROGRAMS} \S", span) and not PLACEHOLDER.search(span)]
+    return [line for line in shell + inline if line.strip()]
+
+
+_FIRST_LINE = re.compile(r"# (\w+)\.py$", re.MULTILINE)  # of a script to save
+SCRIPTS = {name[1]: block for page in PAGES for block in blocks(page, "python") if (name := _FIRST_LINE.match(block))}

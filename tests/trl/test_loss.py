@@ -1,0 +1,148 @@
+"""The loss of the trainers and its gradient, against an independent float64 reference from full logits."""
+
+import math
+
+import pytest
+import torch
+from reference_loss import Bounded, mask, penalty, projection, reference_loss
+from tiny import certain_model, saved_model
+from trl_comparison import OURS, off_policy
+
+from troll_trl import TrollGRPOTrainer, TrustRegion, TrustRegionOutput
+
+SUPPORT = {"support_size": 12, "tail_mass": 1e-3}
+
+
+class Own(TrustRegion):
+    """A region with all three: another log-probability, a regression and a weight."""
+
+    def __call__(self, policy, old, advantages):
+        log_ratio = policy[..., 0] - old[..., 0]
+        used = old > -math.inf
+        squared = (policy - old).masked_fill(~used, 0.0).square().sum(-1)
+        return TrustRegionOutput(old[..., 0] + log_ratio.tanh(), squared, weight=1 / (1 + log_ratio**2))
+
+
+def own(p, q, _advantage):
+    log_ratio = p[0] - q[0]
+    return Bounded(q[0] + log_ratio.tanh(), (p - q).square().sum(), 1 / (1 + log_ratio.item() ** 2))
+
+
+class OwnGRPO(TrollGRPOTrainer):
+    def _make_trust_region(self, args):
+        return Own()
+
+
+# Options of the config, and the reference's region
+REGIONS = {
+    "projection": (SUPPORT, projection(0.01)),
+    "penalty": ({"trust_region": "penalty"}, penalty(0.01)),
+    "penalty_topk": ({"trust_region": "penalty", "divergence_type": "topk_kl", **SUPPORT}, penalty(0.01)),
+    "penalty_everywhere": ({"trust_region": "penalty", "kl_bound": 0.0}, penalty(0.0)),
+    "mask": ({"trust_region": "mask", "divergence_bound": 0.02}, mask("binary_tv", 0.02)),
+    "mask_kl_capped": (
+        {"trust_region": "mask", "divergence_type": "binary_kl", "divergence_bound": 0.002, "ratio_cap": 1.1},
+        mask("binary_kl", 0.002, 1.1),
+    ),
+    "own": (SUPPORT, own),
+}
+KL = {"beta": 0.3}  # with TRL's bias correction, its default
+PLAIN_KL = KL | {"use_bias_correction_kl": False}
+SEQUENCE = {"importance_sampling_level": "sequence"}
+OPTIONS = {
+    "dapo": {},
+    "alpha_0": {"regression_coef": 0.0, "temperature": 0.7},
+    "alpha_5": {"regression_coef": 5.0},
+    "grpo": {"loss_type": "grpo"},
+    "bnpo": {"loss_type": "bnpo"},
+    "dr_grpo": {"loss_type": "dr_grpo"},
+    "luspo": {"loss_type": "luspo"},
+    "reference_kl": PLAIN_KL,
+    "bias_correction": {"loss_type": "bnpo", **KL},
+    "tools": KL,
+    # Factors of the surrogate, not of the reference KL
+    "importance_ratio": {"loss_type": "grpo", **KL},
+    "entropy_quantile": {"top_entropy_quantile": 0.5, "entropy_coef": 0.05, **KL},
+    "off_policy_mask": {"off_policy_mask_threshold": 1e-3, **KL},
+    "sequence": {"loss_type": "grpo", **SEQUENCE},
+    "sequence_luspo": {"loss_type": "luspo", "temperature": 0.7, **SEQUENCE},
+    "sequence_kl": {**SEQUENCE, **KL},
+    "sequence_importance_ratio": SEQUENCE,
+}
+CASES = [("projection", name) for name in OPTIONS]
+CASES += [("penalty", name) for name in ("dapo", "tools", "sequence_luspo", "off_policy_mask")]
+CASES += [("penalty_topk", "grpo"), ("penalty_everywhere", "luspo")]
+CASES += [("mask", name) for name in ("dapo", "reference_kl", "importance_ratio", "off_policy_mask")]
+CASES += [("mask_kl_capped", "bnpo"), *(("own", name) for name in ("alpha_5", "tools", "sequence_kl"))]
+
+
+def prepared(region, name, tmp_path, monkeypatch):
+    """Return a trainer, a micro-batch behind its policy with every column that the options read, and its region."""
+    if region == "own":
+        monkeypatch.setitem(OURS, "grpo", (OwnGRPO, OURS["grpo"][1]))
+    options, reference = REGIONS[region]
+    options = {"model": certain_model(), "regression_coef": 0.5} | options | OPTIONS[name]
+    if "beta" in options:
+        options["model"] = saved_model(tmp_path / "model", spread=25.0)
+    trainer, inputs = off_policy("grpo", tmp_path, **options)
+    generator = torch.Generator().manual_seed(0)
+    noise = lambda scale: scale * torch.randn(inputs["completion_ids"].shape, generator=generator)
+    if "beta" in options:  # farther away than some steps of training put it
+        inputs["ref_per_token_logps"] = inputs["ref_per_token_logps"] + noise(0.3)
+    if name.endswith("importance_ratio"):
+        trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
+        inputs["importance_sampling_ratio"] = noise(0.5).exp()
+        inputs["importance_sampling_ratio"][0] = 0.0  # as a mask mode has it
+    if name == "tools":
+        inputs["tool_mask"] = torch.ones_like(inputs["completion_mask"])
+        inputs["tool_mask"][:, 2::3] = 0
+    return trainer, inputs, reference
+
+
+def loss_of(trainer, inputs, scale=1.0):
+    """Return the trainer's loss and its gradients by name."""
+    trainer.model.zero_grad()
+    loss = trainer.compute_loss(trainer.model, inputs)
+    (loss * scale).backward()
+    return loss.item(), {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
+
+
+def assert_is_reference(trainer, inputs, region, make_model=certain_model, scale=1.0):
+    reference = reference_loss(trainer, inputs, region, make_model)
+    loss, gradients = loss_of(trainer, inputs, scale)
+    assert loss == pytest.approx(reference.loss, rel=3e-4, abs=1e-5)
+    largest = max(gradient.abs().max().item() for gradient in reference.gradients.values())
+    assert largest > 1e-4
+    for name, expected in reference.gradients.items():
+        difference = (gradients[name] / scale - expected).abs().max().item()
+        assert difference < 1e-3 * largest, f"{name}: off by {difference / largest:.1e} of the largest gradient"
+    return reference
+
+
+@pytest.mark.parametrize(("region", "name"), CASES)
+def test_grpo(region, name, tmp_path, monkeypatch):
+    trainer, inputs, reference_region = prepared(region, name, tmp_path, monkeypatch)
+    trainer._metrics["train"].clear()
+    reference = assert_is_reference(trainer, inputs, reference_region)
+    metrics = trainer.troll_metrics["train"].pop()
+    if region.startswith("mask"):
+        assert 0.05 < metrics["troll/masked_fraction"] < 0.95
+    else:
+        outside = (reference.regression > 0).double().mean().item()
+        assert outside > 0.05
+    if region in ("projection", "penalty"):
+        live = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).sum().item()
+        assert metrics["troll/regression"] == pytest.approx(reference.regression.sum().item() / live, rel=1e-3)
+    if "beta" in OPTIONS[name]:
+        assert trainer._metrics["train"]["kl"] == [pytest.approx(reference.kl, rel=1e-3)], "the policy's"
+
+
+@pytest.mark.parametrize(
+    ("region", "alpha"), [("projection", 0.5), ("projection", 5.0), ("penalty", 5.0), ("penalty_topk", 0.5)]
+)
+def test_rloo(region, alpha, tmp_path):
+    options, reference_region = REGIONS[region]
+    options = {"model": certain_model(), "regression_coef": alpha} | options
+    trainer, inputs = off_policy("rloo", tmp_path, **options)
+    reference = assert_is_reference(trainer, inputs, reference_region)
+    assert (reference.regression > 0).double().mean() > 0.05
