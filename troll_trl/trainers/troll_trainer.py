@@ -53,15 +53,17 @@ class LossInputs(dict):
     def __init__(self, inputs: dict[str, Any]):
         super().__init__(inputs)
         self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
-        self.unchanged: dict[str, torch.Tensor] = {}  # filled when the policy is scored, for `get_off_policy_mask`
-        self.read: set[str] = set()  # the names that the loss has read since then
+        # Filled when the policy is scored: what `get_off_policy_mask` reads. Then the names that the loss has read
+        self.unchanged: dict[str, torch.Tensor] = {}
+        self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
         self.read.add(name)
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        self.read.add(name)
+        return super().get(name, default)
 
 
 class TrollTrainer(SampledAsConfigured):
@@ -75,8 +77,8 @@ class TrollTrainer(SampledAsConfigured):
         −r·(A − α·R/r) = −r·A + α·R,
 
     value and gradient, if the gradient flows through both `R` and `r`. TRL then averages both terms as its loss type
-    does. TRL reads `inputs["advantages"]`, which may be `(B, C)`, after it has scored the policy, so the override of the
-    scoring pass puts the new advantages into a copy of the micro-batch. The loss raises if TRL has not read them.
+    does. TRL reads `inputs["advantages"]`, which may be `(B, C)`, after it has scored the policy, so the override of
+    the scoring pass puts the new advantages into a copy of the micro-batch. The loss raises if TRL has not read them.
 
     Three more columns of the copy change:
 

@@ -49,7 +49,7 @@ def checked_bound(divergence_type: str, divergence_bound: float | None = None) -
     """Return the bound, by default the paper's 0.15 or 0.05 nats. A `ValueError` names a type or bound out of range."""
     if divergence_type not in [*DIVERGENCES]:  # a list: what YAML holds may have no hash
         raise ValueError(
-            f"`divergence_type` of a mask must be one of {', '.join(DIVERGENCES)}, got {divergence_type!r}."
+            f"A mask's `divergence_type` must be one of {', '.join(DIVERGENCES)}, got {divergence_type!r}."
         )
     is_tv = divergence_type == binary_tv.__name__
     bound = (0.15 if is_tv else 0.05) if divergence_bound is None else divergence_bound
