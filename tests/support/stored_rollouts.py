@@ -31,7 +31,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trainers import troll_trainer
-from troll_trl.trainers.engine_rows import SampledLogProb, read_answer
+from troll_trl.trainers.engine_policy import SampledLogProb, read_answer
 from troll_trl.trainers.sharding import ReshardInEvaluation, reshard
 
 GROUP, GLOBAL_BATCH = 4, 8
@@ -48,15 +48,9 @@ CASES = {
     "masked_rank": {"loss_type": "dapo"},
     "reference_kl": {"loss_type": "grpo", "beta": 0.3},
     "idle": {"loss_type": "dapo", "num_iterations": 1},
-    "mask": {"trust_region": "mask", "divergence_type": "topk_tv", "divergence_bound": 0.01},
-    "binary_mask": {"trust_region": "mask", "divergence_bound": 0.001},
-    "penalty": {"trust_region": "penalty"},
-    "binary_penalty": {
-        "trust_region": "penalty",
-        "divergence_type": "binary_kl",
-        "kl_bound": 1e-4,
-        "epsilon": math.inf,
-    },
+    "mask": {"trust_region": "mask", "divergence_bound": 0.001},
+    "penalty": {"trust_region": "penalty", "kl_bound": 1e-4},
+    "topk_penalty": {"trust_region": "penalty", "divergence_type": "topk_kl"},
     "engine": {"old_policy": "engine", "use_vllm": True, "vllm_mode": "server"},
 }
 CLASSES = {"rloo": (TrollRLOOTrainer, TrollRLOOConfig), "shipped_clip": (GRPOTrainer, GRPOConfig)}

@@ -4,7 +4,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 import trl
@@ -74,7 +73,7 @@ def test_missing_log_probs(mode, steps_per_generation, vllm, tmp_path):
         assert logged(troll, key) == pytest.approx(logged(trl_run, key), rel=1e-3)
     assert min(logged(troll, "sampling/importance_sampling_ratio/min")) < 0.9, "the sampler differs from the policy"
     # The correction needs the old policy, so that it is kept in an idle run too
-    assert "troll_old_policy" in troll._buffered_inputs[0]
+    assert "old_sparse_logps" in troll._buffered_inputs[0]
 
 
 def test_missing_log_probs_do_not_enter_the_projection(vllm, tmp_path, monkeypatch):
@@ -111,90 +110,6 @@ def test_rollout_function_with_a_mask(tmp_path):
     options = {"rollout_func": rollout_function, "reward": target_reward, "steps_per_generation": 2, "max_steps": 4}
     start, trl_run, troll = train_both("grpo", tmp_path, **options)
     assert_same_movement(start, weights(trl_run), weights(troll))
-
-
-def returning(change):
-    """A rollout function whose rows have four to six tokens; `change` what it returns."""
-
-    def rollout(prompts, trainer):
-        lengths = [4 + n % 3 for n in range(len(prompts))]
-        output = {
-            "prompt_ids": [trainer.processing_class(prompt)["input_ids"] for prompt in prompts],
-            "completion_ids": [[3 + n] * length for n, length in enumerate(lengths)],
-            "logprobs": [[-1.0] * length for length in lengths],
-            "env_mask": [[1] * length for length in lengths],
-        }
-        change(output)
-        return output
-
-    return rollout
-
-
-def shorten(name):
-    """All rows, as far as the longest completion: `size of tensor a (4) must match`."""
-    return lambda output: output[name].__setitem__(slice(None), [row[:4] for row in output[name]])
-
-
-LAST = 31  # 8 prompts, 4 completions of each, in micro-batches of 8
-
-
-@pytest.mark.parametrize(("change", "said"), [
-    *[(change, said.format(name)) for name in ("logprobs", "env_mask") for change, said in (
-        (lambda output, name=name: output[name][1].pop(), "in row 1 of `{}` 4 numbers, .* has 5 tokens"),
-        (lambda output, name=name: output[name][0].append(1), "in row 0 of `{}` 5 numbers, .* has 4 tokens"),
-        (shorten(name), "in row 1 of `{}` 4 numbers, .* has 5 tokens"),
-        (lambda output, name=name: output[name].__setitem__(2, None), "in row 2 of `{}` None, expected a list"),
-    )],
-    *[(lambda output, name=name: output[name].pop(), f"got 32 prompts, and returned {LAST} rows of `{name}`")
-      for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask")],
-    (lambda output: output["completion_ids"].__setitem__(7, []), "in row 7 of `completion_ids` no token"),
-    (lambda output: output["prompt_ids"].__setitem__(7, []), "in row 7 of `prompt_ids` no token"),
-    (lambda output: output.update(completion_ids=None), "returned for `completion_ids` None, expected a list"),
-    (lambda output: output["env_mask"][3].__setitem__(1, 2), "in row 3 of `env_mask` 2 at position 1, expected 0 or 1"),
-    (lambda output: output["logprobs"][3].__setitem__(1, [-1.0]), r"in row 3 of `logprobs` \[-1.0\] at position 1"),
-    (lambda output: output.pop("logprobs"), r"must return keys \['logprobs'\]"),  # TRL's
-    *[(lambda output, bad=bad: output["completion_ids"].__setitem__(1, [5, bad, 6, 6, 6]),
-       f"in row 1 of `completion_ids` {bad!r} at position 1, expected the id of a token.* below 100")
-      for bad in (100, -1, 5.0, None)],
-    (lambda output: output.update(target=[1] * 33), "got 32 prompts, and returned 33 rows of `target`"),
-])  # fmt: skip
-def test_rows_of_other_lengths_are_refused(change, said, tmp_path):
-    """torch said "size of tensor a (4) must match", "shape '[-1, 4]' is invalid" or "index out of range in self", or
-    nothing at all."""
-    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, rollout_func=returning(change))
-    with pytest.raises(ValueError, match=said):
-        trainer.train()
-
-
-@pytest.mark.parametrize("output", [None, [[1]]])
-def test_what_is_no_dictionary_is_refused(output, tmp_path):
-    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, rollout_func=lambda *_: output)
-    with pytest.raises(ValueError, match=f"`rollout_func` returned {type(output).__name__}, expected a dictionary"):
-        trainer.train()
-
-
-def test_no_log_probs_are_refused_if_the_correction_reads_them(vllm, tmp_path):
-    options = {"use_vllm": True, "max_steps": 1, "rollout_func": returning(lambda output: output.update(logprobs=None))}
-    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path / "corrected", **options)
-    with pytest.raises(ValueError, match="`rollout_func` returned None for `logprobs`, which the importance sampling"):
-        trainer.train()
-    options["vllm_importance_sampling_correction"] = False
-    make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options).train()
-
-
-@pytest.mark.parametrize("as_rows", [torch.tensor, tuple, np.array])
-def test_rows_of_other_kinds_and_missing_numbers_pass(as_rows, tmp_path):
-    def change(output):
-        output["env_mask"] = [as_rows(row) for row in output["env_mask"]]
-        output["logprobs"] = [[None, *row[1:]] for row in output["logprobs"]]
-        output["completion_ids"] = [as_rows(row) for row in output["completion_ids"]]
-        output |= {"of_all": "a text", "more": (1, 2), "target": [*range(len(output["logprobs"]))]}
-
-    options = {"rollout_func": returning(change), "max_steps": 1}
-    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
-    start = weights(trainer)
-    trainer.train()
-    assert any((weight != start[name]).any() for name, weight in weights(trainer).items())
 
 
 # -- Tools and environments -------------------------------------------------------------------------------------------
@@ -326,7 +241,8 @@ def test_tools(kind, tmp_path):
     for inputs in troll._buffered_inputs:
         trained = (inputs["tool_mask"] * inputs["completion_mask"]).sum()
         assert trained < inputs["completion_mask"].sum()
-        assert inputs["troll_old_policy"].counts.count_nonzero() == trained
+        kept = inputs["old_token_ids"][..., 1:] >= 0
+        assert kept.any(-1)[inputs["completion_mask"] == 1].all() and not kept[inputs["completion_mask"] == 0].any()
 
 
 @pytest.mark.slow

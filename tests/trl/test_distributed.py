@@ -20,6 +20,7 @@ from trl.trainer import grpo_trainer
 from troll_trl.trainers import troll_trainer
 
 SCRIPT = str(TESTS / "support" / "stored_rollouts.py")
+QUICK = ["dapo", "rloo", "masked_rank", "mask", "engine"]
 TIMINGS = ("step_time", "runtime", "per_second")
 FSDP2 = {
     "compute_environment": "LOCAL_MACHINE",
@@ -141,9 +142,10 @@ def test_the_trust_region_acts_in_the_single_process(one_process):
         assert (max(outside) > 0.1) == (case != "idle"), case
 
 
-def test_ddp(one_process, tmp_path):
-    said = in_two_ranks(main, tmp_path, [*CASES], log=tmp_path / "log.txt")
-    assert_equal_to_one_process(one_process, tmp_path, CASES, "DistributedType.MULTI_CPU", said)
+@pytest.mark.parametrize("cases", [QUICK, pytest.param([*CASES.keys() - {*QUICK}], marks=pytest.mark.slow)])
+def test_ddp(one_process, cases, tmp_path):
+    said = in_two_ranks(main, tmp_path, cases, log=tmp_path / "log.txt")
+    assert_equal_to_one_process(one_process, tmp_path, cases, "DistributedType.MULTI_CPU", said)
 
 
 @pytest.mark.slow

@@ -84,59 +84,7 @@ def reward_func(environments, completion_ids, **kwargs):
 EXAMPLES = {
     "quick_start": example(ACCURACY, "accuracy_reward", "chats"),
     "rloo_quick_start": example(LENGTH, trainer=RLOO_IMPORT),
-    "reward_of_token_ids": example(LENGTH),
-    "reward_of_characters": example(
-        "def reward_func(completions, **kwargs):\n    return [float(len(completion)) for completion in completions]"
-    ),
-    "reward_of_a_format": example(
-        """
-import re
-
-def reward_func(completions, **kwargs):
-    pattern = r"w\\d*[0-4]"
-    completion_contents = [completion[0]["content"] for completion in completions]
-    matches = [re.match(pattern, content) for content in completion_contents]
-    return [1.0 if match else 0.0 for match in matches]
-""",
-        data="chats",
-    ),
-    "reward_of_a_reference_column": example(
-        """
-def reward_func(completions, ground_truth, **kwargs):
-    return [float(len(set(c.split()) - {gt})) for c, gt in zip(completions, ground_truth, strict=True)]
-"""
-    ),
-    "rewards_of_two_tasks": example(
-        """
-def math_reward_func(prompts, completions, task, **kwargs):
-    return [float(len(c)) if t == "math" else None for c, t in zip(completions, task, strict=True)]
-
-def coding_reward_func(prompts, completions, task, **kwargs):
-    return [float("w5" in c) if t == "coding" else None for c, t in zip(completions, task, strict=True)]
-""",
-        "[math_reward_func, coding_reward_func]",
-    ),
-    "asynchronous_rewards": example(
-        f"""
-import asyncio
-{LENGTH}
-async def async_reward_func(prompts, completions, **kwargs):
-    await asyncio.sleep(0.01)
-    return [1.0 if completion else 0.0 for completion in completions]
-
-options["reward_weights"] = [0.5, 2.0]
-""",
-        "[reward_func, async_reward_func]",
-    ),
     "reward_model": example("", '"reward_model"'),
-    "reward_that_logs": example(
-        """
-def reward_func(completions, completion_ids, log_extra, log_metric, **kwargs):
-    log_extra("first", [completion[:2] for completion in completions])
-    log_metric("first", 1.0)
-    return [float(sum(ids) % 7) for ids in completion_ids]
-"""
-    ),
     "tools": example(
         f'''
 def multiply(a: int, b: int) -> int:

@@ -240,7 +240,7 @@ class TrollOptions(TrustRegionOptions):
         config.__dict__.update(vars(args) | {option.name: option.default for option in troll_fields(cls)})
         for message in config._check():
             if config.process_index == 0:
-                warnings.warn(message, stacklevel=7)  # names the line that makes the trainer
+                warnings.warn(message, stacklevel=6)  # names the line that makes the trainer
         return config
 
     @property

@@ -4,8 +4,6 @@ import math
 
 import torch
 
-_LOG_OF_ALMOST_ONE = -(2.0**-23)  # rounding can give 0 or more, and then 1 − p(a) has no logarithm
-
 
 def binary_log_probs(log_probs: torch.Tensor) -> torch.Tensor:
     """
@@ -18,7 +16,8 @@ def binary_log_probs(log_probs: torch.Tensor) -> torch.Tensor:
     Returns:
         `torch.Tensor` of shape `(..., 2)`.
     """
-    log_p = log_probs.clamp(max=_LOG_OF_ALMOST_ONE)
+    # Rounding can give 0 or more, and then 1 − p(a) has no logarithm
+    log_p = log_probs.clamp(max=-torch.finfo(log_probs.dtype).eps)
     near_one = log_p > -math.log(2)
     log_rest = torch.where(near_one, (-torch.expm1(log_p)).log(), torch.log1p(-log_p.exp()))
     return torch.stack([log_p, log_rest], -1)
