@@ -1,6 +1,5 @@
 """Facts about a model before it is loaded: whether it can be, its adapter settings, its context."""
 
-import contextlib
 import json
 import os
 from datetime import UTC, datetime
@@ -8,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
-from transformers.quantizers import AutoHfQuantizer, HfQuantizer
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import find_adapter_config_file
-
-from math_answers.context_length import context_length
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -40,43 +36,12 @@ def _place(model: str, key: str, revision: str | None) -> str:
     if folder.is_dir():
         if not (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
             raise ValueError(f"`{key}`: {model} holds neither a config.json nor an {ADAPTER_CONFIG}.")
-        _check_quantization_config(model, key, None)
         return model
     if folder.is_file() or model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise FileNotFoundError(f"`{key}`: there is no folder {model} (working folder: {os.getcwd()}).")
     if find_adapter_config_file(model, revision=revision) is None:
-        _check_quantization_config(model, key, revision)
         return model
     return snapshot_download(model, revision=revision, allow_patterns=_READ_BY_A_LOAD, ignore_patterns=["*/*"])
-
-
-def _check_quantization_config(model: str, key: str, revision: str | None) -> None:
-    """Refuse a `quantization_config` that is no mapping, on which transformers ends with an error of its own code."""
-    config: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):  # an adapter has none, and the load says what else is wrong
-        config, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
-    parts = {"": config, **{f"{name}.": part for name, part in config.items() if isinstance(part, dict)}}
-    for place, part in parts.items():
-        quantization = part.get("quantization_config")
-        if quantization is not None and not (isinstance(quantization, dict) and quantization):
-            raise ValueError(
-                f"`{key}`: `{place}quantization_config` in the config.json of {model} must be a mapping with a "
-                f"`quant_method`, got {quantization!r}. Correct it, or remove it if the weights are not quantised."
-            )
-
-
-def check_quantization(model: str, config: Any, quantization: Any = None, key: str = "model") -> HfQuantizer | None:
-    """What will load the quantised weights of a model with this `config`, or quantise them as `quantization` says;
-    `None` if the weights stay as they are. A `ValueError` says what this machine lacks for it."""
-    own = getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None)
-    if own is None and quantization is None:
-        return None
-    try:
-        quantizer = AutoHfQuantizer.from_config(own or quantization, pre_quantized=own is not None)
-        quantizer.validate_environment(device_map=None)
-    except (ImportError, ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"`{key}`: the quantised weights of {model} cannot be loaded here: {error}") from error
-    return quantizer
 
 
 def adapter_settings(model: str) -> dict[str, Any] | None:
@@ -96,6 +61,16 @@ def saved_at(model: str) -> str | None:
     name."""
     weights = [path.stat().st_mtime for name in ("*.safetensors", "*.bin") for path in Path(model).glob(name)]
     return datetime.fromtimestamp(max(weights), UTC).isoformat() if weights else None
+
+
+def context_length(config: Any) -> int | None:
+    """Return how many tokens a model with this config was made for, prompt and completion together; `None` if the
+    config does not say. Scaled positions (YaRN and others) may reach further than its `max_position_embeddings`."""
+    config = config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None)
+    scaling = getattr(config, "rope_parameters", None) or {}
+    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+    return max(context, int(original * factor)) if context and original and factor else context
 
 
 def context_of(model: str, revision: str | None = None, trust_remote_code: bool = False) -> int | None:

@@ -65,17 +65,3 @@ def estimate(groups: Sequence[np.ndarray], resamples: int, seed: int) -> list[Es
 
 def _mean_of_means(*groups: np.ndarray, axis: int) -> np.ndarray:
     return np.mean([group.mean(axis=axis) for group in groups], axis=0)
-
-
-def student_t(values: Sequence[float] | np.ndarray, lowest: float = -np.inf, highest: float = np.inf) -> Estimate:
-    """The mean of `values` and its 95 % Student-t interval, cut to `lowest` … `highest`; NaN ends for one value."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return Estimate(mean, np.nan, np.nan)
-    half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * float(scipy.stats.sem(values))
-    return Estimate(mean, max(mean - half, lowest), min(mean + half, highest))
-
-
-def smallest_p_value(resamples: int) -> float:
-    """The smallest two-sided p-value that random resamples can show."""
-    return 2 / (resamples + 1)

@@ -150,12 +150,6 @@ def test_threads_share_the_workers(pool):
     assert len(pool._workers) <= pool.size
 
 
-def test_start_makes_all_workers(pool):
-    pool.start()
-    assert len(pool._workers) == pool.size
-    assert pool.ask([NEEDS_ALGEBRA] * 3, 20, 100)[2]["right"] and len(pool._workers) == pool.size
-
-
 def test_size_is_shared_among_the_local_ranks(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     sizes = []
