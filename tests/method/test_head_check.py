@@ -76,7 +76,7 @@ def test_a_wrong_gradient_is_refused(wrong, monkeypatch):
     model = tiny_model()
     add_sparse_lm_head(model)
     scale = torch.ones(9)
-    scale[0 if wrong == "sampled token" else slice(1, None)] = 0.5
+    scale[0 if wrong == "sampled token" else slice(1, None)] = 0.8
     module, name = (start_checks, "project") if wrong == "projection" else (SparseLogProbs, "backward")
     original = getattr(module, name)
 
