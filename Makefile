@@ -10,10 +10,9 @@ INSTALLED := .venv/installed
 WORKERS := $(shell cores=$$(nproc); workers=$$(( cores + (cores + 1) / 2 )); echo $$(( workers < 8 ? workers : 8 )))
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest
 
-# With what reads the source of TRL, which changes with its version alone
-TRAINER_TESTS := -m 'not slow and not extras and not vllm' $(addprefix tests/trl/test_,trainer.py rloo_trainer.py \
-	compatibility.py compatibility_rollouts.py compatibility_models.py distributed.py trl_compat.py) \
-	tests/engines/test_async_compat.py
+TRAINER_TESTS := -m 'not slow and not extras and not vllm' $(addprefix tests/trl/test_,trainer.py loss.py \
+	loss_extremes.py positions.py compatibility.py compatibility_rollouts.py compatibility_models.py distributed.py \
+	trl_compat.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-kernels test-gpu test-extras test-vllm test-trl test-oldest lint format docs \
