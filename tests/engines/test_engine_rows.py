@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from troll_trl.trainers import engine_policy
-from troll_trl.trainers.engine_rows import SampledLogProb, check_tokens, read_answer, rows_of
+from troll_trl.trainers.engine_policy import SampledLogProb, check_tokens, read_answer, rows_of
 from troll_trl.trust_region.sparse import sparsify
 
 V = 100

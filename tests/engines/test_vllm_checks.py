@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import requests
 
-from troll_trl import TrollGRPOConfig, TrollRLOOConfig
+from troll_trl import TrollGRPOConfig
 from troll_trl.trainers.vllm import check_sampling, check_vllm, explain_lost_server
 
 
@@ -60,28 +60,12 @@ def test_a_colocated_engine_that_breaks_the_model_is_said(config, caplog):
     assert "vllm_model_impl='transformers'" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"])
-@pytest.mark.parametrize("kind", [TrollGRPOConfig, TrollRLOOConfig])
-def test_no_sampling_option_is_left_to_the_models_folder(kind, name, tmp_path):
-    """vLLM takes what a request lacks, or has null for, from the model's generation_config.json."""
-    make = lambda **options: kind(str(tmp_path), use_cpu=True, bf16=False, use_vllm=True, **options)
-    with pytest.raises(ValueError, match=f"`{name}=None` is not supported: .*generation_config.json"):
-        make(generation_kwargs={name: None})
-    if name == "min_p":
-        assert make(min_p=None).min_p is None  # TRL sends 0
-    else:
-        refused = " must be positive and finite, got None" if name == "temperature" else "=None` is not supported"
-        with pytest.raises(ValueError, match=f"`{name}`?{refused}"):
-            make(**{name: None})
-
-
 @pytest.mark.parametrize("given", [
     {"top_p": 0.9}, {"min_p": 0.1}, {"presence_penalty": 0.5}, {"logit_bias": {3: 1.0}}, {"bad_words": ["a"]},
-    {"min_tokens": 4}, {"temperature": 0.5},
+    {"min_tokens": 4},
 ])  # fmt: skip
 def test_an_engine_that_is_the_old_policy_samples_from_the_policy(given):
     options = {"temperature": 1.0, "top_k": 0, "generation_kwargs": {"seed": 3, "stop": ["b"], "top_p": 1.0}}
-    check_sampling(options, engine_is_old_policy=True)
-    check_sampling(options | {"generation_kwargs": given}, engine_is_old_policy=False)
+    check_sampling(options)
     with pytest.raises(ValueError, match=next(iter(given))):
-        check_sampling(options | {"generation_kwargs": given}, engine_is_old_policy=True)
+        check_sampling(options | {"generation_kwargs": given})

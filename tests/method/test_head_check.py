@@ -1,6 +1,5 @@
 """The check of the sparse LM head against the model's own logits, which a run makes at its first rollout."""
 
-import itertools
 from types import MethodType
 
 import pytest
@@ -10,7 +9,9 @@ from trl_comparison import make_trainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.lm_head import add_sparse_lm_head
-from troll_trl.trainers.head_check import check_head
+from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
+from troll_trl.trainers import start_checks
+from troll_trl.trainers.start_checks import check_head
 
 CHANGES = {
     "scaled": lambda logits: 0.9 * logits,
@@ -62,24 +63,41 @@ def model_inputs() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("spread", [1.0, 6.0, 300.0])  # logits of up to some 1, 6 and 300
-def test_rounding_is_no_difference(dtype, spread):
-    model = tiny_model(spread=spread, attention_dropout=0.5).to(dtype).train()  # both draw the same dropout
-    for temperature, support_size in itertools.product((0.5, 1.0, 3.0), (1, 8, 100)):
+def test_rounding_and_dropout_are_no_difference(dtype, spread):
+    model = tiny_model(spread=spread, attention_dropout=0.5).to(dtype).train()  # all passes draw the same dropout
+    for temperature, support_size in ((0.5, 1), (1.0, 8), (3.0, 100)):
         add_sparse_lm_head(model, temperature)
         check_head(model, model_inputs(), 7, support_size, temperature)
 
 
-def test_one_token_is_enough_to_tell():
-    model = changed_model("scaled")
+@pytest.mark.parametrize("wrong", ["sampled token", "other tokens", "projection"])
+def test_a_wrong_gradient_is_refused(wrong, monkeypatch):
+    """The values are right, so nothing else would show it."""
+    model = tiny_model()
     add_sparse_lm_head(model)
-    with pytest.raises(ValueError, match="on average over 1 tokens"):
+    scale = torch.ones(9)
+    scale[0 if wrong == "sampled token" else slice(1, None)] = 0.8
+    module, name = (start_checks, "project") if wrong == "projection" else (SparseLogProbs, "backward")
+    original = getattr(module, name)
+
+    def backward(ctx, log_probs, entropy):
+        return original(ctx, log_probs * scale, entropy)
+
+    def project(policy, old, bound):
+        projection = original(policy, old, bound)
+        log_probs = projection.log_probs.detach() + 0.9 * (policy - policy.detach())
+        return projection._replace(log_probs=log_probs)
+
+    monkeypatch.setattr(module, name, project if wrong == "projection" else staticmethod(backward))
+    with pytest.raises(ValueError, match=r"gradient of head and projection differs .* by [0-9.e+-]+ of its norm"):
         check_head(model, model_inputs(), 7, 8, 1.0)
 
 
-def test_nothing_random_is_drawn():
-    model = tiny_model(attention_dropout=0.5).train()
+def test_one_token_is_enough_to_tell_and_nothing_random_is_drawn():
+    model = changed_model("scaled")
     add_sparse_lm_head(model)
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    check_head(model, model_inputs(), 7, 8, 1.0)
+    with pytest.raises(ValueError, match="on average over 1 tokens"):
+        check_head(model, model_inputs(), 7, 8, 1.0)
     assert torch.equal(torch.get_rng_state(), before)

@@ -17,7 +17,7 @@ ALONE = {
     "rloo": (TrustRegionRLOO, TrollRLOOTrainer, TrollRLOOConfig),
 }
 OPTIONS = {
-    "binary penalty": {"trust_region": "penalty", "divergence_type": "binary_kl", "kl_bound": 1e-4},
+    "binary penalty": {"trust_region": "penalty", "kl_bound": 1e-4},
     "idle": {"steps_per_generation": 1},
     "evaluated": {"kl_bound": 1e-3, "eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps"},
 }

@@ -193,6 +193,7 @@ def _gradients(
         noise = torch.randn(policy.shape, generator=generator, device=policy.device)
         old = (policy.detach() + noise).log_softmax(-1)
         upstream = torch.rand(policy.shape, generator=generator, device=policy.device)
+        upstream[:, 0] += 10  # the sampled token's is most of a loss's gradient, however unlikely the token
         projected = project(policy, old, _KL_BOUND).log_probs
         (gradient,) = torch.autograd.grad(_finite(projected, upstream), leaves[0])
 
