@@ -123,3 +123,17 @@ def assert_same_movement(start, expected, actual):
         difference = (weight - actual[name]).abs().max().item()
         rounding = torch.finfo(weight.dtype).eps * weight.abs().max().item() if weight.is_floating_point() else 0.0
         assert difference <= 2e-3 * movement + rounding, f"{name} differs by {difference:.2e}, moved {movement:.2e}"
+
+
+def log_of(trainer) -> list[dict]:
+    """Log lines without what is a time."""
+    times = ("runtime", "per_second", "step_time")
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    return [{name: value for name, value in line.items() if not name.endswith(times)} for line in lines]
+
+
+def assert_same_run(expected, actual):
+    assert actual.state.global_step == expected.state.global_step
+    assert log_of(actual) == log_of(expected)
+    for name, value in weights(expected).items():
+        assert torch.equal(value, weights(actual)[name]), name

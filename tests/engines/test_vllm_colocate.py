@@ -6,9 +6,8 @@ import math
 import pytest
 import torch
 from peft import LoraConfig
-from test_resume import assert_same_run
 from tiny import WORDS, token_reward
-from trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
+from trl_comparison import assert_same_movement, assert_same_run, logged, make_trainer, train_both, weights
 from vllm_corrections import CORRECTIONS, assert_correction_is_trls
 from vllm_engine import (
     SGD,

@@ -4,9 +4,8 @@ import time
 
 import pytest
 from peft import LoraConfig
-from test_resume import assert_same_run
 from tiny import WORDS, token_reward
-from trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
+from trl_comparison import assert_same_movement, assert_same_run, logged, make_trainer, train_both, weights
 from vllm_corrections import CORRECTIONS, assert_correction_is_trls
 from vllm_engine import SGD, largest_difference, model_for_vllm
 from vllm_server import free_port, send_weights_by_loopback, serving

@@ -17,7 +17,7 @@ from repository import IMPORT_PATH
 from tiny import saved_model, tiny_prompts
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from trl_comparison import logged, make_trainer, weights
+from trl_comparison import assert_same_run, logged, make_trainer, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.resilience.checkpoints import MARKER, SAVING, newest_complete, why_incomplete
@@ -37,20 +37,6 @@ def rloo(folder, **options):
 def lora(folder, target_modules=("q_proj", "v_proj"), **options):
     config = LoraConfig(r=4, target_modules=[*target_modules], lora_dropout=0.1)  # dropout draws random numbers
     return grpo(folder, peft_config=config, beta=0.1, **options)
-
-
-def log_of(trainer) -> list[dict]:
-    """Log lines without what is a time."""
-    times = ("runtime", "per_second", "step_time")
-    lines = [line for line in trainer.state.log_history if "loss" in line]
-    return [{name: value for name, value in line.items() if not name.endswith(times)} for line in lines]
-
-
-def assert_same_run(expected, actual):
-    assert actual.state.global_step == expected.state.global_step
-    assert log_of(actual) == log_of(expected)
-    for name, value in weights(expected).items():
-        assert torch.equal(value, weights(actual)[name]), name
 
 
 def stop_after(trainer, step):
