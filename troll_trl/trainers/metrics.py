@@ -31,7 +31,7 @@ class TrollMetrics:
         are 1 in `mask` `(B, C)`."""
         mask = mask.bool()
         # `where` and not an index, which would wait for the device
-        values = {name: torch.where(mask, x.to(self._sums.dtype), 0.0) for name, x in token_stats.items()}
+        values = {name: torch.where(mask, x.detach().to(self._sums.dtype), 0.0) for name, x in token_stats.items()}
         self.add_idle(mask)
         if names := self._names[2:]:
             self._sums[2:] += torch.stack([values[name].sum() for name in names])

@@ -125,9 +125,12 @@ class TrollTrainer(SampledAsConfigured):
             self.support_size = fitting_support_size(args, base_model)
             # RLOO's config has no `cast_lm_head_to_fp32`
             add_sparse_lm_head(base_model, args.temperature, getattr(args, "cast_lm_head_to_fp32", False))
-        # For a vision-language model, positions of two dimensions would switch its own off
+        # For a vision-language model, positions of two dimensions would switch its own off. Behind virtual tokens, they
+        # would begin at another number than in generation
+        prompt_learning = is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning
         self._takes_positions = (
-            not self._is_vlm and "position_ids" in inspect.signature(type(base_model).forward).parameters
+            not (self._is_vlm or prompt_learning)
+            and "position_ids" in inspect.signature(type(base_model).forward).parameters
         )
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
         self.engine_policy = None
