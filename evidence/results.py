@@ -53,7 +53,7 @@ def make_record(run: Run, folder: Path) -> Record:
         `start_digest` (of the weights there), and on a GPU `peak_gib`.
     """
     summary = json.loads((folder / "eval" / "summary.json").read_text())
-    return {**describe(run), **of_log(run, folder), "success": summary["results"][0]["metrics"]["pass@1"]["value"]}
+    return {**describe(run), **of_log(run, folder), "success": summary["results"][0]["metrics"]["mean"]["value"]}
 
 
 def of_log(run: Run, folder: Path) -> Record:

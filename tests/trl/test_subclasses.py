@@ -59,3 +59,20 @@ def test_a_callback_and_a_reader_of_the_metrics_see_every_update(tmp_path):
     assert reader.steps == [1, 2, 3] and all(count > 0 for count in reader.tokens)
     assert len(logged(trainer, "troll/projected_fraction")) == 3
     assert trainer.troll_metrics["train"].pop() == {}, "a log line takes what was counted"
+
+
+def test_a_subclass_that_calls_the_inner_loss_is_bounded(tmp_path):
+    """Only `compute_loss` was overridden: this one trained without any limit on its ratios."""
+
+    class Inner(TrollGRPOTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            return self._compute_loss(model, inputs)
+
+    runs = [
+        make_trainer(kind, TrollGRPOConfig, tmp_path, max_steps=3, kl_bound=0.01, learning_rate=2e-2)
+        for kind in (Inner, TrollGRPOTrainer)
+    ]
+    for run in runs:
+        run.train()
+    assert max(logged(runs[0], "troll/projected_fraction")) > 0
+    assert all(torch.equal(weight, weights(runs[1])[name]) for name, weight in weights(runs[0]).items())

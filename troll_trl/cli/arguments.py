@@ -45,7 +45,8 @@ class TrollScriptArguments:
     )
     dataset_name: str | None = setting(
         None,
-        "Training data: a hub name, a JSON-lines or Parquet file, or a folder. For a mixture, use TRL's `datasets`.",
+        "Training data: a hub name, a JSON-lines, JSON, CSV or Parquet file, or a folder. For a mixture, use TRL's "
+        "`datasets`.",
     )
     dataset_config: str | None = setting(None, "Configuration of the dataset on the hub.")
     dataset_train_split: str = setting("train", "Split to train on, or a part of it, such as `train[:90%%]`.")

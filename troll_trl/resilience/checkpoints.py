@@ -51,12 +51,10 @@ class CheckpointedTrainer(_Trainer):
     - `evaluate` gives NaN for a metric without a value.
 
     `stateful` names attributes that a checkpoint keeps, by their `state_dict` and `load_state_dict`. Such an attribute
-    may be a dictionary of objects. A trainer without TRL's `_step` and `_buffered_inputs` sets `has_rollout_batch` to
-    False. The config may have the field `save_rollouts`.
+    may be a dictionary of objects. The config needs the field `save_rollouts`.
     """
 
     stateful: ClassVar[tuple[str, ...]] = ()
-    has_rollout_batch: ClassVar[bool] = True
     _is_saving = False
     _buffered_inputs: Any  # TRL's, declared for the type checker
 
@@ -128,7 +126,7 @@ class CheckpointedTrainer(_Trainer):
         if self.state.global_step >= self.state.max_steps:  # the Trainer would look only after another update
             self.control.should_training_stop = True
             return
-        if resumes and self.has_rollout_batch:
+        if resumes:
             self._take_position(Path(checkpoint), arguments)
         super()._run_epoch(*args, **arguments)
 
@@ -188,7 +186,7 @@ class CheckpointedTrainer(_Trainer):
             "stateful": {name: {key: x.state_dict() for key, x in self._parts(name)} for name in self.stateful},
         }
         batches = None
-        if self._is_unfinished() and getattr(self.args, "save_rollouts", True):
+        if self._is_unfinished() and self.args.save_rollouts:
             batches = self._buffered_inputs
         # JSON, since a safe load refuses the numbers of other libraries
         torch.save({"info": json.dumps(info), "batches": batches}, self._state_file(folder))
@@ -239,7 +237,7 @@ class CheckpointedTrainer(_Trainer):
         self._is_saving = True
         try:
             super()._save_checkpoint(model, trial, *args, **kwargs)
-            if self.has_rollout_batch and not self.args.save_only_model:
+            if not self.args.save_only_model:
                 self._save_state(aside)
             if state.best_model_checkpoint == str(aside):
                 state.best_model_checkpoint = str(destination)

@@ -29,8 +29,8 @@ _ENTROPY_CONTROL = ("entropy_coef", "_last_world_entropy", "_entropy_window_stat
 
 class GuardedTrainer(_Trainer):
     """
-    Mixin for TRL's GRPO or RLOO trainer whose weights never see a NaN or an infinity. As long as there is none, it
-    changes no weight.
+    Mixin for TRL's GRPO or RLOO trainer whose weights never see a NaN or an infinity. As long as there is none, and
+    some token is not masked, it changes no weight.
 
     - `__init__` wraps the reward functions and adds a callback;
     - `_generate_and_score_completions` makes all advantages of a rollout batch NaN if a reward is not finite;

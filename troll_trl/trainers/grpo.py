@@ -22,7 +22,7 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
         return not self.args.on_policy or (self.use_vllm and self.vllm_importance_sampling_correction)
 
     def _is_old_policy(self, batch, log_probs):
-        return batch[SAMPLED_LOG_PROBS] is log_probs
+        return torch.equal(log_probs.nan_to_num(), batch[SAMPLED_LOG_PROBS].nan_to_num())
 
     def _log_ratio(self, log_probs, inputs):
         log_ratio = log_probs - inputs[SAMPLED_LOG_PROBS]
@@ -39,16 +39,14 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
             )
         engine_policy.keep(completion_ids, log_probs, tool_mask)
 
-    def get_off_policy_mask(*args, **kwargs) -> torch.Tensor:  # TRL's is static: a caller may pass no `self`
+    def get_off_policy_mask(self, **kwargs) -> torch.Tensor:
         """Mask the policy's own drift, from unprojected and unshifted log-probabilities and plain advantages."""
-        if args and isinstance(args[0], TrustRegionGRPO):
-            self, args = args[0], args[1:]
-            if self._loss_inputs is not None:
-                unchanged = self._loss_inputs.unchanged
-                kwargs |= {"per_token_logps": unchanged["log_probs"], "advantages": unchanged["advantages"]}
-                sampling = unchanged.get("sampling_per_token_logps")
-                kwargs["sampling_per_token_logps"] = unchanged[SAMPLED_LOG_PROBS] if sampling is None else sampling
-        return GRPOTrainer.get_off_policy_mask(*args, **kwargs)
+        if self._loss_inputs is not None:
+            unchanged = self._loss_inputs.unchanged
+            kwargs |= {"per_token_logps": unchanged["log_probs"], "advantages": unchanged["advantages"]}
+            sampling = unchanged.get("sampling_per_token_logps")
+            kwargs["sampling_per_token_logps"] = unchanged[SAMPLED_LOG_PROBS] if sampling is None else sampling
+        return GRPOTrainer.get_off_policy_mask(**kwargs)
 
 
 class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):

@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator
 
 from troll_trl.kernels.dispatch import has_float64
-from troll_trl.trust_region.regions import TrustRegion
+from troll_trl.trust_region.regions import SUPPORT_RATIOS, TrustRegion
 
 
 class TrollMetrics:
@@ -25,6 +25,7 @@ class TrollMetrics:
         names.pop("tokens", None)
         self._names = ("micro_batches", "tokens", *names)  # only the first two count in an idle run
         self._sums, self._maxima = self._zeros()
+        self._is_idle = False  # whether the last micro-batch had no old policy
 
     def add(self, mask: torch.Tensor, token_stats: Mapping[str, torch.Tensor]) -> None:
         """Add the `token_stats` `(B, C)` of one micro-batch, as a [`TrustRegionOutput`] has them, over the tokens that
@@ -33,6 +34,7 @@ class TrollMetrics:
         # `where` and not an index, which would wait for the device
         values = {name: torch.where(mask, x.detach().to(self._sums.dtype), 0.0) for name, x in token_stats.items()}
         self.add_idle(mask)
+        self._is_idle = False
         if names := self._names[2:]:
             self._sums[2:] += torch.stack([values[name].sum() for name in names])
         if self._largest:
@@ -40,9 +42,10 @@ class TrollMetrics:
             self._maxima = self._maxima.maximum(largest)
 
     def add_idle(self, mask: torch.Tensor) -> None:
-        """Count a micro-batch `(B, C)` of an idle run: policy and old policy are equal, so all but tokens is 0."""
+        """Count a micro-batch `(B, C)` of an idle run: policy and old policy are equal, so all divergences are 0."""
         self._sums[0] += 1
         self._sums[1] += mask.sum()
+        self._is_idle = True
 
     def state_dict(self) -> dict[str, dict[str, float]]:
         """What this rank has counted since the last [`pop`]."""
@@ -65,6 +68,8 @@ class TrollMetrics:
         if sums["micro_batches"] == 0:
             return {}
         metrics = {name: sums[a] / max(sums[b], 1) for name, (a, b) in self._ratios.items()}
+        if self._is_idle:  # no old policy was recorded
+            metrics = {name: value for name, value in metrics.items() if name not in SUPPORT_RATIOS}
         return metrics | dict(zip(self._largest, largest.tolist(), strict=True))
 
     def _zeros(self) -> tuple[torch.Tensor, torch.Tensor]:

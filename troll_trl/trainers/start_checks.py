@@ -92,14 +92,15 @@ def _warn_of_random_draws(model: torch.nn.Module, args: Any, config: Any) -> Non
 
 def check_head(
     model: Any, model_inputs: dict[str, Any], completion_length: int, support_size: int, temperature: float
-) -> None:
+) -> bool:
     """
-    Compare the sparse head and the projection with the model's own logits in plain PyTorch, on a few tokens of two
-    rows, one of them padded.
+    Compare the sparse head and the projection with the model's own logits in plain PyTorch, on a few tokens of the most
+    and the least padded row.
 
     The head multiplies the last hidden states by the matrix of the model's LM head, and does to the logits what the
     configs of known families ask for. A family that does something else to them, or a kernel that is wrong on a new
-    device, would train on wrong numbers without any other sign. Every rank must call this.
+    device, would train on wrong numbers without any other sign. Every rank must call this. Return whether there was
+    something to compare.
 
     Args:
         model (`torch.nn.Module`):
@@ -119,8 +120,8 @@ def check_head(
     shape = model_inputs["input_ids"].shape
     # Only the last token of the prompt takes part: the model's own logits of a whole prompt could take gigabytes
     start = shape[1] - completion_length - 1
-    padded = int(model_inputs["attention_mask"].sum(1).argmin())
-    rows = sorted({0, padded})
+    lengths = model_inputs["attention_mask"].sum(1)
+    rows = sorted({int(lengths.argmax()), int(lengths.argmin())})
     inputs = {
         name: value[rows, start : start + _TOKENS + 1]
         for name, value in model_inputs.items()
@@ -140,8 +141,8 @@ def check_head(
     kept = token_ids != UNUSED
     own = (logits[:, -n - 1 : -1].float() / temperature).log_softmax(-1).gather(-1, token_ids.clamp(min=0))
     difference = (sparse.sparse_log_probs[:, -n:, :-1] - own).abs()[kept].mean().item()
-    if not math.isfinite(difference):  # logits that are not finite: the guard finds them
-        return
+    if not math.isfinite(difference):  # no token to compare, or logits that are not finite, which the guard finds
+        return False
     if difference > _TOLERANCE * max(1.0, logits.abs().max().item()):
         raise ValueError(
             "The sparse LM head is wrong for this model: its log-probabilities differ from the model's own by "
@@ -152,7 +153,7 @@ def check_head(
     if not sharded and hasattr(unwrapped, "base_model"):
         gradients = _gradients(unwrapped, inputs, labels, token_ids, temperature, same_draws)
         if gradients is None:
-            return
+            return True
         ours, theirs = gradients
         difference = ((ours - theirs).norm() / theirs.norm().clamp(min=1e-30)).item()
         if difference > _GRADIENT_TOLERANCE:
@@ -160,6 +161,7 @@ def check_head(
                 f"The gradient of head and projection differs from that of the model's own logits by {difference:.2g} "
                 f"of its norm. {_REPORT}"
             )
+    return True
 
 
 @torch.enable_grad()

@@ -1,4 +1,4 @@
-"""The versions that the package is tested with, and every private name of theirs that it uses."""
+"""The versions that the package is tested with, and every private name of theirs that the trainers use."""
 
 import warnings
 from importlib import import_module
@@ -12,12 +12,16 @@ logger = get_logger(__name__)
 TESTED = {"trl": "1.16", "transformers": "5.23", "accelerate": "1.15"}
 
 # Methods that are overridden or called, by their class
-_OF_BOTH = ("_get_per_token_logps_and_entropies", "_generate_and_score_completions", "_generate", "_prepare_inputs")
+_OF_BOTH = ("_get_per_token_logps_and_entropies", "_generate_and_score_completions", "_generate", "_compute_loss")
 PRIVATE = {
     GRPOTrainer: (*_OF_BOTH, "get_off_policy_mask"),
     RLOOTrainer: _OF_BOTH,
     Trainer: ("_save_checkpoint", "_get_output_dir", "_push_from_checkpoint", "_run_epoch"),
 }
+
+# Attributes of an instance, which no class has: `_is_vlm`, `_metrics`, `_step`, `_buffered_inputs`,
+# `_last_world_entropy` and `_entropy_window_stats` of TRL's trainers, `_tr_loss` and `_globalstep_last_logged` of the
+# Trainer, `_is_overflow` of accelerate's optimizer.
 
 # No user can act on it: TRL 1.16 calls methods by names that transformers deprecates, until its 6.0
 warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)

@@ -10,6 +10,7 @@ import torch
 from accelerate.utils import is_peft_model
 
 from troll_trl.lm_head import SparseCausalLMOutput, add_sparse_lm_head
+from troll_trl.lm_head.patch import logit_transform
 from troll_trl.resilience.rollout_check import checked_rollouts
 from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.engine_policy import EnginePolicy, cap_rest_mass
@@ -79,7 +80,7 @@ class TrollTrainer(SampledAsConfigured):
     does. TRL reads `inputs["advantages"]`, which may be `(B, C)`, after it has scored the policy, so the override of
     the scoring pass puts the new advantages into a copy of the micro-batch. The loss raises if TRL has not read them.
 
-    Three more columns of the copy change:
+    The copy changes in three more ways:
 
     - *The reference KL stays the policy's.* TRL forms `d = ref − log π(a)`, and of it the estimate `k(d)`. With `ref +
       log π(a) − log p(a)` in the copy, with gradient, `d` is `ref − log p(a)`. If TRL multiplies `k(d)` by the ratio
@@ -96,7 +97,11 @@ class TrollTrainer(SampledAsConfigured):
     State: `trust_region`; `troll_metrics`, by mode, what the trust region did since the last log line; `engine_policy`
     with `old_policy="engine"`; `_rollout` and `_loss_inputs`, while TRL scores a rollout and computes a loss.
 
-    A trainer defines `_config_class`, `_name`, `_trl_scores_old_policy`, `_is_old_policy` and `_log_ratio`.
+    The identity holds for TRL's `_compute_loss`. A subclass that replaces it has a loss of its own, without any limit
+    on its ratios; one that adds a term to `super()._compute_loss(model, inputs)` keeps the trust region.
+
+    A trainer defines `_config_class`, `_name`, `_trl_scores_old_policy`, `_is_old_policy`, `_log_ratio` and
+    `_keep_engine_policy`.
     """
 
     _config_class: type[TrollOptions]
@@ -120,6 +125,9 @@ class TrollTrainer(SampledAsConfigured):
         self.epsilon_low = self.epsilon_high = math.inf  # the trust region takes the place of the clip
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        logit_transform(
+            base_model.config.get_text_config(), args.temperature
+        )  # refuses a model that TRL's head gets wrong
         self.support_size = 0  # without a support, TRL's own head serves
         if self.trust_region.needs_support:
             self.support_size = fitting_support_size(args, base_model)
@@ -142,15 +150,11 @@ class TrollTrainer(SampledAsConfigured):
         describe_run(self, base_model)
 
     def _own_config(self, model: Any, args: Any) -> Any:
-        """Return the caller's config as one of ours. The caller's stays as it is."""
+        """Return the caller's config, or one of ours made of TRL's."""
         if args is None:
             model_id = model if isinstance(model, str) else model.config.name_or_path
             return self._config_class(f"{model_id.split('/')[-1]}-{self._name}")
-        if not isinstance(args, self._config_class):
-            return self._config_class.from_trl(args)
-        own = object.__new__(type(args))  # `copy.copy` would drop the `hub_token`
-        own.__dict__.update(vars(args))
-        return own
+        return args if isinstance(args, self._config_class) else self._config_class.from_trl(args)
 
     def _make_trust_region(self, args: Any) -> TrustRegion:
         """Make what bounds the policy. A subclass may return a trust region of its own; the config's is then unused."""
@@ -199,8 +203,9 @@ class TrollTrainer(SampledAsConfigured):
         elif self._has_old_policy():
             if rollout.log_probs is None or not self._is_old_policy(batch, rollout.log_probs):
                 raise RuntimeError(
-                    "The first log-probabilities that TRL computed for this rollout are not those that its ratio "
-                    "divides by: this TRL scores in another order than troll_trl expects. Install a tested TRL."
+                    "The first log-probabilities that were computed in this rollout are not those that TRL's ratio "
+                    "divides by. Either a subclass scores before TRL does, or this TRL, which was not tested, scores "
+                    "in another order."
                 )
             if rollout.support is not None:
                 batch[TOKEN_IDS], batch[LOG_PROBS] = rollout.support.token_ids, rollout.support.log_probs
@@ -225,7 +230,7 @@ class TrollTrainer(SampledAsConfigured):
             return trl(self._with_positions(scored_by), input_ids, attention_mask, logits_to_keep, *args, **kwargs)
 
         rollout, inputs = self._rollout, self._loss_inputs
-        if rollout is None and inputs is None:  # a loss on fresh completions: π = p
+        if rollout is None and inputs is None:  # fresh completions, where π = p, or a loss of the user's own
             return score(model)
         if inputs is not None:
             if self.support_size:
@@ -252,7 +257,7 @@ class TrollTrainer(SampledAsConfigured):
             rollout.log_probs = scores[0]
             return scores
         log_probs, entropies, aux_loss = score(model)  # a reference
-        if rollout.log_probs is not None:
+        if rollout.log_probs is not None and rollout.log_probs.shape == log_probs.shape:
             log_probs = ignore_rounding(log_probs, rollout.log_probs).masked_fill(rollout.log_probs.isnan(), 0.0)
         return log_probs, entropies, aux_loss
 
@@ -277,8 +282,9 @@ class TrollTrainer(SampledAsConfigured):
 
         def sparse_model(**model_inputs):
             if not self._head_is_checked:
-                check_head(model, model_inputs, length, self.support_size, self.args.temperature)
-                self._head_is_checked = True
+                self._head_is_checked = check_head(
+                    model, model_inputs, length, self.support_size, self.args.temperature
+                )
             output = model(**model_inputs, **query, check_finite=False)
             # Clones: a view would keep the prompts' positions in memory
             ids, log_probs = (x[:, -length:].clone() for x in (output.token_ids, output.sparse_log_probs))
@@ -291,11 +297,11 @@ class TrollTrainer(SampledAsConfigured):
 
     # -- Loss: TRL's, of other numbers ------------------------------------------------------------------------------
 
-    def compute_loss(self, model, inputs, *args, **kwargs):
+    def _compute_loss(self, model, inputs):
         if not self._has_old_policy():
             mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
             self.troll_metrics["train" if self.model.training else "eval"].add_idle(mask)
-            return super().compute_loss(model, inputs, *args, **kwargs)
+            return super()._compute_loss(model, inputs)
         if (column := LOG_PROBS if self.support_size else SAMPLED_LOG_PROBS) not in inputs:
             raise ValueError(
                 f"A batch lacks `{column}`, its old policy: neither a trust region nor a clip would limit its ratios. "
@@ -304,13 +310,13 @@ class TrollTrainer(SampledAsConfigured):
         # A copy: with `num_iterations` the buffered micro-batch is read again
         self._loss_inputs = inputs = LossInputs(inputs)
         try:
-            loss = super().compute_loss(model, inputs, *args, **kwargs)
+            loss = super()._compute_loss(model, inputs)
         finally:
             self._loss_inputs = None
         if not inputs.unchanged or "advantages" not in inputs.read:
             raise RuntimeError(
-                "The loss has not read its advantages after it scored the policy, so nothing bounds it. If you "
-                "override `_compute_loss`, call TRL's in it with the same `inputs`; else install a tested TRL."
+                "TRL's loss has not scored the policy with the given model, or has not read its advantages after that, "
+                "so nothing bounds it. Install a tested TRL."
             )
         return loss
 

@@ -18,7 +18,7 @@ from troll_trl.trust_region.mask import checked_bound, mask_weight
 from troll_trl.trust_region.penalty import kl_penalty
 from troll_trl.trust_region.projection import kl_divergence, project
 
-_SUPPORT_RATIOS = {
+SUPPORT_RATIOS = {
     "troll/support_size_mean": ("support_size", "tokens"),
     "troll/rest_mass_mean": ("rest_mass", "tokens"),
 }
@@ -81,7 +81,7 @@ class ProjectionTrustRegion(TrustRegion):
         "troll/kl_mean": ("kl", "tokens"),
         "troll/eta_mean": ("eta", "projected"),
         "troll/regression": ("regression", "tokens"),
-        **_SUPPORT_RATIOS,
+        **SUPPORT_RATIOS,
     }
     maxima = {"troll/policy_kl_max": "policy_kl", "troll/kl_max": "kl"}
 
@@ -160,7 +160,7 @@ class PenaltyTrustRegion(TrustRegion):
             "troll/penalized_fraction": ("penalized", "tokens"),
             "troll/policy_kl_mean": ("policy_kl", "tokens"),
             "troll/regression": ("regression", "tokens"),
-            **(_SUPPORT_RATIOS if self.needs_support else {}),
+            **(SUPPORT_RATIOS if self.needs_support else {}),
         }
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
