@@ -68,11 +68,10 @@ def test_a_subclass_that_calls_the_inner_loss_is_bounded(tmp_path):
         def compute_loss(self, model, inputs, *args, **kwargs):
             return self._compute_loss(model, inputs)
 
-    runs = [
-        make_trainer(kind, TrollGRPOConfig, tmp_path, max_steps=3, kl_bound=0.01, learning_rate=2e-2)
-        for kind in (Inner, TrollGRPOTrainer)
-    ]
-    for run in runs:
-        run.train()
+    runs = []
+    for kind in (Inner, TrollGRPOTrainer):
+        options = {"max_steps": 3, "kl_bound": 0.01, "learning_rate": 2e-2}
+        runs.append(make_trainer(kind, TrollGRPOConfig, tmp_path, **options))
+        runs[-1].train()
     assert max(logged(runs[0], "troll/projected_fraction")) > 0
     assert all(torch.equal(weight, weights(runs[1])[name]) for name, weight in weights(runs[0]).items())
