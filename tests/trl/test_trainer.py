@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny import saved_model, tiny_model
+from tiny import saved_model, tiny_model, tiny_prompts
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, TrlParser
 from trl_comparison import OURS, assert_same_movement, logged, make_trainer, off_policy, train_both, weights
 
@@ -348,3 +348,11 @@ def test_a_config_of_another_trainer_and_a_subclass_of_trls_are_refused(trainer,
     for wrong in (another, type(own.__name__, (own,), {"__module__": "open_r1.configs"})):
         with pytest.raises(TypeError, match=rf"or a plain {own.__name__}, got {wrong.__module__}\.{wrong.__name__}"):
             make_trainer(trainer, wrong, tmp_path)
+
+
+@pytest.mark.parametrize(("prompts", "is_uneven"), [(4, False), (5, True)])
+def test_batches_of_an_evaluation_that_weigh_differently_are_warned_of(prompts, is_uneven, tmp_path, caplog):
+    options = {"eval_dataset": tiny_prompts(prompts), "per_device_eval_batch_size": 8}
+    with caplog.at_level("WARNING"):
+        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
+    assert ("do not fill batches of 8" in caplog.text) == is_uneven

@@ -10,6 +10,7 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import extract_model_from_parallel
 from torch.distributed.tensor import DTensor
+from transformers.trainer_utils import has_length
 
 from troll_trl.trust_region.projection import project, project_rows, project_rows_backward
 from troll_trl.trust_region.sparse import UNUSED, SparseDistribution
@@ -69,6 +70,14 @@ def describe_run(trainer: Any, base_model: Any) -> None:
     if any(masks.values()) and not args.masks:
         names = " and ".join(f"`{name}`" for name, is_set in masks.items() if is_set)
         logger.warning(f"With {names}, the regression does not act on the tokens that are masked.")
+    sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
+    batch = args.per_device_eval_batch_size * trainer.accelerator.num_processes
+    sizes = [len(x) * trainer.num_generations_eval for x in sets.values() if x is not None and has_length(x)]
+    if uneven := [size for size in sizes if size % batch]:
+        logger.warning(
+            f"`eval_reward` is a mean of batch means: {uneven[0]} completions do not fill batches of {batch}, so those "
+            "of the last batch weigh more."
+        )
     _warn_of_random_draws(trainer.model, args, base_model.config.get_text_config())
 
 
