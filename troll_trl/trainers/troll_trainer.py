@@ -346,7 +346,6 @@ class TrollTrainer(SampledAsConfigured):
         log_pi = bounded.log_probs.masked_fill(ignored, 0.0).masked_fill(bad & inputs.mask, math.nan)
 
         inputs.unchanged |= {"log_probs": log_p.detach(), "advantages": advantages}
-        _, policy_log_ratio = self._log_ratio(log_p, inputs)
         column, log_ratio = self._log_ratio(log_pi, inputs)  # (B, C) or (B, 1)
         highest = None if bounded.weight is None else HIGHEST_LOG_RATIO
         shift = log_ratio.detach() - log_ratio.detach().clamp(_LOWEST_LOG_RATIO, highest)
@@ -368,7 +367,8 @@ class TrollTrainer(SampledAsConfigured):
             ref = ignore_rounding(ref, log_p.detach())
             inputs["ref_per_token_logps"] = ref + (log_pi - log_p)
             if self.args.use_bias_correction_kl:
-                rescaled = rescale_kl(ref - log_p, policy_log_ratio - log_ratio)
+                _, policy_log_ratio = self._log_ratio(log_p, inputs)  # which the shift has lowered, too
+                rescaled = rescale_kl(ref - log_p, policy_log_ratio + shift - log_ratio)
                 inputs["ref_per_token_logps"] = inputs["ref_per_token_logps"] + (rescaled - (ref - log_p))
         inputs["advantages"] = advantages if advantages.shape[1] > 1 else advantages.squeeze(1)
         inputs.read.clear()

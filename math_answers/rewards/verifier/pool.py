@@ -48,7 +48,7 @@ class Pool:
     """Workers, started if needed: one for each processor of this rank. Any thread may ask."""
 
     def __init__(self):
-        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cpus = len(os.sched_getaffinity(0))
         self.size = max(1, min(MAX_WORKERS, cpus // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
         self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
         self._workers: list[Worker] = []

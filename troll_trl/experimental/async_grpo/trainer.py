@@ -15,9 +15,8 @@ from troll_trl.trainers.model_card import DPPO, TROLL
 from troll_trl.trainers.sharding import keep_output_dtypes
 from troll_trl.trainers.trl_compat import TESTED
 from troll_trl.trainers.vllm import check_server
+from troll_trl.trust_region.mask import HIGHEST_LOG_RATIO
 from troll_trl.trust_region.regions import TrustRegionOutput, checked_output
-
-_HIGHEST_LOG_RATIO = 80.0  # beyond, a weight would meet a ratio that overflows float32
 
 
 class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
@@ -130,5 +129,5 @@ def _scale_gradient(log_probs: torch.Tensor, old: torch.Tensor, weight: torch.Te
     """Return `log_probs` `(1, M)` with `weight` times their gradient. A token of weight 0 gets the `old` value, and no
     ratio overflows, since 0 times an infinite one is NaN."""
     fixed = log_probs.detach()
-    value = torch.where(weight == 0, old, torch.minimum(fixed, old + _HIGHEST_LOG_RATIO))
+    value = torch.where(weight == 0, old, torch.minimum(fixed, old + HIGHEST_LOG_RATIO))
     return value + weight * (log_probs - fixed)
