@@ -422,7 +422,7 @@ def test_tiles_of_tokens_are_aligned(monkeypatch, tokens):
         (4096, 32_000, [2048] * 2),
         (300, 2_000_000, [52] * 5 + [40]),  # 58 fit
         (3, 2**27, [1, 1, 1]),
-        (0, 331, []),
+        (0, 331, [0]),
     ],
 )
 def test_rows_of_a_tile_on_a_gpu(monkeypatch, tokens, vocabulary, rows):

@@ -8,7 +8,6 @@ from torch._dynamo.utils import counters
 from trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
-from troll_trl.lm_head.patch import _scatter
 
 inductor = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler for the CPU: g++")
 
@@ -18,17 +17,6 @@ def fresh_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     torch._dynamo.reset()
     counters.clear()
-
-
-@pytest.mark.slow
-@inductor
-def test_scatter_into_an_expanded_row():
-    """Inductor let `index_copy` write into the memory of the one row: all positions had the last one's numbers."""
-    values, positions = torch.rand(5, 4), torch.tensor([0, 2, 3, 6, 7])
-    expected = torch.zeros(8, 4)
-    expected[positions] = values
-    scatter = torch.compile(lambda v, p: _scatter(v, p, torch.zeros(4).expand(2, 4, -1)), fullgraph=True)
-    assert torch.equal(scatter(values, positions), expected.view(2, 4, 4))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
+from troll_trl.kernels.dispatch import jit, launch, tl, use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_logits
 
 BLOCK = 64  # logits per block
@@ -126,7 +126,7 @@ def _keep_best(best: BestBlocks, block_max: torch.Tensor, y: torch.Tensor, first
 
 def _reduce_triton(blocks, bias, transform, first, columns):
     count = blocks.chunk // BLOCK
-    grid = (len(blocks.tile), triton.cdiv(count, BLOCKS_PER_PROGRAM))
+    grid = (len(blocks.tile), math.ceil(count / BLOCKS_PER_PROGRAM))
     inputs = (blocks.tile, blocks.tile.stride(0), bias, blocks.sampled_ids)
     outputs = (blocks.max, blocks.sum_exp, blocks.sum_exp_u, blocks.sampled)
     constants = {"FLOOR": FLOOR, "BLOCK": BLOCK, "BLOCKS": BLOCKS_PER_PROGRAM, "num_warps": NUM_WARPS}

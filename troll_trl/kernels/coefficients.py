@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton, warps_for_row
+from troll_trl.kernels.dispatch import jit, launch, next_power_of_2, tl, use_triton, warps_for_row
 from troll_trl.kernels.gradient import Coefficients
 from troll_trl.kernels.outcomes import MOST_IN_REGISTERS
 from troll_trl.kernels.tiles import LogitTransform
@@ -72,7 +72,7 @@ def _coefficients_triton(log_probs, log_z, entropy, grad_log_probs, grad_entropy
     # Autograd hands on expanded gradients, too
     upstream = (None if x is None else x.contiguous() for x in (grad_log_probs, grad_entropy))
     tensors = (log_probs, log_z, entropy, *upstream, *result)
-    slots = triton.next_power_of_2(outcomes - 1)
+    slots = next_power_of_2(outcomes - 1)
     constants = {"HAS_SOFTCAP": transform.softcap is not None, "SLOTS": slots, "num_warps": warps_for_row(slots)}
     scalars = (outcomes - 1, transform.slope, transform.factor)
     launch(_coefficients_kernel, (rows,), log_probs.device, *tensors, *scalars, **constants)

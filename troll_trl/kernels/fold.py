@@ -6,11 +6,12 @@ difference.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 
-from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
+from troll_trl.kernels.dispatch import jit, launch, next_power_of_2, tl, use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_slots
 
 # A program reads this number of columns at a time. With 8 warps, each thread loads 16 elements, 32 bytes of bf16,
@@ -81,9 +82,9 @@ def _fold_triton(tile, bias, transform, token_ids, start, state, scratch):
     slots = token_ids.numel()
     kept = (token_ids, state.kept, slots, token_ids.shape[1], start, columns)
     constants = {"BLOCK": KEPT_BLOCK, "num_warps": KEPT_WARPS, **shared}
-    launch(_take_kept_kernel, (triton.cdiv(slots, KEPT_BLOCK),), tile.device, *products, *kept, **constants)
+    launch(_take_kept_kernel, (math.ceil(slots / KEPT_BLOCK),), tile.device, *products, *kept, **constants)
     rest = (state.max, state.sum_exp, state.sum_exp_u, columns)
-    constants = {"BLOCK": min(BLOCK_SIZE, triton.next_power_of_2(columns)), "num_warps": NUM_WARPS, **shared}
+    constants = {"BLOCK": min(BLOCK_SIZE, next_power_of_2(columns)), "num_warps": NUM_WARPS, **shared}
     launch(_fold_kernel, (len(tile),), tile.device, *products, *rest, factor=factor, FLOOR=FLOOR, **constants)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 
-from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
+from troll_trl.kernels.dispatch import jit, launch, next_power_of_2, tl, use_triton
 from troll_trl.kernels.fold import KEPT_BLOCK, KEPT_WARPS
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_slots
 
@@ -58,15 +59,15 @@ def _gradient_torch(tile, bias, transform, token_ids, start, coefficients):
 def _gradient_triton(tile, bias, transform, token_ids, start, coefficients):
     products, columns = (tile, tile.stride(0)), tile.shape[1] - 1
     at_kept, *at_others = coefficients
-    block = min(BLOCK_SIZE, triton.next_power_of_2(columns))
-    grid = (len(tile), triton.cdiv(columns, block))
+    block = min(BLOCK_SIZE, next_power_of_2(columns))
+    grid = (len(tile), math.ceil(columns / block))
     constants = {"BLOCK": block, "num_warps": NUM_WARPS, "HAS_LINEAR": coefficients.linear is not None, "FLOOR": FLOOR}
     constants |= transform.kernel_arguments
     launch(_gradient_kernel, grid, tile.device, *products, bias, *at_others, columns, **constants)
     slots = token_ids.numel()
     kept = (token_ids, at_kept, slots, token_ids.shape[1], start, columns)
     constants = {"BLOCK": KEPT_BLOCK, "num_warps": KEPT_WARPS}
-    launch(_put_kept_kernel, (triton.cdiv(slots, KEPT_BLOCK),), tile.device, *products, *kept, **constants)
+    launch(_put_kept_kernel, (math.ceil(slots / KEPT_BLOCK),), tile.device, *products, *kept, **constants)
 
 
 @jit()

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton, warps_for_row
+from troll_trl.kernels.dispatch import jit, launch, next_power_of_2, tl, use_triton, warps_for_row
 from troll_trl.kernels.fold import FoldState
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, to_logits
 
@@ -42,7 +42,7 @@ def _outcomes_triton(state, token_ids, transform):
     (rows, k), device = token_ids.shape, token_ids.device
     log_probs = torch.empty((rows, k + 1), device=device)
     log_z, entropy = torch.empty(rows, device=device), torch.empty(rows, device=device)
-    slots = triton.next_power_of_2(k)
+    slots = next_power_of_2(k)
     constants = {"FLOOR": FLOOR, "SLOTS": slots, "num_warps": warps_for_row(slots)}
     tensors = (*state, token_ids, log_probs, log_z, entropy)
     launch(_outcomes_kernel, (rows,), device, *tensors, k, factor=transform.factor, **constants)

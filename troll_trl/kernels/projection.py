@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton, warps_for_row
+from troll_trl.kernels.dispatch import jit, launch, next_power_of_2, tl, use_triton, warps_for_row
 
 # The constants of both solvers. They stop at this relative accuracy |KL − ε|/ε. It is near the rounding of float32
 # log-probabilities; for float64 ones it is what the arithmetic can resolve.
@@ -43,7 +43,7 @@ def project_rows(
     rows, slots = log_p.shape
     log_pi = torch.empty_like(log_p)
     t, policy_kl, kl = (torch.empty(rows, dtype=torch.float64, device=log_p.device) for _ in range(3))
-    padded = triton.next_power_of_2(slots)
+    padded = next_power_of_2(slots)
     tensors = (log_p, log_q, log_pi, t, policy_kl, kl)
     constants = {"ZERO_POLICY_LOG_RATIO": ZERO_POLICY_LOG_RATIO, "SLOTS": padded, "num_warps": warps_for_row(padded)}
     constants |= {"BOUND": kl_bound, "TOLERANCE": RELATIVE_TOLERANCE[log_p.dtype]}
@@ -61,7 +61,7 @@ def project_rows_backward(
     grad, log_p, log_q = grad.contiguous(), log_p.contiguous(), log_q.contiguous()
     rows, slots = log_p.shape
     result = torch.empty_like(log_p)
-    padded = triton.next_power_of_2(slots)
+    padded = next_power_of_2(slots)
     tensors = (grad, log_p, log_q, log_pi, t, result)
     constants = {"ZERO_POLICY_LOG_RATIO": ZERO_POLICY_LOG_RATIO, "SLOTS": padded, "num_warps": warps_for_row(padded)}
     launch(_project_backward_kernel, (rows,), log_p.device, *tensors, slots, **constants)

@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from troll_trl.kernels.dispatch import has_float64, jit, launch, tl, triton, use_triton
+from troll_trl.kernels.dispatch import has_float64, jit, launch, next_power_of_2, tl, use_triton
 from troll_trl.kernels.tiles import FLOOR
 from troll_trl.kernels.topk import TopTokens, number_of, rank_key
 
@@ -71,7 +71,7 @@ def _settle_triton(sampled_ids, sampled, top, tail_mass):
     kept_ids = torch.empty((rows, k + 1), device=device, dtype=torch.int32)
     log_probs = torch.empty((rows, k + 2), device=device)
     tensors = (sampled_ids, sampled, logits, token_ids, rest, kept_ids, log_probs)
-    constants = {"LIMIT": 1 - tail_mass, "FLOOR": FLOOR, "SLOTS": triton.next_power_of_2(k), "num_warps": 1}
+    constants = {"LIMIT": 1 - tail_mass, "FLOOR": FLOOR, "SLOTS": next_power_of_2(k), "num_warps": 1}
     launch(_support_kernel, (rows,), device, *tensors, k, **constants)
     return kept_ids, log_probs
 

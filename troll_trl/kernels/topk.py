@@ -7,12 +7,12 @@ maxima. So the k best blocks give k·64 candidates, and the candidates give the 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from troll_trl.kernels.blocks import BLOCK, Blocks
-from troll_trl.kernels.dispatch import jit, launch, tl, triton, use_triton
+from troll_trl.kernels.dispatch import jit, launch, next_power_of_2, tl, use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_logits
 
 # A program holds the k·64 candidates of a token in registers, and at k = 256 they would spill (by ahead-of-time
@@ -94,14 +94,14 @@ def _columns_of(which: torch.Tensor, member: torch.Tensor, blocks: Blocks) -> to
 def _choose_triton(blocks, bias, transform, top):
     logits, token_ids, rest, entropy = top
     rows, device, k = len(logits), logits.device, logits.shape[1]
-    count = triton.cdiv(blocks.vocabulary, BLOCK)  # those after it are padding
+    count = math.ceil(blocks.vocabulary / BLOCK)  # those after it are padding
     k_blocks = min(k, count)
     best_blocks = torch.empty((rows, k), device=device, dtype=torch.int32)
     statistics = (blocks.max, blocks.sum_exp, blocks.sum_exp_u, blocks.sampled)
     sizes = (blocks.max.shape[1], count, k, k_blocks)
     arguments = transform.kernel_arguments
-    shared = {"FLOOR": FLOOR, "UNUSED_BITS": unused_bits(blocks.tile.dtype, bias, transform)}
-    padded, slots = triton.next_power_of_2(blocks.max.shape[1]), triton.next_power_of_2(max(k, 1))
+    shared: dict[str, Any] = {"FLOOR": FLOOR, "UNUSED_BITS": unused_bits(blocks.tile.dtype, bias, transform)}
+    padded, slots = next_power_of_2(blocks.max.shape[1]), next_power_of_2(max(k, 1))
     warps = warps_for(padded)
     constants = {"BLOCKS": padded, "GROUPS": min(slots, padded), "PART": min(PART * warps, padded)}
     constants |= {"factor": arguments["factor"], "num_warps": warps, **shared}

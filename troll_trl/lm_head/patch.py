@@ -356,8 +356,8 @@ def _check_finite(entropy: torch.Tensor | None) -> None:
 
 
 def _scatter(values: torch.Tensor, positions: torch.Tensor, filler: torch.Tensor) -> torch.Tensor:
-    """`filler` `(B, T − 1, …)` with the values `(N, …)` at the `positions` `(N,)` of the flattened batch."""
+    """`filler` `(B, T − 1, …)`, which this may change, with the values `(N, …)` at the `positions` `(N,)` of the
+    flattened batch."""
     # A batch without a label still gives a differentiable zero. The gradient of a mask would wait for the device; that
-    # of positions does not. Inductor before torch 2.14 writes into the one row of an expanded tensor, unless it is made
-    # contiguous.
-    return filler.flatten(0, 1).contiguous().index_copy(0, positions, values).unflatten(0, filler.shape[:2])
+    # of positions does not.
+    return filler.flatten(0, 1).contiguous().index_copy_(0, positions, values).unflatten(0, filler.shape[:2])

@@ -73,13 +73,15 @@ def select_support(
     # These tensors have all positions: `settle_support` then runs once, and not for each tile
     sampled = torch.full((len(hidden), 1), FLOOR, device=device)
     top = empty_top_tokens(len(hidden), support_size - 1, device)
-    for rows in slices(len(hidden), tokens):
-        hidden_rows = hidden[rows].to(dtype)
-        blocks = blocks_of(tile[: len(hidden_rows)], sampled_ids[rows], sampled[rows], vocabulary, chunk, keep)
+    # A `split` is one call for all tiles. This loop is half of what a host spends on 4,096 tokens
+    tiles = [x.split(tokens) for x in (hidden, sampled_ids, sampled, *top)]
+    for hidden_rows, ids, logits, *top_rows in zip(*tiles, strict=True):
+        hidden_rows = hidden_rows.to(dtype)
+        blocks = blocks_of(tile[: len(hidden_rows)], ids, logits, vocabulary, chunk, keep)
         for cols, weight_cols in zip(columns, weights, strict=True):
             product_into(blocks.chunk_at(cols.start)[:, : len(weight_cols)], hidden_rows, weight_cols)
             reduce_chunk(blocks, None if bias is None else bias[cols], transform, cols.start, cols.stop - cols.start)
-        choose_top_tokens(blocks, bias, transform, TopTokens(*(part[rows] for part in top)))
+        choose_top_tokens(blocks, bias, transform, TopTokens(*top_rows))
         del blocks
     del tile
     ids, log_probs = settle_support(sampled_ids, sampled, top, tail_mass)
