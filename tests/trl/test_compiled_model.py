@@ -9,8 +9,6 @@ from trl_comparison import assert_same_movement, logged, make_trainer, train_bot
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
-inductor = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler for the CPU: g++")
-
 
 @pytest.fixture(autouse=True)
 def fresh_caches(tmp_path, monkeypatch):
@@ -20,15 +18,15 @@ def fresh_caches(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=inductor)])
-def test_compiled_model_is_trls(backend, tmp_path):
-    compiled = {"torch_compile": True, "torch_compile_backend": backend, "torch_compile_mode": "default"}
+def test_compiled_model_is_trls(tmp_path):
+    """As Dynamo traces it, without a compiler: Inductor's numbers are compared below."""
+    compiled = {"torch_compile": True, "torch_compile_backend": "eager", "torch_compile_mode": "default"}
     start, trl, troll = train_both("grpo", tmp_path, **compiled, steps_per_generation=2, max_steps=2)
     assert_same_movement(start, weights(trl), weights(troll))
 
 
 @pytest.mark.slow
-@inductor
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler for the CPU: g++")
 def test_inductor_trains_as_eager(tmp_path):
     """At the weights of the rollout the policy was 0.1 nats from the old policy: training was wrong in silence."""
     runs = []
