@@ -1,8 +1,7 @@
-"""math_answers.evaluation with tiny models, by transformers: samples, how they resume, and scripts/evaluate.py."""
+"""math_answers.evaluation with tiny models, by transformers: samples, how they resume, and the command."""
 
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from limits import HANG
-from logged import logged
 from peft import LoraConfig, get_peft_model
 from repository import IMPORT_PATH, ROOT
 from tiny import tiny_model
@@ -22,8 +20,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from math_answers.evaluation import EvaluationArguments, evaluate, generation
 from math_answers.evaluation.arguments import DEFAULT_INSTRUCTION
-from math_answers.evaluation.generation import TransformersGenerator, load_model, load_tokenizer, sample_seed
+from math_answers.evaluation.generation import TransformersGenerator, load_model, load_tokenizer
 from math_answers.evaluation.samples import read_samples
+from troll_trl.cli.evaluate import main
 
 SCRIPT = ROOT / "scripts" / "evaluate.py"
 # Digits are words of their own, so that some completions state an answer
@@ -32,8 +31,11 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}{{ 'w1' if enable_thinking else 'w0' }}{% endif %}"
 )
-THINKING = ["--enable_thinking", "false"]
-SETTINGS = ["--n", "3", "--temperature", "1.0", "--top_p", "0.9", "--max_new_tokens", "12", "--batch_size", "4"]
+SETTINGS = {
+    "model": "model", "output": "out", "n": 3, "temperature": 1.0, "top_p": 0.9, "max_new_tokens": 12, "batch_size": 4,
+    "enable_thinking": False,
+}  # fmt: skip
+BENCHMARKS = ["one=one.jsonl", "two=two.jsonl"]
 
 
 def save_model(folder: Path, seed: int = 0, template: str | None = TEMPLATE, **generation):
@@ -61,24 +63,13 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
-def flags(*others: str, output: str = "out") -> list[str]:
-    benchmarks = ["--benchmarks", "one=one.jsonl", "two=two.jsonl"]
-    return ["--model", "model", *benchmarks, "--output", output, *THINKING, *SETTINGS, *others]
+def flags(*others: str) -> list[str]:
+    settings = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
+    return [*settings, "--benchmarks", *BENCHMARKS, *others]
 
 
-def arguments(**settings) -> EvaluationArguments:
-    """The arguments of [`flags`], with others in their place."""
-    given = {
-        **{"model": "model", "benchmarks": ["one=one.jsonl", "two=two.jsonl"], "output": "out", "n": 3, "top_p": 0.9},
-        **{
-            "temperature": 1.0,
-            "max_new_tokens": 12,
-            "batch_size": 4,
-            "enable_thinking": False,
-            "bootstrap_samples": 99,
-        },
-    }
-    return EvaluationArguments(**given | settings)
+def arguments(**others) -> EvaluationArguments:
+    return EvaluationArguments(**SETTINGS | {"benchmarks": BENCHMARKS, "bootstrap_samples": 99} | others)
 
 
 def completions(folder: str) -> dict:
@@ -86,24 +77,12 @@ def completions(folder: str) -> dict:
     return {(one["benchmark"], one["problem"], one["sample"]): one["completion"] for one in samples}
 
 
-# -- The script -------------------------------------------------------------------------------------------------------
-
-
-def run_script(*arguments: str, monkeypatch, capsys) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.argv", ["evaluate.py", *arguments])
-    monkeypatch.setattr("warnings.showwarning", None)
-    code = 0
-    try:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+# -- The command ------------------------------------------------------------------------------------------------------
 
 
 def test_from_flags_to_summary_and_not_run_again(workplace, monkeypatch, capsys):
-    code, out, err = run_script(*flags("--k", "1", "2"), monkeypatch=monkeypatch, capsys=capsys)
-    assert code == 0, err
+    monkeypatch.setattr("warnings.showwarning", None)  # the command replaces it
+    main(flags("--k", "1", "2"))
     rows = read_samples(Path("out/samples.jsonl"))
     assert len(rows) == 24
     summary = json.loads(Path("out/summary.json").read_text())
@@ -113,17 +92,16 @@ def test_from_flags_to_summary_and_not_run_again(workplace, monkeypatch, capsys)
     assert one["metrics"]["mean"]["value"] == pytest.approx(np.mean([row["reward"] for row in own]))
     assert list(one["metrics"]) == ["mean", "pass@2", "maj"]
     assert overall["metrics"]["mean"]["value"] == np.mean([row["metrics"]["mean"]["value"] for row in (one, two)])
-    for name, share in (("truncated", "truncated"), ("tokens", "tokens")):
-        assert one[name] == pytest.approx(np.mean([row[share] for row in own]))
+    for name in ("truncated", "tokens"):
+        assert one[name] == pytest.approx(np.mean([row[name] for row in own]))
     assert 0 < one["truncated"] < 1 and 0 < one["no_answer"] <= 1
     assert summary["settings"]["seed"] == 0 and summary["settings"]["model"] == "model"
-    assert "pass@2 %" in Path("out/table.md").read_text() and "pass@2 %" in out
+    assert "pass@2 %" in Path("out/table.md").read_text() and "pass@2 %" in capsys.readouterr().out
     # A second call makes nothing, and loads no model
     monkeypatch.setattr(generation, "TransformersGenerator", None)
     before = Path("out/samples.jsonl").read_bytes()
-    code, out, err = run_script(*flags(), monkeypatch=monkeypatch, capsys=capsys)
-    assert code == 0 and "24 samples already; 0 are added" in err and "pass@3 %" in out
-    assert Path("out/samples.jsonl").read_bytes() == before
+    main(flags())
+    assert "pass@3 %" in capsys.readouterr().out and Path("out/samples.jsonl").read_bytes() == before
 
 
 @pytest.mark.slow
@@ -150,48 +128,19 @@ def test_a_killed_evaluation_keeps_its_samples_and_goes_on(workplace):
 # -- Resuming ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batches", [0, 3])
-def test_a_stopped_run_keeps_its_samples_and_a_second_call_adds_the_others(workplace, monkeypatch, batches):
-    real, count = TransformersGenerator.generate, iter(range(100))
-
-    def stop(self, *args):
-        if next(count) == batches:
-            raise KeyboardInterrupt
-        return real(self, *args)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(TransformersGenerator, "generate", stop)
-        evaluate(arguments())
-    path = Path("out/samples.jsonl")
-    kept = completions("out")
-    assert len(kept) == 4 * batches
-    with path.open("ab") as file:  # a kill amid the write of the next batch
-        file.write(b'{"benchmark": "one", "problem": "w')
-    summary = evaluate(arguments())
-    after = completions("out")
-    assert len(after) == 24 and kept.items() <= after.items()
-    assert [row["samples"] for row in summary["results"][:2]] == [15, 9]
-    assert all(json.loads(line) for line in path.read_text().splitlines())
-
-
 def test_more_problems_and_samples_are_added(workplace):
     evaluate(arguments(max_problems=2))
     before = completions("out")
-    with logged() as messages:
-        evaluate(arguments(n=4))
+    evaluate(arguments(n=4))
     after = completions("out")
     assert (len(before), len(after)) == (12, 32) and before.items() <= after.items()
-    assert any("out has 12 samples already; 20 are added" in text for text in messages)
 
 
 def test_other_settings_do_not_continue_a_run(workplace):
     evaluate(arguments())
     before = Path("out/samples.jsonl").read_bytes()
-    save_model(workplace / "other")
     for change, message in (
-        ({"temperature": 0.5}, r"`temperature` was 1\.0 and is 0\.5"),
-        ({"system_prompt": "w5", "seed": 5}, "`seed` was 0 and is 5; `system_prompt` was None and is 'w5'"),
-        ({"model": "other"}, "`model` was 'model' and is 'other'"),
+        ({"temperature": 0.5, "system_prompt": "w5"}, "`system_prompt` was None .* `temperature` was 1.0 and is 0.5"),
         ({"max_new_tokens": 100, "overwrite": True}, "Lower `max_new_tokens`"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -225,8 +174,6 @@ def test_the_seed_changes_samples(workplace):
     same, again, other = map(completions, "abc")
     assert same == again
     assert np.mean([same[key] != other[key] for key in same]) > 0.5
-    keys = [(s, b, p, i) for s in (0, 1) for b in "ab" for p in "ab" for i in (0, 1)]
-    assert len({sample_seed(*key) for key in keys}) == 16
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, None], ids=["chat", "base"])
@@ -274,7 +221,6 @@ def test_adapter_with_the_tokenizer_of_its_base_model(workplace):
     texts = [generator.generate([[50, 51]], [0])[0].text for generator in generators]
     ids = adapted.generate(input_ids=torch.tensor([[50, 51]]), max_new_tokens=8, do_sample=False)[0, 2:]
     assert texts[1] == tokenizer.decode(ids, skip_special_tokens=True) != texts[0]
-    evaluate(arguments(model="adapter"))
 
 
 def test_a_thought_that_the_prompt_opens_and_nobody_closes_is_no_answer(workplace):

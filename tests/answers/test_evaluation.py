@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,13 +11,11 @@ import numpy as np
 import pytest
 import scipy.stats
 from logged import logged
-from real_problems import DATA, SIZES
-from transformers import HfArgumentParser
 
 from math_answers.evaluation import EvaluationArguments, evaluate
-from math_answers.evaluation.problems import HUB, load_problems
+from math_answers.evaluation.problems import load_problems
 from math_answers.evaluation.samples import SAMPLES, append, begin, read_samples
-from math_answers.evaluation.scoring import class_sizes, majority_score
+from math_answers.evaluation.scoring import majority_score
 from math_answers.evaluation.statistics import Estimate, estimate, pass_at_k
 
 
@@ -35,29 +32,22 @@ def write(path: Path, rows: list[dict]) -> Path:
 # -- Statistics -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("samples", range(1, 8))
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(samples):
-    for correct, k in itertools.product(range(samples + 1), range(1, samples + 1)):
-        subsets = list(itertools.combinations([1] * correct + [0] * (samples - correct), k))
-        assert pass_at_k(samples, correct, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
-
-
-def test_pass_at_k_of_many_samples_is_exact():
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
+    for samples in range(1, 8):
+        for correct, k in itertools.product(range(samples + 1), range(1, samples + 1)):
+            subsets = list(itertools.combinations([1] * correct + [0] * (samples - correct), k))
+            assert pass_at_k(samples, correct, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
     exact = 1 - Fraction(math.comb(9_000, 3_000), math.comb(10_000, 3_000))
     assert pass_at_k(10_000, 1_000, 3_000) == pytest.approx(float(exact), abs=1e-12)
-    with pytest.raises(ValueError, match="needs at least 3 samples"):
-        pass_at_k(2, 1, 3)
 
 
 @pytest.mark.parametrize(
     ("answers", "rewards", "expected"),
     [
-        (["1", "2", "2"], [1, 0, 0], 0),
         (["1", "2", "1"], [1, 0, 1], 1),
         ([None, None, None, "1"], [0, 0, 0, 1], 1),  # a sample without an answer has no vote
         ([None, None], [0, 0], 0),
         (["1", "2"], [1, 0], 1 / 2),  # a tie: the probability of a draw
-        (["3", "2", "1"], [0, 0, 1], 1 / 3),
         (["1", r"\frac{2}{4}", "0.5"], [1, 0, 0], 0),  # two spellings of one wrong answer
         (["0.5", r"\frac12", "2", "3"], [1, 1, 0, 0], 1),  # and of the right one
         (["1", "1", "2", "2.0", r"\frac{6}{2}", "3"], [1, 1, 0, 0, 0, 0], 1 / 3),
@@ -67,11 +57,6 @@ def test_majority(answers, rewards, expected):
     for order in itertools.islice(itertools.permutations(range(len(answers))), 24):
         shuffled = [answers[i] for i in order], [rewards[i] for i in order]
         assert majority_score(*shuffled) == pytest.approx(expected)
-
-
-def test_equal_answers_are_one_class():
-    answers = Counter({"0.5": 3, r"\frac{1}{2}": 1, "yes": 2, "1/2": 1, "{": 1, "x+1": 1, "1+x": 1})
-    assert sorted(class_sizes(answers)) == [1, 2, 2, 5]
 
 
 def test_bootstrap_interval_is_that_of_all_resamples():
@@ -137,14 +122,13 @@ def test_metrics_of_stored_completions_by_hand(tmp_path):
     assert (sample["problem"], sample["sample"], sample["answer"], sample["reward"]) == ("q", 0, "1", 0)
     table = (tmp_path / "out" / "table.md").read_text()
     assert "| b | 3 | 4 | 50.0 [" in table
-    # What was scored can be scored again, elsewhere
+    # What was scored can be scored again, but neither over itself nor in place of another file's samples
     again, _ = score(tmp_path / "out" / SAMPLES, tmp_path / "again", k=[1, 2, 4])
     assert again == results
     with pytest.raises(ValueError, match="written over"):
         score(tmp_path / "out" / SAMPLES, tmp_path / "out")
     with pytest.raises(ValueError, match="`samples` was"):
         score(tmp_path / "b.jsonl", tmp_path / "again")
-    score(tmp_path / "b.jsonl", tmp_path / "again", overwrite=True)
 
 
 def test_benchmarks_weigh_the_same_and_numbers_of_samples_may_differ(tmp_path):
@@ -158,9 +142,7 @@ def test_benchmarks_weigh_the_same_and_numbers_of_samples_may_differ(tmp_path):
     assert results["a"]["n"] == [1, 2]
 
 
-def test_what_cannot_be_scored(tmp_path):
-    with pytest.raises(ValueError, match="no `completion`"):
-        score(write(tmp_path / "x.jsonl", [{"problem": "p", "gold": "1"}]), tmp_path / "out")
+def test_completions_of_two_models_are_not_scored_as_one(tmp_path):
     rows = [{"model": name, "problem": "p", "gold": "1", "completion": "1"} for name in "ab"]
     with pytest.raises(ValueError, match="completions of a, b"):
         score(write(tmp_path / "x.jsonl", rows), tmp_path / "out")
@@ -189,7 +171,7 @@ def compare(*folders: str, **settings) -> list[dict]:
     return evaluate(EvaluationArguments(compare=list(folders), **settings))["results"]
 
 
-def test_comparison_is_the_bootstrap_of_paired_means(tmp_path, capsys):
+def test_comparison_is_the_bootstrap_of_paired_means(tmp_path):
     generator = np.random.default_rng(0)
     a, b = (generator.random((30, 4)) < share for share in (0.4, 0.6))
     sides = [{("b", f"p{i}"): row.tolist() for i, row in enumerate(side)} for side in (a, b)]
@@ -207,7 +189,6 @@ def test_comparison_is_the_bootstrap_of_paired_means(tmp_path, capsys):
         assert below - 0.004 <= level <= at_most + 0.004
     assert list(result["metrics"]) == ["mean", "pass@2", "pass@4", "maj"]
     assert json.loads((tmp_path / "c" / "comparison.json").read_text())["results"] == [result]
-    assert "B - A" in capsys.readouterr().out
     [back] = compare(*names[::-1])
     assert back["metrics"]["mean"]["value"] == -found["value"]
 
@@ -247,83 +228,39 @@ def test_what_cannot_be_compared(tmp_path):
         compare(a, scored(tmp_path / "c", {("x", "q"): [1]}))
     with pytest.raises(ValueError, match="gold answers"):
         compare(a, scored(tmp_path / "d", {("x", "p"): [1]}, gold="2"))
-    file = write(tmp_path / "e.jsonl", [{"problem": "p", "gold": "1", "completion": "1"}])
-    with pytest.raises(ValueError, match="line 1 is no scored sample"):
-        compare(a, str(file))
 
 
 # -- Benchmarks and arguments -----------------------------------------------------------------------------------------
-
-SCHEMAS = {
-    "amc23": {"id": 0, "problem": "p?", "answer": 27.0, "url": "u"},
-    "minerva": {"problem": "p?", "solution": r"Then $\boxed{27}$", "type": "t", "idx": 1},
-    "olympiadbench": {"question": "p?", "solution": ["s"], "final_answer": ["27"], "unit": None},
-    "omni_math": {"domain": ["d"], "problem": "p?", "solution": "s", "answer": "27"},
-}
 
 
 def problems_of(*benchmarks: str, **settings):
     return load_problems(EvaluationArguments(model="m", benchmarks=[*benchmarks], output="out", **settings))
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_local_files_in_the_schemas_of_their_hubs(tmp_path, name):
-    row = SCHEMAS[name]
-    path = write(tmp_path / "rows.jsonl", [row, row, row | {"question" if "question" in row else "problem": "q"}])
-    first, other = problems_of(f"{name}={path}", instruction="Box it.", system_prompt="Think.")
-    assert (first.benchmark, first.text, first.golds) == (name, "p?", [r"\boxed{27}"] * 2)
+def test_rows_with_one_text_are_one_problem_with_the_gold_answer_of_each(tmp_path):
+    rows = [{"problem": text, "answer": answer} for text, answer in (("p?", "27"), ("q", "1"), ("p?", "28"))]
+    benchmark = f"mine={write(tmp_path / 'rows.jsonl', rows)}"
+    first, other = problems_of(benchmark, instruction="Box it.", system_prompt="Think.")
+    assert (first.benchmark, first.text, first.golds) == ("mine", "p?", [r"\boxed{27}", r"\boxed{28}"])
     assert first.prompt == [
         {"role": "system", "content": "Think."},
         {"role": "user", "content": "p?\n\nBox it."},
     ]
     assert (other.text, len(other.golds)) == ("q", 1)
-
-
-@pytest.mark.parametrize("name", [name for name, split in SIZES if split == "test"])
-def test_real_benchmarks(name):
-    problems = problems_of(f"{name}={DATA / name}")
-    assert len(problems) == SIZES[name, "test"] and len(problems_of(f"{name}={DATA / name}", max_problems=3)) == 3
-    assert problems_of(f"{name}={DATA / name}", instruction="")[0].text == problems[0].text
-
-
-@pytest.mark.parametrize("name", HUB)
-def test_hub_benchmarks(name, monkeypatch):
-    def load_dataset(path, name, *, split, streaming):
-        asked.append((path, split, name))
-        return datasets.Dataset.from_list([{"problem": "p", "answer": "1"}])
-
-    asked = []
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert len(problems_of(name)) == 1 and asked == [HUB[name]]
-    with pytest.raises(ValueError, match=r"'gsm9k' is neither gsm8k, .* nor name=path"):
-        problems_of("gsm9k")
+    assert [problem.text for problem in problems_of(benchmark, instruction="", max_problems=1)] == ["p?"]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({}, "Nothing to do"),
-        ({"model": "m"}, "`benchmarks` is not set"),
-        ({"model": "m", "benchmarks": ["b"]}, "`output` is not set"),
         ({"samples": "a", "compare": ["a", "b"]}, "too much"),
-        ({"compare": ["a"]}, "takes two"),
         ({"model": "m", "benchmarks": ["b=1", "b=2"], "output": "o"}, "'b' twice"),
         ({"model": "m", "benchmarks": ["b"], "output": "o", "n": 2, "k": [4]}, "pass@4 needs"),
         ({"model": "m", "benchmarks": ["b"], "output": "o", "n": 0}, "`n` must be at least 1"),
         ({"model": "m", "benchmarks": ["b"], "output": "o", "top_p": 1.5}, "`top_p` must be"),
-        ({"model": "m", "benchmarks": ["b"], "output": "o", "temperature": -1}, "`temperature` must be"),
-        ({"model": "m", "benchmarks": ["b"], "output": "o", "dtype": "float8"}, "`dtype` must be one of"),
     ],
 )
 def test_arguments_that_do_not_go_together(settings, message):
     with pytest.raises(ValueError, match=message):
         EvaluationArguments(**settings)
-
-
-def test_the_arguments_are_those_of_a_parser_of_transformers():
-    flags = "--model m --benchmarks a b=c --output o --n 2 --k 1 2 --enable_thinking false --dtype bfloat16"
-    parser = HfArgumentParser(EvaluationArguments)
-    [args] = parser.parse_args_into_dataclasses([*flags.split(), "--overwrite", "--seed", "3"])
-    assert (args.model, args.benchmarks, args.k, args.overwrite) == ("m", ["a", "b=c"], [1, 2], True)
-    assert (args.enable_thinking, args.dtype, args.system_prompt, args.compare) == (False, "bfloat16", None, None)
-    assert "Samples for each problem" in parser.format_help()

@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,6 @@ from repository import ROOT
 from math_answers import verify
 from math_answers.rewards import verifier
 from math_answers.rewards.verifier.pool import Pool
-
-ENDLESS = r"\Gamma(10^{10})"  # neither refused nor ever finished
-NEEDS_ALGEBRA = {"gold": r"2\sqrt{3}", "answer": r"\sqrt{12}"}
 
 
 @pytest.fixture
@@ -29,12 +26,6 @@ def pool(monkeypatch):
     pool.close()
 
 
-def run_script(code, *arguments):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
-
-
 def is_gone(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -42,38 +33,20 @@ def is_gone(pid):
         return True
 
 
-def wait_until(condition):
-    end = time.monotonic() + HANG
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+COSTLY = [r"9^{9^{9^9}}", r"2^{3^4}", r"(x+1)^{99999}", "100000000!", "5!!!", r"\binom{99999}{4}", "9" * 1001]
+COSTLY += ["(" * 20 + "1" + ")" * 20, r"\sum_{n=1}^{10^9}n"]
 
 
-COSTLY = [
-    r"9^{9^{9^9}}",
-    r"2^{3^4}",
-    r"(x+1)^{99999}",
-    r"100000000!",
-    r"5!!!",
-    r"\binom{99999}{4}",
-    "(" * 20 + "1" + ")" * 20,
-]
-COSTLY += [r"\sum_{n=1}^{10^9}n", "x^{" * 300, "9" * 1001]
-
-
-def test_towers_of_powers_never_reach_a_worker(pool):
-    verdicts = verify(
-        ["x+1"] * len(COSTLY), [rf"\boxed{{{answer}}}" if "{" * 300 not in answer else answer for answer in COSTLY]
-    )
-    assert {verdict.decided_by for verdict in verdicts} <= {"refused", "no_answer"} and not pool._workers
+def test_what_would_take_hours_never_reaches_a_worker(pool):
+    verdicts = verify(["x+1"] * len(COSTLY), [rf"\boxed{{{answer}}}" for answer in COSTLY])
+    assert {verdict.decided_by for verdict in verdicts} == {"refused"} and not pool._workers
     assert verify(["2^{3^4}"], [r"\boxed{2^{3^4}}"])[0].reward == 1.0
 
 
 def test_what_never_ends_is_killed_and_the_next_answer_is_right(pool, monkeypatch):
     monkeypatch.setattr(verifier, "TIMEOUT_SECONDS", 0.5)
-    verdicts = verify(
-        [r"\Gamma(7)x"] * 3, [rf"\boxed{{{answer}}}" for answer in (ENDLESS, r"720x", r"\Gamma(10^{11})")]
-    )
+    answers = (r"\Gamma(10^{10})", "720x", r"\Gamma(10^{11})")
+    verdicts = verify([r"\Gamma(7)x"] * 3, [rf"\boxed{{{answer}}}" for answer in answers])
     assert [verdict.reward for verdict in verdicts] == [0.0, 1.0, 0.0]
     assert [verdict.decided_by for verdict in verdicts] == ["timeout", "math_verify", "timeout"]
 
@@ -110,7 +83,7 @@ worker.serve()
 """
 
 
-def test_limits_of_time_by_the_processor_and_by_the_clock_and_of_memory(pool, monkeypatch):
+def test_limits_of_time_by_the_processor_and_by_the_clock_and_of_memory(pool):
     """A child that computes, hangs, allocates 8 GiB or is killed ends; the next question gets its answer."""
     worker = pool._take()
     worker.kill()
@@ -136,56 +109,27 @@ def test_a_lost_worker_gives_no_reward_says_so_and_is_replaced(pool, caplog):
 
 
 def test_threads_share_the_workers(pool):
-    results = {}
-
-    def work(index):
-        results[index] = verify([r"2\sqrt{3}"] * 2, [rf"\boxed{{\sqrt{{{12 + index % 2}}}}}", "none"])
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG)
-    assert [results[index][0].reward for index in range(8)] == [1.0, 0.0] * 4
+    ask = lambda index: verify([r"2\sqrt{3}"], [rf"\boxed{{\sqrt{{{12 + index % 2}}}}}"])[0].reward
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(ask, range(8), timeout=HANG)) == [1.0, 0.0] * 4
     assert len(pool._workers) <= pool.size
 
 
-def test_size_is_shared_among_the_local_ranks(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
-    sizes = []
-    for ranks in ("", "16", "1000"):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        sizes.append(Pool().size)
-    assert sizes == [8, 4, 1]
+FORKED = r"""
+import os
+from math_answers import verify
 
-
-def test_an_unguarded_script_is_not_run_again(tmp_path):
-    """A worker that multiprocessing spawns would run the user's script again."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import pathlib, sys\n"
-        "pathlib.Path(sys.argv[1]).open('a').write('run\\n')\n"
-        "from math_answers import verify\n"
-        "print([v.reward for v in verify(['2\\\\sqrt{3}'] * 2, ['\\\\boxed{\\\\sqrt{12}}', 'Answer: 1 + 1'])])\n"
-    )
-    done = run_script(f"exec(compile(open({str(script)!r}).read(), 'train.py', 'exec'))", str(tmp_path / "log"))
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[1.0, 0.0]", "")
-    assert (tmp_path / "log").read_text() == "run\n"
+ask = lambda answer: verify([r"2\sqrt{3}"], [rf"\boxed{{\sqrt{{{answer}}}}}"])[0].reward
+assert ask("12") == 1.0
+if (child := os.fork()) == 0:  # it has the parent's pipes, but none of its threads
+    os._exit(7 if ask("13") == 0.0 and ask("{12}") == 1.0 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert ask("14") == 0.0
+"""
 
 
 def test_in_a_forked_process():
-    done = run_script(
-        "import os\n"
-        "from math_answers import verify\n"
-        "ask = lambda n: verify(['2\\\\sqrt{3}'], [f'\\\\boxed{{\\\\sqrt{{{n}}}}}'])[0].reward\n"
-        "assert ask(12) == 1.0\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    os._exit(7 if ask(13) == 0.0 and ask('{12}') == 1.0 else 1)\n"
-        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
-        "assert ask(14) == 0.0\n"
-    )
-    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, "-c", FORKED], cwd=ROOT, check=True, timeout=HANG)
 
 
 BUSY = """
@@ -200,8 +144,7 @@ time.sleep(60)
 
 
 def test_workers_end_when_the_trainer_is_killed():
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-c", BUSY], env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", BUSY], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         worker = int(process.stdout.readline())
         children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
@@ -211,4 +154,7 @@ def test_workers_end_when_the_trainer_is_killed():
         process.wait()
         process.stdout.close()
     assert children
-    wait_until(lambda: all(is_gone(pid) for pid in (worker, *children)))
+    end = time.monotonic() + HANG
+    while not all(is_gone(pid) for pid in (worker, *children)):
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -3,18 +3,14 @@
 import math
 import re
 from fractions import Fraction
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from evidence import starts
-from evidence.grid import Task
 from evidence.problems import FAMILIES, LETTERS, RARE, make_problems, make_wording, make_worked
-from evidence.starts import make_start, rewarded_chance
+from evidence.starts import rewarded_chance
 from math_answers import math_accuracy_reward
 
 
@@ -46,8 +42,8 @@ def test_problems_have_the_right_answer_and_a_solution_that_earns_the_reward(fam
 
 
 @pytest.mark.parametrize("family", RARE)
-@pytest.mark.parametrize("share", [0.02, 0.3])
-def test_the_share_of_rewarded_solutions_in_a_warm_up(family, share):
+def test_the_share_of_rewarded_solutions_in_a_warm_up(family):
+    share = 0.3
     problems, _ = make_problems(family, 0, 3500, 0)
     worked, _ = make_worked(family, problems, share, seed=1)
     asked = [row for row in worked if row["problem"].startswith("In steps: ")]
@@ -83,26 +79,3 @@ def test_the_chance_of_the_rewarded_solutions_is_the_product_over_their_tokens()
     p = np.exp(logits.numpy()) / np.exp(logits.numpy()).sum(-1, keepdims=True)
     expected = (p[0, 0, 3] * p[0, 1, 5] + p[1, 1, 1] * p[1, 2, 6]) / 2
     assert rewarded_chance(model, torch.zeros(2, 4, dtype=torch.int64), labels) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("stuck", [1, 3])
-def test_a_warm_up_that_gets_stuck_starts_again_from_other_weights(tmp_path, monkeypatch, stuck):
-    tried = []
-
-    def warm_up(model, *args):
-        tried.append(model.lm_head.weight.detach().cpu().clone())
-        if len(tried) <= stuck:
-            raise RuntimeError("The warm-up reached a success rate of 18%.")
-
-    monkeypatch.setattr(starts, "warm_up", warm_up)
-    task = Task(settings={}, train=8, test=8, family="sorting", architecture="llama", start_success=0.2)
-    if stuck == 3:
-        with pytest.raises(RuntimeError, match="18%"):
-            make_start(tmp_path, task, 7)
-        assert not (tmp_path / "model").exists()
-    else:
-        make_start(tmp_path, task, 7)
-        weights = load_file(tmp_path / "model" / "model.safetensors")
-        torch.testing.assert_close(weights["model.embed_tokens.weight"], tried[-1])
-    assert len(tried) == min(stuck + 1, 3)
-    assert all(not torch.equal(one, other) for one, other in pairwise(tried))

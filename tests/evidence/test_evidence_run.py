@@ -1,16 +1,12 @@
-"""The runner of the study in evidence/: its grids, its records, interruptions, other machines and given models."""
+"""The runner of the study in evidence/: its grids, its records, interruptions and other machines."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
-from functools import partial
-from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from limits import HANG
 from repository import ROOT
@@ -18,8 +14,7 @@ from training_args import parse_training_args
 
 from evidence.grid import Run, read_grid
 from evidence.results import describe, of_log, read_records, run_of
-from evidence.run import Runner, run_all
-from troll_trl import small_models
+from evidence.run import Runner
 
 EVIDENCE = ROOT / "evidence"
 SMALL = {"max_completion_length": 12, "max_steps": 4, "steps_per_generation": 2, "per_device_train_batch_size": 16}
@@ -78,8 +73,6 @@ def test_a_cell_is_every_combination_and_a_run_of_two_studies_is_one(tmp_path):
     ("changes", "message"),
     [
         ({"studies": {"s": {"seeds": [0], "cells": [{"tasks": ["x"], "methods": [], "learning_rate": []}]}}}, "no 'x'"),
-        ({"studies": {"s": {"seeds": [0], "cells": [{"tasks": [], "methods": []}]}}}, "learning_rate"),
-        ({"tasks": {"t": TASK | {"settings": {}, "model": "m"}}}, "either a `model`"),
         ({"tuning": []}, "tuning"),
     ],
 )
@@ -102,15 +95,6 @@ def test_a_record_is_made_of_the_log(tmp_path):
     assert record["seconds_per_update"] == pytest.approx(2.0) and record["seconds_without_generation"] == 1.0
     assert record["entropy"] == 13.5 and record["kl_max"] == pytest.approx(0.15) and record["clip_fraction"] is None
     assert record["others"] == {"form": [(0, 1.0), (8, 1.0), (16, 1.0)]}
-
-
-def test_no_job_runs_after_the_deadline(tmp_path, capsys):
-    ended = []
-    jobs = {"first": lambda: None, "long": partial(time.sleep, HANG), "never": lambda: None}
-    run_all({tmp_path / name: job for name, job in jobs.items()}, 1, ended.append, time.monotonic() + 3)
-    assert [folder.name for folder in ended] == ["first", "long"] and not (tmp_path / "never").exists()
-    said = capsys.readouterr().out
-    assert "first: done" in said and "long: failed" in said
 
 
 class Slow(Runner):
@@ -172,31 +156,3 @@ def test_a_study_runs_and_other_seeds_write_no_results(tmp_path):
     before = results.read_text()
     shown, _ = run_study(tmp_path, "--only", "sorting/troll/", "--seeds", "7")
     assert shown[0].startswith("sorting/troll/learning_rate=0.0001/seed7: ") and results.read_text() == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("adapter", [False, True])
-def test_a_given_model_by_a_relative_path_trains_on_a_dataset(tmp_path, adapter):
-    """A run changed its working folder, did not find its model again, and was recorded as killed."""
-    tokenizer = small_models.make_tokenizer()
-    torch.manual_seed(0)
-    for saved in (small_models.make_model(tokenizer, max_position_embeddings=1024), tokenizer):
-        saved.save_pretrained(tmp_path / "model")
-    shutil.copytree(ROOT / "tests" / "data" / "gsm8k", tmp_path / "problems")
-    content = yaml.safe_load((EVIDENCE / "gsm8k.yaml").read_text())
-    content |= {key: str(EVIDENCE / content[key]) for key in ("training", "evaluation")}
-    # Of the plan's settings, those that are for a GPU or take long
-    content["tasks"]["gsm8k"] |= {"test": 2, "train": 16}
-    content["tasks"]["gsm8k"]["settings"] |= {
-        "use_cpu": True, "bf16": False, "use_vllm": False, "dataloader_pin_memory": False, "max_completion_length": 4,
-        "max_steps": 8, "eval_steps": 4, "per_device_train_batch_size": 4, "num_generations": 4, "use_peft": adapter,
-    }  # fmt: skip
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
-    only = ["--only", "gsm8k/troll/learning_rate=3e-05/seed0"]
-    (last,), logs = run_study(tmp_path, "--model", "model", "--dataset", "problems", *only)
-    (record,) = read_records(tmp_path / "results" / "grid.jsonl")
-    assert last.startswith("1 of 1 runs, 0 of them failed."), logs
-    assert [step for step, _ in record["curve"]] == [0, 4, 8] and record["success"] == 0
-    assert record["others"].keys() == {"answer_format_reward"}
-    problems = Path(tmp_path, "out", "starts", "gsm8k", "data", "train.jsonl").read_text()
-    assert (tmp_path / "problems" / "train.jsonl").read_text().startswith(problems)

