@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from limits import HANG
 from repository import ROOT
@@ -15,6 +18,7 @@ from training_args import parse_training_args
 from evidence.grid import Run, read_grid
 from evidence.results import describe, of_log, read_records, run_of
 from evidence.run import Runner
+from troll_trl import small_models
 
 EVIDENCE = ROOT / "evidence"
 SMALL = {"max_completion_length": 12, "max_steps": 4, "steps_per_generation": 2, "per_device_train_batch_size": 16}
@@ -156,3 +160,30 @@ def test_a_study_runs_and_other_seeds_write_no_results(tmp_path):
     before = results.read_text()
     shown, _ = run_study(tmp_path, "--only", "sorting/troll/", "--seeds", "7")
     assert shown[0].startswith("sorting/troll/learning_rate=0.0001/seed7: ") and results.read_text() == before
+
+
+@pytest.mark.slow
+def test_a_given_model_by_a_relative_path_trains_on_a_dataset(tmp_path):
+    """A run changed its working folder, did not find its model again, and was recorded as killed."""
+    tokenizer = small_models.make_tokenizer()
+    torch.manual_seed(0)
+    for saved in (small_models.make_model(tokenizer, max_position_embeddings=1024), tokenizer):
+        saved.save_pretrained(tmp_path / "model")
+    shutil.copytree(ROOT / "tests" / "data" / "gsm8k", tmp_path / "problems")
+    content = yaml.safe_load((EVIDENCE / "gsm8k.yaml").read_text())
+    content |= {key: str(EVIDENCE / content[key]) for key in ("training", "evaluation")}
+    # Of the plan's settings, those that are for a GPU or take long
+    content["tasks"]["gsm8k"] |= {"test": 2, "train": 16}
+    content["tasks"]["gsm8k"]["settings"] |= {
+        "use_cpu": True, "bf16": False, "use_vllm": False, "dataloader_pin_memory": False, "max_completion_length": 4,
+        "max_steps": 8, "eval_steps": 4, "per_device_train_batch_size": 4, "num_generations": 4,
+    }  # fmt: skip
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
+    only = ["--only", "gsm8k/troll/learning_rate=3e-05/seed0"]
+    (last,), logs = run_study(tmp_path, "--model", "model", "--dataset", "problems", *only)
+    (record,) = read_records(tmp_path / "results" / "grid.jsonl")
+    assert last.startswith("1 of 1 runs, 0 of them failed."), logs
+    assert [step for step, _ in record["curve"]] == [0, 4, 8] and record["success"] == 0
+    assert record["others"].keys() == {"answer_format_reward"}
+    problems = Path(tmp_path, "out", "starts", "gsm8k", "data", "train.jsonl").read_text()
+    assert (tmp_path / "problems" / "train.jsonl").read_text().startswith(problems)
