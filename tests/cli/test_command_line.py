@@ -128,9 +128,7 @@ def test_later_bases_replace_earlier_ones_and_the_file_replaces_all(tmp_path):
     )
     text = "base: [../base/one.yaml, ../base/two.yaml]\nmax_steps: 3\nmodel_init_kwargs: {b: 3}"
     path = write(tmp_path / "runs", run=text)
-    expected = {"max_steps": 3, "seed": 2, "model_init_kwargs": {"b": 3}, "top_k": 5}
-    assert read_config(path) == expected
-    assert read_config(path, {"seed": 9}) == expected | {"seed": 9}
+    assert read_config(path) == {"max_steps": 3, "seed": 2, "model_init_kwargs": {"b": 3}, "top_k": 5}
 
 
 def test_a_config_is_found_by_name_and_a_path_in_the_working_folder_wins(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from dataclasses import fields
 
 import pytest
 from page_texts import MARKDOWN, text_of
@@ -40,6 +41,12 @@ def test_links_lead_somewhere(page):
 def test_tables_of_the_source_are_those_of_the_page(name):
     page = text_of(DOCS / f"{name}.md")
     assert runpy.run_path(str(DOCS / "hooks.py"))["filled"](page) == page, "run: python docs/hooks.py"
+
+
+def test_every_option_of_the_config_has_a_row_in_the_table_of_compatibility():
+    rows = [line.split("|")[1] for line in text_of(DOCS / "compatibility.md").splitlines() if line.startswith("| ")]
+    named = set(re.findall(r"`(\w+)`", "".join(rows)))
+    assert {option.name for option in fields(troll_trl.TrollGRPOConfig)} - named == set()
 
 
 @pytest.mark.parametrize("package", [troll_trl, math_answers], ids=lambda package: package.__name__)
