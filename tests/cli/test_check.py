@@ -1,11 +1,9 @@
 """`troll check` finds what is broken."""
 
 import pytest
-import torch
 from tiny import saved_model
 
 from troll_trl.cli import check
-from troll_trl.lm_head import kernel_check
 from troll_trl.trainers.grpo import TrustRegionGRPO
 
 
@@ -20,26 +18,8 @@ def test_all_is_well(tmp_path, capsys):
     assert code == 0 and [line.split()[:2] for line in lines] == [["kernels", "ok"], ["head", "ok"], ["loss", "ok"]]
 
 
-def test_a_broken_kernel_fails(capsys, monkeypatch):
-    """On a machine whose accelerator runs the kernels, one of them gives wrong numbers."""
-    monkeypatch.setattr("troll_trl.kernels.dispatch.use_triton", lambda device: True)
-    wrong = (lambda case, device: [(torch.ones(3), torch.full((3,), 1.5))], 1e-5)
-    monkeypatch.setattr(kernel_check, "_CHECKS", {"fold": wrong})
-    ok, detail = check.check_kernels()
-    assert not ok and "fold" in detail and "TROLL_KERNELS=torch" in detail
-
-
-def test_a_wrong_head_fails(tmp_path, monkeypatch):
-    from troll_trl.lm_head import patch
-
-    right = patch.logit_transform
-    monkeypatch.setattr(patch, "logit_transform", lambda *args: right(*args)._replace(scale=1.5))
-    ok, detail = check.check_model(saved_model(tmp_path), "auto")
-    assert not ok and "differ from the model's own" in detail
-
-
-def test_a_wrong_loss_fails(monkeypatch):
+def test_a_wrong_loss_fails(capsys, monkeypatch):
     right = TrustRegionGRPO._bound
     monkeypatch.setattr(TrustRegionGRPO, "_bound", lambda self, policy, inputs: 1.1 * right(self, policy, inputs))
-    ok, detail = check.check_loss()
-    assert not ok and "differ from TRL's" in detail
+    code, lines = run(capsys)
+    assert code == 1 and [line.split()[1] for line in lines] == ["ok", "ok", "FAILS"]

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 import warnings
@@ -30,6 +29,7 @@ use_cpu: true
 bf16: false
 report_to: none
 gradient_checkpointing: false
+accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}  # transformers writes into it
 per_device_train_batch_size: 8
 num_generations: 4
 steps_per_generation: 2  # the second update of a rollout batch is off-policy
@@ -97,10 +97,9 @@ def run(workplace, monkeypatch, capsys, caplog):
 
 @pytest.fixture
 def train(run):
-    def train(*flags: str, **options) -> str:
+    def train(*flags: str, **options):
         code, said = run(*flags, **options)
         assert code == 0, said
-        return said
 
     return train
 
@@ -110,7 +109,7 @@ def log_of(folder: Path) -> list[dict]:
 
 
 def test_troll_trains_saves_and_resumes(workplace, train):
-    progress = in_a_process(workplace, "--top_k", "50")
+    progress = in_a_process(workplace, "--top_k", "50", "--resume")  # from nothing: it starts
     out = workplace / "out"
     first, second = [line for line in log_of(out) if "loss" in line]
 
@@ -121,17 +120,15 @@ def test_troll_trains_saves_and_resumes(workplace, train):
     assert re.search(r"step 1/2, \d+:\d\d < \d+:\d\d: reward", progress)
     assert f"projected {second['troll/projected_fraction']:.2%}" in progress
 
-    # What is saved loads, has moved, and generates
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
-    start = AutoModelForCausalLM.from_pretrained(workplace / "model")
+    # What is saved loads, and has moved
+    assert len(AutoTokenizer.from_pretrained(out)) == 100
+    model, start = (AutoModelForCausalLM.from_pretrained(folder) for folder in (out, workplace / "model"))
     assert (model.lm_head.weight - start.lm_head.weight).abs().max() > 5e-3
-    prompt = tokenizer("w3 w4", return_tensors="pt")
-    generated = model.generate(**prompt, max_new_tokens=3, min_new_tokens=3)
-    assert generated.shape[1] == prompt["input_ids"].shape[1] + 3
 
     # The settings in force were saved, and repeat the run
     settings = yaml.safe_load((out / "config.yaml").read_text())
-    assert settings == yaml.safe_load(SETTINGS) | {"learning_rate": 0.01, "top_k": 50, "algorithm": "grpo"}
+    set_by_flags = {"top_k": 50, "resume": True, "algorithm": "grpo"}
+    assert settings == yaml.safe_load(SETTINGS) | {"learning_rate": 0.01} | set_by_flags
     train("--output_dir", "again", config="out/config.yaml")
     weights, again = (load_file(folder / "model.safetensors") for folder in (out, workplace / "again"))
     assert all(torch.equal(weights[name], again[name]) for name in weights)
@@ -144,14 +141,6 @@ def test_troll_trains_saves_and_resumes(workplace, train):
     assert (out / "checkpoint-3").is_dir()
 
 
-def test_resuming_with_other_options_is_said(workplace, train):
-    train()
-    assert "other options" not in train("--resume")
-    output = " ".join(train("--resume", "--max_steps", "3", "--kl_bound", "0.002").split())
-    assert "other options" in output and "kl_bound" in output and "0.002" in output
-    assert yaml.safe_load((workplace / "out" / "config.yaml").read_text())["kl_bound"] == 0.002
-
-
 def checkpoint(folder: Path, step: int, torn: bool = False):
     (path := folder / f"checkpoint-{step}").mkdir(parents=True)
     for name in ("config.json",) if torn else ("config.json", "trainer_state.json"):
@@ -161,12 +150,10 @@ def checkpoint(folder: Path, step: int, torn: bool = False):
 @pytest.mark.parametrize(
     ("method", "flags", "expected"),
     [
-        ("troll", (), "`output_dir` out holds a run, up to checkpoint-10, which this one would replace. Continue"),
-        ("troll", ("--method", "clip", "--resume"), "`method` is clip, but the run in out was made with troll."),
-        (None, ("--method", "clip", "--resume"), "`method` is clip, but the run in out was made with troll."),
-        ("clip", ("--resume",), "`method` is troll, but the run in out was made with clip."),
-        ("clip", ("--resume_from_checkpoint", "out/_saving/checkpoint-12"), "`method` is troll, but the run in out"),
-        ("troll", ("--algorithm", "rloo", "--resume"), "`algorithm` is rloo, but the run in out was made with grpo."),
+        ("troll", (), "out holds a run, up to checkpoint-10"),
+        (None, ("--method", "clip", "--resume"), "`method` is clip"),
+        ("clip", ("--resume_from_checkpoint", "out/_saving/checkpoint-12"), "`method` is troll"),
+        ("troll", ("--algorithm", "rloo", "--resume"), "`algorithm` is rloo"),
     ],
 )
 def test_no_run_replaces_another_or_goes_on_with_what_it_did_not_train(method, flags, expected, run):
@@ -181,7 +168,7 @@ def test_no_run_replaces_another_or_goes_on_with_what_it_did_not_train(method, f
     assert {path.name for path in Path("out").iterdir()} == {"_saving", "checkpoint-2", "checkpoint-10", "config.yaml"}
 
 
-def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace, run, train):
+def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace, train):
     """The Trainer writes `trainer_state.json` last; without it `resume` ended in a traceback."""
     checkpoint(workplace / "out", 9, torn=True)
     train("--method", "clip", "--save_steps", "1", "--learning_rate", "1e-3")
@@ -195,88 +182,49 @@ def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace, run, train):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (("--model_name_or_path", "outputs/no/model"), "there is no folder outputs/no/model (working folder: "),
-        (("--use_vllm", "true"), "vLLM is not available and `use_vllm` is set to True. Please install vLLM"),
-        (("--report_to", "azure_ml"), "`report_to`: AzureMLCallback requires azureml to be installed"),
-        (("--reward_funcs", "nomod.fun"), "No module named 'nomod'"),
-        (("--dataset_name", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("--max_train_samples", "3"), "have 3 prompts, and a rollout batch takes 4 (`generation_batch_size` 16 over"),
-        (("--output_dir", "run.yaml"), "File exists: 'run.yaml'"),
+        (("--model_name_or_path", "outputs/no/model"), "there is no folder outputs/no/model"),
+        (("--model_name_or_path", "adapter"), "adapter is an adapter"),
+        (("--report_to", "azure_ml"), "`report_to`"),
+        (("--max_train_samples", "3"), "3 prompts, and a rollout batch takes 4"),
         (("--resume_from_checkpoint", "model/checkpoint-4"), "there is no checkpoint in model/checkpoint-4"),
-        (
-            ("--reward_funcs", "my_rewards.share"),
-            "module 'my_rewards' has no attribute 'share'",
-        ),
-        (("--reward_model_name_or_path", "./norm"), "`reward_model_name_or_path`: there is no folder ./norm"),
     ],
 )
 def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, expected, run):
+    (workplace / "adapter").mkdir()
+    (workplace / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "model"}')
     code, said = run(*flags)
     message = said.rpartition("train.py: error: ")[2].rstrip()
-    assert code == 2
-    assert "Traceback" not in message and len(message.splitlines()) < 4
-    assert expected in message
+    assert code == 2 and expected in message and len(message.splitlines()) < 4
     assert not (workplace / "out" / "config.yaml").exists()  # that of an earlier run would stay as it was
 
 
 def test_yaml_of_a_trl_grpo_command_with_a_mixture_and_a_reward_model(workplace, train):
-    """`datasets`, a test split of them, a reward model, a reward that is made, and a column that a reward wants."""
-    for name, goal in (("one", 3), ("two", 5)):
-        rows = [{"prompt": f"w{i} w5", "goal": goal, "unused": "x"} for i in range(8)]
-        (workplace / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (workplace / "my_rewards.py").write_text(
-        "def distance(completion_ids, goal, **kwargs):\n"
-        "    assert set(goal) <= {3, 5}\n"
-        "    return [-abs(len(set(ids)) - n) for ids, n in zip(completion_ids, goal, strict=True)]\n"
-    )
+    for name in ("one", "two"):
+        (workplace / f"{name}.jsonl").write_text("".join(f'{{"prompt": "w{i} w5"}}\n' for i in range(8)))
     Qwen3ForSequenceClassification(tiny_config(num_labels=1)).save_pretrained(workplace / "reward_model")
     tiny_tokenizer().save_pretrained(workplace / "reward_model")
     kept = [line for line in SETTINGS.splitlines() if not line.startswith(("dataset", "reward", "instruction"))]
     mixture = """
-datasets:
-  - {path: json, data_files: one.jsonl, columns: [prompt, goal]}
-  - {path: json, data_files: two.jsonl, columns: [prompt, goal]}
+datasets: [{path: json, data_files: one.jsonl}, {path: json, data_files: two.jsonl}]
 test_split_size: 0.25
 eval_strategy: steps
 eval_steps: 2
 reward_model_name_or_path: reward_model
-reward_funcs:
-  - get_soft_overlong_punishment
-  - trl.rewards.get_repetition_penalty_reward(ngram_size=2, max_penalty=-1.0)
-  - my_rewards.distance
+reward_funcs: [get_soft_overlong_punishment, my_rewards.share_of_low_tokens]
 """
     (workplace / "run.yaml").write_text("\n".join(kept) + mixture)
     train("--save_strategy", "no")
     lines = log_of(workplace / "out")
     trained, evaluated = (next(line for line in lines if name in line) for name in ("loss", "eval_reward"))
-    for name in ("soft_overlong_punishment_reward", "repetition_penalty_reward", "distance"):
+    for name in ("soft_overlong_punishment_reward", "share_of_low_tokens"):
         assert f"rewards/{name}/mean" in trained and f"eval_rewards/{name}/mean" in evaluated
-    assert sum(name.startswith("rewards/") and name.endswith("/mean") for name in trained) == 4
-    settings = yaml.safe_load((workplace / "out" / "config.yaml").read_text())
-    assert [entry["data_files"] for entry in settings["datasets"]] == ["one.jsonl", "two.jsonl"]
-
-
-@pytest.mark.slow
-def test_resume_starts_continues_and_finishes(workplace, train):
-    """The same command, however often a cluster gives it; a checkpoint that was cut off is named and passed over."""
-    out = workplace / "out"
-    assert "No checkpoint in out: starting." in train("--resume")
-    shutil.rmtree(out / "checkpoint-2")
-    shutil.copytree(out / "checkpoint-1", out / "checkpoint-7")
-    (out / "checkpoint-7" / "optimizer.pt").unlink()
-    before = load_file(out / "model.safetensors")
-    said = train("--resume")
-    assert "The run does not resume from checkpoint-7 (optimizer.pt is missing)." in said
-    assert "Resuming from out/checkpoint-1." in said
-    after = load_file(out / "model.safetensors")
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert sum(name.startswith("rewards/") and name.endswith("/mean") for name in trained) == 3
 
 
 def test_bad_numbers_and_sigterm_end_with_a_code_and_no_traceback(workplace, run):
     (workplace / "my_rewards.py").write_text("def share_of_low_tokens(completion_ids, **kwargs):\n" + BAD_REWARD)
     code, said = run("--max_skipped_updates", "2")
-    error = said.rpartition("train.py: error: ")[2]
-    assert code == 1 and error.startswith("Stopped at update 2") and "'share_of_low_tokens' at row 0" in error
+    assert code == 1 and "share_of_low_tokens" in said.rpartition("train.py: error: ")[2]
     (workplace / "my_rewards.py").write_text(
         "import os, signal\ndef share_of_low_tokens(completion_ids, **kwargs):\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n" + BAD_REWARD.replace("nan", "0")
@@ -288,19 +236,6 @@ def test_bad_numbers_and_sigterm_end_with_a_code_and_no_traceback(workplace, run
 
 
 BAD_REWARD = "    return [float('nan')] + [0.0] * (len(completion_ids) - 1)\n"
-
-
-def test_an_adapters_folder_is_no_model_to_start_from(workplace, run):
-    """transformers said that `model_type` is missing in its config.json, which an adapter does not have."""
-    (workplace / "adapter").mkdir()
-    (workplace / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "model"}')
-    code, said = run("--model_name_or_path", "adapter")
-    assert (
-        code == 2
-        and "adapter is an adapter" in said
-        and "Merge the adapter into model" in said
-        and "--use_peft" in said
-    )
 
 
 def test_an_adapter_has_no_dropout_by_default(workplace, train):

@@ -1,6 +1,7 @@
 """What `troll grpo` trains on: problems with answers, rows as they are, streams and mixtures; and rewards by name."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import datasets
@@ -20,13 +21,17 @@ TEXTS = [{"prompt": f"w{n} w5", "task": "code" if n % 2 else "math"} for n in ra
 PROBLEMS = [{"problem": f"w{n} w5", "answer": str(n), "level": n} for n in range(6)]
 
 
+def write_rows(folder, name, rows):
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 @pytest.fixture
 def load(tmp_path, monkeypatch):
     """The training and evaluation sets of settings, of files in the working folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     for name, rows in (("chats", CHATS), ("texts", TEXTS), ("problems", PROBLEMS)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(tmp_path, name, rows)
     tiny_tokenizer().save_pretrained("model")
 
     def load(name=None, mixture=None, eval_strategy="no", seed=42, **settings):
@@ -44,8 +49,7 @@ def load(tmp_path, monkeypatch):
 OTHER_REWARD = {"reward_funcs": ["trl.rewards.accuracy_reward"]}
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(("name", "rows"), [("chats", CHATS), ("texts", TEXTS)])
+@pytest.mark.parametrize(("name", "rows", "streaming"), [("chats", CHATS, False), ("texts", TEXTS, True)])
 def test_rows_with_a_prompt_are_taken_as_they_are(load, name, rows, streaming):
     """Neither read as mathematics nor dropped for a gold answer that is none; with all columns."""
     train, evaluation = load(name, dataset_streaming=streaming, **OTHER_REWARD)
@@ -53,19 +57,16 @@ def test_rows_with_a_prompt_are_taken_as_they_are(load, name, rows, streaming):
     assert isinstance(train, datasets.IterableDataset) == streaming
 
 
-@pytest.mark.parametrize("settings", [{}, OTHER_REWARD])
-def test_problems_to_evaluate_on_that_are_trained_on_are_said_whatever_the_reward(load, settings):
+def test_problems_to_evaluate_on_that_are_trained_on_are_said_whatever_the_reward(load):
     evaluation = {"eval_strategy": "steps", "eval_dataset_name": "problems.jsonl", "dataset_test_split": "test"}
-    with pytest.warns(UserWarning, match="6 of the 6 evaluation problems are in the training data"):
-        load("problems", **evaluation, **settings)
+    with pytest.warns(UserWarning, match="6 of the 6 evaluation problems"):
+        load("problems", **evaluation, **OTHER_REWARD)
 
 
 @pytest.mark.parametrize(
     ("evaluation", "asked"),
     [
         ({}, ("d.jsonl", "test", "main")),
-        ({"eval_dataset_config": "hard"}, ("d.jsonl", "test", "hard")),
-        ({"eval_dataset_name": "d.jsonl"}, ("d.jsonl", "test", "main")),
         ({"eval_dataset_name": "d.jsonl", "eval_dataset_config": "hard"}, ("d.jsonl", "test", "hard")),
         ({"eval_dataset_name": "e.jsonl"}, ("e.jsonl", "test", None)),
     ],
@@ -91,23 +92,16 @@ def test_instruction_filter_and_limits_hold_for_any_rows(load, streaming, capsys
     assert list(train) == [{"prompt": prompt, "task": "code"} for prompt in asked]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_long_prompts_of_plain_text_are_dropped(load, streaming, tmp_path):
-    rows = [{"prompt": "w1 w2 w3"}, {"prompt": "w1 w2"}]
-    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    load = lambda load=load: load("long", max_prompt_tokens=2, dataset_streaming=streaming, **OTHER_REWARD)
-    if streaming:
-        assert list(load()[0]) == rows[1:]
-        return
+def test_long_prompts_of_plain_text_are_dropped(load, tmp_path):
+    write_rows(tmp_path, "long", [{"prompt": "w1 w2 w3"}, {"prompt": "w1 w2"}])
     with pytest.warns(UserWarning, match="Dropped 1 of the 2 prompts"):
-        assert list(load()[0]) == rows[1:]
+        assert load("long", max_prompt_tokens=2, **OTHER_REWARD)[0]["prompt"][:] == ["w1 w2"]
 
 
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
         ("chats", {}),  # math_accuracy
-        ("chats", {"reward_funcs": ["math_answers.math_accuracy_reward"]}),
         ("chats", {"answer_column": "solution", **OTHER_REWARD}),
         ("problems", OTHER_REWARD),  # no prompt to train on otherwise
     ],
@@ -119,66 +113,37 @@ def test_gold_answers_are_read_where_they_are_wanted(load, name, settings):
     assert math_accuracy_reward([rf"\boxed{{{'x > 2' if name == 'chats' else 2}}}"], [gold]) == [1.0]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_prompts_of_a_named_column_need_no_gold_answer(load, streaming, tmp_path):
-    """As of open-r1's `dataset_prompt_column`, with a reward of its own: an answer was looked for, and not found."""
+def test_prompts_of_a_named_column_need_no_gold_answer(load, tmp_path):
+    """As of open-r1's `dataset_prompt_column`, with a reward of its own."""
     rows = [{"task": {"text": f"w{n} w5"}, "tests": [n]} for n in range(3)]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = {"dataset_streaming": streaming, **OTHER_REWARD}
-    train, _ = load("tasks", problem_column="task.text", **options)
+    write_rows(tmp_path, "tasks", rows)
+    train, _ = load("tasks", problem_column="task.text", **OTHER_REWARD)
     assert list(train) == [{**row, "prompt": [{"role": "user", "content": row["task"]["text"]}]} for row in rows]
-    with pytest.raises(ValueError, match=r"`problem_column`: tasks.jsonl has no 'text', it has task, tests\."):
-        load("tasks", problem_column="text", **options)
-    with pytest.raises(ValueError, match=r"a problem and its answer were looked for"):
-        load("tasks", problem_column="task.text")  # math_accuracy
-
-
-def test_rows_with_neither_prompt_nor_problem_are_refused_with_what_was_looked_for(load, tmp_path):
-    (tmp_path / "odd.jsonl").write_text('{"text": "w1"}\n')
-    with pytest.raises(ValueError, match=r"has the columns text; .*Without `math_accuracy` a column `prompt`"):
-        load("odd", **OTHER_REWARD)
-
-
-# -- Mixtures ---------------------------------------------------------------------------------------------------------
-
-TWO_FILES = [
-    {"path": "json", "data_files": "texts.jsonl", "fraction": 0.25, "columns": ["prompt"]},
-    {"path": "json", "data_files": "texts.jsonl", "fraction": 0.75, "columns": ["prompt"]},
-]
+    with pytest.raises(ValueError, match="`problem_column`"):
+        load("tasks", problem_column="text", **OTHER_REWARD)
 
 
 def test_a_mixture_with_a_test_split_that_is_the_same_in_every_process(load):
-    mixture = {"datasets": [dict(entry) for entry in TWO_FILES], "test_split_size": 0.25}
-    train, evaluation = load(mixture=mixture, eval_strategy="steps", dataset_test_split="test", **OTHER_REWARD)
-    assert (len(train), len(evaluation), train.column_names) == (6, 2, ["prompt"])
-    again = load(mixture=mixture, eval_strategy="steps", dataset_test_split="test", **OTHER_REWARD)
-    assert again[1]["prompt"][:] == evaluation["prompt"][:]
-    others = [
-        load(mixture=mixture, eval_strategy="steps", dataset_test_split="test", seed=seed, **OTHER_REWARD)[1]["prompt"]
-        for seed in range(5)
-    ]
-    assert any(other[:] != evaluation["prompt"][:] for other in others)
+    entries = [{"path": "json", "data_files": "texts.jsonl", "fraction": share} for share in (0.25, 0.75)]
+    mixture = {"datasets": entries, "test_split_size": 0.25}
+    options = {"mixture": mixture, "eval_strategy": "steps", "dataset_test_split": "test", **OTHER_REWARD}
+    train, evaluation = load(**options)
+    assert (len(train), len(evaluation)) == (6, 2)
+    assert load(**options)[1]["prompt"][:] == evaluation["prompt"][:]
+    assert any(load(seed=seed, **options)[1]["prompt"][:] != evaluation["prompt"][:] for seed in range(5))
 
 
-def test_a_mixture_of_problems_and_a_streamed_one(load):
+def test_a_mixture_of_problems(load):
     entry = {"path": "json", "data_files": "problems.jsonl"}
     assert load(mixture={"datasets": [entry]})[0]["solution"][:2] == [r"\boxed{0}", r"\boxed{1}"]
-    entry = {"path": "json", "data_files": "texts.jsonl"}
-    streamed, _ = load(mixture={"datasets": [entry], "streaming": True}, **OTHER_REWARD)
-    assert isinstance(streamed, datasets.IterableDataset) and list(streamed) == TEXTS
 
 
-def test_streamed_rows_cannot_be_split(load):
-    entry = {"path": "json", "data_files": "texts.jsonl"}
-    with pytest.raises(ValueError, match=r"`datasets`: .* streamed rows have no split"):
-        load(mixture={"datasets": [entry], "streaming": True, "test_split_size": 0.5}, **OTHER_REWARD)
+# -- Evaluation data --------------------------------------------------------------------------------------------------
 
 
 def test_named_columns_hold_for_an_evaluation_file_that_has_them(load, tmp_path):
-    """Such a file was refused, with the advice to name its columns."""
-    own = [{"task": f"w{n} w5", "key": str(n)} for n in range(3)]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
-    (tmp_path / "evaluation.jsonl").write_text(json.dumps({"task": "w7 w5", "key": "7"}) + "\n")
+    write_rows(tmp_path, "own", [{"task": f"w{n} w5", "key": str(n)} for n in range(3)])
+    write_rows(tmp_path, "evaluation", [{"task": "w7 w5", "key": "7"}])
     names = {"problem_column": "task", "answer_column": "key", "eval_strategy": "steps"}
     for file, solution in (("evaluation.jsonl", "7"), ("problems.jsonl", "0")):
         train, evaluation = load("own", eval_dataset_name=file, **names)
@@ -189,52 +154,31 @@ def test_data_without_a_test_split_are_not_evaluated_on(load):
     """The one split of a file has any name, so `test` would be the training data."""
     for option in ("dataset_test_split", "dataset_train_split"):
         splits = {"dataset_test_split": "train[50%:]"} | {option: "test"}
-        with pytest.raises(ValueError, match=rf"`{option}` is 'test', but the single file .* `train` alone"):
+        with pytest.raises(ValueError, match=f"`{option}` is 'test'"):
             load("problems", eval_strategy="steps", **splits)
-    with pytest.raises(ValueError, match=r"problems\.jsonl has no split to evaluate on\. Set `dataset_test_split`"):
+    with pytest.raises(ValueError, match="no split to evaluate on"):
         load("problems", eval_strategy="epoch")
-    with pytest.raises(ValueError, match=r"no split 'test', it has train\."):
-        load(mixture={"datasets": [dict(TWO_FILES[0])]}, eval_strategy="epoch", **OTHER_REWARD)
-    assert len(load("problems", eval_strategy="epoch", eval_dataset_name="texts.jsonl", **OTHER_REWARD)[1]) == 6
 
 
 # -- Rewards by name --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prefix", ["", "trl.rewards."])
-def test_a_function_that_makes_a_reward_is_called_with_its_arguments(prefix):
+def test_a_function_that_makes_a_reward_is_called_with_its_arguments():
     ids = [[1] * length for length in (1, 7, 9, 12)]
-    reward = load_reward_function(f"{prefix}get_soft_overlong_punishment(max_completion_len=10, soft_punish_cache=5)")
+    reward = load_reward_function("get_soft_overlong_punishment(max_completion_len=10, soft_punish_cache=5)")
     assert reward(completion_ids=ids) == get_soft_overlong_punishment(10, 5)(completion_ids=ids)
     assert len({*reward(completion_ids=ids)}) > 2
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("trl.rewards.get_soft_overlong_punishment(max_completion_len=3)", "missing 1 required .*soft_punish_cache"),
-        ("trl.rewards.get_soft_overlong_punishment(max_completion_len=3", "never closed"),
-        ("trl.rewards.get_soft_overlong_punishment(max_completion_len=n)", "malformed node"),
-        ("trl.rewards.get_x(a=1)", "has no attribute get_x"),
-        ("math_acuracy", "which is none of math_accuracy, accuracy_reward, "),
-    ],
-)
-def test_what_is_no_reward_function_is_refused_by_name(name, expected):
-    with pytest.raises(ValueError, match=expected):
+@pytest.mark.parametrize("name", ["math_acuracy", "trl.rewards.get_x", "trl.rewards.accuracy_reward(limit=n)"])
+def test_what_is_no_reward_function_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"`reward_funcs` names {re.escape(repr(name))}"):
         load_reward_function(name)
 
 
-@pytest.mark.parametrize("path", ["", "rewards.", "rewards.functions."])
-def test_the_reward_is_known_by_every_path(path):
+def test_the_reward_is_known_by_every_path_and_no_other_is_taken_for_it():
     """Else its rows would not get gold answers."""
-    name = f"math_answers.{path}math_accuracy_reward"
-    assert is_math_accuracy("math_accuracy") and is_math_accuracy(name)
-    assert load_reward_function(name) is load_reward_function("math_accuracy") is math_accuracy_reward
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["mine.math_accuracy_reward", "math_answers.answer_format_reward", "accuracy_reward", "math_accuracy_reward"],
-)
-def test_other_rewards_are_not_taken_for_it(name):
-    assert not is_math_accuracy(name)
+    for name in ("math_accuracy", "math_answers.math_accuracy_reward", "math_answers.rewards.math_accuracy_reward"):
+        assert is_math_accuracy(name) and load_reward_function(name) is math_accuracy_reward
+    for name in ("mine.math_accuracy_reward", "math_answers.answer_format_reward", "accuracy_reward"):
+        assert not is_math_accuracy(name)

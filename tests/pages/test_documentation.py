@@ -1,4 +1,4 @@
-"""Links lead somewhere, the tables that docs/hooks.py makes are up to date, and the two environments agree."""
+"""Links lead somewhere, and the tables that docs/hooks.py makes are up to date."""
 
 import re
 import runpy
@@ -54,15 +54,3 @@ def test_every_public_name_is_in_the_api_reference(package):
     page = text_of(DOCS / "api.md")
     names = [name for name in package.__all__ if name != "__version__"]
     assert [name for name in names if f"- [`{package.__name__}.{name}`]" not in page] == []
-
-
-def pins(file: str) -> dict[str, str]:
-    return dict(line.split("==") for line in text_of(ROOT / file).splitlines() if not line.startswith("#"))
-
-
-def test_the_vllm_environment_replaces_the_version_of_numpy_alone():
-    tested, added = pins("constraints.txt"), pins("constraints-vllm.txt")
-    assert {name for name in tested.keys() & added.keys() if tested[name] != added[name]} == {"numpy"}
-    # pip takes any spelling of a name, the Makefile's rule does not
-    plain = lambda names: {name.lower().replace("_", "-") for name in names}
-    assert plain(tested) & plain(added) == plain(tested.keys() & added.keys())

@@ -1,8 +1,7 @@
 """
 The notebook of examples/ runs.
 
-To record it again: `jupyter execute --inplace examples/quickstart.ipynb`. Then delete what went to stderr:
-progress bars, and warnings with paths of your machine.
+To record it again: `jupyter execute --inplace examples/quickstart.ipynb`. Then delete what went to stderr.
 """
 
 import re

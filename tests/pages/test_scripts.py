@@ -61,10 +61,6 @@ def learnable(reward):
     @wraps(reward)
     def learnt(completion_ids, **columns):
         assert all(value is not None for value in reward(**columns))
-        if "solution" in columns:
-            texts = [str(solution).rpartition("####")[2] for solution in columns["solution"]]
-            right = [[{"role": "assistant", "content": f"\\boxed{{{text}}}"}] for text in texts]
-            assert set(reward(completions=right, solution=columns["solution"])) == {1.0}
         return token_reward(completion_ids)
 
     return learnt
@@ -91,18 +87,9 @@ def assert_it_trained(trainer, distance):
     assert list(Path(trainer.args.output_dir).glob("*model.safetensors"))
 
 
-RUNS = {
-    "train": {},
-    "train-server": {"VLLM_MODE": "server"},
-    "train_lora": {},
-    "train_length": {},
-    "examples/gsm8k_one_gpu": {},
-    "examples/vllm_server": {},
-    "examples/lora": {},
-}
-
-
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", ["train", "train_lora", "train_length", "examples/gsm8k_one_gpu", "examples/vllm_server", "examples/lora"]
+)
 def test_a_script_trains(name, folder, monkeypatch):
     trainers, layers = [], 21 if name == "examples/lora" else 2  # whose adapter is for those from 20 on
     tokenizer = tiny_tokenizer()
@@ -121,20 +108,15 @@ def test_a_script_trains(name, folder, monkeypatch):
         trainers.append(TrollGRPOTrainer(model=model, reward_funcs=learnable(reward_funcs), **arguments))
         return trainers[-1]
 
-    for variable, value in RUNS[name].items():
-        monkeypatch.setenv(variable, value)
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
     monkeypatch.setattr("trl.generation.vllm_client.VLLMClient", lambda url, **options: Engine.vllm_client)
     monkeypatch.setattr(troll_trl, "TrollGRPOConfig", configure)
     monkeypatch.setattr(troll_trl, "TrollGRPOTrainer", start)
-    path = (ROOT if "/" in name else folder) / f"{name.removesuffix('-server')}.py"
+    path = (ROOT if "/" in name else folder) / f"{name}.py"
     runpy.run_path(str(path), run_name="__main__")
     [trainer] = trainers
     assert trainer.args.updates_per_rollout_batch == 8
     assert_it_trained(trainer, "troll/policy_kl_max")
-    adapted = "lora" in name
-    trained = [part for part, weights in trainer.model.named_parameters() if weights.requires_grad]
-    assert trained and all(("lora_" in part) == adapted for part in trained)
 
 
 def test_the_asynchronous_example_trains(folder, monkeypatch):
