@@ -8,7 +8,6 @@ import textwrap
 from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from numbers import Real
-from pathlib import Path
 from typing import Any, TypeGuard
 
 
@@ -56,13 +55,4 @@ def imported(path: str) -> Any:
         spec = find_spec(package)
         if spec is None or spec.origin is None:  # it is nowhere, or a folder without code
             sys.path.append(here)  # it stays: the module may import others later, and a worker process this one
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        found = next(iter(getattr(sys.modules.get(package), "__path__", [])), None)
-        found = getattr(sys.modules.get(package), "__file__", None) or found
-        own = [name for name in (f"{package}.py", package) if Path(here, name).exists()]
-        if found is None or not own or Path(found).resolve().is_relative_to(Path(here).resolve()):
-            raise
-        # Another module has the name
-        raise type(error)(f"{error}. {found} comes before {own[0]} of the working directory: rename yours") from error
+    return getattr(importlib.import_module(module), attribute)

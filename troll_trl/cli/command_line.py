@@ -61,18 +61,17 @@ def config_names() -> list[str]:
     return sorted(names)
 
 
-def read_config(name: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_config(name: str | Path) -> dict[str, Any]:
     """
     Read a YAML file or a config that comes with the package, merged with the files that its `base` names.
 
     Args:
         name (`str` or `Path`): a path, or a name such as `qwen3-0.6b/gsm8k`; `.yaml` may be left out
-        overrides (`Mapping[str, Any]`, *optional*): values that replace those of the files
 
     Raises:
         ValueError: a file is missing, is no mapping of names to values, has a key twice, or is its own base.
     """
-    return _merged(_find_config(name, Path()), ()) | dict(overrides or {})
+    return _merged(_find_config(name, Path()), ())
 
 
 def _find_config(name: str | Path, folder: Path) -> Path:

@@ -91,10 +91,7 @@ def _mixture(script_args: TrollScriptArguments, seed: int) -> Any:
     """Load the splits of the mixture under `datasets`."""
     # TRL draws the test split from numpy's state, which must be the same in all processes, and in a resumed run
     set_seed(seed)
-    try:
-        return get_dataset(script_args.mixture)
-    except (ArithmeticError, AttributeError, TypeError) as error:  # a path may be a number, streamed rows have no split
-        raise ValueError(f"`datasets`: {error}. Names and paths are texts; streamed rows have no split.") from error
+    return get_dataset(script_args.mixture)
 
 
 def _are_problems(dataset: Any) -> bool:
