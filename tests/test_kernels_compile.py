@@ -211,12 +211,6 @@ def test_compiles_in_bf16_without_spilling(name, capability, tmp_path):
     assert spilled_bytes(compiled, tmp_path) == 0
 
 
-def test_no_kernel_relies_on_a_barrier_for_what_it_stored():
-    """A barrier of Triton's makes no store to global memory visible on every backend (a bare `s_barrier` on AMD's)."""
-    folder = Path(fold.__file__).parent
-    assert not [path.name for path in folder.glob("*.py") if "tl.debug_barrier" in path.read_text()]
-
-
 @pytest.mark.parametrize("name", [name for name in SOURCES if not name.startswith(("put", "support", "project"))])
 def test_compiles_with_float64_scalars(name):
     """As torch.compile passes Python's floats before torch 2.15: the type of a variable of `fold`'s loop then changed

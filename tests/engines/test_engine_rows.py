@@ -49,10 +49,8 @@ def test_rows_agree_with_a_dense_selection():
         assert math.exp(rest) == pytest.approx(1 - math.fsum(map(math.exp, log_probs)), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("whose", "others"), [("sampled", 0), ("sampled", 2), ("sampled", 7), ("likely", 2), ("likely", 7)]
-)
-@pytest.mark.parametrize("bad", [math.nan, -9999.0, -math.inf, None, "missing"])
+@pytest.mark.parametrize(("whose", "others"), [("sampled", 0), ("sampled", 7), ("likely", 7)])
+@pytest.mark.parametrize("bad", [math.nan, -9999.0, None, "missing"])
 def test_an_answer_without_a_number_is_no_old_policy(whose, others, bad):
     """Of the second token, and of no other one, whichever of its numbers it is."""
     tokens, _, listed = listing(20, others)
@@ -118,27 +116,23 @@ def colocated(*lengths, likely=5, **options):
     return generation, [tokens[x] for x in own], expected, recorder
 
 
-@pytest.mark.parametrize("take", [lambda tokens: tokens, list, tuple, lambda tokens: tokens[:]])
-@pytest.mark.parametrize("lengths", [(6, 6), (3, 5, 4, 1)])
-def test_a_colocated_engine_answers_in_flat_lists(lengths, take):
-    """Also if TRL copies the lists of tokens: a copy was a bare `KeyError: 140633…`."""
-    generation, tokens, expected, recorder = colocated(*lengths, take=take)
+@pytest.mark.parametrize("take", [lambda tokens: tokens, list])
+def test_a_colocated_engine_answers_in_flat_lists(take):
+    """Also if TRL copies the lists of tokens."""
+    generation, tokens, expected, recorder = colocated(3, 5, 4, 1, take=take)
     assert generation.logprobs == generation.config.max_logprobs == 5
     assert generation.generation_kwargs == {"flat_logprobs": True, "detokenize": False}
     _, ids, log_probs, _ = generation.generate()
-    assert [[*row] for row in ids] == tokens
+    assert ids == tokens
     for row, wanted in zip(log_probs, expected, strict=True):
         np.testing.assert_array_equal(rows_of([value for (value,) in row], [1] * len(row), 6), wanted)
     assert recorder.answered == [[value for (value,) in row] for row in log_probs]
 
 
-def test_completions_that_vllm_did_not_sample_are_refused():
-    with pytest.raises(RuntimeError, match="TRL returned 1 completions, and their tokens are in 0 places among the 2"):
+def test_completions_whose_numbers_cannot_be_told_are_refused():
+    """vLLM did not sample them, or copies fit both ranks: equal completions of other prompts have other numbers."""
+    with pytest.raises(RuntimeError, match="in 0 places among the 2"):
         colocated(6, 6, take=lambda tokens: tokens[1:])[0].generate()
-
-
-def test_copies_that_fit_both_ranks_are_refused():
-    """Equal completions of other prompts have other numbers."""
     generation, *_ = colocated(4, 4, take=list)
     generation.made[0].token_ids = list(generation.made[1].token_ids)
     with pytest.raises(RuntimeError, match="in 2 places among the 2"):
@@ -146,56 +140,41 @@ def test_copies_that_fit_both_ranks_are_refused():
 
 
 def test_a_rollout_function_that_asks_vllm_itself_gets_what_vllm_says():
-    """It left entries, which a later list of tokens at the same address would have found."""
-    generation, _, expected, _ = colocated(6, 6)
+    generation, *_ = colocated(6, 6)
     lists = [each.logprobs for each in generation.made]
     assert [each.outputs[0].logprobs for each in generation.llm.generate()] == lists
-    _, _, log_probs, _ = generation.generate()
-    np.testing.assert_array_equal(rows_of([value for (value,) in log_probs[0]], [1] * 6, 6), expected[0])
+    generation.generate()
     generation.made[1].logprobs = lists[1]
     assert generation.llm.generate()[1].outputs[0].logprobs is lists[1], "after a generation of TRL's, too"
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (lambda flat: flat.end_indices.pop(), "sampled 6 tokens of a completion, and answered for 5 positions"),
-    (lambda flat: flat.start_indices.pop(), "sampled 6 tokens of a completion, and answered for 5 positions"),
-    (lambda flat: flat.token_ids.pop(), r"it gave \d+ ids and \d+ log-probabilities"),
-    (lambda flat: flat.logprobs.append(-1.0), r"it gave \d+ ids and \d+ log-probabilities"),
-    (lambda flat: (flat.start_indices.append(36), flat.end_indices.append(36)), "answered for 7 positions"),
-])  # fmt: skip
-def test_flat_lists_of_other_lengths_are_refused(change, said):
-    """numpy said that operands could not be broadcast together."""
+@pytest.mark.parametrize("change", [lambda flat: flat.end_indices.pop(), lambda flat: flat.logprobs.append(-1.0)])
+def test_flat_lists_of_other_lengths_are_refused(change):
     generation, *_ = colocated(6, 6)
     change(generation.made[1].logprobs)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match="The engine sampled 6 tokens"):
         generation.generate()
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    (lambda ids, values: values.pop(), "sampled 2 completions, .* tokens for 2 and log-probabilities for 1 of them"),
-    (lambda ids, values: ids.pop(), "sampled 2 completions, .* tokens for 1 and log-probabilities for 2 of them"),
-    (lambda ids, values: values[1].pop(), "In completion 1, vLLM gave 6 ids at 3 positions and 4 log-.* at 2"),
-    (lambda ids, values: ids[0][2].pop(), "In completion 0, vLLM gave 5 ids at 3 positions and 6 log-.* at 3"),
-    (lambda ids, values: (ids[0].pop(), values[0].pop()), "sampled 3 tokens of a completion, .* for 2 positions"),
-    (lambda ids, values: (ids[0].append([]), values[0].append([])), "sampled 3 tokens .* answered for 4 positions"),
-    (None, "without the ids or log-probabilities"),
+    (lambda ids, values: ids[0][2].pop(), "5 ids at 3 positions and 6 log-probabilities at 3"),
+    (lambda ids, values: (ids[0].pop(), values[0].pop()), "The engine sampled 3 tokens"),
+    (lambda ids, values: ids.clear(), "ids of likely tokens for 0"),
 ])  # fmt: skip
 def test_nested_lists_of_other_lengths_are_refused(change, said):
     ids, values = ([[[start, start + 1] for start in (1, 2, 3)] for _ in range(2)] for _ in range(2))
-    values = [[[-1.0 for _ in row] for row in rows] for rows in values]
-    if change is not None:
-        change(ids, values)
-    answer = ([[1]] * 2, [[1, 2, 3]] * 2, values, None if change is None else ids)
-    generation = SimpleNamespace(mode="server", generate=lambda: answer)
+    change(ids, values)
+    generation = SimpleNamespace(mode="server", generate=lambda: ([[1]] * 2, [[1, 2, 3]] * 2, values, ids))
     engine_policy.ask_for_likely_tokens(generation, SimpleNamespace(support_size=3, answered=None))
     with pytest.raises(ValueError, match=said):
         generation.generate()
 
 
-@pytest.mark.parametrize("zero", [-math.inf, -9999.0, "missing"])
-@pytest.mark.parametrize("others", [99, 100, 101, 110, 127])
+@pytest.mark.parametrize(
+    ("others", "zero"), [(99, -math.inf), (100, "missing"), (101, -9999.0), (127, -math.inf), (127, "missing")]
+)
 def test_tokens_that_cannot_be_sampled_take_no_slot(others, zero):
-    """A head of 128 rows of which 100 are tokens has −∞ for the others: from K = 102 on, nothing was known."""
+    """A head of 128 rows of which 100 are tokens has −∞ for the others."""
     generator = torch.Generator().manual_seed(0)
     finite = (2 * torch.randn(20, 100, generator=generator)).log_softmax(-1)
     tokens = finite.exp().multinomial(1, generator=generator).flatten().tolist()
@@ -233,10 +212,9 @@ def test_numbers_of_other_tokens_are_refused(support_size):
     check_tokens([None, *map(float, answered[:5])], mask, tokens, "it")
     check_tokens([*answered[:2], 0.0, *answered[3:]], mask, tokens, "it")
     check_tokens([*answered[:2], answered[4], *answered[3:]], mask, tokens, "nothing is read of other tokens")
-    said = f"of it are misaligned: 5 of 5 .* position 0 .* token {tokens[0]}, .* for token {tokens[1]}"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match="misaligned: 5 of 5"):
         check_tokens([*answered[1:], answered[0]], mask, tokens, "it")
-    with pytest.raises(ValueError, match=r"misaligned: 1 of 5 .* At position 5"):
+    with pytest.raises(ValueError, match="misaligned: 1 of 5"):
         check_tokens([*answered[:5], answered[0]], mask, np.array(tokens), "it")
 
 

@@ -1,20 +1,9 @@
 """`old_policy: engine` with vLLM's engine, the real one, on a CPU. Run by `make test-vllm`."""
 
-import gc
-import os
-
 import pytest
 import torch
-from test_compatibility import moe
-from tiny import tiny_tokenizer
-from training_args import parse_training_args
-from trl_comparison import logged, make_trainer, micro_batch, weights
-from vllm_engine import MODEL, model_for_vllm, plain_experts, plain_linear_layers, start_engines_with
-
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, small_models
-from troll_trl.cli.make_trainer import make_trainer as make_trainer_of_command
-from troll_trl.cli.quickstart import CONFIG, make_problems
-from troll_trl.small_models import write_problems
+from trl_comparison import OURS, logged, make_trainer, micro_batch, weights
+from vllm_engine import model_for_vllm, plain_linear_layers, start_engines_with
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -27,16 +16,16 @@ def trainer(monkeypatch, tmp_path):
 
     def make(dtype="float32", folder="run", algorithm="grpo", **options):
         start_engines_with(monkeypatch, dtype)
-        classes = {"grpo": (TrollGRPOTrainer, TrollGRPOConfig), "rloo": (TrollRLOOTrainer, TrollRLOOConfig)}[algorithm]
         engine = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 64, "old_policy": "engine"}
         options = {"model": model, **engine, "learning_rate": 2e-2, **options}
-        return make_trainer(*classes, tmp_path / folder, **options)
+        return make_trainer(*OURS[algorithm], tmp_path / folder, **options)
 
     return make
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("bfloat16", 1e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "limit", "algorithm"), [("float32", 1e-5, "grpo"), ("bfloat16", 1e-3, "grpo"), ("float32", 1e-5, "rloo")]
+)
 def test_the_engine_and_the_trainer_at_equal_weights(trainer, dtype, limit, algorithm):
     """In the first update of a rollout batch the trust region bounds what they disagree on, and all later ones too."""
     options = {"beta": 0.0, "kl_bound": 0.01}
@@ -50,21 +39,7 @@ def test_the_engine_and_the_trainer_at_equal_weights(trainer, dtype, limit, algo
     assert set(logged(run, "troll/unscored_tokens")) == {0}
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("bfloat16", 1e-2)])
-def test_a_mixture_of_experts_at_equal_weights(trainer, monkeypatch, tmp_path, dtype, limit):
-    """In the second rollout batch, too: the engine has the experts that the trainer updated."""
-    plain_experts(monkeypatch.setattr)
-    moe(**MODEL, moe_intermediate_size=32).save_pretrained(tmp_path / "mixture")
-    tiny_tokenizer().save_pretrained(tmp_path / "mixture")
-    run = trainer(dtype, model=str(tmp_path / "mixture"), beta=0.0, kl_bound=0.01)
-    run.train()
-    kl = logged(run, "troll/policy_kl_max")
-    print(f"mixture, {dtype}: KL at equal weights, at most {kl[0]:.1e} and {kl[4]:.1e}")
-    assert max(kl[0], kl[4]) < limit and max(kl) > 0.01
-    assert max(logged(run, "troll/kl_max")) <= 0.01 * (1 + 1e-4)
-
-
-@pytest.mark.parametrize("support_size", [2, 20, 60, 100])
+@pytest.mark.parametrize("support_size", [20, 100])
 def test_the_rows_are_the_policys(trainer, support_size):
     """The sampled token first, whatever its rank, then others by descending probability; and the right rest."""
     run = trainer(support_size=support_size, tail_mass=0.0, learning_rate=0.0, max_steps=1)
@@ -118,34 +93,3 @@ def test_resumes_exactly(trainer, tmp_path, stop):
     resumed.train(str(tmp_path / "whole" / f"checkpoint-{stop}"))
     for name, weight in weights(whole).items():
         assert torch.equal(weight, weights(resumed)[name]), name
-
-
-@pytest.mark.parametrize("seed", [*map(int, os.environ.get("SEEDS", "0").split(","))])
-def test_it_learns_sums_as_with_the_trainers_old_policy(monkeypatch, tmp_path, seed):
-    """160 of the quickstart's updates from one start. With SEEDS=0,1,2, the two ended 7, at most 5 and at most 5 points
-    apart."""
-    plain_linear_layers(monkeypatch.setattr)
-    torch.manual_seed(seed)
-    train, held_out = make_problems(seed)
-    tokenizer = small_models.make_tokenizer()
-    model = small_models.make_model(tokenizer, head_dim=32)  # vLLM has no attention kernel for smaller heads on a CPU
-    small_models.warm_up(model, *small_models.encode(tokenizer, train))
-    model.save_pretrained(tmp_path / "start")
-    tokenizer.save_pretrained(tmp_path / "start")
-    success = {}
-    for old_policy in ("trainer", "engine"):
-        start_engines_with(monkeypatch, "float32")
-        flags = ["--config", str(CONFIG), "--use_vllm", "--vllm_mode", "colocate", "--vllm_max_model_length", "64"]
-        flags += ["--old_policy", old_policy, "--max_steps", "160", "--eval_steps", "160", "--seed", str(seed)]
-        script_args, training_args, model_args = parse_training_args(flags)
-        write_problems(tmp_path / "data", train, held_out)
-        script_args.dataset_name, model_args.model_name_or_path = str(tmp_path / "data"), str(tmp_path / "start")
-        training_args.output_dir = str(tmp_path / old_policy)
-        run = make_trainer_of_command(script_args, training_args, model_args)
-        run.train()
-        success[old_policy] = logged(run, "eval_reward")
-        assert max(logged(run, "troll/kl_max")) <= 0.05 * (1 + 1e-4)
-        gc.collect()
-    print(f"seed {seed}: success before and after {success}")
-    before, after = zip(*success.values(), strict=True)
-    assert min(after) - max(before) > 0.1 and abs(after[0] - after[1]) < 0.1

@@ -32,9 +32,9 @@ def environment_of_a_process(*folders: Path) -> dict[str, str]:
 
 
 class Server:
-    """A server of `model` at `url`, with one engine or several, each with a copy of the weights."""
+    """A server of `model` at `url`."""
 
-    def __init__(self, model: str, folder: Path, dtype: str, engines: int = 1):
+    def __init__(self, model: str, folder: Path):
         from importlib.metadata import version
 
         port = free_port()
@@ -43,13 +43,7 @@ class Server:
         (folder / f"vllm-{release}.dist-info").mkdir()
         (folder / f"vllm-{release}.dist-info" / "METADATA").write_text(METADATA.format(release))
         settings = ScriptArguments(
-            model,
-            host="127.0.0.1",
-            port=port,
-            dtype=dtype,
-            max_model_len=64,
-            enforce_eager=True,
-            data_parallel_size=engines,
+            model, host="127.0.0.1", port=port, dtype="float32", max_model_len=64, enforce_eager=True
         )
         loopback = ["--weight-transfer-config", '{"backend": "loopback"}']
         loopback += ["--worker-extension-cls", "vllm_loopback.Extension", "--kv-cache-memory-bytes", str(2**26)]
@@ -80,9 +74,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: str, folder: Path, dtype: str = "float32", engines: int = 1):
+def serving(model: str, folder: Path):
     """A server that answers, and is killed whatever happens."""
-    server = Server(model, folder, dtype, engines)
+    server = Server(model, folder)
     try:
         server.wait()
         yield server

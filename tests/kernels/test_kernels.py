@@ -5,10 +5,8 @@ file and the tests of the head again with `TRITON_INTERPRET=1`, which must be se
 """
 
 import contextlib
-import itertools
 import math
 import os
-import re
 import subprocess
 import sys
 
@@ -18,23 +16,12 @@ from limits import HANG
 from references import PLATEAU_AND_CLIFF, reference_support
 from repository import ROOT, TESTS
 
-from troll_trl.kernels import (
-    blocks,
-    coefficients,
-    dispatch,
-    fold,
-    gradient,
-    outcomes,
-    projection,
-    support,
-    tiles,
-    topk,
-)
+from troll_trl.kernels import fold, gradient, projection, support, tiles, topk
 from troll_trl.kernels.blocks import blocks_of, reduce_chunk
 from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
 from troll_trl.kernels.fold import FoldState, online_logsumexp
 from troll_trl.kernels.tiles import FLOOR, LogitTransform
-from troll_trl.kernels.topk import _choose_torch, choose_top_tokens, empty_top_tokens
+from troll_trl.kernels.topk import choose_top_tokens, empty_top_tokens
 from troll_trl.lm_head import support_selection
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
@@ -113,7 +100,7 @@ def outputs_and_gradients(function, case, transform, dtype, upstream, with_entro
 
 def assert_errs_no_more_than_naive(case, transform, dtype, with_entropy=True):
     for x in case[:3]:
-        if x is not None and x.grad_fn is None and not x.requires_grad and not hasattr(x, "frozen"):
+        if x is not None:
             x.requires_grad_()
     generator = torch.Generator().manual_seed(9)
     shape = (len(case[3]), case[3].shape[1] + 1)
@@ -136,36 +123,21 @@ def bias_of(actual, exact):
     return (((actual - exact) * exact).sum() / exact.square().sum().clamp(min=1e-30)).abs().item()
 
 
-def crossed(*axes):
-    """All combinations. Every third one is quick, and among those each value meets the others; `make test-slow` and a
-    GPU have all."""
-    places = itertools.product(*(range(len(axis)) for axis in axes))
-    marks = [[] if sum(place) % 3 == 0 else pytest.mark.slow for place in places]
-    return [pytest.param(*values, marks=mark) for values, mark in zip(itertools.product(*axes), marks, strict=True)]
-
-
-@pytest.mark.parametrize(("dtype", "bias", "transform"), crossed(DTYPES, [False, True], [PLAIN, CAPPED]), ids=str)
-def test_training_pass(device, dtype, bias, transform):
+@pytest.mark.parametrize(("dtype", "bias", "transform", "with_entropy"), [
+    (torch.float32, False, CAPPED, True), (torch.float32, True, PLAIN, False), (torch.bfloat16, False, PLAIN, True),
+    (torch.bfloat16, True, CAPPED, True), (torch.float16, True, PLAIN, True),
+], ids=str)  # fmt: skip
+def test_training_pass(device, dtype, bias, transform, with_entropy):
     assert use_triton(device)
-    assert_errs_no_more_than_naive(make_case(device, dtype, bias=bias), transform, dtype)
+    assert_errs_no_more_than_naive(make_case(device, dtype, bias=bias), transform, dtype, with_entropy)
 
 
-# 128-column tiles: one that fits in part, one exactly, one a column too long, and two and a bit
-@pytest.mark.parametrize("vocabulary", [5, 127, 128, 129, 257, 300])
-def test_vocabularies_of_any_size(device, vocabulary):
-    case = make_case(device, torch.float32, vocabulary=vocabulary, k=4)
-    assert_errs_no_more_than_naive(case, PLAIN, torch.float32)
-
-
-@pytest.mark.parametrize("rows", [1, 4, 5, 6, 11])
-def test_tokens_of_any_number(device, rows):
-    assert_errs_no_more_than_naive(make_case(device, torch.float32, rows=rows), PLAIN, torch.float32)
-
-
-@pytest.mark.parametrize("k", [1, 2, 63, 130])
-def test_supports_of_any_size(device, k):
-    """130 kept tokens of 131: the last tile has three columns, and some rows keep all three."""
-    case = make_case(device, torch.float32, vocabulary=131, k=k)
+# Tiles of 5 rows and 128 columns. Of 130 kept tokens in 131, the last tile has three columns, and some rows keep all
+@pytest.mark.parametrize(
+    ("rows", "vocabulary", "k"), [(1, 300, 4), (5, 128, 4), (6, 129, 4), (11, 5, 4), (13, 131, 1), (13, 131, 130)]
+)
+def test_sizes_that_do_not_fit_a_tile(device, rows, vocabulary, k):
+    case = make_case(device, torch.float32, rows=rows, vocabulary=vocabulary, k=k)
     assert_errs_no_more_than_naive(case, PLAIN, torch.float32)
 
 
@@ -177,24 +149,6 @@ def test_support_of_the_whole_vocabulary_has_no_rest(device):
     assert (log_probs[:, -1] == -math.inf).all()
     torch.testing.assert_close(log_probs[:, :-1].double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(entropy.double(), -(expected.exp() * expected).sum(1), rtol=1e-5, atol=1e-5)
-
-
-def test_training_pass_without_gradient_of_the_entropy(device):
-    assert_errs_no_more_than_naive(make_case(device, torch.float32), CAPPED, torch.float32, with_entropy=False)
-
-
-@pytest.mark.parametrize("frozen", [0, 1], ids=["hidden", "head"])
-def test_frozen_parts_get_no_gradient(device, frozen):
-    case = make_case(device, torch.float32, bias=True)
-    case[frozen].frozen = True
-    assert_errs_no_more_than_naive(case, PLAIN, torch.float32)
-
-
-def test_hidden_states_of_any_layout(device):
-    hidden, weight, bias, token_ids = make_case(device, torch.float32, rows=26)
-    for view in (hidden[::2], hidden[:13].t().contiguous().t()):
-        assert not view.is_contiguous() or view.stride(0) != 24
-        assert_errs_no_more_than_naive((view.detach(), weight.detach(), bias, token_ids[:13]), PLAIN, torch.float32)
 
 
 def test_rest_mass_does_not_cancel(device):
@@ -209,7 +163,7 @@ def test_rest_mass_does_not_cancel(device):
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype"), [(math.nan, DTYPES[1]), (math.inf, DTYPES[0]), *((-math.inf, d) for d in DTYPES)]
+    ("value", "dtype"), [(math.nan, torch.bfloat16), (math.inf, torch.float32), (-math.inf, torch.float16)]
 )
 def test_non_finite_logits_show_in_the_entropy(device, dtype, value):
     hidden, weight, bias, token_ids = make_case(device, dtype, rows=3, bias=True, k=3)
@@ -239,42 +193,34 @@ def test_nan_is_not_lost_in_the_rest(device):
         assert entropy.isnan().all() and log_probs.isnan().any(1).all()
 
 
-def test_a_block_at_the_lowest_number_has_no_part_in_the_entropy(device):
-    """An unused part of a vocabulary may be masked so. Its sum of u·exp(u) overflowed, and 0·∞ was NaN."""
-    products = tile_of(device, torch.float32, 3, 331)
-    products[:, 64:] = -3.3e38
-    hidden, weight = torch.eye(3, device=device), products.t().contiguous()
-    sampled = torch.tensor([0, 5, 9], device=device)
-    *_, entropy = select_support(hidden, weight, None, sampled, 8, 0.0, LogitTransform())
-    full = products[:, :64].double().log_softmax(1)
-    torch.testing.assert_close(entropy.double(), -(full.exp() * full).sum(1), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(("vocabulary", "k"), [(5, 4), (40, 20), (331, 30), (1100, 30)])
+@pytest.mark.parametrize(("vocabulary", "k"), [(5, 4), (331, 30), (1100, 10)])
 def test_selection_from_whole_rows(device, vocabulary, k):
-    """Padding blocks take no part, in a vocabulary of less than one block too; nor do equal logits mislead it."""
+    """Padding blocks take no part, in a vocabulary of less than one block too; nor do equal logits mislead it. With 10
+    tokens of 18 blocks, most blocks are left out."""
     products = tile_of(device, torch.bfloat16, 6, vocabulary)
     products[3] = 1.0
     products[4] = products[4].clamp(-1, 0.5)
     hidden, weight = torch.eye(6, device=device, dtype=torch.bfloat16), products.t().contiguous()
     sampled = torch.arange(6, device=device) % vocabulary
-    ids, log_probs, _ = select_support(hidden, weight, None, sampled, k, 0.0, PLAIN)
+    ids, log_probs, entropy = select_support(hidden, weight, None, sampled, k, 0.0, PLAIN)
     full = (products.double() / PLAIN.temperature).log_softmax(1)
     for row in range(6):
         kept = ids[row][ids[row] >= 0].long()
         assert len(kept) == len(set(kept.tolist())) == k and kept[0] == sampled[row]
         torch.testing.assert_close(log_probs[row, :-1].double(), full[row, kept], rtol=1e-4, atol=1e-5)
         left = full[row].clone().index_fill_(0, kept, -math.inf)
-        assert len(kept) == 1 or left.max() <= full[row, kept[1:]].min()
+        assert left.max() <= full[row, kept[1:]].min()
+        torch.testing.assert_close(log_probs[row, -1].double(), left.logsumexp(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(entropy.double(), -(full.exp() * full).sum(1), rtol=1e-4, atol=1e-5)
 
 
-SELECTIONS = [(331, 24, 1e-2), (331, 1, 1e-5), (70, 65, 1e-5), (331, 140, 1e-5)]  # vocabulary, K, tail mass
-
-
-@pytest.mark.parametrize(("selection", "dtype", "transform"), crossed(SELECTIONS, DTYPES, [PLAIN, CAPPED]), ids=str)
-def test_selection_is_exact(device, dtype, transform, selection):
+@pytest.mark.parametrize(("vocabulary", "k", "tail_mass", "dtype", "transform"), [
+    (331, 24, 1e-2, torch.float32, CAPPED), (331, 24, 1e-2, torch.float16, PLAIN), (331, 1, 1e-5, torch.float32, PLAIN),
+    (70, 65, 1e-5, torch.bfloat16, CAPPED), (331, 140, 1e-5, torch.bfloat16, PLAIN),
+    (331, 140, 1e-5, torch.float32, CAPPED),
+], ids=str)  # fmt: skip
+def test_selection_is_exact(device, vocabulary, k, tail_mass, dtype, transform):
     """The tokens of a head whose product is exact in every dtype: an identity. 140 tokens take the torch choice."""
-    vocabulary, k, tail_mass = selection
     products = tile_of(device, dtype, 7, vocabulary)
     bias = tile_of(device, dtype, 1, vocabulary, seed=1)[0]
     sampled = torch.arange(7, device=device) * 9
@@ -302,47 +248,12 @@ def test_selection_is_exact(device, dtype, transform, selection):
     torch.testing.assert_close(entropy.cpu().double(), -(full.exp() * full).sum(1), rtol=1e-4, atol=1e-5)
 
 
-def test_selection_with_ties(device):
-    """Logits that are mostly equal: exactly K tokens, none twice, none below one that was left."""
-    products = tile_of(device, torch.float32, 4, 331).round().clamp(-1, 1)
-    sampled = torch.tensor([0, 63, 64, 330], device=device)
-    hidden, weight = torch.eye(4, device=device), products.t().contiguous()
-    ids, log_probs, _ = select_support(hidden, weight, None, sampled, 24, 0.0, LogitTransform())
-    for row in range(4):
-        kept = ids[row].tolist()
-        assert len(set(kept)) == 24 and min(kept) >= 0 and kept[0] == sampled[row]
-        others = [v for v in range(331) if v not in kept]
-        assert products[row, kept[1:]].min() >= products[row, others].max()
-    torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(4, device=device))
-
-
 def at_floor(device, rows):
     """Logits `(rows, 1)` of sampled tokens that no chunk has filled yet."""
     return torch.full((rows, 1), FLOOR, device=device)
 
 
-def chosen_of(blocks, k, choose=choose_top_tokens):
-    """The `k` top tokens of blocks that are all reduced."""
-    top = empty_top_tokens(len(blocks.tile), k, blocks.tile.device)
-    choose(blocks, None, PLAIN, top)
-    return top
-
-
-@pytest.mark.parametrize("k", [3, 20])  # of 6 blocks: some are left out, or none
-def test_choice_agrees_with_torchs(device, k):
-    products = tile_of(device, torch.float32, 5, 384)
-    sampled = torch.tensor([3, 100, 127, 128, 329], device=device)
-    blocks = blocks_of(products.clone(), sampled, at_floor(device, 5), 331, 128)
-    for first in range(0, 331, 128):
-        reduce_chunk(blocks, None, PLAIN, first, min(128, 331 - first))
-    ours, theirs = chosen_of(blocks, k), chosen_of(blocks, k, _choose_torch)
-    torch.testing.assert_close(ours.logits.sort(1, descending=True).values, theirs.logits)
-    assert torch.equal(ours.token_ids.sort(1).values, theirs.token_ids.sort(1).values)
-    torch.testing.assert_close(ours.rest, theirs.rest)
-    torch.testing.assert_close(ours.entropy, theirs.entropy)
-
-
-@pytest.mark.parametrize(("k", "tail_mass"), crossed([1, 2, 23, 64, 200], [0.0, 1e-5, 0.3]))
+@pytest.mark.parametrize(("k", "tail_mass"), [(1, 0.0), (2, 0.3), (23, 1e-5), (64, 0.0), (200, 1e-5)])
 def test_settling_agrees_with_torchs(device, k, tail_mass):
     """In descending order, with ties, fewer tokens than slots, no rest, and NaN in one row."""
     generator = torch.Generator().manual_seed(0)
@@ -375,20 +286,6 @@ def test_settling_agrees_with_torchs(device, k, tail_mass):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_unused_bits_of_products(dtype):
-    """The search stops at the distance of two numbers of the dtype: it once cut 15 times for ties of bf16."""
-    products = torch.cat(
-        [tile_of("cpu", dtype, 1, 9999)[0].float(), torch.tensor([FLOOR, math.inf, torch.finfo(dtype).tiny])]
-    )
-    bits = topk.unused_bits(dtype, None, PLAIN)
-    assert bits == {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}[dtype]
-    assert (products.view(torch.int32) & ((1 << bits) - 1) == 0).all()
-    assert (products.view(torch.int32) & ((2 << bits) - 1) != 0).any()
-    # Sums and tanh have all bits
-    assert topk.unused_bits(dtype, torch.zeros(1), PLAIN) == topk.unused_bits(dtype, None, CAPPED) == 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_choice_from_all_numbers_of_a_dtype(device, dtype):
     """Both signs, zeros, the smallest and the largest: the order of the keys is the order of the numbers."""
     tiny, huge = torch.finfo(dtype).smallest_normal, torch.finfo(dtype).max
@@ -398,7 +295,7 @@ def test_choice_from_all_numbers_of_a_dtype(device, dtype):
     sampled = torch.tensor([0, 30, 64, 119], device=device)
     of = blocks_of(torch.nn.functional.pad(rows, (0, 8)).to(device, dtype), sampled, at_floor(device, 4), 120, 128)
     reduce_chunk(of, None, LogitTransform(), 0, 120)
-    for k in (1, 9, 10, 25, 60, 100):
+    for k in (1, 10, 25, 100):
         chosen = empty_top_tokens(4, k, device)
         choose_top_tokens(of, None, LogitTransform(), chosen)
         for row in range(4):
@@ -435,7 +332,8 @@ def test_tile_beyond_32_bit_offsets(device):
     for tile in (near[:, :192].clone(), far_apart(near[:, :192])):
         blocks = blocks_of(tile, sampled.clamp(max=191), at_floor(device, 3), 192, 192)
         reduce_chunk(blocks, None, PLAIN, 0, 192)
-        chosen.append(chosen_of(blocks, 5))
+        chosen.append(empty_top_tokens(3, 5, device))
+        choose_top_tokens(blocks, None, PLAIN, chosen[-1])
     for a, b in zip(*chosen, strict=True):
         assert torch.equal(a, b)
 
@@ -473,12 +371,11 @@ def test_projection_of_a_plateau_before_a_cliff(device):
     assert project(policy, old, 0.3).kl.item() == pytest.approx(0.3, rel=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(
-    ("slots", "difference", "bound"),
-    [(65, 0.5, 0.05), (65, 30.0, 0.05), (65, 3.0, 1e-4), (65, 3.0, math.inf), (1, 3.0, 0.05), (200, 3.0, 0.05)],
-)
-def test_projection_agrees_with_torchs(device, monkeypatch, slots, difference, bound, dtype):
+@pytest.mark.parametrize(("dtype", "slots", "difference", "bound"), [
+    (torch.float32, 65, 0.5, 0.05), (torch.float32, 65, 3.0, 1e-4), (torch.float32, 65, 3.0, math.inf),
+    (torch.float32, 1, 3.0, 0.05), (torch.float64, 65, 30.0, 0.05), (torch.float64, 200, 3.0, 0.05),
+], ids=str)  # fmt: skip
+def test_projection_agrees_with_torchs(device, monkeypatch, dtype, slots, difference, bound):
     case = policies(device, dtype, 16, slots, difference)
     ours = projected(*case, bound)
     monkeypatch.setattr(projection, "use_triton", lambda device: False)
@@ -511,60 +408,6 @@ def test_projection_of_strided_rows_and_expanded_gradients(device):
         assert torch.equal(a, b)
     empty = project(policy[:0], old[:0], 0.05)
     assert empty.log_probs.shape == (0, 20) and empty.kl.shape == (0,)
-
-
-@pytest.mark.skipif(INTERPRETED, reason="as on an accelerator")
-@pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not installed (it exists for Linux only)")
-def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
-    """Triton launches on the current device, and with two GPUs the model's may be the other."""
-    guarded, launched = [], []
-
-    @contextlib.contextmanager
-    def guard(device):
-        guarded.append(device)
-        yield
-        guarded.pop()
-
-    class Kernel:
-        def __init__(self, name):
-            self.name = name
-
-        def __getitem__(self, grid):
-            return lambda *arguments, **options: launched.append((self.name, options["enable_fp_fusion"], *guarded))
-
-    modules = (blocks, coefficients, fold, gradient, outcomes, projection, support, topk)
-    kernels = {name: module for module in modules for name in vars(module)}
-    kernels = {name: module for name, module in kernels.items() if re.fullmatch("_.*_kernel", name)}
-    for name, module in kernels.items():
-        monkeypatch.setattr(module, name, Kernel(name))
-    monkeypatch.setattr(dispatch, "on_device", guard)
-    device = torch.device("meta")
-    tile, ids = torch.empty(3, 129, device=device), torch.zeros(3, 4, dtype=torch.int32, device=device)
-    fold._fold_triton(tile, None, PLAIN, ids, 0, FoldState.empty(ids), None)
-    gradient._gradient_triton(tile, None, PLAIN, ids, 0, gradient.Coefficients(*torch.empty(4, 3, 1, device=device)))
-    of = blocks_of(tile[:, :128], ids[:, 0], at_floor(device, 3), 128, 128)
-    blocks._reduce_triton(of, None, PLAIN, 0, 128)
-    topk._choose_triton(of, None, PLAIN, empty_top_tokens(3, 2, device))
-    chosen = empty_top_tokens(3, 2, device)
-    support._settle_triton(ids[:, 0], at_floor(device, 3), chosen, 1e-5)
-    of_state = outcomes._outcomes_triton(FoldState.empty(ids), ids, PLAIN)
-    coefficients._coefficients_triton(*of_state, of_state[0], None, PLAIN)
-    rows = torch.empty(3, 65, device=device)
-    _, t, *_ = projection.project_rows(rows, rows, 0.05)
-    projection.project_rows_backward(rows, rows, rows, rows, t)
-    # Triton 3.10 changes its default of fusion, and with it the last bits of a run
-    assert sorted(launched) == sorted((name, dispatch.FP_FUSION, device) for name in kernels)
-
-
-def test_state_starts_at_the_floor(device):
-    """A tile whose every column is kept leaves the statistics of the rest where they were: no NaN from −∞ − −∞."""
-    tile = tile_of(device, torch.float32, 1, 5)
-    ids = torch.arange(4, device=device).unsqueeze(0)
-    state = FoldState.empty(ids)
-    online_logsumexp(tile, None, PLAIN, ids, 0, state, None)
-    assert state.max.item() == torch.tensor(FLOOR).item() and all(x.isfinite().all() for x in state)
-    log_probs, _, entropy = outcomes.outcomes_of(state, ids, PLAIN)
-    assert log_probs[0, -1] == -math.inf and entropy.isfinite().all()
 
 
 @pytest.mark.gpu
@@ -619,7 +462,6 @@ OF_THE_HEAD += " and not untied and not cohere and not smollm3 and not apertus"
     ("name", "options"),
     [
         ("kernels/test_kernels.py", []),
-        pytest.param("kernels/test_kernels.py", ["-m", "slow"], marks=pytest.mark.slow),
         pytest.param("method/test_lm_head.py", ["-k", OF_THE_HEAD], marks=pytest.mark.slow),
     ],
 )
