@@ -158,7 +158,7 @@ def ask_for_likely_tokens(generation: Any, policy: "EnginePolicy") -> None:
             prompt_ids, completion_ids, log_probs, ids = answer(*args, **kwargs)
         finally:
             captured = None
-        listed = _flat_lists(completion_ids, flat) if flat else _nested_lists(len(completion_ids), ids, log_probs)
+        listed = _flat_lists(completion_ids, flat) if flat else _nested_lists(ids, log_probs)
         policy.answered = [
             read_answer(sampled, *lists, others) for sampled, lists in zip(completion_ids, listed, strict=True)
         ]
@@ -190,16 +190,11 @@ def _flat_lists(completion_ids: Sequence[Sequence[int]], flat: Sequence[tuple[Se
     return [([*map(operator.sub, x.end_indices, x.start_indices)], x.token_ids, x.logprobs) for _, x in found[0]]
 
 
-def _nested_lists(completions: int, ids: Any, log_probs: Any) -> list[_Lists]:
+def _nested_lists(ids: Any, log_probs: Any) -> list[_Lists]:
     """The same from TRL's lists of ids and of log-probabilities, which have a list for each position of each
     completion."""
     if ids is None or log_probs is None:
         raise ValueError("vLLM answered without the ids or log-probabilities of likely tokens. See docs/vllm.md.")
-    if not completions == len(ids) == len(log_probs):
-        raise ValueError(
-            f"vLLM sampled {completions} completions, and gave the ids of likely tokens for {len(ids)} and "
-            f"log-probabilities for {len(log_probs)} of them."
-        )
     for number, (rows, values) in enumerate(zip(ids, log_probs, strict=True)):
         if (counts := [*map(len, rows)]) != (given := [*map(len, values)]):
             raise ValueError(

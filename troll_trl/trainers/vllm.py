@@ -4,10 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from accelerate.logging import get_logger
-
-logger = get_logger(__name__)
-
 # Options with which the engine samples from another distribution than the policy's, and values without that effect
 _CHANGES_THE_DISTRIBUTION: dict[str, tuple[Any, ...]] = {
     **{"top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0, None), "repetition_penalty": (1.0,)},
@@ -53,12 +49,6 @@ def check_vllm(args: Any) -> None:
 
         # Asks for the endpoints that TRL needs: without VLLM_SERVER_DEV_MODE its next request would be a bare 404
         VLLMClient(server_url(args), connection_timeout=args.vllm_server_timeout).get_server_info()
-    if args.vllm_mode == "colocate" and args.vllm_model_impl == "transformers":
-        logger.warning(
-            "`vllm_model_impl='transformers'` with `vllm_mode='colocate'`: vLLM changes the model's class for the "
-            "whole process. The trainer's model then fails, under TRL's own trainer too. Leave it at 'auto', or give "
-            "vLLM a server of its own (`vllm_mode='server'`)."
-        )
 
 
 def server_url(args: Any) -> str:
