@@ -1,4 +1,4 @@
-"""Checks of vLLM's sampling options, and messages for no server, a lost one, and an engine that breaks the model."""
+"""Checks of vLLM's sampling options, and messages for no server and for a lost one."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -40,11 +40,9 @@ def check_sampling(options: Mapping[str, Any]) -> None:
 
 
 def check_vllm(args: Any) -> None:
-    """Before the model is loaded: wait for the vLLM server, and warn of a colocated engine that breaks the model. If no
-    server answers within `vllm_server_timeout` seconds, TRL's `OSError` names its address."""
-    if not args.use_vllm:
-        return
-    if args.vllm_mode == "server" and args.process_index == 0:
+    """Before the model is loaded: wait for the vLLM server. If none answers within `vllm_server_timeout` seconds, TRL's
+    `OSError` names its address."""
+    if args.use_vllm and args.vllm_mode == "server" and args.process_index == 0:
         from trl.generation.vllm_client import VLLMClient
 
         # Asks for the endpoints that TRL needs: without VLLM_SERVER_DEV_MODE its next request would be a bare 404
