@@ -1,6 +1,5 @@
 """Numbers that are not finite stay out of the weights: the update is skipped, bit for bit, and its cause is named."""
 
-import copy
 import functools
 import math
 
@@ -28,7 +27,7 @@ def rloo(folder, **options):
 
 
 class Snapshots(TrainerCallback):
-    """Weights and optimizer state after every update, and before the first."""
+    """Weights, moments and learning rate after every update, and before the first."""
 
     def __init__(self, trainer):
         self.trainer, self.seen = trainer, []
@@ -39,21 +38,15 @@ class Snapshots(TrainerCallback):
             self.on_step_end()
 
     def on_step_end(self, *args, **kwargs):
-        self.seen.append((weights(self.trainer), copy.deepcopy(self.trainer.optimizer.state_dict())))
+        optimizer = self.trainer.optimizer
+        moments = [value.clone() for state in optimizer.state.values() for value in state.values()]
+        rate = torch.tensor(optimizer.param_groups[0]["lr"])
+        self.seen.append([*weights(self.trainer).values(), *moments, rate])
 
     def moved(self) -> list[bool]:
         """Whether anything changed, update by update."""
-        return [not same(a, b) for a, b in zip(self.seen, self.seen[1:], strict=False)]
-
-
-def same(a, b) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return a == b
+        pairs = zip(self.seen, self.seen[1:], strict=False)
+        return [len(a) != len(b) or not all(map(torch.equal, a, b)) for a, b in pairs]
 
 
 def before_update(trainer, update, do):

@@ -52,7 +52,7 @@ def plain(tmp_path_factory):
     [(FILTERS, "grpo", False), (OTHERS, "grpo", False), (FILTERS, "rloo", False), (FILTERS, "clip", True)],
 )
 def test_no_option_of_the_folder_reaches_a_rollout(folder, algorithm, lora, plain, tmp_path, caplog):
-    """`min_p` made 120 of 128 tokens repeats, `num_beams` a beam search; `top_k=None` kept the 50 most likely tokens."""
+    """`min_p` made 120 of 128 tokens repeats, `num_beams` a beam search; `top_k=None` kept the 50 likeliest tokens."""
     caplog.set_level(logging.WARNING)
     options = {"peft_config": LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])} if lora else {}
     trainer = trainer_of(tmp_path, folder, algorithm, top_k=None, min_p=None, **options)
