@@ -181,7 +181,7 @@ FAMILIES = {  # model, processor, data, what the batch holds for them
 }
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-vl", pytest.param("llava", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_vision_language_families(name, tmp_path):
     """As TRL's without a clip where the bound is open; where it is not, tokens are projected and end at the bound."""
     make_model, processor, data, tensor = FAMILIES[name]

@@ -31,12 +31,12 @@ ZERO3 = {
 }
 
 
-def launch(config, folder, cases, **environment):
-    """Run the script under `accelerate`, configured by a file, and return what it said."""
+def launch(config, folder, cases, script=stored_rollouts.__file__, **environment):
+    """Run a script under `accelerate`, configured by a file, and return what it said."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
     path = os.pathsep.join([IMPORT_PATH, os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
-        [*command, "--main_process_port", "0", stored_rollouts.__file__, str(folder), *cases],
+        [*command, "--main_process_port", "0", script, str(folder), *cases],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -44,7 +44,7 @@ def launch(config, folder, cases, **environment):
         start_new_session=True,
     )
     try:
-        return process.communicate(timeout=HANG)[0][-5000:]
+        return process.communicate(timeout=HANG)[0]
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -62,7 +62,7 @@ def one_process(tmp_path_factory):
 
 def result(out, case, rank, said):
     file = out / f"{case}-rank{rank}.json"
-    assert file.exists(), said
+    assert file.exists(), said[-5000:]
     return json.loads(file.read_text())
 
 
@@ -102,10 +102,10 @@ def test_ddp(one_process, cases, tmp_path):
     assert_equal_to_one_process(one_process, tmp_path, cases, "MULTI_CPU", said)
 
 
-def launch_fsdp2(folder, precision, cases):
+def launch_fsdp2(folder, precision, cases, **script):
     shipped = yaml.safe_load((ROOT / "configs/accelerate/fsdp2.yaml").read_text())
     (folder / "fsdp2.yaml").write_text(yaml.safe_dump(shipped | {"num_processes": 2, "mixed_precision": precision}))
-    return launch(folder / "fsdp2.yaml", folder, cases, ACCELERATE_USE_CPU="true", FORCE_FSDP="1")
+    return launch(folder / "fsdp2.yaml", folder, cases, **script, ACCELERATE_USE_CPU="true", FORCE_FSDP="1")
 
 
 @pytest.mark.slow
