@@ -7,6 +7,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 WORDS = [f"w{i}" for i in range(97)]
+SIZES = {
+    **{"vocab_size": 100, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0, "eos_token_id": 1},
+}
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -19,19 +23,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_config(architecture: str = "qwen3", **overrides):
-    options = {
-        "vocab_size": 100,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "tie_word_embeddings": True,
-        **overrides,
-    }
+    options = SIZES | {"tie_word_embeddings": True} | overrides
     return (Qwen3Config if architecture == "qwen3" else LlamaConfig)(**options)
 
 

@@ -36,11 +36,10 @@ def make_trainer(
     quantization_config=None,
     rollout_func=None,
     tools=None,
-    environment_factory=None,
     **options,
 ):
     """A trainer on a tiny model; what is not named here is an option of its config."""
-    only_grpo = {"rollout_func": rollout_func, "tools": tools, "environment_factory": environment_factory}
+    only_grpo = {"rollout_func": rollout_func, "tools": tools}
     options = {
         "output_dir": str(tmp_path),
         "use_cpu": True,

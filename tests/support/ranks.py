@@ -14,13 +14,8 @@ from repository import IMPORT_PATH
 
 
 def in_two_ranks(function: Callable, *args, log: Path) -> str:
-    """[`in_ranks`] for two."""
-    return in_ranks(2, function, *args, log=log)
-
-
-def in_ranks(ranks: int, function: Callable, *args, log: Path) -> str:
     """
-    Call a module's function in some ranks, as `torchrun` would, and return what they printed.
+    Call a module's function in two ranks, as `torchrun` would, and return what they printed.
 
     They are children of a fork server, which imports once what each process of a launcher imports for seconds.
     """
@@ -30,7 +25,7 @@ def in_ranks(ranks: int, function: Callable, *args, log: Path) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = [context.Process(target=_rank, args=(rank, ranks, port, log, function, args)) for rank in range(ranks)]
+    processes = [context.Process(target=_rank, args=(rank, port, log, function, args)) for rank in range(2)]
     for process in processes:
         process.start()
     try:
@@ -44,12 +39,12 @@ def in_ranks(ranks: int, function: Callable, *args, log: Path) -> str:
     return log.read_text()
 
 
-def _rank(rank: int, ranks: int, port: int, log: Path, function: Callable, args: tuple) -> None:
+def _rank(rank: int, port: int, log: Path, function: Callable, args: tuple) -> None:
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on a machine with one GPU, a barrier of gloo would ask for a second
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in numbers.items()}}
     function(*args)
     leave_together()

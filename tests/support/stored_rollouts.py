@@ -1,11 +1,8 @@
 """
-Trains on stored completions, so that one process and several see the same global batch:
+Trains on stored completions, so that one process and several see the same global batch. Called, or run by `accelerate
+launch` with a folder and cases, for FSDP2 and ZeRO-3 on the CPU.
 
-    python tests/support/stored_rollouts.py OUT                                           # one process
-    torchrun --nproc_per_node 2 tests/support/stored_rollouts.py OUT                      # DDP on the CPU
-    accelerate launch --config_file fsdp2.yaml tests/support/stored_rollouts.py OUT       # FSDP2, ZeRO-3 on the CPU
-
-Every rank writes what it logged to OUT/<case>-rank<i>.json, and rank 0 the weights to OUT/<case>.pt.
+Every rank writes what it logged to FOLDER/<case>-rank<i>.json, and rank 0 the weights to FOLDER/<case>.pt.
 """
 
 import json
@@ -40,31 +37,26 @@ BF16 = os.environ.get("ACCELERATE_MIXED_PRECISION") == "bf16"
 ZERO3 = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
 
 # The second update of each rollout batch is off-policy. Both consume all of it, whatever the split into micro-batches.
-CASES = {
+OWN = {
     "dapo": {"loss_type": "dapo"},
     "grpo": {"loss_type": "grpo"},
-    "dr_grpo": {"loss_type": "dr_grpo", "ddp_bucket_cap_mb": 1, "ddp_broadcast_buffers": False},
     "rloo": {},
     "masked_rank": {"loss_type": "dapo"},
     "reference_kl": {"loss_type": "grpo", "beta": 0.3},
     "idle": {"loss_type": "dapo", "num_iterations": 1},
     "mask": {"trust_region": "mask", "divergence_bound": 0.001},
-    "penalty": {"trust_region": "penalty", "kl_bound": 1e-4},
-    "topk_penalty": {"trust_region": "penalty", "divergence_type": "topk_kl"},
+    "penalty": {"trust_region": "penalty", "divergence_type": "topk_kl", "kl_bound": 1e-4},
     "engine": {"old_policy": "engine", "use_vllm": True, "vllm_mode": "server"},
 }
-CLASSES = {"rloo": (TrollRLOOTrainer, TrollRLOOConfig), "shipped_clip": (GRPOTrainer, GRPOConfig)}
 # As the configs for FSDP2 train, with a head of its own; before every generation the weights are read as for vLLM
-SHIPPED = {
-    "loss_type": "dapo",
-    "gradient_checkpointing": True,
+AS_SHIPPED = {
+    **{"loss_type": "dapo", "gradient_checkpointing": True, "max_steps": 6, "eval_strategy": "steps", "eval_steps": 2},
     "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
-    "max_steps": 6,
-    "eval_strategy": "steps",
-    "eval_steps": 2,
-    "num_generations_eval": 2,
-    "per_device_eval_batch_size": 4,
+    **{"num_generations_eval": 2, "per_device_eval_batch_size": 4},
 }
+SHIPPED = {"shipped": AS_SHIPPED, "shipped_clip": AS_SHIPPED}
+CASES = OWN | SHIPPED
+CLASSES = {"rloo": (TrollRLOOTrainer, TrollRLOOConfig), "shipped_clip": (GRPOTrainer, GRPOConfig)}
 
 
 def completion(prompt_ids: list[int], sample: int) -> list[int]:
@@ -135,11 +127,11 @@ def make(case: str, out: Path):
     trl.trainer.grpo_trainer.VLLMGeneration = StaleEngine
     troll_trainer.check_vllm = lambda args: None
     trainer_class, config_class = CLASSES.get(case, (TrollGRPOTrainer, TrollGRPOConfig))
-    shipped = case.startswith("shipped")
+    shipped = case in SHIPPED
     options = {"beta": 0.0, "num_iterations": 2, "gradient_checkpointing": False, "max_steps": 4}
     if trainer_class is not GRPOTrainer:
         options["kl_bound"] = 0.002
-    options |= deepcopy(SHIPPED) if shipped else CASES[case]  # transformers writes into it
+    options |= deepcopy(CASES[case])  # transformers writes into it
     if ZERO3:  # of which accelerate knows without a GPU only once the state below is set
         TrainingArguments.world_size = property(lambda self: processes)
     args = config_class(
@@ -227,5 +219,5 @@ def main(out: Path, cases: list[str]):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or list(CASES))
+    main(Path(sys.argv[1]), sys.argv[2:])
     leave_together()

@@ -126,15 +126,6 @@ def sigterm(folder):
     return {"code": code, "found": Path(found).name, "step": resumed.state.global_step}
 
 
-def raises(folder):
-    def broken(completion_ids, **kwargs):
-        if os.environ["RANK"] == "1":
-            raise KeyError("the answer column is missing")
-        return token_reward(completion_ids)
-
-    make_trainer(folder, broken).train()
-
-
 def main(output: Path, names: list[str]):
     for name in names:
         result = globals()[name](output / name)

@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import sys
-from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -68,20 +67,12 @@ ACCUMULATION = {"gradient_accumulation_steps": 2, "logging_steps": 3, "weight_de
 EPOCHS = {"steps_per_generation": 2, "per_device_train_batch_size": 32, "max_steps": 9, "lr_scheduler_type": "cosine"}
 EPOCHS |= {"use_adaptive_entropy": True, "entropy_target": 10.0}
 CASES = [
-    *(
-        (grpo, {}, 1),
-        (grpo, TWO_ITERATIONS, 3),
-        (grpo, ACCUMULATION, 4),
-        (grpo, EPOCHS, 6),
-        (lora, {}, 2),
-        (rloo, {}, 2),
-    ),
-    *((grpo, {"trust_region": "mask"}, 3), (rloo, {"trust_region": "penalty"}, 3)),
+    *((grpo, {}, 1), (grpo, TWO_ITERATIONS, 3), (grpo, ACCUMULATION, 4), (grpo, EPOCHS, 6), (lora, {}, 2)),
+    *((rloo, {}, 2), (grpo, {"trust_region": "mask"}, 3)),
 ]
-SLOW = [(rloo, TWO_ITERATIONS, 3), (grpo, {}, 4), (grpo, {"bf16": True}, 3), (grpo, ACCUMULATION, 7)]
 
 
-@pytest.mark.parametrize(("make", "options", "step"), CASES + [pytest.param(*c, marks=pytest.mark.slow) for c in SLOW])
+@pytest.mark.parametrize(("make", "options", "step"), CASES)
 def test_a_run_resumes_exactly_also_inside_a_rollout_batch(make, options, step, tmp_path):
     (expected := make(tmp_path / "first", **options)).train()
     random.seed(step), np.random.seed(step), torch.manual_seed(step)
@@ -91,11 +82,8 @@ def test_a_run_resumes_exactly_also_inside_a_rollout_batch(make, options, step, 
 
 
 def test_a_run_resumed_twice_is_exact_and_a_finished_one_takes_no_further_update(uninterrupted, folder):
-    (
-        shutil.rmtree(folder / "checkpoint-5"),
-        shutil.rmtree(folder / "checkpoint-4"),
-        shutil.rmtree(folder / "checkpoint-3"),
-    )
+    for step in (3, 4, 5):
+        shutil.rmtree(folder / f"checkpoint-{step}")
     for last in (4, 5, 5):
         resumed = grpo(folder)
         stop_after(resumed, last)
@@ -105,16 +93,6 @@ def test_a_run_resumed_twice_is_exact_and_a_finished_one_takes_no_further_update
 
 
 # -- Without the rollout batch ----------------------------------------------------------------------------------------
-
-
-class Gone(namedtuple("Gone", "values")):
-    """A class in the file of an older version, which a safe load refuses."""
-
-
-def older_version(file):
-    state = torch.load(file, weights_only=True)
-    state["batches"][0]["troll_old_policy"] = Gone(1)
-    torch.save(state, file)
 
 
 def rollouts_of(trainer) -> list[tuple[int, list[str]]]:
@@ -130,25 +108,14 @@ def rollouts_of(trainer) -> list[tuple[int, list[str]]]:
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "reason"),
-    [
-        (older_version, {}, "another version of troll_trl"),
-        (Path.unlink, {}, "is not in"),
-        (lambda file: file.rename(file.with_name(FILE.replace("of-1", "of-2"))), {}, "is not in"),
-        (None, {"temperature": 0.5}, "temperature (1.0, now 0.5)"),
-        (None, {"support_size": 8}, "support_size (64, now 8)"),
-        (None, {"trust_region": "penalty"}, "trust_region (projection, now penalty)"),
-        (None, {"beta": 0.1}, "reference model (False, now True)"),
-    ],
+    ("options", "reason"), [(None, FILE), ({"temperature": 0.5}, "temperature"), ({"trust_region": "mask"}, "mask")]
 )
-def test_what_cannot_be_continued_gets_a_fresh_batch(change, options, reason, folder, tmp_path, caplog):
+def test_what_cannot_be_continued_gets_a_fresh_batch(options, reason, folder, tmp_path, caplog):
     """In step with the data: the fresh batch serves the updates that were left, and the next one comes in time."""
-    if change is not None:
-        change(folder / "checkpoint-3" / FILE)
+    if options is None:
+        (folder / "checkpoint-3" / FILE).unlink()
         (folder / "checkpoint-3" / MARKER).unlink()
-    if "beta" in options:  # TRL loads the reference from where the model came from
-        options = options | {"model": AutoModelForCausalLM.from_pretrained(saved_model(tmp_path / "model"))}
-    resumed = grpo(tmp_path / "resumed", save_strategy="no", **options)
+    resumed = grpo(tmp_path / "resumed", save_strategy="no", **options or {})
     fresh = rollouts_of(resumed)
     with caplog.at_level("WARNING"):
         resumed.train(str(folder / "checkpoint-3"))
@@ -167,18 +134,6 @@ def test_without_saved_rollouts_nothing_is_lost_at_the_end_of_a_batch(tmp_path, 
         assert ("a fresh one is generated" in caplog.text) == fresh
         if not fresh:
             assert_same_run(first, resumed)
-
-
-def test_the_file_has_the_stated_size(folder):
-    batches = torch.load(folder / "checkpoint-3" / FILE, weights_only=True)["batches"]
-    assert torch.load(folder / "checkpoint-4" / FILE, weights_only=True)["batches"] is None
-    kept = batches[0]["old_token_ids"].shape[-1]
-    tokens = sum(batch["completion_mask"].numel() for batch in batches)
-    old_policy = [batch[name] for batch in batches for name in ("old_token_ids", "old_sparse_logps")]
-    assert sum(x.numel() * x.element_size() for x in old_policy) == (8 * kept + 4) * tokens
-    # Nor is anything else of a storage written
-    prompts = sum(batch[name].numel() * 8 for batch in batches for name in ("prompt_ids", "prompt_mask"))
-    assert (folder / "checkpoint-3" / FILE).stat().st_size < (8 * kept + 4 + 32) * tokens + prompts + 50_000
 
 
 def test_trls_checkpoints_and_ours_resume_in_the_other_trainer(folder, tmp_path, caplog):
@@ -201,9 +156,6 @@ def test_trls_checkpoints_and_ours_resume_in_the_other_trainer(folder, tmp_path,
     ("options", "consequence"),
     [
         ({"learning_rate": 1e-2}, "learning_rate (0.02, now 0.01). The checkpoint's values act"),
-        ({"weight_decay": 0.1}, "weight_decay (0.0, now 0.1). The checkpoint's values act"),
-        ({"lr_scheduler_type": "linear"}, "lr_scheduler_type (constant, now linear). The new schedule acts"),
-        ({"seed": 4}, "seed (3, now 4). The run takes up the data"),
         ({"dataset": tiny_prompts(24)}, "training rows (32, now 24). The run takes up the data"),
         ({"kl_bound": 0.4, "loss_type": "grpo"}, "kl_bound (0.01, now 0.4), loss_type (dapo, now grpo). They act"),
         ({"logging_steps": 2, "save_total_limit": 1}, ""),
@@ -221,19 +173,15 @@ def test_other_options_are_named_with_what_follows(options, consequence, folder,
 
 
 def test_a_model_that_is_the_checkpoint_moves_the_reference(tmp_path, caplog):
-    load = lambda folder: AutoModelForCausalLM.from_pretrained(folder)
     start = saved_model(tmp_path / "model")
-    grpo(tmp_path / "run", model=load(start), beta=0.1).train()
-    checkpoint = str(tmp_path / "run" / "checkpoint-3")
-    for model, said in ((start, False), (checkpoint, True), (checkpoint, True)):
-        caplog.clear()
-        resumed = grpo(tmp_path / "resumed", model=load(model), beta=0.1, max_steps=4, save_strategy="no")
+    load = AutoModelForCausalLM.from_pretrained
+    grpo(tmp_path / "run", model=load(start), beta=0.1, max_steps=2).train()
+    checkpoint = str(tmp_path / "run" / "checkpoint-1")
+    for model in (start, checkpoint):
+        resumed = grpo(tmp_path / "resumed", model=load(model), beta=0.1, max_steps=2, save_strategy="no")
         with caplog.at_level("WARNING"):
             resumed.train(checkpoint)
-        assert ("TRL loads the reference model" in caplog.text) == said
-        if said:  # once more, as if another program had written the checkpoint
-            for name in ("options.json", MARKER):
-                Path(checkpoint, name).unlink(missing_ok=True)
+        assert ("TRL loads the reference model" in caplog.text) == (model == checkpoint)
 
 
 def test_an_adapter_that_lacks_weights_is_refused(tmp_path):
@@ -275,7 +223,7 @@ def best_at_2(tmp_path_factory):
 
 
 @pytest.mark.parametrize("change", ["copied", "gone", "metric"])
-def test_the_best_checkpoint_is_found_or_forgotten(change, best_at_2, tmp_path, caplog):
+def test_the_best_checkpoint_is_found_or_forgotten(change, best_at_2, tmp_path):
     """Of a moved folder it was deleted as an old one, and of a copied one the original was read."""
     shutil.copytree(best_at_2, tmp_path, dirs_exist_ok=True)
     if change == "gone":
@@ -285,26 +233,20 @@ def test_the_best_checkpoint_is_found_or_forgotten(change, best_at_2, tmp_path, 
         (tmp_path / "checkpoint-3" / MARKER).unlink()
     options = {"metric_for_best_model": "eval_loss", "greater_is_better": False} if change == "metric" else {}
     trainer = evaluated(tmp_path, REWARDS, **options)
-    with caplog.at_level("WARNING"):
-        trainer.train(str(tmp_path / "checkpoint-3"))
+    trainer.train(str(tmp_path / "checkpoint-3"))
     best = Path(trainer.state.best_model_checkpoint)
-    assert ("It will be chosen among those to come" in caplog.text) == (change != "copied")
-    assert best.parent == tmp_path and best.is_dir()
-    assert (best.name == "checkpoint-2") == (change == "copied")
-    if change == "copied":
-        model = AutoModelForCausalLM.from_pretrained(best)
-        assert all(torch.equal(value, weights(trainer)[name]) for name, value in model.named_parameters())
+    assert best.parent == tmp_path and (best.name == "checkpoint-2") == (change == "copied")
+    model = AutoModelForCausalLM.from_pretrained(best)
+    assert all(torch.equal(value, weights(trainer)[name]) for name, value in model.named_parameters())
 
 
 @pytest.mark.parametrize("missing", [None, float("nan")])
-def test_an_evaluation_without_a_reward_is_saved(missing, tmp_path, caplog):
+def test_an_evaluation_without_a_reward_is_saved(missing, tmp_path):
     """TRL's `None` ended the run in a `TypeError` before the step was saved."""
     trainer = evaluated(tmp_path, [missing, 5.0, missing], max_steps=3, max_skipped_updates=9)
-    with caplog.at_level("WARNING"):
-        trainer.train()
+    trainer.train()
     assert trainer.state.best_global_step == 2
     assert newest_complete(tmp_path)[0] == tmp_path / "checkpoint-3"
-    assert "has no value of" in caplog.text
 
 
 # -- Interrupted ------------------------------------------------------------------------------------------------------
@@ -425,7 +367,6 @@ def cut(path: Path):
     ("damage", "reason"),
     [
         (lambda folder: (folder / MARKER).unlink(), "has no complete.json"),
-        (lambda folder: (folder / MARKER).write_text("[]"), "cannot be read"),
         (lambda folder: cut(folder / "optimizer.pt"), "optimizer.pt has"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
     ],

@@ -1,17 +1,12 @@
 """Two processes on the CPU: what is not finite on one rank is skipped by both, and both resume exactly."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import faults_of_ranks
 import pytest
-import yaml
-from limits import HANG
 from ranks import in_two_ranks
-from repository import IMPORT_PATH, ROOT
+from test_distributed import launch_fsdp2
 
 
 def check(folder: Path, said: str, *names: str):
@@ -44,17 +39,5 @@ def test_ddp(tmp_path):
 
 @pytest.mark.slow
 def test_fsdp2(tmp_path):
-    shipped = yaml.safe_load((ROOT / "configs/accelerate/fsdp2.yaml").read_text())
-    (tmp_path / "fsdp2.yaml").write_text(yaml.safe_dump(shipped | {"num_processes": 2, "mixed_precision": "no"}))
-    environment = os.environ | {"PYTHONPATH": IMPORT_PATH, "ACCELERATE_USE_CPU": "true", "FORCE_FSDP": "1"}
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp2.yaml")]
-    command += ["--main_process_port", "0", faults_of_ranks.__file__, str(tmp_path), "faults", "resume"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
-    check(tmp_path, done.stderr, "faults", "resume")
-
-
-def test_what_one_rank_raises_ends_its_training(tmp_path):
-    """No guard takes it for a fault that both ranks skip: rank 0 would wait for rank 1 for ever."""
-    said = in_two_ranks(faults_of_ranks.main, tmp_path, ["raises"], log=tmp_path / "log.txt")
-    assert "the answer column is missing" in said
-    assert not [*tmp_path.glob("*.json")], "neither rank has finished"
+    said = launch_fsdp2(tmp_path, "no", ["faults", "resume"], script=faults_of_ranks.__file__)
+    check(tmp_path, said, "faults", "resume")

@@ -64,13 +64,14 @@ OPTIONS = {
     "importance_ratio": {"loss_type": "grpo", **KL},
     "entropy_quantile": {"top_entropy_quantile": 0.5, "entropy_coef": 0.05, **KL},
     "off_policy_mask": {"off_policy_mask_threshold": 1e-3, **KL},
+    "token_advantages": {},  # TRL offers `(B, C)` to subclasses
     "sequence": {"loss_type": "grpo", **SEQUENCE},
     "sequence_luspo": {"loss_type": "luspo", "temperature": 0.7, **SEQUENCE},
     "sequence_kl": {**SEQUENCE, **KL},
     "sequence_importance_ratio": SEQUENCE,
 }
 CASES = [("projection", name) for name in OPTIONS]
-CASES += [("penalty", name) for name in ("dapo", "tools", "sequence_luspo", "off_policy_mask")]
+CASES += [("penalty", name) for name in ("dapo", "tools", "sequence_luspo", "off_policy_mask", "token_advantages")]
 CASES += [("penalty_topk", "grpo"), ("penalty_everywhere", "luspo")]
 CASES += [("mask", name) for name in ("dapo", "reference_kl", "importance_ratio", "off_policy_mask")]
 CASES += [("mask_kl_capped", "bnpo"), *(("own", name) for name in ("alpha_5", "tools", "sequence_kl"))]
@@ -93,6 +94,8 @@ def prepared(region, name, tmp_path, monkeypatch):
         trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
         inputs["importance_sampling_ratio"] = noise(0.5).exp()
         inputs["importance_sampling_ratio"][0] = 0.0  # as a mask mode has it
+    if name == "token_advantages":
+        inputs["advantages"] = inputs["advantages"].unsqueeze(1) + noise(0.5)
     if name == "tools":
         inputs["tool_mask"] = torch.ones_like(inputs["completion_mask"])
         inputs["tool_mask"][:, 2::3] = 0

@@ -152,23 +152,6 @@ def test_a_trl_that_reads_the_advantages_before_it_scores_is_refused(tmp_path, m
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path).train()
 
 
-def test_a_trl_with_another_average_averages_the_regression_with_it(tmp_path, monkeypatch):
-    original, factor = GRPOTrainer._compute_loss, 3.0
-    trainer, inputs = off_policy("grpo", tmp_path, loss_type="bnpo", model=certain_model(), **SUPPORT)
-    loss, _ = loss_of(trainer, inputs)
-
-    def half(self, model, inputs):
-        self.loss_type = "dr_grpo"
-        try:
-            return factor * original(self, model, inputs)
-        finally:
-            self.loss_type = "bnpo"
-
-    monkeypatch.setattr(GRPOTrainer, "_compute_loss", half)
-    tokens, positions = inputs["completion_mask"].sum().item(), 8 * trainer.args.max_completion_length
-    assert loss_of(trainer, inputs)[0] == pytest.approx(factor * loss * tokens / positions, rel=1e-5)
-
-
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 def test_a_buffered_batch_is_read_again_unchanged(algorithm, tmp_path):
     path = saved_model(tmp_path / "model")

@@ -1,29 +1,36 @@
 """Without a learning signal no weight moves: what is zero by definition has a gradient of zero, and not its rounding,
 which Adam would scale up to full steps."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from limits import HANG
-from no_signal import moved
 from peft import LoraConfig
-from test_distributed import launch
 from tiny import saved_model, tiny_model, token_reward
+from trl_comparison import OURS, make_trainer, weights
 
 from troll_trl.trainers.troll_trainer import ignore_rounding, rescale_kl
+
+
+def no_reward(completion_ids, **kwargs) -> list[float]:
+    return [0.0] * len(completion_ids)
+
+
+def moved(folder, algorithm="grpo", reward=no_reward, **options) -> list[str]:
+    """Names of the weights that are not bit for bit what they were, after 6 updates on 2 rollout batches."""
+    trainer = make_trainer(*OURS[algorithm], folder, reward=reward, **{"max_steps": 6, **options})
+    start = weights(trainer)
+    trainer.train()
+    return [name for name, weight in weights(trainer).items() if not torch.equal(weight, start[name])]
+
 
 RUNS = {
     "dapo": {"num_iterations": 2, "gradient_accumulation_steps": 2},
     "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence", "beta": 0.04},
-    "reference_kl": {"beta": 0.04, "use_bias_correction_kl": False},
-    "reference_kl_bias_correction": {"beta": 0.04, "bf16": True},
+    "reference_kl_bf16": {"beta": 0.04, "use_bias_correction_kl": False, "bf16": True},
     "reference_kl_idle": {"beta": 0.04, "steps_per_generation": 1},
     "mask": {"trust_region": "mask", "beta": 0.04},
     "penalty": {"trust_region": "penalty", "kl_bound": 0.0, "beta": 0.04},
     "penalty_topk": {"trust_region": "penalty", "divergence_type": "topk_kl", "kl_bound": 0.0},
     "rloo": {"algorithm": "rloo", "normalize_advantages": True},  # its `beta` is 0.05
-    "rloo_penalty": {"algorithm": "rloo", "trust_region": "penalty", "kl_bound": 0.0},
 }
 
 
@@ -33,22 +40,13 @@ def test_without_a_reward_no_weight_moves(name, tmp_path):
     assert moved(tmp_path / "run", model=model, **RUNS[name]) == []
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-def test_with_lora(beta, tmp_path):
+def test_with_lora_and_a_reference(tmp_path):
     adapter = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights="gaussian")
-    assert moved(tmp_path, peft_config=adapter, beta=beta) == []
+    assert moved(tmp_path, peft_config=adapter, beta=0.04) == []
 
 
 def test_with_weights_in_bfloat16(tmp_path):
     assert moved(tmp_path, model=tiny_model().to(torch.bfloat16), bf16=True) == []
-
-
-@pytest.mark.slow
-def test_on_two_ranks(tmp_path):
-    flags = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    said = launch([[*flags, str(Path(__file__).with_name("no_signal.py")), str(tmp_path)]], HANG)
-    for rank in (0, 1):
-        assert f"rank {rank} of 2: 0 weights moved" in said, said
 
 
 def test_the_runs_above_can_fail(tmp_path):

@@ -36,8 +36,7 @@ def unpadded(model, inputs, row):
     return logits[len(prompt) - 1 : -1].gather(-1, completion.unsqueeze(-1)).squeeze(-1)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt"])
-@pytest.mark.parametrize("region", ["projection", "penalty"])
+@pytest.mark.parametrize(("family", "region"), [("gpt2", "projection"), ("gpt2", "penalty"), ("opt", "projection")])
 def test_old_policy_policy_and_reference(family, region, tmp_path, monkeypatch):
     make_model(family).save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")

@@ -1,6 +1,5 @@
 """The trainers against TRL's without a clip, and what they record, log, say and refuse."""
 
-import functools
 import math
 import warnings
 
@@ -16,21 +15,12 @@ from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollR
 OPTIONS = {
     "dapo": {},
     "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
-    "adaptive_entropy_bonus": {
-        "use_adaptive_entropy": True,
-        "entropy_target": 10.0,
-        "entropy_coef_delta": 0.01,
-        "entropy_coef_min": 0.01,
-        "entropy_coef_max": 0.02,
-    },
     "masked_truncated": {"mask_truncated_completions": True, "max_completion_length": 48},  # some end in every update
     "reference_kl": {"beta": 1.0, "gradient_accumulation_steps": 2},
     "idle": {"steps_per_generation": 1, "max_steps": 4},
 }
 OF_RLOO = {
     "accumulation": {"gradient_accumulation_steps": 2, "max_steps": 6},
-    "normalized": {"normalize_advantages": True},
-    "masked_truncated": OPTIONS["masked_truncated"],
     "reference_kl": {"beta": 0.5},
     "reference_kl_idle": {"beta": 0.5, "steps_per_generation": 1, "max_steps": 4},
 }
@@ -71,31 +61,16 @@ def test_lora_with_reference_kl(adapter, steps_per_generation, tmp_path):
 # -- The old policy ---------------------------------------------------------------------------------------------------
 
 
-def test_one_scoring_pass_records_the_old_policy(tmp_path, monkeypatch):
+def test_a_support_takes_as_little_memory_as_its_widest_row_needs(tmp_path):
     """8·K + 4 bytes a token for the K of the widest row, and nothing else is kept in memory."""
-    options = {"support_size": 32, "tail_mass": 0.7, "max_steps": 4}
+    options = {"support_size": 32, "tail_mass": 0.7, "max_steps": 1}
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
-    calls, forward, score = [], trainer.model.forward, trainer._generate_and_score_completions
-    stored = []
-
-    @functools.wraps(forward)
-    def counting(*args, **kwargs):
-        if kwargs.get("fused_lm_head"):
-            calls.append((torch.is_grad_enabled(), "support_size" in kwargs, len(kwargs["input_ids"])))
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(trainer.model, "forward", counting)
+    stored, score = [], trainer._generate_and_score_completions
     trainer._generate_and_score_completions = lambda *args: stored.append(batch := score(*args)) or batch
     trainer.train()
-    # Once, two rows check the head, and a pass its gradient; the rollout is scored in TRL's chunks of the batch size;
-    # then each update has one pass
-    scoring = [call for call in calls if call[2] == 8]
-    assert scoring == [(False, True, 8)] * 4 + [(True, False, 8)] * 4 and len(calls) - len(scoring) == 2
-
     (batch,) = stored
     ids, log_probs = batch["old_token_ids"], batch["old_sparse_logps"]
     tokens, width = batch["completion_ids"].numel(), ids.shape[-1]
-    assert (ids.dtype, log_probs.dtype) == (torch.int32, torch.float32)
     assert width == (ids >= 0).sum(-1).max() < 32 and log_probs.shape == (*ids.shape[:-1], width + 1)
     assert sum(x.untyped_storage().nbytes() for x in (ids, log_probs)) == (8 * width + 4) * tokens
     live = batch["completion_mask"].bool()
@@ -103,20 +78,11 @@ def test_one_scoring_pass_records_the_old_policy(tmp_path, monkeypatch):
     assert torch.equal(ids[..., 0][live], batch["completion_ids"][live].int())
 
 
-@pytest.mark.parametrize(("algorithm", "region"), [("grpo", "mask"), ("grpo", "penalty"), ("rloo", "penalty")])
-def test_two_outcomes_keep_no_support_and_call_trls_head_alone(algorithm, region, tmp_path, monkeypatch):
-    options = {"trust_region": region, "beta": 0.3, "model": saved_model(tmp_path / "model"), "max_steps": 4}
+@pytest.mark.parametrize(("algorithm", "region"), [("grpo", "mask"), ("rloo", "penalty")])
+def test_two_outcomes_keep_no_support(algorithm, region, tmp_path):
+    options = {"trust_region": region, "beta": 0.3, "model": saved_model(tmp_path / "model"), "max_steps": 2}
     trainer = make_trainer(*OURS[algorithm], tmp_path, **options)
-    calls, forward = [], trainer.model.forward
-
-    def counting(**kwargs):
-        if kwargs.get("fused_lm_head"):
-            calls.append((torch.is_grad_enabled(), bool(kwargs.keys() & {"support_size", "tail_mass", "token_ids"})))
-        return forward(**kwargs)
-
-    monkeypatch.setattr(trainer.model, "forward", counting)
     trainer.train()
-    assert calls == [(False, False)] * 4 + [(True, False)] * 4
     inputs = trainer._buffered_inputs[0]
     assert not inputs.keys() & {"old_token_ids", "old_sparse_logps"}
     if algorithm == "rloo":  # the first pass, and not the reference's after it
@@ -147,25 +113,6 @@ def test_a_batch_that_lost_its_old_policy_is_refused(tmp_path):
     with pytest.raises(ValueError, match="lacks `old_sparse_logps`, its old policy"):
         make_trainer(OwnBatches, TrollGRPOConfig, tmp_path, max_steps=2).train()
     make_trainer(OwnBatches, TrollGRPOConfig, tmp_path, steps_per_generation=1, max_steps=1).train()
-
-
-def test_the_off_policy_mask_gets_the_policys_own_numbers(tmp_path, monkeypatch):
-    """Not the projection's, which stay near the old policy, nor the advantages that carry the regression."""
-    seen, original = [], GRPOTrainer.get_off_policy_mask
-
-    def recording(**kwargs):
-        seen.append(kwargs)
-        return original(**kwargs)
-
-    monkeypatch.setattr(GRPOTrainer, "get_off_policy_mask", staticmethod(recording))
-    trainer, inputs = off_policy("grpo", tmp_path, kl_bound=1e-6, off_policy_mask_threshold=0.1)
-    seen.clear()
-    trainer.compute_loss(trainer.model, inputs)
-    (given,) = seen
-    assert (given["per_token_logps"] - inputs["old_per_token_logps"])[
-        inputs["completion_mask"].bool()
-    ].abs().max() > 0.05
-    assert torch.equal(given["advantages"].squeeze(1), inputs["advantages"])
 
 
 # -- Metrics and messages ---------------------------------------------------------------------------------------------
@@ -208,33 +155,18 @@ def test_metrics_are_means_over_the_tokens_of_several_micro_batches(tmp_path):
     assert trainer.troll_metrics["train"].pop()["troll/rest_mass_mean"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_a_run_prints_and_its_model_card(tmp_path, capsys):
-    trainer = make_trainer(TrollRLOOTrainer, RLOOConfig, tmp_path, beta=0.0)
-    assert trainer.args.kl_bound == 0.05, "a plain RLOOConfig gets TROLL's defaults"
-    assert "4 updates per rollout batch, up to 64 tokens" in capsys.readouterr().out
-    trainer.create_model_card()
-    assert "2510.03817" in (tmp_path / "README.md").read_text(encoding="utf-8")
-    mask = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, trust_region="mask", ratio_cap=5.0)
-    printed = capsys.readouterr().out
-    assert "masked beyond a binary_tv of 0.15, ratios capped at 5" in printed and "kept per position" not in printed
-    mask.create_model_card()
-    assert "2602.04879" in (tmp_path / "README.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(("options", "words"), [
     ({"steps_per_generation": 1}, "trust region is idle"),
-    ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha (5)"),
-    ({"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.3)}, "dropout of modules (0.3)"),
-    ({"top_entropy_quantile": 0.5}, "`top_entropy_quantile`, the regression does not act"),
+    ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha"),
+    ({"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.3)}, "dropout of modules"),
+    ({"eval_dataset": tiny_prompts(5), "per_device_eval_batch_size": 8}, "do not fill batches"),
 ])  # fmt: skip
 def test_warnings_at_the_start(options, words, tmp_path, caplog):
-    with caplog.at_level("WARNING"):
-        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
-    assert words in caplog.text
-    caplog.clear()
-    with caplog.at_level("WARNING"):
-        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
-    assert words not in caplog.text
+    for given, warns in (({"eval_dataset": tiny_prompts(4)}, False), (options, True)):
+        caplog.clear()
+        with caplog.at_level("WARNING"):
+            make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **given)
+        assert (words in caplog.text) == warns
 
 
 # -- Options ----------------------------------------------------------------------------------------------------------
@@ -244,20 +176,11 @@ def config_of(tmp_path, config=TrollGRPOConfig, **options):
     return config(output_dir=str(tmp_path), use_cpu=True, bf16=False, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "updates"),
-    [({"steps_per_generation": 8, "num_iterations": 2}, 16), ({"generation_batch_size": 256}, 32)],
-)
 @pytest.mark.parametrize("config", [TrollGRPOConfig, TrollRLOOConfig])
-def test_an_automatic_bound_grows_with_the_square_of_the_updates(config, options, updates, tmp_path):
-    args = config_of(tmp_path, config, kl_bound="auto", per_device_train_batch_size=8, **options)
-    assert args.kl_bound == pytest.approx(0.05 * updates * updates / 64)
+def test_an_automatic_bound_grows_with_the_square_of_the_updates(config, tmp_path):
+    args = config_of(tmp_path, config, kl_bound="auto", steps_per_generation=8, num_iterations=2)
+    assert args.kl_bound == pytest.approx(0.05 * 16 * 16 / 64)
     assert args.to_dict()["kl_bound"] == args.kl_bound, "a tracker gets the number"
-
-
-def test_an_automatic_bound_beyond_what_was_measured_is_warned_of(tmp_path):
-    with pytest.warns(UserWarning, match="for 4 updates per rollout batch; it was measured for 8 to 32"):
-        config_of(tmp_path, kl_bound="auto", steps_per_generation=4)
 
 
 @pytest.mark.parametrize(("text", "number"), [("auto", 0.2), ("3e-1", 0.3), ("inf", math.inf)])
@@ -271,30 +194,21 @@ def test_trls_parser_takes_a_bound(text, number, tmp_path):
 
 REFUSED = [
     ({"loss_type": "cispo"}, "loss_type='cispo'"),
-    ({"loss_type": "sapo"}, "loss_type='sapo'"),
-    ({"loss_type": "vespo"}, "loss_type='vespo'"),
     ({"delta": 2.0}, "`delta=2.0`"),
-    ({"kl_bound": 0.0}, "`kl_bound` must be positive or 'auto', got 0.0"),
-    ({"kl_bound": math.nan}, "`kl_bound` must be positive or 'auto', got nan"),
-    ({"kl_bound": "wide"}, "`kl_bound` must be positive or 'auto', got 'wide'"),
-    ({"trust_region": "penalty", "kl_bound": -0.1}, "`kl_bound` must be at least 0 or 'auto', got -0.1"),
+    ({"kl_bound": 0.0}, "`kl_bound` .* got 0.0"),
+    ({"kl_bound": "wide"}, "`kl_bound` .* got 'wide'"),
+    ({"trust_region": "penalty", "kl_bound": -0.1}, "`kl_bound` .* got -0.1"),
     ({"regression_coef": -1.0}, "`regression_coef`.*got -1.0"),
     ({"support_size": 0}, "`support_size`.*got 0"),
-    ({"support_size": 64.0}, "`support_size` must be a whole number"),
     ({"tail_mass": 1.0}, "`tail_mass`.*got 1.0"),
-    ({"max_skipped_updates": 0}, "`max_skipped_updates` must be at least 1, got 0"),
-    ({"trust_region": "ball"}, "`trust_region` must be one of .* got 'ball'"),
-    ({"trust_region": "mask", "divergence_type": "topk_kl"}, "`divergence_type` .* got 'topk_kl'"),
-    ({"trust_region": "mask", "divergence_bound": 1.0}, "`divergence_bound` of binary_tv .* got 1.0"),
-    ({"trust_region": "mask", "ratio_cap": 0.5}, "`ratio_cap` must be at least 1, got 0.5"),
+    ({"max_skipped_updates": 0}, "`max_skipped_updates` .* got 0"),
+    ({"trust_region": "ball"}, "`trust_region` .* got 'ball'"),
+    ({"trust_region": "mask", "divergence_bound": 1.0}, "`divergence_bound` .* got 1.0"),
+    ({"trust_region": "mask", "ratio_cap": 0.5}, "`ratio_cap` .* got 0.5"),
     ({"trust_region": "mask", "importance_sampling_level": "sequence"}, "`importance_sampling_level='sequence'`"),
-    (
-        {"trust_region": "penalty", "divergence_type": "binary_tv"},
-        "`divergence_type` of the penalty .* got 'binary_tv'",
-    ),
-    ({"generation_kwargs": {"temperature": 0.3}}, "`generation_kwargs` has temperature=0.3"),
-    ({"generation_kwargs": {"do_sample": False}}, "`generation_kwargs` has do_sample=False"),
-    ({"generation_kwargs": {"num_beams": 4}}, "`generation_kwargs` has num_beams=4"),
+    ({"trust_region": "penalty", "divergence_type": "binary_tv"}, "`divergence_type` .* got 'binary_tv'"),
+    ({"generation_kwargs": {"temperature": 0.3}}, "temperature=0.3"),
+    ({"generation_kwargs": {"do_sample": False}}, "do_sample=False"),
 ]
 
 
@@ -305,14 +219,13 @@ def test_options_are_refused_by_name(options, message, tmp_path):
 
 
 def test_rloo_refuses_a_mask_and_a_support_larger_than_the_vocabulary(tmp_path):
-    with pytest.raises(ValueError, match="`trust_region` must be one of projection, penalty, got 'mask'"):
+    with pytest.raises(ValueError, match=r"`trust_region` .* got 'mask'"):
         config_of(tmp_path, TrollRLOOConfig, trust_region="mask")
-    with pytest.raises(ValueError, match="`support_size` is 101, and the model has a vocabulary of 100"):
+    with pytest.raises(ValueError, match="`support_size` is 101"):
         make_trainer(TrollRLOOTrainer, TrollRLOOConfig, tmp_path, beta=0.0, support_size=101)
 
 
 @pytest.mark.parametrize(("options", "unused"), [
-    ({"trust_region": "mask", "kl_bound": 0.1}, "kl_bound=0.1 unused"),
     ({"trust_region": "penalty", "support_size": 8}, "support_size=8 unused"),
     ({"ratio_cap": 5.0, "divergence_type": "binary_tv"}, "divergence_type=binary_tv, ratio_cap=5.0 unused"),
 ])  # fmt: skip
@@ -326,33 +239,16 @@ def test_options_that_act_and_a_recipes_clip_range_warn_of_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*unused.*")
         config_of(tmp_path, epsilon=0.1, epsilon_high=0.3)
-        config_of(tmp_path, TrollRLOOConfig, epsilon=0.1)
         config_of(tmp_path, trust_region="mask", divergence_bound=0.1, ratio_cap=2.0)
 
 
-@pytest.mark.parametrize(
-    ("trainer", "config"), [(TrollGRPOTrainer, GRPOConfig), (TrollRLOOTrainer, RLOOConfig)], ids=["grpo", "rloo"]
-)
-def test_a_swapped_class_gets_the_defaults_and_their_warnings(trainer, config, tmp_path, monkeypatch):
-    check = trainer._config_class._check
-    monkeypatch.setattr(trainer._config_class, "_check", lambda self: ["a warning", *check(self)])
-    args = config_of(tmp_path, config, beta=0.0, steps_per_generation=2)
-    with pytest.warns(UserWarning, match="a warning"):
-        made = make_trainer(trainer, lambda *_, **__: args, tmp_path)
-    assert type(args) is config and type(made.args) is made._config_class, "the caller's config stays as it is"
-
-
 @pytest.mark.parametrize(("trainer", "another"), [(TrollGRPOTrainer, RLOOConfig), (TrollRLOOTrainer, GRPOConfig)])
-def test_a_config_of_another_trainer_and_a_subclass_of_trls_are_refused(trainer, another, tmp_path):
+def test_a_plain_config_of_trls_gets_the_defaults_and_any_other_is_refused(trainer, another, tmp_path):
     own = trainer._config_class._trl_config
+    args = config_of(tmp_path, own, beta=0.0, steps_per_generation=2)
+    made = make_trainer(trainer, lambda **_: args, tmp_path).args
+    assert type(made) is trainer._config_class and made.kl_bound == 0.05
+    assert type(args) is own, "the caller's config stays as it is"
     for wrong in (another, type(own.__name__, (own,), {"__module__": "open_r1.configs"})):
-        with pytest.raises(TypeError, match=rf"or a plain {own.__name__}, got {wrong.__module__}\.{wrong.__name__}"):
+        with pytest.raises(TypeError, match=rf"{wrong.__module__}\.{wrong.__name__}"):
             make_trainer(trainer, wrong, tmp_path)
-
-
-@pytest.mark.parametrize(("prompts", "is_uneven"), [(4, False), (5, True)])
-def test_batches_of_an_evaluation_that_weigh_differently_are_warned_of(prompts, is_uneven, tmp_path, caplog):
-    options = {"eval_dataset": tiny_prompts(prompts), "per_device_eval_batch_size": 8}
-    with caplog.at_level("WARNING"):
-        make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
-    assert ("do not fill batches of 8" in caplog.text) == is_uneven
