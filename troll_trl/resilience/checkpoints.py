@@ -13,7 +13,6 @@ import shutil
 import signal
 import threading
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -199,9 +198,7 @@ class CheckpointedTrainer(_Trainer):
         readable, same = self.accelerator.gather(answers).all(0).tolist()
         if state is None or not readable:
             name = self._state_file(checkpoint).name
-            return self._warn_of_a_fresh_batch(
-                f"{name} is not in {checkpoint} for every rank, or another version of troll_trl wrote it."
-            )
+            return self._warn_of_a_fresh_batch(f"{name} is not in {checkpoint} for every rank.")
         info, batches = json.loads(state["info"]), state["batches"]
         self._tr_loss.fill_(info["loss"])
         self._metrics["train"].update(info["metrics"])
@@ -312,12 +309,8 @@ class StopSignal(TrainerCallback):
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """Read the state of a rank; `None` if there is no such file, or an older version of this package wrote it."""
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, UnpicklingError):
-        return None
-    return state if "stateful" in json.loads(state["info"]) else None
+    """Read the state of a rank; `None` if there is no such file."""
+    return torch.load(file, map_location="cpu", weights_only=True) if file.exists() else None
 
 
 # -- Folders ----------------------------------------------------------------------------------------------------------
