@@ -172,7 +172,7 @@ class Runner:
         task, start = self.grid.tasks[run.task], self._start(run)
         # A small model gains nothing from a second thread, and loses much where the cores are busy
         torch.set_num_threads(len(os.sched_getaffinity(0)) if task.model else 1)
-        _write_every_log()
+        _write_the_log()
         _keep_rows_of_last_batch()
         GRPOTrainer.prediction_step = _rewards_alone
         paths = {"model_name_or_path": task.model or start / "model", "dataset_name": start / "data"}
@@ -219,13 +219,15 @@ def _keep_rows_of_last_batch() -> None:
         accelerate.data_loader.send_to_device = lambda batch, *_, **__: batch
 
 
-def _write_every_log() -> None:
-    """TRL writes a run's log when the run ends. A long one may be stopped before."""
+def _write_the_log() -> None:
+    """TRL writes a run's log when the run ends, and a long one may be stopped before. At every update this would take a
+    tenth of a small run."""
     log = GRPOTrainer.log
 
     def log_and_write(trainer: GRPOTrainer, *args: Any, **kwargs: Any) -> None:
         log(trainer, *args, **kwargs)
-        trainer.state.save_to_json(str(Path(trainer.args.output_dir, TRAINER_STATE_NAME)))
+        if trainer.state.global_step % 8 == 0:
+            trainer.state.save_to_json(str(Path(trainer.args.output_dir, TRAINER_STATE_NAME)))
 
     GRPOTrainer.log = log_and_write
 
