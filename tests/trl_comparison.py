@@ -26,7 +26,6 @@ def make_trainer(
     config_class,
     tmp_path,
     model=None,
-    architecture="qwen3",
     reward=token_reward,
     dataset=None,
     eval_dataset=None,
@@ -61,7 +60,7 @@ def make_trainer(
         **options,
     }
     return trainer_class(
-        model=model or tiny_model(architecture),
+        model=model or tiny_model(),
         reward_funcs=reward,
         args=config_class(**options),
         train_dataset=dataset or tiny_prompts(),

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import scipy.stats
 from logged import logged
+from real_problems import DATA, SIZES
 
-from math_answers.evaluation import EvaluationArguments, evaluate
+from math_answers.evaluation import EvaluationArguments, evaluate, problems
 from math_answers.evaluation.problems import load_problems
 from math_answers.evaluation.samples import SAMPLES, append, begin, read_samples
 from math_answers.evaluation.scoring import majority_score
@@ -235,6 +236,14 @@ def test_what_cannot_be_compared(tmp_path):
 
 def problems_of(*benchmarks: str, **settings):
     return load_problems(EvaluationArguments(model="m", benchmarks=[*benchmarks], output="out", **settings))
+
+
+def test_benchmarks_are_their_test_splits(monkeypatch):
+    assert len(problems_of(f"gsm8k={DATA / 'gsm8k'}")) == SIZES["gsm8k", "test"]
+    asked = []
+    monkeypatch.setattr(problems, "load_math_dataset", lambda *source, **columns: asked.append(source) or [])
+    problems_of("gsm8k", "math")
+    assert asked == [("openai/gsm8k", "test", "main"), ("DigitalLearningGmbH/MATH-lighteval", "test", "default")]
 
 
 def test_rows_with_one_text_are_one_problem_with_the_gold_answer_of_each(tmp_path):

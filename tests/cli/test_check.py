@@ -1,9 +1,11 @@
 """`troll check` finds what is broken."""
 
 import pytest
+import torch
 from tiny import saved_model
 
 from troll_trl.cli import check
+from troll_trl.lm_head import kernel_check
 from troll_trl.trainers.grpo import TrustRegionGRPO
 
 
@@ -16,6 +18,15 @@ def run(capsys, *words):
 def test_all_is_well(tmp_path, capsys):
     code, lines = run(capsys, "--model", saved_model(tmp_path))
     assert code == 0 and [line.split()[:2] for line in lines] == [["kernels", "ok"], ["head", "ok"], ["loss", "ok"]]
+
+
+def test_a_broken_kernel_fails(monkeypatch):
+    """On a machine whose accelerator runs the kernels, one of them gives wrong numbers."""
+    monkeypatch.setattr("troll_trl.kernels.dispatch.use_triton", lambda device: True)
+    wrong = (lambda case, device: [(torch.ones(3), torch.full((3,), 1.5))], 1e-5)
+    monkeypatch.setattr(kernel_check, "_CHECKS", {"fold": wrong})
+    ok, detail = check.check_kernels()
+    assert not ok and "fold" in detail
 
 
 def test_a_wrong_loss_fails(capsys, monkeypatch):

@@ -19,12 +19,16 @@ PAPER = {
     "tail_mass": 1e-5,
     "learning_rate": 1e-6,
     "lr_scheduler_type": "constant",
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
     "beta": 0.0,
     "temperature": 1.0,
     "loss_type": "bnpo",
     "scale_rewards": "group",
     "num_generations": 8,
     "max_steps": 8008,
+    "metric_for_best_model": "eval_reward",
+    "greater_is_better": True,
     "vllm_importance_sampling_mode": "token_truncate",
 }
 MODELS, DATA = (sorted(file.stem for file in (CONFIGS / part).iterdir()) for part in ("models", "data"))

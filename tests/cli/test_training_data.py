@@ -67,6 +67,7 @@ def test_problems_to_evaluate_on_that_are_trained_on_are_said_whatever_the_rewar
     ("evaluation", "asked"),
     [
         ({}, ("d.jsonl", "test", "main")),
+        ({"eval_dataset_name": "d.jsonl"}, ("d.jsonl", "test", "main")),
         ({"eval_dataset_name": "d.jsonl", "eval_dataset_config": "hard"}, ("d.jsonl", "test", "hard")),
         ({"eval_dataset_name": "e.jsonl"}, ("e.jsonl", "test", None)),
     ],
@@ -84,7 +85,7 @@ def test_evaluation_data_of_the_same_dataset_are_of_its_configuration(load, eval
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_instruction_filter_and_limits_hold_for_any_rows(load, streaming, capsys):
+def test_instruction_filter_and_limits_hold_for_any_rows(load, streaming):
     options = {"dataset_streaming": streaming, "system_prompt": "w1", "instruction": "w2"}
     train, _ = load("texts", row_filter="task=code", max_train_samples=2, **options, **OTHER_REWARD)
     system = {"role": "system", "content": "w1"}

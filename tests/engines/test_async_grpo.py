@@ -195,6 +195,7 @@ def test_without_a_signal_nothing_moves(region, folder, tmp_path):
     trainer = make_trainer(folder, tmp_path, Engine(folder, reward=lambda ids: 1.0), **REGIONS[region])
     start = weights(trainer)
     trainer.train()
+    assert trainer.state.global_step == 5
     assert [name for name, weight in weights(trainer).items() if not torch.equal(weight, start[name])] == []
 
 
@@ -247,6 +248,7 @@ def test_a_number_that_is_not_finite_stops_the_run(where, found, folder, tmp_pat
 
 @pytest.mark.parametrize("options", [
     {"trust_region": "projection"}, {"trust_region": "penalty", "divergence_type": "topk_kl"}, {"top_p": 0.9},
+    {"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.1},
 ])  # fmt: skip
 def test_what_the_old_policy_cannot_be_is_refused_by_name(options, tmp_path):
     config = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False}

@@ -163,6 +163,15 @@ def one_turn(change):
     return rollout
 
 
+def test_a_rollout_function(tmp_path):
+    runs = []
+    for old in ("trainer", "engine"):
+        runs.append(trainer_of(tmp_path / old, old_policy=old, rollout_func=one_turn(lambda rows: rows), **WHOLE))
+        start = weights(runs[-1])
+        runs[-1].train()
+    assert_same_weights(*runs, start)
+
+
 def test_a_rollout_function_without_the_engines_numbers_is_refused(tmp_path):
     plain = one_turn(lambda rows: [list(map(float, row)) for row in rows])
     with pytest.raises(ValueError, match="Give a `SampledLogProb`"):

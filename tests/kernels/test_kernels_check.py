@@ -32,6 +32,7 @@ class TestInTheInterpreter:
         result = self_check(torch.device("cpu"))
         assert {check.kernel for check in result} == set(checks._CHECKS) and len(result) == 16
         assert all(check.ok for check in result), result
+        assert all(check.difference > 0 for check in result[:8]), "kernel and fallback round in different orders"
 
     def test_a_wrong_kernel_is_found(self, monkeypatch):
         right = checks.fold._fold_triton

@@ -3,7 +3,7 @@ the trained weights are those of TRL's trainer without a clip."""
 
 import pytest
 import torch
-from tiny import SIZES, tiny_config, tiny_prompts, tiny_tokenizer
+from tiny import SIZES, tiny_config, tiny_prompts, tiny_tokenizer, token_reward
 from transformers import Qwen3ForSequenceClassification, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
 
@@ -19,6 +19,10 @@ def moe(**overrides):
     return model
 
 
+def length_reward(completion_ids, **kwargs):
+    return [float(len(ids)) for ids in completion_ids]
+
+
 # Options of the config, and what make_trainer takes beside them. One for each path of ours, and each shape of a batch
 CASES = {
     "steps_above_accumulation": {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "max_steps": 5},
@@ -27,6 +31,7 @@ CASES = {
     "three_iterations": {"num_iterations": 3, "steps_per_generation": 2},
     "uneven_last_batch": {"dataset": tiny_prompts(11), "num_train_epochs": 2, "max_steps": -1},
     "streamed": {"dataset": tiny_prompts().to_iterable_dataset()},
+    "several_rewards": {"reward": [token_reward, length_reward], "reward_weights": [1.0, 0.1]},
     "checkpointing": {"gradient_checkpointing": True},
     "moe_auxiliary_loss": {"make_model": moe, "router_aux_loss_coef": 0.5},
 }

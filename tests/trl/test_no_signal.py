@@ -5,7 +5,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from tiny import saved_model, tiny_model, token_reward
-from trl_comparison import OURS, make_trainer, weights
+from trl_comparison import OURS, logged, make_trainer, weights
 
 from troll_trl.trainers.troll_trainer import ignore_rounding, rescale_kl
 
@@ -19,6 +19,7 @@ def moved(folder, algorithm="grpo", reward=no_reward, **options) -> list[str]:
     trainer = make_trainer(*OURS[algorithm], folder, reward=reward, **{"max_steps": 6, **options})
     start = weights(trainer)
     trainer.train()
+    assert logged(trainer, "troll/skipped_updates") == [0] * 6, "a skipped update moves nothing either"
     return [name for name, weight in weights(trainer).items() if not torch.equal(weight, start[name])]
 
 
