@@ -21,7 +21,9 @@ def test_a_models_code_runs_with_the_flag_alone(tmp_path, monkeypatch):
     config = json.loads(Path("model/config.json").read_text())
     code = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
     Path("model/config.json").write_text(json.dumps(config | code))
-    Path("model/own.py").write_text("open('ran', 'w')\nfrom transformers import Qwen3Config as OwnConfig")
+    # A class of its own: transformers marks the one that it loads, for all later tests
+    source = "open('ran', 'w')\nfrom transformers import Qwen3Config\nclass OwnConfig(Qwen3Config): pass"
+    Path("model/own.py").write_text(source)
     Path("one.jsonl").write_text('{"question": "w1", "answer": "#### 1"}\n')
     options = ["--model", "model", "--benchmarks", "one=one.jsonl", "--output", "out", "--max_new_tokens", "4"]
     for flags in ([], ["--trust_remote_code"]):
