@@ -22,12 +22,11 @@ help:  ## List the targets
 
 install: $(INSTALLED)  ## Create .venv and install the package in its tested versions
 
-# Not compiled: of 16,000 files a run imports a quarter
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python of at least 3.11 found. Give one: make install PYTHON=/path/to/python"; exit 1; }
 	@echo "Setting up .venv with $(PYTHON): torch and what else the tests need, in some minutes"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
 test: $(INSTALLED)  ## Run the tests
@@ -45,7 +44,7 @@ test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
 # Apart from .venv, since transformers and accelerate behave differently where DeepSpeed is installed
 EXTRAS := .venv/extras
 $(EXTRAS): $(INSTALLED) constraints.txt
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --no-deps --target $@ \
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --target $@ \
 		bitsandbytes deepspeed einops hjson msgpack ninja nvidia-ml-py py-cpuinfo
 	@touch $@
 

@@ -26,7 +26,7 @@ class Environment:
         venv.create(folder / "environment", with_pip=True)
         # With an extra: a pinned pillow once kept new versions of trackio out, and an old one breaks `import trl`
         constraints = ("-c", str(ROOT / "constraints.txt"))
-        self.call("python", "-m", "pip", "install", "--quiet", "--no-compile", *constraints, f"{wheel}[tracking]")
+        self.call("python", "-m", "pip", "install", "--quiet", *constraints, f"{wheel}[tracking]")
 
     def call(self, *command: str, code: int = 0) -> str:
         """What a program of the environment prints."""
