@@ -172,9 +172,9 @@ def lead_table(groups: Mapping[str, Group], methods: Sequence[str], against: Seq
     rates = sorted({rate for group in groups.values() for rate in group.rates})
     rows = []
     for name, group in groups.items():
-        for other in against:
-            for method in methods:
-                leads = [group.lead(method, other, rate) if method != other else None for rate in (None, *rates)]
+        for place, other in enumerate(against):
+            for method in (method for method in methods if method not in against[: place + 1]):  # each pair once
+                leads = [group.lead(method, other, rate) for rate in (None, *rates)]
                 if any(leads):
                     rows.append([name, f"{method} minus {other}", *(lead.show("+") if lead else "" for lead in leads)])
     return markdown(["tasks", "", "each at its best rates", *(f"{rate:g}" for rate in rates)], rows)
