@@ -1,9 +1,11 @@
 """What vLLM's engine needs on a CPU under TRL's trainers."""
 
 import functools
+import os
 
 import torch
 from tiny import saved_model
+from torch.distributed import TCPStore
 
 # Of runs that are compared: Adam makes a full step of a gradient that is rounding, in some element of so many
 SGD = {"optim": "sgd", "learning_rate": 0.3}
@@ -36,6 +38,8 @@ def start_engines_with(monkeypatch, dtype: str):
 
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     monkeypatch.setattr(generation, "LLM", functools.partial(generation.LLM, dtype=dtype, **SMALL))
+    # accelerate sets 29500, where the engines of two test processes would meet. It stays, as the process group does
+    os.environ.setdefault("MASTER_PORT", str(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port))
     keep_process_group()
 
 
