@@ -173,7 +173,9 @@ def lead_table(groups: Mapping[str, Group], methods: Sequence[str], against: Seq
     rows = []
     for name, group in groups.items():
         for place, other in enumerate(against):
-            for method in (method for method in methods if method not in against[: place + 1]):  # each pair once
+            for method in methods:
+                if method in against[: place + 1]:  # each pair once
+                    continue
                 leads = [group.lead(method, other, rate) for rate in (None, *rates)]
                 if any(leads):
                     rows.append([name, f"{method} minus {other}", *(lead.show("+") if lead else "" for lead in leads)])

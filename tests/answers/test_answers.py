@@ -59,10 +59,6 @@ EXTRACTED = [
     (r"\boxed{1}</think> a template opened the thought \boxed{2}", "2"),
     (r"[THINK]\boxed{3}[/THINK]\boxed{4}", "4"),
     (r"<|channel|>analysis<|message|>\boxed{3}<|channel|>final<|message|>\boxed{4}", "4"),
-    # What stands behind a box belongs to it, except for the end of a sentence
-    (r"It is \boxed{5}!", "5"),
-    (r"$\boxed{5}^2$", "{5}^2"),
-    (r"$\boxed{5}\pi$", r"{5}\pi"),
     # Without a box
     ("<answer>3</answer> or <answer>\n5\n</answer>", "5"),
     ("<answer>The answer is 5.</answer>", "5"),
@@ -79,11 +75,14 @@ EXTRACTED = [
     # An operator next to the box belongs to the answer
     (r"-\boxed{5}", "-{5}"),
     (r"$\boxed{5}!$", "{5}!"),
+    (r"$\boxed{5}^2$", "{5}^2"),
+    (r"$\boxed{5}\pi$", r"{5}\pi"),
     (r"$\frac{1}{\boxed{5}}$", r"\frac{1}{{5}}"),
     (r"$2(\boxed{5})$", "2{(5)}"),
     (r"\boxed{5} million", "5 million"),
     (r"it isn't \boxed{5}", r"\neq {5}"),
     # What only looks like an operator does not
+    (r"It is \boxed{5}!", "5"),
     (r"- \boxed{5}", "5"),
     (r"3 + 2 = \boxed{5}", "5"),
     (r"Step 2: $\boxed{5}$ - done", "5"),

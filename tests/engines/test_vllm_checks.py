@@ -1,4 +1,4 @@
-"""What is said of a lost vLLM server, without one."""
+"""The message when a vLLM server is lost. No server runs here."""
 
 import pytest
 import requests

@@ -1,6 +1,6 @@
 """
-Trains on stored completions, so that one process and several see the same global batch. Called, or run by `accelerate
-launch` with a folder and cases, for FSDP2 and ZeRO-3 on the CPU.
+Trains on stored completions, so that one process and several see the same global batch. Tests call `main`; for FSDP2
+and ZeRO-3 on the CPU, `accelerate launch` runs this file with a folder and cases.
 
 Every rank writes what it logged to FOLDER/<case>-rank<i>.json, and rank 0 the weights to FOLDER/<case>.pt.
 """

@@ -1,5 +1,5 @@
-"""Every option that works with TRL's trainer does the same with ours: with the bound open and without the regression,
-the trained weights are those of TRL's trainer without a clip."""
+"""An option that works with TRL's trainer does the same with ours. With the bound open and no regression, ours trains
+the weights that TRL's trainer trains without a clip."""
 
 import pytest
 import torch

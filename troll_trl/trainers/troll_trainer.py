@@ -125,9 +125,8 @@ class TrollTrainer(SampledAsConfigured):
         self.epsilon_low = self.epsilon_high = math.inf  # the trust region takes the place of the clip
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        logit_transform(
-            base_model.config.get_text_config(), args.temperature
-        )  # refuses a model that TRL's head gets wrong
+        # Refuses a model that TRL's head gets wrong
+        logit_transform(base_model.config.get_text_config(), args.temperature)
         self.support_size = 0  # without a support, TRL's own head serves
         if self.trust_region.needs_support:
             self.support_size = fitting_support_size(args, base_model)
