@@ -16,11 +16,12 @@ NAMED = re.compile(r"^- \[`([\w.]+)`\].*$", re.MULTILINE)  # a line of api.md
 
 
 def on_files(files, config):
-    """The README, which is the first page, shows a figure of the study."""
+    """The README, which is the first page, shows two figures of the evidence."""
     from mkdocs.structure.files import File
 
-    picture = "evidence/figures/rate.png"
-    files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
+    for name in ("rate", "gsm8k"):
+        picture = f"evidence/figures/{name}.png"
+        files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
 
 
 def on_page_markdown(markdown, page=None, **_):
