@@ -7,7 +7,7 @@ The tables and the figure of a study, from the results of its runs.
 The second line prints tables of every task, for any file of results. The first line writes evidence/tables/newest.md
 and evidence/figures/newest.png, as the key `tables` of the grid says:
 
-    groups    by name: `tasks`, and `steps_per_generation` if the grid varies it. Tasks have equal weight
+    groups    by name: `tasks`, and `steps_per_generation` if the grid varies it; its own `seeds`. Tasks have equal weight
     methods   by the name in the tables: methods of the grid, of which a task has one
     seeds     the reported ones
     against   methods from which the others are subtracted
@@ -118,8 +118,7 @@ def _same_start(one: Record, other: Record) -> bool:
 def group_runs(records: Iterable[Record], plan: Mapping[str, Any]) -> dict[str, Group]:
     """The groups of a plan, the key `tables` of a grid. Without a plan, each task and number of updates per rollout
     batch is a group, and a method with other settings is another method."""
-    seeds = plan.get("seeds")
-    reported = [r for r in records if r.get("error") != STOPPED and (seeds is None or r["seed"] in seeds)]
+    reported = [record for record in records if record.get("error") != STOPPED]
     groups: dict[str, Group] = {}
     if not plan:
         for record in reported:
@@ -131,9 +130,9 @@ def group_runs(records: Iterable[Record], plan: Mapping[str, Any]) -> dict[str, 
     for name, of in plan.get("groups", {}).items():
         group = groups[name] = Group(of["tasks"])
         for record in reported:
-            updates = record["varied"].get("steps_per_generation")
+            updates, seed = record["varied"].get("steps_per_generation"), record["seed"]
             asked = record["task"] in group.tasks and of.get("steps_per_generation", updates) == updates
-            if asked and record["method"] in labels:
+            if asked and record["method"] in labels and seed in of.get("seeds", plan.get("seeds", [seed])):
                 group.add(labels[record["method"]], record)
     return groups
 

@@ -71,6 +71,8 @@ def test_a_failed_run_counts_as_0_and_a_stopped_or_unreported_one_not_at_all():
         record("b", "clip-0.5", 1e-4, 1, 0.5),
     ]
     assert group_runs(others, PLAN)["both, 8"].mean("clip", 1e-4).value == pytest.approx((0.3 + 0.5) / 2)
+    of_group = PLAN | {"groups": {"a": {"tasks": ["a"], "steps_per_generation": 8, "seeds": [4]}}}
+    assert group_runs(others, of_group)["a"].mean("clip", 1e-4).value == 1
 
 
 def test_pairs_of_two_starts_do_not_count():
