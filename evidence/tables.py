@@ -7,7 +7,7 @@ The tables and the figure of a study, from the results of its runs.
 The second line prints tables of every task, for any file of results. The first line writes evidence/tables/newest.md
 and evidence/figures/newest.png, as the key `tables` of the grid says:
 
-    groups    by name: `tasks`, and `steps_per_generation` if the grid varies it; its own `seeds`. Tasks have equal weight
+    groups    by name: `tasks` of equal weight, `steps_per_generation` if the grid varies it, `seeds` of its own
     methods   by the name in the tables: methods of the grid, of which a task has one
     seeds     the reported ones
     against   methods from which the others are subtracted
