@@ -148,5 +148,5 @@ def test_nan_at_masked_positions_has_no_effect(tmp_path):
         runs[-1].train()
     assert any(seen) and all(math.isfinite(loss) for loss in logged(runs[0], "loss"))
     for name, weight in weights(runs[0]).items():
-        # The first gradients are rounding, 1e-8, which Adam divides by themselves; a full step of 0.02 is another gradient
+        # Adam divides the first gradients, 1e-8 of rounding, by themselves. A wrong gradient would be a step of 0.02
         torch.testing.assert_close(weight, weights(runs[1])[name], rtol=0, atol=2e-4)
