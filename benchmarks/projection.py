@@ -26,8 +26,8 @@ from troll_trl import project
 from troll_trl.lm_head import add_sparse_lm_head
 from troll_trl.trust_region.projection import kl_divergence, solve
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from references import reference_kl
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.references import reference_kl
 
 BOUND, SLOTS, TOLERANCE = 0.05, 65, 1e-5
 

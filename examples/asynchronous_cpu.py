@@ -16,8 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# First: this folder has a `vllm_server` too. The worker's process and the server read these files as well
-sys.path[:0] = [str(ROOT / folder) for folder in (".", "tests", "tests/engines", "tests/support")]
+sys.path.insert(0, str(ROOT))
 os.environ |= {"PYTHONPATH": str(ROOT), "VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch  # noqa: E402
@@ -34,9 +33,9 @@ OUTPUT = "outputs/examples/asynchronous_cpu"
 
 
 def main():
-    from async_engine import make_cpu_trainer
-    from vllm_async import send_weights_by_loopback
-    from vllm_server import serving
+    from tests.engines.async_engine import make_cpu_trainer
+    from tests.engines.vllm_async import send_weights_by_loopback
+    from tests.engines.vllm_server import serving
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

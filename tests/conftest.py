@@ -4,8 +4,7 @@ import functools
 import gc
 import importlib.metadata
 
-from interpreter import round_as_a_gpu
-
+from tests.kernels.interpreter import round_as_a_gpu
 from troll_trl.kernels.dispatch import INTERPRETED
 
 if INTERPRETED:

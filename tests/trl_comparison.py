@@ -3,9 +3,9 @@
 import math
 
 import torch
-from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
+from tests.tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 
 WITHOUT_CLIP = {"epsilon": math.inf, "epsilon_high": math.inf}

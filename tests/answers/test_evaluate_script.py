@@ -11,10 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from limits import HANG
 from peft import LoraConfig, get_peft_model
-from repository import IMPORT_PATH, ROOT
-from tiny import tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
@@ -22,6 +19,9 @@ from math_answers.evaluation import EvaluationArguments, evaluate, generation
 from math_answers.evaluation.arguments import DEFAULT_INSTRUCTION
 from math_answers.evaluation.generation import TransformersGenerator, load_model, load_tokenizer
 from math_answers.evaluation.samples import read_samples
+from tests.support.limits import HANG
+from tests.support.repository import ROOT
+from tests.tiny import tiny_model
 from troll_trl.cli.evaluate import main
 
 SCRIPT = ROOT / "scripts" / "evaluate.py"
@@ -108,7 +108,7 @@ def test_from_flags_to_summary_and_not_run_again(workplace, monkeypatch, capsys)
 def test_a_killed_evaluation_keeps_its_samples_and_goes_on(workplace):
     many = "".join(json.dumps({"question": f"w{n % 80} w{n // 80}", "answer": "1"}) + "\n" for n in range(60))
     Path("one.jsonl").write_text(many)
-    environment = os.environ | {"PYTHONPATH": IMPORT_PATH, "HF_DATASETS_CACHE": str(workplace / "cache")}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": str(workplace / "cache")}
     command = [sys.executable, str(SCRIPT), *flags()]
     path = Path("out/samples.jsonl")
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)

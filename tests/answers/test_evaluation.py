@@ -10,14 +10,14 @@ import datasets
 import numpy as np
 import pytest
 import scipy.stats
-from logged import logged
-from real_problems import DATA, SIZES
 
 from math_answers.evaluation import EvaluationArguments, evaluate, problems
 from math_answers.evaluation.problems import load_problems
 from math_answers.evaluation.samples import SAMPLES, append, begin, read_samples
 from math_answers.evaluation.scoring import majority_score
 from math_answers.evaluation.statistics import Estimate, estimate, pass_at_k
+from tests.support.logged import logged
+from tests.support.real_problems import DATA, SIZES
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from limits import HANG
-from repository import ROOT
 
 from math_answers import verify
 from math_answers.rewards import verifier
 from math_answers.rewards.verifier.pool import Pool
+from tests.support.limits import HANG
+from tests.support.repository import ROOT
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tiny import saved_model
 
+from tests.tiny import saved_model
 from troll_trl.cli import check
 from troll_trl.lm_head import kernel_check
 from troll_trl.trainers.grpo import TrustRegionGRPO

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from limits import HANG
-from training_args import parse_training_args
 from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.rloo import RLOOScriptArguments
 
+from tests.support.limits import HANG
+from tests.support.training_args import parse_training_args
 from troll_trl import TrollGRPOConfig, __version__
 from troll_trl.cli import configs, environment, train
 from troll_trl.cli.arguments import training_parser

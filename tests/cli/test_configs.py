@@ -4,10 +4,10 @@ from itertools import cycle
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
-from training_args import parse_training_args
 from transformers import TrainingArguments
 
 from math_answers.evaluation.arguments import EvaluationArguments
+from tests.support.training_args import parse_training_args
 from troll_trl.cli.arguments import training_parser
 from troll_trl.cli.command_line import OptionParser, config_names, configs_folder, read_config
 

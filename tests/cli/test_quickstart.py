@@ -8,9 +8,9 @@ import sys
 import pandas as pd
 import pytest
 import torch
-from repository import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.support.repository import ROOT
 from troll_trl import small_models
 from troll_trl.cli import evaluate, quickstart
 from troll_trl.cli.plot import read_log

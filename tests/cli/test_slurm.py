@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from limits import HANG
-from repository import ROOT
+
+from tests.support.limits import HANG
+from tests.support.repository import ROOT
 
 SCRIPT = ROOT / "configs" / "slurm" / "train.sbatch"
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from limits import HANG
-from repository import ROOT
 from safetensors.torch import load_file
-from tiny import tiny_config, tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForSequenceClassification
+
+from tests.support.limits import HANG
+from tests.support.repository import ROOT
+from tests.tiny import tiny_config, tiny_model, tiny_tokenizer
 
 SCRIPT = ROOT / "scripts" / "train.py"
 SETTINGS = """

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
-from tiny import tiny_tokenizer
 from trl import DatasetMixtureConfig
 from trl.rewards import get_soft_overlong_punishment
 
 from math_answers import math_accuracy_reward
+from tests.tiny import tiny_tokenizer
 from troll_trl.cli import training_data
 from troll_trl.cli.arguments import TrollScriptArguments
 from troll_trl.cli.reward_functions import is_math_accuracy, load_reward_function

@@ -6,8 +6,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from tiny import saved_model
-
+from tests.tiny import saved_model
 from troll_trl.cli import evaluate
 from troll_trl.cli.reward_functions import REWARD_FUNCTIONS, load_reward_function
 

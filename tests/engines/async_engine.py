@@ -11,11 +11,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import trl.experimental.async_grpo.async_grpo_trainer as trl_trainer
-from tiny import padded_logits, sample_tokens, tiny_prompts, tiny_tokenizer
 from transformers import AttentionInterface, AutoModelForCausalLM
 from trl.experimental.async_grpo import packing
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
+from tests.tiny import padded_logits, sample_tokens, tiny_prompts, tiny_tokenizer
 from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig, AsyncTrollGRPOTrainer
 
 LENGTHS = (1, 5, 5, 5)  # tokens of a group's completions

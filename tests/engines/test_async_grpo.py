@@ -9,15 +9,15 @@ import pytest
 import torch
 import trl
 from accelerate import Accelerator
-from async_engine import Engine, make_trainer
-from ranks import in_two_ranks
-from references import reference_divergence, reference_project
-from tiny import saved_model
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_grpo_trainer import DataCollatorForRollout
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 from trl.experimental.async_grpo.packing import TreeRow
 
+from tests.engines.async_engine import Engine, make_trainer
+from tests.references import reference_divergence, reference_project
+from tests.support.ranks import in_two_ranks
+from tests.tiny import saved_model
 from troll_trl import TrustRegion, TrustRegionOutput
 from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig
 from troll_trl.trainers.trl_compat import TESTED
@@ -94,7 +94,7 @@ def perturbed(model, seed):
 
 def test_the_regression_is_averaged_as_trls_loss(folder, tmp_path, monkeypatch):
     """Over the tokens of several ranks, and over the micro-batches of an update."""
-    region, losses = {"trust_region": "test_async_grpo.SurrogateTwice"}, []
+    region, losses = {"trust_region": "tests.engines.test_async_grpo.SurrogateTwice"}, []
     monkeypatch.setattr(Accelerator, "num_processes", 3)
     for classes, extra in (((AsyncGRPOTrainer, AsyncGRPOConfig), WITHOUT_CLIP), ((), region)):
         engine = Engine(folder)

@@ -7,14 +7,14 @@ import torch
 import trl.trainer.grpo_trainer
 import trl.trainer.rloo_trainer
 from peft import LoraConfig
-from reference_loss import projection, reference_loss
-from test_compatibility import moe
-from test_compatibility_models import llava, llava_processor, pictures
-from test_compatibility_rollouts import byte_tokenizer, chats, multiply
-from tiny import padded_logits, sample_tokens, saved_model, tiny_model
-from trl_comparison import OURS, logged, make_trainer, micro_batch
-from trl_comparison import weights as weights_by_name
 
+from tests.tiny import padded_logits, sample_tokens, saved_model, tiny_model
+from tests.trl.reference_loss import projection, reference_loss
+from tests.trl.test_compatibility import moe
+from tests.trl.test_compatibility_models import llava, llava_processor, pictures
+from tests.trl.test_compatibility_rollouts import byte_tokenizer, chats, multiply
+from tests.trl_comparison import OURS, logged, make_trainer, micro_batch
+from tests.trl_comparison import weights as weights_by_name
 from troll_trl import TrollGRPOConfig
 
 V = 100

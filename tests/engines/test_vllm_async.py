@@ -7,13 +7,14 @@ import sys
 
 import pytest
 import torch
-from limits import HANG
-from repository import ROOT
 from transformers import AutoModelForCausalLM
-from trl_comparison import logged
-from vllm_async import make_served_trainer, send_weights_by_loopback
-from vllm_engine import model_for_vllm
-from vllm_server import environment_of_a_process, serving
+
+from tests.engines.vllm_async import make_served_trainer, send_weights_by_loopback
+from tests.engines.vllm_engine import model_for_vllm
+from tests.engines.vllm_server import environment_of_a_process, serving
+from tests.support.limits import HANG
+from tests.support.repository import ROOT
+from tests.trl_comparison import logged
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

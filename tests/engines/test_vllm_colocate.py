@@ -4,9 +4,9 @@ import gc
 
 import pytest
 import torch
-from trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
-from vllm_engine import SGD, model_for_vllm, plain_linear_layers, start_engines_with
 
+from tests.engines.vllm_engine import SGD, model_for_vllm, plain_linear_layers, start_engines_with
+from tests.trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

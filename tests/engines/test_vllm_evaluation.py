@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny import saved_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
-from vllm_engine import MODEL, SMALL, keep_process_group, model_for_vllm
 
 from math_answers.evaluation import EvaluationArguments, evaluate
 from math_answers.evaluation.generation import VllmGenerator
 from math_answers.evaluation.samples import read_samples
+from tests.engines.vllm_engine import MODEL, SMALL, keep_process_group, model_for_vllm
+from tests.tiny import saved_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

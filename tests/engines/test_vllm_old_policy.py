@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from trl_comparison import OURS, logged, make_trainer, micro_batch, weights
-from vllm_engine import model_for_vllm, plain_linear_layers, start_engines_with
+
+from tests.engines.vllm_engine import model_for_vllm, plain_linear_layers, start_engines_with
+from tests.trl_comparison import OURS, logged, make_trainer, micro_batch, weights
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

@@ -1,10 +1,11 @@
 """TROLL with a vLLM server, a real one on loopback, on a CPU. Run by `make test-vllm`."""
 
 import pytest
-from tiny import token_reward
-from trl_comparison import OURS, logged, make_trainer
-from vllm_engine import model_for_vllm
-from vllm_server import free_port, send_weights_by_loopback, serving
+
+from tests.engines.vllm_engine import model_for_vllm
+from tests.engines.vllm_server import free_port, send_weights_by_loopback, serving
+from tests.tiny import token_reward
+from tests.trl_comparison import OURS, logged, make_trainer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

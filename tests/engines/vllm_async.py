@@ -2,11 +2,12 @@
 
 from types import SimpleNamespace
 
-from async_engine import make_trainer
 from datasets import Dataset
-from tiny import tiny_prompts, tiny_tokenizer, token_reward
 from trl.chat_template_utils import qwen3_chat_template
 from trl.experimental.async_grpo import weight_transfer
+
+from tests.engines.async_engine import make_trainer
+from tests.tiny import tiny_prompts, tiny_tokenizer, token_reward
 
 
 def send_weights_by_loopback(patch=setattr):

@@ -4,8 +4,9 @@ import functools
 import os
 
 import torch
-from tiny import saved_model
 from torch.distributed import TCPStore
+
+from tests.tiny import saved_model
 
 # Of runs that are compared: Adam makes a full step of a gradient that is rounding, in some element of so many
 SGD = {"optim": "sgd", "learning_rate": 0.3}

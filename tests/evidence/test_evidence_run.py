@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from limits import HANG
-from repository import ROOT
-from training_args import parse_training_args
 
 from evidence.grid import Run, read_grid
 from evidence.results import describe, of_log, read_records, run_of
 from evidence.run import Runner
+from tests.support.limits import HANG
+from tests.support.repository import ROOT
+from tests.support.training_args import parse_training_args
 from troll_trl import small_models
 
 EVIDENCE = ROOT / "evidence"

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from limits import HANG
-from repository import ROOT
+
+from tests.support.limits import HANG
+from tests.support.repository import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

@@ -12,10 +12,10 @@ import sys
 
 import pytest
 import torch
-from limits import HANG
-from references import PLATEAU_AND_CLIFF, reference_support
-from repository import ROOT, TESTS
 
+from tests.references import PLATEAU_AND_CLIFF, reference_support
+from tests.support.limits import HANG
+from tests.support.repository import ROOT, TESTS
 from troll_trl.kernels import fold, gradient, projection, support, tiles, topk
 from troll_trl.kernels.blocks import blocks_of, reduce_chunk
 from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton

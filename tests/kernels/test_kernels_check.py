@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import torch
-from limits import HANG
-from repository import ROOT
 
+from tests.support.limits import HANG
+from tests.support.repository import ROOT
 from troll_trl.kernels.dispatch import INTERPRETED, TRITON_AVAILABLE, use_triton
 from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head import kernel_check as checks

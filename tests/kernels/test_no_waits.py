@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_model, tiny_prompts, tiny_tokenizer
 
 import troll_trl
+from tests.tiny import tiny_model, tiny_prompts, tiny_tokenizer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
 PACKAGE = str(Path(troll_trl.__file__).parent)

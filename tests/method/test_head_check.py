@@ -4,9 +4,9 @@ from types import MethodType
 
 import pytest
 import torch
-from tiny import tiny_model
-from trl_comparison import make_trainer
 
+from tests.tiny import tiny_model
+from tests.trl_comparison import make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.lm_head import add_sparse_lm_head
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs

@@ -9,9 +9,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from limits import HANG
-from repository import IMPORT_PATH
-from tiny import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
@@ -42,6 +39,9 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
+from tests.support.limits import HANG
+from tests.support.repository import ROOT
+from tests.tiny import tiny_model
 from troll_trl.kernels import support, tiles
 from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head import add_sparse_lm_head, support_selection
@@ -700,8 +700,8 @@ def test_sharded_by_fsdp2(tmp_path):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor import DTensor
-        from ranks import leave_together
-        from tiny import tiny_model
+        from tests.support.ranks import leave_together
+        from tests.tiny import tiny_model
         from troll_trl.lm_head import add_sparse_lm_head
 
         mesh = init_device_mesh("cpu", (2,))
@@ -752,7 +752,7 @@ def test_sharded_by_fsdp2(tmp_path):
     )
     result = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script],
-        env={**os.environ, "PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=HANG,

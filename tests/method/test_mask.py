@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from references import reference_divergence
 
+from tests.references import reference_divergence
 from troll_trl.trust_region.mask import DIVERGENCES, binary_kl, mask_weight
 from troll_trl.trust_region.regions import MaskTrustRegion
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tiny import saved_model
 from transformers import AutoModelForCausalLM
-from trl_comparison import logged, make_trainer, weights
 
+from tests.tiny import saved_model
+from tests.trl_comparison import logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.resilience.checkpoints import CheckpointedTrainer
 from troll_trl.resilience.guard import GuardedTrainer

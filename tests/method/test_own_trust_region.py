@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import torch
-from tiny import certain_model
-from trl_comparison import logged, make_trainer, weights
 
+from tests.tiny import certain_model
+from tests.trl_comparison import logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, TrustRegion
 from troll_trl import TrustRegionOutput as Output
 

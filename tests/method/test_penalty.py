@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references import reference_kl, reference_project
-from test_mask import distributions
 
+from tests.method.test_mask import distributions
+from tests.references import reference_kl, reference_project
 from troll_trl.trust_region.binary import binary_log_probs
 from troll_trl.trust_region.penalty import ROUNDING, kl_penalty
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references import PLATEAU_AND_CLIFF, reference_kl, reference_project
 
+from tests.references import PLATEAU_AND_CLIFF, reference_kl, reference_project
 from troll_trl.trust_region import projection
 from troll_trl.trust_region.projection import kl_divergence, project, solve
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import tiny_model
-from trl_comparison import logged, make_trainer
 
+from tests.tiny import tiny_model
+from tests.trl_comparison import logged, make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.kernels import tiles
 from troll_trl.lm_head import add_sparse_lm_head, support_selection

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references import reference_kl, reference_sparse_log_probs, reference_support
 
+from tests.references import reference_kl, reference_sparse_log_probs, reference_support
 from troll_trl import SparseDistribution, sparsify
 from troll_trl.trust_region.projection import kl_divergence
 from troll_trl.trust_region.sparse import mass_rule

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from repository import ROOT
+from tests.support.repository import ROOT
 
 MARKDOWN = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 MARKDOWN += [*sorted((ROOT / "configs").glob("*.md")), *sorted((ROOT / "evidence").glob("*.md"))]

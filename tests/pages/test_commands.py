@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from accelerate.commands.launch import launch_command_parser
 from packaging.requirements import Requirement
-from page_texts import PAGES, SCRIPTS, blocks, commands, is_python
-from repository import ROOT
-from training_args import parse_training_args
 
+from tests.pages.page_texts import PAGES, SCRIPTS, blocks, commands, is_python
+from tests.support.repository import ROOT
+from tests.support.training_args import parse_training_args
 from troll_trl.cli import main, train
 from troll_trl.cli.arguments import make_arguments
 from troll_trl.cli.command_line import CommandParser

@@ -5,11 +5,11 @@ import runpy
 from dataclasses import fields
 
 import pytest
-from page_texts import MARKDOWN, text_of
-from repository import ROOT
 
 import math_answers
 import troll_trl
+from tests.pages.page_texts import MARKDOWN, text_of
+from tests.support.repository import ROOT
 
 DOCS = ROOT / "docs"
 REPOSITORY = "https://github.com/troll-trl/troll_trl/blob/main/"

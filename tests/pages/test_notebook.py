@@ -9,7 +9,8 @@ import re
 import nbclient
 import nbformat
 import pytest
-from repository import ROOT
+
+from tests.support.repository import ROOT
 
 
 @pytest.mark.slow

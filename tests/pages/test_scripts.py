@@ -10,17 +10,17 @@ from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 
-import async_engine
 import datasets
 import pytest
 import torch
-from page_texts import SCRIPTS
-from real_problems import DATA
-from repository import ROOT
-from tiny import saved_model, tiny_model, tiny_tokenizer, token_reward
 
 import troll_trl
 from math_answers import math_accuracy_reward
+from tests.engines import async_engine
+from tests.pages.page_texts import SCRIPTS
+from tests.support.real_problems import DATA
+from tests.support.repository import ROOT
+from tests.tiny import saved_model, tiny_model, tiny_tokenizer, token_reward
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.experimental import async_grpo
 

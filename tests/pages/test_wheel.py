@@ -8,7 +8,8 @@ import venv
 from pathlib import Path
 
 import pytest
-from repository import ROOT
+
+from tests.support.repository import ROOT
 
 
 class Environment:

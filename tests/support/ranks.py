@@ -9,8 +9,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch.distributed as dist
-from limits import HANG
-from repository import IMPORT_PATH
+
+from tests.support.limits import HANG
+from tests.support.repository import ROOT
 
 
 def in_two_ranks(function: Callable, *args, log: Path) -> str:
@@ -19,7 +20,7 @@ def in_two_ranks(function: Callable, *args, log: Path) -> str:
 
     They are children of a fork server, which imports once what each process of a launcher imports for seconds.
     """
-    os.environ["PYTHONPATH"] = IMPORT_PATH
+    os.environ["PYTHONPATH"] = str(ROOT)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([function.__module__])
     with socket.socket() as free:

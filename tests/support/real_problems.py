@@ -8,7 +8,7 @@ The environment variable `TROLL_TEST_DATA` names a folder with the complete sets
 import os
 from pathlib import Path
 
-from repository import TESTS
+from tests.support.repository import TESTS
 
 FOLDER = os.environ.get("TROLL_TEST_DATA")
 COMPLETE = bool(FOLDER)

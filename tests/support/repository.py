@@ -1,12 +1,6 @@
-"""Where the repository is, and the import path of a process that a test starts."""
+"""Where the repository is. With `ROOT` on its import path, a process that a test starts can import `tests`."""
 
-import os
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
-
-# pytest puts these folders on its own import path
-_FOLDERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["pythonpath"]
-IMPORT_PATH = os.pathsep.join(str(ROOT / folder) for folder in _FOLDERS)

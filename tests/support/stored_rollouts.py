@@ -19,13 +19,13 @@ import torch
 import trl.trainer.grpo_trainer
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
-from ranks import leave_together
-from tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
+from tests.support.ranks import leave_together
+from tests.tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trainers import troll_trainer
 from troll_trl.trainers.engine_policy import SampledLogProb, read_answer

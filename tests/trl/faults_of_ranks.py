@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import torch
-import trl_comparison
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
-from ranks import leave_together
-from tiny import token_reward
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
+from tests import trl_comparison
+from tests.support.ranks import leave_together
+from tests.tiny import token_reward
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
 

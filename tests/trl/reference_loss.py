@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from references import reference_divergence, reference_project
+
+from tests.references import reference_divergence, reference_project
 
 
 class Bounded(NamedTuple):

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
-from repository import IMPORT_PATH
-from tiny import saved_model, tiny_prompts
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from trl_comparison import assert_same_run, logged, make_trainer, weights
 
+from tests.support.repository import ROOT
+from tests.tiny import saved_model, tiny_prompts
+from tests.trl_comparison import assert_same_run, logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.resilience.checkpoints import MARKER, SAVING, newest_complete, why_incomplete
 
@@ -277,7 +277,7 @@ def test_sigterm_saves_and_stops(options, uninterrupted, tmp_path):
 
 def in_process(function, *args) -> int:
     """Call `function` in a process that has imported this module, and return its exit code."""
-    os.environ["PYTHONPATH"] = IMPORT_PATH  # the server does not get pytest's own additions to the path
+    os.environ["PYTHONPATH"] = str(ROOT)  # the server does not get pytest's own additions to the path
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     (process := context.Process(target=function, args=args)).start()

@@ -3,10 +3,10 @@ the weights that TRL's trainer trains without a clip."""
 
 import pytest
 import torch
-from tiny import SIZES, tiny_config, tiny_prompts, tiny_tokenizer, token_reward
 from transformers import Qwen3ForSequenceClassification, Qwen3MoeConfig, Qwen3MoeForCausalLM
-from trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
 
+from tests.tiny import SIZES, tiny_config, tiny_prompts, tiny_tokenizer, token_reward
+from tests.trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
 

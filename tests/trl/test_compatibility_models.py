@@ -7,7 +7,6 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig
 from PIL import Image
-from tiny import SIZES, saved_model, tiny_config, tiny_model, tiny_tokenizer
 from transformers import (
     BitsAndBytesConfig,
     CLIPImageProcessorPil,
@@ -21,8 +20,9 @@ from transformers import (
     Qwen2_5_VLProcessor,
     Qwen2VLImageProcessorPil,
 )
-from trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
 
+from tests.tiny import SIZES, saved_model, tiny_config, tiny_model, tiny_tokenizer
+from tests.trl_comparison import assert_same_movement, logged, make_trainer, train_both, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
 PROJECTIONS = ["q_proj", "v_proj"]

@@ -7,10 +7,11 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
-from tiny import tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from trl_comparison import EQUIVALENT, assert_same_movement, logged, make_trainer, train_both, weights
+
+from tests.tiny import tiny_model
+from tests.trl_comparison import EQUIVALENT, assert_same_movement, logged, make_trainer, train_both, weights
 
 
 class FakeVLLM:

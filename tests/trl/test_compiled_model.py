@@ -5,8 +5,8 @@ import shutil
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from trl_comparison import logged, make_trainer
 
+from tests.trl_comparison import logged, make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
 

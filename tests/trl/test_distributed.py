@@ -7,16 +7,16 @@ import subprocess
 import sys
 
 import pytest
-import stored_rollouts
 import torch
 import yaml
-from limits import HANG
-from ranks import in_two_ranks
-from repository import IMPORT_PATH, ROOT
-from stored_rollouts import CASES, OWN, SHIPPED, StaleEngine, main, shipped_model
-from tiny import tiny_model
 from trl.trainer import grpo_trainer
 
+from tests.support import stored_rollouts
+from tests.support.limits import HANG
+from tests.support.ranks import in_two_ranks
+from tests.support.repository import ROOT
+from tests.support.stored_rollouts import CASES, OWN, SHIPPED, StaleEngine, main, shipped_model
+from tests.tiny import tiny_model
 from troll_trl.trainers import troll_trainer
 
 QUICK = ["dapo", "rloo", "masked_rank", "mask", "engine"]
@@ -34,7 +34,7 @@ ZERO3 = {
 def launch(config, folder, cases, script=stored_rollouts.__file__, **environment):
     """Run a script under `accelerate`, configured by a file, and return what it said."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
-    path = os.pathsep.join([IMPORT_PATH, os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [*command, "--main_process_port", "0", script, str(folder), *cases],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},

@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
-import faults_of_ranks
 import pytest
-from ranks import in_two_ranks
-from test_distributed import launch_fsdp2
+
+from tests.support.ranks import in_two_ranks
+from tests.trl import faults_of_ranks
+from tests.trl.test_distributed import launch_fsdp2
 
 
 def check(folder: Path, said: str, *names: str):

@@ -7,11 +7,11 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from tiny import tiny_prompts, tiny_tokenizer, token_reward
 from torch import nn
 from transformers import TrainerCallback
-from trl_comparison import logged, make_trainer, weights
 
+from tests.tiny import tiny_prompts, tiny_tokenizer, token_reward
+from tests.trl_comparison import logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 
 # Momentum and weight decay would move weights without a gradient; the schedule would move the learning rate

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from reference_loss import Bounded, mask, penalty, projection, reference_loss
-from tiny import certain_model, saved_model
-from trl_comparison import OURS, off_policy
 
+from tests.tiny import certain_model, saved_model
+from tests.trl.reference_loss import Bounded, mask, penalty, projection, reference_loss
+from tests.trl_comparison import OURS, off_policy
 from troll_trl import TrollGRPOTrainer, TrustRegion, TrustRegionOutput
 
 SUPPORT = {"support_size": 12, "tail_mass": 1e-3}

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from reference_loss import mask, penalty, projection
-from test_loss import SUPPORT, OwnGRPO, assert_is_reference, loss_of, own
-from tiny import certain_model, saved_model, tiny_model
 from trl import GRPOTrainer
-from trl_comparison import OURS, logged, make_trainer, off_policy
 
+from tests.tiny import certain_model, saved_model, tiny_model
+from tests.trl.reference_loss import mask, penalty, projection
+from tests.trl.test_loss import SUPPORT, OwnGRPO, assert_is_reference, loss_of, own
+from tests.trl_comparison import OURS, logged, make_trainer, off_policy
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.trust_region.sparse import SparseDistribution
 

@@ -4,9 +4,9 @@ which Adam would scale up to full steps."""
 import pytest
 import torch
 from peft import LoraConfig
-from tiny import saved_model, tiny_model, token_reward
-from trl_comparison import OURS, logged, make_trainer, weights
 
+from tests.tiny import saved_model, tiny_model, token_reward
+from tests.trl_comparison import OURS, logged, make_trainer, weights
 from troll_trl.trainers.troll_trainer import ignore_rounding, rescale_kl
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from tiny import tiny_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
-from trl_comparison import OURS, make_trainer
+
+from tests.tiny import tiny_tokenizer
+from tests.trl_comparison import OURS, make_trainer
 
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 GPT2 |= {"resid_pdrop": 0.0}

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import tiny_config, tiny_tokenizer
-from trl_comparison import logged, make_trainer
 
+from tests.tiny import tiny_config, tiny_tokenizer
+from tests.trl_comparison import logged, make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.resilience.rollout_check import checked_rollouts
 

@@ -6,10 +6,10 @@ import logging
 import pytest
 import torch
 from peft import LoraConfig
-from tiny import saved_model
 from transformers import AutoModelForCausalLM, GenerationConfig
-from trl_comparison import OURS, make_trainer
 
+from tests.tiny import saved_model
+from tests.trl_comparison import OURS, make_trainer
 from troll_trl.trainers.clip import ClipGRPOTrainer
 from troll_trl.trainers.config import ClipGRPOConfig
 

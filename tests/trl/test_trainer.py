@@ -6,10 +6,10 @@ import warnings
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny import saved_model, tiny_model, tiny_prompts
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, TrlParser
-from trl_comparison import OURS, assert_same_movement, logged, make_trainer, off_policy, train_both, weights
 
+from tests.tiny import saved_model, tiny_model, tiny_prompts
+from tests.trl_comparison import OURS, assert_same_movement, logged, make_trainer, off_policy, train_both, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 
 OPTIONS = {

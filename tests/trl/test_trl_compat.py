@@ -3,8 +3,8 @@
 import pytest
 import trl
 from trl import GRPOTrainer
-from trl_comparison import make_trainer
 
+from tests.trl_comparison import make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
 
