@@ -30,7 +30,12 @@ def test_a_broken_kernel_fails(monkeypatch):
 
 
 def test_a_wrong_loss_fails(capsys, monkeypatch):
-    right = TrustRegionGRPO._bound
-    monkeypatch.setattr(TrustRegionGRPO, "_bound", lambda self, policy, inputs: 1.1 * right(self, policy, inputs))
+    right = TrustRegionGRPO._score_policy
+
+    def wrong(*args):
+        log_probs, *others = right(*args)
+        return 1.1 * log_probs, *others
+
+    monkeypatch.setattr(TrustRegionGRPO, "_score_policy", wrong)
     code, lines = run(capsys)
     assert code == 1 and [line.split()[1] for line in lines] == ["ok", "ok", "FAILS"]

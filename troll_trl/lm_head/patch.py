@@ -125,6 +125,11 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
     model.forward = types.MethodType(forward, model)
 
 
+def refuse_unknown_logits(config: PretrainedConfig) -> None:
+    """Raise the `ValueError` of [`logit_transform`] if the head would be wrong for a model with this text `config`."""
+    logit_transform(config, temperature=1.0)
+
+
 def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
     """What an architecture does between the head's product and the softmax, read from its text `config`. A `ValueError`
     names an architecture for which the head would be wrong."""

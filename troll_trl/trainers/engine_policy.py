@@ -23,6 +23,7 @@ from accelerate import Accelerator
 from accelerate.logging import get_logger
 
 from troll_trl.kernels.support import mass_rule
+from troll_trl.trainers.columns import LOG_PROBS, SAMPLED_LOG_PROBS, TOKEN_IDS
 from troll_trl.trainers.vllm import check_server, server_url
 from troll_trl.trust_region.sparse import UNUSED, SparseDistribution, keep_nothing, trimmed
 
@@ -97,10 +98,10 @@ class EnginePolicy:
             batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * known
             if "num_items_in_batch" in batch:
                 batch["num_items_in_batch"] = batch["num_items_in_batch"] - count
-        batch["old_per_token_logps"] = log_probs.nan_to_num(0.0)
+        batch[SAMPLED_LOG_PROBS] = log_probs.nan_to_num(0.0)
         if self.support_size:
             old = self._support_of(batch["completion_ids"], (trained * known).bool(), batch["completion_mask"].bool())
-            batch["old_token_ids"], batch["old_sparse_logps"] = old.token_ids, old.log_probs
+            batch[TOKEN_IDS], batch[LOG_PROBS] = old.token_ids, old.log_probs
         return count
 
     def _support_of(self, sampled: torch.Tensor, kept: torch.Tensor, scored: torch.Tensor) -> SparseDistribution:

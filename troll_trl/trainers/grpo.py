@@ -1,13 +1,16 @@
 """TrollGRPOTrainer: what differs between TRL's GRPO and its RLOO."""
 
+from collections.abc import Callable
+
 import torch
 from trl import GRPOTrainer
 
 from troll_trl.resilience.checkpoints import CheckpointedTrainer
 from troll_trl.resilience.guard import GuardedTrainer
+from troll_trl.trainers.columns import SAMPLED_LOG_PROBS
 from troll_trl.trainers.config import TrollGRPOConfig
 from troll_trl.trainers.model_card import TROLL
-from troll_trl.trainers.troll_trainer import SAMPLED_LOG_PROBS, TrollTrainer
+from troll_trl.trainers.troll_trainer import TrollTrainer
 
 
 class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
@@ -17,6 +20,23 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
     _name = "TROLL"
     _paper = TROLL
     _config_class = TrollGRPOConfig
+    _old_log_probs = SAMPLED_LOG_PROBS
+    get_off_policy_mask: Callable[..., torch.Tensor]  # TRL's, declared for the type checker
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        off_policy_mask = self.get_off_policy_mask  # TRL's static one, or a subclass's
+
+        def get_off_policy_mask(**inputs) -> torch.Tensor:
+            """Mask the policy's own drift, from unprojected and unshifted log-probabilities and plain advantages."""
+            if self._loss_inputs is not None:
+                unchanged = self._loss_inputs.unchanged
+                inputs |= {"per_token_logps": unchanged["log_probs"].detach(), "advantages": unchanged["advantages"]}
+                old = unchanged[SAMPLED_LOG_PROBS]
+                inputs["sampling_per_token_logps"] = unchanged.get("sampling_per_token_logps", old)
+            return off_policy_mask(**inputs)
+
+        self.get_off_policy_mask = get_off_policy_mask
 
     def _trl_scores_old_policy(self):
         return not self.args.on_policy or (self.use_vllm and self.vllm_importance_sampling_correction)
@@ -29,7 +49,7 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
         if self.importance_sampling_level == "sequence":
             mask = inputs.mask
             log_ratio = (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-        return SAMPLED_LOG_PROBS, log_ratio
+        return log_ratio
 
     def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, tool_mask, _completions, log_probs, *_):
         if log_probs is None:
@@ -38,15 +58,6 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
                 "those that `trainer.vllm_generation.generate` gives, or use `old_policy='trainer'`."
             )
         engine_policy.keep(completion_ids, log_probs, tool_mask)
-
-    def get_off_policy_mask(self, **kwargs) -> torch.Tensor:
-        """Mask the policy's own drift, from unprojected and unshifted log-probabilities and plain advantages."""
-        if self._loss_inputs is not None:
-            unchanged = self._loss_inputs.unchanged
-            kwargs |= {"per_token_logps": unchanged["log_probs"], "advantages": unchanged["advantages"]}
-            sampling = unchanged.get("sampling_per_token_logps")
-            kwargs["sampling_per_token_logps"] = unchanged[SAMPLED_LOG_PROBS] if sampling is None else sampling
-        return GRPOTrainer.get_off_policy_mask(**kwargs)
 
 
 class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):

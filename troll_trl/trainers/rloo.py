@@ -17,6 +17,7 @@ class TrustRegionRLOO(TrollTrainer, RLOOTrainer):
     _name = "TROLL-RLOO"
     _paper = TROLL
     _config_class = TrollRLOOConfig
+    _old_log_probs = "old_logps"
     _sums_over_completions = True
 
     def _trl_scores_old_policy(self):
@@ -30,7 +31,7 @@ class TrustRegionRLOO(TrollTrainer, RLOOTrainer):
         return torch.equal(own.nan_to_num(), batch["old_logps"].nan_to_num())
 
     def _log_ratio(self, log_probs, inputs):
-        return "old_logps", (log_probs.sum(1) - inputs["old_logps"]).unsqueeze(1)  # 0 at masked positions
+        return (log_probs.sum(1) - inputs["old_logps"]).unsqueeze(1)  # `log_probs` are 0 at masked positions
 
     def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, *_):
         engine_policy.keep(completion_ids, engine_policy.answered, None)  # TRL's RLOO asks once, and drops the numbers

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 
 from troll_trl.lm_head import SparseCausalLMOutput, add_sparse_lm_head
-from troll_trl.lm_head.patch import logit_transform
+from troll_trl.lm_head.patch import refuse_unknown_logits
 from troll_trl.resilience.rollout_check import checked_rollouts
+from troll_trl.trainers.columns import LOG_PROBS, SAMPLED_LOG_PROBS, TOKEN_IDS
 from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.engine_policy import EnginePolicy, cap_rest_mass
+from troll_trl.trainers.loss_inputs import LOWEST_LOG_RATIO, LossInputs, ignore_rounding, rescale_kl
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO
 from troll_trl.trainers.rollout_sampling import SampledAsConfigured
@@ -22,20 +25,13 @@ from troll_trl.trainers.start_checks import check_head, describe_run, fitting_su
 from troll_trl.trainers.trl_compat import check_trl
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.mask import HIGHEST_LOG_RATIO
-from troll_trl.trust_region.penalty import ROUNDING
-from troll_trl.trust_region.regions import TrustRegion, checked_output
+from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput, checked_output
 from troll_trl.trust_region.sparse import SparseDistribution, keep_nothing, trimmed
 
-# Columns of the rollout batch that hold the old policy: kept tokens `(B, C, K)` int32, and their log-probabilities and
-# the rest's `(B, C, K + 1)` float32. TRL shuffles and splits them with its own columns.
-TOKEN_IDS, LOG_PROBS = "old_token_ids", "old_sparse_logps"
-# TRL's column of the sampled tokens' old log-probabilities `(B, C)`, all that a trust region without a support reads
-SAMPLED_LOG_PROBS = "old_per_token_logps"
+logger = get_logger(__name__)
 
-_LOWEST_LOG_RATIO = -40.0  # below, float32 loses the regression divided by the ratio
-_NEWTON_STEPS = 4  # from the first guess of `rescale_kl` to float32's digits
-
-Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # log-probabilities, entropies, MoE loss
+# What TRL's scoring pass returns: log-probabilities and entropies (B, C), the MoE loss, and what a later TRL may add
+Scores = tuple[Any, ...]
 
 
 @dataclass
@@ -47,28 +43,22 @@ class _Rollout:
     support: SparseDistribution | None = None  # (B, C, K)
 
 
-class LossInputs(dict):
-    """A copy of a micro-batch for TRL's loss, in which [`TrollTrainer`] changes what the loss reads after scoring."""
-
-    def __init__(self, inputs: dict[str, Any]):
-        super().__init__(inputs)
-        self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
-        # Filled when the policy is scored: what `get_off_policy_mask` reads. Then the names that the loss has read
-        self.unchanged: dict[str, torch.Tensor] = {}
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        self.read.add(name)
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.read.add(name)
-        return super().get(name, default)
-
-
 class TrollTrainer(SampledAsConfigured):
     """
     Mixin that turns a TRL trainer into its TROLL counterpart, for trainers that sample completions and clip a ratio.
+
+    What TRL calls, and the state that each call leaves:
+
+    - `__init__`: `trust_region`, `support_size`, `engine_policy`, and `troll_metrics` by mode.
+    - For each generation batch, here a *rollout batch*, `_generate_and_score_completions`: the old policy, in the
+      columns of the batch that [`troll_trl.trainers.columns`] names. While it runs, `_rollout` is set, and it calls
+        - `_generate`: the engine's answers in `engine_policy`, if there is one;
+        - `_get_per_token_logps_and_entropies`, for the old policy: its support and log-probabilities in `_rollout`;
+        - the same for a reference model: nothing.
+    - For each micro-batch, `_compute_loss`: a gradient. While it runs, `_loss_inputs` is a copy of the micro-batch, and
+      it calls
+        - `_get_per_token_logps_and_entropies`, for the policy: in the copy, what TRL's loss reads after the call.
+    - For each log line, `log`: empty `troll_metrics`.
 
     **The loss is TRL's own.** Its scoring pass returns `log π(a)` of the bounded policy in place of `log p(a)`, and its
     clip range is infinite, so its surrogate is `−r·A`, with `r` the ratio that TRL forms: of a token, of a completion's
@@ -77,35 +67,33 @@ class TrollTrainer(SampledAsConfigured):
         −r·(A − α·R/r) = −r·A + α·R,
 
     value and gradient, if the gradient flows through both `R` and `r`. TRL then averages both terms as its loss type
-    does. TRL reads `inputs["advantages"]`, which may be `(B, C)`, after it has scored the policy, so the override of
-    the scoring pass puts the new advantages into a copy of the micro-batch. The loss raises if TRL has not read them.
+    does. TRL reads `inputs["advantages"]`, which may be `(B, C)`, after it has scored the policy, so the scoring pass
+    puts the new advantages into the copy. The loss raises if TRL has not read them. `_score_policy` changes the copy in
+    four steps, one method each:
 
-    The copy changes in three more ways:
+    - `_bound` *masks positions that the loss ignores*, since `0·exp(200)` is NaN, and so is its gradient. Then it asks
+      the trust region what becomes of `log p(a)` (the projection), of the loss (the regression of projection and
+      penalty) and of the advantage (a mask's weight): see [`~troll_trl.TrustRegionOutput`].
+    - `_limit_log_ratio` *keeps ratios in float32's range*. If the log-ratio that TRL forms is below −40, the old
+      log-probabilities in the copy are shifted so that it is −40: below, `R/r` would lose the regression or overflow.
+      With a weight, they are also shifted if it is above 80, where a weight of 0 would meet an infinite ratio.
+    - `_change_advantages` *weighs the advantages and adds the regression*.
+    - `_change_reference` *keeps the reference KL the policy's*. TRL forms `d = ref − log π(a)`, and of it the estimate
+      `k(d)`. With `log π(a) + ref − log p(a)` in the copy, with gradient, `d` is `ref − log p(a)`. If TRL multiplies
+      `k(d)` by the ratio `r`, which `use_bias_correction_kl` asks for, the copy holds what gives `k(d)·r_p/r` instead,
+      with the policy's ratio `r_p`: see [`~troll_trl.trainers.loss_inputs.rescale_kl`].
 
-    - *The reference KL stays the policy's.* TRL forms `d = ref − log π(a)`, and of it the estimate `k(d)`. With `ref +
-      log π(a) − log p(a)` in the copy, with gradient, `d` is `ref − log p(a)`. If TRL multiplies `k(d)` by the ratio
-      `r`, which `use_bias_correction_kl` asks for, the copy holds what gives `k(d)·r_p/r` instead, with the policy's
-      ratio `r_p`: see [`rescale_kl`].
-    - *Ratios stay in float32's range.* If the log-ratio that TRL forms is below −40, the old log-probabilities in the
-      copy are shifted so that it is −40: below, `R/r` would lose the regression or overflow. With a weight, they are
-      also shifted if it is above 80, where a weight of 0 would meet an infinite ratio.
-    - *Masked positions hold harmless values*, since `0·exp(200)` is NaN, and so is its gradient.
+    The identity holds for TRL's `_compute_loss`. A subclass may add a term to `super()._compute_loss(model, inputs)`,
+    and may score again after it. A subclass that replaces `_compute_loss` has a loss of its own, without any limit on
+    its ratios; the trainer logs this once.
 
-    A trust region says what becomes of `log p(a)` (the projection), of the loss (the regression of projection and
-    penalty) and of the advantage (a mask's weight): see [`~troll_trl.TrustRegionOutput`].
-
-    State: `trust_region`; `troll_metrics`, by mode, what the trust region did since the last log line; `engine_policy`
-    with `old_policy="engine"`; `_rollout` and `_loss_inputs`, while TRL scores a rollout and computes a loss.
-
-    The identity holds for TRL's `_compute_loss`. A subclass that replaces it has a loss of its own, without any limit
-    on its ratios; one that adds a term to `super()._compute_loss(model, inputs)` keeps the trust region.
-
-    A trainer defines `_config_class`, `_name`, `_trl_scores_old_policy`, `_is_old_policy`, `_log_ratio` and
-    `_keep_engine_policy`.
+    A trainer defines `_config_class`, `_name`, `_old_log_probs`, `_trl_scores_old_policy`, `_is_old_policy`,
+    `_log_ratio` and `_keep_engine_policy`.
     """
 
     _config_class: type[TrollOptions]
     _name: str
+    _old_log_probs: str  # the column that TRL's ratio divides by, (B, C), or (B,) for one ratio of a completion
     _sums_over_completions = False  # whether TRL's ratio is a product over a completion's tokens
     rollout_func: Any = None  # GRPO's
 
@@ -113,6 +101,11 @@ class TrollTrainer(SampledAsConfigured):
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
         check_trl(type(self))
+        if type(self)._compute_loss.__module__.startswith("trl."):
+            raise TypeError(
+                f"{type(self).__name__}._compute_loss is TRL's own, which would train without a trust region and "
+                "without a clip. Remove it from the class, or call `super()._compute_loss(model, inputs)`."
+            )
         args = self._own_config(model, args)
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
@@ -125,8 +118,7 @@ class TrollTrainer(SampledAsConfigured):
         self.epsilon_low = self.epsilon_high = math.inf  # the trust region takes the place of the clip
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        # Refuses a model that TRL's head gets wrong
-        logit_transform(base_model.config.get_text_config(), args.temperature)
+        refuse_unknown_logits(base_model.config.get_text_config())
         self.support_size = 0  # without a support, TRL's own head serves
         if self.trust_region.needs_support:
             self.support_size = fitting_support_size(args, base_model)
@@ -146,6 +138,7 @@ class TrollTrainer(SampledAsConfigured):
         self._rollout: _Rollout | None = None
         self._loss_inputs: LossInputs | None = None
         self._head_is_checked = False
+        self._loss_is_checked = False  # whether the first loss of the training was TRL's, as this class bounds it
         describe_run(self, base_model)
 
     def _own_config(self, model: Any, args: Any) -> Any:
@@ -163,6 +156,10 @@ class TrollTrainer(SampledAsConfigured):
         super().create_accelerator_and_postprocess()
         keep_output_dtypes(self.accelerator)
 
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
     # -- What a trainer defines -------------------------------------------------------------------------------------
 
     def _trl_scores_old_policy(self) -> bool:
@@ -173,9 +170,9 @@ class TrollTrainer(SampledAsConfigured):
         """Return whether the rollout `batch` divides ratios by the recorded `log_probs` `(B, C)`."""
         raise NotImplementedError
 
-    def _log_ratio(self, log_probs: torch.Tensor, inputs: LossInputs) -> tuple[str, torch.Tensor]:
-        """Return the column of old log-probabilities that TRL's ratio divides by, and the log-ratio that TRL forms of
-        `log_probs` `(B, C)`: `(B, C)`, or `(B, 1)` for one ratio of a completion."""
+    def _log_ratio(self, log_probs: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+        """Return the log-ratio that TRL forms of `log_probs` `(B, C)` and the column `_old_log_probs`: `(B, C)`, or
+        `(B, 1)` for one ratio of a completion."""
         raise NotImplementedError
 
     def _keep_engine_policy(self, engine_policy: EnginePolicy, *generated: Any) -> None:
@@ -197,8 +194,7 @@ class TrollTrainer(SampledAsConfigured):
         finally:
             self._rollout = None
         if self.engine_policy is not None:
-            unscored = self.engine_policy.add_to(batch)
-            self._metrics["train" if self.model.training else "eval"]["troll/unscored_tokens"].append(unscored)
+            self._metrics[self._mode]["troll/unscored_tokens"].append(self.engine_policy.add_to(batch))
         elif self._has_old_policy():
             if rollout.log_probs is None or not self._is_old_policy(batch, rollout.log_probs):
                 raise RuntimeError(
@@ -228,37 +224,35 @@ class TrollTrainer(SampledAsConfigured):
         def score(scored_by: Callable) -> Scores:
             return trl(self._with_positions(scored_by), input_ids, attention_mask, logits_to_keep, *args, **kwargs)
 
-        rollout, inputs = self._rollout, self._loss_inputs
-        if rollout is None and inputs is None:  # fresh completions, where π = p, or a loss of the user's own
+        if self._loss_inputs is not None:
+            return self._score_policy(score, model, logits_to_keep, self._loss_inputs)
+        if self._rollout is None:  # fresh completions, where π = p, or a loss of the user's own
             return score(model)
-        if inputs is not None:
-            if self.support_size:
-                scores, support = self._score_sparse(score, model, logits_to_keep, token_ids=inputs[TOKEN_IDS])
-                policy = support.log_probs  # (B, C, K + 1)
-            else:
-                scores = score(model)
-                policy = scores[0].unsqueeze(-1)  # (B, C, 1)
-            entropies = None if scores[1] is None else scores[1].masked_fill(~inputs.mask, 0.0)
-            return self._bound(policy, inputs), entropies, scores[2]
+        if self._rollout.awaits_old_policy:
+            self._rollout.awaits_old_policy = False
+            return self._score_old_policy(score, model, logits_to_keep, self._rollout)
+        return self._score_reference(score, model, self._rollout)
 
-        assert rollout is not None
-        if rollout.awaits_old_policy:
-            rollout.awaits_old_policy = False
-            if self.engine_policy is not None:  # its numbers are the old policy's, and no model runs
-                rollout.log_probs = self.engine_policy.log_probs(logits_to_keep)
-                return rollout.log_probs.nan_to_num(0.0), None, None
-            if self.support_size and self._has_old_policy():
-                selection = {"support_size": self.support_size, "tail_mass": self.args.tail_mass}
-                scores, support = self._score_sparse(score, model, logits_to_keep, **selection)
-                rollout.support = trimmed(support)
-            else:
-                scores = score(model)
-            rollout.log_probs = scores[0]
-            return scores
-        log_probs, entropies, aux_loss = score(model)  # a reference
+    def _score_old_policy(self, score: Callable, model: Callable, length: int, rollout: _Rollout) -> Scores:
+        """Score the policy that sampled a rollout, and keep its log-probabilities and support in `rollout`."""
+        if self.engine_policy is not None:  # its numbers are the old policy's, and no model runs
+            rollout.log_probs = self.engine_policy.log_probs(length)
+            return rollout.log_probs.nan_to_num(0.0), None, None
+        if self.support_size and self._has_old_policy():
+            selection = {"support_size": self.support_size, "tail_mass": self.args.tail_mass}
+            scores, support = self._score_sparse(score, model, length, **selection)
+            rollout.support = trimmed(support)
+        else:
+            scores = score(model)
+        rollout.log_probs = scores[0]
+        return scores
+
+    def _score_reference(self, score: Callable, model: Callable, rollout: _Rollout) -> Scores:
+        """Score a reference of a rollout, without the rounding that separates it from the old policy."""
+        log_probs, *others = score(model)
         if rollout.log_probs is not None and rollout.log_probs.shape == log_probs.shape:
             log_probs = ignore_rounding(log_probs, rollout.log_probs).masked_fill(rollout.log_probs.isnan(), 0.0)
-        return log_probs, entropies, aux_loss
+        return log_probs, *others
 
     def _with_positions(self, model: Callable) -> Callable:
         """Wrap `model` to count positions from a row's first token. TRL gives none: a model with absolute positions
@@ -296,10 +290,21 @@ class TrollTrainer(SampledAsConfigured):
 
     # -- Loss: TRL's, of other numbers ------------------------------------------------------------------------------
 
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if not self._loss_is_checked:  # by `_compute_loss`
+            self._loss_is_checked = True
+            logger.warning(
+                f"{type(self).__name__}._compute_loss does not call `super()._compute_loss(model, inputs)`: its loss "
+                "has no trust region, and nothing limits its ratios."
+            )
+        return loss
+
     def _compute_loss(self, model, inputs):
+        self._loss_is_checked = True
         if not self._has_old_policy():
             mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
-            self.troll_metrics["train" if self.model.training else "eval"].add_idle(mask)
+            self.troll_metrics[self._mode].add_idle(mask)
             return super()._compute_loss(model, inputs)
         if (column := LOG_PROBS if self.support_size else SAMPLED_LOG_PROBS) not in inputs:
             raise ValueError(
@@ -319,9 +324,38 @@ class TrollTrainer(SampledAsConfigured):
             )
         return loss
 
-    def _bound(self, policy: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
-        """Bound the `policy`, log-probabilities `(B, C, S)`. Return what TRL's loss reads as `log p(a)` `(B, C)`, and
-        change the other columns that it reads in `inputs`: see the class."""
+    def _score_policy(self, score: Callable, model: Callable, length: int, inputs: LossInputs) -> Scores:
+        """Score the policy in a loss. Return the bounded policy's `log π(a)` `(B, C)` in place of `log p(a)`, and
+        change what TRL's loss reads of `inputs` after this call: see the class."""
+        if inputs.unchanged:
+            raise RuntimeError(
+                "The policy was scored twice in one loss: the trust region would act twice. Score after "
+                "`super()._compute_loss(model, inputs)` has returned."
+            )
+        if self.support_size:
+            scores, support = self._score_sparse(score, model, length, token_ids=inputs[TOKEN_IDS])
+            policy = support.log_probs  # (B, C, K + 1)
+        else:
+            scores = score(model)
+            policy = scores[0].unsqueeze(-1)  # (B, C, 1)
+        _, entropies, *others = scores
+        if entropies is not None:
+            entropies = entropies.masked_fill(~inputs.mask, 0.0)
+
+        bounded = self._bound(policy, inputs)
+        log_pi = bounded.log_probs  # (B, C)
+        shift = self._limit_log_ratio(log_pi, None if bounded.weight is None else HIGHEST_LOG_RATIO, inputs)
+        self._change_advantages(bounded, inputs)
+        self._change_reference(log_pi, shift, inputs)
+        inputs.read.clear()
+        return log_pi, entropies, *others
+
+    def _bound(self, policy: torch.Tensor, inputs: LossInputs) -> TrustRegionOutput:
+        """
+        Bound the `policy`, log-probabilities `(B, C, S)` with gradient. Return what the trust region makes of it, all
+        `(B, C)`, with harmless values at positions that the loss ignores, and NaN where policy or old policy has one.
+        Fill in `inputs.unchanged`.
+        """
         if policy.dtype != torch.float32:  # the trust region would take their rounding for steps of the policy
             raise TypeError(
                 f"The model's log-probabilities are {policy.dtype}, not float32: a wrapper of the model casts its "
@@ -331,47 +365,62 @@ class TrollTrainer(SampledAsConfigured):
         # `project` refuses NaN, on one rank while the others wait. So NaN goes around it, into the loss.
         bad = policy.detach().isnan().any(-1) | old.isnan().any(-1)
         ignored = ~inputs.mask | bad
-        log_p = policy[..., 0].masked_fill(ignored, 0.0)
-        policy, old = keep_nothing(policy, ignored), keep_nothing(old, ignored)
+        inputs.unchanged["log_probs"] = policy[..., 0].masked_fill(ignored, 0.0)
         names = ("ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio", "advantages")
         for name in (SAMPLED_LOG_PROBS, *names):
             if inputs.get(name) is not None and inputs[name].shape == ignored.shape:
                 inputs.unchanged[name] = inputs[name] = inputs[name].masked_fill(ignored, 0.0)
-        advantages = inputs["advantages"].reshape(len(old), -1)  # (B, 1) or (B, C)
+        inputs.unchanged["advantages"] = advantages = inputs["advantages"].reshape(len(old), -1)  # (B, 1) or (B, C)
+
+        policy, old = keep_nothing(policy, ignored), keep_nothing(old, ignored)
         if self.engine_policy is not None and self.support_size:
             old = cap_rest_mass(old, policy)
         bounded = checked_output(self.trust_region, policy, old, advantages)
-        self.troll_metrics["train" if self.model.training else "eval"].add(inputs.mask, bounded.token_stats)
-        log_pi = bounded.log_probs.masked_fill(ignored, 0.0).masked_fill(bad & inputs.mask, math.nan)
+        if bounded.weight is not None and self._sums_over_completions:
+            raise ValueError(
+                f"`trust_region`: {type(self.trust_region).__name__} gives a `weight` of each token, and this "
+                "trainer's ratio and advantage belong to a whole completion. Use it in GRPO."
+            )
+        self.troll_metrics[self._mode].add(inputs.mask, bounded.token_stats)
+        return TrustRegionOutput(
+            bounded.log_probs.masked_fill(ignored, 0.0).masked_fill(bad & inputs.mask, math.nan),
+            None if bounded.regression is None else bounded.regression.masked_fill(ignored, 0.0),
+            weight=None if bounded.weight is None else bounded.weight.detach().masked_fill(ignored, 1.0),
+        )
 
-        inputs.unchanged |= {"log_probs": log_p.detach(), "advantages": advantages}
-        column, log_ratio = self._log_ratio(log_pi, inputs)  # (B, C) or (B, 1)
-        highest = None if bounded.weight is None else HIGHEST_LOG_RATIO
-        shift = log_ratio.detach() - log_ratio.detach().clamp(_LOWEST_LOG_RATIO, highest)
-        inputs[column] = inputs[column] + (shift if inputs[column].dim() > 1 else shift.squeeze(1))
+    def _limit_log_ratio(self, log_pi: torch.Tensor, highest: float | None, inputs: LossInputs) -> torch.Tensor:
+        """Shift the old log-probabilities of `inputs` so that TRL's log-ratio of `log_pi` `(B, C)` is in float32's
+        range. Return the shift, `(B, C)` or `(B, 1)`."""
+        log_ratio = self._log_ratio(log_pi, inputs).detach()
+        shift = log_ratio - log_ratio.clamp(LOWEST_LOG_RATIO, highest)
+        old = inputs[self._old_log_probs]
+        inputs[self._old_log_probs] = old + (shift if old.dim() > 1 else shift.squeeze(1))
+        return shift
+
+    def _change_advantages(self, bounded: TrustRegionOutput, inputs: LossInputs) -> None:
+        """Put `w·A − α·R/r` in place of the advantages `A` of `inputs`."""
+        advantages = inputs.unchanged["advantages"]  # (B, 1) or (B, C)
         if bounded.weight is not None:
-            if self._sums_over_completions:
-                raise ValueError(
-                    f"`trust_region`: {type(self.trust_region).__name__} gives a `weight` of each token, and this "
-                    "trainer's ratio and advantage belong to a whole completion. Use it in GRPO."
-                )
-            advantages = advantages * bounded.weight.detach().masked_fill(ignored, 1.0)
-        _, log_ratio = self._log_ratio(log_pi, inputs)  # after the shift
+            advantages = advantages * bounded.weight
         if bounded.regression is not None and self.args.regression_coef != 0:
-            regression = bounded.regression.masked_fill(ignored, 0.0)
+            regression = bounded.regression
             if self._sums_over_completions:
                 regression = regression.sum(1, keepdim=True)
-            advantages = advantages - self.args.regression_coef * regression * (-log_ratio).exp()
-        if (ref := inputs.unchanged.get("ref_per_token_logps")) is not None:
-            ref = ignore_rounding(ref, log_p.detach())
-            inputs["ref_per_token_logps"] = ref + (log_pi - log_p)
-            if self.args.use_bias_correction_kl:
-                _, policy_log_ratio = self._log_ratio(log_p, inputs)  # which the shift has lowered, too
-                rescaled = rescale_kl(ref - log_p, policy_log_ratio + shift - log_ratio)
-                inputs["ref_per_token_logps"] = inputs["ref_per_token_logps"] + (rescaled - (ref - log_p))
+            inverse_ratio = (-self._log_ratio(bounded.log_probs, inputs)).exp()
+            advantages = advantages - self.args.regression_coef * regression * inverse_ratio
         inputs["advantages"] = advantages if advantages.shape[1] > 1 else advantages.squeeze(1)
-        inputs.read.clear()
-        return log_pi
+
+    def _change_reference(self, log_pi: torch.Tensor, shift: torch.Tensor, inputs: LossInputs) -> None:
+        """Put `log π(a) + d` in place of the reference's log-probabilities, if `inputs` has any: TRL forms its KL of
+        `d`."""
+        ref, log_p = inputs.unchanged.get("ref_per_token_logps"), inputs.unchanged["log_probs"]  # (B, C)
+        if ref is None:
+            return
+        log_ref_ratio = ignore_rounding(ref, log_p.detach()) - log_p
+        if self.args.use_bias_correction_kl:
+            policy_log_ratio = self._log_ratio(log_p, inputs) + shift  # which the shift has lowered, too
+            log_ref_ratio = rescale_kl(log_ref_ratio, policy_log_ratio - self._log_ratio(log_pi, inputs))
+        inputs["ref_per_token_logps"] = log_pi + log_ref_ratio
 
     # -- Log --------------------------------------------------------------------------------------------------------
 
@@ -382,42 +431,8 @@ class TrollTrainer(SampledAsConfigured):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log TRL's metrics, except for `clip_ratio/…`, and the `troll/…` ones, which are reduced over ranks: every
         rank must call this."""
-        mode = "train" if self.model.training else "eval"
-        for name in [name for name in self._metrics[mode] if name.startswith("clip_ratio/")]:  # always 0
-            del self._metrics[mode][name]
-        prefix = "" if mode == "train" else "eval_"
-        logs.update({prefix + name: value for name, value in self.troll_metrics[mode].pop().items()})
+        for name in [name for name in self._metrics[self._mode] if name.startswith("clip_ratio/")]:  # always 0
+            del self._metrics[self._mode][name]
+        prefix = "" if self._mode == "train" else "eval_"
+        logs.update({prefix + name: value for name, value in self.troll_metrics[self._mode].pop().items()})
         super().log(logs, start_time)
-
-
-def ignore_rounding(ref_logps: torch.Tensor, policy_logps: torch.Tensor) -> torch.Tensor:
-    """
-    Return `ref_logps` `(B, C)`, equal to `policy_logps` `(B, C)` wherever only rounding separates the two.
-
-    With the same weights, two passes differ in the last digits. If the loss took this for a step away from the
-    reference model, it would be the only gradient of a batch without a learning signal, and Adam would scale it up to
-    full steps.
-    """
-    same = (ref_logps - policy_logps).abs() <= ROUNDING * policy_logps.abs().clamp(min=1)
-    return torch.where(same, policy_logps, ref_logps)
-
-
-def rescale_kl(log_ref_ratio: torch.Tensor, log_scale: torch.Tensor) -> torch.Tensor:
-    """
-    Return `d'` `(B, C)` with `k(d') = exp(log_scale)·k(d)`, for TRL's estimate `k(d) = exp(d) − d − 1` of the reference
-    KL, `d = log_ref_ratio` `(B, C)` and `log_scale` `(B, C)` or `(B, 1)`.
-
-    `d'` has the sign of `d`. Newton's method begins beyond the solution on that side, where it cannot overshoot. The
-    gradient is that of the implicit function, `∇d' = ∇(exp(log_scale)·k(d)) / (exp(d') − 1)`.
-    """
-    kl = (log_ref_ratio.expm1() - log_ref_ratio) * log_scale.exp()
-    with torch.no_grad():
-        target = kl.clamp(min=0)  # rounding
-        beyond = target + (2 * target).sqrt()
-        solution = torch.where(log_ref_ratio > 0, beyond.log1p(), -beyond)
-        for _ in range(_NEWTON_STEPS):
-            slope = solution.expm1()
-            solution = solution - (slope - solution - target) / torch.where(slope == 0, 1.0, slope)
-        slope = solution.expm1()
-    gradient = torch.where(slope == 0, 0.0, (kl - kl.detach()) / torch.where(slope == 0, 1.0, slope))
-    return torch.where(log_scale == 0, log_ref_ratio, solution + gradient)
