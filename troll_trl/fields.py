@@ -1,30 +1,20 @@
-"""Files and flags set fields of dataclasses. One text documents a field, for `--help` and for the docstring."""
+"""Dataclass fields that YAML files and flags fill, and helpers for their values."""
 
 import importlib
-import inspect
 import os
 import sys
-import textwrap
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, field
 from importlib.util import find_spec
 from numbers import Real
 from typing import Any, TypeGuard
 
 
-def document(cls: type) -> type:
-    """Decorate a class: write the settings of `cls` and of this package's bases into its docstring's `Args:`."""
-    ours = [base for base in cls.__mro__ if base.__module__.startswith("troll_trl.")]
-    lines = []
-    for option in fields(cls):
-        if not option.init or not any(option.name in base.__annotations__ for base in ours):
-            continue
-        kind = option.type if isinstance(option.type, str) else getattr(option.type, "__name__", str(option.type))
-        default = "" if option.default in (None, MISSING) else f", defaults to `{option.default!r}`"
-        lines.append(f"    {option.name} (`{kind}`, *optional*{default}):")
-        lines.append(textwrap.indent(textwrap.fill(option.metadata["help"].replace("%%", "%"), 112), " " * 8))
-    before, raises, after = inspect.cleandoc(cls.__doc__ or "").partition("\n\nRaises:")
-    cls.__doc__ = "\n".join([before, "", "Args:", *lines]) + raises + after + "\n"
-    return cls
+def setting(
+    default: Any = MISSING, help: str = "", choices: list[str] | None = None, default_factory: Any = MISSING
+) -> Any:
+    """Make a dataclass field with the text of its `--help`, and with the values that it may have."""
+    metadata = {"help": help} | ({"choices": choices} if choices else {})
+    return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -32,9 +22,9 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-class TokenStays:
-    """Mixin for a config of transformers. The Trainer pickles it into `training_args.bin`, which a push uploads: no
-    pickle and no copy has the `hub_token`."""
+class OmitHubToken:
+    """Mixin for a config of transformers. Its pickles and copies omit the `hub_token`, since a push uploads a pickle of
+    the config, `training_args.bin`."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "hub_token": None}

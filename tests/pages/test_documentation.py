@@ -1,5 +1,7 @@
 """Links lead somewhere, and the tables that docs/hooks.py makes are up to date."""
 
+import inspect
+import pkgutil
 import re
 import runpy
 from dataclasses import fields
@@ -41,6 +43,21 @@ def test_links_lead_somewhere(page):
 def test_tables_of_the_source_are_those_of_the_page(name):
     page = text_of(DOCS / f"{name}.md")
     assert runpy.run_path(str(DOCS / "hooks.py"))["filled"](page) == page, "run: python docs/hooks.py"
+
+
+@pytest.mark.parametrize("name", ["TrollGRPOConfig", "TrollRLOOConfig", "experimental.async_grpo.AsyncTrollGRPOConfig"])
+def test_the_docstring_of_a_config_has_the_help_of_every_option(name):
+    """For editors. Options are those that a class of ours declares."""
+    config = pkgutil.resolve_name(f"troll_trl.{name}")
+    declared = {name for base in config.__mro__ if base.__module__.startswith("troll_trl") for name in vars(base)}
+    entries = []
+    for option in fields(config):
+        if option.name in declared:
+            kind = getattr(option.type, "__name__", option.type)
+            default = "" if option.default is None else f", defaults to `{option.default!r}`"
+            entries.append(f"{option.name} (`{kind}`, *optional*{default}): {option.metadata['help']}")
+    arguments = re.search(r"\nArgs:\n(.*?)\n\n", inspect.getdoc(config), re.DOTALL)[1]
+    assert " ".join(arguments.split()) == " ".join(entries)
 
 
 def test_every_option_of_the_config_has_a_row_in_the_table_of_compatibility():

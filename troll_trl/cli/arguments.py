@@ -9,9 +9,8 @@ from typing import Any
 from accelerate.commands.launch import launch_command_parser
 from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig, TrlParser
 
-from math_answers.settings import setting
 from troll_trl.cli.command_line import CommandParser, OptionParser
-from troll_trl.fields import document
+from troll_trl.fields import setting
 from troll_trl.trainers.config import ClipGRPOConfig, ClipRLOOConfig, TrollGRPOConfig, TrollRLOOConfig
 
 
@@ -24,7 +23,6 @@ class TrollModelConfig(ModelConfig):
     )
 
 
-@document
 @dataclass
 class TrollScriptArguments:
     """

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import GRPOConfig, RLOOConfig
 
-from math_answers.settings import setting
-from troll_trl.fields import TokenStays, document, is_number
+from troll_trl.fields import OmitHubToken, is_number, setting
 from troll_trl.trainers.rollout_sampling import check_generation_kwargs
 from troll_trl.trainers.vllm import check_sampling
 from troll_trl.trust_region import DEFAULT_KL_BOUND
@@ -39,25 +38,25 @@ _SUPPORT_OPTIONS = ("support_size", "tail_mass")
 
 
 @dataclass
-class TrustRegionOptions(TokenStays, _TrlConfig):
+class TrustRegionOptions(OmitHubToken, _TrlConfig):
     """The options of a trust region, which every config adds to TRL's, and their checks."""
 
     _kinds: ClassVar[tuple[str, ...]] = ("projection", "penalty", "mask")
 
     trust_region: str = setting(
         "projection",
-        "'projection' for TROLL. 'penalty' for its pull alone: no projected ratio and no clip, and `regression_coef` "
-        "times TROLL's regression for tokens outside of `kl_bound`. 'mask' for DPPO, only in GRPO: it drops the "
+        "'projection' for TROLL. 'penalty' for TROLL's regression alone: it acts on tokens outside of `kl_bound`, "
+        "weighted by `regression_coef`, and nothing limits the ratio. 'mask' for DPPO, only in GRPO: it drops the "
         "gradient of a token that has moved with its advantage farther than `divergence_bound`. Or the import path of "
         "your own, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one. "
         "If it needs an argument, it gets the config.",
     )
     divergence_type: str | None = setting(
         None,
-        "How mask and penalty measure the policy p against the old policy q. On two outcomes, the sampled token a and "
-        "all others, at a clip's cost: 'binary_tv', the mask's default, is |p(a) − q(a)|; 'binary_kl', the penalty's "
-        "default, is a KL, KL(q‖p) in the mask and KL(p‖q) in the penalty. 'topk_kl', for the penalty alone, is "
-        "KL(p‖q) over the kept tokens and the rest.",
+        "'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The "
+        "mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and all "
+        "others, at a clip's cost. The penalty's default is 'binary_kl'; it also takes 'topk_kl', which is KL(p‖q) "
+        "over the kept tokens and the rest.",
     )
     divergence_bound: float | None = setting(
         None,
@@ -74,10 +73,11 @@ class TrustRegionOptions(TokenStays, _TrlConfig):
         "Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q, and "
         "the penalty acts on tokens with KL(p‖q) > ε. It must be positive, for the penalty also 0, which acts on every "
         "token that has moved; inf switches the bound off. Except in asynchronous training, 'auto' becomes 0.05·(n/8)² "
-        "for n updates per rollout batch; n from 8 to 32 was measured.",
+        "for n optimizer updates per rollout batch, which is TRL's generation batch: all completions of one "
+        "generation. n from 8 to 32 was measured.",
     )
     regression_coef: float = setting(
-        1.0, "Weight α ≥ 0 of the regression term KL(p ‖ stopgrad π), which pulls the policy p to its projection π."
+        1.0, "Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π."
     )
     support_size: int | None = setting(
         None,
@@ -99,23 +99,23 @@ class TrustRegionOptions(TokenStays, _TrlConfig):
                 self.kl_bound = float(self.kl_bound)
 
     @property
-    def masks(self) -> bool:
+    def uses_mask(self) -> bool:
         """Whether the trust region is a mask."""
         return self.trust_region == "mask"
 
     @property
-    def penalizes(self) -> bool:
-        """Whether the trust region is the pull alone."""
+    def uses_penalty(self) -> bool:
+        """Whether the trust region is the penalty: the regression alone."""
         return self.trust_region == "penalty"
 
     def make_trust_region(self) -> TrustRegion:
         """Make the trust region that the options define."""
         if "." in self.trust_region:
             return load_trust_region(self.trust_region, self)
-        if self.masks:
+        if self.uses_mask:
             return MaskTrustRegion(self.divergence_type or "binary_tv", self.divergence_bound, self.ratio_cap)
         bound: Any = self.kl_bound
-        if self.penalizes:
+        if self.uses_penalty:
             return PenaltyTrustRegion(float(bound), binary=self.divergence_type != "topk_kl")
         return ProjectionTrustRegion(float(bound))
 
@@ -131,12 +131,12 @@ class TrustRegionOptions(TokenStays, _TrlConfig):
                 f"`trust_region` must be one of {', '.join(self._kinds)}, got {name!r}. Your own trust region needs a "
                 "dotted import path, such as my_lib.MyRegion."
             )
-        if self.masks:
+        if self.uses_mask:
             self.divergence_type = "binary_tv" if self.divergence_type is None else self.divergence_type
             self.divergence_bound = checked_bound(self.divergence_type, self.divergence_bound)
             if self.ratio_cap is not None and not (is_number(self.ratio_cap) and self.ratio_cap >= 1):
                 raise ValueError(f"`ratio_cap` must be at least 1, got {self.ratio_cap!r}.")
-        if self.penalizes:
+        if self.uses_penalty:
             self.divergence_type = "binary_kl" if self.divergence_type is None else self.divergence_type
             if self.divergence_type not in ["binary_kl", "topk_kl"]:
                 raise ValueError(
@@ -144,8 +144,8 @@ class TrustRegionOptions(TokenStays, _TrlConfig):
                     f"'topk_kl' (the kept tokens and the rest), got {self.divergence_type!r}."
                 )
         bound: Any = self.kl_bound
-        if not (is_number(bound) and (bound > 0 or (bound == 0 and self.penalizes))):  # inf means no limit
-            allowed = "at least 0" if self.penalizes else "positive"
+        if not (is_number(bound) and (bound > 0 or (bound == 0 and self.uses_penalty))):  # inf means no limit
+            allowed = "at least 0" if self.uses_penalty else "positive"
             allowed += " or 'auto'" if isinstance(self, TrollOptions) else ""
             raise ValueError(f"`kl_bound` must be {allowed}, got {bound!r}.")
         if not (is_number(self.regression_coef) and 0 <= self.regression_coef < float("inf")):
@@ -260,13 +260,56 @@ class TrollOptions(TrustRegionOptions):
         return self.on_policy and self.old_policy == "trainer"
 
 
-@document
 @dataclass
 class TrollGRPOConfig(TrollOptions, GRPOConfig):
     """
     Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and the following. Their defaults
     are the papers' (TROLL, arXiv 2510.03817; DPPO, arXiv 2602.04879). `epsilon` and `epsilon_high`, the clip range of
     an existing recipe, have no effect: the trust region replaces the clip.
+
+    Args:
+        vllm_importance_sampling_correction (`bool | None`, *optional*):
+            Whether TRL's importance sampling corrects the loss for the difference between vLLM and the training model.
+            By default it does, except with `old_policy` 'engine', which leaves nothing to correct.
+        trust_region (`str`, *optional*, defaults to `'projection'`):
+            'projection' for TROLL. 'penalty' for TROLL's regression alone: it acts on tokens outside of `kl_bound`,
+            weighted by `regression_coef`, and nothing limits the ratio. 'mask' for DPPO, only in GRPO: it drops the
+            gradient of a token that has moved with its advantage farther than `divergence_bound`. Or the import path of
+            your own, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one.
+            If it needs an argument, it gets the config.
+        divergence_type (`str | None`, *optional*):
+            'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The
+            mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and
+            all others, at a clip's cost. The penalty's default is 'binary_kl'; it also takes 'topk_kl', which is
+            KL(p‖q) over the kept tokens and the rest.
+        divergence_bound (`float | None`, *optional*):
+            Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default
+            0.15. For a KL: positive, in nats, by default 0.05.
+        ratio_cap (`float | None`, *optional*):
+            Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none.
+        kl_bound (`float | str | None`, *optional*, defaults to `0.05`):
+            Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q,
+            and the penalty acts on tokens with KL(p‖q) > ε. It must be positive, for the penalty also 0, which acts on
+            every token that has moved; inf switches the bound off. Except in asynchronous training, 'auto' becomes
+            0.05·(n/8)² for n optimizer updates per rollout batch, which is TRL's generation batch: all completions of
+            one generation. n from 8 to 32 was measured.
+        regression_coef (`float`, *optional*, defaults to `1.0`):
+            Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
+        support_size (`int | None`, *optional*):
+            Keep at most this number K ≥ 1 of tokens per position, including the sampled one. All other tokens share one
+            rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.
+        old_policy (`str`, *optional*, defaults to `'trainer'`):
+            The distribution that the trust region surrounds. 'trainer': a pass of the model over the rollout gives it.
+            'engine': vLLM's, from which the rollout was sampled. No pass scores the rollout then, and
+            `vllm_importance_sampling_correction` is off.
+        tail_mass (`float`, *optional*, defaults to `1e-05`):
+            Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1).
+        max_skipped_updates (`int`, *optional*, defaults to `20`):
+            Stop the run after this many skipped updates in a row. The trainer skips an update that contains a NaN or an
+            infinity.
+        save_rollouts (`bool`, *optional*, defaults to `True`):
+            Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit
+            for bit. docs/reliability.md has its size.
 
     Raises:
         ValueError: an option is outside of its range, or TROLL cannot honour it (`loss_type` cispo, sapo or vespo;
@@ -275,7 +318,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
 
     _trl_config = GRPOConfig
 
-    # TRL's; `None` tells a value that was set from the default
+    # TRL's field with another default: `None` means that the user has set no value
     vllm_importance_sampling_correction: bool | None = setting(
         None,
         "Whether TRL's importance sampling corrects the loss for the difference between vLLM and the training model. "
@@ -303,7 +346,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
                 f"`delta={self.delta}` is not supported: TRL clamps the ratio by it, and a trust region takes the "
                 "place of every clip. Remove it."
             )
-        if self.masks and self.importance_sampling_level != "token":
+        if self.uses_mask and self.importance_sampling_level != "token":
             raise ValueError(
                 f"`importance_sampling_level={self.importance_sampling_level!r}` is not supported with `trust_region` "
                 "'mask': the mask decides token by token, and a completion's ratio is one number for all its tokens. "
@@ -312,7 +355,6 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
         return super()._check()
 
 
-@document
 @dataclass
 class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
@@ -320,6 +362,47 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
     are the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` have no effect: the trust region replaces
     the clip. The options of a mask have none either: a mask decides token by token, and RLOO's ratio belongs to a
     completion.
+
+    Args:
+        trust_region (`str`, *optional*, defaults to `'projection'`):
+            'projection' for TROLL. 'penalty' for TROLL's regression alone: it acts on tokens outside of `kl_bound`,
+            weighted by `regression_coef`, and nothing limits the ratio. 'mask' for DPPO, only in GRPO: it drops the
+            gradient of a token that has moved with its advantage farther than `divergence_bound`. Or the import path of
+            your own, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one.
+            If it needs an argument, it gets the config.
+        divergence_type (`str | None`, *optional*):
+            'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The
+            mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and
+            all others, at a clip's cost. The penalty's default is 'binary_kl'; it also takes 'topk_kl', which is
+            KL(p‖q) over the kept tokens and the rest.
+        divergence_bound (`float | None`, *optional*):
+            Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default
+            0.15. For a KL: positive, in nats, by default 0.05.
+        ratio_cap (`float | None`, *optional*):
+            Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none.
+        kl_bound (`float | str | None`, *optional*, defaults to `0.05`):
+            Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q,
+            and the penalty acts on tokens with KL(p‖q) > ε. It must be positive, for the penalty also 0, which acts on
+            every token that has moved; inf switches the bound off. Except in asynchronous training, 'auto' becomes
+            0.05·(n/8)² for n optimizer updates per rollout batch, which is TRL's generation batch: all completions of
+            one generation. n from 8 to 32 was measured.
+        regression_coef (`float`, *optional*, defaults to `1.0`):
+            Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
+        support_size (`int | None`, *optional*):
+            Keep at most this number K ≥ 1 of tokens per position, including the sampled one. All other tokens share one
+            rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.
+        old_policy (`str`, *optional*, defaults to `'trainer'`):
+            The distribution that the trust region surrounds. 'trainer': a pass of the model over the rollout gives it.
+            'engine': vLLM's, from which the rollout was sampled. No pass scores the rollout then, and
+            `vllm_importance_sampling_correction` is off.
+        tail_mass (`float`, *optional*, defaults to `1e-05`):
+            Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1).
+        max_skipped_updates (`int`, *optional*, defaults to `20`):
+            Stop the run after this many skipped updates in a row. The trainer skips an update that contains a NaN or an
+            infinity.
+        save_rollouts (`bool`, *optional*, defaults to `True`):
+            Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit
+            for bit. docs/reliability.md has its size.
 
     Raises:
         ValueError: an option is outside of its range. The message has the value.
@@ -330,7 +413,7 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
 
 
 @dataclass
-class ClipGRPOConfig(TokenStays, GRPOConfig):
+class ClipGRPOConfig(OmitHubToken, GRPOConfig):
     """TRL's own config, for `--method clip`."""
 
     def __post_init__(self):
@@ -339,7 +422,7 @@ class ClipGRPOConfig(TokenStays, GRPOConfig):
 
 
 @dataclass
-class ClipRLOOConfig(TokenStays, RLOOConfig):
+class ClipRLOOConfig(OmitHubToken, RLOOConfig):
     """As [`ClipGRPOConfig`]."""
 
     def __post_init__(self):

@@ -4,13 +4,11 @@ from dataclasses import dataclass
 
 from trl.experimental.async_grpo import AsyncGRPOConfig
 
-from math_answers.settings import setting
-from troll_trl.fields import document
+from troll_trl.fields import setting
 from troll_trl.trainers.config import TrustRegionOptions
 from troll_trl.trainers.vllm import check_sampling
 
 
-@document
 @dataclass
 class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
     """
@@ -21,6 +19,34 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
     `epsilon` and `epsilon_high`, the clip range of an existing recipe, have no effect: the trust region replaces the
     clip.
 
+    Args:
+        trust_region (`str`, *optional*, defaults to `'mask'`):
+            'mask' for DPPO: it drops the gradient of a token that has moved with its advantage farther than
+            `divergence_bound`. 'penalty' for TROLL's regression alone, on two outcomes: it acts on tokens outside of
+            `kl_bound`, weighted by `regression_coef`, and nothing limits the ratio. Or the import path of your own
+            whose `needs_support` is False, such as my_lib.MyRegion.
+        divergence_type (`str | None`, *optional*):
+            'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The
+            mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and
+            all others, at a clip's cost. The penalty's default is 'binary_kl'; it also takes 'topk_kl', which is
+            KL(p‖q) over the kept tokens and the rest.
+        divergence_bound (`float | None`, *optional*):
+            Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default
+            0.15. For a KL: positive, in nats, by default 0.05.
+        ratio_cap (`float | None`, *optional*):
+            Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none.
+        kl_bound (`float | str | None`, *optional*, defaults to `0.05`):
+            Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q,
+            and the penalty acts on tokens with KL(p‖q) > ε. It must be positive, for the penalty also 0, which acts on
+            every token that has moved; inf switches the bound off. Except in asynchronous training, 'auto' becomes
+            0.05·(n/8)² for n optimizer updates per rollout batch, which is TRL's generation batch: all completions of
+            one generation. n from 8 to 32 was measured.
+        regression_coef (`float`, *optional*, defaults to `1.0`):
+            Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
+        support_size (`int | None`, *optional*):
+            Keep at most this number K ≥ 1 of tokens per position, including the sampled one. All other tokens share one
+            rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.
+
     Raises:
         ValueError: an option is outside of its range; the trust region needs a support, as 'projection' and
             `divergence_type` 'topk_kl' do; or `top_p`, `top_k`, `min_p` or `repetition_penalty` has an effect. The
@@ -30,8 +56,8 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
     trust_region: str = setting(
         "mask",
         "'mask' for DPPO: it drops the gradient of a token that has moved with its advantage farther than "
-        "`divergence_bound`. 'penalty' for TROLL's pull alone: the ratio has no limit, and `regression_coef` times "
-        "TROLL's regression on two outcomes acts on tokens outside of `kl_bound`. Or the import path of your own whose "
+        "`divergence_bound`. 'penalty' for TROLL's regression alone, on two outcomes: it acts on tokens outside of "
+        "`kl_bound`, weighted by `regression_coef`, and nothing limits the ratio. Or the import path of your own whose "
         "`needs_support` is False, such as my_lib.MyRegion.",
     )
 
@@ -44,7 +70,7 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
         check_sampling(vars(self))
         messages = super()._check()
         if self.make_trust_region().needs_support:
-            name = "divergence_type" if self.penalizes else "trust_region"
+            name = "divergence_type" if self.uses_penalty else "trust_region"
             raise ValueError(
                 f"`{name}={getattr(self, name)}` is not supported in asynchronous training: it compares several tokens "
                 "of each distribution, and TRL's rollout worker carries the log-probability of the sampled token "

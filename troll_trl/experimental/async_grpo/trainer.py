@@ -53,7 +53,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         self.trust_region = args.make_trust_region()
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         self.epsilon_low = self.epsilon_high = math.inf  # the trust region takes the place of the clip
-        if args.masks:
+        if args.uses_mask:
             self._name, self._paper = "AsyncDPPO", DPPO  # for the model card
         self.troll_metrics = TrollMetrics(self.accelerator, self.trust_region)
         self.accelerator.print(f"TROLL: a trust region around the engine's policy, {self.trust_region.describe()}.")
