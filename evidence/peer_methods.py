@@ -36,7 +36,7 @@ class Cpgd(TrustRegion):
     """
 
     needs_support = False
-    ratios = {"troll/policy_kl_mean": ("k3", "tokens")}
+    mean_metrics = {"troll/policy_kl_mean": ("k3", "tokens")}
 
     def __init__(self, config: Any):
         self.low, self.high = math.log1p(-config.epsilon), math.log1p(config.epsilon)
@@ -57,7 +57,7 @@ class Cfpo(TrustRegion):
     ε."""
 
     needs_support = False
-    maxima = {"troll/ratio_max": "ratio"}
+    max_metrics = {"troll/ratio_max": "ratio"}
 
     def __init__(self, config: Any):
         _require_whole_regression("CFPO", config)
@@ -74,12 +74,12 @@ class Drpo(TrustRegion):
     DRPO (arXiv 2606.09821, equation 8): `−r·A + |A|·(p(a) − q(a))²/(2δ·q(a))` per token, without a clip.
 
     The weight of `∇log p(a)` is `r·(A − |A|·(p(a) − q(a))/δ)`. At `|p(a) − q(a)| = δ`, DPPO's bound, a token that has
-    moved with its advantage has none; beyond, it is pulled back. `epsilon` is δ. The paper takes 12.5, with one update
-    per rollout batch in its authors' code: then no weight changes by more than 8 %.
+    moved with its advantage has none; beyond, the weight moves the token back. `epsilon` is δ. The paper takes 12.5,
+    with one update per rollout batch in its authors' code: then no weight changes by more than 8 %.
     """
 
     needs_support = False
-    maxima = {"troll/divergence_max": "divergence"}
+    max_metrics = {"troll/divergence_max": "divergence"}
 
     def __init__(self, config: Any):
         _require_whole_regression("DRPO", config)
@@ -99,7 +99,7 @@ class Ipo(TrustRegion):
     """
 
     needs_support = False
-    ratios = {"troll/masked_fraction": ("masked", "tokens")}
+    mean_metrics = {"troll/masked_fraction": ("masked", "tokens")}
 
     def __init__(self, config: Any):
         _require_whole_regression("IPO", config)

@@ -7,11 +7,13 @@ import sys
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from tests.tiny import certain_model
 from tests.trl_comparison import logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, TrustRegion
 from troll_trl import TrustRegionOutput as Output
+from troll_trl.trainers.metrics import TrollMetrics
 
 OWN_REGIONS = """
 from troll_trl import TrustRegion, TrustRegionOutput
@@ -39,7 +41,7 @@ class Uncalled(TrustRegion): ...
 class CalledWithOne(TrustRegion):
     def __call__(self, policy): ...
 class BadRatio(Fading):
-    ratios = {"troll/moved": "moved"}
+    mean_metrics = {"troll/moved": "moved"}
 """
 
 
@@ -87,7 +89,7 @@ def test_an_import_path_names_a_class_a_function_or_a_trust_region(name, number,
         ("own_mask_regions.nothing", "which makes None"),
         ("own_mask_regions.Uncalled", "Uncalled has no `__call__(self, policy, old, advantages)`"),
         ("own_mask_regions.CalledWithOne", "too many positional arguments"),
-        ("own_mask_regions.BadRatio", "`ratios['troll/moved']` must be a pair"),
+        ("own_mask_regions.BadRatio", "`mean_metrics['troll/moved']` must be a pair"),
         (None, "needs a dotted import path"),
     ],
 )
@@ -110,6 +112,18 @@ def with_own(make, tmp_path, **options):
     return make_trainer(
         WithOwn, TrollGRPOConfig, tmp_path, **{"model": certain_model(), "learning_rate": 2e-2, **options}
     )
+
+
+@pytest.mark.parametrize(("old", "new"), [("ratios", "mean_metrics"), ("maxima", "max_metrics")])
+def test_former_names_of_the_metrics_are_refused(old, new):
+    """Ignored, they would lose the metrics in silence, also of a region that sets them when it is made."""
+
+    class Former(TrustRegion):
+        def __init__(self):
+            setattr(self, old, {})
+
+    with pytest.raises(TypeError, match=f"Former has `{old}`, which is `{new}` now"):
+        TrollMetrics(Accelerator(cpu=True), Former())
 
 
 @pytest.mark.parametrize(("make", "error", "named"), [

@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator
 
 from troll_trl.kernels.dispatch import has_float64
-from troll_trl.trust_region.regions import SUPPORT_RATIOS, TrustRegion
+from troll_trl.trust_region.regions import SUPPORT_METRICS, TrustRegion
 
 
 class TrollMetrics:
@@ -20,8 +20,13 @@ class TrollMetrics:
 
     def __init__(self, accelerator: Accelerator, trust_region: TrustRegion):
         self.accelerator = accelerator
-        self._ratios, self._largest = dict(trust_region.ratios), dict(trust_region.maxima)
-        names = dict.fromkeys(name for ratio in self._ratios.values() for name in ratio)
+        for old, new in (("ratios", "mean_metrics"), ("maxima", "max_metrics")):
+            if hasattr(trust_region, old):  # ignored, its metrics would be missing from every log line
+                name = type(trust_region).__name__
+                raise TypeError(f"`trust_region`: {name} has `{old}`, which is `{new}` now. Rename it.")
+        self._means = dict(trust_region.mean_metrics)
+        self._largest = dict(trust_region.max_metrics)
+        names = dict.fromkeys(name for pair in self._means.values() for name in pair)
         names.pop("tokens", None)
         self._names = ("micro_batches", "tokens", *names)  # only the first two count in an idle run
         self._sums, self._maxima = self._zeros()
@@ -67,9 +72,9 @@ class TrollMetrics:
         self._sums, self._maxima = self._zeros()
         if sums["micro_batches"] == 0:
             return {}
-        metrics = {name: sums[a] / max(sums[b], 1) for name, (a, b) in self._ratios.items()}
+        metrics = {name: sums[a] / max(sums[b], 1) for name, (a, b) in self._means.items()}
         if self._is_idle:  # no old policy was recorded
-            metrics = {name: value for name, value in metrics.items() if name not in SUPPORT_RATIOS}
+            metrics = {name: value for name, value in metrics.items() if name not in SUPPORT_METRICS}
         return metrics | dict(zip(self._largest, largest.tolist(), strict=True))
 
     def _zeros(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,5 +1,5 @@
 """
-TROLL's regression without its projected surrogate: a pull on tokens that have left the trust region, and nothing else.
+The penalty: TROLL's regression, on tokens that have left the trust region, without TROLL's projected surrogate.
 
 With policy `p`, old policy `q`, and `π` the projection of `p` onto the ball KL(π‖q) ≤ ε, the penalty of a token is
 

@@ -18,7 +18,7 @@ from troll_trl.trust_region.mask import checked_bound, mask_weight
 from troll_trl.trust_region.penalty import kl_penalty
 from troll_trl.trust_region.projection import kl_divergence, project
 
-SUPPORT_RATIOS = {
+SUPPORT_METRICS = {
     "troll/support_size_mean": ("support_size", "tokens"),
     "troll/rest_mass_mean": ("rest_mass", "tokens"),
 }
@@ -59,9 +59,9 @@ class TrustRegion:
 
     needs_support = True
     # Metrics that divide the sum of one of the `token_stats` by the sum of another; "tokens" is 1 for every token
-    ratios: Mapping[str, tuple[str, str]] = {}
+    mean_metrics: Mapping[str, tuple[str, str]] = {}
     # Metrics that are the largest value of one of the `token_stats`, which must not be negative
-    maxima: Mapping[str, str] = {}
+    max_metrics: Mapping[str, str] = {}
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         raise NotImplementedError
@@ -75,15 +75,15 @@ class ProjectionTrustRegion(TrustRegion):
     """TROLL: the projection of every token's distribution onto a KL ball around the old policy, whose radius ε is
     `kl_bound`, in nats."""
 
-    ratios = {
+    mean_metrics = {
         "troll/projected_fraction": ("projected", "tokens"),
         "troll/policy_kl_mean": ("policy_kl", "tokens"),
         "troll/kl_mean": ("kl", "tokens"),
         "troll/eta_mean": ("eta", "projected"),
         "troll/regression": ("regression", "tokens"),
-        **SUPPORT_RATIOS,
+        **SUPPORT_METRICS,
     }
-    maxima = {"troll/policy_kl_max": "policy_kl", "troll/kl_max": "kl"}
+    max_metrics = {"troll/policy_kl_max": "policy_kl", "troll/kl_max": "kl"}
 
     def __init__(self, kl_bound: float):
         self.kl_bound = kl_bound
@@ -112,13 +112,13 @@ class MaskTrustRegion(TrustRegion):
     arguments of [`~troll_trl.trust_region.mask.mask_weight`]. The default bound is the paper's."""
 
     needs_support = False
-    ratios = {
+    mean_metrics = {
         "troll/masked_fraction": ("masked", "tokens"),
         "troll/masked_fraction_positive": ("masked_positive", "positive"),
         "troll/masked_fraction_negative": ("masked_negative", "negative"),
         "troll/divergence_mean": ("divergence", "tokens"),
     }
-    maxima = {"troll/divergence_max": "divergence"}
+    max_metrics = {"troll/divergence_max": "divergence"}
 
     def __init__(self, divergence_type: str, divergence_bound: float | None = None, ratio_cap: float | None = None):
         self.divergence_type, self.ratio_cap = divergence_type, ratio_cap
@@ -146,21 +146,21 @@ class MaskTrustRegion(TrustRegion):
 
 class PenaltyTrustRegion(TrustRegion):
     """
-    The pull alone: TROLL's regression for tokens outside of a KL ball of radius `kl_bound` ≥ 0, in nats. The ratio has
-    no limit. By default the ball is one of two outcomes, the sampled token and all others, so no support is kept; with
-    `binary=False` it is one of the kept tokens and the rest. [`~troll_trl.trust_region.penalty.kl_penalty`] has the
-    mathematics.
+    The penalty: TROLL's regression alone, for tokens outside of a KL ball of radius `kl_bound` ≥ 0, in nats. The ratio
+    has no limit. By default the ball is one of two outcomes, the sampled token and all others, so no support is kept;
+    with `binary=False` it is one of the kept tokens and the rest. [`~troll_trl.trust_region.penalty.kl_penalty`] has
+    the mathematics.
     """
 
-    maxima = {"troll/policy_kl_max": "policy_kl"}
+    max_metrics = {"troll/policy_kl_max": "policy_kl"}
 
     def __init__(self, kl_bound: float, binary: bool = True):
         self.kl_bound, self.needs_support = kl_bound, not binary
-        self.ratios = {
+        self.mean_metrics = {
             "troll/penalized_fraction": ("penalized", "tokens"),
             "troll/policy_kl_mean": ("policy_kl", "tokens"),
             "troll/regression": ("regression", "tokens"),
-            **(SUPPORT_RATIOS if self.needs_support else {}),
+            **(SUPPORT_METRICS if self.needs_support else {}),
         }
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
@@ -174,7 +174,7 @@ class PenaltyTrustRegion(TrustRegion):
         return TrustRegionOutput(policy[..., 0], regression, token_stats)
 
     def describe(self) -> str:
-        return f"a pull beyond a {'' if self.needs_support else 'binary '}KL of {self.kl_bound:g}"
+        return f"a penalty beyond a {'' if self.needs_support else 'binary '}KL of {self.kl_bound:g}"
 
 
 def checked_output(
@@ -192,14 +192,14 @@ def checked_output(
     bounded = trust_region(policy, old, advantages)
     if not isinstance(bounded, TrustRegionOutput):
         raise TypeError(f"`trust_region`: {name} returned {type(bounded).__name__}, not a troll_trl.TrustRegionOutput.")
-    terms = {"log_probs": bounded.log_probs, "regression": bounded.regression, "weight": bounded.weight}
-    for term, value in (terms | bounded.token_stats).items():
+    differentiable = {"log_probs": bounded.log_probs, "regression": bounded.regression}
+    for term, value in (differentiable | {"weight": bounded.weight} | bounded.token_stats).items():
         if value is not None and value.shape != policy.shape[:-1]:
             raise ValueError(
                 f"`trust_region`: `{term}` of {name} has shape {tuple(value.shape)}, expected "
                 f"{tuple(policy.shape[:-1])}: one number for each token."
             )
-    for term, value in [*terms.items()][:2]:  # a weight has no gradient
+    for term, value in differentiable.items():
         if policy.requires_grad and value is not None and not value.requires_grad:
             raise ValueError(
                 f"`trust_region`: `{term}` of {name} has no gradient, so it would train nothing. Compute it from "
@@ -243,9 +243,9 @@ def _check_methods(trust_region: TrustRegion) -> None:
     inspect.signature(trust_region).bind("policy", "old", "advantages")
     if not isinstance(text := trust_region.describe(), str):
         raise TypeError(f"`describe` must return a text, got {text!r}")
-    for name, pair in trust_region.ratios.items():
+    for name, pair in trust_region.mean_metrics.items():
         if isinstance(pair, str) or len(pair) != 2:
-            raise TypeError(f"`ratios[{name!r}]` must be a pair of names in `token_stats`, got {pair!r}")
+            raise TypeError(f"`mean_metrics[{name!r}]` must be a pair of names in `token_stats`, got {pair!r}")
 
 
 def _support_stats(old: torch.Tensor) -> dict[str, torch.Tensor]:
