@@ -16,6 +16,7 @@ from troll_trl import TrustRegion, TrustRegionOutput
 _MOST_DRIFT = 2.0  # of CPGD's `r − 1`: so does a public implementation (siiRL, `dp_actor.py`)
 # The defaults of prime-rl's `IPOLossConfig`, at commit 559b44772e471d1538537b8805cc77f3824a5e64
 _IPO_THRESHOLD, _IPO_TAU = 0.1, 1e-3
+_IPO_THRESHOLD_WITHOUT_KL = 0.3  # the present default, without the KL term
 
 
 def _require_whole_regression(name: str, config: Any) -> None:
@@ -100,12 +101,39 @@ class Ipo(TrustRegion):
 
     needs_support = False
     mean_metrics = {"troll/masked_fraction": ("masked", "tokens")}
+    threshold, tau = _IPO_THRESHOLD, _IPO_TAU
 
     def __init__(self, config: Any):
         _require_whole_regression("IPO", config)
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         log_p, log_q = policy[..., 0], old[..., 0]  # (B, C)
-        masked = (log_p.detach().exp() - log_q.exp()).abs() > _IPO_THRESHOLD
-        penalty = _IPO_TAU * (log_p - log_q).square()
+        masked = (log_p.detach().exp() - log_q.exp()).abs() > self.threshold
+        penalty = self.tau * (log_p - log_q).square()
         return TrustRegionOutput(log_p, penalty, {"masked": masked}, (~masked).to(log_p.dtype))
+
+
+class IpoWithoutKl(Ipo):
+    """IPO with prime-rl's present defaults: a threshold of 0.3, and no KL term."""
+
+    threshold, tau = _IPO_THRESHOLD_WITHOUT_KL, 0.0
+
+
+class Clip(TrustRegion):
+    """
+    PPO's clip as a mask, for an adaptive learning rate: a token whose ratio has left `1 ± epsilon` with its advantage
+    has no gradient. The KL of a token is k3, the estimate `r − 1 − ln r` of KL(q‖p), which a clip can compute.
+    """
+
+    needs_support = False
+    mean_metrics = {"troll/masked_fraction": ("masked", "tokens"), "troll/policy_kl_mean": ("policy_kl", "tokens")}
+
+    def __init__(self, config: Any):
+        self.low, self.high = math.log1p(-config.epsilon), math.log1p(config.epsilon)
+        self.kl_bound = float(config.kl_bound)
+
+    def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
+        log_ratio = (policy[..., 0] - old[..., 0]).detach()  # (B, C)
+        clipped = torch.where(advantages > 0, log_ratio > self.high, log_ratio < self.low)
+        stats = {"masked": clipped, "policy_kl": torch.expm1(log_ratio) - log_ratio}
+        return TrustRegionOutput(policy[..., 0], token_stats=stats, weight=(~clipped).to(policy.dtype))

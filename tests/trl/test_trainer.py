@@ -195,11 +195,22 @@ def config_of(tmp_path, config=TrollGRPOConfig, **options):
     return config(output_dir=str(tmp_path), use_cpu=True, bf16=False, **options)
 
 
-@pytest.mark.parametrize("config", [TrollGRPOConfig, TrollRLOOConfig])
-def test_an_automatic_bound_grows_with_the_square_of_the_updates(config, tmp_path):
-    args = config_of(tmp_path, config, kl_bound="auto", steps_per_generation=8, num_iterations=2)
-    assert args.kl_bound == pytest.approx(0.05 * 16 * 16 / 64)
+BOUNDS = [(1, 0.05), (8, 0.05), (16, 0.2), (32, 0.8), (64, 0.8)]
+
+
+@pytest.mark.parametrize(("updates", "bound"), BOUNDS)
+def test_the_default_bound_grows_with_the_square_of_the_updates(updates, bound, tmp_path):
+    """For GRPO's projection from 8 to 32 updates, where it was measured; nothing else was, or it was too wide."""
+    args = config_of(tmp_path, steps_per_generation=updates)
+    assert args.kl_bound == pytest.approx(bound)
     assert args.to_dict()["kl_bound"] == args.kl_bound, "a tracker gets the number"
+    assert config_of(tmp_path, TrollRLOOConfig, steps_per_generation=updates, kl_bound="auto").kl_bound == 0.05
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the default is no option that was set
+        for region in ("penalty", "mask"):
+            assert config_of(tmp_path, steps_per_generation=updates, trust_region=region).kl_bound == 0.05
+        plain = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, steps_per_generation=updates)
+        assert TrollGRPOConfig.from_trl(plain).kl_bound == args.kl_bound
 
 
 @pytest.mark.parametrize(("text", "number"), [("auto", 0.2), ("3e-1", 0.3), ("inf", math.inf)])

@@ -174,6 +174,8 @@ class CheckpointedTrainer(_Trainer):
     def _parts(self, name: str) -> list[tuple[str, Any]]:
         """The objects of an attribute in `stateful`, which is a dictionary of them or is one itself."""
         value = getattr(self, name)
+        if value is None:
+            return []
         return [*value.items()] if isinstance(value, dict) else [("", value)]
 
     def _save_state(self, folder: Path) -> None:
@@ -204,8 +206,10 @@ class CheckpointedTrainer(_Trainer):
         self._metrics["train"].update(info["metrics"])
         self._globalstep_last_logged = info["last_logged"]
         for name in info["stateful"].keys() & {*self.stateful}:
+            saved = info["stateful"][name]
             for key, part in self._parts(name):
-                part.load_state_dict(info["stateful"][name][key])
+                if key in saved:
+                    part.load_state_dict(saved[key])
         if not same:
             return self._warn_of_a_fresh_batch("Its rollout batch depends on options that differ.")
         self._step = info["step"]

@@ -112,6 +112,10 @@ class FiniteGuard:
         self.accelerator, self.args = accelerator, args
         # One slot for each of `_COUNTED`, and one for the tokens that the losses of an update are over
         self._counts = torch.zeros(len(_COUNTED) + 1, device=accelerator.device)
+        # What another object sums over ranks at each update, in the same collective, and the last update's sums
+        self.carried = torch.zeros(0, device=accelerator.device)
+        self.carried_sums: list[float] = []
+        self.skipped_last = False  # whether the last update was skipped, by this guard or a float16 scaler
         self._mask: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
         self.losses = 0  # since the last update
         self.bad_rewards: list[str] = []  # of the current rollout batch, on any rank, in words
@@ -242,12 +246,14 @@ class FiniteGuard:
             norm = sum(p.grad.detach().abs().sum() for p in model.parameters() if p.grad is not None)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(norm)
         scaler = self.accelerator.scaler
-        if not norm.isfinite() and not (scaler is not None and scaler.get_scale() > 1):  # else the scaler skips
+        overflows = scaler is not None and scaler.get_scale() > 1 and not norm.isfinite()  # then the scaler skips
+        if not norm.isfinite() and not overflows:
             self._count("gradient", torch.ones((), device=self._counts.device))
         bad, tokens = self._gather()
         empty = tokens == 0 and losses > 0  # a subclass may have a loss of its own
         skip = bool(bad) or empty
         self._skipped += skip
+        self.skipped_last = skip or bool(overflows)
         if skip:
             model.zero_grad()  # without gradients the optimizer does nothing, weight decay included
         if scaler is None or skip:
@@ -270,8 +276,12 @@ class FiniteGuard:
 
     def _gather(self) -> tuple[str, float]:
         """Say what was not finite since the last update, and count the tokens of its losses; the same on all ranks."""
-        counts = self.accelerator.gather(self._counts.unsqueeze(0)).tolist()  # (ranks, slots)
+        slots = torch.cat([self._counts, self.carried])
+        rows = self.accelerator.gather(slots.unsqueeze(0)).tolist()  # (ranks, slots)
         self._counts.zero_()
+        self.carried.zero_()
+        counts = [row[: len(self._counts)] for row in rows]
+        self.carried_sums = [sum(column) for column in zip(*rows, strict=True)][len(self._counts) :]
         causes = [[name for name, count in zip(_COUNTED, row, strict=False) if count > 0] for row in counts]
         # Once reduced, the gradient belongs to all ranks
         found = [f"rank {rank}: {names[0]}" for rank, names in enumerate(causes) if names and names != ["gradient"]]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trl import GRPOConfig, RLOOConfig
 
 from troll_trl.fields import OmitHubToken, is_number, setting
+from troll_trl.trainers.adaptive_rate import check_signal
 from troll_trl.trainers.rollout_sampling import check_generation_kwargs
 from troll_trl.trainers.vllm import check_sampling
 from troll_trl.trust_region import DEFAULT_KL_BOUND
@@ -69,12 +70,12 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
     # Once a config is made, this is a number. `None` is refused: the type has it because transformers' parser takes
     # `float | str` for numbers alone
     kl_bound: float | str | None = setting(
-        DEFAULT_KL_BOUND,
+        "auto",
         "Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q, and "
         "the penalty acts on tokens with KL(p‖q) > ε. It must be positive, for the penalty also 0, which acts on every "
-        "token that has moved; inf switches the bound off. Except in asynchronous training, 'auto' becomes 0.05·(n/8)² "
-        "for n optimizer updates per rollout batch, which is TRL's generation batch: all completions of one "
-        "generation. n from 8 to 32 was measured.",
+        "token that has moved; inf switches the bound off. 'auto' becomes 0.05, the paper's, except for GRPO's "
+        "projection with more than 8 optimizer updates per rollout batch: 0.05·(n/8)² for n updates, at most 0.8. A "
+        "rollout batch is TRL's generation batch: all completions of one generation.",
     )
     regression_coef: float = setting(
         1.0, "Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π."
@@ -143,23 +144,31 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
                     "`divergence_type` of the penalty must be 'binary_kl' (the sampled token and all others) or "
                     f"'topk_kl' (the kept tokens and the rest), got {self.divergence_type!r}."
                 )
+        if self.support_size is None:
+            self.support_size = self._default_support_size
+        messages = self._unused()
+        if self.kl_bound == "auto":
+            self.kl_bound = self._auto_kl_bound()
         bound: Any = self.kl_bound
         if not (is_number(bound) and (bound > 0 or (bound == 0 and self.uses_penalty))):  # inf means no limit
             allowed = "at least 0" if self.uses_penalty else "positive"
-            allowed += " or 'auto'" if isinstance(self, TrollOptions) else ""
-            raise ValueError(f"`kl_bound` must be {allowed}, got {bound!r}.")
+            raise ValueError(f"`kl_bound` must be {allowed} or 'auto', got {bound!r}.")
         if not (is_number(self.regression_coef) and 0 <= self.regression_coef < float("inf")):
             raise ValueError(f"`regression_coef` must be at least 0 and finite, got {self.regression_coef!r}.")
-        if self.support_size is None:
-            self.support_size = self._default_support_size
         check_support_options(self.support_size, getattr(self, "tail_mass", 0.0))
-        return self._unused(self.make_trust_region())  # a wrong import path is refused before a model is loaded
+        self.make_trust_region()  # a wrong import path is refused before a model is loaded
+        return messages
 
-    def _unused(self, trust_region: TrustRegion) -> list[str]:
+    def _auto_kl_bound(self) -> float:
+        """What `kl_bound` 'auto' stands for."""
+        return DEFAULT_KL_BOUND
+
+    def _unused(self) -> list[str]:
         """Name the options of other trust regions that were set and have no effect on this one."""
         if "." in self.trust_region:  # a user's may read any of them
             return []
-        used = _OPTIONS_OF[self.trust_region] + (_SUPPORT_OPTIONS if trust_region.needs_support else ())
+        keeps_support = self.trust_region == "projection" or (self.uses_penalty and self.divergence_type == "topk_kl")
+        used = _OPTIONS_OF[self.trust_region] + (_SUPPORT_OPTIONS if keeps_support else ())
         defaults = {"support_size": self._default_support_size}
         unused = [
             f"{option.name}={value}"
@@ -167,7 +176,7 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
             if option.name in {*sum(_OPTIONS_OF.values(), _SUPPORT_OPTIONS)} - {*used}
             and (value := getattr(self, option.name)) != defaults.get(option.name, option.default)
         ]
-        return [f"{', '.join(unused)} unused by this trust region ({trust_region.describe()})."] if unused else []
+        return [f"{', '.join(unused)} unused with `trust_region` {self.trust_region!r}."] if unused else []
 
 
 @dataclass
@@ -190,6 +199,13 @@ class TrollOptions(TrustRegionOptions):
         "Stop the run after this many skipped updates in a row. The trainer skips an update that contains a NaN or an "
         "infinity.",
     )
+    adaptive_learning_rate: bool = setting(
+        False,
+        "Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It "
+        "is halved as soon as the policy has moved too far from the old policy, and grows by half after a rollout "
+        "batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection, "
+        "penalty, and a trust region of your own that has a `kl_bound` and counts `policy_kl`.",
+    )
     save_rollouts: bool = setting(
         True,
         "Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit "
@@ -206,7 +222,6 @@ class TrollOptions(TrustRegionOptions):
         super()._prepare()
 
     def _check(self) -> list[str]:
-        messages = []
         if self.old_policy == "engine" and not self.use_vllm:
             raise ValueError("`old_policy='engine'` needs vLLM, whose distribution it is. Set `use_vllm=True`.")
         check_generation_kwargs(self.generation_kwargs)
@@ -214,13 +229,26 @@ class TrollOptions(TrustRegionOptions):
             check_sampling(vars(self))
         if not (is_number(self.max_skipped_updates) and self.max_skipped_updates >= 1):
             raise ValueError(f"`max_skipped_updates` must be at least 1, got {self.max_skipped_updates!r}.")
-        if self.kl_bound == "auto":  # the more updates, the farther a token moves within a rollout batch
-            updates: Any = self.updates_per_rollout_batch
-            self.kl_bound = bound = 0.05 * (updates / 8) ** 2
-            if not 8 <= updates <= 32:
-                rule = f"`kl_bound` 'auto' is {bound:.3g} for {updates:g} updates per rollout batch"
-                messages = [f"{rule}; it was measured for 8 to 32."]
-        return messages + super()._check()
+        messages = super()._check()
+        if self.adaptive_learning_rate:
+            self._check_adaptive_learning_rate()
+        return messages
+
+    def _check_adaptive_learning_rate(self) -> None:
+        """Refuse settings in which the trust region's KL does not measure the learning rate."""
+        updates = self.updates_per_rollout_batch
+        if updates < 2 or updates % 1:
+            raise ValueError(
+                "`adaptive_learning_rate` needs a whole number of at least 2 updates per rollout batch, got "
+                f"{updates:g}: it reads how far the policy moves within one. For 8 updates, set "
+                f"`steps_per_generation={8 * self.gradient_accumulation_steps}`."
+            )
+        if self.old_policy == "engine":
+            raise ValueError(
+                "`adaptive_learning_rate` is not supported with `old_policy='engine'`: the difference between vLLM and "
+                "the trainer would count as movement of the policy. Use `old_policy='trainer'`."
+            )
+        check_signal(self.make_trust_region())
 
     @classmethod
     def from_trl(cls, args: Any) -> "TrollOptions":
@@ -324,6 +352,12 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
         "Whether TRL's importance sampling corrects the loss for the difference between vLLM and the training model. "
         "By default it does, except with `old_policy` 'engine', which leaves nothing to correct.",
     )
+
+    def _auto_kl_bound(self) -> float:
+        if self.trust_region != "projection":
+            return super()._auto_kl_bound()
+        # The more updates, the farther a token moves within a rollout batch. From 8 to 32 were measured
+        return DEFAULT_KL_BOUND * (min(max(self.updates_per_rollout_batch, 8), 32) / 8) ** 2
 
     def _prepare(self) -> None:
         if self.vllm_importance_sampling_correction is None:

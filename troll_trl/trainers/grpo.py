@@ -100,4 +100,4 @@ class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):
     ```
     """
 
-    stateful = ("troll_metrics", "guard")
+    stateful = ("troll_metrics", "guard", "adaptive_rate")

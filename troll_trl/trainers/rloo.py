@@ -59,4 +59,4 @@ class TrollRLOOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionRLOO):
             Configuration. A plain `RLOOConfig` gets TROLL's defaults.
     """
 
-    stateful = ("troll_metrics", "guard")
+    stateful = ("troll_metrics", "guard", "adaptive_rate")

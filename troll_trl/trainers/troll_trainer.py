@@ -13,6 +13,7 @@ from accelerate.utils import is_peft_model
 from troll_trl.lm_head import SparseCausalLMOutput, add_sparse_lm_head
 from troll_trl.lm_head.patch import refuse_unknown_logits
 from troll_trl.resilience.rollout_check import checked_rollouts
+from troll_trl.trainers.adaptive_rate import AdaptiveLearningRate
 from troll_trl.trainers.columns import LOG_PROBS, SAMPLED_LOG_PROBS, TOKEN_IDS
 from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.engine_policy import EnginePolicy, cap_rest_mass
@@ -49,7 +50,7 @@ class TrollTrainer(SampledAsConfigured):
 
     What TRL calls, and the state that each call leaves:
 
-    - `__init__`: `trust_region`, `support_size`, `engine_policy`, and `troll_metrics` by mode.
+    - `__init__`: `trust_region`, `support_size`, `engine_policy`, `adaptive_rate`, and `troll_metrics` by mode.
     - For each generation batch, here a *rollout batch*, `_generate_and_score_completions`: the old policy, in the
       columns of the batch that [`troll_trl.trainers.columns`] names. While it runs, `_rollout` is set, and it calls
         - `_generate`: the engine's answers in `engine_policy`, if there is one;
@@ -96,6 +97,7 @@ class TrollTrainer(SampledAsConfigured):
     _old_log_probs: str  # the column that TRL's ratio divides by, (B, C), or (B,) for one ratio of a completion
     _sums_over_completions = False  # whether TRL's ratio is a product over a completion's tokens
     rollout_func: Any = None  # GRPO's
+    guard: Any = None  # a `GuardedTrainer`'s
 
     # -- Construction -----------------------------------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ class TrollTrainer(SampledAsConfigured):
         args = self._own_config(model, args)
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
-        if args.masks:
+        if args.uses_mask:
             self._name, self._paper = "DPPO", DPPO  # for the model card
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         if self.rollout_func is not None:
@@ -132,6 +134,7 @@ class TrollTrainer(SampledAsConfigured):
             and "position_ids" in inspect.signature(type(base_model).forward).parameters
         )
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
+        self.adaptive_rate = AdaptiveLearningRate(self) if args.adaptive_learning_rate else None
         self.engine_policy = None
         if args.old_policy == "engine":
             self.engine_policy = EnginePolicy(self.accelerator, self.vllm_generation, self.support_size, args)
@@ -159,6 +162,11 @@ class TrollTrainer(SampledAsConfigured):
     @property
     def _mode(self) -> str:
         return "train" if self.model.training else "eval"
+
+    def train(self, *args, **kwargs):
+        if self.adaptive_rate is not None and self.adaptive_rate not in self.callback_handler.callbacks:
+            self.add_callback(self.adaptive_rate)  # here, since it must follow the guard's callback
+        return super().train(*args, **kwargs)
 
     # -- What a trainer defines -------------------------------------------------------------------------------------
 
@@ -382,6 +390,8 @@ class TrollTrainer(SampledAsConfigured):
                 "trainer's ratio and advantage belong to a whole completion. Use it in GRPO."
             )
         self.troll_metrics[self._mode].add(inputs.mask, bounded.token_stats)
+        if self.adaptive_rate is not None and self.model.training:
+            self.adaptive_rate.add(inputs.mask, bounded.token_stats["policy_kl"], advantages)
         return TrustRegionOutput(
             bounded.log_probs.masked_fill(ignored, 0.0).masked_fill(bad & inputs.mask, math.nan),
             None if bounded.regression is None else bounded.regression.masked_fill(ignored, 0.0),
@@ -435,4 +445,6 @@ class TrollTrainer(SampledAsConfigured):
             del self._metrics[self._mode][name]
         prefix = "" if self._mode == "train" else "eval_"
         logs.update({prefix + name: value for name, value in self.troll_metrics[self._mode].pop().items()})
+        if self.adaptive_rate is not None and "loss" in logs:  # the line of an update
+            logs.update(self.adaptive_rate.metrics())
         super().log(logs, start_time)

@@ -1,0 +1,222 @@
+"""The learning rate that follows the trust region: its rule, a closed loop, what is refused, skips and resuming."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.trl_comparison import OURS, logged, make_trainer, weights
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl.trainers import adaptive_rate
+from troll_trl.trainers.adaptive_rate import AdaptiveLearningRate
+from troll_trl.trainers.grpo import TrustRegionGRPO
+from troll_trl.trust_region.regions import ProjectionTrustRegion
+
+BOUND = 0.05
+ADAPTIVE = {"adaptive_learning_rate": True, "kl_bound": 1e-3, "steps_per_generation": 4, "max_steps": 16}
+
+
+def rule():
+    device = SimpleNamespace(device=torch.device("cpu"))
+    return AdaptiveLearningRate(SimpleNamespace(trust_region=ProjectionTrustRegion(BOUND), accelerator=device))
+
+
+def factors(signals, may_grow=True, learning=1.0):
+    """The factor after each update of one rollout batch, whose signals are the multiples `signals` of the bound."""
+    own, found = rule(), []
+    for i, signal in enumerate(signals):
+        k = signal * BOUND  # of one token
+        own.follow(k, k * k, 100, 100 * learning, is_last=i == len(signals) - 1, may_grow=may_grow)
+        found.append(own.factor)
+    return found
+
+
+def test_the_rule():
+    assert factors([0, 5, 11, 12]) == [1, 1, 0.5, 0.25]
+    assert factors([0, 12, 11, 11]) == [1, 0.5, 0.5, 0.5], "it has stopped rising"
+    assert factors([0, 1, 2.9]) == [1, 1, 1.5]
+    assert factors([0, 3.1, 1]) == [1, 1, 1], "the largest one decides"
+    assert factors([0, 1, 1], may_grow=False) == factors([0, 1, 1], learning=0.04) == [1, 1, 1]
+    assert factors([0, 0, 0], learning=0.05)[-1] == 1.5
+    assert factors(range(10, 40))[-1] == 0.01
+    own = rule()
+    for _ in range(12):
+        own.follow(0.0, 0.0, 100, 100, is_last=True, may_grow=True)
+    assert own.factor == 10
+
+
+def settled(start, noise=0.3, batches=40, updates=8, seed=0):
+    """The rates of a closed loop after half of its batches: KL is `c·(sum of the batch's rates)²`, with noise."""
+    generator, own, rates = torch.Generator().manual_seed(seed), rule(), []
+    for _ in range(batches):
+        moved = 0.0
+        for i in range(updates):
+            k = 4e5 * moved**2 * BOUND * math.exp(noise * torch.randn((), generator=generator).item())
+            own.follow(k, k * k, 1, 1, is_last=i == updates - 1, may_grow=True)
+            own.before, own.largest = (0.0, 0.0) if i == updates - 1 else (own.before, own.largest)
+            moved += start * own.factor
+            rates.append(start * own.factor)
+    return rates[len(rates) // 2 :]
+
+
+@pytest.mark.parametrize("start", [5e-5, 4e-4, 6.4e-3, 2e-2])
+def test_a_closed_loop_settles_from_both_sides(start):
+    """The signal reaches 3 at a rate of 3.9e-4, and 10 at 7.1e-4."""
+    rates = settled(start)
+    assert min(rates) > 2e-4 and max(rates) < 1.3e-3
+    assert max(rates) / min(rates) < 3.5, "it oscillates"
+
+
+@pytest.mark.parametrize(("name", "value"), [("LOW", 30.0), ("HIGH", 1.0), ("GROWTH", 4.0)])
+def test_a_wrong_constant_fails_the_closed_loop(name, value, monkeypatch):
+    monkeypatch.setattr(adaptive_rate, name, value)
+    with pytest.raises(AssertionError):
+        for start in (5e-5, 4e-4, 6.4e-3, 2e-2):
+            test_a_closed_loop_settles_from_both_sides(start)
+
+
+def replayed(trainer):
+    """The factor after each update, by the rule in plain Python, from the logged signals."""
+    factor, found = 1.0, []
+    updates = int(trainer.args.updates_per_rollout_batch)
+    signals = logged(trainer, "troll/rate_signal")
+    for start in range(0, len(signals), updates):
+        before = largest = 0.0
+        for i, signal in enumerate(signals[start : start + updates]):
+            if signal > 10 and signal > before:
+                factor /= 2
+            before, largest = signal, max(largest, signal)
+            if i == updates - 1 and largest < 3:
+                factor *= 1.5
+            found.append(factor)
+    return found
+
+
+@pytest.mark.parametrize(("algorithm", "region"), [("grpo", "projection"), ("grpo", "penalty"), ("rloo", "projection")])
+def test_a_run_follows_the_rule(algorithm, region, tmp_path):
+    options = ADAPTIVE | {"trust_region": region, "learning_rate": 2e-2, "beta": 0.0, "lr_scheduler_type": "linear"}
+    trainer = make_trainer(*OURS[algorithm], tmp_path, **options)
+    trainer.train()
+    factors, scheduled = logged(trainer, "troll/rate_factor"), [2e-2 * (1 - i / 16) for i in range(16)]
+    assert factors == replayed(trainer) and min(factors) < 1
+    assert logged(trainer, "learning_rate") == pytest.approx([f * x for f, x in zip(factors, scheduled, strict=True)])
+
+
+def test_the_signal_is_the_self_weighted_kl(tmp_path, monkeypatch):
+    """Over all tokens of an update's two micro-batches."""
+    seen, add = [], AdaptiveLearningRate.add
+
+    def recording(self, mask, policy_kl, advantages):
+        seen.append(policy_kl[mask])
+        add(self, mask, policy_kl, advantages)
+
+    monkeypatch.setattr(AdaptiveLearningRate, "add", recording)
+    options = ADAPTIVE | {"gradient_accumulation_steps": 2, "max_steps": 2, "learning_rate": 1e-3}
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
+    trainer.train()
+    k = torch.cat(seen[2:]).double().clamp(min=0)
+    assert logged(trainer, "troll/rate_signal")[1] == pytest.approx(
+        (k.square().sum() / k.sum() / 1e-3).item(), rel=1e-5
+    )
+
+
+def test_the_rate_falls_in_the_update_that_measures_it(tmp_path):
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **ADAPTIVE, learning_rate=2e-2)
+    rates, step = [], trainer.create_optimizer().step
+
+    def recording(*args, **kwargs):
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+        return step(*args, **kwargs)
+
+    trainer.optimizer.step = recording
+    trainer.train()
+    assert rates == pytest.approx(logged(trainer, "learning_rate"))
+    first = next(i for i, signal in enumerate(logged(trainer, "troll/rate_signal")) if signal > 10)
+    assert rates[first] == pytest.approx(1e-2)
+
+
+def test_without_a_guard_it_is_the_same(tmp_path):
+    options = ADAPTIVE | {"learning_rate": 2e-2}
+    trained = []
+    for kind in (TrollGRPOTrainer, TrustRegionGRPO):
+        trainer = make_trainer(kind, TrollGRPOConfig, tmp_path, **options)
+        trainer.train()
+        assert min(logged(trainer, "troll/rate_factor")) < 1
+        trained.append(weights(trainer))
+    assert all(torch.equal(x, trained[1][name]) for name, x in trained[0].items())
+
+
+def test_a_batch_without_rewards_and_a_skipped_update_change_nothing(tmp_path):
+    options = ADAPTIVE | {"learning_rate": 1e-5, "kl_bound": 1.0, "max_steps": 8}
+    nothing = make_trainer(*OURS["grpo"], tmp_path, reward=lambda completions, **_: [1.0] * len(completions), **options)
+    nothing.train()
+    assert set(logged(nothing, "troll/rate_factor")) == {1.0}
+
+    def late(completions, **_):  # no reward of the first rollout batch is finite
+        late.calls += 1
+        return [math.nan if late.calls == 1 else float(len(x) % 3) for x in completions]
+
+    late.calls = 0
+    trainer = make_trainer(*OURS["grpo"], tmp_path, reward=late, **options)
+    trainer.train()
+    assert logged(trainer, "troll/rate_factor") == [1.0] * 7 + [1.5]
+
+
+def test_no_growth_during_the_warm_up(tmp_path):
+    options = ADAPTIVE | {
+        "learning_rate": 1e-5,
+        "kl_bound": 1.0,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 8,
+    }
+    trainer = make_trainer(*OURS["grpo"], tmp_path, **options)
+    trainer.train()
+    factors = logged(trainer, "troll/rate_factor")
+    assert factors[:11] == [1.0] * 11 and factors[11:] == [1.5] * 4 + [2.25]
+
+
+@pytest.mark.parametrize("save_steps", [6, 8])
+def test_resume(save_steps, tmp_path):
+    """In the middle of a rollout batch and at its end: the rates of the uninterrupted run, bit for bit."""
+    options = ADAPTIVE | {"learning_rate": 2e-2, "save_strategy": "steps", "save_steps": save_steps}
+    whole = make_trainer(*OURS["grpo"], tmp_path, **options)
+    whole.train()
+    resumed = make_trainer(*OURS["grpo"], tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{save_steps}"))
+    for name in ("learning_rate", "troll/rate_factor", "troll/rate_signal"):
+        assert logged(resumed, name)[-(16 - save_steps) :] == logged(whole, name)[save_steps:]
+    assert all(torch.equal(x, weights(resumed)[name]) for name, x in weights(whole).items())
+    # With the option off the schedule's own rates return
+    off = make_trainer(*OURS["grpo"], tmp_path, **options | {"adaptive_learning_rate": False})
+    off.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{save_steps}"))
+    assert set(logged(off, "learning_rate")[save_steps:]) == {2e-2}
+
+
+REFUSED = [
+    ({"steps_per_generation": 1}, "at least 2 updates per rollout batch, got 1"),
+    ({"steps_per_generation": 3, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}, "got 1.5"),
+    ({"trust_region": "mask"}, "a mask has none|needs a finite `kl_bound`"),
+    ({"kl_bound": math.inf}, "finite `kl_bound` above 0"),
+    ({"kl_bound": 0.0, "trust_region": "penalty"}, "finite `kl_bound` above 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_refused(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(*OURS["grpo"], tmp_path, **ADAPTIVE | options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 4},
+        {"optim": "adafactor", "optim_args": "scale_parameter=True,relative_step=True", "learning_rate": None},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_scheduler_that_keeps_its_last_rate_is_refused(options, tmp_path):
+    trainer = make_trainer(*OURS["grpo"], tmp_path, **ADAPTIVE | options)
+    with pytest.raises(ValueError, match="`adaptive_learning_rate` multiplies the rates of a schedule"):
+        trainer.train()

@@ -1,0 +1,151 @@
+"""
+AdaptiveLearningRate: the trust region sets the learning rate.
+
+`k = KL(p‖q)` of a token, which the trust region computes anyway, is how far the policy `p` has moved from the old
+policy `q`. The signal of an update is
+
+    s = (Σ k² / Σ k) / ε,
+
+with sums over all tokens of the update's loss, on all ranks. It is a mean of `k/ε` in which a token counts as much as
+it has moved. In a language model most tokens are certain and never move: their number would dilute a plain mean.
+
+The forward passes of an update precede its step. So the signal measures the movement of the updates before it in the
+same rollout batch: it is about 0 in the first one, and never contains the movement of the last one.
+
+A factor `f`, 1 at the start, multiplies the rate that the scheduler gives. At each update, after the gradient and
+before the step, unless the update is skipped:
+
+1. If `s > HIGH`, and `s` is larger than at the update before in this batch, `f` is halved.
+2. If the update is the batch's last and all its signals were below `LOW`, `f` grows by half. It does not grow during
+   the warm-up, nor if fewer than `LEARNING_SHARE` of the batch's tokens had an advantage.
+3. `f` stays between 1/100 and 10.
+
+The new factor applies to the step that follows. This is PPO's KL-adaptive rate (`desired_kl` of RSL-RL, `KLAdaptiveLR`
+of skrl) with a signal for language models. evidence/adaptive.md has its study.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import TrainerCallback
+
+from troll_trl.trust_region.regions import TrustRegion
+
+LOW, HIGH = 3.0, 10.0  # signals below and above which the rate changes
+GROWTH, DECLINE = 1.5, 0.5
+SMALLEST, LARGEST = 0.01, 10.0  # factors
+# Without an advantage nothing moves, however high the rate: the signal of such a batch says nothing
+LEARNING_SHARE = 0.05
+
+
+class AdaptiveLearningRate(TrainerCallback):
+    """
+    Multiplies a `trainer`'s learning rate by a factor that follows its trust region. See the module for the rule.
+
+    The trainer must call `add` for each loss. Its guard, if it has one, says which updates are skipped, and sums the
+    counts over ranks together with its own. All ranks have the same factor, bit for bit.
+
+    Raises:
+        ValueError: the trust region has no finite `kl_bound` above 0, or does not count the `policy_kl` of each token.
+    """
+
+    def __init__(self, trainer: Any):
+        check_signal(trainer.trust_region)
+        self.trainer, self.kl_bound = trainer, trainer.trust_region.kl_bound
+        # Of this rank's losses since the last update: Σk, Σk², tokens, tokens with an advantage
+        self.sums = torch.zeros(4, device=trainer.accelerator.device)
+        self.factor = 1.0
+        self.signal = 0.0  # of the last update that was taken
+        # Of the rollout batch so far: its last and its largest signal, its tokens and those with an advantage
+        self.before = self.largest = self.tokens = self.learning = 0.0
+
+    def add(self, mask: torch.Tensor, policy_kl: torch.Tensor, advantages: torch.Tensor) -> None:
+        """Count the tokens of a loss that are 1 in `mask` `(B, C)`: `policy_kl` `(B, C)`, in nats, and `advantages`
+        `(B, 1)` or `(B, C)`."""
+        kl = policy_kl.detach().masked_fill(~mask, 0.0).clamp(min=0)  # rounding makes some negative
+        self.sums += torch.stack([kl.sum(), (kl * kl).sum(), mask.sum(), (mask & (advantages != 0)).sum()])
+
+    def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
+        self.sums.zero_()  # an earlier call may have ended in the middle of an update
+        if self.trainer.guard is not None:
+            self.trainer.guard.carried = self.sums
+        if type(lr_scheduler) is not LambdaLR:  # a subclass, or another one, may read or keep the last rate
+            raise ValueError(
+                f"`adaptive_learning_rate` multiplies the rates of a schedule, and {type(lr_scheduler).__name__} of "
+                f"`lr_scheduler_type={args.lr_scheduler_type}`, `optim={args.optim}` is none. Set `lr_scheduler_type` "
+                "to 'constant_with_warmup', 'linear' or 'cosine', and `optim` to 'adamw_torch'."
+            )
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, lr_scheduler=None, **kwargs):
+        guard, batch = self.trainer.guard, args.steps_per_generation * self.trainer.num_iterations
+        if guard is None:
+            sums = self.trainer.accelerator.reduce(self.sums, reduction="sum").tolist()
+            self.sums.zero_()
+        else:
+            sums = guard.carried_sums
+        warm_up = args.get_warmup_steps(state.max_steps)
+        is_last = self.trainer._step % batch == 0
+        if guard is None or not guard.skipped_last:
+            self.follow(*sums, is_last=is_last, may_grow=state.global_step >= warm_up)
+            # Until the scheduler's next step, which computes its rates anew: a checkpoint has the scheduled ones
+            scheduled = zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
+            rates = [self.factor * rate * share(lr_scheduler.last_epoch) for rate, share in scheduled]
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            lr_scheduler._last_lr = rates  # what is logged
+        if is_last:
+            self.before = self.largest = self.tokens = self.learning = 0.0
+
+    def follow(
+        self, kl: float, squared_kl: float, tokens: float, learning: float, *, is_last: bool, may_grow: bool
+    ) -> None:
+        """
+        Take an update into account, the rule of the module.
+
+        Args:
+            kl, squared_kl (`float`):
+                `Σ k` in nats and `Σ k²`, over the tokens of the update's losses on all ranks.
+            tokens, learning (`float`):
+                The number of these tokens, and of those with an advantage.
+            is_last (`bool`):
+                Whether the update is the last one of its rollout batch.
+            may_grow (`bool`):
+                Whether the warm-up has ended.
+        """
+        self.signal = squared_kl / kl / self.kl_bound if kl > 0 else 0.0
+        if self.signal > HIGH and self.signal > self.before:
+            self.factor *= DECLINE
+        self.before, self.largest = self.signal, max(self.signal, self.largest)
+        self.tokens += tokens
+        self.learning += learning
+        if is_last and self.largest < LOW and may_grow and self.learning >= LEARNING_SHARE * max(self.tokens, 1):
+            self.factor *= GROWTH
+        self.factor = min(max(self.factor, SMALLEST), LARGEST)
+
+    def metrics(self) -> dict[str, float]:
+        """What a log line says of the last update."""
+        return {"troll/rate_factor": self.factor, "troll/rate_signal": self.signal}
+
+    def state_dict(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in _STATE}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.__dict__.update(state)
+
+
+_STATE = ("factor", "signal", "before", "largest", "tokens", "learning")
+
+
+def check_signal(trust_region: TrustRegion) -> None:
+    """Raise a `ValueError` if a `trust_region` does not give the signal of [`AdaptiveLearningRate`]."""
+    bound = getattr(trust_region, "kl_bound", None)  # a trust region of the user's own may have none
+    counted = {name for pair in trust_region.mean_metrics.values() for name in pair}
+    if bound is None or not 0 < bound < float("inf") or "policy_kl" not in counted:
+        raise ValueError(
+            f"`adaptive_learning_rate` follows KL(p‖q) relative to a bound, and the trust region "
+            f"({trust_region.describe()}) has `kl_bound` {bound} and counts {', '.join(sorted(counted))}. It needs a "
+            "finite `kl_bound` above 0 and `policy_kl` in its `token_stats` and `mean_metrics`, as projection and "
+            "penalty have."
+        )
