@@ -46,6 +46,7 @@ OWN = {
     "idle": {"loss_type": "dapo", "num_iterations": 1},
     "mask": {"trust_region": "mask", "divergence_bound": 0.001},
     "penalty": {"trust_region": "penalty", "divergence_type": "topk_kl", "kl_bound": 1e-4},
+    "adaptive": {"adaptive_learning_rate": True, "kl_bound": 1e-4},
     "engine": {"old_policy": "engine", "use_vllm": True, "vllm_mode": "server"},
 }
 # As the configs for FSDP2 train, with a head of its own; before every generation the weights are read as for vLLM

@@ -73,9 +73,9 @@ class AdaptiveLearningRate(TrainerCallback):
             self.trainer.guard.carried = self.sums
         if type(lr_scheduler) is not LambdaLR:  # a subclass, or another one, may read or keep the last rate
             raise ValueError(
-                f"`adaptive_learning_rate` multiplies the rates of a schedule, and {type(lr_scheduler).__name__} of "
-                f"`lr_scheduler_type={args.lr_scheduler_type}`, `optim={args.optim}` is none. Set `lr_scheduler_type` "
-                "to 'constant_with_warmup', 'linear' or 'cosine', and `optim` to 'adamw_torch'."
+                "`adaptive_learning_rate` multiplies the rates of a schedule, and with `optim` "
+                f"{args.optim} and `lr_scheduler_type` {args.lr_scheduler_type} {type(lr_scheduler).__name__} sets "
+                "them. Use 'adamw_torch' and one of 'constant_with_warmup', 'linear' and 'cosine'."
             )
 
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, lr_scheduler=None, **kwargs):
