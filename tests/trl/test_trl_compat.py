@@ -1,9 +1,12 @@
-"""A TRL that lacks a private name is refused by that name, and one that was not tested is warned of."""
+"""What the package needs of TRL: a version that lacks it is refused by name, and one that was not tested is named."""
+
+import re
 
 import pytest
 import trl
 from trl import GRPOTrainer
 
+from tests.support.repository import ROOT
 from tests.trl_comparison import make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
@@ -18,4 +21,16 @@ def test_a_version_that_was_not_tested_is_named(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(trl, "__version__", "1.99.0")
     with caplog.at_level("WARNING"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
-    assert "trl 1.99.0" in caplog.text and "`troll check`" in caplog.text
+    assert "not tested with trl 1.99.0. Install 'trl==1.16.*', or run `troll check`" in caplog.text
+
+
+def test_the_list_of_private_names_is_complete():
+    """It has every import from one of TRL's own modules, and what is read of its `VLLMGeneration`."""
+    package = ROOT / "troll_trl"
+    engine, listed = ((package / "trainers" / name).read_text() for name in ("engine_policy.py", "trl_compat.py"))
+    used = set(re.findall(r"\bgeneration\.([a-z_]+)", engine))
+    for path in package.rglob("*.py"):
+        for module, names in re.findall(r"(?m)^ *from (trl\.[\w.]+) import ([\w, ]+)$", path.read_text()):
+            used |= {f"{module}.{name}" for name in names.split(", ")}
+    assert len(used) > 10
+    assert [name for name in sorted(used) if f"`{name}`" not in listed] == []
