@@ -1,11 +1,14 @@
 """Asynchronous GRPO: against TRL's trainer, against an independent loss on unpacked samples, and what it refuses."""
 
+import pytest
+
+pytest.importorskip("troll_trl.experimental.async_grpo", exc_type=ImportError)  # needs the tested TRL
+
 import copy
 import math
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 import trl
 from accelerate import Accelerator

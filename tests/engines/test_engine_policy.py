@@ -182,6 +182,23 @@ def test_a_rollout_function_without_the_engines_numbers_is_refused(tmp_path):
     trainer_of(tmp_path, rollout_func=plain, max_steps=1, **mask).train()  # reads the sampled token alone
 
 
+def test_one_more_result_of_the_engine_is_passed_on(tmp_path, monkeypatch):
+    """As TRL after 1.16 may have it. Four results were unpacked, and a fifth ended the run."""
+    monkeypatch.setattr(
+        Engine, "generate", lambda *args, answer=Engine.generate, **kwargs: (*answer(*args, **kwargs), 5)
+    )
+    run, passed = trainer_of(tmp_path, max_steps=2), []
+
+    def as_trl_unpacks(*args, generate=run.vllm_generation.generate, **kwargs):
+        *four, more = generate(*args, **kwargs)
+        passed.append(more)
+        return four
+
+    run.vllm_generation.generate = as_trl_unpacks
+    run.train()
+    assert passed == [5] and max(logged(run, "troll/unscored_tokens")) == 0
+
+
 def test_tools(tmp_path):
     """A call and what follows its answer are two answers of the engine, with the tool's words in between."""
     runs, size = [], len(byte_tokenizer())

@@ -1,11 +1,14 @@
 """Asynchronous GRPO with TRL's rollout worker and a real vLLM server on a CPU. Run by `make test-vllm`."""
 
+import pytest
+
+pytest.importorskip("troll_trl.experimental.async_grpo", exc_type=ImportError)  # needs the tested TRL
+
 import json
 import shutil
 import subprocess
 import sys
 
-import pytest
 import torch
 from transformers import AutoModelForCausalLM
 

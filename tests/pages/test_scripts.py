@@ -16,13 +16,11 @@ import torch
 
 import troll_trl
 from math_answers import math_accuracy_reward
-from tests.engines import async_engine
 from tests.pages.page_texts import SCRIPTS
 from tests.support.real_problems import DATA
 from tests.support.repository import ROOT
 from tests.tiny import saved_model, tiny_model, tiny_tokenizer, token_reward
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
-from troll_trl.experimental import async_grpo
 
 ON_A_CPU = {
     "use_cpu": True,
@@ -120,6 +118,9 @@ def test_a_script_trains(name, folder, monkeypatch):
 
 
 def test_the_asynchronous_example_trains(folder, monkeypatch):
+    async_grpo = pytest.importorskip("troll_trl.experimental.async_grpo", exc_type=ImportError)
+    from tests.engines import async_engine
+
     trainers = []
 
     def start(model, reward_funcs, args, train_dataset):

@@ -1,6 +1,9 @@
 """What the package needs of TRL: a version that lacks it is refused by name, and one that was not tested is named."""
 
 import re
+import runpy
+import sys
+from importlib import import_module
 
 import pytest
 import trl
@@ -22,6 +25,18 @@ def test_a_version_that_was_not_tested_is_named(tmp_path, monkeypatch, caplog):
     with caplog.at_level("WARNING"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
     assert "not tested with trl 1.99.0. Install 'trl==1.16.*', or run `troll check`" in caplog.text
+
+
+def test_the_asynchronous_package_says_which_trl_it_needs(monkeypatch):
+    """TRL 1.18 has no submodules of `trl.experimental.async_grpo`: this was a bare `ModuleNotFoundError`."""
+    for name in [name for name in sys.modules if name.startswith("troll_trl.experimental.async_grpo")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "trl.experimental.async_grpo.async_rollout_worker", None)
+    with pytest.raises(ImportError, match=r"async_rollout_worker .*Install 'trl==1\.16\.\*'"):
+        import_module("troll_trl.experimental.async_grpo")
+    for name in ("test_async_grpo", "test_vllm_async"):
+        with pytest.raises(pytest.skip.Exception, match="Install 'trl=="):
+            runpy.run_path(str(ROOT / "tests" / "engines" / f"{name}.py"))
 
 
 def test_the_list_of_private_names_is_complete():

@@ -68,10 +68,10 @@ class GuardedTrainer(_Trainer):
         return output
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        log_probs, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        log_probs, entropies, *rest = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if entropies is not None:
             self.guard.count_entropies(entropies)
-        return log_probs, entropies, aux_loss
+        return log_probs, entropies, *rest
 
     def compute_loss(self, model, inputs, *args, **kwargs):
         if not self.model.training:

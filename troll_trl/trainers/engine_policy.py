@@ -156,14 +156,14 @@ def ask_for_likely_tokens(generation: Any, policy: "EnginePolicy") -> None:
         flat: list[tuple[Sequence[int], Any]] = []
         captured = flat
         try:
-            prompt_ids, completion_ids, log_probs, ids = answer(*args, **kwargs)
+            prompt_ids, completion_ids, log_probs, ids, *rest = answer(*args, **kwargs)
         finally:
             captured = None
         listed = _flat_lists(completion_ids, flat) if flat else _nested_lists(ids, log_probs)
         policy.answered = [
             read_answer(sampled, *lists, others) for sampled, lists in zip(completion_ids, listed, strict=True)
         ]
-        return prompt_ids, completion_ids, [[[value] for value in row] for row in policy.answered], None
+        return prompt_ids, completion_ids, [[[value] for value in row] for row in policy.answered], None, *rest
 
     generation.generate = generate
 

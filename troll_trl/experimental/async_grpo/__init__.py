@@ -6,7 +6,17 @@ Asynchronous GRPO with a trust region around the engine's distribution, a swap o
     config.py        AsyncTrollGRPOConfig: the trust region's options, and what is refused
 """
 
-from troll_trl.experimental.async_grpo.config import AsyncTrollGRPOConfig
-from troll_trl.experimental.async_grpo.trainer import AsyncTrollGRPOTrainer
+import trl
+
+from troll_trl.trainers.trl_compat import TESTED
+
+try:  # TRL 1.18 has moved its trainer, and has none of the submodules
+    from troll_trl.experimental.async_grpo.config import AsyncTrollGRPOConfig
+    from troll_trl.experimental.async_grpo.trainer import AsyncTrollGRPOTrainer
+except ImportError as error:
+    raise ImportError(
+        f"Asynchronous training works with trl {TESTED['trl']} alone, and an import from trl {trl.__version__} failed: "
+        f"{error}. Install 'trl=={TESTED['trl']}.*'."
+    ) from error
 
 __all__ = ["AsyncTrollGRPOConfig", "AsyncTrollGRPOTrainer"]
