@@ -634,6 +634,18 @@ def test_bad_calls_are_refused(arguments, message):
         model(**{**batch, "fused_lm_head": True, **arguments})
 
 
+@pytest.mark.parametrize("name", ["qwen3", "phi_head_bias"])
+def test_a_keyword_that_nothing_reads_is_refused(name):
+    """The backbone takes any keyword: a `sampling_mask`, as TRL after 1.16 may give, had no effect."""
+    model, batch = make_model(name), make_batch()
+    add_sparse_lm_head(model)
+    selection = {"fused_lm_head": True, "support_size": 4}
+    with pytest.raises(TypeError, match=f"`sampling_mask`, which neither it nor {type(model).__name__}.forward names"):
+        model(**batch, **selection, sampling_mask=batch["labels"])
+    unread = {"sampling_mask": None, "num_items_in_batch": 3, "output_router_logits": False, "token_type_ids": 1}
+    assert torch.equal(model(**batch, **selection, **unread).log_probs, model(**batch, **selection).log_probs)
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_non_finite_logits_are_refused(value, grad):

@@ -1,6 +1,7 @@
 """add_sparse_lm_head(): lets a causal LM return sparse distributions, streaming its LM head over vocabulary tiles."""
 
 import functools
+import inspect
 import types
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, TransformersKwargs
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from troll_trl.kernels.tiles import LogitTransform
@@ -19,6 +20,9 @@ from troll_trl.lm_head.support_selection import select_support
 from troll_trl.trust_region.sparse import UNUSED, check_range, check_support_options, nothing_kept
 
 IGNORED_LABEL = -100
+
+# Processors add these for models that do not read them, too, such as Gemma 3
+_TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 
 # With these options a model changes its logits, or leaves some out, and neither this head nor TRL's does so:
 # RecurrentGemma, xLSTM, Inkling
@@ -99,6 +103,7 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
         ValueError: `temperature` not positive, or a model whose logits this head would get wrong. In a call:
             `support_size` or `tail_mass` out of range, a support whose slot 0 is not the label, both or no labels and
             supports, logits that are not finite.
+        TypeError: in a call, a keyword that neither the head nor the model's forward names.
     """
     if not temperature > 0:
         raise ValueError(f"`temperature` must be positive, got {temperature}.")
@@ -106,6 +111,7 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
     transform = logit_transform(model.config.get_text_config(), temperature)
     _name_experts(model.config.get_text_config())
     _check_parts(model)
+    known = {*inspect.signature(type(model).forward).parameters, *TransformersKwargs.__annotations__, *_TOKEN_TYPES}
 
     # Keep the original signature: `generate` validates its model kwargs against it
     @functools.wraps(type(model).forward)
@@ -117,6 +123,11 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
         labels, shift_labels = kwargs.pop("labels", None), kwargs.pop("shift_labels", None)
         query = _Query(labels, shift_labels, token_index, token_ids, support_size, tail_mass)
         _check_query(query, kwargs.pop("fused_lm_head", False))
+        if unknown := [name for name, value in kwargs.items() if value is not None and name not in known]:
+            raise TypeError(  # most backbones take any keyword, and ignore it
+                f"The sparse LM head got `{'`, `'.join(unknown)}`, which neither it nor {type(self).__name__}.forward "
+                "names, so it would have no effect. If TRL passes it, install a tested TRL."
+            )
         output = _sparse_forward(self, args, kwargs, query, transform, cast_lm_head_to_fp32)
         if check_finite:
             _check_finite(output.entropy)
