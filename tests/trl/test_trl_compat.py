@@ -10,6 +10,7 @@ import trl
 from trl import GRPOTrainer
 
 from tests.support.repository import ROOT
+from tests.tiny import saved_model
 from tests.trl_comparison import make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
@@ -25,6 +26,30 @@ def test_a_version_that_was_not_tested_is_named(tmp_path, monkeypatch, caplog):
     with caplog.at_level("WARNING"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
     assert "not tested with trl 1.99.0. Install 'trl==1.16.*', or run `troll check`" in caplog.text
+
+
+def test_more_results_of_trls_methods_are_passed_on(tmp_path, monkeypatch):
+    """As a TRL after 1.16 may have them: three scores were unpacked, and a fourth ended the run."""
+    passed = []
+
+    class Newer(TrollGRPOTrainer):
+        """Unpacks as many results as TRL 1.16 does."""
+
+    def add_a_result(name, trl):
+        def unpacked(self, *args, **kwargs):
+            *results, more = getattr(super(Newer, self), name)(*args, **kwargs)
+            passed.append(more)
+            return tuple(results)
+
+        monkeypatch.setattr(GRPOTrainer, name, lambda *args, **kwargs: (*trl(*args, **kwargs), name))
+        setattr(Newer, name, unpacked)
+
+    for name in ("_generate", "_get_per_token_logps_and_entropies"):
+        add_a_result(name, getattr(GRPOTrainer, name))
+    model = saved_model(tmp_path / "model")
+    make_trainer(Newer, TrollGRPOConfig, tmp_path, model, beta=0.1, max_steps=2).train()
+    # Once each: old policy, reference, and two losses
+    assert passed == ["_generate", *4 * ["_get_per_token_logps_and_entropies"]]
 
 
 def test_the_asynchronous_package_says_which_trl_it_needs(monkeypatch):
