@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from troll_trl.trainers.config import TrollGRPOConfig, TrollRLOOConfig
-    from troll_trl.trainers.grpo import TrollGRPOTrainer
+    from troll_trl.trainers.grpo import TrollGRPOTrainer, TrustRegionGRPO
     from troll_trl.trainers.rloo import TrollRLOOTrainer
     from troll_trl.trust_region.projection import Projection, project
     from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput
@@ -20,6 +20,7 @@ __all__ = [
     "TrollRLOOConfig",
     "TrollRLOOTrainer",
     "TrustRegion",
+    "TrustRegionGRPO",
     "TrustRegionOutput",
     "__version__",
     "project",
@@ -32,6 +33,7 @@ _MODULES = {
     "TrollGRPOTrainer": "troll_trl.trainers.grpo",
     "TrollRLOOConfig": "troll_trl.trainers.config",
     "TrollRLOOTrainer": "troll_trl.trainers.rloo",
+    "TrustRegionGRPO": "troll_trl.trainers.grpo",
     "TrustRegionOutput": "troll_trl.trust_region.regions",
     "TrustRegion": "troll_trl.trust_region.regions",
     "Projection": "troll_trl.trust_region.projection",

@@ -6,10 +6,9 @@ from transformers import AutoModelForCausalLM
 
 from tests.tiny import saved_model
 from tests.trl_comparison import logged, make_trainer, weights
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, TrustRegionGRPO
 from troll_trl.resilience.checkpoints import CheckpointedTrainer
 from troll_trl.resilience.guard import GuardedTrainer
-from troll_trl.trainers.grpo import TrustRegionGRPO
 from troll_trl.trainers.rloo import TrustRegionRLOO
 
 ALONE = {

@@ -14,7 +14,8 @@ from troll_trl.trainers.troll_trainer import TrollTrainer
 
 
 class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
-    """The method alone: GRPO with a trust region, without what [`TrollGRPOTrainer`] adds for long runs."""
+    """GRPO with a trust region, without the resilience of [`TrollGRPOTrainer`]: it skips no update with a NaN, saves
+    checkpoints as TRL does, and resumes as TRL does."""
 
     _tag_names = ["trl", "grpo", "troll"]
     _name = "TROLL"
