@@ -15,7 +15,7 @@ TRAINER_TESTS := tests/method tests/trl tests/engines
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-kernels test-gpu test-extras test-vllm test-trl test-oldest lint format docs \
-	quickstart check-gpu bench evidence-gpu clean
+	dist quickstart check-gpu bench evidence-gpu clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -95,6 +95,12 @@ docs: $(INSTALLED)  ## Build the documentation site into site/
 
 quickstart: $(INSTALLED)  ## Train a small model with TROLL in a few minutes, on a CPU
 	$(BIN)/python scripts/quickstart.py
+
+dist: $(INSTALLED)  ## Build the wheel and the source archive of a release into dist/
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet -c constraints.txt build twine
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
 
 # The first Python that has torch and TRL: a machine that is at hand for minutes has no network, and no time to install
 define find_python
