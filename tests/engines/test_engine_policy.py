@@ -241,8 +241,11 @@ def test_the_loss_is_that_of_a_float64_reference(support_size, bound, tmp_path):
     trainer = trainer_of(tmp_path, **options, max_steps=3)
     trainer.train()
     inputs = micro_batch(trainer, 3)
+    assert_loss_is(reference_loss(trainer, inputs, projection(bound), tiny_model), trainer, inputs)
+
+
+def assert_loss_is(reference, trainer, inputs):
     trainer.model.train()
-    reference = reference_loss(trainer, inputs, projection(bound), tiny_model)
     trainer.model.zero_grad()
     loss = trainer.compute_loss(trainer.model, inputs)
     loss.backward()
@@ -251,6 +254,39 @@ def test_the_loss_is_that_of_a_float64_reference(support_size, bound, tmp_path):
     largest = max(gradient.abs().max() for gradient in reference.gradients.values())
     for name, parameter in trainer.model.named_parameters():
         assert (parameter.grad - reference.gradients[name]).abs().max() < 2e-3 * largest, name
+
+
+def test_unknown_tokens_and_a_large_tail_in_a_mean_over_all_tokens(tmp_path):
+    """Against an old policy made anew from the weights that sampled, and tokens counted anew."""
+    tail, bound, size = 0.8, 1e-4, 20
+    options = {"support_size": size, "tail_mass": tail, "kl_bound": bound, "loss_type": "dapo", "max_steps": 3}
+    trainer = trainer_of(tmp_path, **options)
+    trainer.vllm_generation.spoil = lambda listed: [dict.fromkeys(listed[0], math.nan), *listed[1:]]
+    trainer.train()
+    live = [(x["completion_mask"] * x["tool_mask"]).bool() for x in trainer._buffered_inputs]
+    assert not any(mask[:, 0].any() for mask in live) and all(mask.any() for mask in live)
+
+    inputs, kept = micro_batch(trainer, 3), []
+    ids, mask = (torch.cat([inputs[f"prompt_{x}"], inputs[f"completion_{x}"]], 1) for x in ("ids", "mask"))
+    length = inputs["completion_ids"].shape[1]
+    with torch.no_grad():
+        full = tiny_model().double()(ids, attention_mask=mask).logits[:, -length - 1 : -1].log_softmax(-1)  # (B, C, V)
+    anew = {"old_token_ids": torch.full((*full.shape[:2], size), -1)}
+    anew["old_sparse_logps"] = torch.full((*full.shape[:2], size + 1), -math.inf, dtype=torch.float64)
+    for b, t in live[3].nonzero().tolist():
+        token, q = inputs["completion_ids"][b, t].item(), full[b, t]
+        order = [token, *(i for i in q.argsort(descending=True).tolist() if i != token)][:size]
+        before = [0.0, *q[order].exp().cumsum(0).tolist()]
+        support = [i for i, mass in zip(order, before, strict=False) if mass < 1 - tail]
+        rest = [i for i in range(V) if i not in support]
+        anew["old_token_ids"][b, t, : len(support)] = torch.tensor(support)
+        anew["old_sparse_logps"][b, t, : len(support)] = q[support]
+        anew["old_sparse_logps"][b, t, -1] = q[rest].logsumexp(0)
+        kept.append(len(support))
+    assert 1 < sum(kept) / len(kept) < size
+    anew["num_items_in_batch"] = sum(mask.sum() for mask in live)
+    reference = reference_loss(trainer, inputs | anew, projection(bound), tiny_model)
+    assert_loss_is(reference, trainer, inputs)
 
 
 def test_with_one_update_the_old_policy_is_the_engines_too(tmp_path):

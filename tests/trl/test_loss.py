@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from tests.tiny import certain_model, saved_model
 from tests.trl.reference_loss import Bounded, mask, penalty, projection, reference_loss
-from tests.trl_comparison import OURS, off_policy
+from tests.trl_comparison import OURS, make_trainer, micro_batch, off_policy
 from troll_trl import TrollGRPOTrainer, TrustRegion, TrustRegionOutput
 
 SUPPORT = {"support_size": 12, "tail_mass": 1e-3}
@@ -64,6 +65,7 @@ OPTIONS = {
     "importance_ratio": {"loss_type": "grpo", **KL},
     "entropy_quantile": {"top_entropy_quantile": 0.5, "entropy_coef": 0.05, **KL},
     "off_policy_mask": {"off_policy_mask_threshold": 1e-3, **KL},
+    "off_policy_mask_of_the_engine": {"off_policy_mask_threshold": 1e-3},
     "token_advantages": {},  # TRL offers `(B, C)` to subclasses
     "sequence": {"loss_type": "grpo", **SEQUENCE},
     "sequence_luspo": {"loss_type": "luspo", "temperature": 0.7, **SEQUENCE},
@@ -94,6 +96,11 @@ def prepared(region, name, tmp_path, monkeypatch):
         trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
         inputs["importance_sampling_ratio"] = noise(0.5).exp()
         inputs["importance_sampling_ratio"][0] = 0.0  # as a mask mode has it
+    if name == "off_policy_mask_of_the_engine":  # other completions than those that have left the old policy
+        inputs["sampling_per_token_logps"] = inputs["old_per_token_logps"] + noise(0.1)
+    if name.startswith("sequence"):  # a mean over its padding changed a completion's ratio, and no test saw it
+        lengths = 1 + torch.arange(len(inputs["completion_mask"])) % inputs["completion_mask"].shape[1]
+        inputs["completion_mask"] = inputs["completion_mask"].cumsum(1).le(lengths.unsqueeze(1)).long()
     if name == "token_advantages":
         inputs["advantages"] = inputs["advantages"].unsqueeze(1) + noise(0.5)
     if name == "tools":
@@ -114,12 +121,18 @@ def assert_is_reference(trainer, inputs, region, make_model=certain_model, scale
     reference = reference_loss(trainer, inputs, region, make_model)
     loss, gradients = loss_of(trainer, inputs, scale)
     assert loss == pytest.approx(reference.loss, rel=3e-4, abs=1e-5)
-    largest = max(gradient.abs().max().item() for gradient in reference.gradients.values())
-    assert largest > 1e-4
-    for name, expected in reference.gradients.items():
-        difference = (gradients[name] / scale - expected).abs().max().item()
-        assert difference < 1e-3 * largest, f"{name}: off by {difference / largest:.1e} of the largest gradient"
+    assert_same_gradients({name: gradient / scale for name, gradient in gradients.items()}, [reference.gradients])
     return reference
+
+
+def assert_same_gradients(actual, references):
+    """Of the mean of the `references`, up to rounding."""
+    expected = {name: sum(each[name] for each in references) / len(references) for name in actual}
+    largest = max(gradient.abs().max().item() for gradient in expected.values())
+    assert largest > 1e-4
+    for name, gradient in expected.items():
+        difference = (actual[name] - gradient).abs().max().item()
+        assert difference < 1e-3 * largest, f"{name}: off by {difference / largest:.1e} of the largest gradient"
 
 
 @pytest.mark.parametrize(("region", "name"), CASES)
@@ -149,3 +162,26 @@ def test_rloo(region, alpha, tmp_path):
     trainer, inputs = off_policy("rloo", tmp_path, **options)
     reference = assert_is_reference(trainer, inputs, reference_region)
     assert (reference.regression > 0).double().mean() > 0.05
+
+
+@pytest.mark.parametrize("loss_type", ["rloo", "dapo", "grpo", "bnpo", "dr_grpo", "luspo"])
+def test_the_regression_under_gradient_accumulation(loss_type, tmp_path):
+    """The gradient of the second update is the mean of the reference's over its two micro-batches."""
+    kept = {}
+
+    class Keep(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            kept["weights"] = {name: weight.clone() for name, weight in model.state_dict().items()}
+            kept["gradients"] = {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    algorithm = "rloo" if loss_type == "rloo" else "grpo"
+    options = {"trust_region": "penalty", "kl_bound": 1e-3, "regression_coef": 5.0, "beta": 0.0, "max_grad_norm": 1e9}
+    options |= {"gradient_accumulation_steps": 2, "max_steps": 2, "learning_rate": 2e-2, "model": certain_model()}
+    options |= {} if algorithm == "rloo" else {"loss_type": loss_type}
+    trainer = make_trainer(*OURS[algorithm], tmp_path, **options)
+    trainer.add_callback(Keep())
+    trainer.train()
+    trainer.model.load_state_dict(kept["weights"])
+    references = [reference_loss(trainer, micro_batch(trainer, n), penalty(1e-3), certain_model) for n in (2, 3)]
+    assert all((reference.regression > 0).double().mean() > 0.05 for reference in references)
+    assert_same_gradients(kept["gradients"], [reference.gradients for reference in references])

@@ -9,7 +9,16 @@ from peft import LoraConfig, get_peft_model
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, TrlParser
 
 from tests.tiny import saved_model, tiny_model, tiny_prompts
-from tests.trl_comparison import OURS, assert_same_movement, logged, make_trainer, off_policy, train_both, weights
+from tests.trl_comparison import (
+    OURS,
+    assert_same_movement,
+    logged,
+    make_trainer,
+    micro_batch,
+    off_policy,
+    train_both,
+    weights,
+)
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 
 OPTIONS = {
@@ -172,6 +181,33 @@ def test_metrics_are_means_over_the_tokens_of_several_micro_batches(tmp_path):
         rest.append(batch["old_sparse_logps"][batch["completion_mask"].bool()][:, -1].exp())
     expected = torch.cat(rest).mean().item()
     assert trainer.troll_metrics["train"].pop()["troll/rest_mass_mean"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_maximum_is_the_largest_of_several_micro_batches(tmp_path):
+    trainer, first = off_policy("grpo", tmp_path)
+    second = micro_batch(trainer, 1)
+
+    def largest(*batches):
+        for batch in batches:
+            trainer.compute_loss(trainer.model, batch)
+        return trainer.troll_metrics["train"].pop()["troll/policy_kl_max"]
+
+    one, other = largest(first), largest(second)
+    assert one != other
+    assert largest(first, second) == largest(second, first) == max(one, other)
+
+
+def test_an_evaluation_counts_nothing_of_a_prediction_before_it(tmp_path):
+    options = {"eval_dataset": tiny_prompts(2), "max_completion_length": 3}
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
+
+    def evaluate():
+        torch.manual_seed(0)
+        return {name: value for name, value in trainer.evaluate().items() if "troll/" in name}
+
+    expected = evaluate()
+    trainer.predict(tiny_prompts(2))
+    assert len(expected) > 3 and evaluate() == expected
 
 
 @pytest.mark.parametrize(("options", "words"), [
