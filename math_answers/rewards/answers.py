@@ -35,10 +35,11 @@ _CONNECTING = frozenset(["and", "or", "also", "either", "maybe", "perhaps", "pos
 _ALTERNATIVE = re.compile(r"\b(?:or|alternatively)\b[^.\n]*\Z")
 # Possessive quantifiers (`*+`): a run of blanks is read once, however the match ends
 _MARKER = re.compile(
-    r"(?:####|\banswer[\s*_]*+:|\bthe\s++(?:final\s++|correct\s++)?answer\s++is\b[\s*_]*+:?+)(?:[\s*_$}]|\\[(\[$])*+",
+    r"(?:####|\banswer[\s*_]*+:|\bthe\s++(?:final\s++|correct\s++)?answer\s++is\b(?:[\s*_]*+:)?+)[*_]*+"
+    r"(?:[\s$}]|\\[(\[$]|[*_]++(?=\s))*+",  # not the mark before a value: *42* is a pair
     re.IGNORECASE,
 )
-_EMPHASIS = re.compile(r"(?<![\w)])(?:\*\*|__)|(?:\*\*|__)(?![\w(])")
+_EMPHASIS = re.compile(r"(?<![\w)])(?:\*{2,3}|__)|(?:\*{2,3}|__)(?![\w(])")
 # The end of the sentence, or the beginning of a remark. In ", 7" and ", x = 2" the list of answers goes on
 _END = re.compile(
     r"(?<!\\)[.!](?=\s|$)|;(?=\s*+(?:[A-Za-z]{2}|$))|\b(?:because|since)\b"

@@ -22,6 +22,9 @@ _BLANK = re.compile(r"(?<!\d)\s|\s(?!\d)")
 _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|neq|in|to|equiv|setminus)(?![A-Za-z])")
+_TRUTH = re.compile(
+    r"\s*(?:\\text\{\s*)?(?:[TF]|(?i:true|false|yes|no|right|wrong|(?:in)?correct|always|sometimes|never))\s*\}?\s*"
+)
 _UNIT = re.compile(r"(?<=[\w})])\s?\\text\{[A-Za-z. ]+\}(?:\^\{?\d\}?)?\Z")
 # What is left to be worked out. A function that the gold answer has may occur more often in the answer
 _FUNCTION = (
@@ -111,6 +114,8 @@ def _is_unordered(gold: Parts, answer: Parts) -> bool:
     names = {_bare(member.partition("=")[0]) for member in gold.members if "=" in member}
     if len(names) > 1 and not any("=" in member for member in answer.members):
         return False  # of x=1, y=2 the values alone have an order
+    if all(map(_TRUTH.fullmatch, gold.members)):
+        return False  # each answers one question
     kinds = {gold.kind, answer.kind}
     return kinds <= {"list", "alternatives", "set"} or ("union" in kinds and kinds <= {"union", "list", "alternatives"})
 

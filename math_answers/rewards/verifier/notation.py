@@ -37,6 +37,14 @@ _DELIMITERS = (
     (rf"\\(?:left|right|middle){_END}(?:\s*\.(?!\d))?", ""),
     (rf"\\(?:[bB]igg?[lrm]?|displaystyle|textstyle|limits|rm|bf){_END}", ""),
 )
+# A mark at the beginning of a value is no operator: **x = 5**, x = *5*. In 2**3 and "2 *3* 4" it may be one
+_MARKDOWN = (
+    (
+        r"(\A\s*|[=,;:(\[{]\s*)(\*{1,3}|__?|`)(?=[^\s*_`])((?:(?!\2).)*?[^\s*_`])\2"
+        r"(?![\w*`])(?:(?<=[).:]\*\*)|(?!\s*\d))",  # "**2** 345" is not 2345
+        r"\1\3",
+    ),
+)
 _SPACES = (
     (r"(?<=\d)(?:\{,\}|,?\\!|\\,)\s?(?=\d{3}(?!\d))", ""),  # thousands that leave no doubt: 1{,}234
     (r"(?<!\\)\\!", ""),
@@ -89,7 +97,7 @@ _ENDS = (
 )
 _RULES = [
     (re.compile(pattern), replacement)
-    for group in (_DELIMITERS, _SPACES, _COMMANDS, _PLAIN_TEXT, _ARGUMENTS, _ENDS)
+    for group in (_DELIMITERS, _MARKDOWN, _SPACES, _COMMANDS, _PLAIN_TEXT, _ARGUMENTS, _ENDS)
     for pattern, replacement in group
 ]
 

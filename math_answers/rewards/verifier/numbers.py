@@ -1,5 +1,6 @@
 """read_number(): exact numbers as people write them: thousands, fractions, percent, powers of ten, bases, units."""
 
+import math
 import re
 from fractions import Fraction
 from typing import NamedTuple
@@ -7,6 +8,8 @@ from typing import NamedTuple
 from math_answers.rewards.verifier.units import agree, read_unit
 
 MAX_DIGITS = 1000
+# A decimal with this many places, and as many digits after its zeros, is a rounding
+ROUNDED_DIGITS = 8
 
 _NUMERAL = r"(?:\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)"
 _NUMBER = re.compile(
@@ -32,9 +35,10 @@ _MAGNITUDES = {None: 0, "hundred": 2, "thousand": 3, "million": 6, "billion": 9,
 
 
 class Number(NamedTuple):
-    """An exact number. `is_divided` tells 6/2 from 3."""
+    """An exact number. `is_divided` tells 6/2 from 3; `decimals` are the places of a plain decimal, else 0."""
 
     value: Fraction
+    decimals: int
     is_divided: bool
     is_percent: bool
     base: str | None
@@ -57,8 +61,10 @@ def read_number(text: str) -> Number | None:
             return None
         value = ratio * Fraction(10) ** int(match["power"] or match["exponent"] or 0)
     value *= 10 ** _MAGNITUDES[match["magnitude"]]
+    is_plain = not any(map(match.group, ("bottom", "power", "exponent", "percent", "magnitude")))
     return Number(
         value=-value if match["sign"] == "-" else value,
+        decimals=len((match["top"] or "").partition(".")[2]) if is_plain else 0,
         is_divided=match["bottom"] is not None and match["whole"] is None,
         is_percent=match["percent"] is not None,
         base=None if match["base"] == "10" else match["base"],
@@ -75,10 +81,18 @@ def same_number(gold: Number, answer: Number) -> bool:
         return False
     if answer.is_divided and not gold.is_divided and answer.value.denominator == 1:
         return False
-    if gold.value == answer.value:
+    if gold.value == answer.value or _is_rounding(*sorted((gold, answer), key=lambda number: number.decimals)):
         return True
     in_percent, other = (gold, answer) if gold.is_percent else (answer, gold)
     return in_percent.is_percent and not other.is_percent and in_percent.value == 100 * other.value
+
+
+def _is_rounding(short: Number, long: Number) -> bool:
+    """Tell whether a decimal of many digits is a longer one, rounded or cut: 5.333333333 is 5.3333333333."""
+    exact, digits = abs(long.value) * 10**short.decimals, abs(short.value) * 10**short.decimals
+    is_long = short.decimals >= ROUNDED_DIGITS and digits >= 10 ** (ROUNDED_DIGITS - 1)
+    rounded, cut = math.floor(exact + Fraction(1, 2)), math.floor(exact)
+    return is_long and short.value * long.value > 0 and digits in (rounded, cut)
 
 
 def _ratio(whole: str | None, top: str, bottom: str | None) -> Fraction | None:

@@ -76,7 +76,7 @@ def unwrap(text: str) -> str:
         if wrapped is None or not is_wrapped(text):
             return text
         opening, content = wrapped.groups()
-        is_words = opening == r"\text{" and not re.search(r"[\d\\]", content)
+        is_words = opening == r"\text{" and not re.search(r"[\d\\,]", content)
         if is_words or (opening in ("(", r"\{") and _MEANINGFUL.search(content)):
             return text
         text = content

@@ -14,7 +14,8 @@ _UNITS = {name: names.split()[0] for names in _SPELLINGS.split(",") for name in 
 _FILLERS = frozenset(["a", "an", "the", "of", "per", "each", "about", "total"])
 # Words that change a number, take it back or state a second one
 _FRACTIONS = (
-    r"half|halves|halved|thirds?|quarter|fifths?|tenths?|\w*(?:f|ie|teen|ven|igh|lev)ths|nths|percent|ppm|mille|basis"
+    r"half|halves|halved|(?:third|fifth|tenth)(?![ -]grade)s?|quarter|\w*(?:f|four|six|nin|ie|teen|ven|igh|lev)ths|nths"
+    r"|percent|ppm|mille|basis"
 )
 _MULTIPLES = (
     r"hundred\w*|thousand\w*|\w*illion\w*|dozen\w*|gross|score|lakh|grand|googol|tens|\w+fold|doubled?|tripled?|twice"
