@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from math_answers.evaluation.arguments import SAMPLING_SETTINGS, EvaluationArguments
 from math_answers.evaluation.problems import Problem, load_problems
-from math_answers.evaluation.samples import Sample, append, begin, key_of, read_finished
+from math_answers.evaluation.samples import SAMPLES, Sample, append, begin, key_of, read_finished, read_samples, replace
 from math_answers.evaluation.scoring import score
 from math_answers.models import adapter_settings, base_of, check_model, context_of, end_ids, saved_at
 
@@ -40,9 +40,10 @@ class Job(NamedTuple):
     number: int
 
 
-def generate_samples(args: EvaluationArguments, folder: Path) -> dict[str, Any]:
-    """Generate and score the samples that the folder lacks, and return the settings that made them. Raises an `OSError`
-    or a `ValueError` for what a user can correct, before anything is generated."""
+def generate_samples(args: EvaluationArguments, folder: Path) -> tuple[dict[str, Any], list[Sample]]:
+    """Generate and score the samples that the folder lacks. Return the settings that made them, and the samples that
+    `args` ask for: the folder may have more. Raises an `OSError` or a `ValueError` for what a user can correct, before
+    anything is generated."""
     place = check_model(str(args.model), revision=args.revision)
     tokenizer = load_tokenizer(place, args)
     if args.enable_thinking is None and "enable_thinking" in str(tokenizer.chat_template):
@@ -52,35 +53,67 @@ def generate_samples(args: EvaluationArguments, folder: Path) -> dict[str, Any]:
         )
     settings = {name: getattr(args, name) for name in SAMPLING_SETTINGS if name != "n"} | {"saved_at": saved_at(place)}
     finished = read_finished(folder, settings, args.overwrite)
-    problems = load_problems(args)
+    benchmarks = load_problems(args)
+    corrected = _correct_golds(finished, benchmarks, folder)
+    problems = [problem for own in benchmarks.values() for problem in own[: args.max_problems]]
     prompts = [tokenize_prompt(tokenizer, problem.prompt, args.enable_thinking) for problem in problems]
     longest = check_lengths(problems, prompts, place, args)
-    done = {key_of(sample) for sample in finished}
-    jobs = [
-        Job(problem, prompt, number)
+    asked = {
+        (problem.benchmark, problem.text, number): Job(problem, prompt, number)
         for problem, prompt in zip(problems, prompts, strict=True)
         for number in range(args.n * len(problem.golds))
-        if (problem.benchmark, problem.text, number) not in done
-    ]
-    if done:
-        logger.info(f"{folder} has {len(done)} samples already; {len(jobs)} are added.")
+    }
+    done = asked.keys() & {key_of(sample) for sample in finished}
+    jobs = [job for key, job in asked.items() if key not in done]
+    if finished:
+        logger.info(f"{folder} has {len(done)} of the samples already; {len(jobs)} are added.")
+    if corrected:
+        begin(folder, settings, args.overwrite)
+        score(corrected)
+        replace(folder, finished)
+        logger.info(f"{len(corrected)} samples are scored anew, because their gold answers have changed.")
     if args.temperature == 0 and any(job.number > 0 for job in jobs):
         logger.warning("`temperature` is 0: all samples of a problem will be the same.")
-    if not jobs:
-        return settings
-    kind = VllmGenerator if uses_vllm(args.backend) else TransformersGenerator
-    generator = kind(place, tokenizer, args, longest)
-    begin(folder, settings, args.overwrite)
-    # Memory runs short at the start or never, and little of a batch is padding
-    jobs.sort(key=lambda job: -len(job.prompt))
-    opens_thought = tokenizer.decode(jobs[0].prompt).rstrip().endswith("<think>")
-    with tqdm(desc=args.model, initial=len(done), total=len(done) + len(jobs), unit="sample") as bar:
-        for start in range(0, len(jobs), generator.batch_size):
-            batch = jobs[start : start + generator.batch_size]
-            samples = _samples_of(batch, generator, args.seed, "<think>\n" if opens_thought else "")
-            append(folder, samples)
-            bar.update(len(samples))
-    return settings
+    if jobs:
+        kind = VllmGenerator if uses_vllm(args.backend) else TransformersGenerator
+        generator = kind(place, tokenizer, args, longest)
+        begin(folder, settings, args.overwrite)
+        # Memory runs short at the start or never, and little of a batch is padding
+        jobs.sort(key=lambda job: -len(job.prompt))
+        opens_thought = tokenizer.decode(jobs[0].prompt).rstrip().endswith("<think>")
+        with tqdm(desc=args.model, initial=len(done), total=len(asked), unit="sample") as bar:
+            for start in range(0, len(jobs), generator.batch_size):
+                batch = jobs[start : start + generator.batch_size]
+                append(folder, _samples_of(batch, generator, args.seed, "<think>\n" if opens_thought else ""))
+                bar.update(len(batch))
+    samples = {key_of(sample): sample for sample in read_samples(folder / SAMPLES)}
+    return settings, [samples[key] for key in asked]
+
+
+def _correct_golds(finished: list[Sample], benchmarks: dict[str, list[Problem]], folder: Path) -> list[Sample]:
+    """Give the samples of a folder the gold answers of today, and return those whose score is then missing. Raises a
+    `ValueError` if a benchmark no longer has one of their problems: its row would be of two benchmarks."""
+    problems = {(problem.benchmark, problem.text): problem for own in benchmarks.values() for problem in own}
+    corrected = []
+    for sample in finished:
+        if sample["benchmark"] not in benchmarks:
+            continue
+        problem = problems.get((sample["benchmark"], sample["problem"]))
+        if problem is None or problem.digest != sample.get("digest"):
+            raise ValueError(
+                f"{folder} has samples of another {sample['benchmark']!r}: this one lacks, or asks otherwise, the "
+                f"problem {sample['problem'][:80]!r}. Give the benchmark another name or another `output`, or "
+                "`overwrite` to discard the samples."
+            )
+        gold = _gold(problem, sample["sample"])
+        if gold != sample["gold"]:
+            sample["gold"] = gold
+            corrected.append(sample)
+    return corrected
+
+
+def _gold(problem: Problem, number: int) -> str:
+    return problem.golds[number % len(problem.golds)]
 
 
 def _samples_of(batch: list[Job], generator: Any, seed: int, opened_by_prompt: str) -> list[Sample]:
@@ -91,7 +124,8 @@ def _samples_of(batch: list[Job], generator: Any, seed: int, opened_by_prompt: s
             benchmark=job.problem.benchmark,
             problem=job.problem.text,
             sample=job.number,
-            gold=job.problem.golds[job.number % len(job.problem.golds)],
+            gold=_gold(job.problem, job.number),
+            digest=job.problem.digest,
             # Without a tag that the prompt has, a thought that is cut off would pass for an answer
             completion=opened_by_prompt + completion.text,
             tokens=completion.tokens,

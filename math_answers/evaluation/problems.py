@@ -1,5 +1,7 @@
 """Benchmarks by name, from the hub or from local files: each problem once, however often its file has it."""
 
+import hashlib
+import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,16 +43,21 @@ class Problem:
     prompt: list[dict[str, str]]
     golds: list[str]  # one for each row
 
+    @property
+    def digest(self) -> str:
+        """Identify the prompt, also where two problems have the same text."""
+        return hashlib.sha256(json.dumps(self.prompt).encode()).hexdigest()[:16]
 
-def load_problems(args: EvaluationArguments) -> list[Problem]:
-    """Load the problems of all benchmarks, with the prompts that `args` asks for."""
-    return [problem for spec in args.benchmarks for problem in _load_benchmark(spec, args)]
+
+def load_problems(args: EvaluationArguments) -> dict[str, list[Problem]]:
+    """Load all problems of each benchmark, with the prompts that `args` asks for."""
+    specs = (spec.partition("=") for spec in args.benchmarks)
+    return {name: _load_benchmark(name, path if equals else None, args) for name, equals, path in specs}
 
 
-def _load_benchmark(spec: str, args: EvaluationArguments) -> list[Problem]:
-    name, local, path = spec.partition("=")
+def _load_benchmark(name: str, path: str | None, args: EvaluationArguments) -> list[Problem]:
     source, problem_column, answer_column = HUB.get(name), None, None
-    if local:
+    if path is not None:
         source = Source(path, _local_split(Path(path).expanduser()))
         problem_column, answer_column = args.problem_column, args.answer_column
     if source is None:
@@ -66,7 +73,7 @@ def _load_benchmark(spec: str, args: EvaluationArguments) -> list[Problem]:
     for row in rows:
         text = problem_text(row["prompt"], args.instruction)
         problems.setdefault(text, Problem(name, text, row["prompt"], [])).golds.append(row["solution"])
-    return list(problems.values())[: args.max_problems]
+    return list(problems.values())
 
 
 def problem_text(prompt: Sequence[dict[str, str]], instruction: str = "") -> str:

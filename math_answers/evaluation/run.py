@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,12 @@ def evaluate(args: EvaluationArguments) -> dict[str, Any]:
     folder = Path(str(args.output))
     if args.samples is not None:
         settings: dict[str, Any] = {"samples": str(Path(args.samples).resolve())}
-        _score_file(args, folder, settings)
+        samples = _score_file(args, folder, settings)
     else:
         from math_answers.evaluation.generation import generate_samples  # imports torch
 
-        settings = generate_samples(args, folder)
-    results = summarize(read_samples(folder / SAMPLES), args)
+        settings, samples = generate_samples(args, folder)
+    results = summarize(samples, args)
     summary = {
         "settings": settings,
         "bootstrap": {"resamples": args.bootstrap_samples, "seed": args.seed, "over": "problems"},
@@ -52,7 +52,7 @@ def evaluate(args: EvaluationArguments) -> dict[str, Any]:
     return summary
 
 
-def _score_file(args: EvaluationArguments, folder: Path, settings: dict[str, Any]) -> None:
+def _score_file(args: EvaluationArguments, folder: Path, settings: dict[str, Any]) -> list[Sample]:
     """Score the column `completion`, a text or a list of texts, of a file of problems."""
     path = Path(str(args.samples)).expanduser()
     if path.resolve() == (folder / SAMPLES).resolve():
@@ -63,26 +63,29 @@ def _score_file(args: EvaluationArguments, folder: Path, settings: dict[str, Any
         raise ValueError(f"`samples`: {path} has the columns {', '.join(rows.column_names)}, and no `completion`.")
     if "model" in rows.column_names and len(models := rows.unique("model")) > 1:
         raise ValueError(f"`samples`: {path} has completions of {', '.join(map(str, models))}. Give a file for each.")
-    counts: Counter[tuple[str, str]] = Counter()
+    counts: dict[str, Counter[str]] = defaultdict(Counter)  # samples of each problem of a benchmark
     samples = []
     for row in rows:
         completions = [row["completion"]] if isinstance(row["completion"], str) else row["completion"] or []
+        name, text = str(row.get("benchmark") or path.stem), problem_text(row["prompt"])
+        if text not in counts[name] and len(counts[name]) == args.max_problems:
+            continue
         for completion in completions:
-            problem = str(row.get("benchmark") or path.stem), problem_text(row["prompt"])
             sample = Sample(
-                benchmark=problem[0],
-                problem=problem[1],
-                sample=counts[problem],
+                benchmark=name,
+                problem=text,
+                sample=counts[name][text],
                 gold=row["solution"],
                 completion=completion,
                 tokens=row.get("tokens") if isinstance(row.get("tokens"), int) else None,
                 truncated=row.get("truncated") if isinstance(row.get("truncated"), bool) else None,
             )
-            counts[problem] += 1
+            counts[name][text] += 1
             samples.append(sample)
     score(samples)
     begin(folder, settings, overwrite=True)
     append(folder, samples)
+    return samples
 
 
 def _compare(args: EvaluationArguments) -> dict[str, Any]:

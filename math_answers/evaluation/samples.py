@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from math_answers.whole_files import write_json
+from math_answers.whole_files import write_json, write_text
 
 SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
 
@@ -20,6 +20,7 @@ class Sample(TypedDict):
     completion: str
     tokens: int | None  # the end-of-sequence token included; None if not known
     truncated: bool | None  # at the token limit; None if not known
+    digest: NotRequired[str]  # of the prompt; only of samples that were generated here
     # Filled in by `score`
     reward: NotRequired[float | None]  # 1 or 0; None if the verifier could not decide
     answer: NotRequired[str | None]  # that the verifier read
@@ -95,6 +96,14 @@ def _is_cut(line: bytes) -> bool:
 
 def append(folder: Path, samples: Iterable[Sample]) -> None:
     """Append scored samples in one write: a kill cuts at most the last line."""
-    text = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
     with (folder / SAMPLES).open("ab") as file:
-        file.write(text.encode("utf-8", "replace"))  # a tokenizer may give half of a surrogate pair
+        file.write(_lines(samples).encode("utf-8", "replace"))  # a tokenizer may give half of a surrogate pair
+
+
+def replace(folder: Path, samples: Iterable[Sample]) -> None:
+    """Replace all samples of a folder."""
+    write_text(folder / SAMPLES, _lines(samples))
+
+
+def _lines(samples: Iterable[Sample]) -> str:
+    return "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)

@@ -20,6 +20,7 @@ from math_answers.evaluation.arguments import DEFAULT_INSTRUCTION
 from math_answers.evaluation.generation import TransformersGenerator, load_model, load_tokenizer
 from math_answers.evaluation.samples import read_samples
 from tests.support.limits import HANG
+from tests.support.logged import logged
 from tests.support.repository import ROOT
 from tests.tiny import tiny_model
 from troll_trl.cli.evaluate import main
@@ -134,6 +135,48 @@ def test_more_problems_and_samples_are_added(workplace):
     evaluate(arguments(n=4))
     after = completions("out")
     assert (len(before), len(after)) == (12, 32) and before.items() <= after.items()
+
+
+def test_the_table_has_what_the_command_asks_for(workplace):
+    """`--max_problems 2` printed all problems of the folder."""
+    asked = {"max_problems": 2, "n": 2}
+    alone = evaluate(arguments(output="alone", **asked))["results"]
+    evaluate(arguments())
+    before = Path("out/samples.jsonl").read_bytes()
+    assert evaluate(arguments(**asked))["results"] == alone
+    assert [row["benchmark"] for row in evaluate(arguments(benchmarks=BENCHMARKS[1:]))["results"]] == ["two"]
+    assert Path("out/samples.jsonl").read_bytes() == before
+
+
+def test_a_corrected_gold_answer_scores_the_samples_anew(workplace, monkeypatch):
+    """The second call kept the scores of the wrong gold answer."""
+    evaluate(arguments())
+    before = read_samples(Path("out/samples.jsonl"))
+    Path("one.jsonl").write_text(Path("one.jsonl").read_text().replace("#### 3", "#### 7"))
+    evaluate(arguments(output="fresh"))
+    monkeypatch.setattr(generation, "TransformersGenerator", None)  # nothing is generated
+    with logged() as messages:
+        evaluate(arguments())
+    assert "3 samples are scored anew, because their gold answers have changed." in messages
+    after = read_samples(Path("out/samples.jsonl"))
+    assert after == read_samples(Path("fresh/samples.jsonl"))
+    changed = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert {one["gold"] for one in changed} == {r"\boxed{7}"} and len(changed) == 3
+    assert [one["completion"] for one in before] == [one["completion"] for one in after]
+
+
+@pytest.mark.parametrize("prompt", ["w9", [{"role": "system", "content": "w9"}, {"role": "user", "content": "w0"}]])
+def test_another_benchmark_of_the_same_name_is_refused(workplace, prompt):
+    """One row had samples of two files. The second one here has the same text, and its own system message."""
+    first = [{"role": "user", "content": "w0"}]
+    Path("one.jsonl").write_text(json.dumps({"prompt": first, "solution": "1"}) + "\n")
+    evaluate(arguments())
+    before = Path("out/samples.jsonl").read_bytes()
+    messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    Path("other.jsonl").write_text(json.dumps({"prompt": messages, "solution": "1"}) + "\n")
+    with pytest.raises(ValueError, match=r"samples of another 'one': .* the problem 'w0'"):
+        evaluate(arguments(benchmarks=["one=other.jsonl"]))
+    assert Path("out/samples.jsonl").read_bytes() == before
 
 
 def test_other_settings_do_not_continue_a_run(workplace):

@@ -126,6 +126,8 @@ def test_metrics_of_stored_completions_by_hand(tmp_path):
     # What was scored can be scored again, but neither over itself nor in place of another file's samples
     again, _ = score(tmp_path / "out" / SAMPLES, tmp_path / "again", k=[1, 2, 4])
     assert again == results
+    fewer, values = score(tmp_path / "b.jsonl", tmp_path / "fewer", max_problems=2)
+    assert (fewer["b"]["problems"], values["b"]["mean"]) == (2, 3 / 8)
     with pytest.raises(ValueError, match="written over"):
         score(tmp_path / "out" / SAMPLES, tmp_path / "out")
     with pytest.raises(ValueError, match="`samples` was"):
@@ -235,7 +237,8 @@ def test_what_cannot_be_compared(tmp_path):
 
 
 def problems_of(*benchmarks: str, **settings):
-    return load_problems(EvaluationArguments(model="m", benchmarks=[*benchmarks], output="out", **settings))
+    loaded = load_problems(EvaluationArguments(model="m", benchmarks=[*benchmarks], output="out", **settings))
+    return [problem for own in loaded.values() for problem in own]
 
 
 def test_benchmarks_are_their_test_splits(monkeypatch):
@@ -256,7 +259,6 @@ def test_rows_with_one_text_are_one_problem_with_the_gold_answer_of_each(tmp_pat
         {"role": "user", "content": "p?\n\nBox it."},
     ]
     assert (other.text, len(other.golds)) == ("q", 1)
-    assert [problem.text for problem in problems_of(benchmark, instruction="", max_problems=1)] == ["p?"]
 
 
 @pytest.mark.parametrize(
