@@ -81,18 +81,25 @@ def same_number(gold: Number, answer: Number) -> bool:
         return False
     if answer.is_divided and not gold.is_divided and answer.value.denominator == 1:
         return False
-    if gold.value == answer.value or _is_rounding(*sorted((gold, answer), key=lambda number: number.decimals)):
+    if gold.value == answer.value or _is_rounding(gold, answer):
         return True
     in_percent, other = (gold, answer) if gold.is_percent else (answer, gold)
     return in_percent.is_percent and not other.is_percent and in_percent.value == 100 * other.value
 
 
-def _is_rounding(short: Number, long: Number) -> bool:
-    """Tell whether a decimal of many digits is a longer one, rounded or cut: 5.333333333 is 5.3333333333."""
-    exact, digits = abs(long.value) * 10**short.decimals, abs(short.value) * 10**short.decimals
-    is_long = short.decimals >= ROUNDED_DIGITS and digits >= 10 ** (ROUNDED_DIGITS - 1)
-    rounded, cut = math.floor(exact + Fraction(1, 2)), math.floor(exact)
-    return is_long and short.value * long.value > 0 and digits in (rounded, cut)
+def _is_rounding(gold: Number, answer: Number) -> bool:
+    """Tell whether one decimal of many digits is the other, rounded or cut: 5.333333333 is 5.3333333333. An answer of
+    more digits than the gold answer must be that of a fraction: 5.3333333337 is not."""
+    short, long = sorted((gold, answer), key=lambda number: number.decimals)
+    digits = abs(short.value) * 10**short.decimals
+    if short.decimals < ROUNDED_DIGITS or digits < 10 ** (ROUNDED_DIGITS - 1) or short.value * long.value < 0:
+        return False
+    return _rounds(long.value, short) and (short is answer or _rounds(long.value.limit_denominator(1000), long))
+
+
+def _rounds(exact: Fraction, decimal: Number) -> bool:
+    exact, digits = abs(exact) * 10**decimal.decimals, abs(decimal.value) * 10**decimal.decimals
+    return digits in (math.floor(exact), math.floor(exact + Fraction(1, 2)))
 
 
 def _ratio(whole: str | None, top: str, bottom: str | None) -> Fraction | None:
