@@ -97,7 +97,8 @@ def _compare(args: EvaluationArguments) -> dict[str, Any]:
             logger.warning(f"{file.parent} is not finished, and its samples are of the longest problems. Run it again.")
     results = compare(read_samples(files[0]), read_samples(files[1]), args)
     header, rows = comparison_table(results)
-    print(f"A = {names[0]}, B = {names[1]}; 95 % bootstrap intervals over problems, paired\n\n{plain(header, rows)}")
+    print(f"A = {names[0]}, B = {names[1]}; 95 % bootstrap intervals over problems, paired\n\n{plain(header, rows)}\n")
+    print(*notes(results), sep="\n")
     comparison = {"a": names[0], "b": names[1], "difference": "B - A", "results": results}
     if args.output is not None:
         Path(args.output).mkdir(parents=True, exist_ok=True)

@@ -39,16 +39,22 @@ def comparison_table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list
 
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Note intervals without width below the table."""
+    """Note intervals without width below a table of results or of a comparison."""
     alike = [
-        row["problems"]
+        # The share of problems that may be otherwise, and how far: a difference of 1 may be -1 elsewhere
+        (min(3 / row["problems"], 1) * ((1 + abs(metric["value"])) if "a" in metric else 1), row["problems"])
         for row in results
-        if "problems" in row and any(metric["low"] == metric["high"] for metric in row["metrics"].values())
+        if "problems" in row
+        for metric in row["metrics"].values()
+        if metric["low"] == metric["high"]
     ]
     if not alike:
         return []
-    away = f"with {min(alike)} problems the truth may still be {min(300 / min(alike), 100):.1f} points away."
-    return [f"An interval without width: all problems have the same score. By the rule of three, {away}"]
+    away, problems = max(alike)
+    return [
+        "An interval without width: all problems have the same score or difference. By the rule of three, with "
+        f"{problems} problems the truth may still be {100 * away:.1f} points away."
+    ]
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

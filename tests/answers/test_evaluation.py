@@ -209,6 +209,21 @@ def test_comparison_of_several_benchmarks_and_numbers_of_samples(tmp_path):
     assert "maj" not in x["metrics"] and any("maj" in text for text in messages)
 
 
+def test_a_difference_without_an_interval_is_noted(tmp_path, capsys):
+    """0 % against 100 % printed +100.0 [+100.0, +100.0], as if it were certain."""
+    none, some, all_ = (
+        scored(tmp_path / name, {("x", str(i)): [i < right] for i in range(10)})
+        for name, right in (("none", 0), ("some", 5), ("all", 10))
+    )
+    for a, b, away in ((none, all_, 60), (some, some, 30)):
+        compare(a, b)
+        assert f"with 10 problems the truth may still be {away}.0 points away" in capsys.readouterr().out
+    compare(none, some)
+    assert "rule of three" not in capsys.readouterr().out
+    score(Path(all_) / SAMPLES, tmp_path / "out", max_problems=6)
+    assert "with 6 problems the truth may still be 50.0 points away" in capsys.readouterr().out
+
+
 def test_every_cut_of_a_file_leaves_whole_samples(tmp_path):
     folder = Path(scored(tmp_path / "a", {("x", "π"): [1, 0]}))
     whole = read_samples(folder / SAMPLES)
