@@ -20,6 +20,7 @@ from math_answers.evaluation.problems import Problem, load_problems
 from math_answers.evaluation.samples import SAMPLES, Sample, append, begin, key_of, read_finished, read_samples, replace
 from math_answers.evaluation.scoring import score
 from math_answers.models import adapter_settings, base_of, check_model, context_of, end_ids, saved_at
+from math_answers.rewards import opened_thought
 
 logger = logging.getLogger(__name__)
 
@@ -80,11 +81,11 @@ def generate_samples(args: EvaluationArguments, folder: Path) -> tuple[dict[str,
         begin(folder, settings, args.overwrite)
         # Memory runs short at the start or never, and little of a batch is padding
         jobs.sort(key=lambda job: -len(job.prompt))
-        opens_thought = tokenizer.decode(jobs[0].prompt).rstrip().endswith("<think>")
+        opened = opened_thought(tokenizer.decode(jobs[0].prompt))
         with tqdm(desc=args.model, initial=len(done), total=len(asked), unit="sample") as bar:
             for start in range(0, len(jobs), generator.batch_size):
                 batch = jobs[start : start + generator.batch_size]
-                append(folder, _samples_of(batch, generator, args.seed, "<think>\n" if opens_thought else ""))
+                append(folder, _samples_of(batch, generator, args.seed, opened))
                 bar.update(len(batch))
     samples = {key_of(sample): sample for sample in read_samples(folder / SAMPLES)}
     return settings, [samples[key] for key in asked]

@@ -99,6 +99,12 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
     return accepted[0] if len(accepted) == 1 else boxed
 
 
+def opened_thought(prompt: str) -> str:
+    """Return the tag of a thought that a prompt opens for its completion, such as `<think>`; else an empty text."""
+    tag = next(reversed(list(_THOUGHT.finditer(prompt))), None)
+    return "" if tag is None or tag["close"] or tag["final"] or prompt[tag.end() :].strip() else f"{tag[0]}\n"
+
+
 def _without_thoughts(text: str) -> str:
     """Return the text after the last thought. After a thought that never ends there is no answer."""
     start, end = 0, len(text)

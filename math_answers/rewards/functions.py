@@ -15,6 +15,7 @@ def math_accuracy_reward(
     solution: list[str | int | float | None],
     log_metric: Callable[[str, float], None] | None = None,
     log_extra: Callable[[str, list], None] | None = None,
+    opened_by_prompt: str = "",
     **kwargs,
 ) -> list[float | None]:
     r"""
@@ -36,6 +37,9 @@ def math_accuracy_reward(
             The trainer gives them. They get the shares `math_accuracy/{decider}` of
             `math_answers.rewards.verifier.DECIDERS`, and the columns `solution`, `answer` and `answer_path` of the
             table of logged completions.
+        opened_by_prompt (`str`, *optional*):
+            The tag of a thought that the chat template opens, such as `<think>`. Without it, a box in a thought that is
+            cut off would pay. `troll grpo` sets it; elsewhere use `functools.partial`.
 
     Returns:
         `list[float | None]`: 1.0 for a right answer, 0.0 for a wrong or missing one. `None`, which the trainer skips,
@@ -43,7 +47,8 @@ def math_accuracy_reward(
         the batch.
     """
     golds = [None if gold is None else str(gold) for gold in solution]
-    verdicts = verify(golds, [_text_of(completion, row) for row, completion in enumerate(completions)])
+    texts = [opened_by_prompt + _text_of(completion, row) for row, completion in enumerate(completions)]
+    verdicts = verify(golds, texts)
     if log_metric is not None and verdicts:
         counts = Counter(verdict.decided_by for verdict in verdicts)
         for decider in DECIDERS:  # all of them, always: the ranks average by name

@@ -1,8 +1,15 @@
 """The reward functions in a training: batches, kinds of completions and gold answers, what is logged."""
 
+from types import SimpleNamespace
+
+import pytest
+
 from math_answers import answer_format_reward, math_accuracy_reward
+from math_answers.rewards import opened_thought
 from math_answers.rewards.answers import MAX_ANSWER_CHARACTERS
 from math_answers.rewards.verifier import DECIDERS
+from tests.tiny import tiny_tokenizer
+from troll_trl.cli.make_trainer import restore_thought_tag
 
 
 def test_a_batch_has_a_reward_for_each_row_in_its_order():
@@ -20,6 +27,30 @@ def test_the_last_message_of_the_assistant_counts_with_all_its_parts():
     completions = [[call, tool, final], [call, tool], [{"role": "assistant", "content": None}], []]
     completions += [[{"role": "assistant", "content": content}] for content in (parts, [r"\boxed{", "4}"])]
     assert math_accuracy_reward(completions, ["3", "1", "1", "1", "4", "4"]) == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]
+
+
+def test_a_thought_that_the_prompt_opens():
+    """A thought that was cut off after a box with the gold answer was paid."""
+    completions = [r"Perhaps \boxed{5}", r"Perhaps \boxed{4}.</think> \boxed{5}"]
+    assert math_accuracy_reward(completions, ["5", "5"], opened_by_prompt="<think>\n") == [0.0, 1.0]
+    opened = {"2+3? <think>\n": "<think>\n", "[THINK]": "[THINK]\n", "<think>\n\n</think>\n\n": "", "<think> 2+3?": ""}
+    assert {prompt: opened_thought(prompt) for prompt in ("", *opened)} == {"": "", **opened}
+
+
+@pytest.mark.parametrize(("thinks", "rewards"), [(True, [0.0]), (False, [1.0])])
+def test_a_training_tells_the_reward_of_the_thought_that_its_template_opens(thinks, rewards):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }} <think>{{ '' if thinks else '</think>' }}"
+    trainer = SimpleNamespace(
+        processing_class=tokenizer,
+        train_dataset=[{"prompt": [{"role": "user", "content": "2+3?"}]}],
+        args=SimpleNamespace(chat_template_kwargs={"thinks": thinks}),
+        reward_funcs=[answer_format_reward, math_accuracy_reward],
+    )
+    restore_thought_tag(trainer)
+    other, accuracy = trainer.reward_funcs
+    assert other is answer_format_reward
+    assert accuracy(completions=[r"Perhaps \boxed{5}"], solution=["5"], prompts=[""]) == rewards
 
 
 def test_a_gold_answer_in_any_wrapping():

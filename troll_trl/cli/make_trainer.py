@@ -1,12 +1,15 @@
 """Makes a trainer of arguments: refuses mistakes of the user, then loads rewards and data."""
 
+from functools import partial
 from typing import Any
 
 from datasets import Dataset
 from transformers.integrations import get_reporting_integration_callbacks
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
 
+from math_answers import math_accuracy_reward
 from math_answers.models import adapter_settings, check_model
+from math_answers.rewards import opened_thought
 from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.cli.arguments import TrollScriptArguments
 from troll_trl.cli.reward_functions import load_reward_function
@@ -58,7 +61,7 @@ def make_trainer(
         "dtype": model_args.dtype,
         **(training_args.model_init_kwargs or {}),
     }
-    return TRAINERS[script_args.algorithm, script_args.method](
+    trainer = TRAINERS[script_args.algorithm, script_args.method](
         model=model,
         reward_funcs=reward_funcs,
         args=training_args,
@@ -67,3 +70,23 @@ def make_trainer(
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
+    restore_thought_tag(trainer)
+    return trainer
+
+
+def restore_thought_tag(trainer: GRPOTrainer | RLOOTrainer) -> None:
+    """Tell `math_accuracy` of a thought that the chat template opens: it sees completions without their prompts, and a
+    box in a thought that is cut off would pay."""
+    tokenizer: Any = trainer.processing_class
+    parses_thoughts = any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema"))
+    if math_accuracy_reward not in trainer.reward_funcs or tokenizer.chat_template is None or parses_thoughts:
+        return
+    prompt = tokenizer.apply_chat_template(
+        next(iter(trainer.train_dataset))["prompt"],
+        tokenize=False,
+        add_generation_prompt=True,
+        **(trainer.args.chat_template_kwargs or {}),
+    )
+    if tag := opened_thought(prompt):
+        told = partial(math_accuracy_reward, opened_by_prompt=tag)
+        trainer.reward_funcs = [told if reward is math_accuracy_reward else reward for reward in trainer.reward_funcs]
