@@ -34,6 +34,16 @@ def test_a_stopped_run_is_read_from_its_newest_checkpoint(tmp_path):
     assert plot.read_log(tmp_path / "run")["reward"].iloc[-1] == 0.4
 
 
+def test_a_resumed_run_is_read_from_the_state_that_reaches_the_latest_update(tmp_path):
+    """A run that was finished at update 4 and resumed to update 8 was drawn up to 4."""
+    run = write_run(tmp_path / "run", [0.1, 0.2])
+    write_run(run / "checkpoint-8", [0.1, 0.2, 0.3, 0.4])
+    assert plot.read_log(run)["reward"].to_dict() == {2: 0.1, 4: 0.2, 6: 0.3, 8: 0.4}
+    write_run(tmp_path / "run" / "finished", [0.1, 0.2, 0.3, 0.4, 0.5])
+    (run / "finished" / "trainer_state.json").rename(run / "trainer_state.json")
+    assert plot.read_log(run)["reward"].iloc[-1] == 0.5
+
+
 def test_the_table_has_last_values_averaged_over_a_group(runs):
     logs = {run: plot.read_log(run) for run in runs}
     table = plot.last_values(logs, {run: plot.group_of(run, "method") for run in runs})

@@ -30,20 +30,23 @@ _WIDTH, _HEIGHT = 9.6, 6.4  # inches
 
 def read_log(run: Path) -> "pd.DataFrame":
     """Return what a run logged: a row for each update, a column for each metric. `run` is a folder with a
-    `trainer_state.json` or with checkpoints, of which the newest is read. Without either it is a `ValueError`."""
+    `trainer_state.json`, with checkpoints, or with both: the log that reaches the latest update is read. Without either
+    it is a `ValueError`."""
     import pandas as pd
 
-    # In the order of updates: a stopped run has no state but those of its checkpoints
+    # A stopped run has no state but those of its checkpoints, and a resumed one that of the earlier training, too
     checkpoints = sorted(run.glob("checkpoint-*/trainer_state.json"), key=lambda file: int(file.parent.name[11:]))
-    files = [file for file in (run / "trainer_state.json", *reversed(checkpoints)) if file.is_file()]
+    files = [file for file in (run / "trainer_state.json", *checkpoints[-1:]) if file.is_file()]
     if not files:
         raise ValueError(f"{run} is no run: it has no trainer_state.json, and no checkpoint with one.")
-    try:
-        state = json.loads(files[0].read_text(encoding="utf-8"))
-        log = pd.DataFrame(state["log_history"])
-        return log.groupby("step").last(numeric_only=True)  # an evaluation has a line of its own
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{files[0]} is no state of a trainer: {error!r}") from None
+    logs = []
+    for file in files:
+        try:
+            log = pd.DataFrame(json.loads(file.read_text(encoding="utf-8"))["log_history"])
+            logs.append(log.groupby("step").last(numeric_only=True))  # an evaluation has a line of its own
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{file} is no state of a trainer: {error!r}") from None
+    return max(logs, key=lambda log: log.index[-1])  # of two that reach as far, the finished run's
 
 
 def group_of(run: Path, key: str | None) -> str:
