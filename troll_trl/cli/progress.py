@@ -2,6 +2,7 @@
 
 import resource
 import sys
+import time
 
 import torch
 from tqdm import tqdm
@@ -29,10 +30,10 @@ class ProgressLine(ProgressCallback):
     """
 
     def on_train_begin(self, args, state, control, **kwargs):
-        super().on_train_begin(args, state, control, **kwargs)
-        self._start_step = state.global_step
-        if self.training_bar is not None:
-            self.training_bar.disable = not sys.stderr.isatty()
+        self._start_time, self._start_step, self.current_step = time.monotonic(), state.global_step, 0
+        if state.is_world_process_zero:
+            # The base class would draw an empty bar into a log file, and our first line would follow it
+            self.training_bar = tqdm(total=state.max_steps, dynamic_ncols=True, disable=not sys.stderr.isatty())
 
     def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
         if sys.stderr.isatty():
@@ -43,9 +44,11 @@ class ProgressLine(ProgressCallback):
             return
         # An evaluation samples from the policy that it scores: nothing is off-policy
         prefix, columns = ("eval_", _COLUMNS[:2]) if "eval_reward" in logs else ("", _COLUMNS)
-        shown = [f"{label} {logs[prefix + name]:{form}}" for label, name, form in columns if prefix + name in logs]
+        values = {name: logs.get(prefix + name) for _, name, _ in columns}
+        # A reward is `None` if no row had one
+        shown = [f"{label} {values[name]:{form}}" for label, name, form in columns if values[name] is not None]
         if shown:
-            elapsed, done = self.training_bar.format_dict["elapsed"], state.global_step - self._start_step
+            elapsed, done = time.monotonic() - self._start_time, state.global_step - self._start_step
             left = f" < {tqdm.format_interval(elapsed / done * (state.max_steps - state.global_step))}" if done else ""
             how_far = f"step {state.global_step}/{state.max_steps}, {tqdm.format_interval(elapsed)}{left}"
             self.training_bar.write(f"{prefix.replace('_', ' ')}{how_far}: {', '.join(shown)}")
