@@ -1,5 +1,6 @@
 """What files and flags mean: values, `base`, `env`, names of configs, and what goes to `accelerate launch`."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from tests.support.training_args import parse_training_args
 from troll_trl import TrollGRPOConfig, __version__
 from troll_trl.cli import configs, environment, train
 from troll_trl.cli.arguments import training_parser
-from troll_trl.cli.command_line import config_names, configs_folder, read_config
+from troll_trl.cli.command_line import config_names, configs_folder, read_command, read_config
 from troll_trl.trainers.config import ClipGRPOConfig, ClipRLOOConfig
 
 ENOUGH = "model_name_or_path: some/model\ndataset_name: problems.jsonl\nuse_cpu: true\nbf16: false\noutput_dir: out\n"
@@ -39,7 +40,8 @@ def options(tmp_path, monkeypatch):
 VALUES = [
     ("learning_rate", "1e-6", ["1e-6"], 1e-6),  # PyYAML reads it as text
     ("max_grad_norm", "3", ["3"], 3.0),
-    ("run_name", "7", ["7"], "7"),
+    ("run_name", "'007'", ["007"], "007"),
+    ("learning_rate", "-1e-5", ["-1e-5"], -1e-5),  # argparse takes it for a flag
     ("use_vllm", "'true'", [], True),
     ("system_prompt", "'--- begin'", None, "--- begin"),
     ("resume_from_checkpoint", "true", None, True),
@@ -131,6 +133,20 @@ def test_later_bases_replace_earlier_ones_and_the_file_replaces_all(tmp_path):
     assert read_config(path) == {"max_steps": 3, "seed": 2, "model_init_kwargs": {"b": 3}, "top_k": 5}
 
 
+def test_env_adds_up_and_the_replacing_of_another_mapping_is_printed(tmp_path, monkeypatch, capsys):
+    """A child's `env` replaced its base's, and half of a mapping went without a word."""
+    monkeypatch.setattr("os.environ", {"A": "0"})
+    write(tmp_path, base="env: {A: 1, B: 2}\nmodel_init_kwargs: {a: 1, b: 2}")
+    child = write(tmp_path, child="base: base.yaml\nenv: {B: 3, C: 4}\nmodel_init_kwargs: {b: 3}")
+    other = write(tmp_path, other="env: {C: 5}\nmodel_init_kwargs: {c: 6}")
+    values, *_ = read_command(["--config", str(child), "--config", str(other)], "x")
+    assert os.environ == {"A": "1", "B": "3", "C": "5"} and values == {"model_init_kwargs": {"c": 6}}
+    assert capsys.readouterr().err.splitlines() == [
+        f"{child}: `model_init_kwargs` {{'b': 3}} replaces all of {{'a': 1, 'b': 2}}.",
+        f"{other}: `model_init_kwargs` {{'c': 6}} replaces all of {{'b': 3}}.",
+    ]
+
+
 def test_a_config_is_found_by_name_and_a_path_in_the_working_folder_wins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shipped = read_config("qwen3-8b/dapo")
@@ -144,7 +160,7 @@ def test_a_config_is_found_by_name_and_a_path_in_the_working_folder_wins(tmp_pat
 def test_configs_are_listed_shown_and_copied_whole(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     configs.main([])
-    assert capsys.readouterr().out.split() == config_names()
+    assert capsys.readouterr().out.split() == config_names() and "eval/base" not in config_names()  # a part
     configs.main(["show", "qwen3-8b/dapo"])
     assert yaml.safe_load(capsys.readouterr().out) == read_config("qwen3-8b/dapo")
     configs.main(["copy", *config_names()])

@@ -1,7 +1,7 @@
 """
 Reads a command line: the YAML files that `--config` names, and flags over them. What TRL's parser lets pass is refused.
 
-A file may name in `base` the files that it builds on; later values replace earlier ones. Some files come with the
+A file may name in `base` the files that it builds on; later values replace earlier ones, and `env` adds up. Some files come with the
 package, and `MODEL/DATASET` names a combination of three of them. Nothing here imports torch, since its import, and
 those of the libraries, read variables that a file's `env` sets.
 """
@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -56,7 +57,8 @@ def config_names() -> list[str]:
     """List the configs to train or evaluate with, such as `qwen3-0.6b/gsm8k`; not their parts."""
     folder = configs_folder()
     files = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml")]
-    names = {str(file) for file in files if file.parts[0] not in ("accelerate", "base", "data", "models", "paper")}
+    parts = ("accelerate", "base", "data", "models", "paper")
+    names = {str(file) for file in files if file.parts[0] not in parts and file.name != "base"}
     names |= {f"{model.stem}/{data.stem}" for model in folder.glob("models/*") for data in folder.glob("data/*")}
     return sorted(names)
 
@@ -104,8 +106,20 @@ def _merged(path: Path, named_by: tuple[Path, ...]) -> dict[str, Any]:
     else:
         files, values = _combined_files(path), {"output_dir": f"outputs/{path.parent.name}-{path.stem}"}
     for file in files:
-        merged |= _merged(file, (*named_by, path.resolve()))
-    return merged | values
+        merged = _over(merged, _merged(file, (*named_by, path.resolve())), file)
+    return _over(merged, values, path)
+
+
+def _over(merged: dict[str, Any], later: dict[str, Any], file: str | Path) -> dict[str, Any]:
+    """Return `merged` with the values of a later file. The variables of both `env` hold; any other mapping is replaced,
+    in a run with a line that names it."""
+    for name in merged.keys() & later.keys():
+        before, now = merged[name], later[name]
+        if name != "env" and isinstance(before, dict) and isinstance(now, dict) and before != now:
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                print(f"{file}: `{name}` {now} replaces all of {before}.", file=sys.stderr)
+    env = {"env": {**merged.get("env", {}), **later["env"]}} if "env" in later else {}
+    return merged | later | env
 
 
 class _Loader(yaml.SafeLoader):
@@ -139,6 +153,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **(options | {"allow_abbrev": False}))
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse takes -1e-5 for a flag
 
     def parse_args(self, args=None, namespace=None):
         """Parse as argparse does, after a look at the flags' names, which argparse would name in no message."""
@@ -161,14 +176,15 @@ class CommandParser(argparse.ArgumentParser):
 
 def read_command(argv: Sequence[str] | None, program: str) -> tuple[dict[str, Any], list[str], list[str]]:
     """Read the files of `--config`, and set the variables under their `env`. Return the merged values of the files,
-    their names, and the other words of the command line. A later file replaces values of an earlier one."""
+    their names, and the other words of the command line. A later file replaces values of an earlier one, and
+    adds to its `env`."""
     parser = CommandParser(prog=program, add_help=False)
     parser.add_argument("--config", action="append", default=[])
     options, words = parser.parse_known_args(argv)
     values: dict[str, Any] = {}
     try:
         for name in options.config:
-            values |= read_config(name)
+            values = _over(values, read_config(name), name)
     except ValueError as error:
         stop(program, error)
     os.environ.update({str(name): str(value) for name, value in values.pop("env", {}).items()})
@@ -176,7 +192,7 @@ def read_command(argv: Sequence[str] | None, program: str) -> tuple[dict[str, An
 
 
 # TRL types these as texts, and gives a boolean a meaning of its own
-_TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint")
+_TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint", "fsdp")
 # The text of these mappings may be the path of a file, which transformers reads
 _MAPPING_OR_PATH = ("accelerator_config", "deepspeed", "fsdp_config")
 
@@ -193,6 +209,13 @@ def _types_of(hint: Any) -> set[Any]:
     alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     types = {get_origin(alternative) or alternative for alternative in alternatives}
     return types | ({list} if tuple in types else set())
+
+
+def _is_text(hint: Any) -> bool:
+    """Return whether a field takes only text: no number, boolean or mapping, not even in a list."""
+    if get_origin(hint) in (Union, UnionType, list):
+        return all(map(_is_text, get_args(hint)))
+    return hint is type(None) or (isinstance(hint, type) and issubclass(hint, str | Enum))
 
 
 class OptionParser(CommandParser, TrlParser):
@@ -240,10 +263,16 @@ class OptionParser(CommandParser, TrlParser):
     def _converted(self, name: str, value: Any) -> Any:
         """Convert a file's value with the option's own type, as a flag's text is converted."""
         hint, several = self.hints[name], self._option_string_actions[f"--{name}"].nargs == "+"
-        types = _types_of(hint) | ({bool} if name in _TEXT_OR_BOOLEAN else set())
+        takes_boolean = name in _TEXT_OR_BOOLEAN
+        types = _types_of(hint) | ({bool} if takes_boolean else set())
         if not isinstance(value, str | list) and type(value) in types:
             return value
         items = value if isinstance(value, list) and list in types else [value]
+        if _is_text(hint) and not takes_boolean and not all(isinstance(item, str) for item in items):
+            self.error(
+                f"`{name}` must be text, got {value!r}. In a file, quote it: YAML reads `off` as False, 0123 as 83 and "
+                "1:30 as 90."
+            )
         if not all(isinstance(item, dict if name == "datasets" else str | int | float) for item in items):
             self.error(f"`{name}` must be {inspect.formatannotation(hint)}, got {value!r}.")
         if name == "datasets" or (isinstance(value, list) and not several):
