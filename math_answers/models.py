@@ -6,11 +6,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import find_adapter_config_file
 
 ADAPTER_CONFIG = "adapter_config.json"
+_TOKENIZER = ("*token*", "vocab*", "*.model")  # a folder with a tokenizer has at least one such file
 
 # What is downloaded of an adapter
 _READ_BY_A_LOAD = ["*config.json", "*token*.json", "vocab.json", "merges.txt", "*.index.json", "*.jinja", "*.model"]
@@ -28,6 +31,8 @@ def check_model(model: str, key: str = "model", revision: str | None = None) -> 
             raise ValueError(
                 f"`{key}`: the base model {base} of {model} is an adapter too. Merge it into its own first."
             )
+    elif Path(place).is_dir() and not [file for kind in _TOKENIZER for file in Path(place).glob(kind)]:
+        raise ValueError(f"`{key}`: {model} has no tokenizer. Save it there, too, with its `save_pretrained`.")
     return place
 
 
@@ -36,12 +41,33 @@ def _place(model: str, key: str, revision: str | None) -> str:
     if folder.is_dir():
         if not (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
             raise ValueError(f"`{key}`: {model} holds neither a config.json nor an {ADAPTER_CONFIG}.")
+        _check_weights(folder, key)
         return model
     if folder.is_file() or model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise FileNotFoundError(f"`{key}`: there is no folder {model} (working folder: {os.getcwd()}).")
+    try:
+        hf_hub_download(model, "config.json", revision=revision)
+    except LocalEntryNotFoundError:  # without a hub, `find_adapter_config_file` finds none in silence
+        if not isinstance(try_to_load_from_cache(model, ADAPTER_CONFIG, revision=revision), str):
+            raise FileNotFoundError(
+                f"`{key}`: there is no folder {model} (working folder: {os.getcwd()}), and no model hub can be reached "
+                "for a model of this name."
+            ) from None
+    except (HfHubHTTPError, HFValidationError):  # an adapter has no such file; transformers names any other fault
+        pass
     if find_adapter_config_file(model, revision=revision) is None:
         return model
     return snapshot_download(model, revision=revision, allow_patterns=_READ_BY_A_LOAD, ignore_patterns=["*/*"])
+
+
+def _check_weights(folder: Path, key: str) -> None:
+    """Refuse a file of weights whose download or copy has stopped. Only its header is read."""
+    for file in folder.glob("*.safetensors"):
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"`{key}`: {file} is not whole ({error}). Copy or download it again.") from None
 
 
 def adapter_settings(model: str) -> dict[str, Any] | None:
