@@ -13,7 +13,7 @@ from math_answers import math_accuracy_reward
 from tests.tiny import tiny_tokenizer
 from troll_trl.cli import training_data
 from troll_trl.cli.arguments import TrollScriptArguments
-from troll_trl.cli.reward_functions import is_math_accuracy, load_reward_function
+from troll_trl.cli.reward_functions import check_signature, is_math_accuracy, load_reward_function
 from troll_trl.cli.training_data import load_datasets
 
 CHATS = [{"prompt": [{"role": "user", "content": f"w{n} w5"}], "solution": f"x > {n}", "level": n} for n in range(6)]
@@ -55,6 +55,15 @@ def test_rows_with_a_prompt_are_taken_as_they_are(load, name, rows, streaming):
     train, evaluation = load(name, dataset_streaming=streaming, **OTHER_REWARD)
     assert list(train) == rows and evaluation is None
     assert isinstance(train, datasets.IterableDataset) == streaming
+
+
+def test_a_configuration_that_a_folder_lacks_is_refused_and_none_is_unset(load, tmp_path):
+    """The shipped configs of GSM8K have `main`, and a folder of one's own was "without any data files"."""
+    (tmp_path / "hard.jsonl").mkdir()
+    write_rows(tmp_path / "hard.jsonl", "train", PROBLEMS)
+    with pytest.raises(ValueError, match="`dataset_config` is 'main', but the folder hard"):
+        load("hard", dataset_config="main")
+    assert len(load("hard", dataset_config="")[0]) == 6
 
 
 def test_problems_to_evaluate_on_that_are_trained_on_are_said_whatever_the_reward(load):
@@ -171,10 +180,26 @@ def test_a_function_that_makes_a_reward_is_called_with_its_arguments():
     assert len({*reward(completion_ids=ids)}) > 2
 
 
-@pytest.mark.parametrize("name", ["math_acuracy", "trl.rewards.get_x", "trl.rewards.accuracy_reward(limit=n)"])
+@pytest.mark.parametrize(
+    "name", ["os.sep", "math_acuracy", "trl.rewards.get_x", "trl.rewards.accuracy_reward(limit=n)"]
+)
 def test_what_is_no_reward_function_is_refused_by_name(name):
     with pytest.raises(ValueError, match=f"`reward_funcs` names {re.escape(repr(name))}"):
         load_reward_function(name)
+
+
+def test_a_reward_function_that_the_trainer_cannot_call_is_refused():
+    """It failed in the first update."""
+
+    def takes_all(prompts, completions, completion_ids, answer, **kwargs): ...
+    def takes_completions(completions): ...
+    def takes_gold(completions, gold, **kwargs): ...
+
+    check_signature("mine", takes_all, ["prompt", "answer"])
+    check_signature("mine", takes_gold, None)  # of a stream, whose columns are not known
+    for function, missing in ((takes_completions, "prompts"), (takes_gold, "gold"), (takes_all, "answer")):
+        with pytest.raises(ValueError, match=f"`reward_funcs` names 'mine'.* '{missing}'"):
+            check_signature("mine", function, ["prompt", "solution"])
 
 
 def test_the_reward_is_known_by_every_path_and_no_other_is_taken_for_it():

@@ -12,7 +12,7 @@ from math_answers.models import adapter_settings, check_model
 from math_answers.rewards import opened_thought
 from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.cli.arguments import TrollScriptArguments
-from troll_trl.cli.reward_functions import load_reward_function
+from troll_trl.cli.reward_functions import check_signature, load_reward_function
 from troll_trl.cli.training_data import load_datasets
 from troll_trl.trainers.clip import ClipGRPOTrainer, ClipRLOOTrainer
 
@@ -41,11 +41,16 @@ def make_trainer(
             callback()
     except RuntimeError as error:  # a package is missing
         raise ImportError(f"`report_to`: {error}") from None
-    reward_funcs: list[Any] = [load_reward_function(name) for name in script_args.reward_funcs]
+    functions = [load_reward_function(name) for name in script_args.reward_funcs]
+    reward_funcs: list[Any] = [*functions]
     if script_args.reward_model_name_or_path is not None:
         check_model(script_args.reward_model_name_or_path, "reward_model_name_or_path")
         reward_funcs.insert(0, script_args.reward_model_name_or_path)
     train_dataset, eval_dataset = load_datasets(script_args, training_args, model_args)
+    for name, function in zip(script_args.reward_funcs, functions, strict=True):
+        for dataset in (train_dataset, eval_dataset):
+            if dataset is not None:
+                check_signature(name, function, dataset.column_names)
     prompts = training_args.generation_batch_size // training_args.num_generations
     if isinstance(train_dataset, Dataset) and len(train_dataset) < prompts:  # the sampler would draw none
         raise ValueError(

@@ -1,8 +1,9 @@
 """Settings name reward functions by a short name, an import path, or a call of a function that makes one."""
 
 import ast
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from troll_trl.fields import imported
@@ -46,4 +47,24 @@ def load_reward_function(name: str) -> Callable:
             function = function(*map(ast.literal_eval, call.args), **keywords)
     except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
         raise ValueError(f"`reward_funcs` names {name!r}: {error}.") from error
+    if not callable(function):
+        raise ValueError(f"`reward_funcs` names {name!r}, which is {function!r} and no function.")
     return function
+
+
+def check_signature(name: str, function: Callable, columns: Sequence[str] | None) -> None:
+    """Refuse a reward function that cannot be called as TRL's trainers call it: with arguments of their own, and with
+    the `columns` of the data, if these are known."""
+    given = ["prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"]
+    given += [column for column in columns or () if column not in ("prompt", "completion", "completion_ids")]
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a function in C
+        return
+    try:
+        (signature.bind_partial if columns is None else signature.bind)(**dict.fromkeys(given))
+    except TypeError as error:
+        raise ValueError(
+            f"`reward_funcs` names {name!r}, and a call with {', '.join(given)} fails: {error}. Take what the reward "
+            "needs by name and all else as `**kwargs`: `def reward(completions, **kwargs)`."
+        ) from None

@@ -35,6 +35,7 @@ def load_datasets(
 
     def load(name: str | None, split: str, config: str | None, columns: dict[str, Any], options: PromptOptions) -> Any:
         if name is not None:
+            _check_config(name, config)
             rows, files = load_rows(name, split, config, script_args.dataset_streaming)
         elif split in mixture:
             name, rows, files = "the mixture of `datasets`", mixture[split], []
@@ -54,7 +55,7 @@ def load_datasets(
             return prepare_prompts(rows, name, options, prompt_column)
 
     name = None if mixture is not None else str(script_args.dataset_name)  # the parser requires it
-    split, config = script_args.dataset_train_split, script_args.dataset_config
+    split, config = script_args.dataset_train_split, script_args.dataset_config or None  # a flag unsets it by ""
     _check_split("dataset_train_split", name, split)
     options = _prompt_options(script_args, training_args, model_args)
     train_dataset = load(name, split, config, columns, options)
@@ -84,6 +85,16 @@ def _check_split(option: str, name: str | None, split: str | None) -> None:
         raise ValueError(
             f"`{option}` is {split!r}, but the single file {name} has the split `train` alone. Name it, or a part, "
             "such as `train[90%:]`."
+        )
+
+
+def _check_config(name: str, config: str | None) -> None:
+    """Refuse a configuration that a local folder lacks, such as the `main` of a config for GSM8K on the hub."""
+    folder = Path(name).expanduser()
+    if config and folder.is_dir() and not (folder / config).is_dir():
+        raise ValueError(
+            f"`dataset_config` is {config!r}, but the folder {name} has no such subfolder. Set `dataset_config: null` "
+            "in a file, or `--dataset_config ''`."
         )
 
 
