@@ -10,7 +10,7 @@ from troll_trl.cli.command_line import CommandParser, config_names, nearest, rea
 
 def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> None:
     """List, show or copy configs. Ends with code 2 and one message if there is no such config, or a file would be
-    overwritten."""
+    overwritten or cannot be written."""
     parser = CommandParser(prog=program, description=__doc__)
     parser.add_argument("action", nargs="?", choices=["show", "copy"], help="what to do; without it: list the configs")
     parser.add_argument("names", nargs="*", metavar="NAME", help="configs to show or to copy")
@@ -30,6 +30,9 @@ def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> N
         elif copy.exists():
             stop(program, f"{copy} is there already: remove it, or copy to another folder with --to.")
         else:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(text, encoding="utf-8")
+            try:
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_text(text, encoding="utf-8")
+            except OSError as error:
+                stop(program, f"{copy} cannot be written: {error}. Copy to another folder with --to.")
             print(f"Copied. To train with your copy: --config {copy}")
