@@ -41,7 +41,7 @@ VALUES = [
     ("learning_rate", "1e-6", ["1e-6"], 1e-6),  # PyYAML reads it as text
     ("max_grad_norm", "3", ["3"], 3.0),
     ("run_name", "'007'", ["007"], "007"),
-    ("learning_rate", "-1e-5", ["-1e-5"], -1e-5),  # argparse takes it for a flag
+    ("weight_decay", "-1e-5", ["-1e-5"], -1e-5),  # argparse takes it for a flag
     ("use_vllm", "'true'", [], True),
     ("system_prompt", "'--- begin'", None, "--- begin"),
     ("resume_from_checkpoint", "true", None, True),

@@ -34,6 +34,22 @@ COMMANDS = {
     "grpo --accelerate_config fsdp3": ["fsdp3"],
     # Wrong type or value
     "grpo --kl_bound -1": ["kl_bound", "-1"],
+    **{
+        f"grpo {method} --{name} {value}": [name, "at least 1", value]
+        for name in ("per_device_train_batch_size", "steps_per_generation", "gradient_accumulation_steps")
+        for method, value in (("--method clip", "0"), ("", "-1"))
+    },
+    "grpo --num_iterations 0": ["num_iterations", "at least 1", "0"],
+    "grpo --num_generations 0": ["num_generations", "at least 2", "0"],
+    "grpo --learning_rate -1e-5": ["learning_rate", "-1e-05"],  # argparse took it for a flag
+    "grpo --learning_rate nan": ["learning_rate", "nan"],
+    "grpo --method clip --learning_rate inf": ["learning_rate", "inf"],
+    "grpo --dataset_name ''": ["dataset_name"],
+    "grpo --deepspeed /nope.json": ["deepspeed", "/nope.json"],
+    """grpo --generation_kwargs '{"top_kk": 1}'""": ["generation_kwargs", "top_kk", "top_k?"],
+    "check --model /nope": ["/nope"],
+    "check --dtype flaot32": ["--dtype", "flaot32", "float32"],
+    "configs copy qwen3-8b/dapo --to run.yaml": ["run.yaml/qwen3-8b/dapo.yaml", "--to"],
     "grpo --kl_bound -1e-3": ["kl_bound", "-0.001"],
     "grpo --max_steps 1.5": ["--max_steps", "1.5"],
     "grpo --method clipp": ["--method", "clipp", "clip"],

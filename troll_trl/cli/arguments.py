@@ -1,15 +1,18 @@
 """The arguments of a training run, next to those of its trainer and its model, and the dataclasses that hold all."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from accelerate.commands.launch import launch_command_parser
+from transformers import GenerationConfig
 from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig, TrlParser
 
-from troll_trl.cli.command_line import CommandParser, OptionParser
+from troll_trl.cli.command_line import MAPPING_OR_PATH, CommandParser, OptionParser, nearest
 from troll_trl.fields import setting
 from troll_trl.trainers.config import ClipGRPOConfig, ClipRLOOConfig, TrollGRPOConfig, TrollRLOOConfig
 
@@ -100,6 +103,15 @@ TRAINING: dict[tuple[str, str], Any] = {
 }
 
 
+# The least value of options that libraries divide by, or count up to
+_LEAST = {
+    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"), 1),
+    **dict.fromkeys(("generation_batch_size", "steps_per_generation", "num_iterations", "num_generations_eval"), 1),
+    **dict.fromkeys(("max_completion_length", "max_prompt_tokens", "max_train_samples", "max_eval_samples"), 1),
+    **{"num_generations": 2, "learning_rate": 0},
+}
+
+
 def training_parser(algorithm: str, program: str) -> OptionParser:
     """Make the parser of a training's options. An algorithm that is none is refused as a value by this parser."""
     training = TRAINING["rloo" if algorithm == "rloo" else "grpo", "troll"]
@@ -120,8 +132,14 @@ def training_options(parser: OptionParser, values: Mapping[str, Any], flags: Seq
     options = parser.read(values, flags)
     if token := options.pop("hub_token", None):
         os.environ["HF_TOKEN"] = token
+    for name, least in _LEAST.items():
+        if (value := options.get(name)) is not None and not least <= value < math.inf:
+            parser.error(f"`{name}` must be a finite number of at least {least}, got {value}.")
+    for name in MAPPING_OR_PATH:
+        if (path := str(options.get(name))).endswith(".json") and not Path(path).is_file():
+            parser.error(f"`{name}`: there is no file {path}.")
     needed = ["model_name_or_path"] if options.get("datasets") else ["model_name_or_path", "dataset_name"]
-    if missing := [name for name in needed if options.get(name) is None]:
+    if missing := [name for name in needed if not options.get(name)]:
         parser.error(f"`{missing[0]}` must be set: a run needs a model and data, as in --config qwen3-0.6b/gsm8k.")
     return options
 
@@ -140,6 +158,13 @@ def make_arguments(options: dict[str, Any]) -> tuple[TrollScriptArguments, GRPOC
         raise ValueError(error) from error
     script_args, training_args, model_args, mixture = made
     script_args.mixture = mixture
+    known = vars(GenerationConfig())
+    unknown = [name for name in training_args.generation_kwargs or () if name not in known]
+    if unknown and not training_args.use_vllm:  # `generate` ignores an option that it does not have
+        raise ValueError(
+            f"`generation_kwargs` has the unknown key `{unknown[0]}`.{nearest(unknown[0], known)} It takes "
+            "the options of transformers' GenerationConfig."
+        )
     if script_args.resume and training_args.resume_from_checkpoint:
         raise ValueError("`resume` and `resume_from_checkpoint` are both set. Give one of them.")
     return script_args, training_args, model_args

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
-from troll_trl.cli.command_line import CommandParser
+from troll_trl.cli.command_line import CommandParser, stop_if_expected
 
 # Largest difference of a weight after the compared runs, as a share of the largest movement
 _LOSS_TOLERANCE = 2e-3
@@ -18,14 +18,16 @@ def main(argv: Sequence[str] | None = None, program: str = "troll check") -> Non
     """Run the checks and print a line for each. End with code 1 if any fails."""
     parser = CommandParser(prog=program, description=__doc__)
     parser.add_argument("--model", help="model whose LM head is checked: a folder or a hub name (default: a small one)")
-    parser.add_argument("--dtype", default="auto", help="dtype in which the model is loaded (default: auto)")
+    dtypes = ["auto", "bfloat16", "float16", "float32"]
+    parser.add_argument("--dtype", default="auto", choices=dtypes, help="dtype of the loaded model (default: auto)")
     options = parser.parse_args(argv)
+    try:
+        model = load_model(options.model, options.dtype)
+    except Exception as error:
+        stop_if_expected(program, error, {})
+        raise
     failed = False
-    for name, check in (
-        ("kernels", check_kernels),
-        ("head", lambda: check_model(options.model, options.dtype)),
-        ("loss", check_loss),
-    ):
+    for name, check in (("kernels", check_kernels), ("head", lambda: check_model(model)), ("loss", check_loss)):
         ok, detail = check()
         failed |= not ok
         print(f"{name:<8} {'ok' if ok else 'FAILS'}  {detail}", flush=True)
@@ -48,21 +50,28 @@ def check_kernels() -> tuple[bool, str]:
     return not wrong, f"{'; '.join(wrong)}. {remedy}" if wrong else f"{len(results)} agree with PyTorch"
 
 
-def check_model(name: str | None, dtype: str) -> tuple[bool, str]:
-    """Compare the sparse head's log-probabilities and gradient with a model's own logits, on random tokens."""
+def load_model(name: str | None, dtype: str) -> Any:
+    """Load the model that is named, or make a small one."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    from troll_trl.lm_head import add_sparse_lm_head
+    from math_answers.models import check_model
     from troll_trl.small_models import make_model, make_tokenizer
-    from troll_trl.trainers.start_checks import check_head
 
     torch.manual_seed(0)
-    model: Any = (
-        AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
-        if name
-        else make_model(make_tokenizer())
-    )
+    if name is None:
+        return make_model(make_tokenizer())
+    check_model(name)
+    return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+
+
+def check_model(model: Any) -> tuple[bool, str]:
+    """Compare the sparse head's log-probabilities and gradient with a model's own logits, on random tokens."""
+    import torch
+
+    from troll_trl.lm_head import add_sparse_lm_head
+    from troll_trl.trainers.start_checks import check_head
+
     model = model.to(torch.accelerator.current_accelerator() or "cpu")
     try:
         add_sparse_lm_head(model)

@@ -1,15 +1,16 @@
 """
 Reads a command line: the YAML files that `--config` names, and flags over them. What TRL's parser lets pass is refused.
 
-A file may name in `base` the files that it builds on; later values replace earlier ones, and `env` adds up. Some files come with the
-package, and `MODEL/DATASET` names a combination of three of them. Nothing here imports torch, since its import, and
-those of the libraries, read variables that a file's `env` sets.
+A file may name in `base` the files that it builds on; later values replace earlier ones, and `env` adds up. Some files
+come with the package, and `MODEL/DATASET` names a combination of three of them. Nothing here imports torch, since its
+import, and those of the libraries, read variables that a file's `env` sets.
 """
 
 import argparse
 import difflib
 import inspect
 import json
+import linecache
 import os
 import re
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
+from traceback import walk_tb
 from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -25,12 +27,39 @@ from trl import TrlParser
 
 import troll_trl
 
+_PACKAGE = Path(troll_trl.__file__).parent
+
+
+def warn(message: str) -> None:
+    """Print a line. If several processes of a machine have the same to say, the first one prints it."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(message, file=sys.stderr)
+
 
 def stop(program: str, message: object, code: int = 2) -> NoReturn:
     """End with one message. If several processes of a machine fail alike, the first one prints it."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"{program}: error: {' '.join(str(message).split())}", file=sys.stderr)
+    warn(f"{program}: error: {' '.join(str(message).split())}")
     raise SystemExit(code)
+
+
+def stop_if_expected(program: str, error: Exception, options: Mapping[str, Any]) -> None:
+    """End with the message of an error that a wrong option causes: an error of a library, or one that this package
+    raises on purpose. Return if a traceback is of use: the user's own code has failed, or ours has a bug."""
+    *_, last = frames = [*walk_tb(error.__traceback__)]
+    frames += walk_tb(getattr(error.__cause__, "__traceback__", None))
+    ours = tuple(f"{_PACKAGE.with_name(name)}{os.sep}" for name in ("troll_trl", "math_answers"))
+    installed = (*ours, str(Path(os.__file__).parent), "<")  # "<": code without a file
+    files = [frame.f_code.co_filename for frame, _ in frames]
+    if not all(file.startswith(installed) or "-packages/" in file for file in files):
+        return
+    file, line = last[0].f_code.co_filename, last[1]
+    named = isinstance(error, ValueError | OSError | ImportError)
+    if file.startswith(ours) and not named and not linecache.getline(file, line).lstrip().startswith("raise "):
+        return
+    message = str(error) if named else f"{type(error).__name__}: {error}"
+    unknown = re.search(r"unexpected keyword arguments?:? '?(\w+)", message, re.IGNORECASE)
+    within = [name for name, value in options.items() if unknown and isinstance(value, dict) and unknown[1] in value]
+    stop(program, f"`{within[0]}`: {message}" if within else message)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
@@ -49,8 +78,7 @@ def name_of(word: str) -> str:
 
 def configs_folder() -> Path:
     """Return the folder of the configs. A wheel holds a copy of the checkout's folder (see `pyproject.toml`)."""
-    package = Path(troll_trl.__file__).parent
-    return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
+    return next(folder / "configs" for folder in (_PACKAGE, _PACKAGE.parent) if (folder / "configs").is_dir())
 
 
 def config_names() -> list[str]:
@@ -116,8 +144,7 @@ def _over(merged: dict[str, Any], later: dict[str, Any], file: str | Path) -> di
     for name in merged.keys() & later.keys():
         before, now = merged[name], later[name]
         if name != "env" and isinstance(before, dict) and isinstance(now, dict) and before != now:
-            if os.environ.get("LOCAL_RANK", "0") == "0":
-                print(f"{file}: `{name}` {now} replaces all of {before}.", file=sys.stderr)
+            warn(f"{file}: `{name}` {now} replaces all of {before}.")
     env = {"env": {**merged.get("env", {}), **later["env"]}} if "env" in later else {}
     return merged | later | env
 
@@ -194,7 +221,7 @@ def read_command(argv: Sequence[str] | None, program: str) -> tuple[dict[str, An
 # TRL types these as texts, and gives a boolean a meaning of its own
 _TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint", "fsdp")
 # The text of these mappings may be the path of a file, which transformers reads
-_MAPPING_OR_PATH = ("accelerator_config", "deepspeed", "fsdp_config")
+MAPPING_OR_PATH = ("accelerator_config", "deepspeed", "fsdp_config")
 
 
 def json_mapping(text: str) -> dict[str, Any]:
@@ -236,7 +263,7 @@ class OptionParser(CommandParser, TrlParser):
         self.hints = {field.name: types[field.name] for kind in dataclass_types for field in fields(kind) if field.init}
         self.only_launcher = {*launcher} - {*self.hints, "help"}
         for name, hint in self.hints.items():
-            if dict in _types_of(hint) and name not in _MAPPING_OR_PATH:
+            if dict in _types_of(hint) and name not in MAPPING_OR_PATH:
                 self._option_string_actions[f"--{name}"].type = json_mapping
         if "datasets" in self.hints:  # what a run saves is plain YAML
             self._option_string_actions["--datasets"].type = lambda path: {"path": path}

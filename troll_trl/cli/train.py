@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from troll_trl.cli.command_line import CommandParser, configs_folder, name_of, read_command, stop
+from troll_trl.cli.command_line import CommandParser, configs_folder, name_of, read_command, stop, stop_if_expected
 
 
 def main(argv: Sequence[str] | None = None, program: str = "train.py") -> None:
@@ -45,12 +45,17 @@ def train(values: Mapping[str, Any]) -> Any:
 def _train_or_stop(options: dict[str, Any], program: str) -> None:
     try:
         prepared = _prepare(options)
-    except (ValueError, OSError, ImportError) as error:  # a mistake of the user needs no traceback
-        stop(program, error)
+    except Exception as error:  # a mistake of the user needs no traceback
+        stop_if_expected(program, error, options)
+        raise
     try:
         _finish(*prepared)
     except (FloatingPointError, ConnectionError) as error:
         stop(program, error, code=1)
+    except (ValueError, TypeError, ImportError) as error:
+        if prepared[0].state.global_step == 0:  # some options are read in the first update
+            stop_if_expected(program, error, options)
+        raise
 
 
 def _prepare(options: dict[str, Any]) -> tuple[Any, Any, str | None]:
