@@ -29,8 +29,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-test: $(INSTALLED)  ## Run the tests
-	$(PYTEST) -n $(WORKERS) --dist worksteal
+test: $(INSTALLED)  ## Run the tests, and list why some are skipped
+	$(PYTEST) -n $(WORKERS) --dist worksteal -rs
 
 test-slow: $(INSTALLED)  ## Run the slow tests
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m slow
@@ -95,6 +95,7 @@ docs: $(INSTALLED)  ## Build the documentation site into site/
 
 quickstart: $(INSTALLED)  ## Train a small model with TROLL in a few minutes, on a CPU
 	$(BIN)/python scripts/quickstart.py
+	@command -v troll >/dev/null || echo "The command troll is in $(BIN). Before you type it: source $(BIN)/activate"
 
 dist: $(INSTALLED)  ## Build the wheel and the source archive of a release into dist/
 	rm -rf dist

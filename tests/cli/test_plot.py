@@ -31,6 +31,7 @@ def test_a_stopped_run_is_read_from_its_newest_checkpoint(tmp_path):
     for step, rewards in ((9, [0.1, 0.2]), (10, [0.1, 0.2, 0.4])):
         write_run(tmp_path / "run" / f"checkpoint-{step}", rewards)
     (tmp_path / "run" / "checkpoint-11").mkdir()
+    write_run(tmp_path / "run" / "checkpoint-best", [0.1])  # a copy of the user's
     assert plot.read_log(tmp_path / "run")["reward"].iloc[-1] == 0.4
 
 
@@ -59,8 +60,9 @@ def test_the_command_writes_one_picture_and_prints_the_table(runs, tmp_path, cap
     assert (tmp_path / "new" / "all.png").stat().st_size > 0
 
 
-def test_a_file_that_is_no_log_is_named(tmp_path, capsys):
-    (tmp_path / "trainer_state.json").write_text("{}")
+@pytest.mark.parametrize("name", ["trainer_state.json", "config.yaml"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, capsys, name):
+    (write_run(tmp_path / "run", [0.1]) / name).write_text("{")
     with pytest.raises(SystemExit) as stop:
-        plot.main([str(tmp_path)])
-    assert stop.value.code == 2 and "trainer_state.json" in capsys.readouterr().err
+        plot.main([str(tmp_path / "run"), "--group", "method"])
+    assert stop.value.code == 2 and name in capsys.readouterr().err

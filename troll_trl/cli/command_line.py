@@ -45,14 +45,13 @@ def stop(program: str, message: object, code: int = 2) -> NoReturn:
 def stop_if_expected(program: str, error: Exception, options: Mapping[str, Any]) -> None:
     """End with the message of an error that a wrong option causes: an error of a library, or one that this package
     raises on purpose. Return if a traceback is of use: the user's own code has failed, or ours has a bug."""
-    *_, last = frames = [*walk_tb(error.__traceback__)]
+    frames = [*walk_tb(error.__traceback__)]
+    file, line = frames[-1][0].f_code.co_filename, frames[-1][1]
     frames += walk_tb(getattr(error.__cause__, "__traceback__", None))
     ours = tuple(f"{_PACKAGE.with_name(name)}{os.sep}" for name in ("troll_trl", "math_answers"))
     installed = (*ours, str(Path(os.__file__).parent), "<")  # "<": code without a file
-    files = [frame.f_code.co_filename for frame, _ in frames]
-    if not all(file.startswith(installed) or "-packages/" in file for file in files):
+    if not all((name := frame.f_code.co_filename).startswith(installed) or "-packages/" in name for frame, _ in frames):
         return
-    file, line = last[0].f_code.co_filename, last[1]
     named = isinstance(error, ValueError | OSError | ImportError)
     if file.startswith(ours) and not named and not linecache.getline(file, line).lstrip().startswith("raise "):
         return
@@ -78,7 +77,7 @@ def name_of(word: str) -> str:
 
 def configs_folder() -> Path:
     """Return the folder of the configs. A wheel holds a copy of the checkout's folder (see `pyproject.toml`)."""
-    return next(folder / "configs" for folder in (_PACKAGE, _PACKAGE.parent) if (folder / "configs").is_dir())
+    return _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
 
 
 def config_names() -> list[str]:

@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from troll_trl.cli.command_line import CommandParser, stop
+from troll_trl.cli.command_line import CommandParser, read_config, stop
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +33,8 @@ def read_log(run: Path) -> "pd.DataFrame":
     import pandas as pd
 
     # A stopped run has no state but those of its checkpoints, and a resumed one that of the earlier training, too
-    checkpoints = sorted(run.glob("checkpoint-*/trainer_state.json"), key=lambda file: int(file.parent.name[11:]))
+    saved = [file for file in run.glob("checkpoint-*/trainer_state.json") if file.parent.name[11:].isdigit()]
+    checkpoints = sorted(saved, key=lambda file: int(file.parent.name[11:]))
     files = [file for file in (run / "trainer_state.json", *checkpoints[-1:]) if file.is_file()]
     if not files:
         raise ValueError(f"{run} is no run: it has no trainer_state.json, and no checkpoint with one.")
@@ -54,7 +53,7 @@ def group_of(run: Path, key: str | None) -> str:
     if key is None:
         return str(run)
     file = next((folder / "config.yaml" for folder in (run, run.parent) if (folder / "config.yaml").is_file()), None)
-    options = yaml.safe_load(file.read_text(encoding="utf-8")) if file else {}
+    options = read_config(file.resolve()) if file else {}
     return f"{key} {options.get(key, '(default)')}"
 
 
