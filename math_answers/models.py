@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub import repo_exists, snapshot_download, try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import find_adapter_config_file
@@ -46,15 +45,13 @@ def _place(model: str, key: str, revision: str | None) -> str:
     if folder.is_file() or model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise FileNotFoundError(f"`{key}`: there is no folder {model} (working folder: {os.getcwd()}).")
     try:
-        hf_hub_download(model, "config.json", revision=revision)
-    except LocalEntryNotFoundError:  # without a hub, `find_adapter_config_file` finds none in silence
-        if not isinstance(try_to_load_from_cache(model, ADAPTER_CONFIG, revision=revision), str):
-            raise FileNotFoundError(
-                f"`{key}`: there is no folder {model} (working folder: {os.getcwd()}), and no model hub can be reached "
-                "for a model of this name."
-            ) from None
-    except (HfHubHTTPError, HFValidationError):  # an adapter has no such file; transformers names any other fault
-        pass
+        files = [try_to_load_from_cache(model, name, revision=revision) for name in ("config.json", ADAPTER_CONFIG)]
+        known = any(isinstance(file, str) for file in files) or repo_exists(model)
+        hub = "the model hub has none of this name that you may read"
+    except Exception as error:  # of httpx or httpx2, by the hub's version. A load would retry for half a minute
+        known, hub = False, f"the model hub gives no answer: {error}"
+    if not known:
+        raise FileNotFoundError(f"`{key}`: there is no folder {model} (working folder: {os.getcwd()}), and {hub}")
     if find_adapter_config_file(model, revision=revision) is None:
         return model
     return snapshot_download(model, revision=revision, allow_patterns=_READ_BY_A_LOAD, ignore_patterns=["*/*"])

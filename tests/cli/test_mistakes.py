@@ -19,7 +19,7 @@ num_generations: 4
 max_completion_length: 4
 max_steps: 1
 save_strategy: "no"
-reward_funcs: [my_rewards.ones]
+reward_funcs: [rewards_of_mistakes.ones]
 """
 REWARDS = """
 def ones(completions, **kwargs): return [1.0] * len(completions)
@@ -31,12 +31,12 @@ def bug(completions, **kwargs): return int("one")
 def run(tmp_path, monkeypatch):
     """Train with some flags, in a folder with a model, prompts and rewards."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", ["", *sys.path])
+    monkeypatch.setattr("sys.path", [*sys.path])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     saved_model(tmp_path / "model")
     (tmp_path / "problems.jsonl").write_text("".join(f'{{"prompt": "w{n} w5"}}\n' for n in range(8)))
     (tmp_path / "run.yaml").write_text(RUN)
-    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    (tmp_path / "rewards_of_mistakes.py").write_text(REWARDS)
     return lambda *flags: train.main(["--config", "run.yaml", *flags])
 
 
@@ -73,7 +73,7 @@ def test_a_model_that_is_missing_or_incomplete_is_named(run, capsys, tmp_path):
 
 def test_the_users_code_and_a_bug_of_ours_keep_their_traceback(run, monkeypatch):
     with pytest.raises(ValueError, match="'one'"):
-        run("--reward_funcs", "my_rewards.bug")
+        run("--reward_funcs", "rewards_of_mistakes.bug")
     monkeypatch.setattr("troll_trl.cli.make_trainer.load_datasets", None)
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):
         run()
