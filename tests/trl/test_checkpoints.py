@@ -369,6 +369,7 @@ def cut(path: Path):
         (lambda folder: (folder / MARKER).unlink(), "has no complete.json"),
         (lambda folder: cut(folder / "optimizer.pt"), "optimizer.pt has"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda folder: (folder / MARKER).write_text('{"files": {}}'), "does not list trainer_state.json"),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_and_if_given_refused(damage, reason, folder):

@@ -353,6 +353,8 @@ def why_incomplete(folder: Path) -> str | None:
         return f"it has no {MARKER}: it was cut off, or another program wrote it"
     except (ValueError, KeyError, TypeError):
         return f"its {MARKER} cannot be read"
+    if TRAINER_STATE_NAME not in files:
+        return f"its {MARKER} does not list {TRAINER_STATE_NAME}: its files were removed while it was saved"
     for name, size in files.items():
         path = folder / name
         if not path.is_file():
