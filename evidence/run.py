@@ -151,8 +151,11 @@ class Runner:
     def _execute(self, run: Run) -> None:
         """In a process of its own: train, evaluate, and leave the record in the folder of the run."""
         folder = self._folder(run)
-        for name in (RESULT, TRAINER_STATE_NAME):  # of a run that was stopped
-            (folder / name).unlink(missing_ok=True)
+        for path in folder.iterdir():  # of a run that was stopped: a training refuses a folder that holds one
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != "log.txt":
+                path.unlink()
         try:
             record = self.train_and_evaluate(run, folder) | describe_start(self._start(run))
         except BaseException as error:  # SystemExit too: the results record it

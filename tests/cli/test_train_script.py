@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForSequenceCl
 from tests.support.limits import HANG
 from tests.support.repository import ROOT
 from tests.tiny import tiny_config, tiny_model, tiny_tokenizer
+from troll_trl.cli.folder_lock import LOCK, locked
 
 SCRIPT = ROOT / "scripts" / "train.py"
 SETTINGS = """
@@ -141,6 +142,56 @@ def test_troll_trains_saves_and_resumes(workplace, train):
     assert [line["step"] for line in log_of(out) if "loss" in line] == [1, 2, 3]
     assert (out / "checkpoint-3").is_dir()
 
+    # A resume that fails leaves the options of the run
+    (workplace / "my_rewards.py").write_text("def share_of_low_tokens(**kwargs):\n    raise ZeroDivisionError")
+    with pytest.raises(ZeroDivisionError):
+        train("--resume", "--max_steps", "4", "--temperature", "0.5")  # generates anew
+    assert yaml.safe_load((out / "config.yaml").read_text())["max_steps"] == 3
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_without_checkpoints_is_not_replaced(workplace, train, run):
+    """The guard looked for checkpoints alone: another seed or method trained over the model in silence."""
+    train("--save_strategy", "no", "--max_steps", "1")
+    before = contents(workplace / "out")
+    for flags, expected in (
+        (("--seed", "4"), "out holds a run (trainer_state.json)"),
+        (("--method", "clip"), "out holds a run (trainer_state.json)"),
+        (("--resume",), "no checkpoint to resume from"),
+    ):
+        code, said = run("--save_strategy", "no", *flags)
+        assert code == 2 and expected in said.replace("\n", " ")
+    (workplace / "out" / "trainer_state.json").unlink()  # TRL's own script saves the model alone
+    code, said = run()
+    assert code == 2 and "out holds a run (config.json)" in said
+    assert contents(workplace / "out").items() == before.items() - {
+        (path, text) for path, text in before.items() if path.name == "trainer_state.json"
+    }
+
+
+def test_a_folder_that_the_run_reads_or_that_another_run_writes_is_refused(workplace, run):
+    """A run overwrote its start model, and two runs in one folder mixed their files."""
+    (workplace / "data").mkdir()
+    (workplace / "problems.jsonl").rename(workplace / "data" / "train.jsonl")
+    data = ("--dataset_name", "data")
+    before = contents(workplace)
+    for flags, expected in (
+        (("--output_dir", "model"), "`output_dir` and `model_name_or_path` are one folder"),
+        (("--output_dir", "./model/", "--resume"), "`output_dir` and `model_name_or_path` are one folder"),
+        (("--output_dir", "data"), "`output_dir` and `dataset_name` are one folder"),
+        (("--output_dir", ""), "`output_dir` is empty"),
+        (("--output_dir", "run.yaml"), "The output folder run.yaml cannot be written to: File exists"),
+    ):
+        code, said = run(*data, *flags)
+        assert code == 2 and expected in said.replace("\n", " "), said
+    with locked(workplace / "out"):
+        code, said = run(*data)
+    assert code == 2 and "Another process is writing a run into out" in said.replace("\n", " ")
+    assert contents(workplace) == before | {workplace / "out" / LOCK: b""}
+
 
 def checkpoint(folder: Path, step: int, torn: bool = False):
     (path := folder / f"checkpoint-{step}").mkdir(parents=True)
@@ -151,7 +202,7 @@ def checkpoint(folder: Path, step: int, torn: bool = False):
 @pytest.mark.parametrize(
     ("method", "flags", "expected"),
     [
-        ("troll", (), "out holds a run, up to checkpoint-10"),
+        ("troll", (), "out holds a run (checkpoint-10), which this one would replace"),
         (None, ("--method", "clip", "--resume"), "`method` is clip"),
         ("clip", ("--resume_from_checkpoint", "out/_saving/checkpoint-12"), "`method` is troll"),
         ("troll", ("--algorithm", "rloo", "--resume"), "`algorithm` is rloo"),

@@ -4,42 +4,70 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from transformers import TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer
 
 from math_answers.whole_files import write_text
 from troll_trl.cli.arguments import TrollScriptArguments
-from troll_trl.resilience.checkpoints import checkpoints
+from troll_trl.cli.command_line import read_config
+from troll_trl.resilience.checkpoints import SAVING, checkpoints, why_incomplete
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
 OPTIONS = "config.yaml"
+COMPLETIONS = "completions"  # TRL's tables, from the first log line on
+# What a run leaves next to its checkpoints: its log and a model or an adapter at its end, and completions
+_OF_A_RUN = (TRAINER_STATE_NAME, "config.json", "adapter_config.json", COMPLETIONS)
 
 
-def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOConfig) -> None:
-    """Before anything is loaded, refuse to resume without a checkpoint, to replace another run in the folder, and to
-    resume what another trainer trained."""
+def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOConfig, model_args: ModelConfig) -> None:
+    """Before anything is loaded, refuse to write over what the run reads, to resume without a checkpoint, to replace
+    another run in the folder, and to resume what another trainer trained."""
+    if not args.output_dir:
+        raise ValueError("`output_dir` is empty. Name a folder.")
     own, checkpoint = Path(args.output_dir), args.resume_from_checkpoint
-    saved = saved_checkpoints(own)
+    _check_sources(own, script_args, model_args)
+    unnamed = [folder for folder in checkpoints(own / SAVING) if why_incomplete(folder) is None]
+    saved = [*saved_checkpoints(own), *unnamed]
     if checkpoint and not (saved if checkpoint is True else Path(checkpoint).is_dir()):
         folder = own if checkpoint is True else checkpoint
         raise ValueError(f"`resume_from_checkpoint` is {checkpoint!r}, but there is no checkpoint in {folder}.")
     resumed = own if script_args.resume or checkpoint is True else None
     if isinstance(checkpoint, str):  # a checkpoint that is still in `_saving` is this folder's, too
         resumed = own if own.resolve() in Path(checkpoint).resolve().parents else Path(checkpoint).parent
-    if resumed != own and saved:
+    left = [name for name in _OF_A_RUN if (own / name).exists()]
+    if resumed != own and (saved or left):
         raise ValueError(
-            f"`output_dir` {own} holds a run, up to {saved[-1].name}, which this one would replace. Continue it with "
-            "`--resume`, name another folder, or remove this one."
+            f"`output_dir` {own} holds a run ({saved[-1].name if saved else left[0]}), which this one would replace. "
+            f"{'Continue it with `--resume`, name' if saved else 'Name'} another folder, or remove this one."
+        )
+    if script_args.resume and not saved and {*left} - {COMPLETIONS}:
+        raise ValueError(
+            f"`output_dir` {own} holds a run that has ended ({left[0]}), and no checkpoint to resume from. Name "
+            "another folder, or remove this one."
         )
     if resumed is None or not (resumed / OPTIONS).is_file():
         return
-    before = yaml.safe_load((resumed / OPTIONS).read_text(encoding="utf-8")) or {}
+    before = read_config(resumed / OPTIONS)
     for name in ("algorithm", "method"):
         then = before.get(name, getattr(TrollScriptArguments, name))  # a default is in no file
         if (now := getattr(script_args, name)) != then:
             raise ValueError(
                 f"`{name}` is {now}, but the run in {resumed} was made with {then}. Name another `output_dir` to start "
                 "a new run."
+            )
+
+
+def _check_sources(own: Path, script_args: TrollScriptArguments, model_args: ModelConfig) -> None:
+    """Refuse an output folder that is the folder of a model or of data."""
+    sources = {"model_name_or_path": model_args.model_name_or_path}
+    names = ("reward_model_name_or_path", "dataset_name", "eval_dataset_name")
+    sources |= {name: getattr(script_args, name) for name in names}
+    for option, source in sources.items():
+        if source and own.is_dir() and (folder := Path(source).expanduser()).is_dir() and own.samefile(folder):
+            raise ValueError(
+                f"`output_dir` and `{option}` are one folder, {source}, which the run would overwrite. Name another "
+                "`output_dir`."
             )
 
 
@@ -60,9 +88,17 @@ def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | N
     return args.resume_from_checkpoint or None
 
 
-def save_options(options: dict[str, Any], args: GRPOConfig | RLOOConfig) -> None:
-    """Write the options that files and flags set. With this file as `--config`, the run can be repeated."""
-    text = "# All options that files and flags set, except `env` and `hub_token`\n"
-    text += yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
-    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-    write_text(Path(args.output_dir, OPTIONS), text)
+class SaveOptions(TrainerCallback):
+    """
+    Writes the options that files and flags set, after the first update: a resume that fails leaves the run's own. With
+    this file as `--config`, the run can be repeated.
+    """
+
+    def __init__(self, options: dict[str, Any]):
+        self.text = "# All options that files and flags set, except `env` and `hub_token`\n"
+        self.text += yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.text and state.is_world_process_zero:
+            write_text(Path(args.output_dir, OPTIONS), self.text)
+        self.text = ""

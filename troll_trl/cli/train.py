@@ -12,6 +12,7 @@ else, and every key of a file, is an option of the run.
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -39,43 +40,49 @@ def _checked(values: Mapping[str, Any], flags: Sequence[str], algorithm: str, pr
 
 def train(values: Mapping[str, Any]) -> Any:
     """Train with the options in `values`, which are as in a file, in this process. Returns the trainer."""
-    return _finish(*_prepare(_checked(values, [], values.get("algorithm", "grpo"), "train")))
+    with ExitStack() as run:
+        return _finish(*_prepare(_checked(values, [], values.get("algorithm", "grpo"), "train"), run))
 
 
 def _train_or_stop(options: dict[str, Any], program: str) -> None:
-    try:
-        prepared = _prepare(options)
-    except Exception as error:  # a mistake of the user needs no traceback
-        stop_if_expected(program, error, options)
-        raise
-    try:
-        _finish(*prepared)
-    except (FloatingPointError, ConnectionError) as error:
-        stop(program, error, code=1)
-    except (ValueError, TypeError, ImportError) as error:
-        if prepared[0].state.global_step == 0:  # some options are read in the first update
+    with ExitStack() as run:
+        try:
+            prepared = _prepare(options, run)
+        except Exception as error:  # a mistake of the user needs no traceback
             stop_if_expected(program, error, options)
-        raise
+            raise
+        try:
+            _finish(*prepared)
+        except (FloatingPointError, ConnectionError) as error:
+            stop(program, error, code=1)
+        except (ValueError, TypeError, ImportError) as error:
+            if prepared[0].state.global_step == 0:  # some options are read in the first update
+                stop_if_expected(program, error, options)
+            raise
 
 
-def _prepare(options: dict[str, Any]) -> tuple[Any, Any, str | None]:
-    """Make the trainer, and save the options. Returns it, the script's arguments and the checkpoint to resume from."""
+def _prepare(options: dict[str, Any], run: ExitStack) -> tuple[Any, Any, str | None]:
+    """Lock the output folder until the end of the `run`, and make the trainer. Returns it, the script's arguments and
+    the checkpoint to resume from."""
     from transformers import ProgressCallback
 
     from troll_trl.cli.arguments import make_arguments
+    from troll_trl.cli.folder_lock import locked
     from troll_trl.cli.make_trainer import make_trainer
-    from troll_trl.cli.output_folder import check_output_dir, find_checkpoint, save_options
+    from troll_trl.cli.output_folder import SaveOptions, check_output_dir, find_checkpoint
     from troll_trl.cli.progress import PeakMemory, ProgressLine
     from troll_trl.trainers.sharding import ReshardInEvaluation
 
     script_args, training_args, model_args = make_arguments(options)
     if "kl_bound" in options and hasattr(training_args, "kl_bound"):
         options = {**options, "kl_bound": training_args.kl_bound}  # a number, also for 'auto'
-    check_output_dir(script_args, training_args)
+    check_output_dir(script_args, training_args, model_args)
+    if training_args.process_index == 0:
+        run.enter_context(locked(Path(training_args.output_dir)))
+        check_output_dir(script_args, training_args, model_args)  # again: a run may have ended in between
     trainer = make_trainer(script_args, training_args, model_args)
     checkpoint = find_checkpoint(trainer, script_args.resume)
-    if training_args.process_index == 0:
-        save_options(options, training_args)
+    trainer.add_callback(SaveOptions(options))
     trainer.add_callback(PeakMemory)
     trainer.add_callback(ReshardInEvaluation)
     if not training_args.disable_tqdm:
