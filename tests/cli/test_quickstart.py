@@ -1,15 +1,19 @@
-"""The quickstart: its start, its goals, and (slow) the whole of it."""
+"""The quickstart: its start, its goals, its end by a signal, and (slow) the whole of it."""
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 
 import pandas as pd
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.support.limits import HANG
 from tests.support.repository import ROOT
 from troll_trl import small_models
 from troll_trl.cli import evaluate, quickstart
@@ -41,6 +45,34 @@ def test_the_start_of_the_package_is_small_and_solves_over_a_third():
         logits = start(input_ids=input_ids).logits[:, :-1]
     losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:], reduction="none")
     assert 0.3 < losses.sum(1).neg().exp().mean() < 0.5  # the chance that a sampled answer is right
+
+
+def test_it_replaces_its_own_runs_alone(tmp_path):
+    for name, model in (("run", str(tmp_path / "start")), ("clip", "outputs/quickstart/start")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(f"model_name_or_path: {model}")
+        quickstart._remove_own_run(tmp_path / name, tmp_path / "start")
+    assert [path.name for path in tmp_path.iterdir()] == ["clip"]
+
+
+TRAINING = "#!/bin/sh\necho $$ >> trainings\nexec sleep 600\n"  # in place of Python
+MAIN = "import sys; sys.executable = './training'; from troll_trl.cli import quickstart; quickstart.main(sys.argv[1:])"
+
+
+def test_sigterm_ends_both_trainings_with_it(tmp_path):
+    """They went on without the command that would have ended them."""
+    (tmp_path / "training").write_text(TRAINING)
+    (tmp_path / "training").chmod(0o755)
+    command = [sys.executable, "-c", MAIN, "--output", "out"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    trainings, deadline = tmp_path / "trainings", time.monotonic() + HANG
+    while not (trainings.exists() and len(trainings.read_text().splitlines()) == 2) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(HANG) == 128 + signal.SIGTERM
+    for training in map(int, trainings.read_text().splitlines()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(training, 0)
 
 
 @pytest.mark.slow

@@ -56,6 +56,8 @@ COMMANDS = {
     "grpo --generation_kwargs [1]": ["--generation_kwargs", "[1]"],
     "grpo --resume --resume_from_checkpoint x": ["resume", "resume_from_checkpoint"],
     "grpo --num_processes 2 --max_steps many": ["--max_steps", "many"],
+    "quickstart --updates 0": ["--updates", "0"],
+    "quickstart --output run.yaml": ["run.yaml", "cannot be written to"],
     "eval": ["model"],
 }
 

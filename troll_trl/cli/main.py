@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from troll_trl import __version__
-from troll_trl.cli.command_line import CommandParser
+from troll_trl.cli.command_line import CommandParser, stop
 
 # Each command has a module and a function that run it, and a line of help
 COMMANDS = {
@@ -46,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.print_help()
         return
     module, function, _ = COMMANDS[command]
-    getattr(import_module(module), function)(argv[1:], f"troll {command}")
+    try:
+        getattr(import_module(module), function)(argv[1:], f"troll {command}")
+    except KeyboardInterrupt:
+        stop(f"troll {command}", "interrupted.", code=130)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import os
 import random
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from troll_trl.cli.command_line import CommandParser, configs_folder, read_config
+from troll_trl.cli.command_line import CommandParser, configs_folder, read_config, stop
+from troll_trl.cli.folder_lock import locked
 from troll_trl.cli.plot import plot, read_log
 
 if TYPE_CHECKING:
@@ -65,13 +67,16 @@ def make_start(folder: Path, problems: list[dict[str, str]], seed: int, success:
 
 
 def run_trainings(output: Path, seed: int, updates: int | None) -> None:
-    """Train with TROLL into `run` and with the clip into `clip`, at the same time. The clip's lines go to a file."""
+    """Train with TROLL into `run` and with the clip into `clip`, at the same time. The clip's lines go to a file. The
+    runs of an earlier quickstart are replaced."""
     command = [sys.executable, "-m", "troll_trl.cli.train", "--config", str(CONFIG), "--seed", str(seed)]
     command += ["--model_name_or_path", str(output / "start"), "--dataset_name", str(output / "data")]
     command += ["--learning_rate", str(LEARNING_RATE), "--max_steps", str(updates or UPDATES)]
     command += ["--eval_steps", str(updates or UPDATES // 4)]
     troll = [*command, "--output_dir", str(output / "run")]
     clip = [*command, "--output_dir", str(output / "clip"), "--method", "clip"]
+    for run in (output / "run", output / "clip"):
+        _remove_own_run(run, output / "start")
     environment = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
     print("Training with TROLL:", shlex.join(troll))
     print(f"At the same time with TRL's clip, whose lines are in {output / 'clip.log'}", flush=True)
@@ -85,6 +90,15 @@ def run_trainings(output: Path, seed: int, updates: int | None) -> None:
                 sys.exit(f"The training with TRL's clip failed; its error is in {output / 'clip.log'}.")
         finally:
             other.kill()
+            other.wait()
+
+
+def _remove_own_run(run: Path, start: Path) -> None:
+    """Remove a run that a quickstart made from `start`. `troll grpo` refuses to replace any other."""
+    config = run / "config.yaml"
+    if config.is_file() and read_config(config).get("model_name_or_path") == str(start):
+        with locked(run):
+            shutil.rmtree(run)
 
 
 def missed_goals(log: "pd.DataFrame", kl_bound: float) -> list[str]:
@@ -100,19 +114,10 @@ def missed_goals(log: "pd.DataFrame", kl_bound: float) -> list[str]:
     return [missed for missed, reached in goals.items() if not reached]
 
 
-def main(argv: Sequence[str] | None = None, program: str = "quickstart.py") -> None:
-    """Run the quickstart. Ends with code 1 if the training failed, or did not reach its goal."""
-    parser = CommandParser(prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flag = parser.add_argument
-    flag("--seed", type=int, default=0, help="seed of the training; with --warm_up of the problems, too (default 0)")
-    flag("--output", type=Path, default="outputs/quickstart", help="folder to write to (default outputs/quickstart)")
-    flag("--updates", type=int, help=f"number of updates (default {UPDATES}); if given, the result is not judged")
-    flag("--warm_up", action="store_true", help="make the model that training starts from, instead of the package's")
-    options = parser.parse_args(argv)
+def _train(output: Path, options: argparse.Namespace) -> None:
+    """Write problems and start, and train from them."""
     from troll_trl.small_models import write_problems
 
-    start_time = time.monotonic()
-    output = options.output.resolve()
     # The package's start has learnt from the problems of seed 0 that are not held out
     train, test = make_problems(options.seed if options.warm_up else 0)
     write_problems(output / "data", train, test)
@@ -121,6 +126,30 @@ def main(argv: Sequence[str] | None = None, program: str = "quickstart.py") -> N
     else:
         shutil.copytree(START, output / "start", dirs_exist_ok=True)
     run_trainings(output, options.seed, options.updates)
+
+
+def main(argv: Sequence[str] | None = None, program: str = "quickstart.py") -> None:
+    """Run the quickstart. Ends with code 1 if the training failed, or did not reach its goal; with 130 or 143, and with
+    both trainings, on Ctrl-C or SIGTERM."""
+    parser = CommandParser(prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flag = parser.add_argument
+    flag("--seed", type=int, default=0, help="seed of the training; with --warm_up of the problems, too (default 0)")
+    flag("--output", type=Path, default="outputs/quickstart", help="folder to write to (default outputs/quickstart)")
+    flag("--updates", type=int, help=f"number of updates (default {UPDATES}); if given, the result is not judged")
+    flag("--warm_up", action="store_true", help="make the model that training starts from, instead of the package's")
+    options = parser.parse_args(argv)
+    if options.updates is not None and options.updates < 1:
+        parser.error(f"--updates is {options.updates}. Give at least 1.")
+    start_time = time.monotonic()
+    output = options.output.resolve()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the default would leave the trainings
+    try:
+        with locked(output):
+            _train(output, options)
+    except (ValueError, OSError) as error:
+        stop(program, error)
+    except KeyboardInterrupt:
+        stop(program, "interrupted.", code=130)
     runs = {"TROLL": output / "run", "clip": output / "clip"}
     for method, run in runs.items():
         success = read_log(run)["eval_reward"].dropna()
