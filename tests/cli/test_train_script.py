@@ -206,6 +206,8 @@ def checkpoint(folder: Path, step: int, torn: bool = False):
         (None, ("--method", "clip", "--resume"), "`method` is clip"),
         ("clip", ("--resume_from_checkpoint", "out/_saving/checkpoint-12"), "`method` is troll"),
         ("troll", ("--algorithm", "rloo", "--resume"), "`algorithm` is rloo"),
+        ("troll", ("--optim", "sgd", "--resume"), "`optim` is sgd"),
+        ("[", ("--resume",), "out/config.yaml cannot be read"),
     ],
 )
 def test_no_run_replaces_another_or_goes_on_with_what_it_did_not_train(method, flags, expected, run):

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -16,10 +17,10 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.support.repository import ROOT
-from tests.tiny import saved_model, tiny_prompts
+from tests.tiny import saved_model, tiny_model, tiny_prompts
 from tests.trl_comparison import assert_same_run, logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.resilience.checkpoints import MARKER, SAVING, newest_complete, why_incomplete
+from troll_trl.resilience.checkpoints import MARKER, SAVING, CheckpointError, newest_complete, why_incomplete
 
 FILE = "rollout-state-0-of-1.pt"
 OPTIONS = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 2e-2, "max_steps": 5, "kl_bound": 0.01}
@@ -33,8 +34,8 @@ def rloo(folder, **options):
     return make_trainer(TrollRLOOTrainer, TrollRLOOConfig, folder, **OPTIONS | {"beta": 0.0} | options)
 
 
-def lora(folder, target_modules=("q_proj", "v_proj"), **options):
-    config = LoraConfig(r=4, target_modules=[*target_modules], lora_dropout=0.1)  # dropout draws random numbers
+def lora(folder, target_modules=("q_proj", "v_proj"), r=4, **options):
+    config = LoraConfig(r=r, target_modules=[*target_modules], lora_dropout=0.1)  # dropout draws random numbers
     return grpo(folder, peft_config=config, beta=0.1, **options)
 
 
@@ -190,6 +191,34 @@ def test_an_adapter_that_lacks_weights_is_refused(tmp_path):
     other = lora(tmp_path / "other", target_modules=("k_proj", "v_proj"))
     with pytest.raises(ValueError, match=r"lacks 4 weights .*k_proj"):
         other.train(str(tmp_path / "checkpoint-1"))
+    with pytest.raises(ValueError, match=r"another model or adapter: its .*lora_.* is \[(4, 16|16, 4)"):
+        lora(tmp_path / "other", r=8).train(str(tmp_path / "checkpoint-1"))
+    with pytest.raises(ValueError, match=r"has an adapter"):
+        grpo(tmp_path / "other").train(str(tmp_path / "checkpoint-1"))
+
+
+def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path):
+    checkpoint = str(folder / "checkpoint-3")
+    for options, reason in (
+        ({"intermediate_size": 64}, r"is \[16, 32\], this"),
+        ({"num_hidden_layers": 3}, "2 layers"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            grpo(tmp_path, model=tiny_model(**options)).train(checkpoint)
+    with pytest.raises(ValueError, match="has a whole model"):
+        lora(tmp_path).train(checkpoint)
+
+
+def test_a_checkpoint_without_an_optimizer_is_named(tmp_path, caplog):
+    """The Trainer begins with a new one in silence."""
+    grpo(tmp_path, save_only_model=True, max_steps=1).train()
+    with caplog.at_level("WARNING"):
+        grpo(tmp_path, max_steps=2).train("newest")
+    assert "checkpoint-1 has no optimizer and schedule" in caplog.text
+    caplog.clear()
+    with caplog.at_level("WARNING"):
+        grpo(tmp_path, max_steps=3).train("newest")
+    assert "optimizer" not in caplog.text
 
 
 def test_no_token_is_saved(tmp_path):
@@ -359,8 +388,29 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     assert not (tmp_path / "checkpoint-3").exists()
 
 
+def test_a_full_disk_is_named_where_torch_does_not(tmp_path):
+    """Of an optimizer that did not fit, torch said "unexpected pos"."""
+    trainer, limits = grpo(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    save = trainer._save_optimizer_and_scheduler
+
+    def save_half(folder):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**15, limits[1]))
+        save(folder)
+
+    trainer._save_optimizer_and_scheduler = save_half
+    try:
+        with pytest.raises(CheckpointError, match="checkpoint-1 was not saved: File too large"):
+            trainer.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 def cut(path: Path):
     path.write_bytes(path.read_bytes()[:-1])
+
+
+def garble(path: Path):
+    path.write_bytes(bytes(path.stat().st_size))
 
 
 @pytest.mark.parametrize(
@@ -370,6 +420,9 @@ def cut(path: Path):
         (lambda folder: cut(folder / "optimizer.pt"), "optimizer.pt has"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
         (lambda folder: (folder / MARKER).write_text('{"files": {}}'), "does not list trainer_state.json"),
+        (lambda folder: garble(folder / "model.safetensors"), "model.safetensors cannot be read"),
+        (lambda folder: garble(folder / "optimizer.pt"), "optimizer.pt cannot be read"),
+        (lambda folder: garble(folder / "trainer_state.json"), "trainer_state.json cannot be read"),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_and_if_given_refused(damage, reason, folder):

@@ -11,7 +11,8 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer
 from math_answers.whole_files import write_text
 from troll_trl.cli.arguments import TrollScriptArguments
 from troll_trl.cli.command_line import read_config
-from troll_trl.resilience.checkpoints import SAVING, checkpoints, why_incomplete
+from troll_trl.resilience.checkpoints import SAVING, checkpoints, why_incomplete, why_unreadable
+from troll_trl.resilience.resumed_options import check_weights, warn_of_a_fresh_optimizer
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
 OPTIONS = "config.yaml"
@@ -49,9 +50,12 @@ def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOC
     if resumed is None or not (resumed / OPTIONS).is_file():
         return
     before = read_config(resumed / OPTIONS)
-    for name in ("algorithm", "method"):
-        then = before.get(name, getattr(TrollScriptArguments, name))  # a default is in no file
-        if (now := getattr(script_args, name)) != then:
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    options = {"algorithm": script_args.algorithm, "method": script_args.method, "optim": optimizer}
+    for name, now in options.items():
+        kind = type(args) if name == "optim" else TrollScriptArguments
+        then = before.get(name, getattr(kind, name))  # a default is in no file
+        if now.removesuffix("_fused") != then.removesuffix("_fused"):  # these have the same state
             raise ValueError(
                 f"`{name}` is {now}, but the run in {resumed} was made with {then}. Name another `output_dir` to start "
                 "a new run."
@@ -78,14 +82,24 @@ def saved_checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | None:
-    """Return the checkpoint to resume from. With `resume`, it is the newest complete one, if there is one."""
+    """Return the checkpoint to resume from. With `resume`, it is the newest complete one, if there is one. Refuse one
+    of another model or adapter."""
     args = trainer.args
+    checkpoint = args.resume_from_checkpoint or None
     if isinstance(trainer, TrollTrainer):
-        return trainer.find_checkpoint("newest" if resume else args.resume_from_checkpoint)
-    if resume or args.resume_from_checkpoint is True:  # TRL's own trainer would take the newest, whole or not
+        checkpoint = trainer.find_checkpoint("newest" if resume else checkpoint)
+    elif resume or checkpoint is True:  # TRL's own trainer would take the newest, whole or not
         saved = saved_checkpoints(args.output_dir)
-        return str(saved[-1]) if saved else None
-    return args.resume_from_checkpoint or None
+        checkpoint = next((str(folder) for folder in reversed(saved) if why_unreadable(folder) is None), None)
+        if saved and checkpoint is None:
+            raise ValueError(f"No checkpoint in {args.output_dir} can be read: {why_unreadable(saved[-1])}.")
+    elif checkpoint and (reason := why_unreadable(Path(checkpoint))):
+        raise ValueError(f"The checkpoint {checkpoint} is damaged: {reason}. Give another one.")
+    if checkpoint:
+        check_weights(trainer.model, Path(checkpoint))
+        if not isinstance(trainer, TrollTrainer):  # which warns itself
+            warn_of_a_fresh_optimizer(trainer, Path(checkpoint))
+    return checkpoint
 
 
 class SaveOptions(TrainerCallback):

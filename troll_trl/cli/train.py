@@ -45,18 +45,19 @@ def train(values: Mapping[str, Any]) -> Any:
 
 
 def _train_or_stop(options: dict[str, Any], program: str) -> None:
+    from troll_trl.resilience.checkpoints import CheckpointError
+
     with ExitStack() as run:
+        prepared = None
         try:
             prepared = _prepare(options, run)
-        except Exception as error:  # a mistake of the user needs no traceback
-            stop_if_expected(program, error, options)
-            raise
-        try:
             _finish(*prepared)
-        except (FloatingPointError, ConnectionError) as error:
+        except (FloatingPointError, ConnectionError, CheckpointError) as error:
             stop(program, error, code=1)
-        except (ValueError, TypeError, ImportError) as error:
-            if prepared[0].state.global_step == 0:  # some options are read in the first update
+        except KeyboardInterrupt:
+            stop(program, "interrupted. `--resume` continues from the newest checkpoint, if there is one.", code=130)
+        except Exception as error:
+            if prepared is None or prepared[0].state.global_step == 0:  # some options are read in the first update
                 stop_if_expected(program, error, options)
             raise
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import threading
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,12 +20,20 @@ import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError, safe_open
 from transformers import TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import SaveStrategy, has_length, rotate_checkpoints
 
-from troll_trl.resilience.resumed_options import BATCH_OPTIONS, OPTIONS, check_adapter, compare_options, options_of
+from troll_trl.resilience.resumed_options import (
+    BATCH_OPTIONS,
+    OPTIONS,
+    check_weights,
+    compare_options,
+    options_of,
+    warn_of_a_fresh_optimizer,
+)
 
 if TYPE_CHECKING:  # the trainer, which follows in the list of bases
     from trl import GRPOTrainer as _Trainer  # or another of TRL's
@@ -37,6 +46,10 @@ CHECKPOINT = "checkpoint-"  # transformers' name of a folder, before the step
 # A checkpoint is written into this folder of the output folder, where neither transformers nor an upload looks
 SAVING = "_saving"
 MARKER = "complete.json"
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written."""
 
 
 class CheckpointedTrainer(_Trainer):
@@ -81,7 +94,8 @@ class CheckpointedTrainer(_Trainer):
         checkpoint = self.find_checkpoint(resume_from_checkpoint)
         self._options = options_of(self)
         if checkpoint is not None:
-            check_adapter(self.model, Path(checkpoint))
+            check_weights(self.model, Path(checkpoint))
+            warn_of_a_fresh_optimizer(self, Path(checkpoint))
             changed = compare_options(self._options, Path(checkpoint))
             self._other_metric = changed.get("metric_for_best_model", changed.get("greater_is_better", ""))
             self._other_batch = not changed.keys().isdisjoint(BATCH_OPTIONS)
@@ -248,6 +262,14 @@ class CheckpointedTrainer(_Trainer):
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
                 publish(aside, destination)
+        except Exception as error:
+            reason = error if isinstance(error, OSError) else _why_not_written(aside)
+            if reason is None:
+                raise
+            raise CheckpointError(
+                f"{destination.name} was not saved: {reason.strerror} ({aside}). Make room, and resume from an earlier "
+                "checkpoint."
+            ) from error
         finally:
             self._is_saving = False
         accelerator.wait_for_everyone()
@@ -346,7 +368,7 @@ def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
 
 
 def why_incomplete(folder: Path) -> str | None:
-    """Say why a checkpoint folder is not complete, or `None` if it is. Read its marker alone."""
+    """Say why a checkpoint folder is not complete, or `None` if it is, by its marker and the structure of its files."""
     try:
         files = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
     except FileNotFoundError:
@@ -361,6 +383,22 @@ def why_incomplete(folder: Path) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
+    return why_unreadable(folder)
+
+
+def why_unreadable(folder: Path) -> str | None:
+    """Name a file of a checkpoint that is not what its name says, if there is one. The numbers in it are not read."""
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        try:
+            if path.suffix == ".safetensors":
+                with safe_open(path, "pt"):
+                    pass
+            elif path.suffix == ".json":
+                json.loads(path.read_text(encoding="utf-8"))
+            elif path.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(path):  # as torch saves them
+                raise ValueError
+        except (SafetensorError, ValueError):
+            return f"{path.relative_to(folder)} cannot be read"
     return None
 
 
@@ -368,8 +406,9 @@ def _check_given(folder: Path) -> None:
     """Refuse a checkpoint that is known to be incomplete, and warn of one that may be."""
     if (reason := why_incomplete(folder)) is None:
         return
-    if (folder / MARKER).exists() or not folder.is_dir():
-        raise ValueError(f"The checkpoint {folder} is damaged, or is not there: {reason}. Give another one.")
+    damage = reason if (folder / MARKER).exists() or not folder.is_dir() else why_unreadable(folder)
+    if damage:
+        raise ValueError(f"The checkpoint {folder} is damaged, or is not there: {damage}. Give another one.")
     logger.warning(f"Resuming from {folder}, which may be incomplete: {reason}.")
 
 
@@ -387,6 +426,20 @@ def publish(folder: Path, destination: Path) -> None:
     (folder / MARKER).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
     _sync(folder / MARKER)
     _move(folder, destination)
+
+
+def _why_not_written(folder: Path) -> OSError | None:
+    """Write on in the file that was written last, for the system's reason: torch says "unexpected pos" on a full
+    disk."""
+    try:
+        newest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_mtime_ns)
+        with newest.open("ab") as file:
+            file.write(bytes(2**20))
+    except ValueError:  # there is no file
+        return None
+    except OSError as error:
+        return error
+    return None
 
 
 def _move(folder: Path, destination: Path) -> None:

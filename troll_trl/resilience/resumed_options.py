@@ -7,6 +7,7 @@ from typing import Any
 
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
+from safetensors import safe_open
 from transformers.trainer_utils import has_length
 
 logger = get_logger(__name__)
@@ -80,21 +81,68 @@ def compare_options(now: dict[str, Any], checkpoint: Path) -> dict[str, str]:
     return changed
 
 
-def check_adapter(model: Any, checkpoint: Path) -> None:
-    """Refuse a checkpoint that lacks weights of the model's adapter: PEFT would leave them at their start."""
+def check_weights(model: Any, checkpoint: Path) -> None:
+    """Refuse a checkpoint of another model or adapter. PEFT would leave weights that it lacks at their start, and the
+    Trainer would fail in the middle of its load."""
     if not is_peft_model(model):
+        if any(checkpoint.glob("**/adapter_model.safetensors")):
+            raise ValueError(f"{checkpoint} has an adapter, and this run trains without one. Give `use_peft`.")
+        _check_depth(model.config.get_text_config(), checkpoint)
+        _check_shapes(model.state_dict(), _shapes([*checkpoint.glob("model*.safetensors")]), checkpoint)
         return
     from peft import get_peft_model_state_dict
-    from safetensors import safe_open
 
     name = model.active_adapter
-    files = [folder / "adapter_model.safetensors" for folder in (checkpoint, checkpoint / name)]
-    if (file := next((file for file in files if file.is_file()), None)) is None:
-        return
-    with safe_open(file, "pt") as saved:
-        missing = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False).keys() - saved.keys()
-    if missing:
+    saved = _shapes([folder / "adapter_model.safetensors" for folder in (checkpoint, checkpoint / name)])
+    if not saved and any(checkpoint.glob("model*.safetensors")):
+        raise ValueError(f"{checkpoint} has a whole model, and this run trains an adapter. Leave out `use_peft`.")
+    own = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    if saved and (missing := own.keys() - saved.keys()):
         raise ValueError(
             f"The adapter in {checkpoint} lacks {len(missing)} weights of this run's, such as {min(missing)}. Give the "
             "trainer the `peft_config` with which the checkpoint was made."
+        )
+    _check_shapes(own, saved, checkpoint)
+
+
+def _check_depth(config: Any, checkpoint: Path) -> None:
+    if not (file := checkpoint / "config.json").is_file():
+        return
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    then, now = saved.get("text_config", saved).get("num_hidden_layers"), getattr(config, "num_hidden_layers", None)
+    if then is not None and then != now:
+        raise ValueError(
+            f"{checkpoint} is of another model: it has {then} layers, this run's has {now}. Give the model with which "
+            "it was made."
+        )
+
+
+def _shapes(files: list[Path]) -> dict[str, list[int]]:
+    """Read the shapes of the weights in those of the `files` that there are."""
+    shapes: dict[str, list[int]] = {}
+    for file in files:
+        if file.is_file():
+            with safe_open(file, "pt") as weights:
+                shapes |= {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+    return shapes
+
+
+def _check_shapes(own: dict[str, Any], saved: dict[str, list[int]], checkpoint: Path) -> None:
+    # A weight of DeepSpeed's third stage is empty here
+    pairs = {name: (shape, [*own[name].shape]) for name, shape in saved.items() if name in own and own[name].numel()}
+    for name, (then, now) in pairs.items():
+        if then != now:
+            raise ValueError(
+                f"{checkpoint} is of another model or adapter: its {name} is {then}, this run's is {now}. Give the "
+                "model and the adapter's settings with which it was made."
+            )
+
+
+def warn_of_a_fresh_optimizer(trainer: Any, checkpoint: Path) -> None:
+    """Warn if a `trainer` will find no optimizer in a `checkpoint`: it then begins with a new one in silence."""
+    if trainer.is_deepspeed_enabled:  # its files have other names, and it fails without them
+        return
+    if not (any(checkpoint.glob("optimizer*")) and (checkpoint / "scheduler.pt").is_file()):
+        logger.warning(
+            f"{checkpoint} has no optimizer and schedule, as with `save_only_model`: moments and warm-up start anew."
         )
