@@ -157,6 +157,7 @@ def test_a_finished_run_without_checkpoints_is_not_replaced(workplace, train, ru
     """The guard looked for checkpoints alone: another seed or method trained over the model in silence."""
     train("--save_strategy", "no", "--max_steps", "1")
     before = contents(workplace / "out")
+    assert "fine-tuned version of model" in (workplace / "out" / "README.md").read_text()  # TRL's says None
     for flags, expected in (
         (("--seed", "4"), "out holds a run (trainer_state.json)"),
         (("--method", "clip"), "out holds a run (trainer_state.json)"),
@@ -239,6 +240,8 @@ def test_a_clips_run_goes_on_from_what_was_saved_whole(workplace, train):
         (("--model_name_or_path", "outputs/no/model"), "there is no folder outputs/no/model"),
         (("--model_name_or_path", "adapter"), "adapter is an adapter"),
         (("--report_to", "azure_ml"), "`report_to`"),
+        (("--max_steps", "0"), "`max_steps` is 0"),
+        (("--max_steps", "-1", "--num_train_epochs", "0"), "`num_train_epochs` is 0"),
         (("--max_train_samples", "3"), "3 prompts, and a rollout batch takes 4"),
         (("--resume_from_checkpoint", "model/checkpoint-4"), "there is no checkpoint in model/checkpoint-4"),
     ],

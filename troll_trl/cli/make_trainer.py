@@ -29,6 +29,9 @@ def make_trainer(
     script_args: TrollScriptArguments, training_args: GRPOConfig | RLOOConfig, model_args: ModelConfig
 ) -> GRPOTrainer | RLOOTrainer:
     """Make the trainer that the arguments ask for, with its model and data."""
+    if training_args.max_steps == 0 or (training_args.max_steps < 0 and training_args.num_train_epochs <= 0):
+        name = "max_steps" if training_args.max_steps == 0 else "num_train_epochs"
+        raise ValueError(f"`{name}` is {getattr(training_args, name)}: nothing would be trained. Give more than 0.")
     model, revision = str(model_args.model_name_or_path), model_args.model_revision
     if adapter := adapter_settings(check_model(model, "model_name_or_path", revision)):
         raise ValueError(

@@ -160,6 +160,7 @@ def _launch(parser: CommandParser, flags: list[str], run: list[str], program: st
     from subprocess import CalledProcessError
 
     from accelerate.commands.launch import launch_command
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
@@ -182,6 +183,8 @@ def _launch(parser: CommandParser, flags: list[str], run: list[str], program: st
         raise SystemExit(error.returncode) from None
     except ChildFailedError as error:
         raise SystemExit(error.get_first_failure()[1].exitcode) from None
+    except SignalException as error:  # the processes have ended
+        raise SystemExit(128 + error.sigval) from None
     except (ValueError, OSError) as error:  # flags that do not go together, or a file that is missing
         stop(program, error)
 

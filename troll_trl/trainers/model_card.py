@@ -1,6 +1,13 @@
-"""The papers of the trust regions, for model cards."""
+"""Model cards: the papers of the trust regions, and the name of a model from a local folder."""
 
 import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
+    from trl import GRPOTrainer as _Trainer
+else:
+    _Trainer = object
 
 TROLL = {
     "title": "TROLL: Trust Regions improve Reinforcement Learning for Large Language Models",
@@ -26,3 +33,15 @@ DPPO = {
             eprint       = {arXiv:2602.04879},
         }"""),
 }
+
+
+class NamesLocalModel(_Trainer):
+    """Mixin for a trainer of TRL: its model card names the folder of a local model, where TRL's says "None"."""
+
+    def create_model_card(self, *args, **kwargs):
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero():
+            card = Path(self.args.output_dir, "README.md")
+            name = Path(self.model.config.name_or_path).name or "a local model"
+            text = card.read_text(encoding="utf-8").replace("[None](https://huggingface.co/None)", name)
+            card.write_text(text, encoding="utf-8")
