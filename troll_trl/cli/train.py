@@ -57,7 +57,8 @@ def _train_or_stop(options: dict[str, Any], program: str) -> None:
         except KeyboardInterrupt:
             stop(program, "interrupted. `--resume` continues from the newest checkpoint, if there is one.", code=130)
         except Exception as error:
-            if prepared is None or prepared[0].state.global_step == 0:  # some options are read in the first update
+            of_an_option = isinstance(error, ValueError | TypeError | ImportError)  # some are read in the first update
+            if prepared is None or (of_an_option and prepared[0].state.global_step == 0):
                 stop_if_expected(program, error, options)
             raise
 
