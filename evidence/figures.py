@@ -1,4 +1,4 @@
-"""The figure of a study, from the runs that `evidence.tables` has grouped."""
+"""The figure of a study, from the runs that `evidence.groups` has grouped."""
 
 import itertools
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evidence.tables import Group, methods_of
+from evidence.groups import Group, methods_of
 
 # Distinct without colours as well
 STYLES = [

@@ -7,7 +7,8 @@ import pytest
 import scipy.stats
 
 from evidence.figures import draw
-from evidence.tables import estimate, group_runs, table_page
+from evidence.groups import estimate, group_runs
+from evidence.tables import table_page
 
 PLAN = {
     "groups": {"both, 8": {"tasks": ["a", "b"], "steps_per_generation": 8}},
