@@ -131,7 +131,8 @@ def _merged(path: Path, named_by: tuple[Path, ...]) -> dict[str, Any]:
             raise ValueError(f"{path}: `base` must be a path or a list of paths, got {bases!r}.")
         files = [_find_config(base, path.parent) for base in bases]
     else:
-        files, values = _combined_files(path), {"output_dir": f"outputs/{path.parent.name}-{path.stem}"}
+        files = _combined_files(path)
+        values = {"output_dir": f"outputs/{path.parent.name}-{path.stem}"}
     for file in files:
         merged = _over(merged, _merged(file, (*named_by, path.resolve())), file)
     return _over(merged, values, path)
@@ -246,12 +247,12 @@ def _is_text(hint: Any) -> bool:
 
 class OptionParser(CommandParser, TrlParser):
     """
-    TRL's parser of dataclasses, made strict: a file's key and its value are checked as a flag is.
+    TRL's parser of dataclasses, which checks a file's keys and values as strictly as flags.
 
     Args:
         dataclass_types (`Sequence[type]`): their fields are the options
         program (`str`): name in messages
-        launcher (`Iterable[str]`, *optional*): the launcher's flags. A misspelt flag may mean one, a key may not be one
+        launcher (`Iterable[str]`, *optional*): the launcher's flags: meant by misspelt flags, refused as keys
     """
 
     def __init__(self, dataclass_types: Sequence[Any], program: str, launcher: Iterable[str] = ()):

@@ -13,7 +13,8 @@ COMMANDS = {
     "grpo": ("troll_trl.cli.train", "launch", "train a model with GRPO: troll grpo --config qwen3-0.6b/gsm8k"),
     "rloo": ("troll_trl.cli.train", "launch", "train a model with RLOO: troll rloo --config qwen3-0.6b/gsm8k-rloo"),
     "eval": (
-        *("troll_trl.cli.evaluate", "main"),
+        "troll_trl.cli.evaluate",
+        "main",
         "evaluate models, score a file of samples, or compare: troll eval --config eval/paper --model M --output D",
     ),
     "plot": ("troll_trl.cli.plot", "main", "draw the curves of runs, and print their last values: troll plot A B"),

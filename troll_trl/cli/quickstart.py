@@ -37,8 +37,10 @@ START = Path(__file__).with_name("quickstart_start")
 HELD_OUT = 512  # with so many, the standard error of the success rate is at most 2.2 points
 # Four times the config's rate, which shows what a trust region is for: a clip collapses here. At half of it, both ended
 # at 62 % from one start. The rate falls to 0 along the updates: with a third more of them, a clip recovered to 30 %.
-LEARNING_RATE, UPDATES = 3.2e-3, 96
-START_SUCCESS, REQUIRED_RISE = 0.35, 0.05
+LEARNING_RATE = 3.2e-3
+UPDATES = 96
+START_SUCCESS = 0.35
+REQUIRED_RISE = 0.05
 # A small model gains little from a second thread, and on a busy machine threads wait for each other
 THREADS = 1
 

@@ -38,7 +38,9 @@ def load_datasets(
             _check_config(name, config)
             rows, files = load_rows(name, split, config, script_args.dataset_streaming)
         elif split in mixture:
-            name, rows, files = "the mixture of `datasets`", mixture[split], []
+            name = "the mixture of `datasets`"
+            rows = mixture[split]
+            files = []
         else:
             raise ValueError(f"The mixture of `datasets` has no split {split!r}, it has {', '.join(mixture)}.")
         with naming_bad_lines(name, files):
@@ -65,7 +67,8 @@ def load_datasets(
     same = script_args.eval_dataset_name in (None, name)
     config = script_args.eval_dataset_config or (config if same else None)
     if script_args.eval_dataset_name is not None:
-        name, options = script_args.eval_dataset_name, replace(options, row_filter=None)
+        name = script_args.eval_dataset_name
+        options = replace(options, row_filter=None)
     elif script_args.dataset_test_split is None and Path(str(name)).suffix in FILE_BUILDERS:
         raise ValueError(
             f"`eval_strategy` is set, but {name} has no split to evaluate on. Set `dataset_test_split`, such as "

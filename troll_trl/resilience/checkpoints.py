@@ -83,7 +83,7 @@ class CheckpointedTrainer(_Trainer):
         if isinstance(self.eval_dataset, dict) and (self.args.metric_for_best_model or "").endswith("reward"):
             logger.warning(
                 f"There are {len(self.eval_dataset)} evaluation sets. TRL logs the reward of each as `eval_reward`, so "
-                f"the last one, {[*self.eval_dataset][-1]}, chooses the best checkpoint."
+                f"the last one, {list(self.eval_dataset)[-1]}, chooses the best checkpoint."
             )
 
     # -- Resume -----------------------------------------------------------------------------------------------------
@@ -146,7 +146,9 @@ class CheckpointedTrainer(_Trainer):
     def _find_best(self, checkpoint: Path) -> None:
         """Take the best checkpoint next to the `checkpoint` that the run resumes from: the recorded path is wrong once
         the folder has moved. Forget the best one if it is gone, or was chosen by another metric."""
-        state, folder, own = self.state, checkpoint.absolute().parent, Path(self.args.output_dir)
+        state = self.state
+        folder = checkpoint.absolute().parent
+        own = Path(self.args.output_dir)
         if state.best_global_step is None:
             return
         if own.is_dir() and own.samefile(folder):
@@ -172,7 +174,8 @@ class CheckpointedTrainer(_Trainer):
         for _ in range(first):
             next(iter(sampler), None)
         # Unless a saved state says otherwise, the run is in step with the data, and generates a rollout batch at once
-        self._step, self._buffered_inputs = steps + first * arguments["steps_in_epoch"], None
+        self._step = steps + first * arguments["steps_in_epoch"]
+        self._buffered_inputs = None
         if steps == 0 or not self.args.ignore_data_skip:  # the Trainer's condition for loading its generators' state
             self._load_state(checkpoint)
 
@@ -186,7 +189,7 @@ class CheckpointedTrainer(_Trainer):
         return self._step % (self.args.steps_per_generation * self.args.num_iterations) != 0
 
     def _parts(self, name: str) -> list[tuple[str, Any]]:
-        """The objects of an attribute in `stateful`, which is a dictionary of them or is one itself."""
+        """Return the objects of an attribute in `stateful`, by name; a single object has the name ''."""
         value = getattr(self, name)
         if value is None:
             return []
@@ -215,7 +218,8 @@ class CheckpointedTrainer(_Trainer):
         if state is None or not readable:
             name = self._state_file(checkpoint).name
             return self._warn_of_a_fresh_batch(f"{name} is not in {checkpoint} for every rank.")
-        info, batches = json.loads(state["info"]), state["batches"]
+        info = json.loads(state["info"])
+        batches = state["batches"]
         self._tr_loss.fill_(info["loss"])
         self._metrics["train"].update(info["metrics"])
         self._globalstep_last_logged = info["last_logged"]
@@ -245,7 +249,9 @@ class CheckpointedTrainer(_Trainer):
 
     def _save_checkpoint(self, model, trial, *args, **kwargs):
         destination = Path(self._get_output_dir(trial), f"{CHECKPOINT}{self.state.global_step}")
-        accelerator, state, aside = self.accelerator, self.state, destination.parent / SAVING / destination.name
+        accelerator = self.accelerator
+        state = self.state
+        aside = destination.parent / SAVING / destination.name
         if accelerator.is_local_main_process:
             shutil.rmtree(aside.parent, ignore_errors=True)  # a run that was killed left it
         accelerator.wait_for_everyone()
@@ -276,7 +282,8 @@ class CheckpointedTrainer(_Trainer):
         if accelerator.is_local_main_process and aside.exists():  # nodes that share no file system
             publish(aside, destination)
         if self.args.should_save:
-            best, limit = state.best_model_checkpoint, self.args.save_total_limit
+            best = state.best_model_checkpoint
+            limit = self.args.save_total_limit
             rotate_checkpoints(str(destination.parent), limit, best, use_mtime=True)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(destination))

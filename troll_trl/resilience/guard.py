@@ -109,7 +109,8 @@ class FiniteGuard:
     """
 
     def __init__(self, accelerator: Accelerator, args: Any):
-        self.accelerator, self.args = accelerator, args
+        self.accelerator = accelerator
+        self.args = args
         # One slot for each of `_COUNTED`, and one for the tokens that the losses of an update are over
         self._counts = torch.zeros(len(_COUNTED) + 1, device=accelerator.device)
         # What another object sums over ranks at each update, in the same collective, and the last update's sums
@@ -327,7 +328,8 @@ class _WatchedModel(nn.Module):
 
     def __init__(self, model: nn.Module, keep: Callable[[torch.Tensor], Any]):
         super().__init__()
-        self.model, self.keep = model, keep
+        self.model = model
+        self.keep = keep
 
     def forward(self, **inputs):
         output = self.model(**inputs)

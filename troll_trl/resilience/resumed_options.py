@@ -16,10 +16,25 @@ OPTIONS = "options.json"  # a file of each checkpoint
 
 # Options on which an unfinished rollout batch depends: they cut it into updates, or its numbers come from them
 BATCH_OPTIONS = (
-    *("steps_per_generation", "num_iterations", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("num_generations", "temperature", "cast_lm_head_to_fp32", "bf16", "fp16", "use_vllm", "old_policy"),
-    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max"),
-    *("vllm_importance_sampling_clip_min", "trust_region", "divergence_type", "support_size", "tail_mass"),
+    "steps_per_generation",
+    "num_iterations",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_generations",
+    "temperature",
+    "cast_lm_head_to_fp32",
+    "bf16",
+    "fp16",
+    "use_vllm",
+    "old_policy",
+    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_max",
+    "vllm_importance_sampling_clip_min",
+    "trust_region",
+    "divergence_type",
+    "support_size",
+    "tail_mass",
     "reference model",
 )
 # What follows if these options differ from the checkpoint's
@@ -28,28 +43,76 @@ _CONSEQUENCES = {
     "The checkpoint's values act: the optimizer's state has them. To train with the new ones, start a new run from the "
     "checkpoint's weights.": ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
     "The new schedule acts from the checkpoint's step on, with the checkpoint's learning rate.": (
-        *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs"),
+        "lr_scheduler_type",
+        "lr_scheduler_kwargs",
+        "warmup_steps",
+        "max_steps",
+        "num_train_epochs",
     ),
     "The run takes up the data at another position or in another order: other prompts follow.": (
-        *("seed", "data_seed", "shuffle_dataset", "per_device_train_batch_size", "gradient_accumulation_steps"),
-        *("steps_per_generation", "num_generations", "num_iterations", "training rows", "processes"),
+        "seed",
+        "data_seed",
+        "shuffle_dataset",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "steps_per_generation",
+        "num_generations",
+        "num_iterations",
+        "training rows",
+        "processes",
     ),
     "TRL loads the reference model from the new one, so `beta` holds the policy near other weights.": ("model",),
 }
 # Options that say where and how a run is logged, evaluated, saved or distributed. Any other is named.
 _SILENT = (
-    *("output_dir", "log", "report_to", "run_name", "project", "trackio", "disable_tqdm", "num_completions_to_print"),
-    *("eval", "per_device_eval", "num_generations_eval", "prediction_", "include_", "batch_eval", "do_", "debug"),
-    *("save_", "push_", "hub_", "resume_", "load_best", "metric_for_best", "greater_is", "enable_jit", "max_skipped"),
-    *("dataloader_", "ddp_", "fsdp", "deepspeed", "local_rank", "use_cpu", "skip_memory", "generation_batch_size"),
-    *("vllm_server", "vllm_group_port", "vllm_gpu", "torch_empty_cache", "ignore_data_skip", "restore_callback"),
+    "output_dir",
+    "log",
+    "report_to",
+    "run_name",
+    "project",
+    "trackio",
+    "disable_tqdm",
+    "num_completions_to_print",
+    "eval",
+    "per_device_eval",
+    "num_generations_eval",
+    "prediction_",
+    "include_",
+    "batch_eval",
+    "do_",
+    "debug",
+    "save_",
+    "push_",
+    "hub_",
+    "resume_",
+    "load_best",
+    "metric_for_best",
+    "greater_is",
+    "enable_jit",
+    "max_skipped",
+    "dataloader_",
+    "ddp_",
+    "fsdp",
+    "deepspeed",
+    "local_rank",
+    "use_cpu",
+    "skip_memory",
+    "generation_batch_size",
+    "vllm_server",
+    "vllm_group_port",
+    "vllm_gpu",
+    "torch_empty_cache",
+    "ignore_data_skip",
+    "restore_callback",
 )
 
 
 def options_of(trainer: Any) -> dict[str, Any]:
     """Collect what a resumed run is compared with, as JSON holds it: the config's fields, without tokens, and what else
     decides the course of a run."""
-    args, model, dataset = trainer.args, trainer.model, trainer.train_dataset
+    args = trainer.args
+    model = trainer.model
+    dataset = trainer.train_dataset
     options = {f.name: getattr(args, f.name) for f in fields(args) if f.init and not f.name.endswith("_token")}
     options |= {"model": model.config.name_or_path, "reference model": getattr(args, "beta", 0.0) != 0.0}
     options |= {"processes": args.world_size, "training rows": len(dataset) if has_length(dataset) else None}
@@ -63,7 +126,8 @@ def options_of(trainer: Any) -> dict[str, Any]:
 def compare_options(now: dict[str, Any], checkpoint: Path) -> dict[str, str]:
     """Warn of the options that differ from those that a `checkpoint` was made with, and return them by name, with both
     values."""
-    file, model = checkpoint / OPTIONS, Path(now["model"])
+    file = checkpoint / OPTIONS
+    model = Path(now["model"])
     then = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else dict(now)
     if model.is_dir() and model.samefile(checkpoint) and then["model"] == now["model"]:
         then["model"] = "another"
