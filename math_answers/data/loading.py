@@ -78,7 +78,8 @@ def load_math_dataset(
         ValueError: a file that cannot be read, with its line; columns that are not there, a prompt that is neither text
             nor chat messages, or no row left.
     """
-    name, prompt_options = str(name_or_path), PromptOptions(**options)
+    name = str(name_or_path)
+    prompt_options = PromptOptions(**options)
     dataset, files = load_rows(name, split, config_name)
     with naming_bad_lines(name, files):
         return as_math_problems(dataset, name, prompt_options, problem_column, answer_column)

@@ -8,8 +8,18 @@ DEFAULT_INSTRUCTION = "Let's think step by step and put the final answer in \\bo
 
 # A sample depends on these, and on its problem
 SAMPLING_SETTINGS = (
-    *("model", "revision", "n", "temperature", "top_p", "top_k", "max_new_tokens", "seed"),
-    *("instruction", "system_prompt", "enable_thinking", "dtype"),
+    "model",
+    "revision",
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_new_tokens",
+    "seed",
+    "instruction",
+    "system_prompt",
+    "enable_thinking",
+    "dtype",
 )
 
 

@@ -245,7 +245,8 @@ class TransformersGenerator:
     def generate(self, prompts: Sequence[list[int]], seeds: Sequence[int]) -> list[Completion]:
         """Complete tokenized prompts; the first seed is that of the batch."""
         torch.manual_seed(seeds[0])
-        width, pad = max(map(len, prompts)), self._config.pad_token_id
+        width = max(map(len, prompts))
+        pad = self._config.pad_token_id
         ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         device = self._model.device
@@ -267,14 +268,16 @@ class VllmGenerator:
     def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, args: EvaluationArguments, max_length: int):
         from vllm import LLM
 
-        self._tokenizer, self._args = tokenizer, args
+        self._tokenizer = tokenizer
+        self._args = args
         self.batch_size = args.batch_size or 512
         self._merged = tempfile.TemporaryDirectory(prefix="merged-")
         revision = args.revision
         if adapter_settings(model):
             load_model(model, args).merge_and_unload().save_pretrained(self._merged.name)
             tokenizer.save_pretrained(self._merged.name)
-            model, revision = self._merged.name, None
+            model = self._merged.name
+            revision = None
         trusted = args.trust_remote_code
         config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trusted)
         # vLLM's own "auto" makes bfloat16 of float32

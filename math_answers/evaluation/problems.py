@@ -59,7 +59,8 @@ def _load_benchmark(name: str, path: str | None, args: EvaluationArguments) -> l
     source, problem_column, answer_column = HUB.get(name), None, None
     if path is not None:
         source = Source(path, _local_split(Path(path).expanduser()))
-        problem_column, answer_column = args.problem_column, args.answer_column
+        problem_column = args.problem_column
+        answer_column = args.answer_column
     if source is None:
         raise ValueError(f"`benchmarks`: {name!r} is neither {', '.join(HUB)} nor name=path, for a local file.")
     rows = load_math_dataset(

@@ -10,10 +10,13 @@ from math_answers.evaluation.samples import Sample
 
 def score(samples: Sequence[Sample]) -> None:
     """Fill in the scores of samples."""
-    golds, texts = [sample["gold"] for sample in samples], [sample["completion"] for sample in samples]
+    golds = [sample["gold"] for sample in samples]
+    texts = [sample["completion"] for sample in samples]
     # No budget: a score must not depend on the other samples of its batch
     for sample, verdict in zip(samples, verify(golds, texts, batch_seconds=math.inf), strict=True):
-        sample["reward"], sample["answer"], sample["decided_by"] = verdict.reward, verdict.answer, verdict.decided_by
+        sample["reward"] = verdict.reward
+        sample["answer"] = verdict.answer
+        sample["decided_by"] = verdict.decided_by
 
 
 def majority_score(answers: Sequence[str | None], rewards: Sequence[float]) -> float:
@@ -36,10 +39,12 @@ def majority_score(answers: Sequence[str | None], rewards: Sequence[float]) -> f
 
 def class_sizes(answers: Counter[str]) -> list[int]:
     """Count the answers that are equal, by classes; each is compared with the most frequent spelling of a class."""
-    left, sizes = answers.most_common(), []
+    left = answers.most_common()
+    sizes = []
     while left:
         (first, size), *others = left
-        boxed, firsts = [f"\\boxed{{{text}}}" for text, _ in others], [f"\\boxed{{{first}}}"] * len(others)
+        boxed = [f"\\boxed{{{text}}}" for text, _ in others]
+        firsts = [f"\\boxed{{{first}}}"] * len(others)
         # Either for the other, since a gold answer of 3 takes no 6/2
         verdicts = verify([*firsts, *boxed], [*boxed, *firsts], batch_seconds=math.inf)
         pairs = zip(verdicts[: len(others)], verdicts[len(others) :], strict=True)
