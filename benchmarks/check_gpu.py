@@ -42,7 +42,8 @@ def run_part(name: str, limit: float, command: Sequence[str], folder: Path) -> s
     """Run a part, and return a section of the page: how it ended, and what it printed."""
     path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    log, start = folder / f"{name}.log", time.monotonic()
+    log = folder / f"{name}.log"
+    start = time.monotonic()
     with log.open("w") as out:
         process = subprocess.Popen(  # in a session of its own: what it has started ends with it
             command, cwd=HERE.parent, env=environment, stdout=out, stderr=out, start_new_session=True
@@ -66,7 +67,8 @@ def main() -> None:
     options.add_argument("--output", type=Path, default=HERE.parent / "outputs" / "check-gpu")
     args = options.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    page, results = args.output.resolve() / "check-gpu.md", args.output.resolve() / "check-gpu.json"
+    page = args.output.resolve() / "check-gpu.md"
+    results = args.output.resolve() / "check-gpu.json"
     for name, (limit, line) in (PARTS if args.device == "cuda" else TRY).items():
         if args.parts and name not in args.parts:
             continue

@@ -144,7 +144,11 @@ class Report:
     def __init__(self, name: str, args: argparse.Namespace, columns: dict[str, str], key: tuple[str, ...] = ()):
         """`columns`: key of a row and how to format it. A row replaces an earlier one in the file of results if both
         agree in all columns of `key`."""
-        self.name, self.args, self.columns, self.key, self.rows = args.name or name, args, columns, key, []
+        self.name = args.name or name
+        self.args = args
+        self.columns = columns
+        self.key = key
+        self.rows = []
         self.environment = environment(args.device)
         print(f"## {name}: " + ", ".join(f"{key} {value}" for key, value in self.environment.items()), flush=True)
 

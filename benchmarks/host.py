@@ -22,7 +22,9 @@ from triton.runtime import driver, jit
 from troll_trl.kernels import blocks, support, tiles, topk
 from troll_trl.lm_head import patch, support_selection
 
-VOCABULARY, ROWS = 4096, 16  # of a tile: what a CPU computes of them takes no time
+# Of a tile. What a CPU computes of so few numbers takes no time
+VOCABULARY = 4096
+ROWS = 16
 
 
 class NoDriver:

@@ -29,7 +29,9 @@ from troll_trl.trust_region.projection import kl_divergence, solve
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.references import reference_kl
 
-BOUND, SLOTS, TOLERANCE = 0.05, 65, 1e-5
+BOUND = 0.05
+SLOTS = 65
+TOLERANCE = 1e-5
 
 
 def family(t: torch.Tensor, log_p: torch.Tensor, log_q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

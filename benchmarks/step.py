@@ -35,7 +35,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 
-UPDATES, GENERATIONS = 8, 2
+UPDATES = 8
+GENERATIONS = 2
 # Hidden and intermediate size, layers, heads, key-value heads, size of a head
 SHAPES = {
     "qwen3-0.6b": (1024, 3072, 28, 16, 8, 128),
@@ -104,7 +105,9 @@ class Trainers:
     """One model and what trains it, by name: the trust regions that are asked for, and TRL's clip."""
 
     def __init__(self, args: argparse.Namespace, shape: str, completion: int, vocabulary: int, folder: str):
-        self.device, self.shape, self.completion = args.device, shape, completion
+        self.device = args.device
+        self.shape = shape
+        self.completion = completion
         self.model = make_model(shape, vocabulary, args.device)
         self.initial = {name: x.detach().cpu().clone() for name, x in self.model.state_dict().items()}
         self.rollout = partial(stored_rollout, vocabulary=vocabulary, completion=completion)

@@ -15,7 +15,8 @@ from troll_trl import TrustRegion, TrustRegionOutput
 
 _MOST_DRIFT = 2.0  # of CPGD's `r − 1`: so does a public implementation (siiRL, `dp_actor.py`)
 # The defaults of prime-rl's `IPOLossConfig`, at commit 559b44772e471d1538537b8805cc77f3824a5e64
-_IPO_THRESHOLD, _IPO_TAU = 0.1, 1e-3
+_IPO_THRESHOLD = 0.1
+_IPO_TAU = 1e-3
 _IPO_THRESHOLD_WITHOUT_KL = 0.3  # the present default, without the KL term
 
 
@@ -44,7 +45,8 @@ class Cpgd(TrustRegion):
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         log_p, log_q = policy[..., 0], old[..., 0]  # (B, C)
-        change, log_ratio = log_p - log_p.detach(), log_p.detach() - log_q
+        change = log_p - log_p.detach()
+        log_ratio = log_p.detach() - log_q
         clipped = torch.where(advantages > 0, log_ratio > self.high, log_ratio < self.low)
         drift = torch.expm1(log_ratio)
         k3 = drift - log_ratio
@@ -88,7 +90,8 @@ class Drpo(TrustRegion):
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         log_p, log_q = policy[..., 0], old[..., 0]  # (B, C)
-        q, ratio = log_q.exp(), (log_p - log_q).exp()
+        q = log_q.exp()
+        ratio = (log_p - log_q).exp()
         penalty = advantages.abs() * q * (ratio - 1).square() / (2 * self.delta)  # (p − q)²/q = q·(r − 1)²
         return TrustRegionOutput(log_p, penalty, {"divergence": (q * (ratio.detach() - 1)).abs()})
 

@@ -60,14 +60,17 @@ def run_all(
 ) -> None:
     """Run each job in its own process, `workers` at a time, with a `log.txt` in its folder, and print how it ended. At
     the `deadline`, by `time.monotonic`, the running ones are killed, and no other one begins."""
-    waiting, total, start = list(jobs), len(jobs), time.monotonic()
+    waiting = list(jobs)
+    total = len(jobs)
+    start = time.monotonic()
     running: dict[Any, tuple[Path, Any, set[int]]] = {}  # by what the end of a process makes ready
     cores = sorted(os.sched_getaffinity(0))
     shares = [set(cores[place::workers]) or set(cores) for place in range(workers)]
     gc.freeze()  # a fork need not walk through the libraries' objects at every collection: a twentieth of a run
     while running or (waiting and time.monotonic() < deadline):
         while waiting and shares and time.monotonic() < deadline:
-            folder, share = waiting.pop(0), shares.pop()
+            folder = waiting.pop(0)
+            share = shares.pop()
             process = _PROCESSES.Process(target=_run_job, args=(jobs[folder], folder, share))
             process.start()
             running[process.sentinel] = folder, process, share
@@ -107,7 +110,11 @@ class Runner:
     `time.monotonic`."""
 
     def __init__(self, grid: Grid, folder: Path, results: Path, workers: int, deadline: float = math.inf):
-        self.grid, self.folder, self.results, self.workers, self.deadline = grid, folder, results, workers, deadline
+        self.grid = grid
+        self.folder = folder
+        self.results = results
+        self.workers = workers
+        self.deadline = deadline
         self.records = {run_of(record): record for record in read_records(results)} if results.exists() else {}
 
     def run(self, studies_of: Mapping[Run, list[str]], retry: bool = False) -> None:
@@ -172,7 +179,8 @@ class Runner:
             raise SystemExit(1)
 
     def train_and_evaluate(self, run: Run, folder: Path) -> Record:
-        task, start = self.grid.tasks[run.task], self._start(run)
+        task = self.grid.tasks[run.task]
+        start = self._start(run)
         # A small model gains nothing from a second thread, and loses much where the cores are busy
         torch.set_num_threads(len(os.sched_getaffinity(0)) if task.model else 1)
         _write_the_log()
@@ -240,7 +248,8 @@ def _rewards_alone(trainer: GRPOTrainer, _model: Any, inputs: Any, *_: Any, **__
     TRL's evaluation step without its loss and its old policy. The study reads rewards alone, and the rest took a
     seventh of a run.
     """
-    args, accumulated = trainer.args, trainer.args.gradient_accumulation_steps
+    args = trainer.args
+    accumulated = trainer.args.gradient_accumulation_steps
     args.gradient_accumulation_steps = args.steps_per_generation * trainer.num_iterations  # TRL then scores nothing
     try:
         trainer._prepare_inputs(inputs)
@@ -277,7 +286,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    deadline, name = time.monotonic() + 60 * options.minutes, options.grid.stem
+    deadline = time.monotonic() + 60 * options.minutes
+    name = options.grid.stem
     grid = read_grid(options.grid.resolve())
     tasks = {key: _given(task, options.model, options.dataset) for key, task in grid.tasks.items()}
     folder = (options.output or REPOSITORY / "outputs" / "evidence" / name).resolve()

@@ -24,7 +24,8 @@ ARCHITECTURES = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 def make_start(folder: Path, task: Task, seed: int) -> None:
     """Write `data/`, and `model/` if the task gives none, into `folder`, unless `folder` already has this start."""
     specification = {name: value for name, value in asdict(task).items() if name != "settings"}
-    key_file, key = folder / "key.txt", repr((specification, seed, torch.__version__, transformers.__version__))
+    key_file = folder / "key.txt"
+    key = repr((specification, seed, torch.__version__, transformers.__version__))
     if key_file.exists() and key_file.read_text() == key:
         return
     key_file.unlink(missing_ok=True)

@@ -40,7 +40,8 @@ def imported(path: str) -> Any:
     module, _, attribute = path.rpartition(".")
     if not module:
         raise ImportError("it is no dotted import path such as my_lib.regions.MyRegion")
-    package, here = module.partition(".")[0], os.getcwd()
+    package = module.partition(".")[0]
+    here = os.getcwd()
     if package not in sys.modules and here not in sys.path:
         spec = find_spec(package)
         if spec is None or spec.origin is None:  # it is nowhere, or a folder without code

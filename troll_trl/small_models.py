@@ -83,7 +83,8 @@ def warm_up(
     """Supervised training until a sampled answer is right with probability `target`, on average."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.05, total_iters=20)
-    success, start = 0.0, time.monotonic()
+    success = 0.0
+    start = time.monotonic()
     for step in range(1, MAX_WARM_UP_STEPS + 1):
         rows = torch.randint(len(input_ids), (WARM_UP_BATCH,))
         logits = model(input_ids=input_ids[rows]).logits[:, :-1]

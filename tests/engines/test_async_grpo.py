@@ -255,7 +255,7 @@ def test_a_number_that_is_not_finite_stops_the_run(where, found, folder, tmp_pat
 ])  # fmt: skip
 def test_what_the_old_policy_cannot_be_is_refused_by_name(options, tmp_path):
     config = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
-    with pytest.raises(ValueError, match="`{}={}`".format(*[*options.items()][-1])):
+    with pytest.raises(ValueError, match="`{}={}`".format(*list(options.items())[-1])):
         AsyncTrollGRPOConfig(**config, **options)
     assert AsyncTrollGRPOConfig(**config).min_p == 0, "vLLM would take it from the model's generation_config.json"
 

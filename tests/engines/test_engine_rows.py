@@ -179,7 +179,8 @@ def test_tokens_that_cannot_be_sampled_take_no_slot(others, zero):
     tokens = finite.exp().multinomial(1, generator=generator).flatten().tolist()
     listed = []
     for token, row in zip(tokens, finite, strict=True):
-        ranked = [*row.argsort(descending=True).tolist(), *range(100, 128)][:others]
+        ranked = row.argsort(descending=True).tolist() + list(range(100, 128))
+        ranked = ranked[:others]
         listed.append({i: row[i].item() if i < 100 else zero for i in dict.fromkeys([*ranked, token])})
         listed[-1] = {i: value for i, value in listed[-1].items() if value != "missing"}
     rows = rows_of(answer_of(listed, tokens, others), [1] * 20, others + 1)

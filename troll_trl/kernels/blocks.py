@@ -106,7 +106,8 @@ def _reduce_torch(blocks, bias, transform, first, columns):
         _keep_best(blocks.best, block_max, u, first // BLOCK)
         u.sub_(block_max.unsqueeze(1))
     exp_u = (transform.factor * u).exp_()
-    blocks.max[:, which], blocks.sum_exp[:, which] = block_max.clamp(min=FLOOR), exp_u.sum(1)
+    blocks.max[:, which] = block_max.clamp(min=FLOOR)
+    blocks.sum_exp[:, which] = exp_u.sum(1)
     blocks.sum_exp_u[:, which] = u.mul_(exp_u).sum(1)
 
 
@@ -135,7 +136,7 @@ def _reduce_triton(blocks, bias, transform, first, columns):
     launch(_reduce_kernel, grid, blocks.tile.device, *inputs, *outputs, *sizes, **constants)
 
 
-# `first` is a multiple of 64: unless Triton knows, it reads two bytes at a time
+# Triton specializes on `first`, a multiple of 64, since it would otherwise read two bytes at a time
 @jit()
 def _reduce_kernel(
     tile_ptr,

@@ -16,8 +16,10 @@ from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_slot
 
 # A program reads this number of columns at a time. With 8 warps, each thread loads 16 elements, 32 bytes of bf16,
 # before a reduction across the program
-BLOCK_SIZE, NUM_WARPS = 4096, 8
-KEPT_BLOCK, KEPT_WARPS = 1024, 4  # kept slots per program
+BLOCK_SIZE = 4096
+NUM_WARPS = 8
+KEPT_BLOCK = 1024  # kept slots per program
+KEPT_WARPS = 4
 
 
 class FoldState(NamedTuple):
@@ -76,7 +78,8 @@ def _fold_torch(tile, bias, transform, token_ids, start, state, scratch):
 
 
 def _fold_triton(tile, bias, transform, token_ids, start, state, scratch):
-    products, columns = (tile, tile.stride(0), bias), tile.shape[1] - 1
+    products = (tile, tile.stride(0), bias)
+    columns = tile.shape[1] - 1
     shared = {**transform.kernel_arguments, "LOWEST": torch.finfo(tile.dtype).min}
     factor = shared.pop("factor")
     slots = token_ids.numel()

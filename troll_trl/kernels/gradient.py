@@ -11,7 +11,8 @@ from troll_trl.kernels.dispatch import jit, launch, next_power_of_2, tl, use_tri
 from troll_trl.kernels.fold import KEPT_BLOCK, KEPT_WARPS
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_slots
 
-BLOCK_SIZE, NUM_WARPS = 2048, 4  # columns per program: each thread has 16 elements, as in fold.py
+BLOCK_SIZE = 2048  # columns per program: each thread has 16 elements, as in fold.py
+NUM_WARPS = 4
 
 
 class Coefficients(NamedTuple):
@@ -57,7 +58,8 @@ def _gradient_torch(tile, bias, transform, token_ids, start, coefficients):
 
 
 def _gradient_triton(tile, bias, transform, token_ids, start, coefficients):
-    products, columns = (tile, tile.stride(0)), tile.shape[1] - 1
+    products = (tile, tile.stride(0))
+    columns = tile.shape[1] - 1
     at_kept, *at_others = coefficients
     block = min(BLOCK_SIZE, next_power_of_2(columns))
     grid = (len(tile), math.ceil(columns / block))

@@ -39,7 +39,8 @@ def _outcomes_torch(state, token_ids, transform):
 
 
 def _outcomes_triton(state, token_ids, transform):
-    (rows, k), device = token_ids.shape, token_ids.device
+    rows, k = token_ids.shape
+    device = token_ids.device
     log_probs = torch.empty((rows, k + 1), device=device)
     log_z, entropy = torch.empty(rows, device=device), torch.empty(rows, device=device)
     slots = next_power_of_2(k)

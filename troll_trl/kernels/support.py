@@ -26,7 +26,8 @@ def settle_support(
     `sampled_ids` `(N,)`, contiguous, and `sampled` `(N, 1)` are the sampled tokens and their logits, `top` the
     `K − 1` others. −1 and −∞ are in unused slots.
     """
-    device, k = sampled.device, top.logits.shape[1]
+    device = sampled.device
+    k = top.logits.shape[1]
     # A row of one token needs no order
     by_triton = use_triton(device) and has_float64(device) and 0 < k <= MOST_IN_REGISTERS
     return (_settle_triton if by_triton else _settle_torch)(sampled_ids, sampled, top, tail_mass)
@@ -67,7 +68,8 @@ def _settle_torch_rows(sampled_ids, sampled, logits, token_ids, rest, tail_mass)
 
 def _settle_triton(sampled_ids, sampled, top, tail_mass):
     logits, token_ids, rest, _ = top
-    (rows, k), device = logits.shape, logits.device
+    rows, k = logits.shape
+    device = logits.device
     kept_ids = torch.empty((rows, k + 1), device=device, dtype=torch.int32)
     log_probs = torch.empty((rows, k + 2), device=device)
     tensors = (sampled_ids, sampled, logits, token_ids, rest, kept_ids, log_probs)

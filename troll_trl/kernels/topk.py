@@ -54,7 +54,8 @@ def _choose_torch(blocks, bias, transform, top):
     block_max = transform.to_logits(blocks.max)
     log_sum_exp = block_max + blocks.sum_exp.log()  # (n, blocks)
     if blocks.best is not None:
-        best_blocks, y = blocks.best.which, blocks.best.y.flatten(1)  # (n, candidates)
+        best_blocks = blocks.best.which
+        y = blocks.best.y.flatten(1)  # (n, candidates)
     else:
         best_blocks = blocks.max.topk(min(k, blocks.max.shape[1]), 1).indices
         members = torch.arange(BLOCK, device=best_blocks.device)
@@ -93,7 +94,9 @@ def _columns_of(which: torch.Tensor, member: torch.Tensor, blocks: Blocks) -> to
 
 def _choose_triton(blocks, bias, transform, top):
     logits, token_ids, rest, entropy = top
-    rows, device, k = len(logits), logits.device, logits.shape[1]
+    rows = len(logits)
+    device = logits.device
+    k = logits.shape[1]
     count = math.ceil(blocks.vocabulary / BLOCK)  # those after it are padding
     k_blocks = min(k, count)
     best_blocks = torch.empty((rows, k), device=device, dtype=torch.int32)
@@ -150,14 +153,14 @@ def _bound_of_largest(key, low, k):
     """A bound for up to 2¹⁴ unsigned 32-bit integers: the k largest are those above it, and the first of those equal to
     it. At least k of them must be `low` or larger. Also returns the number of those above, and the largest of all
     others."""
-    # Trisection, whose cost does not depend on k, looks for a number with k of them at or above it. If ties leave no
-    # such number, it ends at the k-th largest.
+    # Trisection, whose cost does not depend on k, ends at a number that exactly k keys reach. If ties leave no such
+    # number, it ends at the k-th largest key.
     high = tl.max(key, axis=0)
     while low < high:
         distance = high - low
-        third, two_thirds = low + ((distance - 1) // 3 + 1), high - distance // 3  # both above `low`
-        # One sum has two counts: of the keys from `third` on in its lower 16 bits, of those from `two_thirds` on in its
-        # upper
+        third = low + ((distance - 1) // 3 + 1)
+        two_thirds = high - distance // 3  # both are above `low`
+        # One sum counts the keys from `third` on in its lower 16 bits, and those from `two_thirds` on in its upper 16
         counts = tl.sum(tl.where(key >= two_thirds, 0x10001, tl.where(key >= third, 1, 0)), axis=0)
         from_third, from_two_thirds = counts & 0xFFFF, counts >> 16
         top = tl.where(from_two_thirds == k, two_thirds, high)
@@ -210,7 +213,7 @@ def _best_blocks_kernel(
     keys = rank_key(tl.load(max_ptr + every, mask=every < blocks_per_row, other=FLOOR), UNUSED_BITS)
     keys = tl.where(every < count, keys, 0)
 
-    # A first bound: each of at least k groups has a largest, and k of these are at or above the least of them
+    # The smallest of the groups' largest keys is a first bound, because there are at least k groups
     low = tl.min(tl.max(tl.reshape(keys, (BLOCKS // GROUPS, GROUPS)), axis=0), axis=0)
     bound, above_count, rest_key = _bound_of_largest(keys, low, k_blocks)
 

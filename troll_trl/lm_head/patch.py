@@ -27,14 +27,31 @@ _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 # With these options a model changes its logits, or leaves some out, and neither this head nor TRL's does so:
 # RecurrentGemma, xLSTM, Inkling
 UNSUPPORTED_LOGIT_OPTIONS = (
-    *("logits_soft_cap", "output_logit_soft_cap", "logit_softcap"),
-    *("logits_mup_width_multiplier", "unpadded_vocab_size"),
+    "logits_soft_cap",
+    "output_logit_soft_cap",
+    "logit_softcap",
+    "logits_mup_width_multiplier",
+    "unpadded_vocab_size",
 )
 UNSUPPORTED_TYPES = ("mpt", "chameleon")  # MPT ignores its config's scale; Chameleon masks image tokens
 # These families have layers between backbone and head, which both heads would leave out
 _LAYERS_BEFORE_THE_HEAD = (
-    *("bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "modernbert-decoder"),
-    *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    "bert",
+    "big_bird",
+    "camembert",
+    "data2vec-text",
+    "electra",
+    "ernie",
+    "megatron-bert",
+    "modernbert-decoder",
+    "rembert",
+    "roberta",
+    "roberta-prelayernorm",
+    "roc_bert",
+    "roformer",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
 )
 
 
@@ -249,14 +266,16 @@ def _targets(query: _Query) -> _Targets:
     if labels is not None:
         shift_labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
     assert shift_labels is not None  # one of the two is given
-    shape, flat = shift_labels.shape, shift_labels.flatten()
+    shape = shift_labels.shape
+    flat = shift_labels.flatten()
     if token_index is not None:
         outputs = torch.arange(len(token_index), device=token_index.device)
         return _Targets(token_index, flat.index_select(0, token_index), outputs, torch.Size((1, len(token_index))))
     # One `nonzero` for all tensors: each boolean index would wait for the device
     positions = outputs = (flat != IGNORED_LABEL).nonzero().squeeze(1)
     if labels is not None:  # the output has one position less per row than the hidden states
-        outputs, shape = positions - positions // shape[1], torch.Size((shape[0], shape[1] - 1))
+        outputs = positions - positions // shape[1]
+        shape = torch.Size((shape[0], shape[1] - 1))
     return _Targets(positions, flat.index_select(0, positions), outputs, shape)
 
 
@@ -294,7 +313,9 @@ def _head(
     weight, bias = lm_head.weight, lm_head.bias
     # If the model is split across devices, the backbone can end on another device than the head
     positions, sampled_ids, outputs = (x.to(weight.device) for x in targets[:3])  # (N,)
-    shape, token_ids, support_size = targets.shape, query.token_ids, query.support_size
+    shape = targets.shape
+    token_ids = query.token_ids
+    support_size = query.support_size
     hidden = hidden.to(weight.device).flatten(0, 1).index_select(0, positions)  # (N, H)
     if token_ids is not None:
         vocabulary = model.config.get_text_config().vocab_size
@@ -305,7 +326,8 @@ def _head(
         hidden = hidden.float()
         precision = torch.autocast(hidden.device.type, enabled=False)
     if isinstance(weight, DTensor):  # sharded by FSDP2, in a unit that no module's forward has gathered
-        weight, bias = _gathered(weight), None if bias is None else _gathered(bias)
+        weight = _gathered(weight)
+        bias = None if bias is None else _gathered(bias)
     with precision, maybe_gather_lm_head_ctx(weight, bias):
         if token_ids is None:
             assert support_size is not None  # one of the two is given

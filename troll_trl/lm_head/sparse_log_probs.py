@@ -59,7 +59,9 @@ class SparseLogProbs(torch.autograd.Function):
             log_probs[rows], log_z[rows], entropy[rows] = outcomes_of(state, token_ids[rows], transform)
 
         ctx.save_for_backward(hidden, weight, bias, token_ids, log_probs, log_z, entropy)
-        ctx.transform, ctx.gather, ctx.dtype = transform, gather, dtype
+        ctx.transform = transform
+        ctx.gather = gather
+        ctx.dtype = dtype
         return log_probs, entropy
 
     @staticmethod
@@ -82,7 +84,8 @@ def _accumulate(ctx, saved, grads, grad_log_probs, grad_entropy) -> None:
     gradients."""
     hidden, weight, bias, token_ids, log_probs, log_z, entropy = saved
     grad_hidden, grad_weight, grad_bias = grads
-    transform, dtype = ctx.transform, ctx.dtype
+    transform = ctx.transform
+    dtype = ctx.dtype
     tokens, columns = training_tile(hidden.device)
     tile = _tile(hidden, weight, tokens, columns, dtype)
     for rows in slices(len(hidden), tokens):

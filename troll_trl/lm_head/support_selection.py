@@ -46,7 +46,8 @@ def select_support(
     `hidden` is `(N, H)`, the head's `weight` `(V, H)` and `bias` `(V,)`, `sampled_ids` `(N,)` int64. Returns, with K =
     `support_size`, `token_ids` `(N, K)` int32, and `sparse_log_probs` `(N, K + 1)` and `entropy` `(N,)` float32.
     """
-    vocabulary, device = len(weight), hidden.device
+    vocabulary = len(weight)
+    device = hidden.device
     sampled_ids = sampled_ids.contiguous()
     kind = "cpu" if device.type == "cpu" else "accelerator"
     dtype = compute_dtype(hidden)
@@ -55,9 +56,12 @@ def select_support(
     else:
         chunk = min(_COLUMNS[kind], math.ceil(vocabulary / BLOCK) * BLOCK)
     padded = math.ceil(vocabulary / chunk) * chunk
-    keep, width, held = None, padded, padded
+    keep = None
+    width = padded
+    held = padded
     if _one_chunk_at_a_time(device):
-        keep, width = support_size - 1, chunk
+        keep = support_size - 1
+        width = chunk
         held = width + 3 * padded // BLOCK + keep * BLOCK
     if use_triton(device) and support_size - 1 > MOST_IN_REGISTERS:  # torch chooses, from copies of the best blocks
         held += _COPIES * (support_size - 1) * BLOCK

@@ -51,7 +51,9 @@ class EnginePolicy:
     def __init__(self, accelerator: Accelerator, generation: Any, support_size: int, args: Any):
         if args.vllm_mode == "server" and accelerator.is_main_process:
             check_server(generation.vllm_client.get_server_info(), server_url(args), support_size)
-        self.accelerator, self.support_size, self.tail_mass = accelerator, support_size, args.tail_mass
+        self.accelerator = accelerator
+        self.support_size = support_size
+        self.tail_mass = args.tail_mass
         self.answered: list[list[SampledLogProb]] = []  # the answers for the completions that the engine sampled last
         self._rows: list[np.ndarray] = []  # `(T, 2K)` of each completion of the rollout batch
         ask_for_likely_tokens(generation, self)
@@ -86,7 +88,8 @@ class EnginePolicy:
         """Add the old policy to a rollout batch. A token whose old policy is unknown leaves the loss and the counts of
         the batch. Return the number of these tokens, over all ranks. Every rank must call this."""
         log_probs = self.log_probs(batch["completion_ids"].shape[1])  # (B, C)
-        trained, known = batch["completion_mask"] * batch.get("tool_mask", 1), ~log_probs.isnan()  # (B, C)
+        trained = batch["completion_mask"] * batch.get("tool_mask", 1)  # (B, C)
+        known = ~log_probs.isnan()  # (B, C)
         unknown = self.accelerator.reduce(torch.stack([(trained * ~known).sum(), trained.sum()]), reduction="sum")
         count, tokens = unknown.tolist()
         if count:
@@ -192,8 +195,7 @@ def _flat_lists(completion_ids: Sequence[Sequence[int]], flat: Sequence[tuple[Se
 
 
 def _nested_lists(ids: Any, log_probs: Any) -> list[_Lists]:
-    """The same from TRL's lists of ids and of log-probabilities, which have a list for each position of each
-    completion."""
+    """Make the same lists from TRL's ids and log-probabilities, which it nests by completion and position."""
     if ids is None or log_probs is None:
         raise ValueError("vLLM answered without the ids or log-probabilities of likely tokens. See docs/vllm.md.")
     for number, (rows, values) in enumerate(zip(ids, log_probs, strict=True)):
@@ -219,7 +221,8 @@ class SampledLogProb(float):
     # pickle needs the defaults to make one
     def __new__(cls, value: float, row: Sequence[float] = (), token: int | None = None):
         self = super().__new__(cls, value)
-        self.row, self.token = row, token
+        self.row = row
+        self.token = token
         return self
 
 
@@ -230,7 +233,8 @@ def make_rows(log_probs: np.ndarray, ids: np.ndarray) -> np.ndarray:
     rest_mass = 1 - np.exp(log_probs).sum(1)  # NaN if one is NaN
     impossible = used & (log_probs <= NO_LOG_PROB) & (rest_mass <= _ALL_LISTED)[:, None]
     impossible[:, 0] = False  # the sampled token had a probability
-    used, log_probs = used & ~impossible, np.where(impossible, -np.inf, log_probs)
+    used = used & ~impossible
+    log_probs = np.where(impossible, -np.inf, log_probs)
     ids = np.where(used[:, 1:], ids, UNUSED)
     rows = np.column_stack([log_probs, np.log(np.maximum(rest_mass, REST_FLOOR)), ids]).astype(np.float32)
     rows[(used & ~(log_probs > NO_LOG_PROB)).any(1)] = np.nan  # a NaN is not above either

@@ -40,8 +40,11 @@ def fitting_support_size(args: Any, model: Any) -> int:
 
 def describe_run(trainer: Any, base_model: Any) -> None:
     """Log what a reader of a `trainer`'s log should know. `base_model` is its model without adapters."""
-    args, trust_region, say = trainer.args, trainer.trust_region, trainer.accelerator.print
-    prompts, updates = args.generation_batch_size // args.num_generations, args.updates_per_rollout_batch
+    args = trainer.args
+    trust_region = trainer.trust_region
+    say = trainer.accelerator.print
+    prompts = args.generation_batch_size // args.num_generations
+    updates = args.updates_per_rollout_batch
     kept = ""
     if trust_region.needs_support:
         kept = f"up to {trainer.support_size} tokens kept per position (tail mass {args.tail_mass:g}), "
@@ -204,7 +207,7 @@ def _gradients(
         noise = torch.randn(policy.shape, generator=generator, device=policy.device)
         old = (policy.detach() + noise).log_softmax(-1)
         upstream = torch.rand(policy.shape, generator=generator, device=policy.device)
-        upstream[:, 0] += 10  # the sampled token's is most of a loss's gradient, however unlikely the token
+        upstream[:, 0] += 10  # as in a loss, whose gradient mostly comes from the sampled token
         projected = project(policy, old, _KL_BOUND).log_probs
         (gradient,) = torch.autograd.grad(_finite(projected, upstream), leaves[0])
 

@@ -6,15 +6,33 @@ from typing import Any
 
 # Options with which the engine samples from another distribution than the policy's, and values without that effect
 _CHANGES_THE_DISTRIBUTION: dict[str, tuple[Any, ...]] = {
-    **{"top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0, None), "repetition_penalty": (1.0,)},
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_tokens"), (0, None)),
-    **dict.fromkeys(("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"), (None, {}, [])),
-    **dict.fromkeys(("vllm_structured_outputs_regex", "logits_processors"), (None, [])),
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0, None),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+    "min_tokens": (0, None),
+    "logit_bias": (None, {}, []),
+    "allowed_token_ids": (None, {}, []),
+    "bad_words": (None, {}, []),
+    "structured_outputs": (None, {}, []),
+    "vllm_structured_outputs_regex": (None, []),
+    "logits_processors": (None, []),
 }
 # Further `generation_kwargs` that are known to leave the distribution as it is. vLLM has many that do not.
 _LEAVES_THE_DISTRIBUTION = {
-    *("seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output"),
-    *("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "flat_logprobs", "truncate_prompt_tokens"),
+    "seed",
+    "max_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "flat_logprobs",
+    "truncate_prompt_tokens",
 }
 
 
@@ -102,7 +120,9 @@ def check_server(info: Mapping[str, Any], url: str, support_size: int | None) ->
     """Raise a `ValueError` if the answers of the server at `url` will have log-probabilities before the temperature, or
     too few for a support of `support_size` tokens. `info` is what TRL's clients get from it."""
     model = info["model_config"]
-    mode, most, needed = model["logprobs_mode"], model["max_logprobs"], (support_size or 1) - 1
+    mode = model["logprobs_mode"]
+    most = model["max_logprobs"]
+    needed = (support_size or 1) - 1
     if mode != "processed_logprobs" or 0 <= most < needed:  # -1: as many as asked for
         raise ValueError(
             f"The vLLM server at {url} runs with `--logprobs-mode {mode}` and `--max-logprobs {most}"

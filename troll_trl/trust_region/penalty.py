@@ -61,7 +61,8 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
     fixed = policy.detach()
     p, q = (binary_log_probs(x[..., 0]) for x in (fixed, old)) if binary else (fixed, old)  # (..., 2 or S)
     if kl_bound == 0:
-        target, policy_kl = q, kl_divergence(p, q).clamp(min=0)
+        target = q
+        policy_kl = kl_divergence(p, q).clamp(min=0)
         # Two evaluations of equal weights differ in the last digits. Without another gradient, Adam would scale the
         # gradient of this difference up to full steps. On two outcomes `log p(a)` decides: if `p(a)` is near 1, its
         # rounding changes many digits of `log (1 − p(a))`.
@@ -69,7 +70,9 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
         outside = moved[..., 0] if binary else moved.any(-1)
     else:
         projection = project(p, q, kl_bound)
-        target, policy_kl, outside = projection.log_probs, projection.policy_kl, projection.eta > 0
+        target = projection.log_probs
+        policy_kl = projection.policy_kl
+        outside = projection.eta > 0
     if binary:
         log_ratios = p - target  # (..., 2), of the sampled token and of the rest
         slope = p[..., 0].exp() * (log_ratios[..., 0] - log_ratios[..., 1])

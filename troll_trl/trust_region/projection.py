@@ -102,7 +102,8 @@ def project(policy_log_probs: torch.Tensor, old_log_probs: torch.Tensor, kl_boun
 class _Project(torch.autograd.Function):
     @staticmethod
     def forward(ctx, log_p, log_q, kl_bound):
-        shape, dtype = log_p.shape, log_p.dtype
+        shape = log_p.shape
+        dtype = log_p.dtype
         flat_p, flat_q = log_p.reshape(-1, shape[-1]), log_q.reshape(-1, shape[-1])  # (N, S)
         solve_all = kernel.project_rows if kernel.uses_triton(flat_p) else project_rows
         projected, t, policy_kl, kl = solve_all(flat_p, flat_q, kl_bound)
@@ -235,7 +236,8 @@ def project_rows_backward(
     grad = g - g.sum(-1, keepdim=True) * log_pi.exp()
 
     for active in (t < 1).nonzero().squeeze(-1).split(_FLOAT64_ROWS):
-        g_active, pi = g[active].double(), log_pi[active].double().exp()  # (M, S)
+        g_active = g[active].double()  # (M, S)
+        pi = log_pi[active].double().exp()  # (M, S)
         centred = _log_ratio(log_p[active].double(), log_q[active].double())
         centred = centred - (pi * centred).sum(-1, keepdim=True)  # d − μ
         variance = (pi * centred.square()).sum(-1, keepdim=True)  # σ², (M, 1)

@@ -121,7 +121,8 @@ class MaskTrustRegion(TrustRegion):
     max_metrics = {"troll/divergence_max": "divergence"}
 
     def __init__(self, divergence_type: str, divergence_bound: float | None = None, ratio_cap: float | None = None):
-        self.divergence_type, self.ratio_cap = divergence_type, ratio_cap
+        self.divergence_type = divergence_type
+        self.ratio_cap = ratio_cap
         self.divergence_bound = checked_bound(divergence_type, divergence_bound)
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
@@ -155,7 +156,8 @@ class PenaltyTrustRegion(TrustRegion):
     max_metrics = {"troll/policy_kl_max": "policy_kl"}
 
     def __init__(self, kl_bound: float, binary: bool = True):
-        self.kl_bound, self.needs_support = kl_bound, not binary
+        self.kl_bound = kl_bound
+        self.needs_support = not binary
         self.mean_metrics = {
             "troll/penalized_fraction": ("penalized", "tokens"),
             "troll/policy_kl_mean": ("policy_kl", "tokens"),

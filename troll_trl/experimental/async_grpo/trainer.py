@@ -54,7 +54,8 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         self.epsilon_low = self.epsilon_high = math.inf  # the trust region takes the place of the clip
         if args.uses_mask:
-            self._name, self._paper = "AsyncDPPO", DPPO  # for the model card
+            self._name = "AsyncDPPO"
+            self._paper = DPPO  # for the model card
         self.troll_metrics = TrollMetrics(self.accelerator, self.trust_region)
         self.accelerator.print(f"TROLL: a trust region around the engine's policy, {self.trust_region.describe()}.")
 
@@ -86,7 +87,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         loss = super().compute_loss(bounded_model, inputs, return_outputs, num_items_in_batch)
         if bounded.regression is None or self.args.regression_coef == 0:
             return loss
-        # The average of TRL's `compute_loss`
+        # Average the regression as TRL's `compute_loss` averages its loss
         tokens_per_rank = (inputs["global_n_tokens"][0] / self.accelerator.num_processes).clamp(min=1.0)
         regression = bounded.regression.sum() / tokens_per_rank / self.current_gradient_accumulation_steps
         return loss + self.args.regression_coef * regression
