@@ -134,8 +134,8 @@ def reference_loss(model, old_models, samples, region, options):
             if region == "penalty":
                 t, pi = reference_project(p.detach().numpy(), q.numpy(), options["kl_bound"])
                 active = t < 1
-                pull = (p.exp() * (p - torch.as_tensor(pi))).sum() if active else 0.0
-                loss = -ratio * advantage + options["regression_coef"] * pull
+                regression = (p.exp() * (p - torch.as_tensor(pi))).sum() if active else 0.0
+                loss = -ratio * advantage + options["regression_coef"] * regression
             else:
                 divergence = reference_divergence(region, p.detach().numpy(), q.numpy())
                 active = divergence > options["divergence_bound"] and (ratio - 1).item() * advantage > 0

@@ -70,7 +70,7 @@ def test_binary_penalty_of_any_two_probabilities(log_p, log_q, bound):
     (slope,) = torch.autograd.grad(penalty.regression.sum(), policy)
     assert penalty.regression.isfinite().all() and slope.isfinite().all()
     assert penalty.regression.item() >= -1e-6
-    # The sampled token is pulled back: down if it has become more likely
+    # The regression moves the sampled token back: down if it has become more likely
     assert slope.item() * (log_p - log_q) >= 0
     if not penalty.outside.item():
         assert slope.item() == 0 and penalty.regression.item() == 0

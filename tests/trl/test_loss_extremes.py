@@ -58,7 +58,7 @@ FAR = {
 @pytest.mark.parametrize("level", [{}, SEQUENCE], ids=["token", "sequence"])
 @pytest.mark.parametrize("region", FAR)
 def test_a_token_far_below_its_old_policy_keeps_the_whole_pull(region, level, tmp_path, monkeypatch):
-    """At a log-ratio of −85 a hundredth of the pull was left, and from −90 on it was NaN."""
+    """At a log-ratio of −85 a hundredth of the regression was left, and from −90 on it was NaN."""
     options, reference_region = FAR[region]
     if region == "own":
         monkeypatch.setitem(OURS, "grpo", (OwnGRPO, TrollGRPOConfig))

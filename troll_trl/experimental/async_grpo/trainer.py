@@ -21,9 +21,9 @@ from troll_trl.trust_region.regions import TrustRegionOutput, checked_output
 
 class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
     """
-    TRL's `AsyncGRPOTrainer` with a trust region in place of the clip: DPPO's mask (arXiv 2602.04879), or the pull of
-    TROLL (arXiv 2510.03817) on two outcomes. The old policy is the engine's, token by token, whichever weights it
-    sampled with.
+    TRL's `AsyncGRPOTrainer` with a trust region in place of the clip: DPPO's mask (arXiv 2602.04879), or the penalty,
+    which is the regression of TROLL (arXiv 2510.03817) on two outcomes. The old policy is the engine's, token by token,
+    whichever weights it sampled with.
 
     TRL's own `compute_loss` computes the loss, with an infinite clip range, from what the trust region makes of each
     token's `log p(a)`. It reads the advantages before it scores the policy, so nothing can enter through them as in
