@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None, program: str = "troll check") -> Non
 
 
 def check_kernels() -> tuple[bool, str]:
-    """Compare every Triton kernel with its PyTorch fallback on this machine's accelerator."""
+    """Compare LM head and projection with Triton kernels and without, on this machine's accelerator."""
     import torch
 
     from troll_trl.kernels.dispatch import use_triton
@@ -47,7 +47,7 @@ def check_kernels() -> tuple[bool, str]:
     results = self_check(device)
     wrong = [str(result) for result in results if not result.ok]
     remedy = "Set TROLL_KERNELS=torch to train with PyTorch in their place, and please report this."
-    return not wrong, f"{'; '.join(wrong)}. {remedy}" if wrong else f"{len(results)} agree with PyTorch"
+    return not wrong, f"{'; '.join(wrong)}. {remedy}" if wrong else f"{len(results)} comparisons agree with PyTorch"
 
 
 def load_model(name: str | None, dtype: str) -> Any:

@@ -24,4 +24,4 @@ def main(argv: Sequence[str] | None = None, program: str = "troll env") -> None:
     print(f"- LM head: {'Triton kernels' if runs_kernels else 'torch'} on {device.type}")
     print(f"- math-verify version: {version('math-verify')}")
     for row in self_check(device) if runs_kernels else ():
-        print(f"- kernel {row}")
+        print(f"- kernels of {row}")
