@@ -151,6 +151,10 @@ def make_arguments(options: dict[str, Any]) -> tuple[TrollScriptArguments, GRPOC
     if options.get("reward_model_name_or_path") is not None:
         options.setdefault("reward_funcs", [])
     training = TRAINING[options["algorithm"], options.get("method", "troll")]
+    if options.get("method") == "clip" and options.get("adaptive_learning_rate"):
+        raise ValueError(
+            "`adaptive_learning_rate` is not supported with `method: clip`: it needs a trust region. Set it to false."
+        )
     types = (TrollScriptArguments, training, TrollModelConfig, DatasetMixtureConfig)
     try:
         made = TrlParser(types).parse_dict(options, allow_extra_keys=True)

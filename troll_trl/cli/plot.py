@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 PANELS = (
     ("reward", "reward", "eval_reward"),
     ("policy KL before the projection (nats)", "troll/policy_kl_mean", None),
+    ("learning rate", "learning_rate", None),
+    ("norm of the gradient", "grad_norm", None),
     ("completion length (tokens)", "completions/mean_length", None),
     ("entropy (nats per token)", "entropy", None),
 )
-_WIDTH, _HEIGHT = 9.6, 6.4  # inches
+_WIDTH, _HEIGHT = 9.6, 9.6  # inches
 
 
 def read_log(run: Path) -> "pd.DataFrame":
@@ -79,7 +81,7 @@ def draw(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str], file: 
     figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     colours = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(groups.values()))}
     held_out: Any = {"linestyle": "--", "marker": "o", "markerfacecolor": "white"}
-    for axes, (title, metric, evaluation) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
+    for axes, (title, metric, evaluation) in zip(figure.subplots(3, 2).flat, PANELS, strict=True):
         axes.set(title=title, xlabel="updates")
         axes.grid(alpha=0.3)
         for run, log in logs.items():

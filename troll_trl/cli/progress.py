@@ -14,6 +14,7 @@ _COLUMNS = (
     ("length", "completions/mean_length", ".0f"),
     ("loss", "loss", ".3g"),
     ("gradient", "grad_norm", ".2g"),
+    ("rate x", "troll/rate_factor", ".3g"),
     ("clipped", "clip_ratio/region_mean", ".2%"),
     ("projected", "troll/projected_fraction", ".2%"),
     ("penalized", "troll/penalized_fraction", ".2%"),
