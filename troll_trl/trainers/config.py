@@ -315,12 +315,12 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             0.15. For a KL: positive, in nats, by default 0.05.
         ratio_cap (`float | None`, *optional*):
             Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none.
-        kl_bound (`float | str | None`, *optional*, defaults to `0.05`):
+        kl_bound (`float | str | None`, *optional*, defaults to `'auto'`):
             Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q,
             and the penalty acts on tokens with KL(p‖q) > ε. It must be positive, for the penalty also 0, which acts on
-            every token that has moved; inf switches the bound off. Except in asynchronous training, 'auto' becomes
-            0.05·(n/8)² for n optimizer updates per rollout batch, which is TRL's generation batch: all completions of
-            one generation. n from 8 to 32 was measured.
+            every token that has moved; inf switches the bound off. 'auto' becomes 0.05, the paper's, except for GRPO's
+            projection with more than 8 optimizer updates per rollout batch: 0.05·(n/8)² for n updates, at most 0.8. A
+            rollout batch is TRL's generation batch: all completions of one generation.
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
@@ -335,6 +335,11 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
         max_skipped_updates (`int`, *optional*, defaults to `20`):
             Stop the run after this many skipped updates in a row. The trainer skips an update that contains a NaN or an
             infinity.
+        adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
+            Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It
+            is halved as soon as the policy has moved too far from the old policy, and grows by half after a rollout
+            batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection,
+            penalty, and a trust region of your own that has a `kl_bound` and counts `policy_kl`.
         save_rollouts (`bool`, *optional*, defaults to `True`):
             Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit
             for bit. docs/reliability.md has its size.
@@ -414,12 +419,12 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
             0.15. For a KL: positive, in nats, by default 0.05.
         ratio_cap (`float | None`, *optional*):
             Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none.
-        kl_bound (`float | str | None`, *optional*, defaults to `0.05`):
+        kl_bound (`float | str | None`, *optional*, defaults to `'auto'`):
             Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q,
             and the penalty acts on tokens with KL(p‖q) > ε. It must be positive, for the penalty also 0, which acts on
-            every token that has moved; inf switches the bound off. Except in asynchronous training, 'auto' becomes
-            0.05·(n/8)² for n optimizer updates per rollout batch, which is TRL's generation batch: all completions of
-            one generation. n from 8 to 32 was measured.
+            every token that has moved; inf switches the bound off. 'auto' becomes 0.05, the paper's, except for GRPO's
+            projection with more than 8 optimizer updates per rollout batch: 0.05·(n/8)² for n updates, at most 0.8. A
+            rollout batch is TRL's generation batch: all completions of one generation.
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
@@ -434,6 +439,11 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
         max_skipped_updates (`int`, *optional*, defaults to `20`):
             Stop the run after this many skipped updates in a row. The trainer skips an update that contains a NaN or an
             infinity.
+        adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
+            Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It
+            is halved as soon as the policy has moved too far from the old policy, and grows by half after a rollout
+            batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection,
+            penalty, and a trust region of your own that has a `kl_bound` and counts `policy_kl`.
         save_rollouts (`bool`, *optional*, defaults to `True`):
             Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit
             for bit. docs/reliability.md has its size.

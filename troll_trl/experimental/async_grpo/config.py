@@ -35,12 +35,12 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
             0.15. For a KL: positive, in nats, by default 0.05.
         ratio_cap (`float | None`, *optional*):
             Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none.
-        kl_bound (`float | str | None`, *optional*, defaults to `0.05`):
+        kl_bound (`float | str | None`, *optional*, defaults to `'auto'`):
             Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q,
             and the penalty acts on tokens with KL(p‖q) > ε. It must be positive, for the penalty also 0, which acts on
-            every token that has moved; inf switches the bound off. Except in asynchronous training, 'auto' becomes
-            0.05·(n/8)² for n optimizer updates per rollout batch, which is TRL's generation batch: all completions of
-            one generation. n from 8 to 32 was measured.
+            every token that has moved; inf switches the bound off. 'auto' becomes 0.05, the paper's, except for GRPO's
+            projection with more than 8 optimizer updates per rollout batch: 0.05·(n/8)² for n updates, at most 0.8. A
+            rollout batch is TRL's generation batch: all completions of one generation.
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
