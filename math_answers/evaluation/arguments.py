@@ -96,9 +96,9 @@ class EvaluationArguments:
 
     def __post_init__(self):
         if self.model is not None:
-            self.model = self.model.rstrip("/") or self.model
+            self.model = self.model.rstrip("/") or self.model or None
         if self.output is not None:
-            self.output = str(Path(self.output).expanduser())
+            self.output = str(Path(self.output).expanduser()) if self.output else None
         _check_numbers(self)
         _check_task(self)
 
@@ -131,6 +131,8 @@ def _check_task(args: EvaluationArguments):
         raise ValueError("`output` is not set. Give a folder for the samples and the summary.")
     if args.k is not None and generates and max(args.k) > args.n:
         raise ValueError(f"pass@{max(args.k)} needs at least {max(args.k)} samples of a problem, but `n` is {args.n}.")
+    if without := [benchmark for benchmark in args.benchmarks if benchmark.endswith("=")]:
+        raise ValueError(f"`benchmarks`: {without[0]!r} has no path. Write name=path, without blanks.")
     names = [benchmark.partition("=")[0] for benchmark in args.benchmarks]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"`benchmarks` has {twice[0]!r} twice. Remove one.")

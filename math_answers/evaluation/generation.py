@@ -152,7 +152,10 @@ def load_tokenizer(model: str, args: EvaluationArguments) -> PreTrainedTokenizer
     source = model, args.revision
     if adapter_settings(model) and not Path(model, "tokenizer_config.json").is_file():
         source = base_of(model, args.revision)
-    return AutoTokenizer.from_pretrained(source[0], revision=source[1], trust_remote_code=args.trust_remote_code)
+    try:
+        return AutoTokenizer.from_pretrained(source[0], revision=source[1], trust_remote_code=args.trust_remote_code)
+    except json.JSONDecodeError as error:  # it names no file
+        raise ValueError(f"`model`: a tokenizer's file of {source[0]} is not JSON: {error}.") from None
 
 
 def tokenize_prompt(

@@ -9,7 +9,16 @@ from typing import Any
 from math_answers.data import load_math_dataset
 from math_answers.evaluation.arguments import EvaluationArguments
 from math_answers.evaluation.problems import problem_text
-from math_answers.evaluation.samples import SAMPLES, SUMMARY, Sample, append, begin, read_finished, read_samples
+from math_answers.evaluation.samples import (
+    SAMPLES,
+    SUMMARY,
+    Sample,
+    append,
+    begin,
+    check_output,
+    read_finished,
+    read_samples,
+)
 from math_answers.evaluation.scoring import score
 from math_answers.evaluation.summary import compare, summarize
 from math_answers.evaluation.tables import comparison_table, markdown, notes, plain, results_table
@@ -31,6 +40,7 @@ def evaluate(args: EvaluationArguments) -> dict[str, Any]:
     if args.compare is not None:
         return _compare(args)
     folder = Path(str(args.output))
+    check_output(folder)
     if args.samples is not None:
         settings: dict[str, Any] = {"samples": str(Path(args.samples).resolve())}
         samples = _score_file(args, folder, settings)

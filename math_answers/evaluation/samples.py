@@ -1,6 +1,7 @@
 """Samples of an evaluation: a file with one per line, to which a second call adds what a stopped one has not made."""
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -52,6 +53,14 @@ def read_samples(path: Path) -> list[Sample]:
                     "by `samples`."
                 ) from None
     return list(samples.values())
+
+
+def check_output(folder: Path) -> None:
+    """Refuse a folder in which no file can be made, before a model is loaded."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        reason = "is read-only" if there.is_dir() else "is a file"
+        raise ValueError(f"`output`: {there} {reason}, so {folder} cannot be written. Give another folder.")
 
 
 def read_finished(folder: Path, settings: dict[str, Any], overwrite: bool) -> list[Sample]:

@@ -145,6 +145,14 @@ def test_benchmarks_weigh_the_same_and_numbers_of_samples_may_differ(tmp_path):
     assert results["a"]["n"] == [1, 2]
 
 
+def test_an_output_that_cannot_be_a_folder_is_refused_first(tmp_path):
+    """It was found after the model had been loaded, as `[Errno 17] File exists`."""
+    (tmp_path / "file").write_text("")
+    for output in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ValueError, match=r"`output`: .*file is a file"):
+            evaluate(EvaluationArguments(model="none", benchmarks=["b=none"], output=str(output)))
+
+
 def test_completions_of_two_models_are_not_scored_as_one(tmp_path):
     rows = [{"model": name, "problem": "p", "gold": "1", "completion": "1"} for name in "ab"]
     with pytest.raises(ValueError, match="completions of a, b"):
@@ -282,6 +290,8 @@ def test_rows_with_one_text_are_one_problem_with_the_gold_answer_of_each(tmp_pat
         ({}, "Nothing to do"),
         ({"samples": "a", "compare": ["a", "b"]}, "too much"),
         ({"model": "m", "benchmarks": ["b=1", "b=2"], "output": "o"}, "'b' twice"),
+        ({"model": "m", "benchmarks": ["b="], "output": "o"}, "'b=' has no path"),
+        ({"model": "m", "benchmarks": ["b"], "output": ""}, "`output` is not set"),
         ({"model": "m", "benchmarks": ["b"], "output": "o", "n": 2, "k": [4]}, "pass@4 needs"),
         ({"model": "m", "benchmarks": ["b"], "output": "o", "n": 0}, "`n` must be at least 1"),
         ({"model": "m", "benchmarks": ["b"], "output": "o", "top_p": 1.5}, "`top_p` must be"),

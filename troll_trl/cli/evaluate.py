@@ -35,12 +35,6 @@ def main(argv: Sequence[str] | None = None, program: str = "evaluate.py") -> Non
     """Evaluate, in this process. Ends with code 2 and one message for a mistake of the user; with 130 when
     interrupted."""
     args = parse_evaluation_args(argv, program)
-    import datasets
-    import torch
-
-    from math_answers.evaluation import evaluate
-
-    datasets.disable_progress_bars()  # the samples have one
     logger = logging.getLogger("math_answers.evaluation")
     logger.handlers = [logging.StreamHandler()]
     logger.handlers[0].setFormatter(PrintableFormatter())
@@ -48,11 +42,17 @@ def main(argv: Sequence[str] | None = None, program: str = "evaluate.py") -> Non
     warnings.showwarning = lambda message, *_: print_error(f"warning: {message}")
     again = "The same command" + (" without `overwrite`" if args.overwrite else "")  # `overwrite` would discard samples
     try:
+        import datasets
+        import torch
+
+        from math_answers.evaluation import evaluate
+
+        datasets.disable_progress_bars()  # the samples have one
         evaluate(args)
     except (ValueError, OSError, ImportError) as error:  # a user can set these right without a traceback
         stop(program, printable(str(error)))
-    except torch.OutOfMemoryError as error:
-        stop(program, f"out of memory. {again} and a lower `batch_size` continues. {error}")
     except KeyboardInterrupt:
         print_error(f"Stopped. {again} continues where it was.")
         raise SystemExit(130) from None
+    except torch.OutOfMemoryError as error:  # after the one that may interrupt the import of torch
+        stop(program, f"out of memory. {again} and a lower `batch_size` continues. {error}")
