@@ -96,8 +96,8 @@ def prepared(region, name, tmp_path, monkeypatch):
         trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
         inputs["importance_sampling_ratio"] = noise(0.5).exp()
         inputs["importance_sampling_ratio"][0] = 0.0  # as a mask mode has it
-    if name == "off_policy_mask_of_the_engine":  # other completions than those that have left the old policy
-        inputs["sampling_per_token_logps"] = inputs["old_per_token_logps"] + noise(0.1)
+    if name == "off_policy_mask_of_the_engine":  # it leaves out other completions than the old policy would
+        inputs["sampling_per_token_logps"] = inputs["old_per_token_logps"] + noise(3.0)
     if name.startswith("sequence"):  # a mean over its padding changed a completion's ratio, and no test saw it
         lengths = 1 + torch.arange(len(inputs["completion_mask"])) % inputs["completion_mask"].shape[1]
         inputs["completion_mask"] = inputs["completion_mask"].cumsum(1).le(lengths.unsqueeze(1)).long()
