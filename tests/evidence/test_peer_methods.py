@@ -53,7 +53,7 @@ def test_cfpo_is_a_ratio_and_its_quadratic_penalty():
     torch.testing.assert_close(gradient(loss, policy), gradient(expected, policy))
 
 
-def test_drpo_pulls_back_what_is_beyond_its_bound():
+def test_drpo_moves_back_what_is_beyond_its_bound():
     delta = 0.15
     policy, old, advantages = tokens()
     p, q = policy.exp(), old.exp()
@@ -63,7 +63,7 @@ def test_drpo_pulls_back_what_is_beyond_its_bound():
     torch.testing.assert_close(gradient(loss, policy), gradient(expected, policy))
 
 
-def test_ipo_drops_a_token_in_both_directions_but_not_its_small_pull():
+def test_ipo_drops_a_token_in_both_directions_but_not_its_small_penalty():
     policy, old, advantages = tokens()
     keep = (policy.exp() - old.exp()).abs() <= 0.1
     moved_with_it = ((policy - old) * advantages > 0)[~keep]

@@ -57,7 +57,7 @@ FAR = {
 
 @pytest.mark.parametrize("level", [{}, SEQUENCE], ids=["token", "sequence"])
 @pytest.mark.parametrize("region", FAR)
-def test_a_token_far_below_its_old_policy_keeps_the_whole_pull(region, level, tmp_path, monkeypatch):
+def test_a_token_far_below_its_old_policy_keeps_the_whole_regression(region, level, tmp_path, monkeypatch):
     """At a log-ratio of −85 a hundredth of the regression was left, and from −90 on it was NaN."""
     options, reference_region = FAR[region]
     if region == "own":
@@ -70,7 +70,7 @@ def test_a_token_far_below_its_old_policy_keeps_the_whole_pull(region, level, tm
     assert_is_reference(trainer, inputs, reference_region, sharp_model, scale=65_536.0)  # as fp16 scales
 
 
-def test_a_long_completion_in_rloo_keeps_the_whole_pull(tmp_path):
+def test_a_long_completion_in_rloo_keeps_the_whole_regression(tmp_path):
     """1,000 tokens, whose log-ratios sum to −120."""
     options = {"learning_rate": 0.0, "max_steps": 1, "model": certain_model(), "regression_coef": 0.5, **SUPPORT}
     trainer, inputs = off_policy("rloo", tmp_path, **options)
