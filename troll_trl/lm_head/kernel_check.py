@@ -1,5 +1,4 @@
-"""self_check() compares LM head and projection with kernels to the same with PyTorch alone, for `troll check`. It takes
-some seconds after Triton's compilation, which is cached on disk."""
+"""self_check() compares LM head and projection with kernels and with PyTorch alone, for `troll check`."""
 
 import math
 import os
