@@ -10,7 +10,7 @@ from accelerate.utils import DistributedType
 from torch import nn
 from transformers import TrainerCallback
 
-from tests.tiny import tiny_prompts, tiny_tokenizer, token_reward
+from tests.tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from tests.trl_comparison import logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 
@@ -282,3 +282,22 @@ def test_what_steps_in_the_backward_is_stopped_before(optim, tmp_path, monkeypat
     who = f"`optim` {optim}" if optim else "DeepSpeed"
     with pytest.raises(FloatingPointError, match=f"Stopped before update 2, which {who} cannot skip.*loss"):
         trainer.compute_loss(trainer.model, inputs)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(grpo, {}), (grpo, {"support_size": 100}), (grpo, {"trust_region": "mask"}), (rloo, {})],
+)
+def test_a_logit_of_minus_infinity_is_a_probability_of_zero(make, options, tmp_path):
+    """As of a padded vocabulary. It makes TRL's entropy NaN, for which every update was skipped."""
+    model = tiny_model()
+    model.lm_head = nn.Linear(16, 100)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.get_input_embeddings().weight)
+        model.lm_head.bias.zero_()[90:] = -math.inf
+    model.tie_weights()
+    trainer = make(tmp_path, model=model, **options | {"max_steps": 3})
+    snapshots = Snapshots(trainer)
+    trainer.train()
+    assert all(snapshots.moved()) and logged(trainer, "troll/skipped_updates") == [0, 0, 0]
+    assert all(p.isfinite().all() for name, p in trainer.model.named_parameters() if name != "lm_head.bias")

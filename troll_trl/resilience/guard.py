@@ -70,7 +70,7 @@ class GuardedTrainer(_Trainer):
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         log_probs, entropies, *rest = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if entropies is not None:
-            self.guard.count_entropies(entropies)
+            self.guard.count_logits(log_probs, entropies)
         return log_probs, entropies, *rest
 
     def compute_loss(self, model, inputs, *args, **kwargs):
@@ -97,7 +97,7 @@ class FiniteGuard:
     """
     Keep numbers that are not finite out of the weights.
 
-    The guard counts, on the device, entropies and losses that are not finite. Once per update it gathers the counts of
+    The guard counts, on the device, logits and losses that are not finite. Once per update it gathers the counts of
     all ranks, in one small collective, and looks at the norm of the gradient. If anything is not finite, or if the loss
     mask is empty on all ranks, it drops the gradient before the optimizer sees it: weights, moments, weight decay and
     the learning rate schedule stay as they are, bit for bit. After `max_skipped_updates` in a row the run stops.
@@ -211,10 +211,16 @@ class FiniteGuard:
         finally:
             self._mask = None
 
-    def count_entropies(self, entropies: torch.Tensor) -> None:
-        """Count entropies `(B, C)` of a loss, which read all logits of a position. Outside of a loss, do nothing."""
-        if self._mask is not None:
-            self._count("logits", (self._mask & ~entropies.detach().isfinite()).sum())
+    def count_logits(self, log_probs: torch.Tensor, entropies: torch.Tensor) -> None:
+        """Count the positions of a loss whose logits contain a NaN or +∞, by log-probabilities and entropies `(B, C)`.
+        Outside of a loss, do nothing."""
+        if self._mask is None:
+            return
+        bad = ~entropies.detach().isfinite()
+        if getattr(self.args, "top_entropy_quantile", 1.0) == 1.0:  # else TRL's loss reads the entropies
+            # A logit of −∞, a probability of 0, makes the entropy alone NaN: TRL's and our kernels form 0·∞
+            bad &= ~log_probs.detach().isfinite()
+        self._count("logits", (self._mask & bad).sum())
 
     def check_loss(self, loss: torch.Tensor, update: int) -> None:
         """Count a loss that is not finite. If the backward pass would also take the step, stop the run."""

@@ -23,6 +23,7 @@ _TOKENS = 16  # tokens of a completion that are compared; with a vocabulary of 1
 _TOLERANCE = 0.01
 # Largest difference of a gradient, relative to its norm: rounding to bfloat16 makes some 0.005
 _GRADIENT_TOLERANCE = 0.03
+_LOWEST = -1e30  # in place of a logit of −∞, from which no finite log-probability follows either
 _KL_BOUND = 0.05  # of the projection whose gradient is compared, on made-up old policies
 _REPORT = "Train another model or method, and please report this with the versions of torch, Triton and the driver."
 
@@ -152,10 +153,11 @@ def check_head(
     token_ids = sparse.token_ids[:, -n:].long()  # (b, n, K)
     kept = token_ids != UNUSED
     own = (logits[:, -n - 1 : -1].float() / temperature).log_softmax(-1).gather(-1, token_ids.clamp(min=0))
+    kept &= own != -math.inf  # a logit of −∞ is a probability of 0
     difference = (sparse.sparse_log_probs[:, -n:, :-1] - own).abs()[kept].mean().item()
     if not math.isfinite(difference):  # no token to compare, or logits that are not finite, which the guard finds
         return False
-    if difference > _TOLERANCE * max(1.0, logits.abs().max().item()):
+    if difference > _TOLERANCE * max(1.0, logits.masked_fill(logits == -math.inf, 0.0).abs().max().item()):
         raise ValueError(
             "The sparse LM head is wrong for this model: its log-probabilities differ from the model's own by "
             f"{difference:.2g} nats on average over {kept.any(-1).sum().item()} tokens. {_REPORT}"
@@ -215,7 +217,9 @@ def _gradients(
             logits = base(**inputs, use_cache=False).logits[:, -n - 1 : -1].float() / temperature
         if len(leaves) < 2:
             return None
+        logits = logits.masked_fill(logits == -math.inf, _LOWEST)
         plain = SparseDistribution.log_probs_on_support(logits[live], token_ids[live])
+        plain = plain.masked_fill(plain < _LOWEST / 2, -math.inf)
         log_pi, t, *_ = project_rows(plain.detach(), old, _KL_BOUND)
         upstream = upstream.masked_fill(log_pi == -math.inf, 0.0)
         through = project_rows_backward(upstream, plain.detach(), old, log_pi, t)
