@@ -53,7 +53,7 @@ def _train_or_stop(options: dict[str, Any], program: str) -> None:
             prepared = _prepare(options, run)
             _finish(*prepared)
         except (FloatingPointError, ConnectionError, CheckpointError) as error:
-            stop(program, error, code=1)
+            stop(program, error, code=2 if prepared is None else 1)
         except KeyboardInterrupt:
             stop(program, "interrupted. `--resume` continues from the newest checkpoint, if there is one.", code=130)
         except Exception as error:

@@ -72,7 +72,7 @@ class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):
     sequence-level ratios, masks, entropy bonus, vLLM correction and MoE loss are TRL's.
     [`~troll_trl.trainers.troll_trainer.TrollTrainer`] has the identity behind this, and all overrides.
 
-    With `trust_region="penalty"`, the pull `α·KL(p ‖ stopgrad π)` acts alone, on an unlimited ratio. With
+    With `trust_region="penalty"`, the regression `α·KL(p ‖ stopgrad π)` acts alone, on an unlimited ratio. With
     `trust_region="mask"`, [DPPO](https://huggingface.co/papers/2602.04879) takes the place of TROLL: a token that has
     moved too far with its advantage loses its gradient.
 

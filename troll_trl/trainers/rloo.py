@@ -47,7 +47,7 @@ class TrollRLOOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionRLOO):
     the loss of a completion is `−exp(Σ_t log π_t(a_t) − log q_t(a_t))·A + α·Σ_t KL(p_t ‖ stopgrad π_t)`, averaged over
     the micro-batch. The trust region bounds each token. Unlike RLOO's clip, it does not bound the ratio of a
     completion, which is a product over its tokens. The reference KL is part of the reward in RLOO; TROLL does not
-    change it. With `trust_region="penalty"`, the pull acts alone, on an unlimited ratio.
+    change it. With `trust_region="penalty"`, the regression acts alone, on an unlimited ratio.
 
     [`~troll_trl.trainers.troll_trainer.TrollTrainer`] has the overrides,
     [`~troll_trl.resilience.guard.GuardedTrainer`] skips updates with a NaN, and
