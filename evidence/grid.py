@@ -100,21 +100,23 @@ class Grid:
     The studies of a YAML file.
 
     Args:
-        training, evaluation (`Path`):
-            YAML files of `troll grpo` and `troll eval` that every run takes, relative to the grid's file.
+        training (`Path`):
+            YAML file of `troll grpo` that every run takes, relative to the grid's file.
         tasks (`dict[str, Task]`), studies (`dict[str, Study]`):
             By name.
         methods (`dict[str, dict[str, Any]]`):
             Settings of `troll grpo`, by name.
+        evaluation (`Path`, *optional*):
+            The same of `troll eval`, for a trained model. Without it a run's success is the end of its curve.
         tables (`dict[str, Any]`, *optional*):
             What `evidence.tables` groups and compares.
     """
 
     training: Path
-    evaluation: Path
     tasks: dict[str, Task]
     methods: dict[str, dict[str, Any]]
     studies: dict[str, Study]
+    evaluation: Path | None = None
     tables: dict[str, Any] = field(default_factory=dict)
 
     def runs(self, seeds: list[int] | None = None) -> dict[Run, list[str]]:

@@ -1,6 +1,6 @@
 """
-How often a model solves each kind of evidence/reasoning.yaml, and how many groups of samples are neither all right nor all
-wrong. Prints the table of evidence/smollm2-public.md.
+How often a model solves each kind of evidence/reasoning.yaml, and how many groups of samples are neither all right nor
+all wrong. Prints the table of evidence/smollm2-public.md.
 
     python -m evidence.probe HuggingFaceTB/SmolLM2-135M-Instruct
 """
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("model")
     name = parser.parse_args().model
     tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)
     table = []
     for kind in yaml.safe_load(Path(__file__).with_name("reasoning.yaml").read_text()):
         _, rows = make_split([kind], PROBLEMS, PROBLEMS, SEED)
@@ -32,10 +32,9 @@ def main() -> None:
         )
         batch = tokenizer(chats, return_tensors="pt", padding=True, add_special_tokens=False)
         torch.manual_seed(SEED)
-        with torch.autocast("cpu", torch.bfloat16):
-            ids = model.generate(
-                **batch, max_new_tokens=TOKENS, do_sample=True, top_k=0, num_return_sequences=SAMPLES, use_cache=True
-            )
+        ids = model.generate(
+            **batch, max_new_tokens=TOKENS, do_sample=True, top_k=0, num_return_sequences=SAMPLES, use_cache=True
+        )
         answers = ids[:, batch.input_ids.shape[1] :]  # (problems * samples, tokens)
         texts = [[{"content": text}] for text in tokenizer.batch_decode(answers, skip_special_tokens=True)]
         golds = [row["answer"] for row in rows for _ in range(SAMPLES)]

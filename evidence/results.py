@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from evidence.grid import Run
 
 Record = dict[str, Any]
-UPDATES_PER_ROLLOUT_BATCH = 8  # of a cell that does not say it by `steps_per_generation`
-_HELD_OUT = "eval_rewards/math_accuracy_reward/mean"
+_HELD_OUT = "eval_reward"
 # Means over all updates, and maxima. A value is `None` if TRL logs none
 _MEANS = {
     "projected_fraction": "troll/projected_fraction",
@@ -43,50 +43,69 @@ def make_record(run: Run, folder: Path) -> Record:
     The record of a finished run.
 
     Returns:
-        `dict`: `task`, `method`, `varied`, `seed`; `success` of the trained model, by `troll eval`; and of the log
-        `curve`, pairs of updates and held-out success (one sample of each problem); `area`, the mean height of that
-        curve; `start`, its first value; `others`, the curves of other reward functions, by name; `entropy` and
+        `dict`: `task`, `method`, `varied`, `seed`; `success` of the trained model, by `troll eval` or, without one, the
+        last point of the curve; and of the log `curve`, pairs of updates and held-out success (one sample of each
+        problem); `seconds`, what the updates up to each point took; `area`, the mean height of the curve; `start`, its
+        first value; `others`, the curves of other reward functions, by name; `rollouts`, of each rollout batch the
+        update that it begins with, its mean reward, and the share of groups whose rewards differ; `entropy` and
         `length`, means over the last quarter of the updates; the [`_MEANS`] and [`_MAXIMA`] over all updates;
         `seconds_per_update` after the first rollout batch, generation included, and `seconds_without_generation`, of
-        these updates those that no generation precedes. A failed run has an `error` in place of `success`. The runner
-        adds `studies`, `machine`, `start_chance` (the probability of the rewarded solutions at the start) and
-        `start_digest` (of the weights there), and on a GPU `peak_gib`.
+        these updates those that no generation precedes. Seconds are of the processor on a CPU, which other work shares,
+        and of the clock on a GPU. A failed run has an `error` in place of `success`. The runner adds `studies`,
+        `machine`, `start_chance` (the probability of the rewarded solutions at the start) and `start_digest` (of the
+        weights there), and on a GPU `peak_gib`.
     """
-    summary = json.loads((folder / "eval" / "summary.json").read_text())
-    return {**describe(run), **of_log(run, folder), "success": summary["results"][0]["metrics"]["mean"]["value"]}
+    record, summary = {**describe(run), **of_log(run, folder)}, folder / "eval" / "summary.json"
+    if not summary.exists():
+        return record | {"success": record["curve"][-1][1]}
+    return record | {"success": json.loads(summary.read_text())["results"][0]["metrics"]["mean"]["value"]}
 
 
 def of_log(run: Run, folder: Path) -> Record:
     """What [`make_record`] takes from the log: of a stopped run, of its updates so far; empty if it has no log yet."""
     file = folder / TRAINER_STATE_NAME
     log = json.loads(file.read_text())["log_history"] if file.exists() else []
+    curve = [(line["step"], line[_HELD_OUT]) for line in log if _HELD_OUT in line]
     updates = [line for line in log if "loss" in line]
-    names = [key for line in log for key in line if key.startswith("eval_rewards/") and key.endswith("/mean")]
-    curves = {name: [(line["step"], line[name]) for line in log if name in line] for name in sorted(set(names))}
-    curve = curves.pop(_HELD_OUT, [])
     if not curve or not updates:
         return {}
+    names = sorted({key for line in log for key in line if key.startswith("eval_rewards/") and key.endswith("/mean")})
+    others = {name.split("/")[1]: [(line["step"], line[name]) for line in log if name in line] for name in names}
+    seconds = _update_seconds(log)
+    generated = [line["step"] for line in updates if "reward" in line]  # the first update of each rollout batch
+    timed = {step: took for step, took in seconds.items() if len(generated) > 1 and step >= generated[1]}
     late = updates[-math.ceil(len(updates) / 4) :]
-    of_a_batch = dict(run.varied).get("steps_per_generation", UPDATES_PER_ROLLOUT_BATCH)
-    timed = updates[of_a_batch:]
-    others = {"others": {name.split("/")[1]: of_name for name, of_name in curves.items()}} if curves else {}
     return {
         "curve": curve,
+        "seconds": [(at, sum(took for step, took in seconds.items() if step <= at)) for at, _ in curve],
         "area": mean_height(curve) if len(curve) > 1 else None,
         "start": curve[0][1],
+        "rollouts": [
+            (line["step"], line["reward"], 1 - line["frac_reward_zero_std"]) for line in updates if "reward" in line
+        ],
         "entropy": _mean(late, "entropy"),
         "length": _mean(late, "completions/mean_length"),
         **{name: _mean(updates, key) for name, key in _MEANS.items()},
         **{name: max((line[key] for line in updates if key in line), default=None) for name, key in _MAXIMA.items()},
-        "seconds_per_update": _mean(timed, "step_time"),
-        "seconds_without_generation": _mean([u for i, u in enumerate(timed) if i % of_a_batch], "step_time"),
-        **others,
+        "seconds_per_update": _average(timed.values()),
+        "seconds_without_generation": _average(took for step, took in timed.items() if step not in generated),
+        "others": {name: of_name for name, of_name in others.items() if of_name != curve},
     }
 
 
+def _update_seconds(log: list[dict[str, float]]) -> dict[int, float]:
+    """What each update took, without the evaluation after it: since the line of the log before its own."""
+    pairs = pairwise(log)
+    return {int(line["step"]): line["seconds"] - before["seconds"] for before, line in pairs if "loss" in line}
+
+
 def _mean(lines: list[dict[str, float]], key: str) -> float | None:
-    values = [line[key] for line in lines if key in line]
-    return float(np.mean(values)) if values else None
+    return _average(line[key] for line in lines if key in line)
+
+
+def _average(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return float(np.mean(found)) if found else None
 
 
 def mean_height(curve: list[tuple[int, float]]) -> float:

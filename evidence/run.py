@@ -188,6 +188,9 @@ class Runner:
         GRPOTrainer.prediction_step = _rewards_alone
         paths = {"model_name_or_path": task.model or start / "model", "dataset_name": start / "data"}
         train.main(_words(self.grid.training, self.grid.settings(run) | paths | {"output_dir": folder}))
+        peak = {"peak_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_available() else {}
+        if self.grid.evaluation is None:
+            return make_record(run, folder) | peak
         # From inside its folder: the seed of a sample depends on the model's name. With one name for all runs, equal
         # models get equal samples
         os.chdir(folder)
@@ -201,7 +204,6 @@ class Runner:
         flags |= {key: value for key, value in task.settings.items() if key in ("instruction", "system_prompt")}
         flags["max_new_tokens"] = task.settings["max_completion_length"]
         evaluate.main(_words(self.grid.evaluation, flags))
-        peak = {"peak_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_available() else {}
         return make_record(run, folder) | peak
 
 
@@ -231,12 +233,12 @@ def _keep_rows_of_last_batch() -> None:
 
 
 def _write_the_log() -> None:
-    """TRL writes a run's log when the run ends, and a long one may be stopped before. At every update this would take a
-    tenth of a small run."""
-    log = GRPOTrainer.log
+    """Add the `seconds` of [`make_record`] to a run's log. TRL writes the log when the run ends, and a long one may be
+    stopped before. At every update this would take a tenth of a small run."""
+    log, clock = GRPOTrainer.log, time.perf_counter if torch.cuda.is_available() else time.process_time
 
-    def log_and_write(trainer: GRPOTrainer, *args: Any, **kwargs: Any) -> None:
-        log(trainer, *args, **kwargs)
+    def log_and_write(trainer: GRPOTrainer, logs: dict[str, float], *args: Any) -> None:
+        log(trainer, logs | {"seconds": clock()}, *args)
         if trainer.state.global_step % 8 == 0:
             trainer.state.save_to_json(str(Path(trainer.args.output_dir, TRAINER_STATE_NAME)))
 

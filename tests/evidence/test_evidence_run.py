@@ -23,7 +23,7 @@ from troll_trl import small_models
 EVIDENCE = ROOT / "evidence"
 SMALL = {"max_completion_length": 12, "max_steps": 4, "steps_per_generation": 2, "per_device_train_batch_size": 16}
 TASK = {"family": "sorting", "architecture": "llama", "start_success": 0.2, "train": 2048, "test": 64}
-HELD_OUT = "eval_rewards/math_accuracy_reward/mean"
+HELD_OUT = "eval_reward"
 
 
 def write_grid(file, **changes):
@@ -45,7 +45,7 @@ def write_grid(file, **changes):
     return file
 
 
-@pytest.mark.parametrize("name", ["newest", "gsm8k"])
+@pytest.mark.parametrize("name", ["newest", "gsm8k", "rollout-batch", "smollm2-public"])
 def test_every_cell_is_read_by_the_training_command(name):
     grid = read_grid(EVIDENCE / f"{name}.yaml")
     runs = list(grid.runs())
@@ -57,7 +57,8 @@ def test_every_cell_is_read_by_the_training_command(name):
         _, training_args, _ = parse_training_args(["--config", str(grid.training), *flags])
         assert training_args.learning_rate == dict(run.varied)["learning_rate"]
         assert training_args.seed == run.seed < 300, "seeds from 300 on are for whoever checks"
-        assert training_args.max_steps % training_args.steps_per_generation == 0
+        updates = training_args.steps_per_generation / training_args.gradient_accumulation_steps
+        assert training_args.max_steps % updates == 0, "the last rollout batch is not whole"
     assert {method for group in grid.tables["methods"].values() for method in group} <= grid.methods.keys()
 
 
@@ -86,18 +87,26 @@ def test_a_wrong_grid_is_refused(tmp_path, changes, message):
 
 
 def test_a_record_is_made_of_the_log(tmp_path):
-    run = Run("gsm8k", "troll", (("learning_rate", 1e-5),), 0)
+    """Seconds counted by TRL leave out the optimizer, and rollout batches were taken to have eight updates each."""
+    run, clock = Run("gsm8k", "troll", (("learning_rate", 1e-5),), 0), 0.0
     assert of_log(run, tmp_path) == {}
-    log = [{"step": step, HELD_OUT: step / 32, "eval_rewards/form/mean": 1.0} for step in (0, 8, 16)]
-    log += [{"step": i + 1, "loss": 0.1, "entropy": float(i), "troll/kl_max": 0.01 * i} for i in range(16)]
-    for line in log[3:]:
-        line["step_time"] = 9.0 if line["step"] % 8 == 1 else 1.0
-    log[3]["step_time"] = 99.0  # the first rollout batch is a warm-up
+    log = [{"step": 0, HELD_OUT: 0.0, "eval_rewards/right/mean": 0.0, "eval_rewards/form/mean": 1.0, "seconds": clock}]
+    for step in range(1, 17):
+        begins = step % 4 == 1  # a rollout batch of four updates; the first one is a warm-up
+        clock += 99.0 if step == 1 else 9.0 if begins else 1.0
+        log.append({"step": step, "loss": 0.1, "entropy": step - 1.0, "troll/kl_max": step / 100, "seconds": clock})
+        log[-1] |= {"reward": step / 16, "frac_reward_zero_std": 0.25} if begins else {}
+        if step % 8 == 0:
+            clock += 50.0  # of an evaluation
+            log.append({"step": step, HELD_OUT: step / 32, "eval_rewards/right/mean": step / 32, "seconds": clock})
+            log[-1]["eval_rewards/form/mean"] = 1.0
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
     record = of_log(run, tmp_path)
     assert record["curve"] == [(0, 0.0), (8, 0.25), (16, 0.5)] and record["area"] == pytest.approx(0.25)
-    assert record["seconds_per_update"] == pytest.approx(2.0) and record["seconds_without_generation"] == 1.0
-    assert record["entropy"] == 13.5 and record["kl_max"] == pytest.approx(0.15) and record["clip_fraction"] is None
+    assert record["seconds"] == [(0, 0.0), (8, 114.0), (16, 138.0)]
+    assert record["seconds_per_update"] == pytest.approx(3.0) and record["seconds_without_generation"] == 1.0
+    assert record["rollouts"] == [(step, step / 16, 0.75) for step in (1, 5, 9, 13)]
+    assert record["entropy"] == 13.5 and record["kl_max"] == pytest.approx(0.16) and record["clip_fraction"] is None
     assert record["others"] == {"form": [(0, 1.0), (8, 1.0), (16, 1.0)]}
 
 
@@ -108,7 +117,8 @@ class Slow(Runner):
         pass
 
     def train_and_evaluate(self, run, folder):
-        log = [{"step": step, HELD_OUT: step / 16} for step in (0, 4)] + [{"step": 1, "loss": 0.1}]
+        log = [{"step": step, HELD_OUT: step / 16, "seconds": 0.0} for step in (0, 4)]
+        log += [{"step": 1, "loss": 0.1, "seconds": 1.0}]
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
         time.sleep(HANG)
 
