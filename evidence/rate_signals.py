@@ -1,5 +1,5 @@
 """Other signals for the learning rate that follows the trust region, as trust regions by their import path. Each puts
-its signal and its thresholds in place of those of `troll_trl.trainers.adaptive_rate`."""
+its signal and its thresholds in place of the rule's in `troll_trl.trainers.adaptive_rate`."""
 
 from typing import Any
 
@@ -7,31 +7,42 @@ from troll_trl.trainers import adaptive_rate
 from troll_trl.trust_region.regions import ProjectionTrustRegion
 
 
-class Mean(ProjectionTrustRegion):
-    """The mean KL of all tokens over the bound, with the thresholds of the first look."""
+class _OtherSignal(ProjectionTrustRegion):
+    """The projection, and a rate that follows `signal`, in multiples of the bound, between the thresholds `low` and
+    `high`."""
 
-    low, high = 0.3, 1.2
+    low, high = 3.0, 10.0
 
     def __init__(self, config: Any):
         super().__init__(float(config.kl_bound))
         adaptive_rate.LOW, adaptive_rate.HIGH = self.low, self.high
         own = adaptive_rate.AdaptiveLearningRate.follow
 
-        def follow(
-            self: Any, kl: float, squared_kl: float, tokens: float, learning: float, *, is_last: bool, may_grow: bool
-        ) -> None:
-            if squared_kl > 0:  # the rule divides it by `kl`
-                squared_kl = kl * kl / tokens
-            own(self, kl, squared_kl, tokens, learning, is_last=is_last, may_grow=may_grow)
+        def follow(rule: Any, kl: float, squared_kl: float, tokens: float, learning: float, **where: bool) -> None:
+            rule.scale = 1 / self.kl_bound
+            own(rule, kl, kl * self.signal(kl, squared_kl, tokens), tokens, learning, **where)
 
         adaptive_rate.AdaptiveLearningRate.follow = follow  # type: ignore[method-assign]
 
+    def signal(self, kl: float, squared_kl: float, tokens: float) -> float:
+        """The signal in nats, from `Σk`, `Σk²` and the number of tokens."""
+        return squared_kl / kl if kl > 0 else 0.0
 
-class SelfWeighted(ProjectionTrustRegion):
-    """The package's signal with lower thresholds."""
+
+class Multiples(_OtherSignal):
+    """The self-weighted KL with thresholds that are multiples of the bound, whatever the number of updates."""
+
+
+class SelfWeighted(_OtherSignal):
+    """The same with lower thresholds."""
 
     low, high = 2.0, 6.0
 
-    def __init__(self, config: Any):
-        super().__init__(float(config.kl_bound))
-        adaptive_rate.LOW, adaptive_rate.HIGH = self.low, self.high
+
+class Mean(_OtherSignal):
+    """The mean KL of all tokens, with the thresholds of the first look."""
+
+    low, high = 0.3, 1.2
+
+    def signal(self, kl: float, squared_kl: float, tokens: float) -> float:
+        return kl / max(tokens, 1)

@@ -4,10 +4,11 @@ AdaptiveLearningRate: the trust region sets the learning rate.
 `k = KL(p‖q)` of a token, which the trust region computes anyway, is how far the policy `p` has moved from the old
 policy `q`. The signal of an update is
 
-    s = (Σ k² / Σ k) / ε,
+    s = Σ k² / Σ k · 8/n,
 
-with sums over all tokens of the update's loss, on all ranks. It is a mean of `k/ε` in which a token counts as much as
-it has moved. In a language model most tokens are certain and never move: their number would dilute a plain mean.
+in nats, with sums over all tokens of the update's loss, on all ranks, and `n` updates per rollout batch. It is a mean
+of `k` in which a token counts as much as it has moved. In a language model most tokens are certain and never move:
+their number would dilute a plain mean. At equal rates, the movement in `n` updates grows with `n`.
 
 The forward passes of an update precede its step. So the signal measures the movement of the updates before it in the
 same rollout batch: it is about 0 in the first one, and never contains the movement of the last one.
@@ -33,7 +34,7 @@ from transformers import TrainerCallback
 
 from troll_trl.trust_region.regions import TrustRegion
 
-LOW, HIGH = 3.0, 10.0  # signals below and above which the rate changes
+LOW, HIGH = 0.15, 0.5  # signals below and above which the rate changes, in nats
 GROWTH, DECLINE = 1.5, 0.5
 SMALLEST, LARGEST = 0.01, 10.0  # factors
 # Without an advantage nothing moves, however high the rate: the signal of such a batch says nothing
@@ -48,12 +49,13 @@ class AdaptiveLearningRate(TrainerCallback):
     counts over ranks together with its own. All ranks have the same factor, bit for bit.
 
     Raises:
-        ValueError: the trust region has no finite `kl_bound` above 0, or does not count the `policy_kl` of each token.
+        ValueError: the trust region does not count the `policy_kl` of each token.
     """
 
     def __init__(self, trainer: Any):
         check_signal(trainer.trust_region)
-        self.trainer, self.kl_bound = trainer, trainer.trust_region.kl_bound
+        self.trainer = trainer
+        self.scale = 8 / trainer.args.updates_per_rollout_batch
         # Of this rank's losses since the last update: Σk, Σk², tokens, tokens with an advantage
         self.sums = torch.zeros(4, device=trainer.accelerator.device)
         self.factor = 1.0
@@ -114,7 +116,7 @@ class AdaptiveLearningRate(TrainerCallback):
             may_grow (`bool`):
                 Whether the warm-up has ended.
         """
-        self.signal = squared_kl / kl / self.kl_bound if kl > 0 else 0.0
+        self.signal = self.scale * squared_kl / kl if kl > 0 else 0.0
         if self.signal > HIGH and self.signal > self.before:
             self.factor *= DECLINE
         self.before, self.largest = self.signal, max(self.signal, self.largest)
@@ -140,12 +142,10 @@ _STATE = ("factor", "signal", "before", "largest", "tokens", "learning")
 
 def check_signal(trust_region: TrustRegion) -> None:
     """Raise a `ValueError` if a `trust_region` does not give the signal of [`AdaptiveLearningRate`]."""
-    bound = getattr(trust_region, "kl_bound", None)  # a trust region of the user's own may have none
     counted = {name for pair in trust_region.mean_metrics.values() for name in pair}
-    if bound is None or not 0 < bound < float("inf") or "policy_kl" not in counted:
+    if "policy_kl" not in counted:
         raise ValueError(
-            f"`adaptive_learning_rate` follows KL(p‖q) relative to a bound, and the trust region "
-            f"({trust_region.describe()}) has `kl_bound` {bound} and counts {', '.join(sorted(counted))}. It needs a "
-            "finite `kl_bound` above 0 and `policy_kl` in its `token_stats` and `mean_metrics`, as projection and "
-            "penalty have."
+            f"`adaptive_learning_rate` follows KL(p‖q), and the trust region ({trust_region.describe()}) does not "
+            "count it. Use projection or penalty. A trust region of your own needs `policy_kl` in its `token_stats` "
+            "and `mean_metrics`."
         )

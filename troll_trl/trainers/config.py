@@ -204,7 +204,7 @@ class TrollOptions(TrustRegionOptions):
         "Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It "
         "is halved as soon as the policy has moved too far from the old policy, and grows by half after a rollout "
         "batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection, "
-        "penalty, and a trust region of your own that has a `kl_bound` and counts `policy_kl`.",
+        "penalty, and a trust region of your own that counts `policy_kl`.",
     )
     save_rollouts: bool = setting(
         True,
@@ -339,7 +339,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It
             is halved as soon as the policy has moved too far from the old policy, and grows by half after a rollout
             batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection,
-            penalty, and a trust region of your own that has a `kl_bound` and counts `policy_kl`.
+            penalty, and a trust region of your own that counts `policy_kl`.
         save_rollouts (`bool`, *optional*, defaults to `True`):
             Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit
             for bit. docs/reliability.md has its size.
@@ -443,7 +443,7 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
             Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It
             is halved as soon as the policy has moved too far from the old policy, and grows by half after a rollout
             batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection,
-            penalty, and a trust region of your own that has a `kl_bound` and counts `policy_kl`.
+            penalty, and a trust region of your own that counts `policy_kl`.
         save_rollouts (`bool`, *optional*, defaults to `True`):
             Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit
             for bit. docs/reliability.md has its size.
