@@ -16,13 +16,14 @@ class _OtherSignal(ProjectionTrustRegion):
     def __init__(self, config: Any):
         super().__init__(float(config.kl_bound))
         adaptive_rate.LOW, adaptive_rate.HIGH = self.low, self.high
-        own = adaptive_rate.AdaptiveLearningRate.follow
+        rule_class: Any = adaptive_rate.AdaptiveLearningRate
+        own = rule_class.follow
 
         def follow(rule: Any, kl: float, squared_kl: float, tokens: float, learning: float, **where: bool) -> None:
             rule.scale = 1 / self.kl_bound
             own(rule, kl, kl * self.signal(kl, squared_kl, tokens), tokens, learning, **where)
 
-        adaptive_rate.AdaptiveLearningRate.follow = follow  # type: ignore[method-assign]
+        rule_class.follow = follow
 
     def signal(self, kl: float, squared_kl: float, tokens: float) -> float:
         """The signal in nats, from `Σk`, `Σk²` and the number of tokens."""
