@@ -1,74 +1,148 @@
-"""The figure of a study, from the runs that `evidence.groups` has grouped."""
+"""
+The figures of the studies, from the runs that `evidence.groups` has grouped.
 
-import itertools
-from collections.abc import Mapping
+    python -m evidence.figures
+
+draws every figure again: those of evidence/figures.yaml, and those of the grids that have results and `tables`.
+"""
+
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evidence.groups import Group, methods_of
+from evidence.groups import Group, estimate, group_runs, methods_of
+from evidence.results import Record, read_records
 
-# Distinct without colours as well
-STYLES = [
-    {"color": color, "marker": marker, "linestyle": line}
-    for color, marker, line in zip(
-        ("C0", "C3", "C2", "C1", "C4", "C5"), "osvD^P", ("-", "--", "-.", ":", "--", "-."), strict=True
-    )
-]
+HERE = Path(__file__).resolve().parent
+
+# Of a method, by its name in the tables: its name in the legend, colour, marker and line, the same in all figures.
+# Methods that differ by an option share a colour
+LOOKS = {
+    "TROLL": ("TROLL", "C0", "o", "-"),
+    "TROLL, adaptive rate": ("TROLL, adaptive learning rate", "C0", "o", "--"),
+    "TROLL, ε 0.2": ("TROLL, bound of 0.2", "C0", "o", ":"),
+    "binary penalty": ("penalty on two outcomes", "C2", "D", "-"),
+    "binary penalty, adaptive rate": ("penalty, adaptive learning rate", "C2", "D", "--"),
+    "clip + binary penalty": ("clip and penalty on two outcomes", "C2", "D", ":"),
+    "TRL's default (1 update)": ("TRL's default, 1 update per rollout batch", "k", "x", "-"),
+    "clip 0.2": ("TRL's clip of 0.2", "C3", "s", "-"),
+    "clip 0.2, adaptive rate": ("clip of 0.2, adaptive learning rate", "C3", "s", "--"),
+    "tuned clip": ("clip with a tuned range", "C1", "^", "--"),
+    "TV mask": ("DPPO's mask, total variation", "C4", "v", "-."),
+    "KL mask": ("DPPO's mask, KL", "C6", "v", ":"),
+    "CPGD": ("CPGD", "C5", "P", "-."),
+    "DRPO": ("DRPO", "C9", "*", "-."),
+    "IPO": ("prime-rl's IPO", "C8", "X", ":"),
+}
 
 
 def draw(groups: Mapping[str, Group], plan: Mapping[str, Any], file: Path) -> None:
-    """A panel for each group or, if the plan asks for `curves`, for each group and learning rate; a line for each
-    method."""
+    """A panel for each group or, if the plan asks for `curves`, for each group, learning rate and unit of time; a line
+    for each method. A band is a 95 % interval over seeds."""
+    methods = methods_of(groups, plan)
+    titles = {name: of.get("title", name) for name, of in plan.get("groups", {}).items()}
     curves = plan.get("figure") == "curves"
-    panels = [(name, group, rate) for name, group in groups.items() for rate in (group.rates if curves else [None])]
-    styles = dict(zip(methods_of(groups, plan), itertools.cycle(STYLES), strict=False))
-    columns = min(2, len(panels))
+    panels = list(_curve_panels(groups, methods, titles) if curves else _rate_panels(groups, methods, titles))
+    columns = min(len({rate for group in groups.values() for rate in group.rates}) if curves else 2, len(panels))
     rows = -(-len(panels) // columns)
     with matplotlib.rc_context({"font.size": 14}):  # legible at a width of 400 pixels
-        figure = Figure(figsize=(4 * columns, 3.6 * rows + 0.8), layout="constrained")
-        axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
-        for (name, group, rate), of_panel in zip(panels, axes.flat, strict=False):
-            for method, style in styles.items():
-                lines = _curves(group, method, rate) if rate is not None else _successes(group, method)
-                _line(of_panel, lines, method, style)
-            of_panel.set(title=name if rate is None else f"{name}, {rate:g}", ylim=(0, None))
-            of_panel.set_xlabel("updates" if curves else "learning rate")
-            if not curves:
-                of_panel.set_xscale("log")
-                of_panel.set_xticks(group.rates, [f"{x:g}" for x in group.rates], fontsize=10)
-                of_panel.minorticks_off()
+        figure = Figure(figsize=(4.4 * columns, 3.8 * rows + 1.2), layout="constrained")
+        axes = figure.subplots(rows, columns, sharey=True, squeeze=False).flat
+        for (title, x_label, lines), of_panel in zip(panels, axes, strict=False):
+            for method, points in lines.items():
+                _line(of_panel, points, method)
+            of_panel.set(xlabel=x_label)
+            of_panel.set_title(title, size=13)
             of_panel.grid(alpha=0.3)
-        for unused in axes.flat[len(panels) :]:
+            if not curves:
+                rates = sorted({rate for points in lines.values() for rate in points[:, 0]})
+                of_panel.set_xscale("log")
+                of_panel.set_xticks(rates, [_rate(rate) for rate in rates], size=11)
+                of_panel.minorticks_off()
+        axes[0].set_ylim(0, None)
+        figure.supylabel("held-out problems solved, %" if curves else "held-out problems solved after training, %")
+        shown = [of_panel.get_legend_handles_labels() for of_panel in axes]
+        handles = {name: line for lines, names in shown for line, name in zip(lines, names, strict=True)}
+        free = list(axes[len(panels) :])
+        for unused in free:
             unused.set_axis_off()
-        figure.supylabel("held-out success, %" if curves else "success after training, %")
-        handles = dict(zip(*reversed(axes[0, 0].get_legend_handles_labels()), strict=True))
-        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=3, frameon=False)
+        look = {"frameon": False, "loc": "center"} if free else {"frameon": False, "loc": "outside upper center"}
+        where = free[0] if free else figure
+        where.legend(handles.values(), handles.keys(), ncols=1 if free else min(columns, 2), **look)
         figure.savefig(file, dpi=110)
 
 
-def _successes(group: Group, method: str) -> np.ndarray:
-    """Learning rates, and mean success with the ends of its interval: `(points, 4)`."""
-    means = [(rate, group.mean(method, rate)) for rate in group.rates]
-    return np.array([(rate, *mean) for rate, mean in means if mean]).reshape(-1, 4)
+Lines = dict[str, np.ndarray]  # of each method `(points, 4)`: x, mean, and the ends of its interval
+Panel = tuple[str, str, Lines]  # title, name of x, lines
 
 
-def _curves(group: Group, method: str, rate: float) -> np.ndarray:
-    """Updates, and held-out success: mean, lowest and highest over the runs, `(points, 4)`."""
+def _rate_panels(groups: Mapping[str, Group], methods: list[str], titles: Mapping[str, str]) -> Iterator[Panel]:
+    """Success after training against the learning rate."""
+    for name, group in groups.items():
+        means = {method: [(rate, group.mean(method, rate)) for rate in group.rates] for method in methods}
+        lines = {
+            method: np.array([(rate, *mean) for rate, mean in of_method if mean]).reshape(-1, 4)
+            for method, of_method in means.items()
+        }
+        yield titles.get(name, name), "learning rate", lines
+
+
+def _curve_panels(groups: Mapping[str, Group], methods: list[str], titles: Mapping[str, str]) -> Iterator[Panel]:
+    """Held-out success against updates and, if the runs have them, against seconds: a row for each."""
+    for name, group in groups.items():
+        records = {(method, rate): _records(group, method, rate) for method in methods for rate in group.rates}
+        timed = all("seconds" in record for of_cell in records.values() for record in of_cell)
+        for seconds in (False, True) if timed else (False,):
+            for rate in group.rates:
+                lines = {method: _curve(records[method, rate], seconds) for method in methods}
+                title = f"{titles.get(name, name)}, learning rate {_rate(rate)}"
+                yield title, "minutes of training" if seconds else "updates", lines
+
+
+def _records(group: Group, method: str, rate: float) -> list[Record]:
     cells = group.cells(method, rate) or []
-    curves = [record["curve"] for cell in cells for record in cell.values() if "curve" in record]
-    steps = [dict(map(tuple, curve)) for curve in curves]
-    common = sorted(set.intersection(*map(set, steps))) if steps else []
-    values = [[of_run[step] for of_run in steps] for step in common]
-    return np.array([(x, np.mean(y), min(y), max(y)) for x, y in zip(common, values, strict=True)]).reshape(-1, 4)
+    return [record for cell in cells for record in cell.values() if "curve" in record]
 
 
-def _line(axes: Axes, points: np.ndarray, label: str, style: Mapping[str, Any]) -> None:
+def _curve(records: list[Record], seconds: bool) -> np.ndarray:
+    """`(points, 4)`, at the updates that all runs have; minutes are means over the runs."""
+    curves = [dict(map(tuple, record["curve"])) for record in records]
+    clocks = [dict(map(tuple, record["seconds"])) for record in records] if seconds else []
+    common = sorted(set.intersection(*map(set, curves))) if curves else []
+    at = lambda step: np.mean([clock[step] for clock in clocks]) / 60 if seconds else step
+    points = [(at(step), *estimate([np.array([of_run[step] for of_run in curves])])) for step in common]
+    return np.array(points).reshape(-1, 4)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
+
+
+def _line(axes: Axes, points: np.ndarray, method: str) -> None:
     if len(points):
+        label, color, marker, line = LOOKS.get(method, (method, "0.5", "o", "-"))
         x, mean, low, high = points.T
-        axes.fill_between(x, 100 * low, 100 * high, color=style["color"], alpha=0.2, linewidth=0)
-        axes.plot(x, 100 * mean, label=label, **style)
+        axes.fill_between(x, 100 * low, 100 * high, color=color, alpha=0.15, linewidth=0)
+        hollow = {"markerfacecolor": "white"} if line != "-" and marker in "oDs" else {}
+        axes.plot(x, 100 * mean, label=label, color=color, marker=marker, linestyle=line, markersize=7, **hollow)
+
+
+def main() -> None:
+    plans = yaml.safe_load((HERE / "figures.yaml").read_text(encoding="utf-8"))
+    for grid in HERE.glob("*.yaml"):
+        if (HERE / "results" / f"{grid.stem}.jsonl").exists() and grid.stem not in plans:
+            plans[grid.stem] = yaml.safe_load(grid.read_text(encoding="utf-8")).get("tables")
+    for name, plan in plans.items():
+        if plan:
+            records = read_records(HERE / "results" / f"{name}.jsonl")
+            draw(group_runs(records, plan), plan, HERE / "figures" / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -93,7 +93,12 @@ def _same_start(one: Record, other: Record) -> bool:
 def group_runs(records: Iterable[Record], plan: Mapping[str, Any]) -> dict[str, Group]:
     """The groups of a plan, the key `tables` of a grid. Without a plan, each task and number of updates per rollout
     batch is a group, and a method with other settings is another method."""
-    reported = [record for record in records if record.get("error") != STOPPED]
+    asked_for = set(plan.get("studies", []))
+    reported = [
+        record
+        for record in records
+        if record.get("error") != STOPPED and (not asked_for or asked_for & set(record["studies"]))
+    ]
     groups: dict[str, Group] = {}
     if not plan:
         for record in reported:
