@@ -118,10 +118,14 @@ bench: $(INSTALLED)  ## Time head, projection and step next to TRL's, with sizes
 	for name in head projection step; do $(BIN)/python benchmarks/$$name.py --results benchmarks/results || exit 1; done
 
 MINUTES ?= 60
-evidence-gpu:  ## Train a real model on GSM8K on a GPU, with vLLM: MODEL=, DATASET=, MINUTES=60. Installs nothing
+# A machine that is at hand for minutes: MINUTES for each study, of which the one that matters most begins
+GSM8K = $(if $(MODEL),--model $(MODEL)) $(if $(DATASET),--dataset $(DATASET))
+REASONING = --only gpu/ $(if $(SMOLLM2),--model $(SMOLLM2)) $(if $(PROBLEMS),--dataset $(PROBLEMS))
+evidence-gpu:  ## Real models on one GPU, with vLLM: MODEL= and DATASET= of GSM8K, SMOLLM2=, PROBLEMS=, MINUTES=60. Installs nothing
 	@$(find_python); export PYTHONPATH=$(CURDIR):$$PYTHONPATH; \
-	$$python -m evidence.run evidence/gsm8k.yaml $(if $(MODEL),--model $(MODEL)) $(if $(DATASET),--dataset $(DATASET)) \
-		--minutes $(MINUTES) && $$python -m evidence.tables evidence/gsm8k.yaml
+	study() { plan=evidence/$$1.yaml; shift; echo "$$plan"; \
+		$$python -m evidence.run $$plan "$$@" --minutes $(MINUTES) && $$python -m evidence.tables $$plan; }; \
+	study gsm8k $(GSM8K) && study rollout-batch $(GSM8K) && study smollm2-public $(REASONING)
 
 clean:  ## Remove .venv and all caches (outputs/ stays)
 	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

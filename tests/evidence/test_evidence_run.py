@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -173,27 +172,51 @@ def test_a_study_runs_and_other_seeds_write_no_results(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_given_model_by_a_relative_path_trains_on_a_dataset(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "only"),
+    [
+        ("gsm8k", "gsm8k/trl/learning_rate=2e-06/seed0"),
+        ("rollout-batch", "gsm8k/troll/"),
+        ("smollm2-public", "gpu/trl/"),
+    ],
+)
+def test_the_plans_for_a_gpu_run_on_a_given_model_by_a_relative_path(tmp_path, name, only):
     """A run changed its working folder, did not find its model again, and was recorded as killed."""
     tokenizer = small_models.make_tokenizer()
     torch.manual_seed(0)
     for saved in (small_models.make_model(tokenizer, max_position_embeddings=1024), tokenizer):
         saved.save_pretrained(tmp_path / "model")
-    shutil.copytree(ROOT / "tests" / "data" / "gsm8k", tmp_path / "problems")
-    content = yaml.safe_load((EVIDENCE / "gsm8k.yaml").read_text())
-    content |= {key: str(EVIDENCE / content[key]) for key in ("training", "evaluation")}
+    if name == "smollm2-public":
+        (tmp_path / "problems").mkdir()
+        row = {"prompt": [{"role": "user", "content": "Calculate 2 + 3."}], "answer": "5"}
+        for split, rows in (("train", 16), ("test", 2)):
+            (tmp_path / "problems" / f"{split}.jsonl").write_text((json.dumps(row) + "\n") * rows)
+    else:
+        shutil.copytree(ROOT / "tests" / "data" / "gsm8k", tmp_path / "problems")
+    content = yaml.safe_load((EVIDENCE / f"{name}.yaml").read_text())
+    content["training"] = str(EVIDENCE / content["training"])
     # Of the plan's settings, those that are for a GPU or take long
-    content["tasks"]["gsm8k"] |= {"test": 2, "train": 16}
-    content["tasks"]["gsm8k"]["settings"] |= {
-        "use_cpu": True, "bf16": False, "use_vllm": False, "dataloader_pin_memory": False, "max_completion_length": 4,
-        "max_steps": 8, "eval_steps": 4, "per_device_train_batch_size": 4, "num_generations": 4,
-    }  # fmt: skip
+    for task in content["tasks"].values():
+        task |= {"test": 2, "train": 16}
+        task["settings"] |= {
+            "use_cpu": True, "bf16": False, "use_vllm": False, "dataloader_pin_memory": False,
+            "max_completion_length": 4, "max_steps": 2, "eval_steps": 1, "per_device_train_batch_size": 4,
+            "num_generations": 4,
+        }  # fmt: skip
+    for study in content["studies"].values():
+        study["seeds"] = [0]
+        for cell in study["cells"]:
+            cell["learning_rate"] = cell["learning_rate"][:1]
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
-    only = ["--only", "gsm8k/troll/learning_rate=3e-05/seed0"]
-    (last,), logs = run_study(tmp_path, "--model", "model", "--dataset", "problems", *only)
-    (record,) = read_records(tmp_path / "results" / "grid.jsonl")
-    assert last.startswith("1 of 1 runs, 0 of them failed."), logs
-    assert [step for step, _ in record["curve"]] == [0, 4, 8] and record["success"] == 0
-    assert record["others"].keys() == {"answer_format_reward"}
-    problems = Path(tmp_path, "out", "starts", "gsm8k", "data", "train.jsonl").read_text()
-    assert (tmp_path / "problems" / "train.jsonl").read_text().startswith(problems)
+    (last,), logs = run_study(tmp_path, "--model", "model", "--dataset", "problems", "--only", only)
+    records = read_records(tmp_path / "results" / "grid.jsonl")
+    assert last == f"{len(records)} of {len(records)} runs, 0 of them failed. Results: {tmp_path}/results/grid.jsonl", (
+        logs
+    )
+    for record in records:
+        assert [step for step, _ in record["curve"]] == [0, 1, 2] and record["success"] == record["curve"][-1][1]
+        assert [step for step, _ in record["seconds"]] == [0, 1, 2] and record["seconds"][-1][1] > 0
+        every = record["method"] == "trl" or record["varied"].get("steps_per_generation") == 4
+        assert [step for step, *_ in record["rollouts"]] == ([1, 2] if every else [1])
+    taken = next((tmp_path / "out" / "starts").rglob("train.jsonl")).read_text()
+    assert (tmp_path / "problems" / "train.jsonl").read_text().startswith(taken)
