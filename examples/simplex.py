@@ -1,8 +1,8 @@
-"""Draw TROLL's projection of one token's distribution, over a vocabulary of three, with `troll_trl.project`.
+"""Draw TROLL's projection of one token's distribution over a vocabulary of three, with `troll_trl.project`.
 
     python examples/simplex.py --output docs/figures/simplex.png
 
-The projection is the distribution in the KL ball around the old policy that is nearest to the policy.
+The projection is the distribution nearest to the policy in the KL ball around the old policy.
 """
 
 import argparse

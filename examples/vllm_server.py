@@ -5,10 +5,10 @@ Needs:  two GPUs of 24 GB, the Hugging Face hub, and vLLM: pip install '.[vllm]'
 Run:    CUDA_VISIBLE_DEVICES=0 trl vllm-serve --model Qwen/Qwen3-0.6B --host 127.0.0.1 --dtype float32 \
             --max_model_len 3072
         CUDA_VISIBLE_DEVICES=1 python examples/vllm_server.py
-Prints: a log line per rollout batch, and at the end the share of completions that were right in the first batch and in
-        the last one.
+Prints: a log line per rollout batch (TRL's generation batch), and at the end the share of right completions in the
+        first batch and in the last one.
 
-The trainer waits up to four minutes for the server.
+The trainer waits up to four minutes for the server. This script has not been run on a GPU.
 """
 
 from datasets import load_dataset
@@ -29,7 +29,7 @@ config = TrollGRPOConfig(
     max_steps=400,
     learning_rate=1e-6,
     lr_scheduler_type="constant",
-    # A rollout batch of 256 completions, and 8 updates of 8 x 4 = 32 completions on it
+    # A rollout batch has 256 completions: 8 updates of 8 x 4 = 32 completions each
     generation_batch_size=256,
     per_device_train_batch_size=8,
     gradient_accumulation_steps=4,
