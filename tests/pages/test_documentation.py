@@ -49,11 +49,13 @@ def test_tables_of_the_source_are_those_of_the_page(name):
 def test_the_docstring_of_a_config_has_the_help_of_every_option(name):
     """For editors. Options are those that a class of ours declares."""
     config = pkgutil.resolve_name(f"troll_trl.{name}")
-    declared = {name for base in config.__mro__ if base.__module__.startswith("troll_trl") for name in vars(base)}
+    ours = [base for base in config.__mro__ if base.__module__.startswith("troll_trl")]
+    # The field's own type is what transformers' parser has made of it
+    declared = {name: kind for base in reversed(ours) for name, kind in vars(base).get("__annotations__", {}).items()}
     entries = []
     for option in fields(config):
         if option.name in declared:
-            kind = getattr(option.type, "__name__", option.type)
+            kind = getattr(declared[option.name], "__name__", declared[option.name])
             default = "" if option.default is None else f", defaults to `{option.default!r}`"
             entries.append(f"{option.name} (`{kind}`, *optional*{default}): {option.metadata['help']}")
     arguments = re.search(r"\nArgs:\n(.*?)\n\n", inspect.getdoc(config), re.DOTALL)[1]

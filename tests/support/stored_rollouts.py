@@ -46,7 +46,7 @@ OWN = {
     "idle": {"loss_type": "dapo", "num_iterations": 1},
     "mask": {"trust_region": "mask", "divergence_bound": 0.001},
     "penalty": {"trust_region": "penalty", "divergence_type": "topk_kl", "kl_bound": 1e-4},
-    "adaptive": {"adaptive_learning_rate": True, "kl_bound": 1e-4},
+    "adaptive": {"adaptive_learning_rate": True, "learning_rate": 5e-2},
     "engine": {"old_policy": "engine", "use_vllm": True, "vllm_mode": "server"},
 }
 # As the configs for FSDP2 train, with a head of its own; before every generation the weights are read as for vLLM
@@ -129,7 +129,7 @@ def make(case: str, out: Path):
     troll_trainer.check_vllm = lambda args: None
     trainer_class, config_class = CLASSES.get(case, (TrollGRPOTrainer, TrollGRPOConfig))
     shipped = case in SHIPPED
-    options = {"beta": 0.0, "num_iterations": 2, "gradient_checkpointing": False, "max_steps": 4}
+    options = {"beta": 0.0, "num_iterations": 2, "gradient_checkpointing": False, "max_steps": 4, "learning_rate": 1e-2}
     if trainer_class is not GRPOTrainer:
         options["kl_bound"] = 0.002
     options |= deepcopy(CASES[case])  # transformers writes into it
@@ -148,7 +148,6 @@ def make(case: str, out: Path):
         max_completion_length=8,
         steps_per_generation=2,
         gradient_accumulation_steps=2,
-        learning_rate=1e-2,
         lr_scheduler_type="constant",
         shuffle_dataset=False,
         ddp_find_unused_parameters=False,
