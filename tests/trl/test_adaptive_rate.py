@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.utils import DistributedType
 
 from tests.trl_comparison import OURS, logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
@@ -41,6 +42,7 @@ def test_the_rule():
     assert factors([0, 1, 1], may_grow=False) == factors([0, 1, 1], learning=0.04) == [1, 1, 1]
     assert factors([0, 0, 0], learning=0.05)[-1] == 1.5
     assert factors(range(10, 40))[-1] == 0.01
+    assert factors([0, math.nan, 1]) == [1, 0.5, 0.5], "a KL that is not finite"
     own = rule()
     for _ in range(12):
         own.follow(0.0, 0.0, 100, 100, is_last=True, may_grow=True)
@@ -155,9 +157,11 @@ def test_without_a_guard_it_is_the_same(tmp_path):
 
 def test_a_batch_without_rewards_and_a_skipped_update_change_nothing(tmp_path):
     options = ADAPTIVE | {"learning_rate": 1e-5, "max_steps": 8}
-    nothing = make_trainer(*OURS["grpo"], tmp_path, reward=lambda completions, **_: [1.0] * len(completions), **options)
-    nothing.train()
-    assert set(logged(nothing, "troll/rate_factor")) == {1.0}
+    for reward in (1.0, 0.1):  # of eight rewards of 0.1 TRL makes advantages of 0.001
+        same = lambda completions, reward=reward, **_: [reward] * len(completions)
+        nothing = make_trainer(*OURS["grpo"], tmp_path, reward=same, **options, num_generations=8)
+        nothing.train()
+        assert set(logged(nothing, "troll/rate_factor")) == {1.0}
 
     def late(completions, **_):  # no reward of the first rollout batch is finite
         late.calls += 1
@@ -167,6 +171,21 @@ def test_a_batch_without_rewards_and_a_skipped_update_change_nothing(tmp_path):
     trainer = make_trainer(*OURS["grpo"], tmp_path, reward=late, **options)
     trainer.train()
     assert logged(trainer, "troll/rate_factor") == [1.0] * 7 + [1.5]
+
+
+def test_the_logged_rate_of_a_skipped_update_has_the_factor(tmp_path):
+    """It was the scheduled one, a spike in the plot."""
+
+    def reward(completions, **_):
+        reward.calls += 1
+        return [math.nan if reward.calls == 2 else float(len(x) % 3) for x in completions]
+
+    reward.calls = 0
+    trainer = make_trainer(*OURS["grpo"], tmp_path, reward=reward, **ADAPTIVE, learning_rate=HIGH_RATE)
+    trainer.train()
+    factors = logged(trainer, "troll/rate_factor")
+    assert logged(trainer, "learning_rate") == pytest.approx([HIGH_RATE * factor for factor in factors])
+    assert len(set(factors[3:8])) == 1 and factors[3] < 1
 
 
 def test_no_growth_during_the_warm_up(tmp_path):
@@ -198,6 +217,25 @@ def test_resume(save_steps, tmp_path):
     assert set(logged(off, "learning_rate")[save_steps:]) == {HIGH_RATE}
 
 
+def test_a_resume_on_another_number_of_ranks_keeps_the_factor(tmp_path, caplog):
+    """A rank whose own state is missing began with a factor of 1: with the rate that was too high."""
+    options = ADAPTIVE | {"learning_rate": HIGH_RATE, "save_strategy": "steps", "save_steps": 8}
+    whole = make_trainer(*OURS["grpo"], tmp_path, **options)
+    whole.train()
+    checkpoint = tmp_path / "checkpoint-8"
+    (checkpoint / "rollout-state-0-of-1.pt").rename(checkpoint / "rollout-state-0-of-2.pt")
+    resumed = make_trainer(*OURS["grpo"], tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    factors = logged(whole, "troll/rate_factor")
+    assert factors[7] < 1 and logged(resumed, "troll/rate_factor")[8] == factors[7]
+    file = checkpoint / "rollout-state-0-of-2.pt"
+    state = torch.load(file)
+    torch.save(state | {"info": state["info"].replace('"adaptive_rate"', '"other"')}, file)
+    again = make_trainer(*OURS["grpo"], tmp_path, **options)
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert "no factor of the adaptive learning rate" in caplog.text
+
+
 REFUSED = [
     ({"steps_per_generation": 1}, "at least 2 updates per rollout batch, got 1"),
     ({"steps_per_generation": 3, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}, "got 1.5"),
@@ -217,3 +255,14 @@ def test_a_scheduler_that_keeps_its_last_rate_is_refused(tmp_path):
     trainer = make_trainer(*OURS["grpo"], tmp_path, **ADAPTIVE | options)
     with pytest.raises(ValueError, match="ReduceLROnPlateau sets them"):
         trainer.train()
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("optim", "lomo"), ("distributed_type", DistributedType.DEEPSPEED)])
+def test_a_step_inside_of_the_backward_pass_is_refused(attribute, value, tmp_path):
+    """The log showed rates that no step had taken."""
+    trainer = make_trainer(*OURS["grpo"], tmp_path, **ADAPTIVE)
+    args, accelerator = SimpleNamespace(optim="adamw_torch"), SimpleNamespace(distributed_type=DistributedType.NO)
+    setattr(args if attribute == "optim" else accelerator, attribute, value)
+    trainer.adaptive_rate.trainer = SimpleNamespace(guard=None, accelerator=accelerator)
+    with pytest.raises(ValueError, match="takes the step inside of the backward pass"):
+        trainer.adaptive_rate.on_train_begin(args, None, None, lr_scheduler=None)

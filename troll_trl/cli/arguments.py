@@ -105,10 +105,19 @@ TRAINING: dict[tuple[str, str], Any] = {
 
 # The least value of options that libraries divide by, or count up to
 _LEAST = {
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"), 1),
-    **dict.fromkeys(("generation_batch_size", "steps_per_generation", "num_iterations", "num_generations_eval"), 1),
-    **dict.fromkeys(("max_completion_length", "max_prompt_tokens", "max_train_samples", "max_eval_samples"), 1),
-    **{"num_generations": 2, "learning_rate": 0},
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "generation_batch_size": 1,
+    "steps_per_generation": 1,
+    "num_iterations": 1,
+    "num_generations": 2,
+    "num_generations_eval": 1,
+    "max_completion_length": 1,
+    "max_prompt_tokens": 1,
+    "max_train_samples": 1,
+    "max_eval_samples": 1,
+    "learning_rate": 0,
 }
 
 

@@ -67,6 +67,7 @@ class CheckpointedTrainer(_Trainer):
     """
 
     stateful: ClassVar[tuple[str, ...]] = ()
+    adaptive_rate: Any = None  # a `TrollTrainer`'s
     _is_saving = False
     _buffered_inputs: Any  # TRL's, declared for the type checker
 
@@ -216,6 +217,7 @@ class CheckpointedTrainer(_Trainer):
         answers = torch.tensor([[state is not None, not self._other_batch]], device=self.accelerator.device)
         readable, same = self.accelerator.gather(answers).all(0).tolist()
         if state is None or not readable:
+            self._load_adaptive_rate(checkpoint)
             name = self._state_file(checkpoint).name
             return self._warn_of_a_fresh_batch(f"{name} is not in {checkpoint} for every rank.")
         info = json.loads(state["info"])
@@ -236,6 +238,20 @@ class CheckpointedTrainer(_Trainer):
             self._buffered_inputs = [{name: to_device(value) for name, value in batch.items()} for batch in batches]
         elif self._is_unfinished():
             self._warn_of_a_fresh_batch("The checkpoint was made with `save_rollouts=False`.")
+
+    def _load_adaptive_rate(self, checkpoint: Path) -> None:
+        """Take the factor of the adaptive learning rate from the first rank of any number of ranks: all have the same
+        one."""
+        if self.adaptive_rate is None:
+            return
+        of_any = next(iter(sorted(checkpoint.glob("rollout-state-0-of-*.pt"))), None)
+        state = _read(of_any) if of_any else None
+        saved = json.loads(state["info"])["stateful"].get("adaptive_rate", {}) if state else {}
+        if not saved:
+            logger.warning(f"{checkpoint} has no factor of the adaptive learning rate: it starts at 1.")
+            return
+        self.adaptive_rate.load_state_dict(saved[""])
+        self.adaptive_rate.begin_batch()
 
     def _warn_of_a_fresh_batch(self, reason: str) -> None:
         if self._is_unfinished():
@@ -273,8 +289,8 @@ class CheckpointedTrainer(_Trainer):
             if reason is None:
                 raise
             raise CheckpointError(
-                f"{destination.name} was not saved: {reason.strerror} ({aside}). Make room, and resume from an earlier "
-                "checkpoint."
+                f"{destination.name} was not saved: {reason.strerror or reason} ({aside}). Make this folder writable, "
+                "with room for a checkpoint, and resume from an earlier one."
             ) from error
         finally:
             self._is_saving = False

@@ -113,7 +113,7 @@ class FiniteGuard:
         self.args = args
         # One slot for each of `_COUNTED`, and one for the tokens that the losses of an update are over
         self._counts = torch.zeros(len(_COUNTED) + 1, device=accelerator.device)
-        # What another object sums over ranks at each update, in the same collective, and the last update's sums
+        # What `AdaptiveLearningRate` has summed over ranks in the same collective, and the last update's sums
         self.carried = torch.zeros(0, device=accelerator.device)
         self.carried_sums: list[float] = []
         self.skipped_last = False  # whether the last update was skipped, by this guard or a float16 scaler
@@ -225,7 +225,7 @@ class FiniteGuard:
     def check_loss(self, loss: torch.Tensor, update: int) -> None:
         """Count a loss that is not finite. If the backward pass would also take the step, stop the run."""
         self._count("loss", ~loss.detach().isfinite())
-        if (stepper := self._steps_in_backward()) and (bad := self._gather()[0]):
+        if (stepper := steps_in_backward(self.args, self.accelerator)) and (bad := self._gather()[0]):
             raise FloatingPointError(
                 f"Stopped before update {update}, which {stepper} cannot skip. Not finite: {bad}. {_ADVICE}"
             )
@@ -247,7 +247,7 @@ class FiniteGuard:
         self._updates += 1
         norm, self._norm = self._norm, None
         losses, self.losses = self.losses, 0
-        if self._steps_in_backward():
+        if steps_in_backward(self.args, self.accelerator):
             return False
         if norm is None:  # the Trainer has clipped in another way
             norm = sum(p.grad.detach().abs().sum() for p in model.parameters() if p.grad is not None)
@@ -273,13 +273,6 @@ class FiniteGuard:
                 scaler.update(scaler.get_scale())  # forgets the gradient, and keeps its scale
         self._report(bad, empty, update)
         return skip
-
-    def _steps_in_backward(self) -> str | None:
-        """Name what takes the optimizer's step inside the backward pass, if anything does."""
-        optimizer = str(getattr(self.args.optim, "value", self.args.optim))
-        if optimizer.endswith("_layerwise") or optimizer in ("lomo", "adalomo"):
-            return f"`optim` {optimizer}"
-        return "DeepSpeed" if self.accelerator.distributed_type == DistributedType.DEEPSPEED else None
 
     def _gather(self) -> tuple[str, float]:
         """Say what was not finite since the last update, and count the tokens of its losses; the same on all ranks."""
@@ -317,6 +310,14 @@ class FiniteGuard:
                 f"Stopped at update {update}: {self._in_a_row} updates in a row were skipped "
                 f"(`max_skipped_updates`). Not finite: {bad}. The weights are those of the last good update. {_ADVICE}"
             )
+
+
+def steps_in_backward(args: Any, accelerator: Accelerator) -> str | None:
+    """Name what takes the optimizer's step inside the backward pass, if anything does."""
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    if optimizer.endswith("_layerwise") or optimizer in ("lomo", "adalomo"):
+        return f"`optim` {optimizer}"
+    return "DeepSpeed" if accelerator.distributed_type == DistributedType.DEEPSPEED else None
 
 
 _ADVICE = (

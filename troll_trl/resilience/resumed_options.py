@@ -173,7 +173,7 @@ def _check_depth(config: Any, checkpoint: Path) -> None:
     if not (file := checkpoint / "config.json").is_file():
         return
     saved = json.loads(file.read_text(encoding="utf-8"))
-    then, now = saved.get("text_config", saved).get("num_hidden_layers"), getattr(config, "num_hidden_layers", None)
+    then, now = (saved.get("text_config") or saved).get("num_hidden_layers"), getattr(config, "num_hidden_layers", None)
     if then is not None and then != now:
         raise ValueError(
             f"{checkpoint} is of another model: it has {then} layers, this run's has {now}. Give the model with which "

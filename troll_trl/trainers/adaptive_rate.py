@@ -8,23 +8,25 @@ policy `q`. The signal of an update is
 
 in nats, with sums over all tokens of the update's loss, on all ranks, and `n` updates per rollout batch. It is a mean
 of `k` in which a token counts as much as it has moved. In a language model most tokens are certain and never move:
-their number would dilute a plain mean. At equal rates, the movement in `n` updates grows with `n`.
+their number would dilute a plain mean. At equal rates, the movement in `n` updates grows with `n`, so the signal is
+divided by `n`.
 
 The forward passes of an update precede its step. So the signal measures the movement of the updates before it in the
 same rollout batch: it is about 0 in the first one, and never contains the movement of the last one.
 
-A factor `f`, 1 at the start, multiplies the rate that the scheduler gives. At each update, after the gradient and
+A factor `f`, 1 at the start of the first training, multiplies the rate that the scheduler gives. At each update, after the gradient and
 before the step, unless the update is skipped:
 
 1. If `s > HIGH`, and `s` is larger than at the update before in this batch, `f` is halved.
 2. If the update is the batch's last and all its signals were below `LOW`, `f` grows by half. It does not grow during
-   the warm-up, nor if fewer than `LEARNING_SHARE` of the batch's tokens had an advantage.
+   the warm-up, nor if fewer than `LEARNING_SHARE` of the batch's tokens had an advantage above `ROUNDING`.
 3. `f` stays between 1/100 and 10.
 
 The new factor applies to the step that follows. This is PPO's KL-adaptive rate (`desired_kl` of RSL-RL, `KLAdaptiveLR`
 of skrl) with a signal for language models. evidence/adaptive.md has its study.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +34,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 
+from troll_trl.resilience.guard import steps_in_backward
 from troll_trl.trust_region.regions import TrustRegion
 
 LOW, HIGH = 0.15, 0.5  # signals below and above which the rate changes, in nats
@@ -39,6 +42,9 @@ GROWTH, DECLINE = 1.5, 0.5
 SMALLEST, LARGEST = 0.01, 10.0  # factors
 # Without an advantage nothing moves, however high the rate: the signal of such a batch says nothing
 LEARNING_SHARE = 0.05
+# TRL divides advantages by the deviation of a group's rewards plus 1e-4. If all rewards are 0.1, what is left is
+# rounding of some 0.001
+ROUNDING = 0.01
 
 
 class AdaptiveLearningRate(TrainerCallback):
@@ -60,20 +66,29 @@ class AdaptiveLearningRate(TrainerCallback):
         self.sums = torch.zeros(4, device=trainer.accelerator.device)
         self.factor = 1.0
         self.signal = 0.0  # of the last update that was taken
-        # Of the rollout batch so far: its last and its largest signal, its tokens and those with an advantage
+        self.begin_batch()
+
+    def begin_batch(self) -> None:
+        """Forget the rollout batch so far: its last and largest signal, its tokens, and those with an advantage."""
         self.before = self.largest = self.tokens = self.learning = 0.0
 
     def add(self, mask: torch.Tensor, policy_kl: torch.Tensor, advantages: torch.Tensor) -> None:
         """Count the tokens of a loss that are 1 in `mask` `(B, C)`: `policy_kl` `(B, C)`, in nats, and `advantages`
         `(B, 1)` or `(B, C)`."""
         kl = policy_kl.detach().masked_fill(~mask, 0.0).clamp(min=0)  # rounding makes some negative
-        self.sums += torch.stack([kl.sum(), (kl * kl).sum(), mask.sum(), (mask & (advantages != 0)).sum()])
+        self.sums += torch.stack([kl.sum(), (kl * kl).sum(), mask.sum(), (mask & (advantages.abs() > ROUNDING)).sum()])
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
         self.sums.zero_()  # an earlier call may have ended in the middle of an update
         if self.trainer.guard is not None:
             self.trainer.guard.carried = self.sums
-        if type(lr_scheduler) is not LambdaLR:  # a subclass, or another one, may read or keep the last rate
+        if stepper := steps_in_backward(args, self.trainer.accelerator):
+            raise ValueError(
+                f"`adaptive_learning_rate` is not supported with {stepper}, which takes the step inside of the "
+                "backward pass, before the rate can follow. Remove one of the two."
+            )
+        # Another scheduler may compute its next rate from the last one, which the factor has scaled
+        if type(lr_scheduler) is not LambdaLR:
             raise ValueError(
                 "`adaptive_learning_rate` multiplies the rates of a schedule, and with `optim` "
                 f"{args.optim} and `lr_scheduler_type` {args.lr_scheduler_type} {type(lr_scheduler).__name__} sets "
@@ -87,18 +102,21 @@ class AdaptiveLearningRate(TrainerCallback):
             self.sums.zero_()
         else:
             sums = guard.carried_sums
-        warm_up = args.get_warmup_steps(state.max_steps)
-        is_last = self.trainer._step % batch == 0
-        if guard is None or not guard.skipped_last:
-            self.follow(*sums, is_last=is_last, may_grow=state.global_step >= warm_up)
-            # Until the scheduler's next step, which computes its rates anew: a checkpoint has the scheduled ones
-            scheduled = zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
-            rates = [self.factor * rate * share(lr_scheduler.last_epoch) for rate, share in scheduled]
+        updates = lr_scheduler.last_epoch  # without skipped ones
+        is_last = self.trainer._step % batch < args.gradient_accumulation_steps
+        is_taken = guard is None or not guard.skipped_last
+        if is_taken:
+            may_grow = updates >= args.get_warmup_steps(state.max_steps)
+            self.follow(*sums, is_last=is_last, may_grow=may_grow)
+        scheduled = zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
+        rates = [self.factor * rate * share(updates) for rate, share in scheduled]
+        lr_scheduler._last_lr = rates  # what is logged
+        if is_taken:
+            # The scheduler's next step overwrites these, so a checkpoint has the scheduled rates
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
-            lr_scheduler._last_lr = rates  # what is logged
         if is_last:
-            self.before = self.largest = self.tokens = self.learning = 0.0
+            self.begin_batch()
 
     def follow(
         self, kl: float, squared_kl: float, tokens: float, learning: float, *, is_last: bool, may_grow: bool
@@ -116,13 +134,20 @@ class AdaptiveLearningRate(TrainerCallback):
             may_grow (`bool`):
                 Whether the warm-up has ended.
         """
-        self.signal = self.scale * squared_kl / kl if kl > 0 else 0.0
+        if tokens == 0:
+            raise RuntimeError(
+                "`adaptive_learning_rate` has counted no token of an update. A subclass that replaces `_bound` or "
+                "`_compute_loss` must call `self.adaptive_rate.add`."
+            )
+        self.signal = 0.0 if kl == 0 else self.scale * squared_kl / kl
+        if math.isnan(self.signal):  # a KL that is not finite
+            self.signal = math.inf
         if self.signal > HIGH and self.signal > self.before:
             self.factor *= DECLINE
         self.before, self.largest = self.signal, max(self.signal, self.largest)
         self.tokens += tokens
         self.learning += learning
-        if is_last and self.largest < LOW and may_grow and self.learning >= LEARNING_SHARE * max(self.tokens, 1):
+        if is_last and self.largest < LOW and may_grow and self.learning >= LEARNING_SHARE * self.tokens:
             self.factor *= GROWTH
         self.factor = min(max(self.factor, SMALLEST), LARGEST)
 

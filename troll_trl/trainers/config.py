@@ -169,11 +169,12 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
             return []
         keeps_support = self.trust_region == "projection" or (self.uses_penalty and self.divergence_type == "topk_kl")
         used = _OPTIONS_OF[self.trust_region] + (_SUPPORT_OPTIONS if keeps_support else ())
+        of_any = {name for names in (*_OPTIONS_OF.values(), _SUPPORT_OPTIONS) for name in names}
         defaults = {"support_size": self._default_support_size}
         unused = [
             f"{option.name}={value}"
             for option in fields(self)
-            if option.name in {*sum(_OPTIONS_OF.values(), _SUPPORT_OPTIONS)} - {*used}
+            if option.name in of_any.difference(used)
             and (value := getattr(self, option.name)) != defaults.get(option.name, option.default)
         ]
         return [f"{', '.join(unused)} unused with `trust_region` {self.trust_region!r}."] if unused else []

@@ -56,10 +56,11 @@ class TrollTrainer(SampledAsConfigured):
         - `_generate`: the engine's answers in `engine_policy`, if there is one;
         - `_get_per_token_logps_and_entropies`, for the old policy: its support and log-probabilities in `_rollout`;
         - the same for a reference model: nothing.
-    - For each micro-batch, `_compute_loss`: a gradient. While it runs, `_loss_inputs` is a copy of the micro-batch, and
-      it calls
+    - `train`: the callback of `adaptive_rate`, which follows the guard's.
+    - For each micro-batch, `compute_loss` and in it `_compute_loss`: a gradient. While the latter runs, `_loss_inputs`
+      is a copy of the micro-batch, and it calls
         - `_get_per_token_logps_and_entropies`, for the policy: in the copy, what TRL's loss reads after the call.
-    - For each log line, `log`: empty `troll_metrics`.
+    - For each log line, `log`, and for each evaluation, `evaluation_loop`: empty `troll_metrics`.
 
     **The loss is TRL's own.** Its scoring pass returns `log π(a)` of the bounded policy in place of `log p(a)`, and its
     clip range is infinite, so its surrogate is `−r·A`, with `r` the ratio that TRL forms: of a token, of a completion's
@@ -374,8 +375,14 @@ class TrollTrainer(SampledAsConfigured):
         bad = policy.detach().isnan().any(-1) | old.isnan().any(-1)
         ignored = ~inputs.mask | bad
         inputs.unchanged["log_probs"] = policy[..., 0].masked_fill(ignored, 0.0)
-        names = ("ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio", "advantages")
-        for name in (SAMPLED_LOG_PROBS, *names):
+        names = (
+            SAMPLED_LOG_PROBS,
+            "ref_per_token_logps",
+            "sampling_per_token_logps",
+            "importance_sampling_ratio",
+            "advantages",
+        )
+        for name in names:
             if inputs.get(name) is not None and inputs[name].shape == ignored.shape:
                 inputs.unchanged[name] = inputs[name] = inputs[name].masked_fill(ignored, 0.0)
         inputs.unchanged["advantages"] = advantages = inputs["advantages"].reshape(len(old), -1)  # (B, 1) or (B, C)
@@ -390,7 +397,7 @@ class TrollTrainer(SampledAsConfigured):
                 "trainer's ratio and advantage belong to a whole completion. Use it in GRPO."
             )
         self.troll_metrics[self._mode].add(inputs.mask, bounded.token_stats)
-        if self.adaptive_rate is not None and self.model.training:
+        if self.adaptive_rate is not None and self._mode == "train":
             self.adaptive_rate.add(inputs.mask, bounded.token_stats["policy_kl"], advantages)
         return TrustRegionOutput(
             bounded.log_probs.masked_fill(ignored, 0.0).masked_fill(bad & inputs.mask, math.nan),
@@ -428,7 +435,7 @@ class TrollTrainer(SampledAsConfigured):
             return
         log_ref_ratio = ignore_rounding(ref, log_p.detach()) - log_p
         if self.args.use_bias_correction_kl:
-            policy_log_ratio = self._log_ratio(log_p, inputs) + shift  # which the shift has lowered, too
+            policy_log_ratio = self._log_ratio(log_p, inputs) + shift  # undoes that of the old log-probabilities
             log_ref_ratio = rescale_kl(log_ref_ratio, policy_log_ratio - self._log_ratio(log_pi, inputs))
         inputs["ref_per_token_logps"] = log_pi + log_ref_ratio
 

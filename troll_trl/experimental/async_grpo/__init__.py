@@ -16,7 +16,7 @@ try:  # TRL 1.18 has moved its trainer, and has none of the submodules
 except ImportError as error:
     raise ImportError(
         f"Asynchronous training works with trl {TESTED['trl']} alone, and an import from trl {trl.__version__} failed: "
-        f"{error}. Install 'trl=={TESTED['trl']}.*'."
+        f"{error}. Install 'trl=={TESTED['trl']}.*', or the extra [async]."
     ) from error
 
 __all__ = ["AsyncTrollGRPOConfig", "AsyncTrollGRPOTrainer"]
