@@ -72,9 +72,12 @@ def draw(groups: Mapping[str, Group], plan: Mapping[str, Any], file: Path) -> No
         free = list(axes[len(panels) :])
         for unused in free:
             unused.set_axis_off()
-        look: Any = {"frameon": False, "loc": "center"} if free else {"frameon": False, "loc": "outside upper center"}
-        where = free[0] if free else figure
-        where.legend(handles.values(), handles.keys(), ncols=1 if free else min(columns, 2), **look)
+        if free:  # in place of an empty panel
+            free[0].legend(handles.values(), handles.keys(), loc="center", frameon=False)
+        else:
+            figure.legend(
+                handles.values(), handles.keys(), loc="outside upper center", ncols=min(columns, 2), frameon=False
+            )
         figure.savefig(file, dpi=110)
 
 
@@ -129,8 +132,9 @@ def _line(axes: Axes, points: np.ndarray, method: str) -> None:
         label, color, marker, line = LOOKS.get(method, (method, "0.5", "o", "-"))
         x, mean, low, high = points.T
         axes.fill_between(x, 100 * low, 100 * high, color=color, alpha=0.15, linewidth=0)
-        hollow: Any = {"markerfacecolor": "white"} if line != "-" and marker in "oDs" else {}
-        axes.plot(x, 100 * mean, label=label, color=color, marker=marker, linestyle=line, markersize=7, **hollow)
+        face = "white" if line != "-" and marker in "oDs" else color  # hollow: an option of a method
+        look: dict[str, Any] = {"color": color, "marker": marker, "linestyle": line, "markerfacecolor": face}
+        axes.plot(x, 100 * mean, label=label, markersize=7, **look)
 
 
 def main() -> None:
