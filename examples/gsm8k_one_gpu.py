@@ -7,6 +7,7 @@ Prints: a log line per rollout batch, and at the end the share of 256 held-out p
 
 The batch and the memory are those of configs/qwen3-0.6b/gsm8k-one-gpu.yaml. The config trains longer (8,008 updates, 400
 here), evaluates on all 1,319 held-out problems, and sets `loss_type: bnpo`, where this script keeps TRL's default.
+This script has not been run on a GPU.
 """
 
 from datasets import load_dataset
