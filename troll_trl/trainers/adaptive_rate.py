@@ -14,8 +14,8 @@ divided by `n`.
 The forward passes of an update precede its step. So the signal measures the movement of the updates before it in the
 same rollout batch: it is about 0 in the first one, and never contains the movement of the last one.
 
-A factor `f`, 1 at the start of the first training, multiplies the rate that the scheduler gives. At each update, after the gradient and
-before the step, unless the update is skipped:
+A factor `f` multiplies the rate that the scheduler gives. It is 1 when a trainer is made. At each update, after the
+gradient and before the step, unless the update is skipped:
 
 1. If `s > HIGH`, and `s` is larger than at the update before in this batch, `f` is halved.
 2. If the update is the batch's last and all its signals were below `LOW`, `f` grows by half. It does not grow during
