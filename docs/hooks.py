@@ -16,12 +16,11 @@ NAMED = re.compile(r"^- \[`([\w.]+)`\].*$", re.MULTILINE)  # a line of api.md
 
 
 def on_files(files, config):
-    """The README, which is the first page, shows two figures of the evidence."""
+    """The README, which is the first page, shows a figure of the evidence."""
     from mkdocs.structure.files import File
 
-    for name in ("rate", "gsm8k"):
-        picture = f"evidence/figures/{name}.png"
-        files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
+    picture = "evidence/figures/adaptive.png"
+    files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
 
 
 def on_page_markdown(markdown, page=None, **_):
