@@ -63,7 +63,7 @@ def draw(groups: Mapping[str, Group], plan: Mapping[str, Any], file: Path) -> No
             if not curves:
                 rates = sorted({rate for points in lines.values() for rate in points[:, 0]})
                 of_panel.set_xscale("log")
-                of_panel.set_xticks(rates, [_rate(rate) for rate in rates], size=11)
+                of_panel.set_xticks(rates, [_rate(rate) for rate in rates], size=11, rotation=45)
                 of_panel.minorticks_off()
         axes[0].set_ylim(0, None)
         figure.supylabel("held-out problems solved, %" if curves else "held-out problems solved after training, %")
