@@ -9,7 +9,7 @@ policy `q`. The signal of an update is
 in nats, with sums over all tokens of the update's loss, on all ranks, and `n` updates per rollout batch. It is a mean
 of `k` in which a token counts as much as it has moved. In a language model most tokens are certain and never move:
 their number would dilute a plain mean. At equal rates, the movement in `n` updates grows with `n`, so the signal is
-divided by `n`.
+divided by `n`. With 8 updates, for which `LOW` and `HIGH` were chosen, it is the mean itself.
 
 The forward passes of an update precede its step. So the signal measures the movement of the updates before it in the
 same rollout batch: it is about 0 in the first one, and never contains the movement of the last one.
@@ -19,7 +19,8 @@ gradient and before the step, unless the update is skipped:
 
 1. If `s > HIGH`, and `s` is larger than at the update before in this batch, `f` is halved.
 2. If the update is the batch's last and all its signals were below `LOW`, `f` grows by half. It does not grow during
-   the warm-up, nor if fewer than `LEARNING_SHARE` of the batch's tokens had an advantage above `ROUNDING`.
+   the warm-up, nor if fewer than `LEARNING_SHARE` of the batch's tokens had an advantage, in absolute value above
+   `SMALLEST_ADVANTAGE`.
 3. `f` stays between 1/100 and 10.
 
 The new factor applies to the step that follows. This is PPO's KL-adaptive rate (`desired_kl` of RSL-RL, `KLAdaptiveLR`
@@ -44,7 +45,7 @@ SMALLEST, LARGEST = 0.01, 10.0  # factors
 LEARNING_SHARE = 0.05
 # TRL divides advantages by the deviation of a group's rewards plus 1e-4. If all rewards are 0.1, what is left is
 # rounding of some 0.001
-ROUNDING = 0.01
+SMALLEST_ADVANTAGE = 0.01
 
 
 class AdaptiveLearningRate(TrainerCallback):
@@ -76,11 +77,13 @@ class AdaptiveLearningRate(TrainerCallback):
         """Count the tokens of a loss that are 1 in `mask` `(B, C)`: `policy_kl` `(B, C)`, in nats, and `advantages`
         `(B, 1)` or `(B, C)`."""
         kl = policy_kl.detach().masked_fill(~mask, 0.0).clamp(min=0)  # rounding makes some negative
-        self.sums += torch.stack([kl.sum(), (kl * kl).sum(), mask.sum(), (mask & (advantages.abs() > ROUNDING)).sum()])
+        learning = mask & (advantages.abs() > SMALLEST_ADVANTAGE)
+        self.sums += torch.stack([kl.sum(), (kl * kl).sum(), mask.sum(), learning.sum()])
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
         self.sums.zero_()  # an earlier call may have ended in the middle of an update
         if self.trainer.guard is not None:
+            # The guard sums them over ranks into `carried_sums`, and sets them to 0
             self.trainer.guard.carried = self.sums
         if stepper := steps_in_backward(args, self.trainer.accelerator):
             raise ValueError(
@@ -103,6 +106,7 @@ class AdaptiveLearningRate(TrainerCallback):
         else:
             sums = guard.carried_sums
         updates = lr_scheduler.last_epoch  # without skipped ones
+        # `_step` counts micro-batches, this update's included, so it has just passed the end of a rollout batch
         is_last = self.trainer._step % batch < args.gradient_accumulation_steps
         is_taken = guard is None or not guard.skipped_last
         if is_taken:

@@ -29,12 +29,12 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
         off_policy_mask = self.get_off_policy_mask  # TRL's static one, or a subclass's
 
         def get_off_policy_mask(**inputs) -> torch.Tensor:
-            """Mask the policy's own drift, from unprojected and unshifted log-probabilities and plain advantages."""
+            """Call TRL's mask with the numbers from before the trust region changed them: it measures the policy."""
             if self._loss_inputs is not None:
-                unchanged = self._loss_inputs.unchanged
-                inputs |= {"per_token_logps": unchanged["log_probs"].detach(), "advantages": unchanged["advantages"]}
-                old = unchanged[SAMPLED_LOG_PROBS]
-                inputs["sampling_per_token_logps"] = unchanged.get("sampling_per_token_logps", old)
+                masked = self._loss_inputs.masked
+                inputs |= {"per_token_logps": masked["log_probs"].detach(), "advantages": masked["advantages"]}
+                old = masked[SAMPLED_LOG_PROBS]
+                inputs["sampling_per_token_logps"] = masked.get("sampling_per_token_logps", old)
             return off_policy_mask(**inputs)
 
         self.get_off_policy_mask = get_off_policy_mask
@@ -72,7 +72,7 @@ class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):
     sequence-level ratios, masks, entropy bonus, vLLM correction and MoE loss are TRL's.
     [`~troll_trl.trainers.troll_trainer.TrollTrainer`] has the identity behind this, and all overrides.
 
-    With `trust_region="penalty"`, the regression `α·KL(p ‖ stopgrad π)` acts alone, on an unlimited ratio. With
+    With `trust_region="penalty"`, the ratio is `p(a)/q(a)`, without a limit, and the regression stays. With
     `trust_region="mask"`, [DPPO](https://huggingface.co/papers/2602.04879) takes the place of TROLL: a token that has
     moved too far with its advantage loses its gradient.
 

@@ -6,7 +6,7 @@ import torch
 
 from troll_trl.trust_region.penalty import ROUNDING
 
-LOWEST_LOG_RATIO = -40.0  # below, float32 loses the regression divided by the ratio
+LOWEST_LOG_RATIO = -40.0  # far below, float32 has no regression divided by the ratio
 _NEWTON_STEPS = 4  # from the first guess of `rescale_kl` to float32's digits
 
 
@@ -17,9 +17,9 @@ class LossInputs(dict):
     def __init__(self, inputs: dict[str, Any]):
         super().__init__(inputs)
         self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
-        # Columns and log-probabilities before any change, which `get_off_policy_mask` reads; empty until TRL has scored
-        # the policy
-        self.unchanged: dict[str, torch.Tensor] = {}
+        # Columns and the policy's log-probabilities, with harmless values at masked positions and no other change.
+        # Empty until TRL has scored the policy
+        self.masked: dict[str, torch.Tensor] = {}
         self.read: set[str] = set()  # since TRL has scored the policy
 
     def __getitem__(self, name: str) -> Any:
@@ -61,4 +61,5 @@ def rescale_kl(log_ref_ratio: torch.Tensor, log_scale: torch.Tensor) -> torch.Te
             solution = solution - (slope - solution - target) / torch.where(slope == 0, 1.0, slope)
         slope = solution.expm1()
     gradient = torch.where(slope == 0, 0.0, (kl - kl.detach()) / torch.where(slope == 0, 1.0, slope))
+    # With equal ratios TRL's estimate is right as it is, and Newton's rounding would only disturb it
     return torch.where(log_scale == 0, log_ref_ratio, solution + gradient)

@@ -59,31 +59,38 @@ class TrollTrainer(SampledAsConfigured):
     - `train`: the callback of `adaptive_rate`, which follows the guard's.
     - For each micro-batch, `compute_loss` and in it `_compute_loss`: a gradient. While the latter runs, `_loss_inputs`
       is a copy of the micro-batch, and it calls
-        - `_get_per_token_logps_and_entropies`, for the policy: in the copy, what TRL's loss reads after the call.
+        - `_get_per_token_logps_and_entropies`, for the policy: it changes the copy's old log-probabilities, advantages
+          and reference log-probabilities, which TRL's loss reads after this call.
     - For each log line, `log`, and for each evaluation, `evaluation_loop`: empty `troll_metrics`.
+
+    Below, `B` is the number of completions, `C` their length, and `K` the number of kept tokens, the *support*. `p` is
+    the policy, `q` the old policy, `π` the bounded policy, `a` the sampled token, `A` the advantage, `r` the ratio
+    `π(a)/q(a)`, and `α` is `regression_coef`.
 
     **The loss is TRL's own.** Its scoring pass returns `log π(a)` of the bounded policy in place of `log p(a)`, and its
     clip range is infinite, so its surrogate is `−r·A`, with `r` the ratio that TRL forms: of a token, of a completion's
-    mean, or of RLOO's sum. The regression `R` `(B, C)` enters through the advantage. With `A − α·R/r` in place of `A`,
+    mean, or of RLOO's sum. The regression `R` `(B, C)` and a mask's weight `w` enter through the advantage. With
+    `w·A − α·R/r` in place of `A`,
 
-        −r·(A − α·R/r) = −r·A + α·R,
+        −r·(w·A − α·R/r) = −r·w·A + α·R,
 
-    value and gradient, if the gradient flows through both `R` and `r`. TRL then averages both terms as its loss type
-    does. TRL reads `inputs["advantages"]`, which may be `(B, C)`, after it has scored the policy, so the scoring pass
-    puts the new advantages into the copy. The loss raises if TRL has not read them. `_score_policy` changes the copy in
-    four steps, one method each:
+    value and gradient, if the gradient flows through both `R` and `r`. TRL then multiplies both terms by its masks and
+    by the vLLM correction, and averages them as its loss type does. TRL reads `inputs["advantages"]`, which may be
+    `(B, C)`, after it has scored the policy, so the scoring pass puts the new advantages into the copy. The loss raises
+    if TRL has not read them. `_score_policy` changes the copy in four steps, one method each:
 
-    - `_bound` *masks positions that the loss ignores*, since `0·exp(200)` is NaN, and so is its gradient. Then it asks
-      the trust region what becomes of `log p(a)` (the projection), of the loss (the regression of projection and
-      penalty) and of the advantage (a mask's weight): see [`~troll_trl.TrustRegionOutput`].
+    - `_bound` *masks positions that the loss ignores*, since `exp(200)` is infinite in float32, and `0·inf` is NaN.
+      Then it calls the trust region, which returns the replacement for `log p(a)` (changed by the projection), the
+      regression `R` (projection and penalty) and a weight of the advantage (mask): see
+      [`~troll_trl.TrustRegionOutput`].
     - `_limit_log_ratio` *keeps ratios in float32's range*. If the log-ratio that TRL forms is below −40, the old
-      log-probabilities in the copy are shifted so that it is −40: below, `R/r` would lose the regression or overflow.
+      log-probabilities in the copy are shifted so that it is −40: far below, `r` underflows or `R/r` overflows.
       With a weight, they are also shifted if it is above 80, where a weight of 0 would meet an infinite ratio.
     - `_change_advantages` *weighs the advantages and adds the regression*.
     - `_change_reference` *keeps the reference KL the policy's*. TRL forms `d = ref − log π(a)`, and of it the estimate
       `k(d)`. With `log π(a) + ref − log p(a)` in the copy, with gradient, `d` is `ref − log p(a)`. If TRL multiplies
-      `k(d)` by the ratio `r`, which `use_bias_correction_kl` asks for, the copy holds what gives `k(d)·r_p/r` instead,
-      with the policy's ratio `r_p`: see [`~troll_trl.trainers.loss_inputs.rescale_kl`].
+      `k(d)` by the ratio `r`, which `use_bias_correction_kl` asks for, the copy is changed so that TRL's product is
+      `r_p·k(d)`, with the policy's ratio `r_p`: see [`~troll_trl.trainers.loss_inputs.rescale_kl`].
 
     The identity holds for TRL's `_compute_loss`. A subclass may add a term to `super()._compute_loss(model, inputs)`,
     and may score again after it. A subclass that replaces `_compute_loss` has a loss of its own, without any limit on
@@ -127,8 +134,8 @@ class TrollTrainer(SampledAsConfigured):
             self.support_size = fitting_support_size(args, base_model)
             # RLOO's config has no `cast_lm_head_to_fp32`
             add_sparse_lm_head(base_model, args.temperature, getattr(args, "cast_lm_head_to_fp32", False))
-        # For a vision-language model, positions of two dimensions would switch its own off. Behind virtual tokens, they
-        # would begin at another number than in generation
+        # A vision-language model computes its own positions if it is given none. With prompt learning, virtual tokens
+        # shift the positions, so ours would differ from those in generation
         prompt_learning = is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning
         self._takes_positions = (
             not (self._is_vlm or prompt_learning)
@@ -142,7 +149,7 @@ class TrollTrainer(SampledAsConfigured):
         self._rollout: _Rollout | None = None
         self._loss_inputs: LossInputs | None = None
         self._head_is_checked = False
-        self._loss_is_checked = False  # whether the first loss of the training was TRL's, as this class bounds it
+        self._loss_is_checked = False  # whether a loss has run this class's `_compute_loss`, or the warning was logged
         describe_run(self, base_model)
 
     def _own_config(self, model: Any, args: Any) -> Any:
@@ -176,7 +183,7 @@ class TrollTrainer(SampledAsConfigured):
         raise NotImplementedError
 
     def _is_old_policy(self, batch: dict[str, Any], log_probs: torch.Tensor) -> bool:
-        """Return whether the rollout `batch` divides ratios by the recorded `log_probs` `(B, C)`."""
+        """Return whether TRL's ratio divides by the recorded `log_probs` `(B, C)` for this rollout `batch`."""
         raise NotImplementedError
 
     def _log_ratio(self, log_probs: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
@@ -191,7 +198,7 @@ class TrollTrainer(SampledAsConfigured):
     # -- Rollout: record the old policy -----------------------------------------------------------------------------
 
     def _has_old_policy(self) -> bool:
-        """Return whether the next rollout batch has an old policy. If not, every update uses fresh completions."""
+        """Return whether rollout batches have an old policy. If not, every update uses fresh completions: π = p."""
         return self._trl_scores_old_policy() or self.engine_policy is not None
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
@@ -235,7 +242,7 @@ class TrollTrainer(SampledAsConfigured):
 
         if self._loss_inputs is not None:
             return self._score_policy(score, model, logits_to_keep, self._loss_inputs)
-        if self._rollout is None:  # fresh completions, where π = p, or a loss of the user's own
+        if self._rollout is None:  # TRL's loss on fresh completions, or a user's own scoring
             return score(model)
         if self._rollout.awaits_old_policy:
             self._rollout.awaits_old_policy = False
@@ -247,7 +254,7 @@ class TrollTrainer(SampledAsConfigured):
         if self.engine_policy is not None:  # its numbers are the old policy's, and no model runs
             rollout.log_probs = self.engine_policy.log_probs(length)
             return rollout.log_probs.nan_to_num(0.0), None, None
-        if self.support_size and self._has_old_policy():
+        if self.support_size and self._has_old_policy():  # RLOO scores it even if no trust region acts
             selection = {"support_size": self.support_size, "tail_mass": self.args.tail_mass}
             scores, support = self._score_sparse(score, model, length, **selection)
             rollout.support = trimmed(support)
@@ -260,6 +267,7 @@ class TrollTrainer(SampledAsConfigured):
         """Score a reference of a rollout, without the rounding that separates it from the old policy."""
         log_probs, *others = score(model)
         if rollout.log_probs is not None and rollout.log_probs.shape == log_probs.shape:
+            # A token whose old policy is unknown leaves the loss, so any finite number will do
             log_probs = ignore_rounding(log_probs, rollout.log_probs).masked_fill(rollout.log_probs.isnan(), 0.0)
         return log_probs, *others
 
@@ -279,7 +287,7 @@ class TrollTrainer(SampledAsConfigured):
         self, score: Callable[[Callable], Scores], model: Callable, length: int, **query: Any
     ) -> tuple[Scores, SparseDistribution]:
         """Return what TRL's `score` makes of `model`, and the model's sparse distributions `(B, length, K)` of the
-        completions, selected or evaluated as `query` asks."""
+        completions. `query` has `support_size` and `tail_mass` to select a support, or `token_ids` of a given one."""
         captured: list[SparseDistribution] = []  # one for each chunk of rows that TRL scores
 
         def sparse_model(**model_inputs):
@@ -301,7 +309,7 @@ class TrollTrainer(SampledAsConfigured):
 
     def compute_loss(self, model, inputs, *args, **kwargs):
         loss = super().compute_loss(model, inputs, *args, **kwargs)
-        if not self._loss_is_checked:  # by `_compute_loss`
+        if not self._loss_is_checked:  # `_compute_loss` of this class has not run
             self._loss_is_checked = True
             logger.warning(
                 f"{type(self).__name__}._compute_loss does not call `super()._compute_loss(model, inputs)`: its loss "
@@ -326,9 +334,9 @@ class TrollTrainer(SampledAsConfigured):
             loss = super()._compute_loss(model, inputs)
         finally:
             self._loss_inputs = None
-        if not inputs.unchanged or "advantages" not in inputs.read:
+        if not inputs.masked or "advantages" not in inputs.read:
             raise RuntimeError(
-                "TRL's loss has not scored the policy with the given model, or has not read its advantages after that, "
+                "TRL's loss has not scored the policy, or has not read its advantages after that, "
                 "so nothing bounds it. Install a tested TRL."
             )
         return loss
@@ -336,7 +344,7 @@ class TrollTrainer(SampledAsConfigured):
     def _score_policy(self, score: Callable, model: Callable, length: int, inputs: LossInputs) -> Scores:
         """Score the policy in a loss. Return the bounded policy's `log π(a)` `(B, C)` in place of `log p(a)`, and
         change what TRL's loss reads of `inputs` after this call: see the class."""
-        if inputs.unchanged:
+        if inputs.masked:
             raise RuntimeError(
                 "The policy was scored twice in one loss: the trust region would act twice. Score after "
                 "`super()._compute_loss(model, inputs)` has returned."
@@ -362,8 +370,8 @@ class TrollTrainer(SampledAsConfigured):
     def _bound(self, policy: torch.Tensor, inputs: LossInputs) -> TrustRegionOutput:
         """
         Bound the `policy`, log-probabilities `(B, C, S)` with gradient. Return what the trust region makes of it, all
-        `(B, C)`, with harmless values at positions that the loss ignores, and NaN where policy or old policy has one.
-        Fill in `inputs.unchanged`.
+        `(B, C)`, with harmless values at positions that the loss ignores. The log-probability is NaN where policy or
+        old policy has a NaN. Fill in `inputs.masked`.
         """
         if policy.dtype != torch.float32:  # the trust region would take their rounding for steps of the policy
             raise TypeError(
@@ -371,10 +379,11 @@ class TrollTrainer(SampledAsConfigured):
                 "outputs. Make the wrapper keep the dtype."
             )
         old = inputs[LOG_PROBS] if self.support_size else inputs[SAMPLED_LOG_PROBS].unsqueeze(-1)  # (B, C, S)
-        # `project` refuses NaN, on one rank while the others wait. So NaN goes around it, into the loss.
+        # `project` raises on NaN, and on one rank this would leave the others waiting. So such positions are masked
+        # here, and get NaN back after the projection
         bad = policy.detach().isnan().any(-1) | old.isnan().any(-1)
         ignored = ~inputs.mask | bad
-        inputs.unchanged["log_probs"] = policy[..., 0].masked_fill(ignored, 0.0)
+        inputs.masked["log_probs"] = policy[..., 0].masked_fill(ignored, 0.0)
         names = (
             SAMPLED_LOG_PROBS,
             "ref_per_token_logps",
@@ -382,14 +391,14 @@ class TrollTrainer(SampledAsConfigured):
             "importance_sampling_ratio",
             "advantages",
         )
-        for name in names:
+        for name in names:  # a column (B,) or (B, 1) is per completion, and has no positions to mask
             if inputs.get(name) is not None and inputs[name].shape == ignored.shape:
-                inputs.unchanged[name] = inputs[name] = inputs[name].masked_fill(ignored, 0.0)
-        inputs.unchanged["advantages"] = advantages = inputs["advantages"].reshape(len(old), -1)  # (B, 1) or (B, C)
+                inputs.masked[name] = inputs[name] = inputs[name].masked_fill(ignored, 0.0)
+        inputs.masked["advantages"] = advantages = inputs["advantages"].reshape(len(old), -1)  # (B, 1) or (B, C)
 
         policy, old = keep_nothing(policy, ignored), keep_nothing(old, ignored)
         if self.engine_policy is not None and self.support_size:
-            old = cap_rest_mass(old, policy)
+            old = cap_rest_mass(old, policy)  # the engine's rest has a floor, which would count as a movement
         bounded = checked_output(self.trust_region, policy, old, advantages)
         if bounded.weight is not None and self._sums_over_completions:
             raise ValueError(
@@ -416,7 +425,7 @@ class TrollTrainer(SampledAsConfigured):
 
     def _change_advantages(self, bounded: TrustRegionOutput, inputs: LossInputs) -> None:
         """Put `w·A − α·R/r` in place of the advantages `A` of `inputs`."""
-        advantages = inputs.unchanged["advantages"]  # (B, 1) or (B, C)
+        advantages = inputs.masked["advantages"]  # (B, 1) or (B, C)
         if bounded.weight is not None:
             advantages = advantages * bounded.weight
         if bounded.regression is not None and self.args.regression_coef != 0:
@@ -428,9 +437,9 @@ class TrollTrainer(SampledAsConfigured):
         inputs["advantages"] = advantages if advantages.shape[1] > 1 else advantages.squeeze(1)
 
     def _change_reference(self, log_pi: torch.Tensor, shift: torch.Tensor, inputs: LossInputs) -> None:
-        """Put `log π(a) + d` in place of the reference's log-probabilities, if `inputs` has any: TRL forms its KL of
-        `d`."""
-        ref, log_p = inputs.unchanged.get("ref_per_token_logps"), inputs.unchanged["log_probs"]  # (B, C)
+        """Put `log π(a) + d` in place of the reference's log-probabilities, if `inputs` has any: TRL subtracts
+        `log π(a)`, and forms its KL of `d`. It is `ref − log p(a)`, or what [`rescale_kl`] makes of that."""
+        ref, log_p = inputs.masked.get("ref_per_token_logps"), inputs.masked["log_probs"]  # (B, C)
         if ref is None:
             return
         log_ref_ratio = ignore_rounding(ref, log_p.detach()) - log_p

@@ -11,7 +11,7 @@ direction.
 
 On two outcomes, `∂ log(1 − p(a))/∂ log p(a) = −p(a)/(1 − p(a))`, so the gradient is one number for each token:
 
-    ∂R/∂ log p(a) = p(a)·(log p(a)/π(a) − log (1 − p(a))/(1 − π(a)))
+    ∂R/∂ log p(a) = p(a)·(log(p(a)/π(a)) − log((1 − p(a))/(1 − π(a))))
 """
 
 import math
@@ -78,6 +78,7 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
         slope = p[..., 0].exp() * (log_ratios[..., 0] - log_ratios[..., 1])
         slope = slope.masked_fill(p[..., 0] == -math.inf, 0.0)  # 0·log 0 = 0
         change = (policy[..., 0] - fixed[..., 0]).masked_fill(fixed[..., 0] == -math.inf, 0.0)
+        # `change` is 0 and has the gradient of log p(a), so the regression gets the module's gradient
         regression = kl_divergence(p, target) + slope * change
     else:
         regression = kl_divergence(policy, target)

@@ -27,7 +27,8 @@ SUPPORT_METRICS = {
 @dataclass
 class TrustRegionOutput:
     """
-    What a trust region makes of the policy in one micro-batch: of each token's log-probability, loss and advantage.
+    What a trust region returns for a micro-batch: a log-probability, a loss term and a weight of the advantage for each
+    token.
 
     Attributes:
         log_probs (`torch.Tensor` of shape `(B, C)`, float32):
@@ -90,8 +91,8 @@ class ProjectionTrustRegion(TrustRegion):
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         projection = project(policy, old, self.kl_bound)
-        # Inside the bound π is p, and the term is 0. If it were computed, its gradient p·(1 − Σp) would be the rounding
-        # of Σp. Without another gradient, Adam would scale this up to full steps.
+        # Inside the bound π is p, and the term is 0. If it were computed, its gradient with respect to the logits,
+        # p·(1 − Σp), would be the rounding of Σp. Without another gradient, Adam would scale this up to full steps.
         regression = kl_divergence(policy, projection.log_probs.detach()).masked_fill(projection.eta == 0, 0.0)
         token_stats = {
             "projected": projection.eta > 0,
