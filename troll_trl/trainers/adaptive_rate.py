@@ -106,7 +106,7 @@ class AdaptiveLearningRate(TrainerCallback):
         else:
             sums = guard.carried_sums
         updates = lr_scheduler.last_epoch  # without skipped ones
-        # `_step` counts micro-batches, this update's included, so it has just passed the end of a rollout batch
+        # `_step` counts micro-batches, this update's included: the update that reaches a batch's end is its last one
         is_last = self.trainer._step % batch < args.gradient_accumulation_steps
         is_taken = guard is None or not guard.skipped_last
         if is_taken:
