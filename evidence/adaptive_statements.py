@@ -1,0 +1,117 @@
+"""
+Statements (a) to (d) of evidence/adaptive.yaml, from the results so far, into evidence/tables/adaptive-statements.md.
+
+    python -m evidence.adaptive_statements
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import scipy.stats
+
+from evidence.groups import estimate, successes
+from evidence.results import Record, read_records
+from evidence.tables import markdown
+
+HERE = Path(__file__).resolve().parent
+TASKS = ["label-2", "sorting-label-2", "steps-2", "wordy-2", "common", "common-equations", "common-sorting"]
+RARE, COMMON = TASKS[:3], TASKS[4:]
+STARTS = [5e-5, 2e-4, 8e-4, 1.6e-3, 3.2e-3]
+TUNING = (90, 91)
+LEGEND = (
+    "Made by `python -m evidence.adaptive_statements`. Success in percent, means over the seeds from 92 on that have "
+    "run. A method's best fixed rate on a task has the largest mean success on seeds 90 and 91. The worst start has "
+    "the smallest mean success on a task. Differences are in points, means over tasks of equal weight, paired by seed, "
+    "with 95 % intervals; p flips the signs of the differences."
+)
+Cell = Mapping[int, Record]  # the records of a cell, by seed
+
+
+class Results:
+    """The runs with 8 updates per rollout batch, and TRL's default with one."""
+
+    def __init__(self, records: Iterable[Record]):
+        self.tuning: dict[tuple[str, str, float], dict[int, Record]] = defaultdict(dict)
+        self.reported: dict[tuple[str, str, float], dict[int, Record]] = defaultdict(dict)
+        for record in records:
+            seed, rate = record["seed"], record["varied"]["learning_rate"]
+            if record["varied"]["steps_per_generation"] in (1, 8):
+                runs = self.tuning if seed in TUNING else self.reported
+                runs[record["task"], record["method"], rate][seed] = record
+
+    def best_rate(self, task: str, method: str) -> float | None:
+        cells = {rate: cell for (*of, rate), cell in sorted(self.tuning.items()) if of == [task, method]}
+        return max(cells, key=lambda rate: successes(cells[rate]).mean(), default=None)
+
+    def at_best_rate(self, task: str, method: str) -> Cell:
+        rate = self.best_rate(task, method)
+        return {} if rate is None else self.reported[task, method, rate]
+
+    def from_worst_start(self, task: str, method: str) -> Cell:
+        cells = [self.reported[task, method, rate] for rate in STARTS]
+        return min(filter(None, cells), key=lambda cell: successes(cell).mean(), default={})
+
+
+def difference_row(name: str, pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
+    """Mean of each task's mean difference, its interval, its p, and the number of pairs; empty if a task has none."""
+    leads = []
+    for ours, theirs in pairs:
+        seeds = ours.keys() & theirs.keys()
+        leads.append(successes(ours, seeds) - successes(theirs, seeds))
+    if not all(map(len, leads)):
+        return [name, "", "", ""]
+    weighted = np.concatenate([lead / len(lead) for lead in leads])
+    flips = {"permutation_type": "samples", "n_resamples": 100_000, "rng": 0}
+    p = f"{scipy.stats.permutation_test((weighted,), np.sum, **flips).pvalue:.2g}" if len(weighted) > 1 else ""
+    return [name, estimate(leads).show("+"), p, str(len(weighted))]
+
+
+def best_rate_table(results: Results) -> str:
+    methods = {"TRL's default": "trl", "clip 0.2": "clip", "TROLL": "troll", "penalty": "penalty"}
+    show = lambda rate: "" if rate is None else f"{rate:g}"
+    rows = [[task, *(show(results.best_rate(task, method)) for method in methods.values())] for task in TASKS]
+    return markdown(["task", *methods], rows)
+
+
+def share_table(results: Results, method: str) -> str:
+    """Success from each start in percent of the success at the best fixed rate."""
+    show = lambda value: "" if np.isnan(value) else f"{100 * value:.0f}"
+    rows = []
+    for task in TASKS:
+        fixed = results.at_best_rate(task, method)
+        best = successes(fixed).mean() if fixed else np.nan
+        cells = [results.reported[task, f"{method}-adaptive", rate] for rate in STARTS]
+        shares = [successes(cell).mean() / best if cell else np.nan for cell in cells]
+        smallest = min((share for share in shares if not np.isnan(share)), default=np.nan)
+        rows.append([task, str(len(fixed)), show(best), *map(show, shares), show(smallest)])
+    return markdown(["task", "seeds", "success at the best fixed rate", *map("{:g}".format, STARTS), "smallest"], rows)
+
+
+def difference_table(results: Results) -> str:
+    worst, best = results.from_worst_start, results.at_best_rate
+    rows = []
+    for name, method in (("TROLL", "troll-adaptive"), ("penalty", "penalty-adaptive")):
+        trl = [(worst(task, method), best(task, "trl")) for task in RARE]
+        clip = [(worst(task, method), worst(task, "clip-adaptive")) for task in RARE]
+        rows.append(difference_row(f"(b) {name}, worst start, minus TRL's default, best fixed rate", trl))
+        rows.append(difference_row(f"(c) {name}, worst start, minus the clip, worst start", clip))
+    groups = {"rare tasks": RARE, "common tasks": COMMON} | {task: [task] for task in TASKS}
+    for name, tasks in groups.items():
+        pairs = [(best(task, "troll"), best(task, "trl")) for task in tasks]
+        rows.append(difference_row(f"(d) TROLL minus TRL's default, best fixed rates, {name}", pairs))
+    return markdown(["", "difference", "p", "pairs"], rows)
+
+
+def main() -> None:
+    results = Results(read_records(HERE / "results" / "adaptive.jsonl"))
+    title = "## (a) {}: success from each start rate, in percent of the success at the best fixed rate".format
+    parts = ["# Statements of `adaptive`", LEGEND, "## Best fixed rates", best_rate_table(results)]
+    parts += [title("TROLL"), share_table(results, "troll"), title("Penalty"), share_table(results, "penalty")]
+    parts += ["## (b), (c), (d): differences", difference_table(results)]
+    (HERE / "tables" / "adaptive-statements.md").write_text("\n\n".join(parts) + "\n")
+
+
+if __name__ == "__main__":
+    main()
