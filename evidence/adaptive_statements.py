@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import scipy.stats
 
-from evidence.groups import estimate, successes
+from evidence.groups import differences, estimate, successes
 from evidence.results import Record, read_records
 from evidence.tables import markdown
 
@@ -56,10 +56,7 @@ class Results:
 
 def difference_row(name: str, pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
     """Mean of each task's mean difference, its interval, its p, and the number of pairs; empty if a task has none."""
-    leads = []
-    for ours, theirs in pairs:
-        seeds = ours.keys() & theirs.keys()
-        leads.append(successes(ours, seeds) - successes(theirs, seeds))
+    leads = [differences(ours, theirs) for ours, theirs in pairs]
     if not all(map(len, leads)):
         return [name, "", "", ""]
     weighted = np.concatenate([lead / len(lead) for lead in leads])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from evidence.adaptive_statements import Results, difference_row, share_table
 from evidence.figures import draw
 from evidence.groups import estimate, group_runs
 from evidence.tables import table_page
@@ -92,3 +93,33 @@ def test_a_page_and_a_figure(plan, tmp_path):
     assert row in table_page("name", records, plan)
     draw(groups, plan, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").exists()
+
+
+def test_statements_of_the_adaptive_rate():
+    tuning = [
+        record("common", method, rate, seed, success)
+        for method in ("trl", "troll")
+        for rate, success in ((2e-4, 0.4), (4e-4, 0.3))
+        for seed in (90, 91)
+    ]
+    reported = [
+        record("common", method, rate, seed, success, steps)
+        for seed in (92, 93)
+        for method, rate, success, steps in [
+            ("trl", 2e-4, 0.3, 1),
+            ("troll", 2e-4, 0.5, 8),
+            ("troll", 4e-4, 0.9, 8),  # better, but not on the seeds that choose
+            ("troll-adaptive", 5e-5, 0.47, 8),
+            ("troll-adaptive", 8e-4, 0.4 + 0.1 * (seed - 92), 8),
+            ("troll-adaptive", 6.4e-3, 0.1, 8),  # no start of the statements
+            ("troll-adaptive", 3.2e-3, 0.0, 32),
+        ]
+    ]
+    results = Results(tuning + reported)
+    assert results.best_rate("common", "troll") == 2e-4
+    assert "| common | 2 | 50 | 94 |  | 90 |  |  | 90 |" in share_table(results, "troll")
+    leads = results.at_best_rate("common", "troll"), results.at_best_rate("common", "trl")
+    assert difference_row("(d)", [leads]) == ["(d)", "+20.0", "0.5", "2"]
+    worst = results.from_worst_start("common", "troll-adaptive")
+    assert difference_row("(b)", [(worst, leads[1])])[1] == "+15.0 [+10.0, +20.0]"
+    assert difference_row("(b)", [(worst, leads[1]), ({}, {})]) == ["(b)", "", "", ""]
