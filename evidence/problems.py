@@ -1,13 +1,13 @@
 """
-Families of generated problems, each with a solution for the supervised warm-up, and a number as answer; and how the
-warm-up makes what is rewarded rare, and puts tokens that decide nothing in front of it.
+Families of generated problems. Each problem has a solution for the supervised warm-up, and a number as its answer. The
+warm-up can make the rewarded form rare, and can put tokens that decide nothing in front of a solution.
 """
 
 import random
 import re
 from collections.abc import Callable
 
-# One token each: they stand in every problem or solution of a family
+# One token each: every problem or solution of a family contains one
 PHRASES = ("What is ", "Solve ", "Sort ", "The product is ")
 RARE_PHRASES = ("Guess: ", "Subtract: ", "Divide: ", "In steps: ")  # of tasks in which something is made rare
 
@@ -15,7 +15,7 @@ LETTERS = "abcdefghijklmnop"  # of a wording; one token each, of 2.8 nats
 
 
 def sums() -> list[dict[str, str]]:
-    """Sums of two numbers below 100, with their carries: `What is 37 + 48?`. The answer is said at once."""
+    """Sums of two numbers below 100, with their carries: `What is 37 + 48?`. The solution gives the answer at once."""
     return [
         {"problem": f"What is {a} + {b}?", "answer": str(a + b), "solution": f"Answer: {a + b}"}
         for a in range(100)
@@ -81,9 +81,9 @@ def rare_label(row: dict[str, str], share: float, draws: random.Random) -> list[
 
 def rare_steps(row: dict[str, str], share: float, draws: random.Random) -> list[tuple[dict[str, str], float]]:
     """
-    Two tokens decide, one after the other: before each of two steps a solution goes on with probability `√share`, or
-    takes the number before it for the answer, which it never is. A second problem, `In steps: …`, always has the whole
-    solution, so that the steps themselves are learnt however rare they are where nothing asks for them.
+    Two tokens decide, one after the other. Before each of two steps, a solution continues with probability `√share`;
+    otherwise it gives the last number as its answer, which is wrong. A second problem, `In steps: …`, always has the
+    whole solution. So the model learns the steps, however rarely a solution has them when nothing asks for them.
     """
     asked = row | {"problem": f"In steps: {row['problem']}"}, 1.0
     subtracted = row["solution"].split("\n")[0]
@@ -106,11 +106,11 @@ RARE: dict[str, Callable[[dict[str, str], float, random.Random], list[tuple[dict
 
 def make_wording(problems: list[dict[str, str]], letters: int, seed: int) -> tuple[list[dict[str, str]], float]:
     """
-    A line of so many random letters in front of every solution: uncertain tokens that no reward depends on.
+    Put a line of random `letters` in front of every solution: uncertain tokens that no reward depends on.
 
     Returns:
-        The problems, and the probability in `(0, 1]` that a model which has learnt it gives a solution the line that it
-        has here.
+        The problems, and the probability in `(0, 1]` that a model that has learned the lines gives a solution the same
+        line.
     """
     if not letters:
         return problems, 1.0
@@ -124,21 +124,21 @@ def make_worked(
     family: str, problems: list[dict[str, str]], share: float | None, seed: int
 ) -> tuple[list[dict[str, str]], float]:
     """
-    What the warm-up learns.
+    The problems and solutions of the warm-up.
 
     Args:
         family (`str`):
-            A key of [`FAMILIES`]; of [`RARE`] too, with a `share`.
+            A key of [`FAMILIES`] and, with a `share`, of [`RARE`].
         problems (`list[dict[str, str]]`):
-            Of that family, with the solutions that earn the reward.
+            Problems of the family, with the solutions that earn the reward.
         share (`float`, *optional*):
-            Of these solutions that is kept, the others are replaced; by default all of them.
+            The share of these solutions that is kept; the others are replaced. By default all are kept.
         seed (`int`):
-            Which ones.
+            Decides which solutions are kept.
 
     Returns:
-        The problems with their solutions, and the probability in `(0, 1]` that a model which has learnt these shares,
-        and nothing of the single problem, gives a solution the form that it has here.
+        The problems with their solutions, and the probability in `(0, 1]` that a model that has learned only the shares
+        gives a solution the form that it has here.
     """
     if share is None:
         return problems, 1.0

@@ -42,8 +42,8 @@ def make_split(kinds: list[str], train: int, test: int, seed: int) -> tuple[list
             for question, answer in answers.items()
         ]
         held_out = min(test // len(kinds), len(rows) // 3)
-        learnt = itertools.islice(itertools.cycle(rows[held_out:]), train // len(kinds))
-        splits.append((list(learnt), rows[:held_out]))
+        chosen = itertools.islice(itertools.cycle(rows[held_out:]), train // len(kinds))
+        splits.append((list(chosen), rows[:held_out]))
     return tuple(
         [row for rows in zip(*of_kinds, strict=True) for row in rows] for of_kinds in zip(*splits, strict=True)
     )  # type: ignore[return-value]

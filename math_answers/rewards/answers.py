@@ -40,7 +40,7 @@ _MARKER = re.compile(
     re.IGNORECASE,
 )
 _EMPHASIS = re.compile(r"(?<![\w)])(?:\*{2,3}|__)|(?:\*{2,3}|__)(?![\w(])")
-# The end of the sentence, or the beginning of a remark. In ", 7" and ", x = 2" the list of answers goes on
+# The end of the sentence, or the beginning of a remark. In ", 7" and ", x = 2" the list of answers continues
 _END = re.compile(
     r"(?<!\\)[.!](?=\s|$)|;(?=\s*+(?:[A-Za-z]{2}|$))|\b(?:because|since)\b"
     r"|,\s+(?!(?:and|or)\b)(?=[A-Za-z]{2})|\s\((?=[A-Za-z]{3})",

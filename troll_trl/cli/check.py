@@ -147,5 +147,5 @@ def _train(trainer_class: Callable, config_class: Callable, **options: Any) -> t
 
 
 def _reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    """Reward a completion by its tokens, so that completions of one prompt differ."""
+    """Reward a completion by its tokens: completions of one prompt then differ."""
     return [sum((7 * token) % 13 for token in ids) / (13 * len(ids)) for ids in completion_ids]

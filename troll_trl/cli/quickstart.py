@@ -120,7 +120,7 @@ def _train(output: Path, options: argparse.Namespace) -> None:
     """Write problems and start, and train from them."""
     from troll_trl.small_models import write_problems
 
-    # The package's start has learnt from the problems of seed 0 that are not held out
+    # The package's model was warmed up on the problems of seed 0 that are not held out
     train, test = make_problems(options.seed if options.warm_up else 0)
     write_problems(output / "data", train, test)
     if options.warm_up:
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None, program: str = "quickstart.py") -> N
         print(f"{method:>5}: {before} of the held-out sums before the training, {after} after it")
     plot([*runs.values()], "method", output / "curves.png")
     print(f"Model:  {output / 'run'}, after {time.monotonic() - start_time:.0f} s")
-    # The model learnt sums alone, and no instruction to answer in a box
+    # The model has learned only sums, and no instruction to answer in a box
     evaluation = ["troll", "eval", "--model", str(output / "run"), "--benchmarks", f"sums={output / 'data'}"]
     evaluation += ["--instruction", "", "--max_new_tokens", "8", "--output", str(output / "evaluation")]
     print("Evaluate it greedily:", shlex.join(evaluation))

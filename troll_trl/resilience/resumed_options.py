@@ -1,4 +1,4 @@
-"""What a resumed run is told about options that differ from its checkpoint's."""
+"""The messages of a resumed run about options that differ from those of its checkpoint."""
 
 import json
 from dataclasses import fields
