@@ -86,6 +86,21 @@ def share_table(results: Results, method: str) -> str:
     return markdown(["task", "seeds", "success at the best fixed rate", *map("{:g}".format, STARTS), "smallest"], rows)
 
 
+def count_runs(results: Results, method: str) -> str:
+    """How many single runs reach 85 % of the run at the best fixed rate with the same seed."""
+    reached = []
+    for task in TASKS:
+        fixed = results.at_best_rate(task, method)
+        for rate in STARTS:
+            cell = results.reported[task, f"{method}-adaptive", rate]
+            seeds = cell.keys() & fixed.keys()
+            reached += list(successes(cell, seeds) >= 0.85 * successes(fixed, seeds))
+    return (
+        f"{sum(reached)} of {len(reached)} runs reach at least 85 % of the success of the run at the best fixed rate "
+        "with the same seed."
+    )
+
+
 def difference_table(results: Results) -> str:
     worst, best = results.from_worst_start, results.at_best_rate
     rows = []
@@ -105,7 +120,8 @@ def main() -> None:
     results = Results(read_records(HERE / "results" / "adaptive.jsonl"))
     title = "## (a) {}: success from each start rate, in percent of the success at the best fixed rate".format
     parts = ["# Statements of `adaptive`", LEGEND, "## Best fixed rates", best_rate_table(results)]
-    parts += [title("TROLL"), share_table(results, "troll"), title("Penalty"), share_table(results, "penalty")]
+    for name, method in (("TROLL", "troll"), ("Penalty", "penalty")):
+        parts += [title(name), share_table(results, method), count_runs(results, method)]
     parts += ["## (b), (c), (d): differences", difference_table(results)]
     (HERE / "tables" / "adaptive-statements.md").write_text("\n\n".join(parts) + "\n")
 
