@@ -35,9 +35,9 @@ CONFIG = configs_folder() / "quickstart.yaml"
 # `--warm_up` made it with seed 0. The weights of another machine differ in their last digits
 START = Path(__file__).with_name("quickstart_start")
 HELD_OUT = 512  # with so many, the standard error of the success rate is at most 2.2 points
-# Four times the config's rate, which shows what a trust region is for: a clip collapses, and TROLL lowers the rate. At
-# half of it and a fixed rate, both ended at 62 % from one start. The scheduled rate falls to 0 along the updates: with a
-# third more of them, a clip recovered to 30 %.
+# Four times the config's rate shows what a trust region is for: a clip collapses, and TROLL lowers the rate. At half of
+# it and a fixed rate, both ended at 62 % from one start. The scheduled rate falls to 0 along the updates: with a third
+# more of them, a clip recovered to 30 %.
 LEARNING_RATE = 3.2e-3
 UPDATES = 96
 START_SUCCESS = 0.35
