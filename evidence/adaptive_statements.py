@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import scipy.stats
 
-from evidence.groups import differences, estimate, successes
+from evidence.groups import estimate, paired, successes
 from evidence.results import Record, read_records
 from evidence.tables import markdown
 
@@ -23,8 +23,8 @@ TUNING = (90, 91)
 LEGEND = (
     "Made by `python -m evidence.adaptive_statements`. Success in percent, means over the seeds from 92 on that have "
     "run. A method's best fixed rate on a task has the largest mean success on seeds 90 and 91. The worst start has "
-    "the smallest mean success on a task. Differences are in points, means over tasks of equal weight, paired by seed, "
-    "with 95 % intervals; p flips the signs of the differences."
+    "the smallest mean success on a task. Differences are in points, means over tasks of equal weight, paired by seed "
+    "and start, with 95 % intervals; p flips the signs of the differences."
 )
 Cell = Mapping[int, Record]  # the records of a cell, by seed
 
@@ -56,7 +56,7 @@ class Results:
 
 def difference_row(name: str, pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
     """Mean of each task's mean difference, its interval, its p, and the number of pairs; empty if a task has none."""
-    leads = [differences(ours, theirs) for ours, theirs in pairs]
+    leads = [np.subtract(*paired(ours, theirs)) for ours, theirs in pairs]
     if not all(map(len, leads)):
         return [name, "", "", ""]
     weighted = np.concatenate([lead / len(lead) for lead in leads])
@@ -73,31 +73,22 @@ def best_rate_table(results: Results) -> str:
 
 
 def share_table(results: Results, method: str) -> str:
-    """Success from each start in percent of the success at the best fixed rate."""
-    show = lambda value: "" if np.isnan(value) else f"{100 * value:.0f}"
-    rows = []
+    """Success from each start in percent of the success at the best fixed rate, and how many single runs reach 85 % of
+    the run with the same seed there."""
+    show = lambda value: f"{100 * value:.0f}"
+    rows, reached = [], []
     for task in TASKS:
         fixed = results.at_best_rate(task, method)
-        best = successes(fixed).mean() if fixed else np.nan
-        cells = [results.reported[task, f"{method}-adaptive", rate] for rate in STARTS]
-        shares = [successes(cell).mean() / best if cell else np.nan for cell in cells]
-        smallest = min((share for share in shares if not np.isnan(share)), default=np.nan)
-        rows.append([task, str(len(fixed)), show(best), *map(show, shares), show(smallest)])
-    return markdown(["task", "seeds", "success at the best fixed rate", *map("{:g}".format, STARTS), "smallest"], rows)
-
-
-def count_runs(results: Results, method: str) -> str:
-    """How many single runs reach 85 % of the run at the best fixed rate with the same seed."""
-    reached = []
-    for task in TASKS:
-        fixed = results.at_best_rate(task, method)
-        for rate in STARTS:
-            cell = results.reported[task, f"{method}-adaptive", rate]
-            seeds = cell.keys() & fixed.keys()
-            reached += list(successes(cell, seeds) >= 0.85 * successes(fixed, seeds))
+        pairs = [paired(results.reported[task, f"{method}-adaptive", rate], fixed) for rate in STARTS]
+        shares = {place: ours.mean() / best.mean() for place, (ours, best) in enumerate(pairs) if len(ours)}
+        reached += [success >= 0.85 * best for pair in pairs for success, best in zip(*pair, strict=True)]
+        cells = [show(shares[place]) if place in shares else "" for place in range(len(STARTS))]
+        ends = [show(successes(fixed).mean()) if fixed else "", show(min(shares.values())) if shares else ""]
+        rows.append([task, str(len(fixed)), ends[0], *cells, ends[1]])
+    header = ["task", "seeds", "success at the best fixed rate", *map("{:g}".format, STARTS), "smallest"]
     return (
-        f"{sum(reached)} of {len(reached)} runs reach at least 85 % of the success of the run at the best fixed rate "
-        "with the same seed."
+        f"{markdown(header, rows)}\n\n{sum(reached)} of {len(reached)} runs reach at least 85 % of the success of the "
+        "run at the best fixed rate with the same seed."
     )
 
 
@@ -121,7 +112,7 @@ def main() -> None:
     title = "## (a) {}: success from each start rate, in percent of the success at the best fixed rate".format
     parts = ["# Statements of `adaptive`", LEGEND, "## Best fixed rates", best_rate_table(results)]
     for name, method in (("TROLL", "troll"), ("Penalty", "penalty")):
-        parts += [title(name), share_table(results, method), count_runs(results, method)]
+        parts += [title(name), share_table(results, method)]
     parts += ["## (b), (c), (d): differences", difference_table(results)]
     (HERE / "tables" / "adaptive-statements.md").write_text("\n\n".join(parts) + "\n")
 

@@ -73,7 +73,7 @@ class Group:
     def lead(self, method: str, other: str, rate: float | None) -> Estimate | None:
         """Success of a method minus that of another, over seeds that both have from the same start."""
         cells = zip(self.cells(method, rate) or [], self.cells(other, rate) or [], strict=False)
-        leads = [differences(ours, theirs) for ours, theirs in cells]
+        leads = [np.subtract(*paired(ours, theirs)) for ours, theirs in cells]
         return estimate(leads) if len(leads) == len(self.tasks) and all(map(len, leads)) else None
 
 
@@ -83,10 +83,10 @@ def successes(cell: Mapping[int, Record], seeds: Iterable[int] | None = None) ->
     return np.array([0.0 if "error" in cell[seed] else cell[seed]["success"] for seed in chosen])
 
 
-def differences(ours: Mapping[int, Record], theirs: Mapping[int, Record]) -> np.ndarray:
-    """Success of ours minus theirs `(seeds,)`, over seeds that both have from the same start."""
+def paired(ours: Mapping[int, Record], theirs: Mapping[int, Record]) -> tuple[np.ndarray, np.ndarray]:
+    """The successes of ours and of theirs, `(seeds,)` each, over seeds that both have from the same start."""
     seeds = [seed for seed in ours.keys() & theirs.keys() if _same_start(ours[seed], theirs[seed])]
-    return successes(ours, seeds) - successes(theirs, seeds)
+    return successes(ours, seeds), successes(theirs, seeds)
 
 
 def _same_start(one: Record, other: Record) -> bool:

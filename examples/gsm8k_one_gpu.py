@@ -5,9 +5,9 @@ Needs:  a GPU of 24 GB, the Hugging Face hub, and vLLM: pip install '.[vllm]'
 Run:    python examples/gsm8k_one_gpu.py
 Prints: a log line per rollout batch, and at the end the share of 256 held-out problems solved before and after.
 
-The batch and the memory are those of configs/qwen3-0.6b/gsm8k-one-gpu.yaml. The config trains longer (8,008 updates
-instead of 400), evaluates on all 1,319 held-out problems, and sets `loss_type: bnpo`, where this script keeps TRL's
-default. This script has not been run on a GPU.
+Batch and memory are as in configs/qwen3-0.6b/gsm8k-one-gpu.yaml. The config trains longer (8,008 updates instead of
+400), evaluates on all 1,319 held-out problems, and sets `loss_type: bnpo`; this script keeps TRL's default. This script
+has not been run on a GPU.
 """
 
 from datasets import load_dataset

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from evidence.adaptive_statements import Results, count_runs, difference_row, share_table
+from evidence.adaptive_statements import Results, difference_row, share_table
 from evidence.figures import draw
 from evidence.groups import estimate, group_runs
 from evidence.tables import table_page
@@ -118,7 +118,10 @@ def test_statements_of_the_adaptive_rate():
     results = Results(tuning + reported)
     assert results.best_rate("common", "troll") == 2e-4
     assert "| common | 2 | 50 | 94 |  | 90 |  |  | 90 |" in share_table(results, "troll")
-    assert count_runs(results, "troll").startswith("3 of 4 runs")
+    assert "3 of 4 runs" in share_table(results, "troll")
+    elsewhere = record("common", "troll-adaptive", 5e-5, 92, 0.0, start_digest="y")
+    there = record("common", "troll", 2e-4, 92, 0.5, start_digest="x")
+    assert "| common | 2 | 50 | 94 |" in share_table(Results([*tuning, *reported, elsewhere, there]), "troll")
     leads = results.at_best_rate("common", "troll"), results.at_best_rate("common", "trl")
     assert difference_row("(d)", [leads]) == ["(d)", "+20.0", "0.5", "2"]
     worst = results.from_worst_start("common", "troll-adaptive")

@@ -1,4 +1,4 @@
-"""The messages of a resumed run about options that differ from those of its checkpoint."""
+"""Messages for a resumed run whose options differ from its checkpoint."""
 
 import json
 from dataclasses import fields
