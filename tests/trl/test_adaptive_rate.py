@@ -24,12 +24,13 @@ def rule():
     return AdaptiveLearningRate(SimpleNamespace(trust_region=region, accelerator=device, args=args))
 
 
-def factors(signals, may_grow=True, learning=1.0):
-    """The factor after each update of one rollout batch with these `signals`, in 0.05 nats."""
+def factors(signals, may_grow=True, learning=1.0, moved=100, tokens=1000):
+    """The factor after each update of one rollout batch with these `signals`, in 0.05 nats, of `moved` tokens."""
     own, found = rule(), []
     for i, signal in enumerate(signals):
-        k = 0.05 * signal  # of one token
-        own.follow(k, k * k, 100, 100 * learning, is_last=i == len(signals) - 1, may_grow=may_grow)
+        k = 0.05 * signal  # of each token that moved
+        sums = moved * k, moved * k * k, tokens, tokens * learning
+        own.follow(*sums, is_last=i == len(signals) - 1, may_grow=may_grow)
         found.append(own.factor)
     return found
 
@@ -38,11 +39,15 @@ def test_the_rule():
     assert factors([0, 5, 11, 12]) == [1, 1, 0.5, 0.25]
     assert factors([0, 12, 11, 11]) == [1, 0.5, 0.5, 0.5], "it has stopped rising"
     assert factors([0, 1, 2.9]) == [1, 1, 1.5]
+    assert factors([0, 1, 0.5])[-1] == pytest.approx(math.sqrt(3)), "the square root of the distance to 3"
+    assert factors([0, 0.5, 0.5])[-1] == 2
     assert factors([0, 3.1, 1]) == [1, 1, 1], "the largest one decides"
     assert factors([0, 1, 1], may_grow=False) == factors([0, 1, 1], learning=0.04) == [1, 1, 1]
-    assert factors([0, 0, 0], learning=0.05)[-1] == 1.5
+    assert factors([0, 0, 0], learning=0.05)[-1] == 2
     assert factors(range(10, 40))[-1] == 0.01
     assert factors([0, math.nan, 1]) == [1, 0.5, 0.5], "a KL that is not finite"
+    assert factors([0, 11, 1], moved=9) == [1, 1, 2], "few tokens say nothing"
+    assert factors([0, 11, 1], moved=11)[1] == factors([0, 11, 1], moved=2, tokens=50)[1] == 0.5
     own = rule()
     for _ in range(12):
         own.follow(0.0, 0.0, 100, 100, is_last=True, may_grow=True)
@@ -56,7 +61,7 @@ def settled(start, noise=0.3, batches=40, updates=8, seed=0):
         moved = 0.0
         for i in range(updates):
             k = 2e4 * moved**2 * math.exp(noise * torch.randn((), generator=generator).item())
-            own.follow(k, k * k, 1, 1, is_last=i == updates - 1, may_grow=True)
+            own.follow(100 * k, 100 * k * k, 100, 100, is_last=i == updates - 1, may_grow=True)
             own.before, own.largest = (0.0, 0.0) if i == updates - 1 else (own.before, own.largest)
             moved += start * own.factor
             rates.append(start * own.factor)
@@ -71,7 +76,7 @@ def test_a_closed_loop_settles_from_both_sides(start):
     assert max(rates) / min(rates) < 3.5, "it oscillates"
 
 
-@pytest.mark.parametrize(("name", "value"), [("LOW", 1.5), ("HIGH", 0.05), ("GROWTH", 4.0)])
+@pytest.mark.parametrize(("name", "value"), [("LOW", 1.5), ("HIGH", 0.05), ("LEAST_GROWTH", 4.0)])
 def test_a_wrong_constant_fails_the_closed_loop(name, value, monkeypatch):
     monkeypatch.setattr(adaptive_rate, name, value)
     with pytest.raises(AssertionError):
@@ -91,7 +96,7 @@ def replayed(trainer):
                 factor /= 2
             before, largest = signal, max(largest, signal)
             if i == updates - 1 and largest < 0.15:
-                factor *= 1.5
+                factor *= max(math.sqrt(0.15 / max(largest, 0.0375)), 1.5)
             found.append(factor)
     return found
 
@@ -120,7 +125,7 @@ def test_the_signal_is_the_self_weighted_kl(tmp_path, monkeypatch):
         add(self, mask, policy_kl, advantages)
 
     monkeypatch.setattr(AdaptiveLearningRate, "add", recording)
-    options = ADAPTIVE | {"gradient_accumulation_steps": 2, "max_steps": 2, "learning_rate": 1e-3}
+    options = ADAPTIVE | {"gradient_accumulation_steps": 2, "max_steps": 2, "learning_rate": 1e-2}
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
     trainer.train()
     k = torch.cat(seen[2:]).double().clamp(min=0)
@@ -170,7 +175,7 @@ def test_a_batch_without_rewards_and_a_skipped_update_change_nothing(tmp_path):
     late.calls = 0
     trainer = make_trainer(*OURS["grpo"], tmp_path, reward=late, **options)
     trainer.train()
-    assert logged(trainer, "troll/rate_factor") == [1.0] * 7 + [1.5]
+    assert logged(trainer, "troll/rate_factor") == [1.0] * 7 + [2.0]
 
 
 def test_the_logged_rate_of_a_skipped_update_has_the_factor(tmp_path):
@@ -197,7 +202,7 @@ def test_no_growth_during_the_warm_up(tmp_path):
     trainer = make_trainer(*OURS["grpo"], tmp_path, **options)
     trainer.train()
     factors = logged(trainer, "troll/rate_factor")
-    assert factors[:11] == [1.0] * 11 and factors[11:] == [1.5] * 4 + [2.25]
+    assert factors[:11] == [1.0] * 11 and factors[11:] == [2.0] * 4 + [4.0]
 
 
 @pytest.mark.parametrize("save_steps", [6, 8])

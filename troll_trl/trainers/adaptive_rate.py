@@ -11,6 +11,9 @@ of `k` in which a token counts as much as it has moved. In a language model most
 their number would dilute a plain mean. At equal rates, the movement in `n` updates grows with `n`, so the signal is
 divided by `n`. With 8 updates, for which `LOW` and `HIGH` were chosen, it is the mean itself.
 
+The effective number of tokens of this mean is `(Σ k)² / Σ k²`. If only a few tokens jump, which happens at any rate,
+this number is small, and the signal counts as 0.
+
 The forward passes of an update precede its step. So the signal measures the movement of the updates before it in the
 same rollout batch: it is about 0 in the first one, and never contains the movement of the last one.
 
@@ -18,9 +21,10 @@ A factor `f` multiplies the rate that the scheduler gives. It is 1 when a traine
 gradient and before the step, unless the update is skipped:
 
 1. If `s > HIGH`, and `s` is larger than at the update before in this batch, `f` is halved.
-2. If the update is the batch's last and all its signals were below `LOW`, `f` grows by half. It does not grow during
-   the warm-up, nor if fewer than `LEARNING_SHARE` of the batch's tokens had an advantage, in absolute value above
-   `SMALLEST_ADVANTAGE`.
+2. If the update is the batch's last and the batch's largest signal was below `LOW`, `f` is multiplied by the square
+   root of `LOW` over the largest signal, at least 1.5 and at most 2: the KL grows at most with the square of the rate.
+   `f` does not grow during the warm-up, nor if fewer than `LEARNING_SHARE` of the batch's tokens had an advantage, in
+   absolute value above `SMALLEST_ADVANTAGE`.
 3. `f` stays between 1/100 and 10.
 
 The new factor applies to the step that follows. This is PPO's KL-adaptive rate (`desired_kl` of RSL-RL, `KLAdaptiveLR`
@@ -39,8 +43,10 @@ from troll_trl.resilience.guard import steps_in_backward
 from troll_trl.trust_region.regions import TrustRegion
 
 LOW, HIGH = 0.15, 0.5  # signals below and above which the rate changes, in nats
-GROWTH, DECLINE = 1.5, 0.5
+LEAST_GROWTH, MOST_GROWTH, DECLINE = 1.5, 2.0, 0.5
 SMALLEST, LARGEST = 0.01, 10.0  # factors
+# A signal needs this effective number of tokens, or, in a small update, this share of the update's tokens
+FEW_TOKENS, FEW_SHARE = 10, 1 / 30
 # Without an advantage nothing moves, however high the rate: the signal of such a batch says nothing
 LEARNING_SHARE = 0.05
 # TRL divides advantages by the deviation of a group's rewards plus 1e-4. If all rewards are 0.1, what is left is
@@ -143,7 +149,8 @@ class AdaptiveLearningRate(TrainerCallback):
                 "`adaptive_learning_rate` has counted no token of an update. A subclass that replaces `_bound` or "
                 "`_compute_loss` must call `self.adaptive_rate.add`."
             )
-        self.signal = 0.0 if kl == 0 else self.scale * squared_kl / kl
+        few = kl * kl < min(FEW_TOKENS, FEW_SHARE * tokens) * squared_kl
+        self.signal = 0.0 if kl == 0 or few else self.scale * squared_kl / kl
         if math.isnan(self.signal):  # a KL that is not finite
             self.signal = math.inf
         if self.signal > HIGH and self.signal > self.before:
@@ -152,7 +159,8 @@ class AdaptiveLearningRate(TrainerCallback):
         self.tokens += tokens
         self.learning += learning
         if is_last and self.largest < LOW and may_grow and self.learning >= LEARNING_SHARE * self.tokens:
-            self.factor *= GROWTH
+            room = LOW / max(self.largest, LOW / MOST_GROWTH**2)
+            self.factor *= max(math.sqrt(room), LEAST_GROWTH)
         self.factor = min(max(self.factor, SMALLEST), LARGEST)
 
     def metrics(self) -> dict[str, float]:

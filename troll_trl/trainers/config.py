@@ -203,9 +203,9 @@ class TrollOptions(TrustRegionOptions):
     adaptive_learning_rate: bool = setting(
         False,
         "Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It "
-        "is halved as soon as the policy has moved too far from the old policy, and grows by half after a rollout "
-        "batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection, "
-        "penalty, and a trust region of your own that counts `policy_kl`.",
+        "is halved as soon as the policy has moved too far from the old policy, and grows after a rollout batch in "
+        "which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection, penalty, and a "
+        "trust region of your own that counts `policy_kl`.",
     )
     save_rollouts: bool = setting(
         True,
@@ -338,9 +338,9 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             infinity.
         adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
             Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It
-            is halved as soon as the policy has moved too far from the old policy, and grows by half after a rollout
-            batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection,
-            penalty, and a trust region of your own that counts `policy_kl`.
+            is halved as soon as the policy has moved too far from the old policy, and grows after a rollout batch in
+            which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection, penalty, and a
+            trust region of your own that counts `policy_kl`.
         save_rollouts (`bool`, *optional*, defaults to `True`):
             Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit
             for bit. docs/reliability.md has its size.
@@ -442,9 +442,9 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
             infinity.
         adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
             Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It
-            is halved as soon as the policy has moved too far from the old policy, and grows by half after a rollout
-            batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection,
-            penalty, and a trust region of your own that counts `policy_kl`.
+            is halved as soon as the policy has moved too far from the old policy, and grows after a rollout batch in
+            which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection, penalty, and a
+            trust region of your own that counts `policy_kl`.
         save_rollouts (`bool`, *optional*, defaults to `True`):
             Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit
             for bit. docs/reliability.md has its size.
