@@ -27,6 +27,7 @@ def rule():
 def factors(signals, may_grow=True, learning=1.0, moved=100, tokens=1000):
     """The factor after each update of one rollout batch with these `signals`, in 0.05 nats, of `moved` tokens."""
     own, found = rule(), []
+    own.updates = len(signals)
     for i, signal in enumerate(signals):
         k = 0.05 * signal  # of each token that moved
         sums = moved * k, moved * k * k, tokens, tokens * learning
@@ -48,8 +49,13 @@ def test_the_rule():
     assert factors([0, math.nan, 1]) == [1, 0.5, 0.5], "a KL that is not finite"
     assert factors([0, 11, 1], moved=9) == [1, 1, 2], "few tokens say nothing"
     assert factors([0, 11, 1], moved=11)[1] == factors([0, 11, 1], moved=2, tokens=50)[1] == 0.5
+    assert factors([0, 11, 1], moved=1, tokens=50)[1] == factors([0, 11, 1], moved=9, tokens=299)[1] == 1
     own = rule()
+    own.follow(0.0, 0.0, 100, 100, is_last=True, may_grow=True)
+    assert own.factor == 1, "seven of its eight updates were not measured"
+    own.updates = 1
     for _ in range(12):
+        own.begin_batch()
         own.follow(0.0, 0.0, 100, 100, is_last=True, may_grow=True)
     assert own.factor == 10
 
@@ -62,7 +68,8 @@ def settled(start, noise=0.3, batches=40, updates=8, seed=0):
         for i in range(updates):
             k = 2e4 * moved**2 * math.exp(noise * torch.randn((), generator=generator).item())
             own.follow(100 * k, 100 * k * k, 100, 100, is_last=i == updates - 1, may_grow=True)
-            own.before, own.largest = (0.0, 0.0) if i == updates - 1 else (own.before, own.largest)
+            if i == updates - 1:
+                own.begin_batch()
             moved += start * own.factor
             rates.append(start * own.factor)
     return rates[len(rates) // 2 :]
@@ -227,6 +234,17 @@ class OnTwoRanks(TrollGRPOTrainer):
 
     def _state_file(self, folder):
         return folder / "rollout-state-0-of-2.pt"
+
+
+def test_no_growth_in_a_batch_that_a_resume_began_anew(tmp_path):
+    """A fresh batch for the last of four updates has a signal of 0: nothing has moved."""
+    options = ADAPTIVE | {"learning_rate": 1e-5, "save_strategy": "steps", "save_steps": 7, "max_steps": 8}
+    before = make_trainer(*OURS["grpo"], tmp_path, **options)
+    before.train()
+    assert logged(before, "troll/rate_factor")[6:] == [2.0, 4.0]
+    resumed = make_trainer(OnTwoRanks, TrollGRPOConfig, tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
+    assert logged(resumed, "troll/rate_factor")[-1] == 2.0
 
 
 @pytest.mark.parametrize("had_factor", [True, False])

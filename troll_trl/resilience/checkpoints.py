@@ -219,7 +219,7 @@ class CheckpointedTrainer(_Trainer):
         if state is None or not readable:
             self._load_adaptive_rate(checkpoint)
             name = self._state_file(checkpoint).name
-            return self._warn_of_a_fresh_batch(f"{name} is not in {checkpoint} for every rank.")
+            return self._begin_a_fresh_batch(f"{name} is not in {checkpoint} for every rank.")
         info = json.loads(state["info"])
         batches = state["batches"]
         self._tr_loss.fill_(info["loss"])
@@ -231,13 +231,13 @@ class CheckpointedTrainer(_Trainer):
                 if key in saved:
                     part.load_state_dict(saved[key])
         if not same:
-            return self._warn_of_a_fresh_batch("Its rollout batch depends on options that differ.")
+            return self._begin_a_fresh_batch("Its rollout batch depends on options that differ.")
         self._step = info["step"]
         if batches is not None:
             to_device = lambda value: value.to(self.accelerator.device) if isinstance(value, torch.Tensor) else value
             self._buffered_inputs = [{name: to_device(value) for name, value in batch.items()} for batch in batches]
         elif self._is_unfinished():
-            self._warn_of_a_fresh_batch("The checkpoint was made with `save_rollouts=False`.")
+            self._begin_a_fresh_batch("The checkpoint was made with `save_rollouts=False`.")
 
     def _load_adaptive_rate(self, checkpoint: Path) -> None:
         """Take the factor of the adaptive learning rate from the first rank of any number of ranks: all have the same
@@ -247,13 +247,16 @@ class CheckpointedTrainer(_Trainer):
         of_any = next(iter(sorted(checkpoint.glob("rollout-state-0-of-*.pt"))), None)
         state = _read(of_any) if of_any else None
         saved = json.loads(state["info"])["stateful"].get("adaptive_rate", {}) if state else {}
+        # A node without a shared folder may lack the file: ranks would train with different rates
+        saved = broadcast_object_list([saved])[0]
         if not saved:
             logger.warning(f"{checkpoint} has no factor of the adaptive learning rate: it starts at 1.")
             return
         self.adaptive_rate.load_state_dict(saved[""])
-        self.adaptive_rate.begin_batch()
 
-    def _warn_of_a_fresh_batch(self, reason: str) -> None:
+    def _begin_a_fresh_batch(self, reason: str) -> None:
+        if self.adaptive_rate is not None:
+            self.adaptive_rate.begin_batch()
         if self._is_unfinished():
             reason += (
                 " The unfinished rollout batch cannot be continued: a fresh one is generated for its prompts, and "

@@ -11,8 +11,8 @@ of `k` in which a token counts as much as it has moved. In a language model most
 their number would dilute a plain mean. At equal rates, the movement in `n` updates grows with `n`, so the signal is
 divided by `n`. With 8 updates, for which `LOW` and `HIGH` were chosen, it is the mean itself.
 
-The effective number of tokens of this mean is `(Σ k)² / Σ k²`. If only a few tokens jump, which happens at any rate,
-this number is small, and the signal counts as 0.
+The effective number of tokens of this mean is `(Σ k)² / Σ k²`. If it is below `FEW_TOKENS`, a few tokens have jumped,
+which happens at any rate, and the signal counts as 0.
 
 The forward passes of an update precede its step. So the signal measures the movement of the updates before it in the
 same rollout batch: it is about 0 in the first one, and never contains the movement of the last one.
@@ -23,8 +23,9 @@ gradient and before the step, unless the update is skipped:
 1. If `s > HIGH`, and `s` is larger than at the update before in this batch, `f` is halved.
 2. If the update is the batch's last and the batch's largest signal was below `LOW`, `f` is multiplied by the square
    root of `LOW` over the largest signal, at least 1.5 and at most 2: the KL grows at most with the square of the rate.
-   `f` does not grow during the warm-up, nor if fewer than `LEARNING_SHARE` of the batch's tokens had an advantage, in
-   absolute value above `SMALLEST_ADVANTAGE`.
+   `f` does not grow during the warm-up, nor if fewer than `LEARNING_SHARE` of the batch's tokens had an advantage above
+   `SMALLEST_ADVANTAGE` in absolute value, nor if an update of the batch was not measured, because it was skipped or
+   because a resumed run began the batch anew.
 3. `f` stays between 1/100 and 10.
 
 The new factor applies to the step that follows. This is PPO's KL-adaptive rate (`desired_kl` of RSL-RL, `KLAdaptiveLR`
@@ -49,8 +50,8 @@ SMALLEST, LARGEST = 0.01, 10.0  # factors
 FEW_TOKENS, FEW_SHARE = 10, 1 / 30
 # Without an advantage nothing moves, however high the rate: the signal of such a batch says nothing
 LEARNING_SHARE = 0.05
-# TRL divides advantages by the deviation of a group's rewards plus 1e-4. If all rewards are 0.1, what is left is
-# rounding of some 0.001
+# TRL divides advantages by the deviation of a group's rewards plus 1e-4. If all rewards are 0.1, what is left is a
+# rounding error of about 0.001
 SMALLEST_ADVANTAGE = 0.01
 
 
@@ -68,16 +69,18 @@ class AdaptiveLearningRate(TrainerCallback):
     def __init__(self, trainer: Any):
         check_signal(trainer.trust_region)
         self.trainer = trainer
-        self.scale = 8 / trainer.args.updates_per_rollout_batch
-        # Of this rank's losses since the last update: Σk, Σk², tokens, tokens with an advantage
+        self.updates = trainer.args.updates_per_rollout_batch
+        self.scale = 8 / self.updates
+        # Σk, Σk², tokens, and tokens with an advantage, over this rank's losses since the last update
         self.sums = torch.zeros(4, device=trainer.accelerator.device)
         self.factor = 1.0
         self.signal = 0.0  # of the last update that was taken
         self.begin_batch()
 
     def begin_batch(self) -> None:
-        """Forget the rollout batch so far: its last and largest signal, its tokens, and those with an advantage."""
-        self.before = self.largest = self.tokens = self.learning = 0.0
+        """Forget the rollout batch so far: its last and largest signal, the number of its updates that were taken, its
+        tokens, and those with an advantage."""
+        self.before = self.largest = self.taken = self.tokens = self.learning = 0.0
 
     def add(self, mask: torch.Tensor, policy_kl: torch.Tensor, advantages: torch.Tensor) -> None:
         """Count the tokens of a loss that are 1 in `mask` `(B, C)`: `policy_kl` `(B, C)`, in nats, and `advantages`
@@ -132,7 +135,7 @@ class AdaptiveLearningRate(TrainerCallback):
         self, kl: float, squared_kl: float, tokens: float, learning: float, *, is_last: bool, may_grow: bool
     ) -> None:
         """
-        Take an update into account, the rule of the module.
+        Apply the rule of the module to an update.
 
         Args:
             kl, squared_kl (`float`):
@@ -156,9 +159,11 @@ class AdaptiveLearningRate(TrainerCallback):
         if self.signal > HIGH and self.signal > self.before:
             self.factor *= DECLINE
         self.before, self.largest = self.signal, max(self.signal, self.largest)
+        self.taken += 1
         self.tokens += tokens
         self.learning += learning
-        if is_last and self.largest < LOW and may_grow and self.learning >= LEARNING_SHARE * self.tokens:
+        may_grow = may_grow and self.taken == self.updates and self.learning >= LEARNING_SHARE * self.tokens
+        if is_last and may_grow and self.largest < LOW:
             room = LOW / max(self.largest, LOW / MOST_GROWTH**2)
             self.factor *= max(math.sqrt(room), LEAST_GROWTH)
         self.factor = min(max(self.factor, SMALLEST), LARGEST)
@@ -174,7 +179,7 @@ class AdaptiveLearningRate(TrainerCallback):
         self.__dict__.update(state)
 
 
-_STATE = ("factor", "signal", "before", "largest", "tokens", "learning")
+_STATE = ("factor", "signal", "before", "largest", "taken", "tokens", "learning")
 
 
 def check_signal(trust_region: TrustRegion) -> None:
