@@ -113,7 +113,7 @@ class FiniteGuard:
         self.args = args
         # One slot for each of `_COUNTED`, and one for the tokens that the losses of an update are over
         self._counts = torch.zeros(len(_COUNTED) + 1, device=accelerator.device)
-        # Sums of `AdaptiveLearningRate`, reduced over ranks in the same collective, and their totals for the last update
+        # Sums of `AdaptiveLearningRate`, which the same collective reduces, and their totals for the last update
         self.carried = torch.zeros(0, device=accelerator.device)
         self.carried_sums: list[float] = []
         self.skipped_last = False  # whether the last update was skipped, by this guard or a float16 scaler

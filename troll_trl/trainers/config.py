@@ -339,8 +339,8 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
         adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
             Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It
             is halved as soon as the policy has moved too far from the old policy, and grows after a rollout batch in
-            which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection, penalty, and a
-            trust region of your own that counts `policy_kl`.
+            which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection, penalty, and
+            a trust region of your own that counts `policy_kl`.
         save_rollouts (`bool`, *optional*, defaults to `True`):
             Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit
             for bit. docs/reliability.md has its size.
@@ -443,8 +443,8 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
         adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
             Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It
             is halved as soon as the policy has moved too far from the old policy, and grows after a rollout batch in
-            which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection, penalty, and a
-            trust region of your own that counts `policy_kl`.
+            which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection, penalty, and
+            a trust region of your own that counts `policy_kl`.
         save_rollouts (`bool`, *optional*, defaults to `True`):
             Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit
             for bit. docs/reliability.md has its size.
