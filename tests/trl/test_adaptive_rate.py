@@ -9,6 +9,7 @@ from accelerate.utils import DistributedType
 
 from tests.trl_comparison import OURS, logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl.resilience import checkpoints
 from troll_trl.trainers import adaptive_rate
 from troll_trl.trainers.adaptive_rate import AdaptiveLearningRate
 from troll_trl.trainers.grpo import TrustRegionGRPO
@@ -259,6 +260,16 @@ def test_a_resume_on_another_number_of_ranks_keeps_the_factor(had_factor, tmp_pa
     if had_factor:
         factor = logged(before, "troll/rate_factor")[7]
         assert factor < 1 and logged(resumed, "troll/rate_factor")[-1] == factor
+
+
+def test_every_rank_takes_the_factor_of_the_first(tmp_path, monkeypatch):
+    """On a node without the file, ranks began with a factor of 1, and trained with other rates than the first node."""
+    options = ADAPTIVE | {"learning_rate": HIGH_RATE, "save_strategy": "steps", "save_steps": 8, "max_steps": 9}
+    make_trainer(*OURS["grpo"], tmp_path, **options).train()
+    monkeypatch.setattr(checkpoints, "broadcast_object_list", lambda found: [{"": {"factor": 0.0625}}])
+    resumed = make_trainer(OnTwoRanks, TrollGRPOConfig, tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert logged(resumed, "troll/rate_factor")[-1] == 0.0625
 
 
 REFUSED = [
