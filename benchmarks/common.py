@@ -41,7 +41,7 @@ def synchronize(device: str) -> None:
 
 
 def paired_seconds(runs: dict[str, Callable[[], object]], repeats: int, device: str) -> dict[str, list[float]]:
-    """Seconds of every run, `repeats` times in turn with alternating order, after a warm-up of each."""
+    """Time every run `repeats` times, in turn and with alternating order, after a warm-up of each."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for i in range(-1, repeats):
         for name in runs if i % 2 else reversed(runs):
@@ -80,8 +80,8 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
 
 
 def device_kernels(run: Callable[[], object], repeats: int) -> dict[str, tuple[float, float]]:
-    """Seconds and launches of each kernel in one `run` on a GPU, by name, the longest first. The sum is less than the
-    time that passes if launching the kernels takes longer. Empty if the profiler sees no kernel."""
+    """Seconds and launches of each kernel in one `run` on a GPU, by name, the longest first. If launching the kernels
+    takes longer, the sum is less than the elapsed time. Empty if the profiler records no kernel."""
     if ProfilerActivity.CUDA not in supported_activities():
         return {}
     run()
@@ -161,7 +161,7 @@ class Report:
         self.rows = [old for old, replaced in zip(self.rows, same, strict=True) if not replaced] + [row]
         cells = (format(row[key], how) if row.get(key) is not None else "–" for key, how in self.columns.items())
         print("| " + " | ".join(cells) + " |", flush=True)
-        self._write()  # at every row, so that an interrupted run keeps its own
+        self._write()  # at every row, so that an interrupted run keeps its rows
 
     def save(self) -> None:
         if self.args.results is not None:
@@ -175,7 +175,7 @@ class Report:
             device = str(self.environment["device"]).lower().replace(" ", "-").replace("_", "-")
             path = path / f"{device}-{self.environment['date']}.json"
         options = {key: value for key, value in vars(self.args).items() if key not in ("results", "name")}
-        for key in ("model", "problems"):  # by name: where they lie is nobody else's business
+        for key in ("model", "problems"):  # only the name: the path is private
             if options.get(key):
                 options[key] = Path(options[key]).name
         add_to(path, self.name, {"environment": self.environment, "options": options, "rows": self.rows})

@@ -9,8 +9,8 @@ support. A ratio below 1 means that ours needs less. On a GPU, "device" is the t
 the dense log-softmax with a top-k per row of old and new policy; "full" are full logits without any selection. The
 script leaves these two out if they need more than 8 GiB, and on a CPU if tokens or support vary.
 
-Floor: 2·N·V·H FLOPs for each product (one in the scoring pass; four in the training pass, with one of them recomputed),
-and one write and one read of every logit, twice and once more for the gradient in the training pass.
+Floor: 2·N·V·H FLOPs for each product: one in the scoring pass, and four in the training pass, one of them recomputed.
+The scoring pass writes and reads every logit once. The training pass does so twice, and moves the gradient once.
 """
 
 import itertools
@@ -24,7 +24,8 @@ from trl.trainer.utils import add_fused_lm_head
 from troll_trl.lm_head import add_sparse_lm_head
 
 PASSES = ("training", "scoring")
-# Hidden size; vocabularies, numbers of tokens and sizes of the support, of which the first stands where another varies
+# Hidden size; vocabularies, numbers of tokens and sizes of the support. The first of each list is used while another
+# list varies
 SIZES = {
     "cuda": (1024, [151_936, 32_000, 128_256, 262_144], [4096, 1024, 16_384], [64, 16, 256]),
     "cpu": (512, [151_936, 32_000, 128_256, 262_144], [128, 512], [64, 16, 256]),
@@ -46,9 +47,9 @@ class Heads:
             head_dim=64,
             tie_word_embeddings=False,
         )
-        with torch.device(device):  # random numbers for a large head take a CPU seconds
+        with torch.device(device):  # on a CPU, random numbers for a large head take seconds
             self.model = Qwen3ForCausalLM(config).to(dtype)
-        # The norm behind the frozen embeddings still asks for the gradient of the hidden states
+        # The norm after the frozen embeddings still requires the gradient of the hidden states
         self.model.model.embed_tokens.requires_grad_(False)
         add_fused_lm_head(self.model, outputs=("log_probs", "entropy"))
         add_sparse_lm_head(self.model)

@@ -2,10 +2,10 @@
 
     python benchmarks/host.py --tiles 1 6
 
-Both heads take the way they have on a GPU, with everything left out that a GPU computes: matrix products, and kernels
-from the driver's call on (Triton still binds their arguments, and compiles them for sm_90). `--tiles 6` are as many as
-4,096 tokens have at V = 151,936, where TRL's head has one tile with five chunks. A ratio above 1 means that ours takes
-more of the host's time. The backbone has no layer, and is in the time of both.
+Both heads run as on a GPU, without everything that a GPU computes: matrix products, and kernels from the driver's call
+on (Triton still binds their arguments, and compiles them for sm_90). 4,096 tokens at V = 151,936 have six tiles
+(`--tiles 6`), and one tile with five chunks in TRL's head. A ratio above 1 means that ours takes more of the host's
+time. The time of both includes a backbone without layers.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from triton.runtime import driver, jit
 from troll_trl.kernels import blocks, support, tiles, topk
 from troll_trl.lm_head import patch, support_selection
 
-# Of a tile. What a CPU computes of so few numbers takes no time
+# Size of a tile. For so few numbers, the computation itself takes a CPU no time
 VOCABULARY = 4096
 ROWS = 16
 
 
 class NoDriver:
-    """What a launch asks of a driver before it calls it."""
+    """What a launch asks a driver before it calls the driver."""
 
     get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
     get_current_device = staticmethod(lambda: 0)
@@ -44,7 +44,7 @@ def leave_out_what_a_gpu_computes() -> None:
         module.use_triton = lambda device: True
     for module in (trl.kernels.chunked_logprob, trl.trainer.utils):
         module._use_triton = lambda device: True
-    patch._check_finite = lambda entropy: bool(entropy.isfinite().all())  # no number is one
+    patch._check_finite = lambda entropy: bool(entropy.isfinite().all())  # nothing is computed: do not raise
     support_selection._ROWS_STEP["cpu"] = 4
     support_selection._TILE_ELEMENTS["cpu"] = ROWS * VOCABULARY
     trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE = VOCABULARY // 5 + 1

@@ -50,7 +50,8 @@ def bisection(log_p, log_q):
 
 
 def bracketing(log_p, log_q):
-    """The multiplier is searched in its logarithm, between 1e-6 and 1e6, as it spans orders of magnitude."""
+    """Search the logarithm of the multiplier, between 1e-6 and 1e6, because the multiplier spans orders of
+    magnitude."""
     rows = len(log_p)
     low, high = (
         torch.full((rows, 1), x, dtype=log_p.dtype, device=log_p.device) for x in (math.log(1e-6), math.log(1e6))
@@ -108,7 +109,7 @@ def real(model_path: str, problems: Path, rows: int, device: str) -> tuple[torch
 
 def measure(report: Report, floor: Floor, args, name: str, log_p: torch.Tensor, log_q: torch.Tensor) -> None:
     policy_kl = kl_divergence(log_p.double(), log_q.double())
-    # A slot that both leave unused takes no part; a number instead of −∞ spares the others the special case
+    # A slot that is unused in both contributes nothing. A number instead of −∞ spares the other solvers a special case
     fill = lambda x: x.double().masked_fill(x == -math.inf, -200.0)
     p, q = (fill(x[policy_kl > BOUND]) for x in (log_p, log_q))
     leaf = log_p.clone().requires_grad_()

@@ -5,12 +5,12 @@
     python benchmarks/step.py --trust_region projection mask     # both, next to the same runs of the clip
     python benchmarks/step.py --completion 512 2048 8192 --vocabulary 32000 151936     # how the cost grows
 
-One figure is a run's second rollout batch: the pass that scores it with the current weights (TROLL also selects the
-supports in it), then 8 updates with AdamW. The first one is a warm-up, in which TROLL checks its kernels and its head.
-Runs of the trainers alternate, and each starts from the same weights. Peak memory is the allocator's over such a run.
-After each pair, the file of results has its row with the pairs so far. The weights are random, because only shapes and
-vocabulary matter. Temperature 0.05 makes the distributions as peaked as a trained model's. "projected" is the share of
-tokens outside of the bound over the 8 updates.
+Each figure is the time of a run's second rollout batch: the pass that scores the batch with the current weights (TROLL
+also selects the supports in it), then 8 updates with AdamW. The first one is a warm-up, in which TROLL checks its
+kernels and its head. Runs of the trainers alternate, and each starts from the same weights. Peak memory is the
+allocator's over such a run. After each pair, the file of results has its row with the pairs so far. The weights are
+random, because only shapes and vocabulary matter. Temperature 0.05 makes the distributions as peaked as a trained
+model's. "projected" is the share of tokens outside of the bound over the 8 updates.
 
 Floor: 2 FLOPs per weight and token in the scoring pass, 6 in an update (8 with recomputed activations).
 """
@@ -68,7 +68,7 @@ def make_model(shape: str, vocabulary: int, device: str) -> Qwen3ForCausalLM:
         pad_token_id=0,
         eos_token_id=1,
     )
-    with torch.device(device):  # random numbers for billions of weights take a CPU minutes
+    with torch.device(device):  # on a CPU, random numbers for billions of weights take minutes
         return Qwen3ForCausalLM(config).to(torch.bfloat16 if device == "cuda" else torch.float32)
 
 
@@ -179,7 +179,7 @@ def floor_seconds(floor: Floor, trainers: Trainers, args: argparse.Namespace) ->
 
 def measure(report: Report, floor: Floor, args: argparse.Namespace, trainers: Trainers) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in trainers.make}
-    trainers.run("clip")  # takes what stays: cuBLAS's workspace, and on a CPU memory of the process
+    trainers.run("clip")  # allocates what stays: cuBLAS's workspace, and on a CPU memory of the process
     memory: dict[str, int] = {}
     least = floor_seconds(floor, trainers, args)
     if args.device == "cpu":  # in runs of their own, since the profiler takes time; a GPU's allocator counts anyway
@@ -211,7 +211,7 @@ def add_row(report: Report, trainers: Trainers, name: str, seconds, memory, leas
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore", category=FutureWarning)  # of an option that old and new versions both know
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of an option that old and new versions have
     warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
     options = parser(__doc__)
     options.add_argument("--shape", choices=SHAPES)

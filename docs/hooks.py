@@ -1,7 +1,7 @@
 """
-What the site changes in our Markdown, which follows Hugging Face's docstrings. And the tables of the pages:
+Adapts our Markdown, which follows Hugging Face's docstrings, to the site. Also makes the tables of the pages:
 
-    python docs/hooks.py  # writes options.md and api.md anew, from the source
+    python docs/hooks.py  # regenerates options.md and api.md from the source
 """
 
 import inspect
@@ -16,7 +16,7 @@ NAMED = re.compile(r"^- \[`([\w.]+)`\].*$", re.MULTILINE)  # a line of api.md
 
 
 def on_files(files, config):
-    """The README, which is the first page, shows a figure of the evidence."""
+    """Add the evidence figure that the README, the first page, shows."""
     from mkdocs.structure.files import File
 
     picture = "evidence/figures/adaptive.png"
@@ -24,7 +24,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page=None, **_):
-    """The README is the first page, links out of docs/ lead to the repository, and names become their docstrings."""
+    """Make the README the first page, point links out of docs/ to the repository, and replace names with docstrings."""
     if page and page.is_homepage:
         markdown = _home((ROOT / "README.md").read_text(encoding="utf-8"))
     elif page and page.file.src_uri == "api.md":
@@ -34,7 +34,7 @@ def on_page_markdown(markdown, page=None, **_):
 
 
 def _home(readme):
-    """The README with links as in docs/, and the badge, a picture of another host, as a link."""
+    """Return the README with links as in docs/, and with the badge, an image from another host, as a link."""
     readme = re.sub(r"\[!\[(.*?)\]\(.*?\)\]", r"[\1]", readme)
     readme = re.sub(r",\s\[all\spages\]\(docs/README\.md\)", "", readme)
     readme = re.sub(r"(?<!!)(\[[^\]]*\]\()(?!docs/|https:|#)", r"\1../", readme)
@@ -42,7 +42,7 @@ def _home(readme):
 
 
 def filled(text):
-    """A page with its tables, and the lines of its names, made anew from the source."""
+    """Return a page with its tables, and the lines of its names, regenerated from the source."""
     for name, table in {"options": options, "command": command}.items():
         mark, end = f"<!-- {name} -->\n", "\n<!-- end -->"
         if mark in text:
@@ -70,7 +70,7 @@ def options():
     from troll_trl.trainers.config import troll_fields
 
     found = {"GRPO": troll_fields(TrollGRPOConfig), "RLOO": troll_fields(TrollRLOOConfig)}
-    every = {option.name: option for option in found["GRPO"]}  # which has all, and describes them for all trust regions
+    every = {option.name: option for option in found["GRPO"]}  # GRPO has all, described for all trust regions
     found["asynchronous GRPO"] = [option for option in fields(AsyncTrollGRPOConfig) if option.name in every]
     rows = []
     for name, option in every.items():
@@ -81,7 +81,7 @@ def options():
 
 
 def command():
-    """Every option that `troll grpo` and `troll rloo` add to those of the trainer and the model."""
+    """Every option that `troll grpo` and `troll rloo` add to the options of the trainer and the model."""
     from dataclasses import fields
 
     from troll_trl.cli.arguments import TrollScriptArguments
@@ -102,7 +102,8 @@ def _table(head, rows):
 
 
 def on_page_content(html, **_):
-    """[`~trl.GRPOConfig`] is `GRPOConfig`, and a parameter's type loses the marks and the default that follow it."""
+    """Show [`~trl.GRPOConfig`] as `GRPOConfig`, and a parameter's type without the marks and the default that
+    follow."""
     html = re.sub(r"\[(<code>[^<]+</code>)\]", r"\1", html)
     html = re.sub(r"<code>([^<]*)</code>", lambda code: f"<code>{_plain(code[1])}</code>", html)
     html = re.sub(r"<code>[^<]*</code>", lambda code: re.sub(r"[^\s<>]*-[^\s<>]*", WORD, code[0]), html)
@@ -112,7 +113,7 @@ def on_page_content(html, **_):
 
 
 def _breakable(code):
-    """A long name in a table may break where its parts meet: style.css says on which screens. A bar is no escape."""
+    """Allow breaks between the parts of a long name in a table; style.css says on which screens. Unescape bars."""
     return re.sub(r"(?<=[A-Za-z])[._/](?=[A-Za-z])", r"\g<0><wbr>", code[0].replace(r"\|", "|"))
 
 

@@ -1,5 +1,5 @@
 """
-Statements (a) to (d) of evidence/adaptive.yaml, from the results so far, into evidence/tables/adaptive-statements.md.
+Writes statements (a) to (d) of evidence/adaptive.yaml, from the results so far, to tables/adaptive-statements.md.
 
     python -m evidence.adaptive_statements
 """
@@ -35,7 +35,7 @@ Cell = Mapping[int, Record]  # the records of a cell, by seed
 
 
 class Results:
-    """The runs of some `seeds` with 8 updates per rollout batch, and TRL's default with one."""
+    """The runs of some `seeds` with 8 updates per rollout batch, and of TRL's default with one update."""
 
     def __init__(self, records: Iterable[Record], seeds: Sequence[int] = SEEDS["92 to 96"]):
         self.tuning: dict[tuple[str, str, float], dict[int, Record]] = defaultdict(dict)
@@ -60,7 +60,8 @@ class Results:
 
 
 def difference_row(name: str, pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
-    """Mean of each task's mean difference, its interval, its p, and the number of pairs; empty if a task has none."""
+    """Return the mean of the tasks' mean differences, its interval, its p, and the number of pairs; empty if a task has
+    none."""
     leads = [np.subtract(*paired(ours, theirs)) for ours, theirs in pairs]
     if not all(map(len, leads)):
         return [name, "", "", ""]
@@ -79,7 +80,7 @@ def best_rate_table(results: Results) -> str:
 
 def share_table(results: Results, method: str) -> str:
     """Success from each start in percent of the success at the best fixed rate, and how many single runs reach 85 % of
-    the run with the same seed there."""
+    the success of the run with the same seed at that rate."""
     show = lambda value: f"{100 * value:.0f}"
     rows, reached = [], []
     for task in TASKS:

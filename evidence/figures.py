@@ -3,7 +3,7 @@ The figures of the studies, from the runs that `evidence.groups` has grouped.
 
     python -m evidence.figures
 
-draws every figure again: those of evidence/figures.yaml, and those of the grids that have results and `tables`.
+draws every figure again: the figures of evidence/figures.yaml, and of the grids that have results and `tables`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,8 +21,8 @@ from evidence.results import Record, read_records
 
 HERE = Path(__file__).resolve().parent
 
-# Of a method, by its name in the tables: its name in the legend, colour, marker and line, the same in all figures.
-# Methods that differ by an option share a colour
+# For each method, by its name in the tables: its name in the legend, colour, marker and line, the same in all figures.
+# Methods that differ only in an option share a colour
 LOOKS = {
     "TROLL": ("TROLL", "C0", "o", "-"),
     "TROLL, adaptive rate": ("TROLL, adaptive learning rate", "C0", "o", "--"),
@@ -43,9 +43,11 @@ LOOKS = {
 
 
 def draw(groups: Mapping[str, Group], plan: Mapping[str, Any], file: Path) -> None:
-    """A panel for each group or, if the plan asks for `curves`, for each group, learning rate and unit of time; a line
-    for each method. A band is a 95 % interval over seeds."""
-    methods = methods_of(groups, plan)
+    """Draw a panel for each group or, if the plan asks for `curves`, for each group, learning rate and unit of time.
+    Each method has a line. A band is a 95 % interval over seeds."""
+    drawn = plan.get("drawn", {})
+    groups = {name: groups[name] for name in drawn.get("groups", groups)}
+    methods = [method for method in methods_of(groups, plan) if method in drawn.get("methods", [method])]
     titles = {name: of.get("title", name) for name, of in plan.get("groups", {}).items()}
     curves = plan.get("figure") == "curves"
     panels = list(_curve_panels(groups, methods, titles) if curves else _rate_panels(groups, methods, titles))
@@ -81,7 +83,7 @@ def draw(groups: Mapping[str, Group], plan: Mapping[str, Any], file: Path) -> No
         figure.savefig(file, dpi=110)
 
 
-Lines = dict[str, np.ndarray]  # of each method `(points, 4)`: x, mean, and the ends of its interval
+Lines = dict[str, np.ndarray]  # for each method `(points, 4)`: x, mean, and the ends of its interval
 Panel = tuple[str, str, Lines]  # title, name of x, lines
 
 

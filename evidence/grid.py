@@ -1,4 +1,4 @@
-"""The grid of a study: a YAML file, read strictly, and the runs that it asks for."""
+"""The grid of a study: a YAML file, read strictly, and the runs that it defines."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -19,9 +19,9 @@ class Task:
 
     Args:
         settings (`dict[str, Any]`):
-            Settings of `troll grpo`; `max_completion_length` at least.
+            Settings of `troll grpo`; at least `max_completion_length`.
         train, test (`int`):
-            Numbers of problems to learn from and of held-out ones.
+            Numbers of training problems and of held-out problems.
         family (`str`, *optional*):
             A key of `evidence.problems.FAMILIES`.
         dataset (`str`, *optional*):
@@ -36,7 +36,7 @@ class Task:
             Share of the warm-up's solutions in the form that earns the reward (`evidence.problems.RARE`); by default
             all of them. With a share, `start_success` is the success of solutions in the form that the model chose.
         wording (`int`, *optional*, defaults to `0`):
-            Number of random letters in front of every solution. They decide nothing.
+            Number of random letters in front of every solution. They do not affect the reward.
     """
 
     settings: dict[str, Any]
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Relative to the study's folder. The seeds of a cell differ in the last part alone."""
+        """Relative to the study's folder. The seeds of a cell differ only in the last part."""
         cell = ",".join(f"{key}={value}" for key, value in self.varied)
         return Path(self.task, self.method, cell, f"seed{self.seed}")
 
@@ -101,13 +101,13 @@ class Grid:
 
     Args:
         training (`Path`):
-            YAML file of `troll grpo` that every run takes, relative to the grid's file.
+            YAML file of `troll grpo` that every run uses, relative to the grid's file.
         tasks (`dict[str, Task]`), studies (`dict[str, Study]`):
             By name.
         methods (`dict[str, dict[str, Any]]`):
             Settings of `troll grpo`, by name.
         evaluation (`Path`, *optional*):
-            The same of `troll eval`, for a trained model. Without it a run's success is the end of its curve.
+            YAML file of `troll eval` for a trained model. Without it, a run's success is the end of its curve.
         tables (`dict[str, Any]`, *optional*):
             What `evidence.tables` groups and compares.
     """

@@ -10,7 +10,7 @@ import scipy.stats
 from evidence.results import Record
 
 RESAMPLES = 10_000
-STOPPED = "its time was up"  # of a record that says nothing of its method
+STOPPED = "its time was up"  # of a record that says nothing about its method
 
 
 class Estimate(NamedTuple):
@@ -27,9 +27,10 @@ class Estimate(NamedTuple):
 
 
 def estimate(groups: Sequence[np.ndarray]) -> Estimate:
-    """The mean of the means of the groups, each `(seeds,)`, whose seeds are drawn within each group."""
+    """The mean of the groups' means, with an interval that resamples seeds within each group. Each group is
+    `(seeds,)`."""
     mean = lambda *of_groups, axis: np.mean([group.mean(axis=axis) for group in of_groups], axis=0)
-    # scipy asks for two observations; of one seed every resample is that seed
+    # scipy needs two observations. With one seed, every resample is this seed
     groups = [np.repeat(group, 2) if len(group) == 1 else group for group in groups]
     settings = {"n_resamples": RESAMPLES, "method": "percentile", "batch": 1000, "rng": 0}
     interval = scipy.stats.bootstrap(groups, mean, **settings).confidence_interval
@@ -62,7 +63,7 @@ class Group:
         return [cell for cell in cells if cell] if all(cells) else None
 
     def best(self, method: str, task: str) -> float | None:
-        """The rate with the largest mean success; of equal ones the smallest."""
+        """The rate with the largest mean success; on a tie, the smallest."""
         of_rates = {rate: of_rate[task] for rate, of_rate in self.runs.get(method, {}).items() if task in of_rate}
         return max(sorted(of_rates), key=lambda rate: successes(of_rates[rate]).mean(), default=None)
 
@@ -71,7 +72,7 @@ class Group:
         return estimate([successes(cell) for cell in cells]) if cells else None
 
     def lead(self, method: str, other: str, rate: float | None) -> Estimate | None:
-        """Success of a method minus that of another, over seeds that both have from the same start."""
+        """Success of a method minus the success of another, over seeds that both have from the same start."""
         cells = zip(self.cells(method, rate) or [], self.cells(other, rate) or [], strict=False)
         leads = [np.subtract(*paired(ours, theirs)) for ours, theirs in cells]
         return estimate(leads) if len(leads) == len(self.tasks) and all(map(len, leads)) else None
@@ -116,7 +117,7 @@ def group_runs(records: Iterable[Record], plan: Mapping[str, Any]) -> dict[str, 
         for record in reported:
             updates = record["varied"].get("steps_per_generation")
             seed = record["seed"]
-            asked = record["task"] in group.tasks and of.get("steps_per_generation", updates) == updates
+            asked = record["task"] in group.tasks and updates in of.get("steps_per_generation", [updates])
             if asked and record["method"] in labels and seed in of.get("seeds", plan.get("seeds", [seed])):
                 group.add(labels[record["method"]], record)
     return groups

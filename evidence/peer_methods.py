@@ -3,7 +3,7 @@ Published peers of TROLL, as trust regions that the grids name by import path.
 
 With `r = p(a)/q(a)`, policy `p`, old policy `q` and advantage `A`, TRL's surrogate of a token is `−r·A`. A trust region
 returns what the surrogate reads in place of `log p(a)`, a `regression`, which the trainer weights by `regression_coef`
-and adds to the token's loss, and a `weight` of the advantage. All of them read the sampled token alone.
+and adds to the token's loss, and a `weight` of the advantage. All of them read only the sampled token.
 """
 
 import math
@@ -13,11 +13,11 @@ import torch
 
 from troll_trl import TrustRegion, TrustRegionOutput
 
-_MOST_DRIFT = 2.0  # of CPGD's `r − 1`: so does a public implementation (siiRL, `dp_actor.py`)
+_MOST_DRIFT = 2.0  # cap of CPGD's `r − 1`, as in a public implementation (siiRL, `dp_actor.py`)
 # The defaults of prime-rl's `IPOLossConfig`, at commit 559b44772e471d1538537b8805cc77f3824a5e64
 _IPO_THRESHOLD = 0.1
 _IPO_TAU = 1e-3
-_IPO_THRESHOLD_WITHOUT_KL = 0.3  # the present default, without the KL term
+_IPO_THRESHOLD_WITHOUT_KL = 0.3  # the current default, without the KL term
 
 
 def _require_whole_regression(name: str, config: Any) -> None:
@@ -33,8 +33,8 @@ class Cpgd(TrustRegion):
     CPGD (arXiv 2505.12504): a plain policy gradient whose log-ratio is clipped, and a drift towards the old policy.
 
     The loss is `−min(ln r·A, clip(ln r, ln(1 − ε), ln(1 + ε))·A)`, with the gradient `A·∇log p(a)` of every token that
-    has not moved too far with its advantage. The drift has the gradient `min(r − 1, 2)·∇log p(a)`: the gradient of k3,
-    the estimate `r − 1 − ln r` of KL(q‖p), with a cap. `epsilon` is ε.
+    has not moved too far in the direction of its advantage. The drift has the gradient `min(r − 1, 2)·∇log p(a)`: the
+    gradient of k3, the estimate `r − 1 − ln r` of KL(q‖p), with a cap. `epsilon` is ε.
     """
 
     needs_support = False
@@ -77,8 +77,8 @@ class Drpo(TrustRegion):
     DRPO (arXiv 2606.09821, equation 8): `−r·A + |A|·(p(a) − q(a))²/(2δ·q(a))` per token, without a clip.
 
     The weight of `∇log p(a)` is `r·(A − |A|·(p(a) − q(a))/δ)`. At `|p(a) − q(a)| = δ`, DPPO's bound, a token that has
-    moved with its advantage has none; beyond, the weight moves the token back. `epsilon` is δ. The paper takes 12.5,
-    with one update per rollout batch in its authors' code: then no weight changes by more than 8 %.
+    moved in the direction of its advantage has weight 0; beyond, the weight moves the token back. `epsilon` is δ. The
+    paper uses 12.5, with one update per rollout batch in its authors' code: then no weight changes by more than 8 %.
     """
 
     needs_support = False
@@ -117,15 +117,16 @@ class Ipo(TrustRegion):
 
 
 class IpoWithoutKl(Ipo):
-    """IPO with prime-rl's present defaults: a threshold of 0.3, and no KL term."""
+    """IPO with prime-rl's current defaults: a threshold of 0.3, and no KL term."""
 
     threshold, tau = _IPO_THRESHOLD_WITHOUT_KL, 0.0
 
 
 class Clip(TrustRegion):
     """
-    PPO's clip as a mask, for an adaptive learning rate: a token whose ratio has left `1 ± epsilon` with its advantage
-    has no gradient. The KL of a token is k3, the estimate `r − 1 − ln r` of KL(q‖p), which a clip can compute.
+    PPO's clip as a mask, for an adaptive learning rate: a token whose ratio has left `1 ± epsilon` in the direction of
+    its advantage has no gradient. The KL of a token is k3, the estimate `r − 1 − ln r` of KL(q‖p), which a clip can
+    compute.
     """
 
     needs_support = False

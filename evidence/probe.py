@@ -1,6 +1,6 @@
 """
-How often a model solves each kind of evidence/reasoning.yaml, and how many groups of samples are neither all right nor
-all wrong. Prints the table of evidence/smollm2-public.md.
+How often a model solves each kind of problem in evidence/reasoning.yaml, and how many groups of samples are neither all
+right nor all wrong. Prints the table of evidence/smollm2-public.md.
 
     python -m evidence.probe HuggingFaceTB/SmolLM2-135M-Instruct
 """

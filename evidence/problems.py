@@ -1,6 +1,6 @@
 """
 Families of generated problems. Each problem has a solution for the supervised warm-up, and a number as its answer. The
-warm-up can make the rewarded form rare, and can put tokens that decide nothing in front of a solution.
+warm-up can make the rewarded form rare, and can put tokens that do not affect the reward in front of a solution.
 """
 
 import random
@@ -83,7 +83,7 @@ def rare_steps(row: dict[str, str], share: float, draws: random.Random) -> list[
     """
     Two tokens decide, one after the other. Before each of two steps, a solution continues with probability `√share`;
     otherwise it gives the last number as its answer, which is wrong. A second problem, `In steps: …`, always has the
-    whole solution. So the model learns the steps, however rarely a solution has them when nothing asks for them.
+    whole solution. So the model learns the steps, however rarely the first problem's solution has them.
     """
     asked = row | {"problem": f"In steps: {row['problem']}"}, 1.0
     subtracted = row["solution"].split("\n")[0]

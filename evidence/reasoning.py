@@ -26,8 +26,8 @@ def last_number_reward(completions: list[Any], answer: list[str], **_: Any) -> l
 
 
 def make_split(kinds: list[str], train: int, test: int, seed: int) -> tuple[list[dict], list[dict]]:
-    """Rows to learn from and held-out ones, of which each kind has the same number. A kind that has fewer problems
-    repeats those to learn from."""
+    """Training rows and held-out rows, with the same number of each kind. A kind that has fewer problems repeats its
+    training rows; with very few, it has too few held-out rows, which is an error."""
     import reasoning_gym  # a machine that only trains does not need it
 
     known = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())

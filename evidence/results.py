@@ -43,17 +43,25 @@ def make_record(run: Run, folder: Path) -> Record:
     The record of a finished run.
 
     Returns:
-        `dict`: `task`, `method`, `varied`, `seed`; `success` of the trained model, by `troll eval` or, without one, the
-        last point of the curve; and of the log `curve`, pairs of updates and held-out success (one sample of each
-        problem); `seconds`, what the updates up to each point took; `area`, the mean height of the curve; `start`, its
-        first value; `others`, the curves of other reward functions, by name; `rollouts`, of each rollout batch the
-        update that it begins with, its mean reward, and the share of groups whose rewards differ; `entropy` and
-        `length`, means over the last quarter of the updates; the [`_MEANS`] and [`_MAXIMA`] over all updates;
-        `seconds_per_update` after the first rollout batch, generation included, and `seconds_without_generation`, of
-        these updates those that no generation precedes. Seconds are of the processor on a CPU, which other work shares,
-        and of the clock on a GPU. A failed run has an `error` in place of `success`. The runner adds `studies`,
-        `machine`, `start_chance` (the probability of the rewarded solutions at the start) and `start_digest` (of the
-        weights there), and on a GPU `peak_gib`.
+        `dict`:
+
+        - `task`, `method`, `varied`, `seed`;
+        - `success` of the trained model, by `troll eval` or, without an evaluation, the last point of the curve. A
+          failed run has an `error` instead;
+        - `curve`: pairs of an update and the held-out success, with one sample of each problem;
+        - `seconds`: the time of all updates up to each point of the curve;
+        - `area`: the mean height of the curve; `start`: its first value;
+        - `others`: the curves of other reward functions, by name;
+        - `rollouts`: for each rollout batch, its first update, its mean reward, and the share of groups whose rewards
+          differ;
+        - `entropy` and `length`: means over the last quarter of the updates;
+        - the [`_MEANS`] and [`_MAXIMA`] over all updates;
+        - `seconds_per_update`: the mean after the first rollout batch, generation included;
+        - `seconds_without_generation`: the mean over the updates among these that no generation precedes.
+
+        Seconds are processor time on a CPU, which other work shares, and elapsed time on a GPU. The runner adds
+        `studies`, `machine`, `start_chance` (the probability of the rewarded solutions at the start), `start_digest`
+        (of the weights at the start) and, on a GPU, `peak_gib`.
     """
     record, summary = {**describe(run), **of_log(run, folder)}, folder / "eval" / "summary.json"
     if not summary.exists():
@@ -62,7 +70,8 @@ def make_record(run: Run, folder: Path) -> Record:
 
 
 def of_log(run: Run, folder: Path) -> Record:
-    """What [`make_record`] takes from the log: of a stopped run, of its updates so far; empty if it has no log yet."""
+    """What [`make_record`] takes from the log. For a stopped run, this covers its updates so far. Empty without a
+    log."""
     file = folder / TRAINER_STATE_NAME
     log = json.loads(file.read_text())["log_history"] if file.exists() else []
     curve = [(line["step"], line[_HELD_OUT]) for line in log if _HELD_OUT in line]
@@ -94,7 +103,7 @@ def of_log(run: Run, folder: Path) -> Record:
 
 
 def _update_seconds(log: list[dict[str, float]]) -> dict[int, float]:
-    """What each update took, without the evaluation after it: since the line of the log before its own."""
+    """The seconds of each update, without the evaluation after it: the time since the previous line of the log."""
     pairs = pairwise(log)
     return {int(line["step"]): line["seconds"] - before["seconds"] for before, line in pairs if "loss" in line}
 
@@ -117,13 +126,13 @@ def mean_height(curve: list[tuple[int, float]]) -> float:
 def machine() -> str:
     """
     Processor, its instruction set, the version of PyTorch, and the GPUs if any. Rounding differs between machines and a
-    warm-up amplifies it, so a seed has another start elsewhere. Runs that are paired by seed should come from one
-    machine.
+    warm-up amplifies it, so a seed has another start on another machine. Runs that are paired by seed should come from
+    one machine.
     """
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     gpus: list[str] = []
-    # Not by PyTorch: a study forks its runs, which a process that has called CUDA cannot
+    # PyTorch is not asked: a study forks its runs, and the forks of a process that has called CUDA cannot use a GPU
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         gpus = subprocess.run(query, capture_output=True, text=True).stdout.splitlines()
@@ -136,7 +145,7 @@ def read_records(file: Path) -> list[Record]:
 
 
 def write_records(file: Path, records: Iterable[Record]) -> None:
-    """Replace the file as a whole: a study that is killed keeps the old one or has the new one."""
+    """Replace the file as a whole: a study that is killed leaves either the old file or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f".{file.name}")
     unfinished.write_text("".join(json.dumps(record) + "\n" for record in records))

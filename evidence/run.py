@@ -1,5 +1,5 @@
 """
-Run a study: every run of its grid that its results lack, with `troll grpo` and `troll eval`.
+Run a study: every run of its grid that is missing from its results, with `troll grpo` and `troll eval`.
 
     python -m evidence.run evidence/newest.yaml
     python -m evidence.run evidence/newest.yaml --only label-2/troll/ label-2/drpo/ --seeds 301 302
@@ -12,7 +12,7 @@ grid that has results, give it a new name. `--retry` repeats runs that failed.
 The second line runs some cells with other seeds and prints their success. Their results go to the folder of the runs,
 outputs/evidence/newest.
 
-The third line stops all runs after an hour. The results have what the stopped runs had logged.
+The third line stops all runs after an hour. The results contain what the stopped runs had logged.
 """
 
 import argparse
@@ -47,7 +47,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 RESULT = "result.json"
 
 # Every run is a fork of this process, because loading the libraries takes as long as half a run. A fork cannot use a
-# GPU if its parent has called CUDA, not even to ask whether there is one: PyTorch is to ask NVML.
+# GPU if its parent has called CUDA, even if only to ask whether there is one. With this variable, PyTorch asks NVML
+# instead.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 _PROCESSES: Any = get_context("fork")
 
@@ -59,14 +60,14 @@ def run_all(
     deadline: float = math.inf,
 ) -> None:
     """Run each job in its own process, `workers` at a time, with a `log.txt` in its folder, and print how it ended. At
-    the `deadline`, by `time.monotonic`, the running ones are killed, and no other one begins."""
+    the `deadline`, by `time.monotonic`, running jobs are killed, and no other job begins."""
     waiting = list(jobs)
     total = len(jobs)
     start = time.monotonic()
-    running: dict[Any, tuple[Path, Any, set[int]]] = {}  # by what the end of a process makes ready
+    running: dict[Any, tuple[Path, Any, set[int]]] = {}  # by sentinel, which the end of a process makes ready
     cores = sorted(os.sched_getaffinity(0))
     shares = [set(cores[place::workers]) or set(cores) for place in range(workers)]
-    gc.freeze()  # a fork need not walk through the libraries' objects at every collection: a twentieth of a run
+    gc.freeze()  # spares a fork the libraries' objects at every collection: a twentieth of a run
     while running or (waiting and time.monotonic() < deadline):
         while waiting and shares and time.monotonic() < deadline:
             folder = waiting.pop(0)
@@ -90,7 +91,7 @@ def run_all(
 
 
 def _run_job(job: Callable[[], None], folder: Path, cores: set[int]) -> None:
-    os.sched_setaffinity(0, cores)  # and no more verifier workers than these
+    os.sched_setaffinity(0, cores)  # also limits the number of verifier workers
     folder.mkdir(parents=True, exist_ok=True)
     log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
@@ -105,8 +106,8 @@ def _run_job(job: Callable[[], None], folder: Path, cores: set[int]) -> None:
 
 
 class Runner:
-    """A grid's runs in a folder, `starts/<task>/seed<n>` and `runs/<task>/<method>/<cell>/seed<n>`, and the file of
-    their `results`. A run that the file has is done, whichever machine made it. None runs beyond the `deadline`, by
+    """Runs a grid in a folder, with `starts/<task>/seed<n>` and `runs/<task>/<method>/<cell>/seed<n>`, and writes the
+    file of `results`. A run in this file is done, whichever machine made it. No run continues beyond the `deadline`, by
     `time.monotonic`."""
 
     def __init__(self, grid: Grid, folder: Path, results: Path, workers: int, deadline: float = math.inf):
@@ -118,7 +119,7 @@ class Runner:
         self.records = {run_of(record): record for record in read_records(results)} if results.exists() else {}
 
     def run(self, studies_of: Mapping[Run, list[str]], retry: bool = False) -> None:
-        """Make the missing starts and runs, seed by seed: a study that is cut off has whole seeds."""
+        """Make the missing starts and runs, seed by seed, so a study that is cut off has complete seeds."""
         lacking = lambda run: run not in self.records or (retry and "error" in self.records[run])
         waiting = [run for run in studies_of if lacking(run)]
         for seed in dict.fromkeys(run.seed for run in waiting):
@@ -147,7 +148,7 @@ class Runner:
         return self.folder / "runs" / run.folder
 
     def _start(self, run: Run) -> Path:
-        """The folder of the start. What is chosen from a dataset is the same for every seed."""
+        """The folder of the start. Problems that are chosen from a dataset are the same for every seed."""
         chosen = self.grid.tasks[run.task].dataset is not None
         return self.folder / "starts" / run.task / ("" if chosen else f"seed{run.seed}")
 
@@ -156,9 +157,9 @@ class Runner:
         make_start(self._start(run), self.grid.tasks[run.task], run.seed)
 
     def _execute(self, run: Run) -> None:
-        """In a process of its own: train, evaluate, and leave the record in the folder of the run."""
+        """In a separate process, train, evaluate, and write the record into the folder of the run."""
         folder = self._folder(run)
-        for path in folder.iterdir():  # of a run that was stopped: a training refuses a folder that holds one
+        for path in folder.iterdir():  # files of a stopped run: a training refuses a folder that has a run
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != "log.txt":
@@ -168,7 +169,7 @@ class Runner:
         except BaseException as error:  # SystemExit too: the results record it
             if isinstance(error, KeyboardInterrupt):
                 raise
-            said = (folder / "log.txt").read_text().rstrip().rpartition("\n")[2]  # the command's last words
+            said = (folder / "log.txt").read_text().rstrip().rpartition("\n")[2]  # the last line of the command
             record = describe(run) | of_log(run, folder) | {"error": f"{type(error).__name__}: {error}; {said}"}
             traceback.print_exc()
         shutil.rmtree(folder / "eval", ignore_errors=True)
@@ -181,7 +182,7 @@ class Runner:
     def train_and_evaluate(self, run: Run, folder: Path) -> Record:
         task = self.grid.tasks[run.task]
         start = self._start(run)
-        # A small model gains nothing from a second thread, and loses much where the cores are busy
+        # A small model gains nothing from a second thread, and loses much if the cores are busy
         torch.set_num_threads(len(os.sched_getaffinity(0)) if task.model else 1)
         _write_the_log()
         _keep_rows_of_last_batch()
@@ -191,8 +192,8 @@ class Runner:
         peak = {"peak_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_available() else {}
         if self.grid.evaluation is None:
             return make_record(run, folder) | peak
-        # From inside its folder: the seed of a sample depends on the model's name. With one name for all runs, equal
-        # models get equal samples
+        # Evaluate from inside the run's folder: the seed of a sample depends on the model's name. With one name for all
+        # runs, equal models get equal samples
         os.chdir(folder)
         problems = start / "data" / "test.jsonl"
         flags: dict[str, Any] = {
@@ -214,8 +215,9 @@ def _words(config: Path, flags: Mapping[str, Any]) -> list[str]:
 
 def _keep_rows_of_last_batch() -> None:
     """
-    TRL's loader reads the rows of a whole rollout batch again at every update, and accelerate walks through them to
-    move them to a device. With 32 updates per rollout batch that took a third of a run.
+    Keep the rows of the last batch in memory. TRL's loader reads the rows of a whole rollout batch again at every
+    update, and accelerate walks through them to move them to a device. With 32 updates per rollout batch, this took a
+    third of a run.
     """
     read_rows = Dataset.__getitems__
     last: dict[tuple[str, tuple[int, ...]], list[Any]] = {}
@@ -233,8 +235,8 @@ def _keep_rows_of_last_batch() -> None:
 
 
 def _write_the_log() -> None:
-    """Add the `seconds` of [`make_record`] to a run's log. TRL writes the log when the run ends, and a long one may be
-    stopped before. At every update this would take a tenth of a small run."""
+    """Add the `seconds` of [`make_record`] to a run's log, and write the log every 8 updates. TRL writes it when the
+    run ends, and a long run may be stopped before. Writing at every update would take a tenth of a small run."""
     log, clock = GRPOTrainer.log, time.perf_counter if torch.cuda.is_available() else time.process_time
 
     def log_and_write(trainer: GRPOTrainer, logs: dict[str, float], *args: Any) -> None:
@@ -247,8 +249,8 @@ def _write_the_log() -> None:
 
 def _rewards_alone(trainer: GRPOTrainer, _model: Any, inputs: Any, *_: Any, **__: Any) -> tuple[Any, None, None]:
     """
-    TRL's evaluation step without its loss and its old policy. The study reads rewards alone, and the rest took a
-    seventh of a run.
+    TRL's evaluation step without its loss and its old policy. The study reads only rewards, and the rest took a seventh
+    of a run.
     """
     args = trainer.args
     accumulated = trainer.args.gradient_accumulation_steps
@@ -261,8 +263,8 @@ def _rewards_alone(trainer: GRPOTrainer, _model: Any, inputs: Any, *_: Any, **__
 
 
 def _given(task: Task, model: str | None, dataset: str | None) -> Task:
-    """The task with another model and dataset, if it has one of its own; folders by absolute paths, since a run changes
-    its working folder."""
+    """The task with another model and dataset, if the task names them. Folders become absolute paths, because a run
+    changes its working folder."""
     absolute = lambda name: str(Path(name).resolve()) if name is not None and Path(name).is_dir() else name
     return replace(
         task,
@@ -277,11 +279,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="folder of the runs (default: outputs/evidence/NAME)")
     workers = 1 if torch.cuda.is_available() else os.cpu_count()
     parser.add_argument("--workers", type=int, default=workers, help=f"runs at a time (here: {workers})")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="PREFIX", help="runs whose folders begin with one")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="PREFIX", help="only runs in these folders")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds that replace the seeds of the studies")
     parser.add_argument("--model", help="folder or hub name that replaces the tasks' model")
     parser.add_argument("--dataset", help="folder with train.jsonl and test.jsonl that replaces the tasks' dataset")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which all runs are stopped")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="minutes after which all runs are stopped")
     parser.add_argument("--retry", action="store_true", help="repeat runs that failed")
     return parser.parse_args()
 

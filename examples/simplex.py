@@ -20,7 +20,7 @@ OLD = torch.tensor([0.50, 0.32, 0.18], dtype=torch.float64)  # q
 NEW = torch.tensor([0.12, 0.16, 0.72], dtype=torch.float64)  # p
 CORNERS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]], dtype=torch.float64)  # of tokens A, B and C
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"  # Okabe and Ito
-LOOKS = {  # of the three distributions, told apart by shape and hatch as well as by colour
+LOOKS = {  # of the three distributions, distinguished by shape and hatch as well as by colour
     "old policy q": {"color": BLUE, "marker": "o", "hatch": ""},
     "policy p": {"color": ORANGE, "marker": "s", "hatch": "////"},
     "projected π": {"color": GREEN, "marker": "D", "hatch": "xx"},

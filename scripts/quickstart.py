@@ -1,4 +1,4 @@
-"""Quickstart: a small Qwen3 model that solves some sums is trained with TROLL until it solves most of them."""
+"""Quickstart: train a small Qwen3 model on sums with TROLL, and with TRL's clip for comparison."""
 
 from troll_trl.cli.quickstart import main
 

@@ -1,5 +1,5 @@
-"""Small models, made on the spot: a tokenizer, new weights, and a supervised warm-up until some problems are solved.
-The quickstart and the study in `evidence/` use them."""
+"""Makes small models for the quickstart and the study in `evidence/`: a tokenizer, new weights, and a supervised
+warm-up until the model solves some problems."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
-WARM_UP_SUCCESS = 0.35  # solved often enough for every group of completions to hold right ones and wrong ones
+WARM_UP_SUCCESS = 0.35  # high enough that a group of completions usually has both right and wrong ones
 WARM_UP_BATCH = 256
 MAX_WARM_UP_STEPS = 1500
 SIZES = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "max_position_embeddings": 64}
@@ -33,7 +33,7 @@ def write_problems(folder: Path, train: list[dict[str, str]], test: list[dict[st
 
 
 def make_tokenizer(phrases: Sequence[str] = ("What is ",)) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with Qwen3's chat marks, and one token for each of `phrases` and what every chat holds."""
+    """Make a byte-level tokenizer with Qwen3's chat markers, and one token for each phrase and fixed part of a chat."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -48,7 +48,7 @@ def make_tokenizer(phrases: Sequence[str] = ("What is ",)) -> PreTrainedTokenize
 def make_model(
     tokenizer: PreTrainedTokenizerFast, architecture: type[PreTrainedConfig] = Qwen3Config, **sizes: int
 ) -> PreTrainedModel:
-    """A model of `architecture` with new weights; `sizes` replace the quickstart's."""
+    """Make a model of `architecture` with new weights. `sizes` override the quickstart's."""
     config = architecture(
         vocab_size=len(tokenizer),
         tie_word_embeddings=True,
@@ -61,8 +61,8 @@ def make_model(
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, problems: list[dict[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels `(problems, length)`; labels are −100 except for what the model learns: the solution that a
-    problem has, else its answer."""
+    """Return token ids and labels `(problems, length)`. Labels are −100 except on the target text: a problem's solution
+    or, without one, its answer."""
     chats = [[{"role": "user", "content": row["problem"]}] for row in problems]
     prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     answers = [row.get("solution", f"Answer: {row['answer']}") + tokenizer.eos_token for row in problems]
@@ -80,7 +80,7 @@ def warm_up(
     target: float = WARM_UP_SUCCESS,
     learning_rate: float = 4e-3,
 ) -> None:
-    """Supervised training until a sampled answer is right with probability `target`, on average."""
+    """Train with supervision until a sampled answer is right with an average probability of `target`."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.05, total_iters=20)
     success = 0.0
@@ -95,7 +95,8 @@ def warm_up(
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        # What sampling at temperature 1 would solve: the probability of the right answer, averaged over some batches
+        # Expected success of sampling at temperature 1: the probability of the right answer, averaged over recent
+        # batches
         success = 0.8 * success + 0.2 * losses.detach().sum(1).neg().exp().mean().item()
         if step % 50 == 0 or success >= target:
             taken = divmod(round(time.monotonic() - start), 60)

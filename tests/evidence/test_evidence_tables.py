@@ -12,7 +12,7 @@ from evidence.groups import estimate, group_runs
 from evidence.tables import table_page
 
 PLAN = {
-    "groups": {"both, 8": {"tasks": ["a", "b"], "steps_per_generation": 8}},
+    "groups": {"both, 8": {"tasks": ["a", "b"], "steps_per_generation": [8]}},
     "methods": {"TROLL": ["troll"], "clip": ["clip-0.2", "clip-0.5"]},
     "seeds": [1, 2, 3],
     "against": ["TROLL"],
@@ -73,7 +73,7 @@ def test_a_failed_run_counts_as_0_and_a_stopped_or_unreported_one_not_at_all():
         record("b", "clip-0.5", 1e-4, 1, 0.5),
     ]
     assert group_runs(others, PLAN)["both, 8"].mean("clip", 1e-4).value == pytest.approx((0.3 + 0.5) / 2)
-    of_group = PLAN | {"groups": {"a": {"tasks": ["a"], "steps_per_generation": 8, "seeds": [4]}}}
+    of_group = PLAN | {"groups": {"a": {"tasks": ["a"], "steps_per_generation": [8], "seeds": [4]}}}
     assert group_runs(others, of_group)["a"].mean("clip", 1e-4).value == 1
 
 

@@ -289,7 +289,7 @@ def test_refused(options, message, tmp_path):
 def test_a_scheduler_that_keeps_its_last_rate_is_refused(tmp_path):
     options = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 4}
     trainer = make_trainer(*OURS["grpo"], tmp_path, **ADAPTIVE | options)
-    with pytest.raises(ValueError, match="ReduceLROnPlateau sets them"):
+    with pytest.raises(ValueError, match="ReduceLROnPlateau sets the rates"):
         trainer.train()
 
 

@@ -200,7 +200,7 @@ def test_an_adapter_that_lacks_weights_is_refused(tmp_path):
 def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path):
     checkpoint = str(folder / "checkpoint-3")
     for options, reason in (
-        ({"intermediate_size": 64}, r"is \[16, 32\], this"),
+        ({"intermediate_size": 64}, r"is \[16, 32\], but this"),
         ({"num_hidden_layers": 3}, "2 layers"),
     ):
         with pytest.raises(ValueError, match=reason):

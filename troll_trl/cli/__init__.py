@@ -1,2 +1,2 @@
-"""The command line has one module for each command, their settings, and what a run prints. It may import every
+"""The command line: one module for each command, and modules for their settings and output. May import every
 package."""

@@ -1,4 +1,4 @@
-"""The arguments of a training run, next to those of its trainer and its model, and the dataclasses that hold all."""
+"""The arguments of a training run, in addition to the trainer's and the model's, and the dataclasses that hold all."""
 
 import math
 import os
@@ -19,17 +19,17 @@ from troll_trl.trainers.config import ClipGRPOConfig, ClipRLOOConfig, TrollGRPOC
 
 @dataclass
 class TrollModelConfig(ModelConfig):
-    """TRL's arguments of the model, with another default."""
+    """TRL's model arguments with another default for `lora_dropout`."""
 
     lora_dropout: float = setting(
-        0.0, "Dropout of LoRA. TRL's default is 0.05, which a trust region takes for a step of the policy."
+        0.0, "LoRA dropout. TRL's default is 0.05, whose noise a trust region mistakes for steps of the policy."
     )
 
 
 @dataclass
 class TrollScriptArguments:
     """
-    Arguments of a training run, next to those of the trainer and the model.
+    Arguments of a training run, in addition to the trainer's and the model's.
 
     `make_arguments` fills in `mixture`, the [`~trl.DatasetMixtureConfig`] to train on in place of `dataset_name`.
     """
@@ -54,21 +54,22 @@ class TrollScriptArguments:
     dataset_test_split: str | None = setting(
         None, "Split to evaluate on, or a part of it. The default is `test`, which a single file does not have."
     )
-    dataset_streaming: bool = setting(False, "Read rows as the training needs them. Gold answers do not work with it.")
+    dataset_streaming: bool = setting(False, "Load rows only as needed. Streaming does not work with gold answers.")
     eval_dataset_name: str | None = setting(None, "Evaluation data, if it is not a split of `dataset_name`.")
     eval_dataset_config: str | None = setting(
         None,
-        "Configuration of the evaluation dataset. If it is the training dataset, the default is `dataset_config`.",
+        "Configuration of the evaluation dataset. If the evaluation uses the training dataset, the default is "
+        "`dataset_config`.",
     )
     problem_column: str | None = setting(
         None,
-        "Column with the problems, if the dataset has neither a known schema nor a column `prompt`. The same holds for "
+        "Column with the problems, if the dataset has neither a known schema nor a column `prompt`. Also used for "
         "`eval_dataset_name`, if that dataset has the column.",
     )
     answer_column: str | None = setting(
         None,
         "Column with the gold answers, if the dataset has no known schema. `math_accuracy` and other rewards that "
-        "read `solution` need them. The same holds for `eval_dataset_name`, if that dataset has the column.",
+        "read `solution` need them. Also used for `eval_dataset_name`, if that dataset has the column.",
     )
     instruction: str | None = setting(None, "Text after every problem or prompt, such as how to mark the final answer.")
     system_prompt: str | None = setting(None, "System message before every problem.")
@@ -78,8 +79,8 @@ class TrollScriptArguments:
         "`eval_dataset_name`.",
     )
     max_prompt_tokens: int | None = setting(None, "Drop longer prompts, and warn how many. No prompt is truncated.")
-    max_train_samples: int | None = setting(None, "Train on the first problems only, this many.")
-    max_eval_samples: int | None = setting(None, "Evaluate on the first problems only, this many.")
+    max_train_samples: int | None = setting(None, "Train only on this number of problems, the first ones.")
+    max_eval_samples: int | None = setting(None, "Evaluate only on this number of problems, the first ones.")
     reward_funcs: list[str] = setting(
         help="Reward functions: `math_accuracy` (the default without a reward model), dotted import paths such as "
         "`my_lib.rewards.custom_reward`, or calls that make one: `my_lib.length_penalty(limit=512)`.",
@@ -103,7 +104,7 @@ TRAINING: dict[tuple[str, str], Any] = {
 }
 
 
-# The least value of options that libraries divide by, or count up to
+# Smallest allowed values of options that libraries divide by, or count up to
 _LEAST = {
     "per_device_train_batch_size": 1,
     "per_device_eval_batch_size": 1,
@@ -122,7 +123,7 @@ _LEAST = {
 
 
 def training_parser(algorithm: str, program: str) -> OptionParser:
-    """Make the parser of a training's options. An algorithm that is none is refused as a value by this parser."""
+    """Make the parser of a training run's options. This parser itself refuses an unknown algorithm."""
     training = TRAINING["rloo" if algorithm == "rloo" else "grpo", "troll"]
     types = (TrollScriptArguments, training, TrollModelConfig, DatasetMixtureConfig)
     return OptionParser(types, program, launcher_parser(program).names())
@@ -137,7 +138,7 @@ def launcher_parser(program: str) -> CommandParser:
 
 def training_options(parser: OptionParser, values: Mapping[str, Any], flags: Sequence[str]) -> dict[str, Any]:
     """Return the options that files and flags set. A mistake ends the process with code 2 and one message. A
-    `hub_token` becomes the process's `HF_TOKEN`, and no option of the run."""
+    `hub_token` moves from the options to the environment variable `HF_TOKEN`."""
     options = parser.read(values, flags)
     if token := options.pop("hub_token", None):
         os.environ["HF_TOKEN"] = token
@@ -155,7 +156,8 @@ def training_options(parser: OptionParser, values: Mapping[str, Any], flags: Seq
 
 def make_arguments(options: dict[str, Any]) -> tuple[TrollScriptArguments, GRPOConfig | RLOOConfig, ModelConfig]:
     """Make the script's arguments, the trainer's ([`TrollGRPOConfig`], [`TrollRLOOConfig`], or TRL's options for
-    `method: clip`) and the model's. A value that they refuse is a `ValueError`, or an error of a file it names."""
+    `method: clip`) and the model's. A value that they refuse raises a `ValueError`, or the error of a file that it
+    names."""
     options = deepcopy(options)  # transformers writes into `accelerator_config`, and a run saves its options
     if options.get("reward_model_name_or_path") is not None:
         options.setdefault("reward_funcs", [])

@@ -51,7 +51,7 @@ def check_kernels() -> tuple[bool, str]:
 
 
 def load_model(name: str | None, dtype: str) -> Any:
-    """Load the model that is named, or make a small one."""
+    """Load the named model, or make a small one."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -89,7 +89,7 @@ def check_model(model: Any) -> tuple[bool, str]:
 
 
 def check_loss() -> tuple[bool, str]:
-    """Train a small model with TROLL, its bound open and without regression, and with TRL's GRPO without a clip."""
+    """Train a small model with TROLL without a bound and a regression, and with TRL's GRPO without a clip."""
     from trl import GRPOConfig, GRPOTrainer
 
     from troll_trl import TrollGRPOConfig, TrollGRPOTrainer

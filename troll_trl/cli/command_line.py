@@ -1,9 +1,9 @@
 """
-Reads a command line: the YAML files that `--config` names, and flags over them. What TRL's parser lets pass is refused.
+Reads a command line: the YAML files that `--config` names, and flags that override them. Stricter than TRL's parser.
 
-A file may name in `base` the files that it builds on; later values replace earlier ones, and `env` adds up. Some files
-come with the package, and `MODEL/DATASET` names a combination of three of them. Nothing here imports torch, since its
-import, and those of the libraries, read variables that a file's `env` sets.
+A file's `base` may name the files that it builds on. Later values replace earlier ones, but `env` mappings are merged.
+Some files come with the package, and `MODEL/DATASET` names a combination of three of them. This module does not import
+torch: on import, torch and other libraries read variables that a file's `env` sets.
 """
 
 import argparse
@@ -31,20 +31,20 @@ _PACKAGE = Path(troll_trl.__file__).parent
 
 
 def warn(message: str) -> None:
-    """Print a line. If several processes of a machine have the same to say, the first one prints it."""
+    """Print a line to stderr. Of several processes on a machine, only the first one prints."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(message, file=sys.stderr)
 
 
 def stop(program: str, message: object, code: int = 2) -> NoReturn:
-    """End with one message. If several processes of a machine fail alike, the first one prints it."""
+    """Exit with one message. Of several processes on a machine, only the first one prints it."""
     warn(f"{program}: error: {' '.join(str(message).split())}")
     raise SystemExit(code)
 
 
 def stop_if_expected(program: str, error: Exception, options: Mapping[str, Any]) -> None:
-    """End with the message of an error that a wrong option causes: an error of a library, or one that this package
-    raises on purpose. Return if a traceback is of use: the user's own code has failed, or ours has a bug."""
+    """Exit with the message of an error that a wrong option causes: a library's error, or one that this package raises
+    on purpose. Return if a traceback is useful: the user's own code has failed, or ours has a bug."""
     frames = [*walk_tb(error.__traceback__)]
     file, line = frames[-1][0].f_code.co_filename, frames[-1][1]
     frames += walk_tb(getattr(error.__cause__, "__traceback__", None))
@@ -62,13 +62,13 @@ def stop_if_expected(program: str, error: Exception, options: Mapping[str, Any])
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return a sentence with the valid name that is most like `name`, or an empty text."""
+    """Return a sentence with the valid name that is most like `name`, or an empty string."""
     near = difflib.get_close_matches(name.replace("-", "_"), valid, n=1)
     return f" Did you mean {near[0]}?" if near else ""
 
 
 def name_of(word: str) -> str:
-    """Return the option's name of a flag: `max_steps` for `--max-steps=3`."""
+    """Return the option name of a flag: `max_steps` for `--max-steps=3`."""
     return word.partition("=")[0].lstrip("-").replace("-", "_")
 
 
@@ -104,7 +104,7 @@ def read_config(name: str | Path) -> dict[str, Any]:
 
 
 def _find_config(name: str | Path, folder: Path) -> Path:
-    """Find a file in `folder` or among the package's. A combination of files is the path of no file."""
+    """Find a file in `folder` or among the package's. The path of a combination of files is not a file itself."""
     for path in (parent / file for parent in (folder, configs_folder()) for file in (str(name), f"{name}.yaml")):
         if path.is_file() or _combined_files(path):
             return path
@@ -113,7 +113,7 @@ def _find_config(name: str | Path, folder: Path) -> Path:
 
 
 def _combined_files(path: Path) -> list[Path]:
-    """List the files that `configs/MODEL/DATASET.yaml` means, if its folder `configs` has them; else none."""
+    """List the files that `configs/MODEL/DATASET.yaml` combines, or none if one of them is missing."""
     folder = path.parent.parent
     files = [folder / "paper.yaml", folder / f"models/{path.parent.name}.yaml", folder / f"data/{path.stem}.yaml"]
     return files if path.suffix == ".yaml" and all(file.is_file() for file in files) else []
@@ -139,8 +139,8 @@ def _merged(path: Path, named_by: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _over(merged: dict[str, Any], later: dict[str, Any], file: str | Path) -> dict[str, Any]:
-    """Return `merged` with the values of a later file. The variables of both `env` hold; any other mapping is replaced,
-    in a run with a line that names it."""
+    """Return `merged` with the values of a later file. The variables of both `env` mappings apply. Any other mapping is
+    replaced, and a warning names it."""
     for name in merged.keys() & later.keys():
         before, now = merged[name], later[name]
         if name != "env" and isinstance(before, dict) and isinstance(now, dict) and before != now:
@@ -150,7 +150,7 @@ def _over(merged: dict[str, Any], later: dict[str, Any], file: str | Path) -> di
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that occurs twice, of which PyYAML takes the last."""
+    """Refuses a key that occurs twice. PyYAML would take the last one."""
 
     def construct_mapping(self, node, deep=False):
         keys = [key.value for key, _ in node.value]
@@ -176,14 +176,14 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that takes no abbreviation and no flag twice, and answers a mistake with one line."""
+    """A parser that refuses abbreviations and repeated flags, and reports a mistake in one line."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **(options | {"allow_abbrev": False}))
-        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse takes -1e-5 for a flag
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse would read -1e-5 as a flag
 
     def parse_args(self, args=None, namespace=None):
-        """Parse as argparse does, after a look at the flags' names, which argparse would name in no message."""
+        """Check the names of the flags, which argparse's own messages would not show, and parse as argparse does."""
         flags = [word.partition("=")[0] for word in args or () if re.match("--?[A-Za-z]", word)]
         for flag in flags:
             if flag not in self._option_string_actions:
@@ -218,14 +218,14 @@ def read_command(argv: Sequence[str] | None, program: str) -> tuple[dict[str, An
     return values, options.config, words
 
 
-# TRL types these as texts, and gives a boolean a meaning of its own
+# TRL types these as text, but a boolean has a meaning of its own
 _TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint", "fsdp")
-# The text of these mappings may be the path of a file, which transformers reads
+# A text in place of these mappings may be the path of a file, which transformers reads
 MAPPING_OR_PATH = ("accelerator_config", "deepspeed", "fsdp_config")
 
 
 def json_mapping(text: str) -> dict[str, Any]:
-    """Read a mapping of a flag, which is JSON. argparse's message for a `ValueError` names the flag."""
+    """Read a flag's JSON mapping. If this raises a `ValueError`, argparse's message names the flag."""
     if not isinstance(value := json.loads(text), dict):
         raise ValueError
     return value
@@ -252,7 +252,8 @@ class OptionParser(CommandParser, TrlParser):
     Args:
         dataclass_types (`Sequence[type]`): their fields are the options
         program (`str`): name in messages
-        launcher (`Iterable[str]`, *optional*): the launcher's flags: meant by misspelt flags, refused as keys
+        launcher (`Iterable[str]`, *optional*): the launcher's flags, which a misspelt flag may mean and which are
+        refused as keys
     """
 
     def __init__(self, dataclass_types: Sequence[Any], program: str, launcher: Iterable[str] = ()):
@@ -272,8 +273,8 @@ class OptionParser(CommandParser, TrlParser):
         return [*super().names(), *self.only_launcher]
 
     def read(self, values: Mapping[str, Any], flags: Sequence[str]) -> dict[str, Any]:
-        """Return the options that are set, by name and each of its type: the `values` of files, and `flags` over
-        them. A mistake ends the process with code 2 and one message."""
+        """Return the options that are set, by name and converted to their types. `flags` override the `values` of
+        files. A mistake ends the process with code 2 and one message."""
         if {"-h", "--help"} & {*flags}:
             self.print_help()
             raise SystemExit(0)
@@ -283,12 +284,12 @@ class OptionParser(CommandParser, TrlParser):
             if name not in self.hints:
                 self.error(f"unknown key `{name}`.{nearest(name, self.hints)}")
         for action in self._actions:
-            action.default = argparse.SUPPRESS  # the namespace gets what is set
+            action.default = argparse.SUPPRESS  # the namespace gets only the options that are set
         options = argparse.Namespace(**{name: self._converted(name, value) for name, value in values.items()})
         return vars(self.parse_args(flags, options))
 
     def _converted(self, name: str, value: Any) -> Any:
-        """Convert a file's value with the option's own type, as a flag's text is converted."""
+        """Convert a file's value to the option's type, as argparse converts a flag's text."""
         hint, several = self.hints[name], self._option_string_actions[f"--{name}"].nargs == "+"
         takes_boolean = name in _TEXT_OR_BOOLEAN
         types = _types_of(hint) | ({bool} if takes_boolean else set())

@@ -32,7 +32,7 @@ def parse_evaluation_args(argv: Sequence[str] | None = None, program: str = "eva
 
 
 def main(argv: Sequence[str] | None = None, program: str = "evaluate.py") -> None:
-    """Evaluate, in this process. Ends with code 2 and one message for a mistake of the user; with 130 when
+    """Evaluate in this process. Ends with code 2 and one message after a user's mistake, and with 130 if
     interrupted."""
     args = parse_evaluation_args(argv, program)
     logger = logging.getLogger("math_answers.evaluation")
@@ -47,12 +47,12 @@ def main(argv: Sequence[str] | None = None, program: str = "evaluate.py") -> Non
 
         from math_answers.evaluation import evaluate
 
-        datasets.disable_progress_bars()  # the samples have one
+        datasets.disable_progress_bars()  # sampling has its own
         evaluate(args)
-    except (ValueError, OSError, ImportError) as error:  # a user can set these right without a traceback
+    except (ValueError, OSError, ImportError) as error:  # a user can fix these without a traceback
         stop(program, printable(str(error)))
     except KeyboardInterrupt:
-        print_error(f"Stopped. {again} continues where it was.")
+        print_error(f"Stopped. {again} continues from there.")
         raise SystemExit(130) from None
-    except torch.OutOfMemoryError as error:  # after the one that may interrupt the import of torch
-        stop(program, f"out of memory. {again} and a lower `batch_size` continues. {error}")
+    except torch.OutOfMemoryError as error:  # last: an interrupted import leaves no `torch`
+        stop(program, f"out of memory. {again} with a lower `batch_size` continues. {error}")

@@ -11,8 +11,8 @@ LOCK = "_lock"  # transformers uploads no file whose name begins with an undersc
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make a folder and hold its lock. The kernel releases the lock when this process dies. A `ValueError` says that
-    another process holds it, or that the folder cannot be written to."""
+    """Make a folder and hold its lock. The kernel releases the lock when this process dies. Raises a `ValueError` if
+    another process holds the lock, or if the folder cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("ab")
@@ -25,7 +25,7 @@ def locked(folder: Path) -> Iterator[None]:
             raise ValueError(
                 f"Another process is writing a run into {folder}. Wait until it has ended, or name another folder."
             ) from None
-        except OSError:  # some file systems of clusters have no locks
+        except OSError:  # some cluster file systems have no locks
             pass
         os.register_at_fork(after_in_child=file.close)  # a worker that outlives this process does not keep the lock
         yield

@@ -1,4 +1,4 @@
-"""The command `troll`. It imports only what its command needs."""
+"""The command `troll`. It imports only what the chosen subcommand needs."""
 
 import argparse
 import sys
@@ -24,7 +24,7 @@ COMMANDS = {
         "main",
         "list the configs that come with the package, or copy one for editing",
     ),
-    "check": ("troll_trl.cli.check", "main", "compare kernels, LM head and loss with PyTorch's and TRL's, here"),
+    "check": ("troll_trl.cli.check", "main", "compare kernels, LM head and loss with PyTorch's and TRL's"),
     "env": ("troll_trl.cli.environment", "main", "print versions, devices and kernels, for a bug report"),
 }
 

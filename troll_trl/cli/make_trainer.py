@@ -1,4 +1,4 @@
-"""Makes a trainer of arguments: refuses mistakes of the user, then loads rewards and data."""
+"""Makes a trainer from arguments: refuses a user's mistakes, then loads rewards and data."""
 
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ def make_trainer(
     """Make the trainer that the arguments ask for, with its model and data."""
     if training_args.max_steps == 0 or (training_args.max_steps < 0 and training_args.num_train_epochs <= 0):
         name = "max_steps" if training_args.max_steps == 0 else "num_train_epochs"
-        raise ValueError(f"`{name}` is {getattr(training_args, name)}: nothing would be trained. Give more than 0.")
+        raise ValueError(f"`{name}` is {getattr(training_args, name)}: nothing would be trained. It must be positive.")
     model, revision = str(model_args.model_name_or_path), model_args.model_revision
     if adapter := adapter_settings(check_model(model, "model_name_or_path", revision)):
         raise ValueError(
@@ -83,8 +83,8 @@ def make_trainer(
 
 
 def restore_thought_tag(trainer: GRPOTrainer | RLOOTrainer) -> None:
-    """Tell `math_accuracy` of a thought that the chat template opens: it sees completions without their prompts, and a
-    box in a thought that is cut off would pay."""
+    """Tell `math_accuracy` about a thought that the chat template opens. The reward function gets completions without
+    their prompts, and would otherwise reward a box in a thought that is cut off."""
     tokenizer: Any = trainer.processing_class
     parses_thoughts = any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema"))
     if math_accuracy_reward not in trainer.reward_funcs or tokenizer.chat_template is None or parses_thoughts:

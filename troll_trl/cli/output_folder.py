@@ -54,7 +54,7 @@ def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOC
     options = {"algorithm": script_args.algorithm, "method": script_args.method, "optim": optimizer}
     for name, now in options.items():
         kind = type(args) if name == "optim" else TrollScriptArguments
-        then = before.get(name, getattr(kind, name))  # a default is in no file
+        then = before.get(name, getattr(kind, name))  # files omit defaults
         if now.removesuffix("_fused") != then.removesuffix("_fused"):  # these have the same state
             raise ValueError(
                 f"`{name}` is {now}, but the run in {resumed} was made with {then}. Name another `output_dir` to start "
@@ -82,13 +82,13 @@ def saved_checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | None:
-    """Return the checkpoint to resume from. With `resume`, it is the newest complete one, if there is one. Refuse one
-    of another model or adapter."""
+    """Return the checkpoint to resume from. With `resume`, it is the newest complete one, if there is one. Refuse a
+    checkpoint of another model or adapter."""
     args = trainer.args
     checkpoint = args.resume_from_checkpoint or None
     if isinstance(trainer, TrollTrainer):
         checkpoint = trainer.find_checkpoint("newest" if resume else checkpoint)
-    elif resume or checkpoint is True:  # TRL's own trainer would take the newest, whole or not
+    elif resume or checkpoint is True:  # TRL's own trainer would take the newest, complete or not
         saved = saved_checkpoints(args.output_dir)
         checkpoint = next((str(folder) for folder in reversed(saved) if why_unreadable(folder) is None), None)
         if saved and checkpoint is None:
@@ -97,15 +97,15 @@ def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | N
         raise ValueError(f"The checkpoint {checkpoint} is damaged: {reason}. Give another one.")
     if checkpoint:
         check_weights(trainer.model, Path(checkpoint))
-        if not isinstance(trainer, TrollTrainer):  # which warns itself
+        if not isinstance(trainer, TrollTrainer):  # a `TrollTrainer` warns itself
             warn_of_a_fresh_optimizer(trainer, Path(checkpoint))
     return checkpoint
 
 
 class SaveOptions(TrainerCallback):
     """
-    Writes the options that files and flags set, after the first update: a resume that fails leaves the run's own. With
-    this file as `--config`, the run can be repeated.
+    Writes the options that files and flags set, after the first update: a failed resume must not overwrite the run's
+    own options. To repeat the run, pass this file as `--config`.
     """
 
     def __init__(self, options: dict[str, Any]):

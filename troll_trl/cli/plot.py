@@ -16,7 +16,7 @@ from troll_trl.cli.command_line import CommandParser, read_config, stop
 if TYPE_CHECKING:
     import pandas as pd
 
-# A panel's title, its metric in the training, and the metric of the evaluation that it marks
+# The title, training metric and evaluation metric of each panel
 PANELS = (
     ("reward", "reward", "eval_reward"),
     ("policy KL before the projection (nats)", "troll/policy_kl_mean", None),
@@ -30,28 +30,28 @@ _WIDTH, _HEIGHT = 9.6, 9.6  # inches
 
 def read_log(run: Path) -> "pd.DataFrame":
     """Return what a run logged: a row for each update, a column for each metric. `run` is a folder with a
-    `trainer_state.json`, with checkpoints, or with both: the log that reaches the latest update is read. Without either
-    it is a `ValueError`."""
+    `trainer_state.json`, with checkpoints, or with both: the log that reaches the latest update is read. Raises a
+    `ValueError` if the folder has neither."""
     import pandas as pd
 
-    # A stopped run has no state but those of its checkpoints, and a resumed one that of the earlier training, too
+    # A stopped run has only the states of its checkpoints. A resumed run also has the state of the earlier training
     saved = [file for file in run.glob("checkpoint-*/trainer_state.json") if file.parent.name[11:].isdigit()]
     checkpoints = sorted(saved, key=lambda file: int(file.parent.name[11:]))
     files = [file for file in (run / "trainer_state.json", *checkpoints[-1:]) if file.is_file()]
     if not files:
-        raise ValueError(f"{run} is no run: it has no trainer_state.json, and no checkpoint with one.")
+        raise ValueError(f"{run} is not a run: it has no trainer_state.json, and no checkpoint with one.")
     logs = []
     for file in files:
         try:
             log = pd.DataFrame(json.loads(file.read_text(encoding="utf-8"))["log_history"])
             logs.append(log.groupby("step").last(numeric_only=True))  # an evaluation has a line of its own
         except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{file} is no state of a trainer: {error!r}") from None
-    return max(logs, key=lambda log: log.index[-1])  # of two that reach as far, the finished run's
+            raise ValueError(f"{file} is not the state of a trainer: {error!r}") from None
+    return max(logs, key=lambda log: log.index[-1])  # on a tie, the finished run's
 
 
 def group_of(run: Path, key: str | None) -> str:
-    """Return the name of a run's group: the value of `key` in its `config.yaml`. Without a key it is the run's path."""
+    """Return the name of a run's group: the value of `key` in its `config.yaml` or, without a key, the run's path."""
     if key is None:
         return str(run)
     file = next((folder / "config.yaml" for folder in (run, run.parent) if (folder / "config.yaml").is_file()), None)
@@ -60,8 +60,8 @@ def group_of(run: Path, key: str | None) -> str:
 
 
 def last_values(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str]) -> "pd.DataFrame":
-    """Return a table with a row for each group and a column for each drawn metric: the mean over the group's runs of
-    what each logged last."""
+    """Return a table with a row for each group and a column for each drawn metric: the mean of the last logged values
+    over the group's runs."""
     import pandas as pd
 
     names = [name for _, *metrics in PANELS for name in metrics if name is not None]
@@ -88,7 +88,7 @@ def draw(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str], file: 
             for name, look in ((metric, {}), (evaluation, held_out)):
                 if name in log:
                     axes.plot(log[name].dropna(), color=colours[groups[run]], linewidth=1, **look)
-    lines = [Line2D([], [], color=colour, label=f" {name}") for name, colour in colours.items()]  # "_" would hide it
+    lines = [Line2D([], [], color=colour, label=f" {name}") for name, colour in colours.items()]  # "_" hides it
     lines.append(Line2D([], [], color="grey", label=" held-out problems", **held_out))
     figure.legend(handles=lines, loc="outside upper center", ncols=3)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def draw(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str], file: 
 
 
 def plot(runs: Sequence[Path], group: str | None, file: Path) -> None:
-    """Draw runs into `file`, and print their last values. A folder that holds no run is a `ValueError`."""
+    """Draw runs into `file`, and print their last values. Raises a `ValueError` if a folder holds no run."""
     logs = {run: read_log(run) for run in dict.fromkeys(runs)}
     groups = {run: group_of(run, group) for run in logs}
     draw(logs, groups, file)
@@ -105,10 +105,10 @@ def plot(runs: Sequence[Path], group: str | None, file: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "troll plot") -> None:
-    """Plot, in this process. Ends with code 2 and one message if a folder holds no run."""
+    """Plot in this process. Ends with code 2 and one message if a folder holds no run."""
     parser = CommandParser(prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder or checkpoint of a run")
-    parser.add_argument("--group", metavar="KEY", help="one colour for runs with one value of this key, such as method")
+    parser.add_argument("--group", metavar="KEY", help="one colour per value of this key, such as method")
     parser.add_argument("--output", type=Path, default=Path("curves.png"), help="the picture (default: curves.png)")
     options = parser.parse_args(argv)
     try:

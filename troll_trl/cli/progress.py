@@ -27,7 +27,7 @@ _COLUMNS = (
 class ProgressLine(ProgressCallback):
     """
     The progress bar, with one short line per log in place of the whole dictionary: `step 48/400, 01:12 < 08:40: …`, the
-    time taken and the time left. A log file has only the lines.
+    time taken and the time left. A log file gets only these lines.
     """
 
     def on_train_begin(self, args, state, control, **kwargs):

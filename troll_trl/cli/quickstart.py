@@ -3,8 +3,8 @@
 This runs on the CPU, without a model or dataset hub:
 
 1. write sums such as "What is 37 + 48?" as JSON lines, and hold some of them out;
-2. take a small Qwen3 model that solves over a third of them. The package has it (0.5 MB). With `--warm_up` it is made
-   again, by supervised training on the other sums;
+2. take a small Qwen3 model, included in the package (0.5 MB), that solves over a third of them. `--warm_up` makes the
+   model again, by supervised training on the other sums;
 3. train it with TROLL, like any model, by `troll grpo --config quickstart` with an adaptive learning rate that starts
    at four times the rate of that config; and with TRL's own trainer at the same time, by `--method clip`;
 4. print the success on the held-out sums before and after, and draw both runs, as `troll plot` does.
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 CONFIG = configs_folder() / "quickstart.yaml"
 
-# `--warm_up` made it with seed 0. The weights of another machine differ in their last digits
+# `--warm_up` made it with seed 0. On another machine, the weights would differ in their last digits
 START = Path(__file__).with_name("quickstart_start")
-HELD_OUT = 512  # with so many, the standard error of the success rate is at most 2.2 points
-# Four times the config's rate shows what a trust region is for: a clip collapses, and TROLL lowers the rate. At half of
-# it and a fixed rate, both ended at 62 % from one start. The scheduled rate falls to 0 along the updates: with a third
-# more of them, a clip recovered to 30 %.
+HELD_OUT = 512  # the standard error of the success rate is then at most 2.2 points
+# Four times the config's rate shows what a trust region is for: a clip collapses, and TROLL lowers the rate. At half
+# this rate, without adaptation, both ended at 62 % from one start. The scheduled rate falls to 0 over the updates: with
+# a third more updates, a clip recovered to 30 %.
 LEARNING_RATE = 3.2e-3
 UPDATES = 96
 START_SUCCESS = 0.35
@@ -47,15 +47,15 @@ THREADS = 1
 
 
 def make_problems(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Shuffle all sums of two numbers below 100. Returns those to train on, and `HELD_OUT` others."""
+    """Shuffle all sums of two numbers below 100. Returns the sums to train on, and `HELD_OUT` others."""
     problems = [{"problem": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(100) for b in range(100)]
     random.Random(seed).shuffle(problems)
     return problems[HELD_OUT:], problems[:HELD_OUT]
 
 
 def make_start(folder: Path, problems: list[dict[str, str]], seed: int, success: float) -> None:
-    """Warm a model up until this share of `success`, and write it and its tokenizer into `folder`."""
-    import torch  # this takes seconds, and a mistyped flag is refused before
+    """Warm up a model until its success rate is `success`, and write the model and its tokenizer into `folder`."""
+    import torch  # takes seconds; a mistyped flag is refused before
 
     from troll_trl import small_models
 
@@ -82,7 +82,7 @@ def run_trainings(output: Path, seed: int, updates: int | None) -> None:
         _remove_own_run(run, output / "start")
     environment = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
     print("Training with TROLL:", shlex.join(troll))
-    print(f"At the same time with TRL's clip, whose lines are in {output / 'clip.log'}", flush=True)
+    print(f"Training at the same time with TRL's clip, which logs to {output / 'clip.log'}", flush=True)
     with (output / "clip.log").open("wb") as log:
         other = subprocess.Popen(clip, env=environment, stdout=log, stderr=log)
         try:
@@ -118,7 +118,7 @@ def missed_goals(log: "pd.DataFrame", kl_bound: float) -> list[str]:
 
 
 def _train(output: Path, options: argparse.Namespace) -> None:
-    """Write problems and start, and train from them."""
+    """Write the problems and the initial model, and train."""
     from troll_trl.small_models import write_problems
 
     # The package's model was warmed up on the problems of seed 0 that are not held out
@@ -132,11 +132,11 @@ def _train(output: Path, options: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "quickstart.py") -> None:
-    """Run the quickstart. Ends with code 1 if the training failed, or did not reach its goal; with 130 or 143, and with
-    both trainings, on Ctrl-C or SIGTERM."""
+    """Run the quickstart. Ends with code 1 if the training failed, or did not reach its goal. On Ctrl-C or SIGTERM,
+    stops both trainings and ends with code 130 or 143."""
     parser = CommandParser(prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flag = parser.add_argument
-    flag("--seed", type=int, default=0, help="seed of the training; with --warm_up of the problems, too (default 0)")
+    flag("--seed", type=int, default=0, help="seed of the training and, with --warm_up, of the problems (default 0)")
     flag("--output", type=Path, default="outputs/quickstart", help="folder to write to (default outputs/quickstart)")
     flag("--updates", type=int, help=f"number of updates (default {UPDATES}); if given, the result is not judged")
     flag("--warm_up", action="store_true", help="make the model that training starts from, instead of the package's")
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None, program: str = "quickstart.py") -> N
         parser.error(f"--updates is {options.updates}. Give at least 1.")
     start_time = time.monotonic()
     output = options.output.resolve()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the default would leave the trainings
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the default would let the trainings run
     try:
         with locked(output):
             _train(output, options)

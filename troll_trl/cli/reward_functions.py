@@ -1,4 +1,4 @@
-"""Settings name reward functions by a short name, an import path, or a call of a function that makes one."""
+"""Loads reward functions by a short name, an import path, or a call of a function that makes one."""
 
 import ast
 import inspect
@@ -27,17 +27,17 @@ def is_math_accuracy(name: str) -> bool:
 
 def load_reward_function(name: str) -> Callable:
     """
-    Load the reward function of one of `REWARD_FUNCTIONS`, or of a dotted import path. With arguments in brackets, call
-    the function there, which must return a reward function: `my_lib.length_penalty(limit=512)`. Raises a `ValueError`
-    if this fails.
+    Load a reward function by a name in `REWARD_FUNCTIONS`, or by a dotted import path. If arguments in parentheses
+    follow the path, call the function, which must return a reward function: `my_lib.length_penalty(limit=512)`. Raises
+    a `ValueError` if this fails.
     """
     text = REWARD_FUNCTIONS.get(name, name)
     path, bracket, _ = text.partition("(")
     path = REWARD_FUNCTIONS.get(path, path).partition("(")[0]
     if "." not in path:
         raise ValueError(
-            f"`reward_funcs` names {name!r}, which is none of {', '.join(REWARD_FUNCTIONS)} and no dotted import path "
-            "such as my_lib.rewards.custom_reward."
+            f"`reward_funcs` names {name!r}, which is neither one of {', '.join(REWARD_FUNCTIONS)} nor a dotted import "
+            "path such as my_lib.rewards.custom_reward."
         )
     try:
         function = imported(path)
@@ -48,7 +48,7 @@ def load_reward_function(name: str) -> Callable:
     except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
         raise ValueError(f"`reward_funcs` names {name!r}: {error}.") from error
     if not callable(function):
-        raise ValueError(f"`reward_funcs` names {name!r}, which is {function!r} and no function.")
+        raise ValueError(f"`reward_funcs` names {name!r}, which is {function!r}, not a function.")
     return function
 
 
@@ -65,6 +65,6 @@ def check_signature(name: str, function: Callable, columns: Sequence[str] | None
         (signature.bind_partial if columns is None else signature.bind)(**dict.fromkeys(given))
     except TypeError as error:
         raise ValueError(
-            f"`reward_funcs` names {name!r}, and a call with {', '.join(given)} fails: {error}. Take what the reward "
+            f"`reward_funcs` names {name!r}, but a call with {', '.join(given)} fails: {error}. Take what the reward "
             "needs by name and all else as `**kwargs`: `def reward(completions, **kwargs)`."
         ) from None

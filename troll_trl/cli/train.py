@@ -5,8 +5,8 @@
     troll grpo --config qwen3-8b/dapo --accelerate_config fsdp2 --num_processes 8
     accelerate launch --num_processes 8 -m troll_trl.cli.train --config qwen3-0.6b/gsm8k --method clip --output_dir out
 
-The first two start `accelerate launch`, as the `trl` command does, with those flags that only it knows. Everything
-else, and every key of a file, is an option of the run.
+The first two commands start `accelerate launch`, as the `trl` command does, with the flags that only the launcher has.
+All other flags, and all keys of a file, are options of the run.
 """
 
 import os
@@ -20,8 +20,8 @@ from troll_trl.cli.command_line import CommandParser, configs_folder, name_of, r
 
 
 def main(argv: Sequence[str] | None = None, program: str = "train.py") -> None:
-    """Train, in this process. Ends with code 2 and one message for a mistake of the user; with code 1 if numbers were
-    not finite, or a vLLM server was lost."""
+    """Train in this process. Ends with code 2 and one message after a user's mistake, and with code 1 if numbers were
+    not finite, a checkpoint could not be written, or a vLLM server was lost."""
     _train_or_stop(read_options(argv, program), program)
 
 
@@ -39,7 +39,7 @@ def _checked(values: Mapping[str, Any], flags: Sequence[str], algorithm: str, pr
 
 
 def train(values: Mapping[str, Any]) -> Any:
-    """Train with the options in `values`, which are as in a file, in this process. Returns the trainer."""
+    """Train in this process with the options `values`, given as in a file. Returns the trainer."""
     with ExitStack() as run:
         return _finish(*_prepare(_checked(values, [], values.get("algorithm", "grpo"), "train"), run))
 
@@ -64,8 +64,8 @@ def _train_or_stop(options: dict[str, Any], program: str) -> None:
 
 
 def _prepare(options: dict[str, Any], run: ExitStack) -> tuple[Any, Any, str | None]:
-    """Lock the output folder until the end of the `run`, and make the trainer. Returns it, the script's arguments and
-    the checkpoint to resume from."""
+    """Lock the output folder until the end of the `run`, and make the trainer. Returns the trainer, the script's
+    arguments and the checkpoint to resume from."""
     from transformers import ProgressCallback
 
     from troll_trl.cli.arguments import make_arguments
@@ -110,7 +110,7 @@ def _finish(trainer: Any, script_args: Any, checkpoint: str | None) -> Any:
 
 
 def _algorithm(values: Mapping[str, Any], flags: Sequence[str], program: str) -> Any:
-    """Return the algorithm that a flag or a file names, or `None`. Which options there are depends on it."""
+    """Return the algorithm that a flag or a file names, or `None`. The set of options depends on it."""
     parser = CommandParser(prog=program, add_help=False)
     parser.add_argument("--algorithm", default=values.get("algorithm"))
     return parser.parse_known_args(flags)[0].algorithm
@@ -120,8 +120,8 @@ def _algorithm(values: Mapping[str, Any], flags: Sequence[str], program: str) ->
 
 
 def launch(argv: Sequence[str], program: str) -> None:
-    """Train in as many processes as the launcher's flags say; `program` is `troll grpo` or `troll rloo`. Ends with
-    code 2 and one message for a mistake of the user, else with the code of the run."""
+    """Train in as many processes as the launcher's flags say; `program` is `troll grpo` or `troll rloo`. Ends with code
+    2 and one message after a user's mistake, else with the code of the run."""
     values, configs, words = read_command(argv, program)
     algorithm = program.split()[-1]
     if (named := _algorithm(values, words, program)) not in (None, algorithm):
@@ -141,14 +141,14 @@ def launch(argv: Sequence[str], program: str) -> None:
     if not taken["launcher"] and _one_process_is_enough():
         _train_or_stop(options, program)
         return
-    # The token is in the environment; trackers record a process's flags
+    # Without the token, because trackers record a process's flags. It is in the environment
     run = [*(word for config in configs for word in ("--config", config)), *taken["run"]]
     _launch(launcher_parser(program), taken["launcher"], ["--algorithm", algorithm, *run], program)
 
 
 def _one_process_is_enough() -> bool:
-    """Return whether `accelerate launch` without flags would start one process. Then this process trains: it starts in
-    half the time, and a SIGTERM reaches it."""
+    """Return whether `accelerate launch` without flags would start one process. If so, this process trains: it starts
+    in half the time, and receives SIGTERM itself."""
     import torch
     from accelerate.commands.config.config_args import default_config_file
 

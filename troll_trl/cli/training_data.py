@@ -24,10 +24,10 @@ def load_datasets(
     """
     Load the training set, and the evaluation set or `None`.
 
-    Rows become problems with gold answers if `math_accuracy` is a reward, if a column of answers is named, or if there
-    is no column of prompts, `prompt` or the one named as the problems'. Raises a `FileNotFoundError` if there is no
-    such file, folder or hub dataset, and a `ValueError` for data that cannot be trained on, or settings that do not go
-    together.
+    Rows become problems with gold answers in three cases: `math_accuracy` is a reward; `answer_column` is set; or the
+    data has no column `prompt` and `problem_column` names no other column. Raises a `FileNotFoundError` if there is no
+    such file, folder or hub dataset, and a `ValueError` for data that cannot be trained on, or for incompatible
+    settings.
     """
     columns = {"problem_column": script_args.problem_column, "answer_column": script_args.answer_column}
     math = bool(any(map(is_math_accuracy, script_args.reward_funcs)) or script_args.answer_column)
@@ -42,10 +42,10 @@ def load_datasets(
             rows = mixture[split]
             files = []
         else:
-            raise ValueError(f"The mixture of `datasets` has no split {split!r}, it has {', '.join(mixture)}.")
+            raise ValueError(f"The mixture of `datasets` has no split {split!r}; it has {', '.join(mixture)}.")
         with naming_bad_lines(name, files):
             found: Mapping[str, Any] = rows.features or next(iter(rows), {})
-            if name == script_args.eval_dataset_name:  # it may have columns of its own
+            if name == script_args.eval_dataset_name:  # it may have other columns
                 columns = {
                     key: column for key, column in columns.items() if column_value(found, column or "") is not None
                 }
@@ -53,7 +53,7 @@ def load_datasets(
             if math or (prompt_column == "prompt" and "prompt" not in found):
                 return as_math_problems(rows, name, options, **columns)
             if column_value(found, prompt_column) is None:
-                raise ValueError(f"`problem_column`: {name} has no {prompt_column!r}, it has {', '.join(found)}.")
+                raise ValueError(f"`problem_column`: {name} has no {prompt_column!r}; it has {', '.join(found)}.")
             return prepare_prompts(rows, name, options, prompt_column)
 
     name = None if mixture is not None else str(script_args.dataset_name)  # the parser requires it
@@ -83,11 +83,11 @@ def load_datasets(
 
 
 def _check_split(option: str, name: str | None, split: str | None) -> None:
-    """Refuse a split that a single file lacks: [`load_rows`] reads all of it under any name."""
+    """Refuse a split that a single file lacks: [`load_rows`] would read the whole file under any split name."""
     if name is not None and split and Path(name).expanduser().is_file() and split.partition("[")[0] != "train":
         raise ValueError(
-            f"`{option}` is {split!r}, but the single file {name} has the split `train` alone. Name it, or a part, "
-            "such as `train[90%:]`."
+            f"`{option}` is {split!r}, but the single file {name} has only the split `train`. Name it, or a part of "
+            "it, such as `train[90%:]`."
         )
 
 

@@ -1,1 +1,2 @@
-"""What may change with any release, tied to one minor version of TRL. May import `trainers` and what is below it."""
+"""Features that may change in any release, tied to one minor version of TRL. May import `trainers` and packages
+below."""

@@ -1,2 +1,2 @@
 """Operations on a tile or a row: each file has a Triton kernel and its PyTorch fallback, which the projection has in
-`trust_region`. May import torch and Triton alone."""
+`trust_region`. May import only torch and Triton."""

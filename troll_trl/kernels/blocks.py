@@ -11,13 +11,13 @@ from troll_trl.kernels.dispatch import jit, launch, tl, use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_logits
 
 BLOCK = 64  # logits per block
-COLUMNS_STEP = 16 * BLOCK  # the kernels pad a vocabulary to a multiple: they read rows of blocks by 16 bytes
+COLUMNS_STEP = 16 * BLOCK  # the kernels pad a vocabulary to a multiple of this, to read 16 bytes at a time
 BLOCKS_PER_PROGRAM = 64  # 4096 logits, as in fold.py
 NUM_WARPS = 4
 
 
 class BestBlocks(NamedTuple):
-    """The `k` blocks with the largest maxima among those that are reduced, of `n` tokens."""
+    """For `n` tokens, the `k` blocks with the largest maxima among the blocks reduced so far."""
 
     max: torch.Tensor  # (n, k) float32
     which: torch.Tensor  # (n, k) int64
@@ -27,14 +27,14 @@ class BestBlocks(NamedTuple):
 class Blocks(NamedTuple):
     """
     The `y` of `n` tokens (a logit is `factor·y`, see tiles.py) over a padded vocabulary of `P` columns, and the
-    statistics of their blocks of 64 without the sampled token, which is kept in any case. [`blocks_of`] makes one.
+    statistics of their blocks of 64 without the sampled token, which is always kept. [`blocks_of`] makes an instance.
 
-    Triton's blocks are 64 neighbours, which a program reads at once and finds again in two cache lines. The members of
-    the fallback's blocks have equal distances in a chunk: a reduction over a block then runs over the rows of a matrix,
-    and vectorises.
+    A Triton block has 64 neighbouring columns, which a program reads at once and later finds in two cache lines. In the
+    fallback, the members of a block are equally spaced in a chunk: a reduction over a block then runs over the rows of
+    a matrix, and vectorises.
     """
 
-    # (n, P): Triton's products, or torch's `y` with a floor at the sampled token and in the padding
+    # (n, P): Triton's products, or torch's `y` with `FLOOR` at the sampled token and in the padding
     tile: torch.Tensor
     max: torch.Tensor  # (n, P / 64) float32: largest `y` of every block, at least `FLOOR`
     sum_exp: torch.Tensor  # (n, P / 64) float32: Σ exp(factor·u), with u = y − largest y
@@ -43,8 +43,8 @@ class Blocks(NamedTuple):
     sampled_ids: torch.Tensor  # (n, 1) int64
     vocabulary: int  # columns that are tokens, V
     chunk: int  # columns that are reduced at a time, a multiple of 64
-    stride: int  # distance of the members of a block
-    best: BestBlocks | None  # of earlier chunks; the tile, (n, chunk), then has one chunk after the other
+    stride: int  # distance between the members of a block
+    best: BestBlocks | None  # of earlier chunks; if set, the tile, (n, chunk), holds one chunk at a time
 
     def chunk_at(self, first: int) -> torch.Tensor:
         """The part of the tile for the chunk that begins at column `first` of the vocabulary."""
@@ -59,9 +59,9 @@ def blocks_of(
     chunk: int,
     keep: int | None = None,
 ) -> Blocks:
-    """Blocks of an empty tile `(n, P)` and of sampled tokens `(n,)`. Their logits `sampled` `(n, 1)` begin at the
-    floor, and `reduce_chunk` fills them. With `keep`, for torch, a tile `(n, chunk)` holds all chunks in turn, and the
-    `keep` best blocks stay with their logits."""
+    """Make the blocks of an empty tile `(n, P)` and of sampled tokens `(n,)`. The logits of these tokens, `sampled`
+    `(n, 1)`, start at `FLOOR`, and `reduce_chunk` fills them in. With `keep`, for torch, a tile `(n, chunk)` holds one
+    chunk at a time, and the `keep` best blocks are stored with their logits."""
     shape = (len(tile), math.ceil(vocabulary / chunk) * chunk // BLOCK)
     block_max, sum_exp, sum_exp_u = (tile.new_empty(shape, dtype=torch.float32) for _ in range(3))
     stride = 1 if use_triton(tile.device) else chunk // BLOCK
@@ -78,7 +78,8 @@ def reduce_chunk(
     blocks: Blocks, bias: torch.Tensor | None, transform: LogitTransform, first: int, columns: int
 ) -> None:
     """Reduce the products of one chunk in the tile to the statistics of its blocks. `bias` `(columns,)`, contiguous,
-    and `transform` turn products into logits; `columns` of the chunk, from `first` on, are in the vocabulary."""
+    and `transform` turn products into logits. The chunk begins at column `first`, and its first `columns` columns are
+    in the vocabulary."""
     reduce = _reduce_triton if use_triton(blocks.tile.device) else _reduce_torch
     reduce(blocks, bias, transform, first, columns)
 
@@ -116,8 +117,8 @@ def _keep_best(best: BestBlocks, block_max: torch.Tensor, y: torch.Tensor, first
     k = best.max.shape[1]
     every = torch.cat([best.max, block_max], 1)
     chosen = torch.zeros_like(every, dtype=torch.bool).scatter_(1, every.topk(k, 1, sorted=False).indices, True)
-    # Only new blocks are copied, fewer with each chunk. Both lists are in the order of the rows, and each row loses as
-    # many blocks as it gets
+    # Copy only the new blocks, which become fewer with each chunk. Both lists are in row order, and each row loses as
+    # many blocks as it gains
     rows, slots = (~chosen[:, :k]).nonzero(as_tuple=True)
     _, new = chosen[:, k:].nonzero(as_tuple=True)
     best.max[rows, slots] = block_max[rows, new]
@@ -158,13 +159,13 @@ def _reduce_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    # One program per token and 64 blocks of a chunk. The row takes 64 bits: rows times stride may pass 2³¹
+    # One program per token and 64 blocks of a chunk. The row index has 64 bits: rows times stride may exceed 2³¹
     row = tl.program_id(0).to(tl.int64)
     tile_ptr += row * tile_stride + first
     first_block = tl.program_id(1) * BLOCKS
     block = first_block + tl.arange(0, BLOCKS)
     local = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]  # (BLOCKS, BLOCK) columns of the chunk
-    # Whole blocks are read, padding after the vocabulary included: 16 bytes at a time
+    # Read whole blocks, 16 bytes at a time, including the padding after the vocabulary
     y = tl.load(tile_ptr + local, mask=block[:, None] < count, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + local, mask=local < columns, other=0.0).to(tl.float32)
@@ -173,13 +174,13 @@ def _reduce_kernel(
     end = (first_block + BLOCKS) * BLOCK
     here = (sampled >= first_block * BLOCK) & (sampled < end) & (sampled < columns)
     if here | (end > columns):  # at most two programs of a row; the others need no comparison
-        # A floor and not −∞: an infinite logit must show as NaN in the sums
+        # `FLOOR`, not −∞: an infinite logit must show as NaN in the sums
         y = tl.where((local < columns) & (local != sampled), y, FLOOR)
     block_max = tl.max(y, axis=1)
     u = y - block_max[:, None]
     e = tl.exp2(u * in_bits(factor))
     out = row * blocks_per_row + first // BLOCK + block
-    tl.store(max_ptr + out, tl.where(block_max < FLOOR, FLOOR, block_max), mask=block < count)  # a NaN stays one
+    tl.store(max_ptr + out, tl.where(block_max < FLOOR, FLOOR, block_max), mask=block < count)  # NaN stays NaN
     tl.store(sum_exp_ptr + out, tl.sum(e, axis=1), mask=block < count)
     tl.store(sum_exp_u_ptr + out, tl.sum(u * e, axis=1), mask=block < count)
 

@@ -1,5 +1,5 @@
-"""One operation of the training pass: turns the gradient of a token's outputs into what the gradient of its logits
-needs."""
+"""One operation of the training pass: the coefficients of a token's logit gradient, from the gradient of its
+outputs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from troll_trl.kernels.tiles import LogitTransform
 # ∂H/∂z_v = −p_v (log p_v + H):
 #     v = k_j:   g_j − p_v·(G + h·(log p_v + H))
 #     v ∉ K:     e_v·[g_rest − p_rest·(G + h·(log p_v + H))]      with e_v = p_v/p_rest = exp(z_v − R)
-# The second line takes one exp, of a difference with the rest's own log-sum-exp, and so stays right if p_rest is tiny.
-# Its bracket is linear in z_v. The first line then overwrites the kept entries.
+# The second line needs one exp, of a difference from the rest's own log-sum-exp, so it stays accurate if p_rest is
+# tiny. Its bracket is linear in z_v. The first line then overwrites the kept entries.
 def gradient_coefficients(
     log_probs: torch.Tensor,
     log_z: torch.Tensor,
@@ -29,11 +29,12 @@ def gradient_coefficients(
     transform: LogitTransform,
 ) -> Coefficients:
     """
-    Coefficients of the gradient with respect to the products; soft-capping is not in `constant` and `linear`. All are
-    scaled by the slope `∂z/∂y` here, because the tile would otherwise need another pass.
+    Return the coefficients of the gradient with respect to the products. `constant` and `linear` do not include the
+    derivative of soft-capping. All are scaled by `transform.slope` here, because the tile would otherwise need another
+    pass.
 
     The arguments are float32: the sparse log-probabilities `L` `(n, K + 1)` with the rest last, `log Z` and `H` `(n,)`,
-    and upstream `g` `(n, K + 1)` and `h` `(n,)`. `transform` turns products into logits.
+    and the upstream gradients `g` `(n, K + 1)` and `h` `(n,)`. `transform` turns products into logits.
     """
     by_triton = use_triton(log_probs.device) and 1 < log_probs.shape[1] <= MOST_IN_REGISTERS + 1
     coefficients = _coefficients_triton if by_triton else _coefficients_torch
@@ -69,7 +70,7 @@ def _coefficients_triton(log_probs, log_z, entropy, grad_log_probs, grad_entropy
     new = lambda columns: log_probs.new_empty((rows, columns))
     linear = None if grad_entropy is None else new(1)
     result = Coefficients(new(outcomes - 1), new(1), new(1), linear)
-    # Autograd hands on expanded gradients, too
+    # Autograd may pass expanded gradients
     upstream = (None if x is None else x.contiguous() for x in (grad_log_probs, grad_entropy))
     tensors = (log_probs, log_z, entropy, *upstream, *result)
     slots = next_power_of_2(outcomes - 1)
@@ -96,7 +97,7 @@ def _coefficients_kernel(
     HAS_SOFTCAP: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    # One program per token. The row takes 64 bits: rows times slots may pass 2³¹
+    # One program per token. The row index has 64 bits: rows times slots may exceed 2³¹
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
     slope = tl.cast(slope, tl.float32)

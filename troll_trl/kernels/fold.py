@@ -1,7 +1,7 @@
 """One operation of the training pass: folding a tile of logits into running statistics of its tokens, in one read.
 
-The kept tokens leave the tile first. The sums then run over the rest alone, so its log-sum-exp never comes from a
-difference.
+The fold first takes the kept tokens out of the tile. The sums then cover only the rest, so the rest's log-sum-exp never
+comes from a difference.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ KEPT_WARPS = 4
 class FoldState(NamedTuple):
     """Running statistics of `n` tokens, float32, updated in place. A logit is `factor·y`, see tiles.py."""
 
-    kept: torch.Tensor  # (n, K), `y` of the kept tokens met so far
-    max: torch.Tensor  # (n, 1), over the rest met so far: the largest `y`, at least `FLOOR`
+    kept: torch.Tensor  # (n, K), `y` of the kept tokens found so far
+    max: torch.Tensor  # (n, 1), largest `y` of the rest so far, at least `FLOOR`
     sum_exp: torch.Tensor  # (n, 1), Σ exp(factor·u), with u = y − max
     sum_exp_u: torch.Tensor  # (n, 1), Σ u·exp(factor·u)
 
     @classmethod
     def empty(cls, token_ids: torch.Tensor) -> FoldState:
-        """The state of tokens `(n, K)` before the first tile."""
+        """Return the state for kept tokens `(n, K)` before the first tile."""
         kept = torch.full(token_ids.shape, FLOOR, device=token_ids.device, dtype=torch.float32)
         running_max = torch.full((len(kept), 1), FLOOR, device=kept.device, dtype=torch.float32)
         return cls(kept, running_max, torch.zeros_like(running_max), torch.zeros_like(running_max))
@@ -48,12 +48,12 @@ def online_logsumexp(
     scratch: torch.Tensor | None,
 ) -> None:
     """
-    Fold one tile into the statistics `state` of its tokens. The tile is destroyed.
+    Fold one tile into the statistics `state` of its tokens. This overwrites the tile.
 
     `tile` `(n, v + 1)` holds the products of hidden states and head for the tokens `start…start + v`, and a spare
     column: float32 for torch, any floating dtype for Triton. `bias` `(v,)` and `transform` turn products into logits.
-    `token_ids` `(n, K)`, integer, are the kept tokens, none twice in a row, and −1 in an unused slot. Both are
-    contiguous. Torch needs a `scratch` of at least the size of the tile.
+    `token_ids` `(n, K)`, integer, are the kept tokens, distinct within a row, and −1 in an unused slot. `bias` and
+    `token_ids` are contiguous. PyTorch needs a `scratch` of at least the size of the tile.
     """
     fold = _fold_triton if use_triton(tile.device) else _fold_torch
     fold(tile, bias, transform, token_ids, start, state, scratch)
@@ -91,7 +91,8 @@ def _fold_triton(tile, bias, transform, token_ids, start, state, scratch):
     launch(_fold_kernel, (len(tile),), tile.device, *products, *rest, factor=factor, FLOOR=FLOOR, **constants)
 
 
-# `kept_count`, the widest support of a batch, and `start`, a tile's first token, are no reason to compile again
+# `kept_count`, the widest support of a batch, and `start`, a tile's first token, vary: Triton must not compile again
+# for them
 @jit(do_not_specialize=["slots", "kept_count", "start"])
 def _take_kept_kernel(
     tile_ptr,
@@ -109,12 +110,12 @@ def _take_kept_kernel(
     BLOCK: tl.constexpr,
 ):
     """Store `y` of the kept tokens in this tile, and mark their columns with the lowest number of the tile's dtype. (A
-    logit that low has no probability next to any other, unless the model is soft-capped. −∞ would hide an overflow,
-    which must show in the sums.)
+    logit of this value has probability 0 in any case, unless the model is soft-capped. −∞ would hide an overflow, which
+    must show in the sums.)
 
-    This is a launch of its own: within one program only a barrier would let other threads see the marks, and
-    `debug_barrier` is none for global memory on every backend."""
-    # The slots of all tokens, one after the other, in 64 bits: rows times stride may pass 2³¹
+    This is a separate launch: within one program, other threads would see the marks only after a barrier, and
+    `debug_barrier` does not order global memory on every backend."""
+    # The slots of all tokens, one after the other, in 64 bits: rows times stride may exceed 2³¹
     slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     local = tl.load(ids_ptr + slot, mask=slot < slots, other=-1) - start
     inside = (slot < slots) & (local >= 0) & (local < columns)
@@ -142,7 +143,7 @@ def _fold_kernel(
     FLOOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # One program per token. The row takes 64 bits: rows times stride may pass 2³¹
+    # One program per token. The row index has 64 bits: rows times stride may exceed 2³¹
     row = tl.program_id(0).to(tl.int64)
     tile_ptr += row * tile_stride
     m = tl.load(max_ptr + row)

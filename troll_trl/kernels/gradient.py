@@ -16,8 +16,8 @@ NUM_WARPS = 4
 
 
 class Coefficients(NamedTuple):
-    """What the gradient of `n` tokens needs next to the tile, in float32. The gradient is `kept` at the kept tokens,
-    and `exp(z − R)·(constant + linear·y)` at every other one, with `y = z/factor` (see tiles.py)."""
+    """What the gradient of `n` tokens needs in addition to the tile, in float32. The gradient is `kept` at the kept
+    tokens, and `exp(z − R)·(constant + linear·y)` at every other token, with `y = z/factor` (see tiles.py)."""
 
     kept: torch.Tensor  # (n, K), 0 in unused slots
     rest_log_sum_exp: torch.Tensor  # (n, 1), R; +∞ for a rest without mass, whose gradient is then 0
@@ -48,12 +48,12 @@ def _gradient_torch(tile, bias, transform, token_ids, start, coefficients):
     derivative = None if transform.softcap is None else transform.softcap_derivative(body)
     factor = coefficients.constant
     if coefficients.linear is not None:
-        finite = torch.finfo(body.dtype)  # infinite times an `e_v` of 0 would be NaN
+        finite = torch.finfo(body.dtype)  # infinity times an `e_v` of 0 would be NaN
         factor = torch.addcmul(factor, coefficients.linear, body).clamp_(finite.min, finite.max)
     body.mul_(transform.factor).sub_(coefficients.rest_log_sum_exp).exp_().mul_(factor)
     if derivative is not None:
         body.mul_(derivative)
-    # Kept entries are no part of the rest, and may have overflowed in the exp
+    # Kept entries are not part of the rest, and may have overflowed in the exp
     tile.scatter_(1, to_slots(token_ids, start, tile), coefficients.kept)
 
 
@@ -88,7 +88,7 @@ def _gradient_kernel(
     FLOOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # One program per token and block of columns. The row takes 64 bits: rows times stride may pass 2³¹
+    # One program per token and block of columns. The row index has 64 bits: rows times stride may exceed 2³¹
     row = tl.program_id(0).to(tl.int64)
     tile_ptr += row * tile_stride
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -101,7 +101,7 @@ def _gradient_kernel(
     grad = tl.exp2((y * tl.cast(factor, tl.float32) - tl.load(rest_ptr + row)) * in_bits(1.0))  # e_v
     factor = tl.load(constant_ptr + row)
     if HAS_LINEAR:
-        grad *= factor + tl.load(linear_ptr + row) * tl.maximum(y, FLOOR)  # infinite times an e_v of 0 would be NaN
+        grad *= factor + tl.load(linear_ptr + row) * tl.maximum(y, FLOOR)  # infinity times an e_v of 0 would be NaN
     else:
         grad *= factor
     if HAS_SOFTCAP:
@@ -121,9 +121,9 @@ def _put_kept_kernel(
     columns,
     BLOCK: tl.constexpr,
 ):
-    """Overwrite the kept entries, which are no part of the rest and may have overflowed in the exp. This is a launch of
-    its own, as in fold.py: these entries must be written last."""
-    # The slots of all tokens, one after the other, in 64 bits: rows times stride may pass 2³¹
+    """Overwrite the kept entries, which are not part of the rest and may have overflowed in the exp. This is a separate
+    launch, as in fold.py, because these entries must be written last."""
+    # The slots of all tokens, one after the other, in 64 bits: rows times stride may exceed 2³¹
     slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     local = tl.load(ids_ptr + slot, mask=slot < slots, other=-1) - start
     inside = (slot < slots) & (local >= 0) & (local < columns)

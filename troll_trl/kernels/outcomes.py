@@ -26,11 +26,11 @@ def outcomes_of(
 def _outcomes_torch(state, token_ids, transform):
     kept = transform.to_logits(state.kept).masked_fill(token_ids == -1, -math.inf)
     largest = transform.to_logits(state.max)
-    # If the rest has no token, only the floor was summed (a NaN must not pass for that)
+    # If the rest has no token, only the floor was summed (NaN must not be mistaken for that)
     rest = torch.where(largest < FLOOR / 2, -math.inf, largest + state.sum_exp.log())
     outcomes = torch.cat([kept, rest], 1)
     log_z = outcomes.logsumexp(1, keepdim=True)
-    log_probs = torch.log_softmax(outcomes, 1)  # `outcomes − log_z` would sum to 1 ± 4e-4 at logits of some thousands
+    log_probs = torch.log_softmax(outcomes, 1)  # at logits in the thousands, exp(outcomes − log_z) sums to 1 ± 4e-4
     # H = −Σ_kept p log p − p_rest·E_rest[log p]
     mean_u = transform.factor * state.sum_exp_u / state.sum_exp
     mean_log_prob = torch.where(rest == -math.inf, 0.0, mean_u + largest - log_z)
@@ -65,7 +65,7 @@ def _outcomes_kernel(
     FLOOR: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    # One program per token. The row takes 64 bits: rows times slots may pass 2³¹
+    # One program per token. The row index has 64 bits: rows times slots may exceed 2³¹
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
     used = tl.load(ids_ptr + row * k + slot, mask=slot < k, other=-1) != -1
@@ -73,7 +73,7 @@ def _outcomes_kernel(
     z = tl.where(used, z, float("-inf"))
     largest = to_logits(tl.load(max_ptr + row), factor, FLOOR)
     s = tl.load(sum_exp_ptr + row)
-    # If the rest has no token, only the floor was summed (a NaN must not pass for that)
+    # If the rest has no token, only the floor was summed (NaN must not be mistaken for that)
     rest = tl.where(largest < FLOOR / 2, float("-inf"), largest + tl.log(s))
     m = tl.maximum(tl.max(z, axis=0), rest)
     log_sum = tl.log(tl.sum(tl.exp(z - m), axis=0) + tl.exp(rest - m))

@@ -1,9 +1,9 @@
 """The kernels of the projection and of its gradient. `trust_region/projection.py` has the mathematics and the same
 solver in torch, and chooses between the two.
 
-A kernel takes one launch and does not wait for the device. A program has one row, its outcomes in registers, all in
-float64: Newton's method on the KL of a float32 pair of policies meets the bound to 1e-5 there. A kernel that reads
-520 bytes a row has the time for it, on GPUs with few float64 units too.
+A kernel takes one launch and does not wait for the device. A program solves one row in float64, with its outcomes in
+registers: in float64, Newton's method on the KL of a float32 pair of policies meets the bound to 1e-5. A kernel reads
+520 bytes per row, which leaves time for float64 arithmetic, even on GPUs with few float64 units.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_IN_REGISTERS = 512
 
 
 def uses_triton(log_p: torch.Tensor) -> bool:
-    """Whether rows `(N, S)` go through the kernels, and not through torch."""
+    """Whether the kernels, and not torch, project rows `(N, S)`."""
     return use_triton(log_p.device) and log_p.shape[1] <= MOST_IN_REGISTERS
 
 
@@ -105,14 +105,14 @@ def _project_kernel(
     NEWTON_EVALUATIONS: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    # One program per row. The row takes 64 bits: rows times slots may pass 2³¹
+    # One program per row. The row index has 64 bits: rows times slots may exceed 2³¹
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
     used = slot < slots
     given = tl.load(log_p_ptr + row * slots + slot, mask=used, other=float("-inf"))
     log_p = given.to(tl.float64)
     log_q = tl.load(log_q_ptr + row * slots + slot, mask=used, other=float("-inf")).to(tl.float64)
-    # These are constants of the program: an argument would be rounded to float32
+    # Compile-time constants: arguments would be rounded to float32
     bound = tl.full((), BOUND, tl.float64)
     one = tl.full((), 1.0, tl.float64)
 
@@ -166,7 +166,7 @@ def _project_backward_kernel(
     ZERO_POLICY_LOG_RATIO: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    # One program per row. The row takes 64 bits: rows times slots may pass 2³¹
+    # One program per row. The row index has 64 bits: rows times slots may exceed 2³¹
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
     used = slot < slots
@@ -175,7 +175,7 @@ def _project_backward_kernel(
     log_pi = tl.load(log_pi_ptr + entry, mask=used, other=float("-inf")).to(tl.float64)
     given = tl.load(grad_ptr + entry, mask=used, other=0.0)
     t = tl.load(t_ptr + row)
-    # A slot without policy mass or projected mass takes no part, whatever gradient arrives there
+    # A slot without policy mass or projected mass contributes nothing, whatever its upstream gradient
     empty = log_p == float("-inf")
     g = tl.where(empty | (log_pi == float("-inf")), 0.0, given.to(tl.float64))
     pi = tl.exp(log_pi)

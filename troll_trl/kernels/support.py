@@ -1,5 +1,5 @@
-"""One operation of the scoring pass: the support of every position, from its most likely tokens. Triton orders them,
-applies the mass rule and takes log-probabilities in one launch; torch makes some 45."""
+"""One operation of the scoring pass: the support of every position, from its most likely tokens. Triton orders the
+tokens, applies the mass rule and computes log-probabilities in one launch; PyTorch needs about 45."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from troll_trl.kernels.dispatch import has_float64, jit, launch, next_power_of_2
 from troll_trl.kernels.tiles import FLOOR
 from troll_trl.kernels.topk import TopTokens, number_of, rank_key
 
-# Top tokens of a position that a program of one warp holds in registers, 8 in each thread
+# A program of one warp holds at most this many top tokens of a position in registers, 8 per thread
 MOST_IN_REGISTERS = 256
-_TORCH_ROWS = 8192  # positions that torch settles at a time: some 4 MiB of float64 at K = 64
+_TORCH_ROWS = 8192  # positions that PyTorch handles at a time: about 4 MiB of float64 at K = 64
 
 
 def settle_support(
     sampled_ids: torch.Tensor, sampled: torch.Tensor, top: TopTokens, tail_mass: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Token ids `(N, K)` int32 and sparse log-probabilities `(N, K + 1)` float32: the sampled token, then the others that
-    [`mass_rule`] keeps by descending probability, and the rest.
+    Return token ids `(N, K)` int32 and sparse log-probabilities `(N, K + 1)` float32: the sampled token, then the
+    others that [`mass_rule`] keeps by descending probability, and the rest.
 
-    `sampled_ids` `(N,)`, contiguous, and `sampled` `(N, 1)` are the sampled tokens and their logits, `top` the
-    `K − 1` others. −1 and −∞ are in unused slots.
+    `sampled_ids` `(N,)`, contiguous, and `sampled` `(N, 1)` are the sampled tokens and their logits, and `top` has the
+    `K − 1` others. Unused slots have −1 and −∞.
     """
     device = sampled.device
     k = top.logits.shape[1]
-    # A row of one token needs no order
+    # With k = 0, there is nothing to order
     by_triton = use_triton(device) and has_float64(device) and 0 < k <= MOST_IN_REGISTERS
     return (_settle_triton if by_triton else _settle_torch)(sampled_ids, sampled, top, tail_mass)
 
 
 def mass_rule(sampled_log_prob: torch.Tensor, other_log_probs: torch.Tensor, tail_mass: float) -> torch.Tensor:
-    """Which of the other tokens to keep, `(..., K − 1)` bool: each one before which the kept mass is still below `1 −
-    tail_mass`. `sampled_log_prob` is `(..., 1)`; `other_log_probs` is `(..., K − 1)`, descending, with −∞ for no
+    """Return which of the other tokens to keep, `(..., K − 1)` bool. A token is kept if the mass before it is below `1
+    − tail_mass`. `sampled_log_prob` is `(..., 1)`; `other_log_probs` is `(..., K − 1)`, descending, with −∞ for no
     token."""
-    # The sum is float64: it is compared with 1 − δ, and δ = 1e-5 is only 168 float32 steps
+    # Sum in float64, because the sum is compared with 1 − δ, and δ = 1e-5 is only 168 float32 steps
     device = other_log_probs.device if has_float64(other_log_probs.device) else torch.device("cpu")
     mass = other_log_probs.to(device, torch.float64).exp()
     mass_before = sampled_log_prob.to(device, torch.float64).exp() + mass.cumsum(-1) - mass
@@ -92,7 +92,7 @@ def _support_kernel(
     FLOOR: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    # One program per position. The row takes 64 bits: rows times slots may pass 2³¹
+    # One program per position. The row index has 64 bits: rows times slots may exceed 2³¹
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
     z = tl.load(logits_ptr + row * k + slot, mask=slot < k, other=float("-inf"))
@@ -107,7 +107,7 @@ def _support_kernel(
     sampled, rest = tl.load(sampled_ptr + row), tl.load(rest_ptr + row)
     m = tl.maximum(tl.maximum(tl.max(z, axis=0), sampled), rest)
     log_z = m + tl.log(tl.sum(tl.exp(z - m), axis=0) + tl.exp(sampled - m) + tl.exp(rest - m))
-    # `mass_rule`. The limit is a constant of the program and no argument, which would be rounded to float32
+    # `mass_rule`. `LIMIT` is a compile-time constant: an argument would be rounded to float32
     mass = tl.exp((z - log_z).to(tl.float64))
     before = tl.exp((sampled - log_z).to(tl.float64)) + tl.cumsum(mass, axis=0) - mass
     keep = (before < tl.full((), LIMIT, tl.float64)) & (z > float("-inf"))

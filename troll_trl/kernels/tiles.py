@@ -1,12 +1,12 @@
-"""What both passes share: the tile that holds the products of some positions and some of the vocabulary, what a model
-does to them, and how the gradient of a tile is accumulated.
+"""What both passes share: the tile of products for some positions and part of the vocabulary, the transform from
+products to logits, and the accumulation of a tile's gradient.
 
-The PyTorch fallbacks work in a float32 tile; the Triton kernels in one of the product's own dtype, as they convert in
+The PyTorch fallbacks use a float32 tile. The Triton kernels use a tile in the products' own dtype, and convert in
 registers.
 
 All sums are in units of the transform's `factor`: a logit is `z = factor·y`, with `y` the product, or its tanh in a
-soft-capped model. The factor meets only differences `y − max y` and numbers per row. So no pass multiplies logits, and
-no finite product overflows: some models mask unused columns with the lowest number of a dtype.
+soft-capped model. The factor multiplies only differences `y − max y` and numbers per row. So no pass multiplies logits,
+and no finite product overflows, not even the lowest number of a dtype, with which some models mask unused columns.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ import torch
 
 from troll_trl.kernels.dispatch import jit, tl, use_triton
 
-# Replaces −∞ in float32, as `y` and as a logit: exp() of it is 0 against any logit, while 0·(−∞) would be NaN. It is
-# some −1e30 and a power of two, whose last bits are 0, as `unused_bits` in topk.py assumes.
+# Replaces −∞ in float32, both as `y` and as a logit. Its exp() is 0 relative to any logit, while 0·(−∞) would be NaN.
+# It is about −1e30, and a power of two: its last bits are 0, as `unused_bits` in topk.py assumes.
 FLOOR = -(2.0**100)
-_STRIDE_STEP = 16  # elements: a cache line of float32, and the alignment that matrix products want of bf16
+_STRIDE_STEP = 16  # elements: a cache line of float32, and the alignment that bf16 matrix products need
 # Tokens × vocabulary columns of one tile of the training pass. Large enough for matrix products at full speed, and
-# small next to everything else: 64 MiB of float32 on a CPU; on a GPU 256 MiB of bf16, as TRL's tile.
+# small compared with everything else: 64 MiB of float32 on a CPU, and 256 MiB of bf16 on a GPU, like TRL's tile.
 TRAINING_TILE = {"cpu": (1024, 16384), "accelerator": (4096, 32768)}
 
 
 class LogitTransform(NamedTuple):
     """
     What a model does to the product `x` of hidden state and head before the softmax, and the sampling temperature:
-    `z = softcap·tanh(scale·x/softcap)/temperature`, or `z = scale·x/temperature` without soft-capping. All positive.
+    `z = softcap·tanh(scale·x/softcap)/temperature`, or `z = scale·x/temperature` without soft-capping. All fields are
+    positive.
     """
 
     scale: float = 1.0
@@ -71,8 +72,8 @@ class LogitTransform(NamedTuple):
 def cap(y, tanh_scale, HAS_SOFTCAP: tl.constexpr):
     """`LogitTransform.cap_` for kernels, float32."""
     if HAS_SOFTCAP:
-        # Before torch 2.15, torch.compile passes Python's floats as float64, and with them the loops' variables would
-        # change their type
+        # Before torch 2.15, torch.compile passes Python floats as float64, which would change the type of the loops'
+        # variables
         y = y * tl.cast(tanh_scale, tl.float32)
         # This is tanh, which Triton's interpreter lacks. 1 − e cancels near 0; there a series is exact to float32
         e = tl.exp2(-2 * 1.4426950408889634 * tl.abs(y))  # never overflows
@@ -89,8 +90,8 @@ def to_logits(y, factor, FLOOR: tl.constexpr):
 
 @jit()
 def in_bits(factor):
-    """The factor from `y` to powers of two: `exp(z) = exp2(in_bits·y)`. `tl.exp` takes twice the instructions, since it
-    keeps results below float32's normal numbers."""
+    """Convert the factor to base 2: `exp(z) = exp2(in_bits(factor)·y)`. `tl.exp` takes twice the instructions, because
+    it keeps subnormal results."""
     return tl.cast(factor, tl.float32) * 1.4426950408889634  # 1/log 2
 
 
@@ -112,13 +113,13 @@ def product_into(out: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) 
 
 def accumulate_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     """
-    `acc += a @ b` in float32. Rounding every tile's product to bf16 before it is added would bias the sum over many
-    tiles, and with it the training, by more than the rounding of the result: TRL saw the entropy drift lower over a few
-    dozen steps.
+    `acc += a @ b` in float32. If every tile's product were rounded to bf16 before the addition, the bias of the sum
+    over many tiles would exceed the rounding of the result. In TRL, this made the entropy drift lower over a few dozen
+    steps.
 
     `acc` is `(m, n)`, float32; `a` `(m, k)` and `b` `(k, n)` have one dtype.
     """
-    # ROCm has had builds that refuse a product in another dtype than its factors'
+    # Some ROCm builds refuse a product in another dtype than the factors'
     mixed = acc.device.type == "cuda" and torch.version.hip is None and a.dtype != torch.float32
     if mixed:
         torch.addmm(acc, a, b, out_dtype=torch.float32, out=acc)  # needs torch 2.10
@@ -129,8 +130,8 @@ def accumulate_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> N
 def empty_tile(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """
     An uninitialised `(rows, columns)` buffer for products of this dtype, in the dtype that the kernel or its fallback
-    works in. Its row stride is an odd number of cache lines: a matrix product writes unaligned rows a third slower, and
-    rows a power of two apart fall into the same cache sets.
+    works in. Its row stride is an odd number of cache lines: a matrix product that writes unaligned rows is a third
+    slower, and rows a power of two apart fall into the same cache sets.
     """
     stride = (math.ceil(columns / _STRIDE_STEP) | 1) * _STRIDE_STEP
     dtype = dtype if use_triton(device) else torch.float32
@@ -148,7 +149,7 @@ def slices(length: int, step: int) -> list[slice]:
 
 
 def to_slots(token_ids: torch.Tensor, start: int, tile: torch.Tensor) -> torch.Tensor:
-    """Column `(n, K)` of every kept token within a tile `(n, v + 1)` from token `start` on, or its spare column."""
+    """Column `(n, K)` of every kept token in a tile `(n, v + 1)` that begins at token `start`, or the spare column."""
     spare = tile.shape[1] - 1
     local = token_ids.long() - start
     return torch.where((local >= 0) & (local < spare), local, spare)

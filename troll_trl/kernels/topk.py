@@ -15,11 +15,11 @@ from troll_trl.kernels.blocks import BLOCK, Blocks
 from troll_trl.kernels.dispatch import jit, launch, next_power_of_2, tl, use_triton
 from troll_trl.kernels.tiles import FLOOR, LogitTransform, cap, in_bits, to_logits
 
-# A program holds the k·64 candidates of a token in registers, and at k = 256 they would spill (by ahead-of-time
-# compilation for sm_90). Above this k torch chooses, from the same blocks.
+# A program holds the k·64 candidates of a token in registers, and at k = 256 they would spill (measured by
+# ahead-of-time compilation for sm_90). Above this k, PyTorch chooses from the same blocks.
 MOST_IN_REGISTERS = 128
-# Once a program knows the bound of the chosen, it reads its numbers again, this many at a time for each warp: 8 for
-# each thread
+# After a program has found the bound of the k largest, it reads its numbers again, this many per warp at a time: 8 per
+# thread
 PART = 256
 
 
@@ -33,7 +33,7 @@ class TopTokens(NamedTuple):
 
 
 def empty_top_tokens(n: int, k: int, device: torch.device) -> TopTokens:
-    """The tensors that `choose_top_tokens` fills, for all positions: each tile fills its rows."""
+    """Allocate the tensors that `choose_top_tokens` fills, for all positions. Each tile fills its own rows."""
     logits = torch.full((n, k), FLOOR, device=device)
     token_ids = torch.full((n, k), -1, device=device, dtype=torch.int32)
     return TopTokens(logits, token_ids, logits.new_empty((n, 1)), logits.new_empty(n))
@@ -61,7 +61,7 @@ def _choose_torch(blocks, bias, transform, top):
         members = torch.arange(BLOCK, device=best_blocks.device)
         columns = _columns_of(best_blocks.unsqueeze(2), members, blocks).flatten(1)
         y = blocks.tile.gather(1, columns)
-    if use_triton(blocks.tile.device):  # the tile still has products
+    if use_triton(blocks.tile.device):  # the tile still holds products
         vocabulary = blocks.vocabulary
         y = y.float()
         if bias is not None:
@@ -87,7 +87,7 @@ def _choose_torch(blocks, bias, transform, top):
 
 
 def _columns_of(which: torch.Tensor, member: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    """Columns of members 0…63 of some blocks."""
+    """Return the columns of members 0…63 of the blocks `which`."""
     first = which // blocks.stride * (BLOCK * blocks.stride) + which % blocks.stride
     return first + member * blocks.stride
 
@@ -97,7 +97,7 @@ def _choose_triton(blocks, bias, transform, top):
     rows = len(logits)
     device = logits.device
     k = logits.shape[1]
-    count = math.ceil(blocks.vocabulary / BLOCK)  # those after it are padding
+    count = math.ceil(blocks.vocabulary / BLOCK)  # later blocks are padding
     k_blocks = min(k, count)
     best_blocks = torch.empty((rows, k), device=device, dtype=torch.int32)
     statistics = (blocks.max, blocks.sum_exp, blocks.sum_exp_u, blocks.sampled)
@@ -117,15 +117,16 @@ def _choose_triton(blocks, bias, transform, top):
 
 
 def warps_for(elements: int) -> int:
-    """Warps of a program that holds this many elements: 32 per thread, and at most 16 warps, whose threads still have
-    128 registers. A program mostly waits for its own sums: for 4,096 tokens, V = 151,936 and K = 64, both kernels
-    together took 0.52 ms on an H100 with 4 warps, 0.64 with 8, 0.84 with 16."""
+    """Number of warps for a program that holds this many elements: 32 elements per thread, and at most 16 warps, which
+    leave each thread 128 registers. More warps are slower, because a program mostly waits for its own sums: for 4,096
+    tokens, V = 151,936 and K = 64, both kernels together took 0.52 ms on an H100 with 4 warps, 0.64 ms with 8 and 0.84
+    ms with 16."""
     return min(max(elements // 1024, 1), 16)
 
 
 def unused_bits(dtype: torch.dtype, bias: torch.Tensor | None, transform: LogitTransform) -> int:
-    """How many of the last bits of every float32 `y` are 0. Products in 16 bits have such bits, unless something is
-    added or tanh is taken. Without them fewer numbers lie between two `y`, and the search ends sooner."""
+    """Number of last bits that are 0 in every float32 `y`. 16-bit products have such bits, unless a bias is added or
+    tanh is applied. Without these bits, fewer keys lie between two `y`, and the search ends earlier."""
     if bias is not None or transform.softcap is not None:
         return 0
     return round(math.log2(torch.finfo(dtype).eps / torch.finfo(torch.float32).eps))
@@ -133,7 +134,7 @@ def unused_bits(dtype: torch.dtype, bias: torch.Tensor | None, transform: LogitT
 
 @jit()
 def rank_key(y, UNUSED_BITS: tl.constexpr):
-    """Integers in the order of the float32 numbers `y`, whose last bits are unused."""
+    """Map float32 numbers `y`, whose last bits are unused, to integers in the same order."""
     bits = y.to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) | -(2**31))  # a negative float's bits count down
     return key.to(tl.uint32, bitcast=True) >> UNUSED_BITS
@@ -141,7 +142,7 @@ def rank_key(y, UNUSED_BITS: tl.constexpr):
 
 @jit()
 def number_of(key, UNUSED_BITS: tl.constexpr):
-    """Inverse of [`rank_key`]: a program that keeps the keys alone needs fewer registers."""
+    """Inverse of [`rank_key`]. A program that keeps only the keys needs fewer registers."""
     bits = (key << UNUSED_BITS).to(tl.int32, bitcast=True)
     # After the shift, the last bits of a negative float's key are 0 and no longer ones
     negative = (bits ^ -1) & (-1 << UNUSED_BITS)
@@ -150,9 +151,9 @@ def number_of(key, UNUSED_BITS: tl.constexpr):
 
 @jit()
 def _bound_of_largest(key, low, k):
-    """A bound for up to 2¹⁴ unsigned 32-bit integers: the k largest are those above it, and the first of those equal to
-    it. At least k of them must be `low` or larger. Also returns the number of those above, and the largest of all
-    others."""
+    """Find the bound of the k largest among up to 2¹⁴ unsigned 32-bit integers. The k largest are all integers above
+    the bound, and the first of the integers equal to it. At least k integers must be `low` or larger. Returns the
+    bound, the number of integers above it, and the largest integer that is not chosen."""
     # Trisection, whose cost does not depend on k, ends at a number that exactly k keys reach. If ties leave no such
     # number, it ends at the k-th largest key.
     high = tl.max(key, axis=0)
@@ -160,7 +161,8 @@ def _bound_of_largest(key, low, k):
         distance = high - low
         third = low + ((distance - 1) // 3 + 1)
         two_thirds = high - distance // 3  # both are above `low`
-        # One sum counts the keys from `third` on in its lower 16 bits, and those from `two_thirds` on in its upper 16
+        # One sum counts the keys of at least `third` in its lower 16 bits, and the keys of at least `two_thirds` in its
+        # upper 16
         counts = tl.sum(tl.where(key >= two_thirds, 0x10001, tl.where(key >= third, 1, 0)), axis=0)
         from_third, from_two_thirds = counts & 0xFFFF, counts >> 16
         top = tl.where(from_two_thirds == k, two_thirds, high)
@@ -174,8 +176,9 @@ def _bound_of_largest(key, low, k):
 
 @jit()
 def _numbers_of_chosen(key, bound, above_count, seen, k):
-    """Which of some integers are among the k largest of all, and the number 0…k − 1 of each of these. `seen` counts the
-    integers of earlier parts: those above the bound in its lower 16 bits, those equal to it in its upper."""
+    """Return which integers of a part are among the k largest of all parts, the number 0…k − 1 of each of these, and
+    the updated `seen`. `seen` counts the integers of earlier parts: in its lower 16 bits the integers above the bound,
+    in its upper 16 bits the integers equal to the bound."""
     above, equal = key > bound, key == bound
     numbers = seen + tl.cumsum(tl.where(above, 1, tl.where(equal, 1 << 16, 0)), axis=0)
     number = tl.where(above, numbers & 0xFFFF, above_count + (numbers >> 16)) - 1
@@ -202,14 +205,15 @@ def _best_blocks_kernel(
     GROUPS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    # One program per token. The row takes 64 bits: rows times columns may pass 2³¹
+    # One program per token. The row index has 64 bits: rows times columns may exceed 2³¹
     row = tl.program_id(0).to(tl.int64)
     max_ptr += row * blocks_per_row
     sum_exp_ptr += row * blocks_per_row
     sum_exp_u_ptr += row * blocks_per_row
     factor = tl.cast(factor, tl.float32)
     every = tl.arange(0, BLOCKS)
-    # The padding is read, too: the length of an accelerator's rows is a multiple of 16, which allows 16 bytes at a time
+    # Read the padding as well: on an accelerator, the length of a row is a multiple of 16, so loads take 16 bytes at a
+    # time
     keys = rank_key(tl.load(max_ptr + every, mask=every < blocks_per_row, other=FLOOR), UNUSED_BITS)
     keys = tl.where(every < count, keys, 0)
 
@@ -218,8 +222,8 @@ def _best_blocks_kernel(
     bound, above_count, rest_key = _bound_of_largest(keys, low, k_blocks)
 
     # Entropy: with m the largest of all logits, Z = Σ exp(z − m) and T = Σ (z − m)·exp(z − m), H = log Z − T/Z. The
-    # rest is summed against its own maximum: it may be tiny next to the chosen. The loop takes the blocks in parts: all
-    # at once would take more registers, and leave room for fewer programs
+    # rest is summed relative to its own maximum, because it may be tiny compared with the chosen blocks. The loop takes
+    # the blocks in parts: all at once would take more registers, so fewer programs would fit
     sampled = tl.load(sampled_ptr + row)
     m = tl.maximum(number_of(tl.max(keys, axis=0), UNUSED_BITS) * factor, sampled)
     m_rest = number_of(rest_key, UNUSED_BITS)
@@ -244,7 +248,7 @@ def _best_blocks_kernel(
     t_sum = tl.sum(t_sum, axis=0) + (sampled - m) * tl.exp(sampled - m)
     tl.store(entropy_ptr + row, tl.log(z_sum) - t_sum / z_sum)
     rest = tl.sum(rest, axis=0)
-    tl.store(rest_ptr + row, tl.where(rest == 0, FLOOR, m_rest * factor + tl.log(rest)))  # a NaN stays one
+    tl.store(rest_ptr + row, tl.where(rest == 0, FLOOR, m_rest * factor + tl.log(rest)))  # NaN stays NaN
 
 
 @jit(do_not_specialize=["k", "k_blocks"])
@@ -269,7 +273,7 @@ def _best_tokens_kernel(
     SLOTS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    # One program per token. The row takes 64 bits: rows times stride may pass 2³¹
+    # One program per token. The row index has 64 bits: rows times stride may exceed 2³¹
     row = tl.program_id(0).to(tl.int64)
     tile_ptr += row * tile_stride
     best_blocks_ptr += row * k
@@ -289,8 +293,8 @@ def _best_tokens_kernel(
         UNUSED_BITS,
         BLOCK,
     )
-    # k blocks have k maxima: the smallest is a first bound. If all blocks are fewer than k, it is the smallest of their
-    # keys
+    # k blocks have k maxima, and the smallest is a first bound. With fewer than k blocks, the first bound is the
+    # smallest key
     block_max = tl.where(every < k_blocks, tl.max(keys, axis=1), 0xFFFFFFFF >> UNUSED_BITS)
     keys = tl.ravel(keys)
     low = tl.where(k_blocks == k, tl.min(block_max, axis=0), tl.min(keys, axis=0))
@@ -343,10 +347,10 @@ def _keys_of_blocks(
     UNUSED_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Columns and keys `(slots, 64)` of the members of some of the best blocks. A place without a token has the floor's
-    key."""
+    """Return columns and keys `(slots, 64)` of the members of the best blocks in `slot`. A place without a token has
+    the key of `FLOOR`."""
     in_slot = (slot < k_blocks)[:, None]
-    # Whole blocks are read, padding after the vocabulary included: 16 bytes at a time
+    # Read whole blocks, 16 bytes at a time, including the padding after the vocabulary
     first = tl.load(best_blocks_ptr + slot, mask=slot < k_blocks, other=0) * BLOCK
     column = first[:, None] + tl.arange(0, BLOCK)[None, :]
     used = in_slot & (column < vocabulary) & (column != sampled)

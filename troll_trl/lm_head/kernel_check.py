@@ -1,4 +1,4 @@
-"""self_check() compares LM head and projection with kernels and with PyTorch alone, for `troll check`."""
+"""self_check(): compares the kernels of LM head and projection with PyTorch alone, for `troll check`."""
 
 import math
 import os
@@ -18,8 +18,8 @@ from troll_trl.trust_region.projection import project
 # orders. Gradients come from tiles of the products' dtype: for bf16, the tolerance is twice its rounding.
 _TOLERANCE = 2e-5
 _TOLERANCE_OF_TILE = {torch.float32: _TOLERANCE, torch.bfloat16: 1e-2}
-# The logits' spread, at any temperature. With logits of some hundreds, float32 numbers are 3e-5 apart, and a sound
-# kernel would be refused.
+# The logits' spread, at any temperature. With logits in the hundreds, float32 numbers are 3e-5 apart, and a correct
+# kernel would fail.
 _SPREAD = 3.0
 
 
@@ -37,7 +37,8 @@ class Case(NamedTuple):
 
 # The last block is short, some supports have unused slots, and the model has a bias and soft-capping
 SMALL = Case(5003, 24, 21, torch.float32, LogitTransform(scale=1.3, softcap=8.0, temperature=0.7), True, 0.5)
-# What Qwen3 asks for with the defaults, with several tiles of the vocabulary: Triton compiles the kernels anew for it
+# The shapes of Qwen3 with the defaults, with several tiles of the vocabulary: Triton compiles the kernels again for
+# this
 QWEN3 = Case(151_936, 64, 5, torch.bfloat16, LogitTransform(), False, 1e-5)
 
 
@@ -68,7 +69,7 @@ def _check(name: str, run: Callable, case: Case, device: torch.device) -> Kernel
         with _without_kernels():
             theirs = run(case, device)
         difference = max(_difference(a, b) / tolerance for (a, tolerance), (b, _) in zip(ours, theirs, strict=True))
-    except Exception as error:  # whatever a compiler or a driver raises: it is reported, with the pass
+    except Exception as error:  # report whatever a compiler or a driver raises, with the pass
         return KernelCheck(name, False, math.nan, shapes, f"{type(error).__name__}: {error}"[:2000])
     return KernelCheck(name, difference <= 1, difference, shapes, "")
 
@@ -89,7 +90,7 @@ def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def _head(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Hidden states, weight and bias of a head, and sampled tokens. Each hidden state has a single 1, so all products
-    are exact, in whichever order and in tiles of whichever shape."""
+    are exact for any order of summation and any tile shape."""
     generator = torch.Generator().manual_seed(0)
     spread = _SPREAD / case.transform.slope
     hidden = torch.eye(case.tokens, dtype=case.dtype)
@@ -104,7 +105,7 @@ def _score(case: Case, device: torch.device) -> list[tuple[torch.Tensor, float]]
     ids, log_probs, entropy = select_support(
         hidden, weight, bias, sampled, case.support_size, case.tail_mass, case.transform
     )
-    # Tokens of equal logits may come in any order. So the ids are compared by what PyTorch evaluates for them
+    # Tokens of equal logits may come in any order. So compare the log-probabilities that PyTorch computes for the ids
     with _without_kernels():
         named, _ = SparseLogProbs.apply(hidden, weight, bias, ids, case.transform, nullcontext)
     return [(log_probs, _TOLERANCE), (named, _TOLERANCE), (log_probs.exp(), _TOLERANCE), (entropy, _TOLERANCE)]

@@ -21,11 +21,11 @@ from troll_trl.trust_region.sparse import UNUSED, check_range, check_support_opt
 
 IGNORED_LABEL = -100
 
-# Processors add these for models that do not read them, too, such as Gemma 3
+# Processors also add these for models that do not read them, such as Gemma 3
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 
-# With these options a model changes its logits, or leaves some out, and neither this head nor TRL's does so:
-# RecurrentGemma, xLSTM, Inkling
+# With these options, a model changes its logits, or omits some of them. Neither this head nor TRL's does this. The
+# options are of RecurrentGemma, xLSTM and Inkling
 UNSUPPORTED_LOGIT_OPTIONS = (
     "logits_soft_cap",
     "output_logit_soft_cap",
@@ -34,7 +34,7 @@ UNSUPPORTED_LOGIT_OPTIONS = (
     "unpadded_vocab_size",
 )
 UNSUPPORTED_TYPES = ("mpt", "chameleon")  # MPT ignores its config's scale; Chameleon masks image tokens
-# These families have layers between backbone and head, which both heads would leave out
+# These families have layers between backbone and head, which both heads would skip
 _LAYERS_BEFORE_THE_HEAD = (
     "bert",
     "big_bird",
@@ -87,7 +87,7 @@ class SparseCausalLMOutput(ModelOutput):
 
 def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm_head_to_fp32: bool = False) -> None:
     """
-    Add a sparse LM head to `model`, in two uses; every other call of the model is unchanged:
+    Add a sparse LM head to `model`. It has two uses; every other call of the model is unchanged:
 
     - `model(..., labels=labels, fused_lm_head=True, support_size=K, tail_mass=δ)` selects a support for every label:
       the label itself, then the most likely other tokens (see [`~troll_trl.trust_region.sparse.sparsify`]);
@@ -159,8 +159,8 @@ def refuse_unknown_logits(config: PretrainedConfig) -> None:
 
 
 def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
-    """What an architecture does between the head's product and the softmax, read from its text `config`. A `ValueError`
-    names an architecture for which the head would be wrong."""
+    """Return what an architecture does between the head's product and the softmax, read from its text `config`. Raises
+    a `ValueError` for an architecture for which the head would be wrong."""
     unread = [
         f"`{name}` = {value}"
         for name in UNSUPPORTED_LOGIT_OPTIONS
@@ -191,9 +191,9 @@ def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransf
 
 
 def _name_experts(config: PretrainedConfig) -> None:
-    """Have a mixture's config answer to `num_experts`, which TRL's head asks for as well: Granite-MoE, Granite 4 and
-    Phi-MoE call it `num_local_experts`. A `ValueError` names a config that lacks the numbers of the load-balancing
-    loss, as do families without such a loss."""
+    """Give a mixture-of-experts config the attribute `num_experts`, which TRL's head reads, too: Granite-MoE, Granite 4
+    and Phi-MoE call it `num_local_experts`. Raises a `ValueError` if the config lacks the numbers for the
+    load-balancing loss, as in families without such a loss."""
     if not getattr(config, "output_router_logits", False):
         return
     cls = type(config)
@@ -255,9 +255,9 @@ def _check_query(query: _Query, fused_lm_head: bool) -> None:
 class _Targets(NamedTuple):
     """The N positions that are evaluated."""
 
-    positions: torch.Tensor  # (N,), of the hidden states, as numbers of the flattened batch B·T
+    positions: torch.Tensor  # (N,), indices of the hidden states in the flattened batch B·T
     sampled_ids: torch.Tensor  # (N,), the labels
-    outputs: torch.Tensor  # (N,), where each is in the flattened output
+    outputs: torch.Tensor  # (N,), index of each position in the flattened output
     shape: torch.Size  # the output's: (B, T − 1), (B, T) with shifted labels, (1, M) with a `token_index`
 
 
@@ -273,7 +273,7 @@ def _targets(query: _Query) -> _Targets:
         return _Targets(token_index, flat.index_select(0, token_index), outputs, torch.Size((1, len(token_index))))
     # One `nonzero` for all tensors: each boolean index would wait for the device
     positions = outputs = (flat != IGNORED_LABEL).nonzero().squeeze(1)
-    if labels is not None:  # the output has one position less per row than the hidden states
+    if labels is not None:  # the output has one position fewer per row than the hidden states
         outputs = positions - positions // shape[1]
         shape = torch.Size((shape[0], shape[1] - 1))
     return _Targets(positions, flat.index_select(0, positions), outputs, shape)
@@ -301,8 +301,8 @@ def _sparse_forward(
     return output
 
 
-# `torch.compile` takes the backbone in one graph. It would break this function into many, and gain nothing: the work is
-# in kernels and matrix products.
+# `torch.compile` compiles the backbone into one graph. It would split this function into many graphs without a gain:
+# the work is in kernels and matrix products.
 @torch.compiler.disable
 def _head(
     model, hidden: torch.Tensor, query: _Query, transform: LogitTransform, cast_lm_head_to_fp32: bool
@@ -353,7 +353,7 @@ def _head(
 
 
 def _gathered(parameter: DTensor) -> torch.Tensor:
-    """The whole of a sharded parameter, whose gradient is the mean over the ranks."""
+    """Gather a sharded parameter. Its gradient is the mean over the ranks."""
     mean_over_ranks = [Partial("avg")] * parameter.device_mesh.ndim  # without this, a rank keeps its own gradient
     return parameter.full_tensor(grad_placements=mean_over_ranks)
 
@@ -372,7 +372,7 @@ def _supports_at(
     token_ids = token_ids.flatten(0, 1).index_select(0, outputs)
     wrong = token_ids[:, 0] != sampled_ids
     outside = (token_ids < UNUSED) | (token_ids >= vocabulary)
-    if not (outside.any() | wrong.any()):  # one look, which waits for the device
+    if not (outside.any() | wrong.any()):  # a single check, because it waits for the device
         return token_ids
     check_range("token_ids", token_ids, UNUSED, vocabulary)
     raise ValueError(
@@ -383,8 +383,8 @@ def _supports_at(
 
 
 def _check_finite(entropy: torch.Tensor | None) -> None:
-    """Raise a `ValueError` for a NaN or an infinity in any logit. It shows in the entropy `(B, T − 1)`, which reads all
-    logits (except −∞ at a kept token)."""
+    """Raise a `ValueError` for a NaN or an infinity in any logit. Such a logit shows in the entropy `(B, T − 1)`, which
+    reads all logits (except −∞ at a kept token)."""
     if entropy is not None and not entropy.isfinite().all():
         row, position = (~entropy.isfinite()).nonzero()[0].tolist()
         raise ValueError(
@@ -394,8 +394,8 @@ def _check_finite(entropy: torch.Tensor | None) -> None:
 
 
 def _scatter(values: torch.Tensor, positions: torch.Tensor, filler: torch.Tensor) -> torch.Tensor:
-    """`filler` `(B, T − 1, …)`, which this may change, with the values `(N, …)` at the `positions` `(N,)` of the
+    """Return `filler` `(B, T − 1, …)`, which may be modified, with the values `(N, …)` at the `positions` `(N,)` of the
     flattened batch."""
-    # A batch without a label still gives a differentiable zero. The gradient of a mask would wait for the device; that
-    # of positions does not.
+    # A batch without a label still gives a differentiable zero. Index by positions, because the gradient of a mask
+    # would wait for the device.
     return filler.flatten(0, 1).contiguous().index_copy_(0, positions, values).unflatten(0, filler.shape[:2])

@@ -33,8 +33,8 @@ class SparseLogProbs(torch.autograd.Function):
     `(sparse_log_probs, entropy) = SparseLogProbs.apply(hidden, weight, bias, token_ids, transform, gather)`
 
     Takes hidden states `(N, H)`, the head's `weight` `(V, H)` and `bias` `(V,)` or `None`, supports `token_ids`
-    `(N, K)`, integer, with −1 in unused slots, and the `transform` of the logits. The backward calls `gather` with
-    weight and bias: it makes a sharded head whole, as the caller did for the forward. Returns `(N, K + 1)` and `(N,)`,
+    `(N, K)`, integer, with −1 in unused slots, and the `transform` of the logits. The backward pass calls `gather` with
+    weight and bias to gather a sharded head, as the caller did for the forward pass. Returns `(N, K + 1)` and `(N,)`,
     both float32, with gradient for hidden states, weight and bias.
     """
 
@@ -79,8 +79,8 @@ class SparseLogProbs(torch.autograd.Function):
 
 
 def _accumulate(ctx, saved, grads, grad_log_probs, grad_entropy) -> None:
-    """Add to the float32 `grads` of hidden states, weight and bias; `None` for one that is not needed. This is a
-    function of its own because its tile must be gone before the cast, whose result takes half as much memory as the
+    """Add to the float32 `grads` of hidden states, weight and bias; `None` for a gradient that is not needed. This is a
+    separate function because its tile must be freed before the cast, whose result takes half as much memory as the
     gradients."""
     hidden, weight, bias, token_ids, log_probs, log_z, entropy = saved
     grad_hidden, grad_weight, grad_bias = grads
@@ -107,7 +107,7 @@ def _accumulate(ctx, saved, grads, grad_log_probs, grad_entropy) -> None:
 
 
 def _tile(hidden: torch.Tensor, weight: torch.Tensor, tokens: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """A buffer for one tile and a spare column, to which the PyTorch fallbacks point the slots outside of the tile."""
+    """A buffer for one tile and a spare column, to which the PyTorch fallbacks map the slots outside of the tile."""
     return empty_tile(min(tokens, len(hidden)), min(columns, len(weight)) + 1, dtype, hidden.device)
 
 

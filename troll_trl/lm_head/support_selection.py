@@ -16,17 +16,17 @@ from troll_trl.kernels.tiles import FLOOR, LogitTransform, compute_dtype, empty_
 from troll_trl.kernels.topk import MOST_IN_REGISTERS, TopTokens, choose_top_tokens, empty_top_tokens
 
 # The PyTorch fallback reduces this number of vocabulary columns at a time: on a CPU they are then still in the cache,
-# and on a GPU it makes copies of them. The kernels take all columns at once. On an H100, chunks of 16,384, which its
-# cache holds, gained nothing on the device, and launching ten times as many kernels took twice the time.
+# and on a GPU the fallback copies them. The kernels take all columns at once. On an H100, chunks of 16,384, which fit
+# into its cache, gained nothing on the device, and launching ten times as many kernels took twice the time.
 _COLUMNS = {"cpu": 8192, "accelerator": 32768}
-# Tokens in a tile are a multiple of this. On a GPU a matrix product takes this number of rows at a time. Any multiple
-# of 4 serves Triton, which compiles the kernels once more for rows that are not aligned.
+# The number of tokens in a tile is a multiple of this. On a GPU, a matrix product takes this number of rows at a time.
+# Any multiple of 4 is enough for Triton, which would compile the kernels again for rows that are not aligned.
 _ROWS_STEP = {"cpu": 4, "accelerator": 128}
 _COPIES = 12  # copies of the best blocks that torch's choice makes, in elements of bf16
 # This is the number of elements in memory at a time. On a GPU they are the logits of a tile, which has the whole
 # vocabulary of a few tokens: 224 MiB in bf16, or 768 tokens for V = 151,936. With the blocks this is less than TRL's
-# tile of 256 MiB. On a CPU products of few tokens are slow. There the tile has one chunk, next to blocks and
-# candidates: 24 MiB in float32, or some 320 tokens.
+# tile of 256 MiB. On a CPU, products of few tokens are slow. So the tile there has one chunk, in addition to blocks and
+# candidates: 24 MiB in float32, or about 320 tokens.
 _TILE_ELEMENTS = {"cpu": 6 * 2**20, "accelerator": 7 * 2**24}
 
 
@@ -40,8 +40,8 @@ def select_support(
     transform: LogitTransform,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
-    Sparse distribution of every position, as `sparsify(logits, sampled_ids, support_size, tail_mass)` has it, and the
-    entropy of the full distribution. Neither has a gradient.
+    Return the sparse distribution of every position, as `sparsify(logits, sampled_ids, support_size, tail_mass)` does,
+    and the entropy of the full distribution. Neither has a gradient.
 
     `hidden` is `(N, H)`, the head's `weight` `(V, H)` and `bias` `(V,)`, `sampled_ids` `(N,)` int64. Returns, with K =
     `support_size`, `token_ids` `(N, K)` int32, and `sparse_log_probs` `(N, K + 1)` and `entropy` `(N,)` float32.
@@ -69,15 +69,15 @@ def select_support(
     tile = empty_tile(min(tokens, len(hidden)), width, dtype, device)
     bias = None if bias is None else bias.to(dtype).contiguous()
     columns = slices(vocabulary, chunk)
-    # A head in another dtype is cast once, in pieces of a chunk, and not again for each tile of tokens. During the call
+    # Cast a head in another dtype once, chunk by chunk, and not again for each tile of tokens. During the call
     # the cast takes V·H numbers of bf16, half the memory of the head's float32 gradient in the training pass.
     weights = [weight[cols] for cols in columns]
     if weight.dtype != dtype and tokens < len(hidden):
         weights = [part.to(dtype) for part in weights]
-    # These tensors have all positions: `settle_support` then runs once, and not for each tile
+    # These tensors have all positions, so `settle_support` runs once, and not for each tile
     sampled = torch.full((len(hidden), 1), FLOOR, device=device)
     top = empty_top_tokens(len(hidden), support_size - 1, device)
-    # A `split` is one call for all tiles. This loop is half of what a host spends on 4,096 tokens
+    # One `split` serves all tiles. This loop takes half of the host's time for 4,096 tokens
     tiles = [x.split(tokens) for x in (hidden, sampled_ids, sampled, *top)]
     for hidden_rows, ids, logits, *top_rows in zip(*tiles, strict=True):
         hidden_rows = hidden_rows.to(dtype)
@@ -93,13 +93,14 @@ def select_support(
 
 
 def _tokens_per_tile(tokens: int, most: int, step: int) -> int:
-    """Tokens of a tile: about as many in each, at most `most`, and a multiple of `step` (of 4, if only that fits)."""
+    """Number of tokens per tile: about the same in all tiles, at most `most`, and a multiple of `step` (of 4, if only 4
+    fits)."""
     step = next((size for size in (step, 4) if size <= most), 1)
     tiles = max(1, math.ceil(tokens / (most // step * step)))
     return max(1, math.ceil(tokens / tiles / step)) * step
 
 
 def _one_chunk_at_a_time(device: torch.device) -> bool:
-    """Whether the tile holds one chunk, and the best blocks stay next to it. On a GPU, choosing a chunk's best blocks
-    would wait for the device."""
+    """Whether the tile holds one chunk, and the best blocks are kept separately. On a GPU, choosing a chunk's best
+    blocks would wait for the device."""
     return device.type == "cpu" and not use_triton(device)

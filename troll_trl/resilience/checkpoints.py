@@ -1,9 +1,10 @@
 """CheckpointedTrainer: checkpoints that are complete or absent, exact resuming, and SIGTERM as "save, then stop".
 
-The Trainer writes a checkpoint into the folder `_saving`. It is then flushed, marked with `complete.json` (every file
-and its size) and renamed. Next to the Trainer's files, a checkpoint has `options.json`, with which a resumed run is
-compared, and a file of each rank: counters and, between the updates of a rollout batch, that batch. A token of it takes
-8·K + 4 bytes of the old policy's K kept tokens, and 24 to 32 of ids, mask and log-probabilities.
+The Trainer writes a checkpoint into the folder `_saving`. The folder is then flushed, marked with `complete.json`
+(every file and its size) and renamed. In addition to the Trainer's files, a checkpoint has `options.json`, with which a
+resumed run is compared, and a file for each rank: counters and, between the updates of a rollout batch, the batch. A
+token of the batch takes 8·K + 4 bytes for the old policy's K kept tokens, and 24 to 32 bytes for ids, mask and
+log-probabilities.
 """
 
 import json
@@ -42,7 +43,7 @@ else:
 
 logger = get_logger(__name__)
 
-CHECKPOINT = "checkpoint-"  # transformers' name of a folder, before the step
+CHECKPOINT = "checkpoint-"  # prefix of transformers' folders, before the step
 # A checkpoint is written into this folder of the output folder, where neither transformers nor an upload looks
 SAVING = "_saving"
 MARKER = "complete.json"
@@ -54,15 +55,15 @@ class CheckpointError(OSError):
 
 class CheckpointedTrainer(_Trainer):
     """
-    Mixin for a trainer of TRL whose checkpoints are complete or absent, which resumes exactly, also inside a rollout
-    batch, says what a resumed run was given differently, and on SIGTERM saves and ends with code 143.
+    Mixin for a TRL trainer whose checkpoints are complete or absent, and which resumes exactly, even inside a rollout
+    batch. It warns about options that differ in a resumed run. On SIGTERM, it saves and ends with code 143.
 
-    - `train` resumes from what [`find_checkpoint`] finds;
-    - `_save_checkpoint`, `_get_output_dir` and `_push_from_checkpoint` write aside, then rename;
+    - `train` resumes from the checkpoint that [`find_checkpoint`] finds;
+    - `_save_checkpoint`, `_get_output_dir` and `_push_from_checkpoint` write to a temporary folder, then rename it;
     - `_run_epoch` restores TRL's rollout batch and its position in the data;
     - `evaluate` gives NaN for a metric without a value.
 
-    `stateful` names attributes that a checkpoint keeps, by their `state_dict` and `load_state_dict`. Such an attribute
+    `stateful` names attributes that a checkpoint saves through `state_dict` and `load_state_dict`. Such an attribute
     may be a dictionary of objects. The config needs the field `save_rollouts`.
     """
 
@@ -78,8 +79,8 @@ class CheckpointedTrainer(_Trainer):
         self.stop_signal = StopSignal(self.accelerator)
         if self.args.save_strategy != SaveStrategy.NO or self.args.enable_jit_checkpoint:
             self.add_callback(self.stop_signal)
-        self._options: dict[str, Any] = {}  # what `options.json` gets
-        self._other_metric = ""  # if a checkpoint's best one was chosen by another metric, that, in words
+        self._options: dict[str, Any] = {}  # the content of `options.json`
+        self._other_metric = ""  # if another metric chose the best checkpoint: the change, in words
         self._other_batch = False  # whether the checkpoint's rollout batch depends on options that differ
         if isinstance(self.eval_dataset, dict) and (self.args.metric_for_best_model or "").endswith("reward"):
             logger.warning(
@@ -110,9 +111,9 @@ class CheckpointedTrainer(_Trainer):
 
     def find_checkpoint(self, resume: str | bool | None) -> str | None:
         """
-        Find the checkpoint that `train(resume)` resumes from, the same on all ranks: the given one, for `True` the
-        newest complete one, for `"newest"` that one if there is any. A warning names newer ones that are not complete.
-        A `ValueError` says that there is none, or why a given one is known to be incomplete.
+        Find the checkpoint that `train(resume)` resumes from, the same on all ranks: a given path; for `True`, the
+        newest complete one; for `"newest"`, the same if there is any. Warns about newer ones that are not complete.
+        Raises a `ValueError` if there is none, or if a given one is known to be incomplete.
         """
         if not resume:
             return None
@@ -120,7 +121,7 @@ class CheckpointedTrainer(_Trainer):
             _check_given(Path(str(resume)))
             return str(resume)
         folder = Path(self.args.output_dir)
-        found = [newest_complete(folder)] if self.accelerator.is_main_process else [None]  # and all ranks take it
+        found = [newest_complete(folder)] if self.accelerator.is_main_process else [None]  # for all ranks
         path, skipped = broadcast_object_list(found)[0]
         for line in skipped:
             logger.warning(f"The run does not resume from {line}.")
@@ -137,7 +138,7 @@ class CheckpointedTrainer(_Trainer):
         resumes = checkpoint is not None and arguments["epoch"] == arguments["epochs_trained"]
         if resumes:
             self._find_best(Path(checkpoint))
-        if self.state.global_step >= self.state.max_steps:  # the Trainer would look only after another update
+        if self.state.global_step >= self.state.max_steps:  # the Trainer would check only after another update
             self.control.should_training_stop = True
             return
         if resumes:
@@ -161,14 +162,14 @@ class CheckpointedTrainer(_Trainer):
             reason = (
                 f"was chosen by another metric: {self._other_metric}" if self._other_metric else f"is not in {folder}"
             )
-            logger.warning(f"The best checkpoint so far, {best.name}, {reason}. It will be chosen among those to come.")
+            logger.warning(f"The best checkpoint so far, {best.name}, {reason}. A later one will replace it.")
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 
     def _take_position(self, checkpoint: Path, arguments: dict[str, Any]) -> None:
-        """Take over the state of a `checkpoint`, in the epoch that the `arguments` of `_run_epoch` resume."""
+        """Restore the state of a `checkpoint`, in the epoch that the `arguments` of `_run_epoch` resume."""
         first, steps = arguments["epochs_trained"], arguments["steps_trained_in_current_epoch"]
         if not has_length(self.train_dataset) and self.state.epoch >= 1:
-            logger.warning("transformers takes a stream's epochs for one: this run resumes at the start of an epoch.")
+            logger.warning("transformers counts a stream's epochs as one: this run resumes at the start of an epoch.")
         batches = arguments["train_dataloader"].batch_sampler
         sampler = getattr(getattr(batches, "batch_sampler", batches), "sampler", ())  # in a shard on several ranks
         # TRL's sampler draws a new order whenever it is iterated, and starts over in a new process
@@ -186,7 +187,7 @@ class CheckpointedTrainer(_Trainer):
         return folder / f"rollout-state-{self.args.process_index}-of-{self.args.world_size}.pt"
 
     def _is_unfinished(self) -> bool:
-        """Whether a rollout batch has served some of its updates."""
+        """Whether a rollout batch has served only some of its updates."""
         return self._step % (self.args.steps_per_generation * self.args.num_iterations) != 0
 
     def _parts(self, name: str) -> list[tuple[str, Any]]:
@@ -211,9 +212,9 @@ class CheckpointedTrainer(_Trainer):
         torch.save({"info": json.dumps(info), "batches": batches}, self._state_file(folder))
 
     def _load_state(self, checkpoint: Path) -> None:
-        """Continue from what [`_save_state`] wrote, if every rank can read its file. Every rank must call this."""
+        """Restore what [`_save_state`] wrote, if every rank can read its file. Every rank must call this."""
         state = _read(self._state_file(checkpoint))
-        # A rank that decided alone would generate when others do not, or not when they do
+        # All ranks decide together. Otherwise some would generate, and others would not
         answers = torch.tensor([[state is not None, not self._other_batch]], device=self.accelerator.device)
         readable, same = self.accelerator.gather(answers).all(0).tolist()
         if state is None or not readable:
@@ -231,7 +232,7 @@ class CheckpointedTrainer(_Trainer):
                 if key in saved:
                     part.load_state_dict(saved[key])
         if not same:
-            return self._begin_a_fresh_batch("Its rollout batch depends on options that differ.")
+            return self._begin_a_fresh_batch("The checkpoint's rollout batch depends on options that differ.")
         self._step = info["step"]
         if batches is not None:
             to_device = lambda value: value.to(self.accelerator.device) if isinstance(value, torch.Tensor) else value
@@ -240,17 +241,17 @@ class CheckpointedTrainer(_Trainer):
             self._begin_a_fresh_batch("The checkpoint was made with `save_rollouts=False`.")
 
     def _load_adaptive_rate(self, checkpoint: Path) -> None:
-        """Take the factor of the adaptive learning rate from the first rank of any number of ranks: all have the same
-        one."""
+        """Restore the factor of the adaptive learning rate from the first rank's file, for any number of ranks: all
+        have the same factor."""
         if self.adaptive_rate is None:
             return
         of_any = next(iter(sorted(checkpoint.glob("rollout-state-0-of-*.pt"))), None)
         state = _read(of_any) if of_any else None
         saved = json.loads(state["info"])["stateful"].get("adaptive_rate", {}) if state else {}
-        # A node without a shared folder may lack the file: ranks would train with different rates
+        # Without a shared folder, a node may lack the file: ranks would train with different rates
         saved = broadcast_object_list([saved])[0]
         if not saved:
-            logger.warning(f"{checkpoint} has no factor of the adaptive learning rate: it starts at 1.")
+            logger.warning(f"{checkpoint} has no factor of the adaptive learning rate: the factor starts at 1.")
             return
         self.adaptive_rate.load_state_dict(saved[""])
 
@@ -260,7 +261,7 @@ class CheckpointedTrainer(_Trainer):
         if self._is_unfinished():
             reason += (
                 " The unfinished rollout batch cannot be continued: a fresh one is generated for its prompts, and "
-                "serves the updates that were left. The run will differ from one that was not interrupted."
+                "serves the remaining updates. The run will differ from one that was not interrupted."
             )
         logger.warning(reason)
 
@@ -312,15 +313,15 @@ class CheckpointedTrainer(_Trainer):
         return str(Path(folder, SAVING)) if self._is_saving else folder
 
     def _push_from_checkpoint(self, *args, **kwargs):
-        if not self._is_saving:  # the Trainer calls it before the folder has its name
+        if not self._is_saving:  # the Trainer calls this before the folder has its final name
             super()._push_from_checkpoint(*args, **kwargs)
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
-        """Evaluate as [`~transformers.Trainer.evaluate`] does. TRL gives `None` for a reward that was never given.
-        transformers cannot compare that: it becomes NaN, which is never the best."""
+        """Evaluate as [`~transformers.Trainer.evaluate`] does. TRL gives `None` for a reward without any value, which
+        transformers cannot compare. `None` becomes NaN, which is never the best."""
         metrics = super().evaluate(*args, **kwargs)
         if missing := [name for name, value in metrics.items() if value is None]:
-            logger.warning(f"The evaluation at step {self.state.global_step} has no value of {', '.join(missing)}.")
+            logger.warning(f"The evaluation at step {self.state.global_step} has no value for {', '.join(missing)}.")
         return metrics | dict.fromkeys(missing, math.nan)
 
 
@@ -328,7 +329,7 @@ class StopSignal(TrainerCallback):
     """
     On SIGTERM to any rank, which a cluster sends before it takes a machine back: finish the update, save, and end the
     training on all ranks. A second SIGTERM ends the process at once. transformers' own callback, which this one
-    replaces, saves at once, on the rank that got the signal: not exact, and not safe with several ranks.
+    replaces, saves at once, on the rank that got the signal. This is not exact, and not safe with several ranks.
     """
 
     def __init__(self, accelerator: Accelerator):
@@ -376,8 +377,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
-    """Find the newest complete checkpoint of a run, and say of every newer folder why it was skipped. Put one that was
-    complete but not yet renamed in its place."""
+    """Find the newest complete checkpoint of a run, and the reason why each newer folder was skipped. Rename a folder
+    that was complete but not yet renamed."""
     skipped = []
     for folder in checkpoints(output_dir / SAVING):
         reason = why_incomplete(folder)
@@ -394,7 +395,8 @@ def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
 
 
 def why_incomplete(folder: Path) -> str | None:
-    """Say why a checkpoint folder is not complete, or `None` if it is, by its marker and the structure of its files."""
+    """Return why a checkpoint folder is not complete, or `None` if it is. Checks its marker and the structure of its
+    files."""
     try:
         files = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
     except FileNotFoundError:
@@ -413,7 +415,7 @@ def why_incomplete(folder: Path) -> str | None:
 
 
 def why_unreadable(folder: Path) -> str | None:
-    """Name a file of a checkpoint that is not what its name says, if there is one. The numbers in it are not read."""
+    """Name a file of a checkpoint whose structure does not match its suffix, if there is one. Reads no weights."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         try:
             if path.suffix == ".safetensors":
@@ -429,12 +431,12 @@ def why_unreadable(folder: Path) -> str | None:
 
 
 def _check_given(folder: Path) -> None:
-    """Refuse a checkpoint that is known to be incomplete, and warn of one that may be."""
+    """Refuse a checkpoint that is known to be incomplete, and warn about one that may be."""
     if (reason := why_incomplete(folder)) is None:
         return
     damage = reason if (folder / MARKER).exists() or not folder.is_dir() else why_unreadable(folder)
     if damage:
-        raise ValueError(f"The checkpoint {folder} is damaged, or is not there: {damage}. Give another one.")
+        raise ValueError(f"The checkpoint {folder} is damaged or missing: {damage}. Give another one.")
     logger.warning(f"Resuming from {folder}, which may be incomplete: {reason}.")
 
 
@@ -442,8 +444,8 @@ def publish(folder: Path, destination: Path) -> None:
     """
     Mark a checkpoint in `_saving` as complete, and move it to its place on the same file system, over an older one.
 
-    Every file is on the disk before the marker is, and the marker before the rename. A process that dies on the way
-    leaves what [`newest_complete`] can sort out.
+    Every file is on the disk before the marker is, and the marker before the rename. If the process dies in between,
+    [`newest_complete`] handles what is left.
     """
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MARKER]
     files = {str(path.relative_to(folder)): path.stat().st_size for path in paths}
@@ -455,7 +457,7 @@ def publish(folder: Path, destination: Path) -> None:
 
 
 def _why_not_written(folder: Path) -> OSError | None:
-    """Write on in the file that was written last, for the system's reason: torch says "unexpected pos" on a full
+    """Append to the file that was written last, to get the system's reason: torch says "unexpected pos" on a full
     disk."""
     try:
         newest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_mtime_ns)
@@ -469,7 +471,7 @@ def _why_not_written(folder: Path) -> OSError | None:
 
 
 def _move(folder: Path, destination: Path) -> None:
-    # An older checkpoint of the same step goes only now: the new one is complete, wherever it is
+    # Remove an older checkpoint of the same step only now, because the new one is complete
     shutil.rmtree(destination, ignore_errors=True)
     os.rename(folder, destination)
     shutil.rmtree(destination.parent / SAVING, ignore_errors=True)

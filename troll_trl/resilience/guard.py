@@ -23,17 +23,17 @@ logger = get_logger(__name__)
 
 # What the guard counts, causes first
 _COUNTED = ("logits", "loss", "gradient")
-# TRL's adaptive entropy bonus: the loss changes these attributes of the trainer, which RLOO's lacks
+# TRL's adaptive entropy bonus: the loss changes these attributes of the trainer, which the RLOO trainer lacks
 _ENTROPY_CONTROL = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")
 
 
 class GuardedTrainer(_Trainer):
     """
-    Mixin for TRL's GRPO or RLOO trainer whose weights never see a NaN or an infinity. As long as there is none, and
-    some token is not masked, it changes no weight.
+    Mixin for TRL's GRPO or RLOO trainer that keeps NaN and infinity out of the weights. It changes no weight if all
+    numbers are finite and some token is not masked.
 
     - `__init__` wraps the reward functions and adds a callback;
-    - `_generate_and_score_completions` makes all advantages of a rollout batch NaN if a reward is not finite;
+    - `_generate_and_score_completions` sets all advantages of a rollout batch to NaN if a reward is not finite;
     - `_get_per_token_logps_and_entropies` and `compute_loss` count what is not finite;
     - `log` adds `troll/skipped_updates`.
 
@@ -58,12 +58,12 @@ class GuardedTrainer(_Trainer):
         bad = self.guard.gather_bad_rewards(len(output["completion_ids"]))
         if not self.model.training:
             if bad:
-                logger.warning(f"Evaluation at step {self.state.global_step}: not finite are {_first_three(bad)}.")
+                logger.warning(f"Evaluation at step {self.state.global_step}: non-finite {_first_three(bad)}.")
             return output
         self.guard.bad_rewards = bad
         if bad:
-            # The other rewards of the group, or of the batch, were normalised with it. NaN stays with the rollout
-            # batch, also in a checkpoint, until its last update has been skipped.
+            # The other rewards of the group, or of the batch, were normalised with the bad reward. NaN stays with the
+            # rollout batch, also in a checkpoint, until its last update has been skipped.
             output["advantages"] = torch.full_like(output["advantages"], torch.nan)
         return output
 
@@ -95,29 +95,30 @@ class GuardedTrainer(_Trainer):
 
 class FiniteGuard:
     """
-    Keep numbers that are not finite out of the weights.
+    Keeps numbers that are not finite out of the weights.
 
     The guard counts, on the device, logits and losses that are not finite. Once per update it gathers the counts of
-    all ranks, in one small collective, and looks at the norm of the gradient. If anything is not finite, or if the loss
+    all ranks, in one small collective, and checks the norm of the gradient. If anything is not finite, or if the loss
     mask is empty on all ranks, it drops the gradient before the optimizer sees it: weights, moments, weight decay and
     the learning rate schedule stay as they are, bit for bit. After `max_skipped_updates` in a row the run stops.
 
     A float16 gradient scaler skips an overflowing gradient itself, as long as it can lower its scale. The guard then
-    counts nothing, and the scaler ignores what the guard skips. DeepSpeed, and layer-wise and LOMO optimizers, step
-    inside the backward. There the run stops before that step if the loss is not finite. Two kinds of updates pass: one
-    with an empty loss mask, in which momentum moves the weights, and one in which the gradient alone is not finite.
+    counts nothing, and the scaler ignores what the guard skips. DeepSpeed, layer-wise optimizers and LOMO take the step
+    inside the backward pass. With these, the run stops before the step if the loss is not finite. The guard does not
+    stop two kinds of updates: one with an empty loss mask, in which momentum moves the weights, and one in which only
+    the gradient is not finite.
     """
 
     def __init__(self, accelerator: Accelerator, args: Any):
         self.accelerator = accelerator
         self.args = args
-        # One slot for each of `_COUNTED`, and one for the tokens that the losses of an update are over
+        # One slot for each of `_COUNTED`, and one for the number of tokens in the losses of an update
         self._counts = torch.zeros(len(_COUNTED) + 1, device=accelerator.device)
         # Sums of `AdaptiveLearningRate`, which the same collective reduces, and their totals for the last update
         self.carried = torch.zeros(0, device=accelerator.device)
         self.carried_sums: list[float] = []
         self.skipped_last = False  # whether the last update was skipped, by this guard or a float16 scaler
-        self._mask: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens that it is over
+        self._mask: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens of the loss
         self.losses = 0  # since the last update
         self.bad_rewards: list[str] = []  # of the current rollout batch, on any rank, in words
         self._ungathered: list[tuple[int, str]] = []  # bad rewards of this rank alone: row and function
@@ -148,8 +149,8 @@ class FiniteGuard:
     # -- Rewards ----------------------------------------------------------------------------------------------------
 
     def watch_rewards(self, functions: Sequence[Callable], names: Sequence[str]) -> list[Callable]:
-        """Wrap reward functions and models: they report to the guard what is not finite, and give TRL `None` or NaN in
-        its place. TRL reads that as a reward that does not apply, and averages the others."""
+        """Wrap reward functions and models. They report rewards that are not finite to the guard, and give TRL `None`
+        or NaN instead. TRL treats this as a reward that does not apply, and averages the others."""
         return [self._watched(function, name) for function, name in zip(functions, names, strict=True)]
 
     def _watched(self, function: Callable, name: str) -> Callable:
@@ -182,14 +183,14 @@ class FiniteGuard:
         return functools.wraps(function)(lambda *args, **kwargs: without_bad(function(*args, **kwargs)))
 
     def _keep_bad(self, bad: torch.Tensor, name: str) -> set[int]:
-        """Keep which rows of this rank's rewards `(completions,)` are `bad`, until the ranks exchange them."""
+        """Record which rows of this rank's rewards `(completions,)` are `bad`, until the ranks exchange them."""
         rows = set(bad.nonzero().flatten().tolist())
         self._ungathered += [(row, name) for row in sorted(rows)]
         return rows
 
     def gather_bad_rewards(self, rows: int) -> list[str]:
-        """Say which rewards of a rollout batch, `rows` on each rank, were not finite on any rank. Every rank must call
-        this."""
+        """Describe the rewards of a rollout batch, `rows` on each rank, that were not finite on any rank. Every rank
+        must call this."""
         rank = self.accelerator.process_index
         found = gather_object([(rank, row, name) for row, name in self._ungathered])
         self._ungathered = []
@@ -202,7 +203,7 @@ class FiniteGuard:
 
     @contextmanager
     def watch_loss(self, mask: torch.Tensor) -> Iterator[None]:
-        """Surround a loss of the training over the tokens that are 1 in `mask` `(B, C)`."""
+        """Context for a training loss over the tokens that are 1 in `mask` `(B, C)`."""
         self._mask = mask.bool()
         self.losses += 1
         self._counts[-1] += self._mask.sum()
@@ -218,7 +219,7 @@ class FiniteGuard:
             return
         bad = ~entropies.detach().isfinite()
         if getattr(self.args, "top_entropy_quantile", 1.0) == 1.0:  # else TRL's loss reads the entropies
-            # A logit of −∞, a probability of 0, makes the entropy alone NaN: TRL's and our kernels form 0·∞
+            # A logit of −∞, a probability of 0, makes only the entropy NaN: TRL's and our kernels compute 0·∞
             bad &= ~log_probs.detach().isfinite()
         self._count("logits", (self._mask & bad).sum())
 
@@ -236,14 +237,14 @@ class FiniteGuard:
     # -- Update -----------------------------------------------------------------------------------------------------
 
     def _clip_and_keep_norm(self, *args, **kwargs) -> Any:
-        """Clip as accelerate does, whose result no callback gets. A clip by an infinite norm leaves zeros, which look
-        harmless."""
+        """Clip as accelerate does, and keep the norm, which no callback gets. Clipping by an infinite norm leaves
+        zeros, which look harmless."""
         self._norm = self._clip_gradient(*args, **kwargs)
         return self._norm
 
     def skips_update(self, model: nn.Module, optimizer: Any, update: int) -> bool:
-        """Drop the gradient of an `update` that is not finite or empty, between its clip and the optimizer's step, and
-        return whether that was so."""
+        """Between the clip and the optimizer's step, drop the gradient of an `update` that is not finite or empty.
+        Return whether the gradient was dropped."""
         self._updates += 1
         norm, self._norm = self._norm, None
         losses, self.losses = self.losses, 0
@@ -262,12 +263,12 @@ class FiniteGuard:
         self._skipped += skip
         self.skipped_last = skip or bool(overflows)
         if skip:
-            model.zero_grad()  # without gradients the optimizer does nothing, weight decay included
+            model.zero_grad()  # without gradients the optimizer does nothing, not even weight decay
         if scaler is None or skip:
             # The Trainer then leaves the learning rate schedule where it is, as after an overflow in float16
             optimizer._is_overflow = skip
         if scaler is not None:
-            # The scaler would lower its scale for a bad reward, and take an update without gradients for a good one
+            # The scaler would lower its scale for a bad reward, and count an update without gradients as a good one
             optimizer.scaler = None if skip else scaler
             if skip:
                 scaler.update(scaler.get_scale())  # forgets the gradient, and keeps its scale
@@ -275,7 +276,8 @@ class FiniteGuard:
         return skip
 
     def _gather(self) -> tuple[str, float]:
-        """Say what was not finite since the last update, and count the tokens of its losses; the same on all ranks."""
+        """Describe what was not finite since the last update, and count the tokens of its losses; the same on all
+        ranks."""
         slots = torch.cat([self._counts, self.carried])
         rows = self.accelerator.gather(slots.unsqueeze(0)).tolist()  # (ranks, slots)
         self._counts.zero_()
@@ -331,7 +333,7 @@ def _first_three(names: list[str]) -> str:
 
 
 class _WatchedModel(nn.Module):
-    """A reward model whose bad rewards are NaN, after `keep` got which they are."""
+    """Wraps a reward model: passes its bad rows to `keep`, and sets their rewards to NaN."""
 
     def __init__(self, model: nn.Module, keep: Callable[[torch.Tensor], Any]):
         super().__init__()
@@ -347,7 +349,7 @@ class _WatchedModel(nn.Module):
 
 
 class _SkipUpdates(TrainerCallback):
-    """Ask a trainer's guard about each update, between the clip of the gradient and the optimizer's step."""
+    """Asks a trainer's guard about each update, between the clip of the gradient and the optimizer's step."""
 
     def __init__(self, trainer: GuardedTrainer):
         self.trainer = trainer

@@ -14,7 +14,7 @@ logger = get_logger(__name__)
 
 OPTIONS = "options.json"  # a file of each checkpoint
 
-# Options on which an unfinished rollout batch depends: they cut it into updates, or its numbers come from them
+# Options on which an unfinished rollout batch depends: they split it into updates, or determine its numbers
 BATCH_OPTIONS = (
     "steps_per_generation",
     "num_iterations",
@@ -61,9 +61,9 @@ _CONSEQUENCES = {
         "training rows",
         "processes",
     ),
-    "TRL loads the reference model from the new one, so `beta` holds the policy near other weights.": ("model",),
+    "TRL loads the reference model from the new one, so `beta` keeps the policy near other weights.": ("model",),
 }
-# Options that say where and how a run is logged, evaluated, saved or distributed. Any other is named.
+# Beginnings of options for where and how a run is logged, evaluated, saved or distributed. The warning names all others
 _SILENT = (
     "output_dir",
     "log",
@@ -108,8 +108,8 @@ _SILENT = (
 
 
 def options_of(trainer: Any) -> dict[str, Any]:
-    """Collect what a resumed run is compared with, as JSON holds it: the config's fields, without tokens, and what else
-    decides the course of a run."""
+    """Collect what a resumed run is compared with, as JSON values: the config's fields, without tokens, and what else
+    determines the course of a run."""
     args = trainer.args
     model = trainer.model
     dataset = trainer.train_dataset
@@ -124,7 +124,7 @@ def options_of(trainer: Any) -> dict[str, Any]:
 
 
 def compare_options(now: dict[str, Any], checkpoint: Path) -> dict[str, str]:
-    """Warn of the options that differ from those that a `checkpoint` was made with, and return them by name, with both
+    """Warn about options that differ from the options of a `checkpoint`, and return these by name, with both
     values."""
     file = checkpoint / OPTIONS
     model = Path(now["model"])
@@ -146,11 +146,11 @@ def compare_options(now: dict[str, Any], checkpoint: Path) -> dict[str, str]:
 
 
 def check_weights(model: Any, checkpoint: Path) -> None:
-    """Refuse a checkpoint of another model or adapter. PEFT would leave weights that it lacks at their start, and the
-    Trainer would fail in the middle of its load."""
+    """Refuse a checkpoint of another model or adapter. PEFT would leave missing weights at their initial values, and
+    the Trainer would fail while it loads the checkpoint."""
     if not is_peft_model(model):
         if any(checkpoint.glob("**/adapter_model.safetensors")):
-            raise ValueError(f"{checkpoint} has an adapter, and this run trains without one. Give `use_peft`.")
+            raise ValueError(f"{checkpoint} has an adapter, but this run trains without one. Set `use_peft`.")
         _check_depth(model.config.get_text_config(), checkpoint)
         _check_shapes(model.state_dict(), _shapes([*checkpoint.glob("model*.safetensors")]), checkpoint)
         return
@@ -159,12 +159,12 @@ def check_weights(model: Any, checkpoint: Path) -> None:
     name = model.active_adapter
     saved = _shapes([folder / "adapter_model.safetensors" for folder in (checkpoint, checkpoint / name)])
     if not saved and any(checkpoint.glob("model*.safetensors")):
-        raise ValueError(f"{checkpoint} has a whole model, and this run trains an adapter. Leave out `use_peft`.")
+        raise ValueError(f"{checkpoint} has a whole model, but this run trains an adapter. Leave out `use_peft`.")
     own = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     if saved and (missing := own.keys() - saved.keys()):
         raise ValueError(
-            f"The adapter in {checkpoint} lacks {len(missing)} weights of this run's, such as {min(missing)}. Give the "
-            "trainer the `peft_config` with which the checkpoint was made."
+            f"The adapter in {checkpoint} lacks {len(missing)} weights of this run's adapter, such as {min(missing)}. "
+            "Give the trainer the `peft_config` with which the checkpoint was made."
         )
     _check_shapes(own, saved, checkpoint)
 
@@ -176,13 +176,13 @@ def _check_depth(config: Any, checkpoint: Path) -> None:
     then, now = (saved.get("text_config") or saved).get("num_hidden_layers"), getattr(config, "num_hidden_layers", None)
     if then is not None and then != now:
         raise ValueError(
-            f"{checkpoint} is of another model: it has {then} layers, this run's has {now}. Give the model with which "
-            "it was made."
+            f"{checkpoint} is of another model: it has {then} layers, but this run's has {now}. Give the model with "
+            "which it was made."
         )
 
 
 def _shapes(files: list[Path]) -> dict[str, list[int]]:
-    """Read the shapes of the weights in those of the `files` that there are."""
+    """Read the shapes of the weights in all `files` that exist."""
     shapes: dict[str, list[int]] = {}
     for file in files:
         if file.is_file():
@@ -192,18 +192,18 @@ def _shapes(files: list[Path]) -> dict[str, list[int]]:
 
 
 def _check_shapes(own: dict[str, Any], saved: dict[str, list[int]], checkpoint: Path) -> None:
-    # A weight of DeepSpeed's third stage is empty here
+    # With DeepSpeed's ZeRO-3, the weights are empty here
     pairs = {name: (shape, [*own[name].shape]) for name, shape in saved.items() if name in own and own[name].numel()}
     for name, (then, now) in pairs.items():
         if then != now:
             raise ValueError(
-                f"{checkpoint} is of another model or adapter: its {name} is {then}, this run's is {now}. Give the "
+                f"{checkpoint} is of another model or adapter: its {name} is {then}, but this run's is {now}. Give the "
                 "model and the adapter's settings with which it was made."
             )
 
 
 def warn_of_a_fresh_optimizer(trainer: Any, checkpoint: Path) -> None:
-    """Warn if a `trainer` will find no optimizer in a `checkpoint`: it then begins with a new one in silence."""
+    """Warn if a `checkpoint` has no optimizer: the `trainer` would silently start with a new one."""
     if trainer.is_deepspeed_enabled:  # its files have other names, and it fails without them
         return
     if not (any(checkpoint.glob("optimizer*")) and (checkpoint / "scheduler.pt").is_file()):

@@ -1,5 +1,5 @@
-"""checked_rollouts(): checks what a user's `rollout_func` returns before TRL pads it. Padding hides a row that is too
-short, or an operation of torch fails and names neither the function nor the row."""
+"""checked_rollouts(): checks what a user's `rollout_func` returns before TRL pads it. Otherwise padding would hide a
+row that is too short, or a torch operation would fail without naming the function or the row."""
 
 import functools
 import math
@@ -13,8 +13,8 @@ _OF_TOKENS = ("logprobs", "env_mask")  # a number for each token of the completi
 
 def checked_rollouts(rollout_func: Callable[..., Any], corrects: bool) -> Callable[..., Any]:
     """
-    Wrap a rollout function: it then raises a `ValueError` for rows of a wrong number or length, and for tokens that the
-    model does not have. TRL's importance sampling `corrects` the loss if it reads `logprobs`.
+    Wrap a rollout function to raise a `ValueError` for a wrong number or length of rows, and for tokens that the model
+    does not have. `corrects` is whether TRL's importance sampling correction reads `logprobs`.
     """
 
     @functools.wraps(rollout_func)
@@ -49,7 +49,7 @@ def _check(output: Mapping[str, Any], prompts: int, vocabulary: float) -> None:
             if name in _OF_TOKENS:
                 if length != (tokens := len(output["completion_ids"][number])):
                     raise ValueError(
-                        f"`rollout_func` returned {where} {length} numbers, its completion has {tokens} tokens."
+                        f"`rollout_func` returned {where} {length} numbers, but its completion has {tokens} tokens."
                     )
             elif length == 0:
                 raise ValueError(f"`rollout_func` returned {where} no token, expected at least one.")
@@ -73,5 +73,5 @@ def _plain(row: Any) -> Any:
 def _is_token(token: Any, vocabulary: float) -> bool:
     try:
         return 0 <= operator.index(token) < vocabulary
-    except TypeError:  # no whole number
+    except TypeError:  # not a whole number
         return False

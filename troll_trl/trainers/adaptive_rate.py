@@ -1,35 +1,35 @@
 """
 AdaptiveLearningRate: the trust region sets the learning rate.
 
-`k = KL(p‖q)` of a token, which the trust region computes anyway, is how far the policy `p` has moved from the old
+`k = KL(p‖q)` of a token, which the trust region computes anyway, measures how far the policy `p` has moved from the old
 policy `q`. The signal of an update is
 
     s = Σ k² / Σ k · 8/n,
 
 in nats, with sums over all tokens of the update's loss, on all ranks, and `n` updates per rollout batch. It is a mean
-of `k` in which a token counts as much as it has moved. In a language model most tokens are certain and never move:
-their number would dilute a plain mean. At equal rates, the movement in `n` updates grows with `n`, so the signal is
-divided by `n`. With 8 updates, for which `LOW` and `HIGH` were chosen, it is the mean itself.
+of `k` in which each token is weighted by its own movement. In a language model, most tokens are certain and never move,
+so they would dilute a plain mean. At equal rates, the movement in `n` updates grows with `n`, so the signal is divided
+by `n`. With 8 updates, for which `LOW` and `HIGH` were chosen, the signal is the mean itself.
 
 The effective number of tokens of this mean is `(Σ k)² / Σ k²`. If it is below `FEW_TOKENS`, a few tokens have jumped,
 which happens at any rate, and the signal counts as 0.
 
-The forward passes of an update precede its step. So the signal measures the movement of the updates before it in the
-same rollout batch: it is about 0 in the first one, and never contains the movement of the last one.
+The forward passes of an update precede its step. So the signal measures the movement of the earlier updates of the same
+rollout batch. It is about 0 at the first update, and never includes the movement of the last update.
 
-A factor `f` multiplies the rate that the scheduler gives. It is 1 when a trainer is made. At each update, after the
-gradient and before the step, unless the update is skipped:
+A factor `f`, which starts at 1, multiplies the scheduled rate. At each update that is not skipped, `f` follows these
+rules, after the gradient and before the step:
 
-1. If `s > HIGH`, and `s` is larger than at the update before in this batch, `f` is halved.
+1. If `s > HIGH`, and `s` is larger than at the previous update of this batch, `f` is halved.
 2. If the update is the batch's last and the batch's largest signal was below `LOW`, `f` is multiplied by the square
    root of `LOW` over the largest signal, at least 1.5 and at most 2: the KL grows at most with the square of the rate.
-   `f` does not grow during the warm-up, nor if fewer than `LEARNING_SHARE` of the batch's tokens had an advantage above
-   `SMALLEST_ADVANTAGE` in absolute value, nor if an update of the batch was not measured, because it was skipped or
-   because a resumed run began the batch anew.
+   `f` does not grow in three cases: during the warm-up; if fewer than `LEARNING_SHARE` of the batch's tokens had an
+   advantage above `SMALLEST_ADVANTAGE` in absolute value; and if an update of the batch was not measured, because it
+   was skipped or because a resumed run began the batch anew.
 3. `f` stays between 1/100 and 10.
 
 The new factor applies to the step that follows. This is PPO's KL-adaptive rate (`desired_kl` of RSL-RL, `KLAdaptiveLR`
-of skrl) with a signal for language models. evidence/adaptive.md has its study.
+of skrl) with a signal for language models. evidence/adaptive.md describes the study.
 """
 
 import math
@@ -48,10 +48,10 @@ LEAST_GROWTH, MOST_GROWTH, DECLINE = 1.5, 2.0, 0.5
 SMALLEST, LARGEST = 0.01, 10.0  # factors
 # A signal needs this effective number of tokens, or, in a small update, this share of the update's tokens
 FEW_TOKENS, FEW_SHARE = 10, 1 / 30
-# Without an advantage nothing moves, however high the rate: the signal of such a batch says nothing
+# Without advantages, nothing moves at any rate, so the signal of such a batch carries no information
 LEARNING_SHARE = 0.05
-# TRL divides advantages by the deviation of a group's rewards plus 1e-4. If all rewards are 0.1, what is left is a
-# rounding error of about 0.001
+# TRL divides advantages by the standard deviation of a group's rewards plus 1e-4. If all rewards are 0.1, the
+# advantages are rounding errors of about 0.001
 SMALLEST_ADVANTAGE = 0.01
 
 
@@ -59,8 +59,8 @@ class AdaptiveLearningRate(TrainerCallback):
     """
     Multiplies a `trainer`'s learning rate by a factor that follows its trust region. See the module for the rule.
 
-    The trainer must call `add` for each loss. Its guard, if it has one, says which updates are skipped, and sums the
-    counts over ranks together with its own. All ranks have the same factor, bit for bit.
+    The trainer must call `add` for each loss. If the trainer has a guard, the guard reports which updates are skipped,
+    and sums these counts over ranks together with its own. All ranks have the same factor, bit for bit.
 
     Raises:
         ValueError: the trust region does not count the `policy_kl` of each token.
@@ -92,7 +92,7 @@ class AdaptiveLearningRate(TrainerCallback):
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
         self.sums.zero_()  # an earlier call may have ended in the middle of an update
         if self.trainer.guard is not None:
-            # The guard sums them over ranks into `carried_sums`, and sets them to 0
+            # The guard sums these over ranks into `carried_sums`, and resets them to 0
             self.trainer.guard.carried = self.sums
         if stepper := steps_in_backward(args, self.trainer.accelerator):
             raise ValueError(
@@ -102,9 +102,9 @@ class AdaptiveLearningRate(TrainerCallback):
         # Another scheduler may compute its next rate from the last one, which the factor has scaled
         if type(lr_scheduler) is not LambdaLR:
             raise ValueError(
-                "`adaptive_learning_rate` multiplies the rates of a schedule, and with `optim` "
-                f"{args.optim} and `lr_scheduler_type` {args.lr_scheduler_type} {type(lr_scheduler).__name__} sets "
-                "them. Use 'adamw_torch' and one of 'constant_with_warmup', 'linear' and 'cosine'."
+                f"`adaptive_learning_rate` multiplies the rates of a schedule, but with `optim` {args.optim} and "
+                f"`lr_scheduler_type` {args.lr_scheduler_type}, {type(lr_scheduler).__name__} sets the rates. "
+                "Use 'adamw_torch' and one of 'constant_with_warmup', 'linear' and 'cosine'."
             )
 
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, lr_scheduler=None, **kwargs):
@@ -169,7 +169,7 @@ class AdaptiveLearningRate(TrainerCallback):
         self.factor = min(max(self.factor, SMALLEST), LARGEST)
 
     def metrics(self) -> dict[str, float]:
-        """What a log line says of the last update."""
+        """Return the metrics of the last update for a log line."""
         return {"troll/rate_factor": self.factor, "troll/rate_signal": self.signal}
 
     def state_dict(self) -> dict[str, float]:
@@ -187,7 +187,7 @@ def check_signal(trust_region: TrustRegion) -> None:
     counted = {name for pair in trust_region.mean_metrics.values() for name in pair}
     if "policy_kl" not in counted:
         raise ValueError(
-            f"`adaptive_learning_rate` follows KL(p‖q), and the trust region ({trust_region.describe()}) does not "
+            f"`adaptive_learning_rate` follows KL(p‖q), but the trust region ({trust_region.describe()}) does not "
             "count it. Use projection or penalty. A trust region of your own needs `policy_kl` in its `token_stats` "
             "and `mean_metrics`."
         )

@@ -1,4 +1,4 @@
-"""TRL's own trainers, as `troll grpo --method clip` trains with them: a fair comparison samples as TROLL does."""
+"""TRL's own trainers for `troll grpo --method clip`. They sample as TROLL does, for a fair comparison."""
 
 from trl import GRPOTrainer, RLOOTrainer
 
@@ -6,8 +6,8 @@ from troll_trl.trainers.rollout_sampling import SampledAsConfigured
 
 
 class ClipGRPOTrainer(SampledAsConfigured, GRPOTrainer):
-    """TRL's trainer; only rollouts without vLLM are sampled as TROLL's."""
+    """TRL's trainer, except that it samples rollouts without vLLM as TROLL does."""
 
 
 class ClipRLOOTrainer(SampledAsConfigured, RLOOTrainer):
-    """TRL's trainer, changed as [`ClipGRPOTrainer`] is."""
+    """TRL's trainer with the same change as [`ClipGRPOTrainer`]."""

@@ -1,4 +1,4 @@
-"""TRL's configs with TROLL's options added, and what TROLL cannot honour refused by name."""
+"""TRL's configs with TROLL's options. They refuse, by name, the options that TROLL cannot honour."""
 
 import warnings
 from contextlib import suppress
@@ -29,7 +29,7 @@ else:
 
 SUPPORTED_LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 
-# The options that each kind of trust region reads; a support's are added if it keeps one
+# The options that each kind of trust region reads, without the options of a support
 _OPTIONS_OF = {
     "projection": ("kl_bound", "regression_coef"),
     "penalty": ("kl_bound", "regression_coef", "divergence_type"),
@@ -48,16 +48,16 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
         "projection",
         "'projection' for TROLL. 'penalty' for TROLL's regression alone: it acts on tokens outside of `kl_bound`, "
         "weighted by `regression_coef`, and nothing limits the ratio. 'mask' for DPPO, only in GRPO: it drops the "
-        "gradient of a token that has moved with its advantage farther than `divergence_bound`. Or the import path of "
-        "your own, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one. "
-        "If it needs an argument, it gets the config.",
+        "gradient of a token that has moved farther than `divergence_bound` in the direction of its advantage. Or the "
+        "import path of your own trust region, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or "
+        "a function that makes an instance. If the class or function needs an argument, it gets the config.",
     )
     divergence_type: str | None = setting(
         None,
         "'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The "
         "mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and all "
-        "others, at a clip's cost. The penalty's default is 'binary_kl'; it also takes 'topk_kl', which is KL(p‖q) "
-        "over the kept tokens and the rest.",
+        "others, and cost as little as a clip. The penalty's default is 'binary_kl'; the penalty also takes 'topk_kl', "
+        "which is KL(p‖q) over the kept tokens and the rest.",
     )
     divergence_bound: float | None = setting(
         None,
@@ -67,14 +67,14 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
     ratio_cap: float | None = setting(
         None, "Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none."
     )
-    # Once a config is made, this is a number. `None` is refused: the type has it because transformers' parser takes
-    # `float | str` for numbers alone
+    # After `__post_init__`, this is a number. `None` is refused. The type includes it because transformers' parser
+    # reads `float | str` only as numbers
     kl_bound: float | str | None = setting(
         "auto",
         "Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q, and "
-        "the penalty acts on tokens with KL(p‖q) > ε. It must be positive, for the penalty also 0, which acts on every "
-        "token that has moved; inf switches the bound off. 'auto' becomes 0.05, the paper's, except for GRPO's "
-        "projection with more than 8 optimizer updates per rollout batch: 0.05·(n/8)² for n updates, at most 0.8. A "
+        "the penalty acts on tokens with KL(p‖q) > ε. It must be positive. The penalty also takes 0, and then acts on "
+        "every token that has moved; inf switches the bound off. 'auto' becomes the paper's 0.05, except for GRPO's "
+        "projection with n > 8 optimizer updates per rollout batch, for which it becomes 0.05·(n/8)², at most 0.8. A "
         "rollout batch is TRL's generation batch: all completions of one generation.",
     )
     regression_coef: float = setting(
@@ -125,7 +125,7 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
         return 20 if getattr(self, "old_policy", "engine") == "engine" else 64
 
     def _check(self) -> list[str]:
-        """Fill in defaults and refuse what the method cannot honour. Return what to warn of."""
+        """Fill in defaults, and refuse what the method cannot honour. Return the warnings to issue."""
         name = self.trust_region
         if not (isinstance(name, str) and (name in self._kinds or "." in name)):
             raise ValueError(
@@ -156,16 +156,16 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
         if not (is_number(self.regression_coef) and 0 <= self.regression_coef < float("inf")):
             raise ValueError(f"`regression_coef` must be at least 0 and finite, got {self.regression_coef!r}.")
         check_support_options(self.support_size, getattr(self, "tail_mass", 0.0))
-        self.make_trust_region()  # a wrong import path is refused before a model is loaded
+        self.make_trust_region()  # refuses a wrong import path before a model is loaded
         return messages
 
     def _auto_kl_bound(self) -> float:
-        """What `kl_bound` 'auto' stands for."""
+        """Return the value of `kl_bound` 'auto'."""
         return DEFAULT_KL_BOUND
 
     def _unused(self) -> list[str]:
         """Name the options of other trust regions that were set and have no effect on this one."""
-        if "." in self.trust_region:  # a user's may read any of them
+        if "." in self.trust_region:  # a user's trust region may read any of them
             return []
         keeps_support = self.trust_region == "projection" or (self.uses_penalty and self.divergence_type == "topk_kl")
         used = _OPTIONS_OF[self.trust_region] + (_SUPPORT_OPTIONS if keeps_support else ())
@@ -184,12 +184,12 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
 class TrollOptions(TrustRegionOptions):
     """The options of TROLL, which [`TrollGRPOConfig`] and [`TrollRLOOConfig`] add to TRL's and document."""
 
-    _trl_config: ClassVar[type]  # the config of TRL's that is extended
+    _trl_config: ClassVar[type]  # the TRL config that is extended
 
     old_policy: str = setting(
         "trainer",
-        "The distribution that the trust region surrounds. 'trainer': a pass of the model over the rollout gives it. "
-        "'engine': vLLM's, from which the rollout was sampled. No pass scores the rollout then, and "
+        "The distribution that the trust region surrounds. 'trainer': the model's, computed by a pass over the "
+        "rollout. 'engine': vLLM's, from which the rollout was sampled. No pass then scores the rollout, and "
         "`vllm_importance_sampling_correction` is off.",
     )
     tail_mass: float = setting(
@@ -202,23 +202,23 @@ class TrollOptions(TrustRegionOptions):
     )
     adaptive_learning_rate: bool = setting(
         False,
-        "Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It "
-        "is halved as soon as the policy has moved too far from the old policy, and grows after a rollout batch in "
-        "which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection, penalty, and a "
-        "trust region of your own that counts `policy_kl`.",
+        "Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. The "
+        "factor is halved as soon as the policy has moved too far from the old policy, and grows after a rollout batch "
+        "in which the policy has hardly moved. Needs at least 2 updates per rollout batch. Works with the projection, "
+        "the penalty, and a trust region of your own that counts `policy_kl`.",
     )
     save_rollouts: bool = setting(
         True,
-        "Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit "
-        "for bit. docs/reliability.md has its size.",
+        "Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted run bit "
+        "for bit. docs/reliability.md states the size of the batch.",
     )
 
     def _prepare(self) -> None:
         if self.old_policy not in ("trainer", "engine"):
             raise ValueError(f"`old_policy` must be 'trainer' or 'engine', got {self.old_policy!r}.")
-        options: dict[str, Any] = self.__dict__  # a dataclass's, whose fields TRL's config declares
+        options: dict[str, Any] = self.__dict__  # the fields of TRL's config
         if options["load_best_model_at_end"] and options["metric_for_best_model"] is None:
-            # transformers would take the loss, which says nothing of the rewards: a group's advantages add up to 0
+            # transformers would take the loss, which says nothing about the rewards: a group's advantages sum to 0
             options["metric_for_best_model"] = "eval_reward"
         super()._prepare()
 
@@ -241,7 +241,7 @@ class TrollOptions(TrustRegionOptions):
         if updates < 2 or updates % 1:
             raise ValueError(
                 "`adaptive_learning_rate` needs a whole number of at least 2 updates per rollout batch, got "
-                f"{updates:g}: it reads how far the policy moves within one. For 8 updates, set "
+                f"{updates:g}: it measures how far the policy moves within a rollout batch. For 8 updates, set "
                 f"`steps_per_generation={8 * self.gradient_accumulation_steps}`."
             )
         if self.old_policy == "engine":
@@ -254,8 +254,8 @@ class TrollOptions(TrustRegionOptions):
     @classmethod
     def from_trl(cls, args: Any) -> "TrollOptions":
         """
-        Copy TRL's plain config and add TROLL's defaults, for scripts that swap only the trainer class. Any other class,
-        subclasses included, which may mean more than their fields, is a `TypeError`.
+        Copy TRL's plain config and add TROLL's defaults, for scripts that swap only the trainer class. Any other class
+        raises a `TypeError`, even a subclass, which may change more than its fields.
 
         The instance is copied, not rebuilt: TRL's `__post_init__` has already run and would refuse the
         `steps_per_generation` that it derived itself.
@@ -274,13 +274,13 @@ class TrollOptions(TrustRegionOptions):
 
     @property
     def updates_per_rollout_batch(self) -> float:
-        """Optimizer updates taken on one rollout batch (every completion counted `num_iterations` times)."""
+        """Number of optimizer updates per rollout batch. Every completion counts `num_iterations` times."""
         return self.steps_per_generation * self.num_iterations / self.gradient_accumulation_steps
 
     @property
     def on_policy(self) -> bool:
-        """Whether every update uses completions of the current weights. It is TRL's own test for whether an old policy
-        must be scored."""
+        """Whether every update uses completions of the current weights. This is TRL's own test for whether an old
+        policy must be scored."""
         return self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) == 0
 
     @property
@@ -303,14 +303,14 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
         trust_region (`str`, *optional*, defaults to `'projection'`):
             'projection' for TROLL. 'penalty' for TROLL's regression alone: it acts on tokens outside of `kl_bound`,
             weighted by `regression_coef`, and nothing limits the ratio. 'mask' for DPPO, only in GRPO: it drops the
-            gradient of a token that has moved with its advantage farther than `divergence_bound`. Or the import path of
-            your own, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one.
-            If it needs an argument, it gets the config.
+            gradient of a token that has moved farther than `divergence_bound` in the direction of its advantage. Or the
+            import path of your own trust region, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion,
+            or a function that makes an instance. If the class or function needs an argument, it gets the config.
         divergence_type (`str | None`, *optional*):
             'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The
             mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and
-            all others, at a clip's cost. The penalty's default is 'binary_kl'; it also takes 'topk_kl', which is
-            KL(p‖q) over the kept tokens and the rest.
+            all others, and cost as little as a clip. The penalty's default is 'binary_kl'; the penalty also takes
+            'topk_kl', which is KL(p‖q) over the kept tokens and the rest.
         divergence_bound (`float | None`, *optional*):
             Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default
             0.15. For a KL: positive, in nats, by default 0.05.
@@ -318,18 +318,18 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none.
         kl_bound (`float | str | None`, *optional*, defaults to `'auto'`):
             Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q,
-            and the penalty acts on tokens with KL(p‖q) > ε. It must be positive, for the penalty also 0, which acts on
-            every token that has moved; inf switches the bound off. 'auto' becomes 0.05, the paper's, except for GRPO's
-            projection with more than 8 optimizer updates per rollout batch: 0.05·(n/8)² for n updates, at most 0.8. A
-            rollout batch is TRL's generation batch: all completions of one generation.
+            and the penalty acts on tokens with KL(p‖q) > ε. It must be positive. The penalty also takes 0, and then
+            acts on every token that has moved; inf switches the bound off. 'auto' becomes the paper's 0.05, except for
+            GRPO's projection with n > 8 optimizer updates per rollout batch, for which it becomes 0.05·(n/8)², at most
+            0.8. A rollout batch is TRL's generation batch: all completions of one generation.
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
             Keep at most this number K ≥ 1 of tokens per position, including the sampled one. All other tokens share one
             rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.
         old_policy (`str`, *optional*, defaults to `'trainer'`):
-            The distribution that the trust region surrounds. 'trainer': a pass of the model over the rollout gives it.
-            'engine': vLLM's, from which the rollout was sampled. No pass scores the rollout then, and
+            The distribution that the trust region surrounds. 'trainer': the model's, computed by a pass over the
+            rollout. 'engine': vLLM's, from which the rollout was sampled. No pass then scores the rollout, and
             `vllm_importance_sampling_correction` is off.
         tail_mass (`float`, *optional*, defaults to `1e-05`):
             Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1).
@@ -337,17 +337,17 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             Stop the run after this many skipped updates in a row. The trainer skips an update that contains a NaN or an
             infinity.
         adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
-            Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It
-            is halved as soon as the policy has moved too far from the old policy, and grows after a rollout batch in
-            which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection, penalty, and
-            a trust region of your own that counts `policy_kl`.
+            Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. The
+            factor is halved as soon as the policy has moved too far from the old policy, and grows after a rollout
+            batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. Works with the
+            projection, the penalty, and a trust region of your own that counts `policy_kl`.
         save_rollouts (`bool`, *optional*, defaults to `True`):
-            Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit
-            for bit. docs/reliability.md has its size.
+            Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted run bit
+            for bit. docs/reliability.md states the size of the batch.
 
     Raises:
         ValueError: an option is outside of its range, or TROLL cannot honour it (`loss_type` cispo, sapo or vespo;
-            `delta`). The message has the value and the reason.
+            `delta`). The message states the value and the reason.
     """
 
     _trl_config = GRPOConfig
@@ -362,7 +362,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
     def _auto_kl_bound(self) -> float:
         if self.trust_region != "projection":
             return super()._auto_kl_bound()
-        # The more updates, the farther a token moves within a rollout batch. From 8 to 32 were measured
+        # The more updates, the farther a token moves within a rollout batch. We measured 8 to 32 updates
         return DEFAULT_KL_BOUND * (min(max(self.updates_per_rollout_batch, 8), 32) / 8) ** 2
 
     def _prepare(self) -> None:
@@ -373,8 +373,8 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
     def _check(self) -> list[str]:
         if self.old_policy == "engine" and self.vllm_importance_sampling_correction:
             raise ValueError(
-                "`vllm_importance_sampling_correction` is not supported with `old_policy='engine'`: ratios are then "
-                "taken to the distribution that sampled, and nothing is left to correct. Remove it."
+                "`vllm_importance_sampling_correction` is not supported with `old_policy='engine'`: the ratios are "
+                "then relative to the distribution that sampled, and nothing is left to correct. Remove it."
             )
         if self.loss_type not in SUPPORTED_LOSS_TYPES:
             raise ValueError(
@@ -383,13 +383,13 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             )
         if self.delta is not None:
             raise ValueError(
-                f"`delta={self.delta}` is not supported: TRL clamps the ratio by it, and a trust region takes the "
-                "place of every clip. Remove it."
+                f"`delta={self.delta}` is not supported: TRL clamps the ratio with `delta`, and a trust region "
+                "replaces every clip. Remove it."
             )
         if self.uses_mask and self.importance_sampling_level != "token":
             raise ValueError(
                 f"`importance_sampling_level={self.importance_sampling_level!r}` is not supported with `trust_region` "
-                "'mask': the mask decides token by token, and a completion's ratio is one number for all its tokens. "
+                "'mask': the mask decides token by token, but a completion's ratio is one number for all its tokens. "
                 "Set it to 'token', or `trust_region` to 'projection'."
             )
         return super()._check()
@@ -400,21 +400,21 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
     Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and the following. Their defaults
     are the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` have no effect: the trust region replaces
-    the clip. The options of a mask have none either: a mask decides token by token, and RLOO's ratio belongs to a
+    the clip. The options of a mask have no effect either: a mask decides token by token, but RLOO has one ratio per
     completion.
 
     Args:
         trust_region (`str`, *optional*, defaults to `'projection'`):
             'projection' for TROLL. 'penalty' for TROLL's regression alone: it acts on tokens outside of `kl_bound`,
             weighted by `regression_coef`, and nothing limits the ratio. 'mask' for DPPO, only in GRPO: it drops the
-            gradient of a token that has moved with its advantage farther than `divergence_bound`. Or the import path of
-            your own, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one.
-            If it needs an argument, it gets the config.
+            gradient of a token that has moved farther than `divergence_bound` in the direction of its advantage. Or the
+            import path of your own trust region, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion,
+            or a function that makes an instance. If the class or function needs an argument, it gets the config.
         divergence_type (`str | None`, *optional*):
             'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The
             mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and
-            all others, at a clip's cost. The penalty's default is 'binary_kl'; it also takes 'topk_kl', which is
-            KL(p‖q) over the kept tokens and the rest.
+            all others, and cost as little as a clip. The penalty's default is 'binary_kl'; the penalty also takes
+            'topk_kl', which is KL(p‖q) over the kept tokens and the rest.
         divergence_bound (`float | None`, *optional*):
             Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default
             0.15. For a KL: positive, in nats, by default 0.05.
@@ -422,18 +422,18 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
             Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none.
         kl_bound (`float | str | None`, *optional*, defaults to `'auto'`):
             Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q,
-            and the penalty acts on tokens with KL(p‖q) > ε. It must be positive, for the penalty also 0, which acts on
-            every token that has moved; inf switches the bound off. 'auto' becomes 0.05, the paper's, except for GRPO's
-            projection with more than 8 optimizer updates per rollout batch: 0.05·(n/8)² for n updates, at most 0.8. A
-            rollout batch is TRL's generation batch: all completions of one generation.
+            and the penalty acts on tokens with KL(p‖q) > ε. It must be positive. The penalty also takes 0, and then
+            acts on every token that has moved; inf switches the bound off. 'auto' becomes the paper's 0.05, except for
+            GRPO's projection with n > 8 optimizer updates per rollout batch, for which it becomes 0.05·(n/8)², at most
+            0.8. A rollout batch is TRL's generation batch: all completions of one generation.
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
             Keep at most this number K ≥ 1 of tokens per position, including the sampled one. All other tokens share one
             rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.
         old_policy (`str`, *optional*, defaults to `'trainer'`):
-            The distribution that the trust region surrounds. 'trainer': a pass of the model over the rollout gives it.
-            'engine': vLLM's, from which the rollout was sampled. No pass scores the rollout then, and
+            The distribution that the trust region surrounds. 'trainer': the model's, computed by a pass over the
+            rollout. 'engine': vLLM's, from which the rollout was sampled. No pass then scores the rollout, and
             `vllm_importance_sampling_correction` is off.
         tail_mass (`float`, *optional*, defaults to `1e-05`):
             Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1).
@@ -441,16 +441,16 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
             Stop the run after this many skipped updates in a row. The trainer skips an update that contains a NaN or an
             infinity.
         adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
-            Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. It
-            is halved as soon as the policy has moved too far from the old policy, and grows after a rollout batch in
-            which the policy has hardly moved. Needs at least 2 updates per rollout batch. For projection, penalty, and
-            a trust region of your own that counts `policy_kl`.
+            Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. The
+            factor is halved as soon as the policy has moved too far from the old policy, and grows after a rollout
+            batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. Works with the
+            projection, the penalty, and a trust region of your own that counts `policy_kl`.
         save_rollouts (`bool`, *optional*, defaults to `True`):
-            Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted one, bit
-            for bit. docs/reliability.md has its size.
+            Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted run bit
+            for bit. docs/reliability.md states the size of the batch.
 
     Raises:
-        ValueError: an option is outside of its range. The message has the value.
+        ValueError: an option is outside of its range. The message states the value.
     """
 
     _kinds = ("projection", "penalty")
@@ -468,7 +468,7 @@ class ClipGRPOConfig(OmitHubToken, GRPOConfig):
 
 @dataclass
 class ClipRLOOConfig(OmitHubToken, RLOOConfig):
-    """As [`ClipGRPOConfig`]."""
+    """TRL's own config, for `--method clip` with RLOO."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -476,6 +476,6 @@ class ClipRLOOConfig(OmitHubToken, RLOOConfig):
 
 
 def troll_fields(config: type[TrollOptions]) -> list[Field]:
-    """Return the dataclass fields that a config of TROLL's adds to TRL's."""
+    """Return the dataclass fields that a TROLL config adds to TRL's."""
     trl_names = {option.name for option in fields(config._trl_config)}
     return [option for option in fields(config) if option.name not in trl_names]

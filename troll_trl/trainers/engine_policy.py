@@ -1,13 +1,13 @@
 """
-EnginePolicy: the engine's distribution as the old policy, from what vLLM answers to the columns of the rollout batch.
+EnginePolicy: the engine's distribution as the old policy, from vLLM's answers to the columns of the rollout batch.
 
 A token with a support of K tokens is a row of `2K` float32:
 
     log q(a) of the sampled token,  K − 1 of the most likely others,  log of the rest,  K − 1 ids of the others
 
-The sampled token comes first, whatever its rank; the others by descending probability. An unused slot has
-log-probability −∞ and id −1. All remaining tokens share the rest, whose mass is `1 − Σ` of the listed tokens. This is
-good to about 1e-7, and no less than `REST_FLOOR`. A float32 holds ids below 2²⁴ exactly. If an answer for a token is
+The sampled token comes first, whatever its rank; the others follow by descending probability. An unused slot has
+log-probability −∞ and id −1. All remaining tokens share the rest, whose mass is `1 − Σ` of the listed tokens. This mass
+is accurate to about 1e-7, and at least `REST_FLOOR`. A float32 holds ids below 2²⁴ exactly. If an answer for a token is
 incomplete, its row is NaN. Tokens of probability 0 take no slot, if the listed tokens have all the mass.
 """
 
@@ -29,12 +29,12 @@ from troll_trl.trust_region.sparse import UNUSED, SparseDistribution, keep_nothi
 
 logger = get_logger(__name__)
 
-# Smallest mass of the rest. Rounding of the engine's float32 makes `1 − Σ` of a peaked distribution anything from −1e-7
-# to 1e-7. At 0 the projection would forbid the rest; a floor costs a policy inside the bound at most 1e-6 nats. If the
-# policy has less there, `cap_rest_mass` lowers the floor to the policy's mass: otherwise KL(q‖p) of the masks would
-# count up to all of `−log p`.
+# Smallest mass of the rest. Float32 rounding in the engine leaves `1 − Σ` of a peaked distribution anywhere between
+# −1e-7 and 1e-7. At 0, the projection would forbid the rest; the floor costs a policy inside the bound at most 1e-6
+# nats. If the policy's rest has less mass, `cap_rest_mass` lowers the floor to the policy's mass: otherwise KL(q‖p)
+# would count up to all of `−log p`.
 REST_FLOOR = 1e-6
-# If the listed tokens lack no more mass than this, all others have probability 0: the logits of padding are −∞
+# If the listed tokens lack at most this mass, all others have probability 0, such as padding with logits of −∞
 _ALL_LISTED = 1e-5
 # What vLLM writes in place of −∞
 NO_LOG_PROB = -9999.0
@@ -45,7 +45,7 @@ class EnginePolicy:
     Keeps the engine's distribution of a rollout as its old policy: no pass of the model scores the rollout. TRL's
     `generation`, a `VLLMGeneration`, then also asks vLLM for the most likely tokens.
 
-    `support_size` is K; 0 says that the trust region reads the sampled token alone. `args` is the trainer's config.
+    `support_size` is K; 0 means that the trust region reads only the sampled token. `args` is the trainer's config.
     """
 
     def __init__(self, accelerator: Accelerator, generation: Any, support_size: int, args: Any):
@@ -64,8 +64,8 @@ class EnginePolicy:
         log_probs: Sequence[Sequence[float | None]],
         tool_mask: Sequence[Sequence[int]] | None,
     ) -> None:
-        """Keep the rollout as TRL generated it: completions, the engine's numbers for their tokens, and 0 in
-        `tool_mask` for tokens of tools."""
+        """Keep the rollout as TRL generated it: completions, the engine's numbers for their tokens, and a `tool_mask`
+        that is 0 for tool tokens."""
         masks = [[1] * len(ids) for ids in completion_ids] if tool_mask is None else tool_mask
         self._rows = []
         for number, (ids, values, mask) in enumerate(zip(completion_ids, log_probs, masks, strict=True)):
@@ -85,8 +85,8 @@ class EnginePolicy:
         return torch.from_numpy(padded).to(self.accelerator.device)
 
     def add_to(self, batch: dict[str, Any]) -> int:
-        """Add the old policy to a rollout batch. A token whose old policy is unknown leaves the loss and the counts of
-        the batch. Return the number of these tokens, over all ranks. Every rank must call this."""
+        """Add the old policy to a rollout batch. Exclude tokens whose old policy is unknown from the loss and from the
+        counts of the batch. Return the number of these tokens over all ranks. Every rank must call this."""
         log_probs = self.log_probs(batch["completion_ids"].shape[1])  # (B, C)
         trained = batch["completion_mask"] * batch.get("tool_mask", 1)  # (B, C)
         known = ~log_probs.isnan()  # (B, C)
@@ -108,8 +108,9 @@ class EnginePolicy:
         return count
 
     def _support_of(self, sampled: torch.Tensor, kept: torch.Tensor, scored: torch.Tensor) -> SparseDistribution:
-        """Make the old policy of completions `(B, C)` at the positions that are `kept`, with as few tokens as the
-        trainer's. The others keep nothing; the head needs the sampled token of those that it has `scored`."""
+        """Make the old policy of completions `(B, C)` at the `kept` positions, with as few tokens as the trainer's
+        support. Other positions keep no token, except for the sampled token at `scored` positions, which the head
+        needs."""
         rows = np.zeros((*sampled.shape, 2 * self.support_size), dtype=np.float32)
         for values, row in zip(rows, self._rows, strict=True):
             values[: len(row)] = row
@@ -125,14 +126,14 @@ class EnginePolicy:
 
 def ask_for_likely_tokens(generation: Any, policy: "EnginePolicy") -> None:
     """
-    Have TRL's `VLLMGeneration` ask for the most likely tokens, and answer with [`SampledLogProb`]s in place of numbers.
+    Make TRL's `VLLMGeneration` request the most likely tokens, and return [`SampledLogProb`]s in place of numbers.
 
-    In colocate mode vLLM's flat lists are read directly, because TRL sorts an object for every listed token. Without
-    `detokenize` vLLM decodes none of them to text.
+    In colocate mode, vLLM's flat lists are read directly, because TRL sorts an object for every listed token. Without
+    `detokenize`, vLLM does not decode the listed tokens to text.
     """
-    generation.logprobs = others = max(policy.support_size - 1, 0)  # vLLM lists this number, and the sampled token
+    generation.logprobs = others = max(policy.support_size - 1, 0)  # vLLM lists this many tokens, and the sampled token
     answer = generation.generate
-    # The completions that vLLM has sampled, while TRL generates, each with its flat list
+    # While TRL generates: the completions that vLLM has sampled, each with its flat list
     captured: list[tuple[Sequence[int], Any]] | None = None
     if generation.mode == "colocate":
         llm = generation.llm
@@ -146,7 +147,7 @@ def ask_for_likely_tokens(generation: Any, policy: "EnginePolicy") -> None:
         def sample_and_capture(*args, **kwargs):
             outputs = sample(*args, **kwargs)
             for completion in chain.from_iterable(output.outputs for output in outputs):
-                # A rollout function that asks vLLM itself gets what vLLM says
+                # A rollout function that calls vLLM itself gets vLLM's own answer
                 if captured is not None and hasattr(completion.logprobs, "start_indices"):
                     captured.append((completion.token_ids, completion.logprobs))
                     completion.logprobs = None  # TRL reads none
@@ -175,8 +176,8 @@ _Lists = tuple[Sequence[int], Sequence[int], Sequence[float | None]]  # a comple
 
 
 def _flat_lists(completion_ids: Sequence[Sequence[int]], flat: Sequence[tuple[Sequence[int], Any]]) -> list[_Lists]:
-    """vLLM's `flat` lists of this rank's completions. Ranks that share an engine sample together, and the completions
-    of each rank are neighbours. Their tokens are in the lists that vLLM made, or in copies."""
+    """Return vLLM's `flat` lists of this rank's completions. Ranks that share an engine sample together, and the
+    completions of each rank are consecutive. TRL returns the token lists that vLLM made, or copies of them."""
     size = len(completion_ids)
     if size == 0:
         return []
@@ -210,15 +211,15 @@ def _nested_lists(ids: Any, log_probs: Any) -> list[_Lists]:
 class SampledLogProb(float):
     """
     Log-probability of a sampled token, NaN if the engine's answer is incomplete. It carries the token's whole `row`
-    `(2K,)` and its id, `token`. TRL slices and concatenates lists of such numbers, turn by turn, and looks at the
-    numbers alone. A rollout function may put them in the wrong place, which only the id shows.
+    `(2K,)` and its id, `token`. TRL slices and concatenates lists of such numbers, turn by turn, and reads only the
+    numbers. If a rollout function puts a number in the wrong place, only the id shows this.
     """
 
     __slots__ = ("row", "token")
     row: Sequence[float]
     token: int | None
 
-    # pickle needs the defaults to make one
+    # pickle needs the defaults to make an instance
     def __new__(cls, value: float, row: Sequence[float] = (), token: int | None = None):
         self = super().__new__(cls, value)
         self.row = row
@@ -237,7 +238,7 @@ def make_rows(log_probs: np.ndarray, ids: np.ndarray) -> np.ndarray:
     log_probs = np.where(impossible, -np.inf, log_probs)
     ids = np.where(used[:, 1:], ids, UNUSED)
     rows = np.column_stack([log_probs, np.log(np.maximum(rest_mass, REST_FLOOR)), ids]).astype(np.float32)
-    rows[(used & ~(log_probs > NO_LOG_PROB)).any(1)] = np.nan  # a NaN is not above either
+    rows[(used & ~(log_probs > NO_LOG_PROB)).any(1)] = np.nan  # NaN fails the comparison, too
     return rows
 
 
@@ -249,7 +250,7 @@ def read_answer(
     others: int,
 ) -> list[SampledLogProb]:
     """
-    What the engine said of each token of a completion.
+    Read the engine's answer for each token of a completion.
 
     Args:
         sampled (`Sequence[int]` of length `T`):
@@ -293,9 +294,9 @@ def read_answer(
 
 
 def check_tokens(log_probs: Sequence[float | None], trained: Sequence[int], sampled: Sequence[int], name: str) -> None:
-    """Raise a `ValueError` if a [`SampledLogProb`] among `log_probs` `(T,)` belongs to another token than the
-    completion `sampled` `(T,)` has at its place. Only places that are 1 in `trained` `(T,)` are read. `name` is the
-    completion's in the message."""
+    """Raise a `ValueError` if a [`SampledLogProb`] in `log_probs` `(T,)` belongs to another token than the completion
+    `sampled` `(T,)` has at this position. Only positions that are 1 in `trained` `(T,)` are read. `name` identifies the
+    completion in the message."""
     places = np.flatnonzero(trained).tolist()
     pairs = [(place, getattr(log_probs[place], "token", None), int(sampled[place])) for place in places]
     wrong = [(place, own, token) for place, own, token in pairs if own is not None and own != token]
@@ -313,8 +314,8 @@ def rows_of(log_probs: Sequence[float | None], trained: Sequence[int], support_s
     The old policy of a completion: rows `(T, 2K)` float32 for the `support_size` K, 0 for tokens that are not trained
     on.
 
-    `log_probs` `(T,)` has a [`SampledLogProb`] for every token that is 1 in `trained` `(T,)`; with K = 1 plain numbers
-    serve, too. The numbers of all other tokens are not read. A `ValueError` says that a row has not `2K` numbers.
+    `log_probs` `(T,)` has a [`SampledLogProb`] for every token that is 1 in `trained` `(T,)`; with K = 1, plain numbers
+    work, too. The numbers of all other tokens are not read. Raises a `ValueError` if a row does not have `2K` numbers.
     """
     places = np.flatnonzero(trained).tolist()
     given = [log_probs[place] for place in places]
@@ -329,7 +330,7 @@ def rows_of(log_probs: Sequence[float | None], trained: Sequence[int], support_s
             f"A sampled token comes with the log-probabilities of {max(*wrong, 1) - 1} other tokens, expected "
             f"{support_size - 1}. Give a `SampledLogProb` for every trained token, as "
             "`trainer.vllm_generation.generate` does; or choose a mask, or a penalty with "
-            "`divergence_type='binary_kl'`, which read the sampled token alone."
+            "`divergence_type='binary_kl'`, which read only the sampled token."
         )
     rows[places] = np.reshape(carried, (-1, 2 * support_size))
     return rows
@@ -343,8 +344,8 @@ def sparse_of(rows: torch.Tensor, sampled: torch.Tensor) -> SparseDistribution:
 
 
 def cap_rest_mass(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities `(..., K + 1)` of the engine. If the rest mass is at its floor and the policy has less there,
-    it is lowered to the policy's."""
+    """Return the engine's log-probabilities `(..., K + 1)`. If the rest mass is at its floor and the policy's rest mass
+    is smaller, lower it to the policy's."""
     rest = old[..., -1:]
     lowered = torch.minimum(rest, policy[..., -1:].detach())
     return torch.cat([old[..., :-1], torch.where(rest > math.log(REST_FLOOR), rest, lowered)], -1)

@@ -1,4 +1,4 @@
-"""TrollGRPOTrainer: what differs between TRL's GRPO and its RLOO."""
+"""TrollGRPOTrainer: the parts of TROLL that are specific to GRPO."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,8 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
         off_policy_mask = self.get_off_policy_mask  # TRL's static one, or a subclass's
 
         def get_off_policy_mask(**inputs) -> torch.Tensor:
-            """Call TRL's mask with the numbers from before the trust region changed them: it measures the policy."""
+            """Call TRL's mask with the numbers from before the trust region changed them: the mask measures the
+            policy."""
             if self._loss_inputs is not None:
                 masked = self._loss_inputs.masked
                 inputs |= {"per_token_logps": masked["log_probs"].detach(), "advantages": masked["advantages"]}
@@ -70,11 +71,11 @@ class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):
     Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
     `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, averaged as `loss_type` does. TRL's own loss computes it, so loss types,
     sequence-level ratios, masks, entropy bonus, vLLM correction and MoE loss are TRL's.
-    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] has the identity behind this, and all overrides.
+    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] documents the identity behind this, and all overrides.
 
     With `trust_region="penalty"`, the ratio is `p(a)/q(a)`, without a limit, and the regression stays. With
-    `trust_region="mask"`, [DPPO](https://huggingface.co/papers/2602.04879) takes the place of TROLL: a token that has
-    moved too far with its advantage loses its gradient.
+    `trust_region="mask"`, [DPPO](https://huggingface.co/papers/2602.04879) replaces TROLL: a token that has moved too
+    far in the direction of its advantage loses its gradient.
 
     [`~troll_trl.resilience.guard.GuardedTrainer`] skips updates with a NaN, and
     [`~troll_trl.resilience.checkpoints.CheckpointedTrainer`] resumes exactly. The arguments are the same as in

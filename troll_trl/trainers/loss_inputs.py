@@ -1,4 +1,4 @@
-"""LossInputs: the copy of a micro-batch that TRL's loss reads, and the mathematics of what changes in it."""
+"""LossInputs: the copy of a micro-batch that TRL's loss reads, and the mathematics of its changes."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import torch
 
 from troll_trl.trust_region.penalty import ROUNDING
 
-LOWEST_LOG_RATIO = -40.0  # far below, float32 has no regression divided by the ratio
+LOWEST_LOG_RATIO = -40.0  # far below, the regression divided by the ratio overflows float32
 _NEWTON_STEPS = 4  # from the first guess of `rescale_kl` to float32's digits
 
 
 class LossInputs(dict):
-    """A copy of a micro-batch for TRL's loss. [`~troll_trl.trainers.troll_trainer.TrollTrainer`] changes it when TRL
-    scores the policy, and asks afterwards what the loss has `read`."""
+    """A copy of a micro-batch for TRL's loss. [`~troll_trl.trainers.troll_trainer.TrollTrainer`] changes the copy when
+    TRL scores the policy, and then checks what the loss has `read`."""
 
     def __init__(self, inputs: dict[str, Any]):
         super().__init__(inputs)
@@ -33,11 +33,11 @@ class LossInputs(dict):
 
 def ignore_rounding(ref_logps: torch.Tensor, policy_logps: torch.Tensor) -> torch.Tensor:
     """
-    Return `ref_logps` `(B, C)`, equal to `policy_logps` `(B, C)` wherever only rounding separates the two.
+    Return `ref_logps` `(B, C)`, replaced by `policy_logps` `(B, C)` wherever the two differ only by rounding.
 
-    With the same weights, two passes differ in the last digits. If the loss took this for a step away from the
-    reference model, it would be the only gradient of a batch without a learning signal, and Adam would scale it up to
-    full steps.
+    With the same weights, two passes differ in the last digits. If the loss treated this difference as a step away from
+    the reference model, it would give the only gradient of a batch without a learning signal, and Adam would scale that
+    gradient up to full steps.
     """
     same = (ref_logps - policy_logps).abs() <= ROUNDING * policy_logps.abs().clamp(min=1)
     return torch.where(same, policy_logps, ref_logps)
@@ -48,8 +48,8 @@ def rescale_kl(log_ref_ratio: torch.Tensor, log_scale: torch.Tensor) -> torch.Te
     Return `d'` `(B, C)` with `k(d') = exp(log_scale)·k(d)`, for TRL's estimate `k(d) = exp(d) − d − 1` of the reference
     KL, `d = log_ref_ratio` `(B, C)` and `log_scale` `(B, C)` or `(B, 1)`.
 
-    `d'` has the sign of `d`. Newton's method begins beyond the solution on that side, where it cannot overshoot. The
-    gradient is that of the implicit function, `∇d' = ∇(exp(log_scale)·k(d)) / (exp(d') − 1)`.
+    `d'` has the sign of `d`. Newton's method starts beyond the solution on that side, where it cannot overshoot. By the
+    implicit function theorem, the gradient is `∇d' = ∇(exp(log_scale)·k(d)) / (exp(d') − 1)`.
     """
     kl = (log_ref_ratio.expm1() - log_ref_ratio) * log_scale.exp()
     with torch.no_grad():
@@ -61,5 +61,5 @@ def rescale_kl(log_ref_ratio: torch.Tensor, log_scale: torch.Tensor) -> torch.Te
             solution = solution - (slope - solution - target) / torch.where(slope == 0, 1.0, slope)
         slope = solution.expm1()
     gradient = torch.where(slope == 0, 0.0, (kl - kl.detach()) / torch.where(slope == 0, 1.0, slope))
-    # With equal ratios TRL's estimate is right as it is, and Newton's rounding would only disturb it
+    # With equal ratios, TRL's estimate is already right, and Newton's rounding would only disturb it
     return torch.where(log_scale == 0, log_ref_ratio, solution + gradient)

@@ -12,16 +12,16 @@ from troll_trl.trust_region.regions import SUPPORT_METRICS, TrustRegion
 class TrollMetrics:
     """
     Accumulates sums, counts and maxima on the device, and reduces them over ranks when a line is logged. The
-    [`TrustRegion`] says which numbers it has for each token, and which metrics are made of them.
+    [`TrustRegion`] defines the numbers for each token, and the metrics that are made from these numbers.
 
-    TRL averages the averages of its micro-batches; these are averages over tokens. Every rank reports the same keys,
-    whatever its own batches held.
+    TRL averages the averages of its micro-batches; these metrics are averages over tokens. Every rank reports the same
+    keys, whatever its own batches contained.
     """
 
     def __init__(self, accelerator: Accelerator, trust_region: TrustRegion):
         self.accelerator = accelerator
         for old, new in (("ratios", "mean_metrics"), ("maxima", "max_metrics")):
-            if hasattr(trust_region, old):  # ignored, its metrics would be missing from every log line
+            if hasattr(trust_region, old):  # its metrics would be missing from every log line
                 name = type(trust_region).__name__
                 raise TypeError(f"`trust_region`: {name} has `{old}`, which is `{new}` now. Rename it.")
         self._means = dict(trust_region.mean_metrics)
@@ -36,7 +36,7 @@ class TrollMetrics:
         """Add the `token_stats` `(B, C)` of one micro-batch, as a [`TrustRegionOutput`] has them, over the tokens that
         are 1 in `mask` `(B, C)`."""
         mask = mask.bool()
-        # `where` and not an index, which would wait for the device
+        # `where`, because an index would wait for the device
         values = {name: torch.where(mask, x.detach().to(self._sums.dtype), 0.0) for name, x in token_stats.items()}
         self.add_idle(mask)
         self._is_idle = False
@@ -60,13 +60,13 @@ class TrollMetrics:
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Continue from what [`state_dict`] gave, except for what another trust region counted."""
+        """Continue from the counts of [`state_dict`], and ignore the counts of another trust region."""
         sums, maxima = state["sums"], state["maxima"]
         self._sums = self._sums.new_tensor([sums.get(name, 0.0) for name in self._names])
         self._maxima = self._maxima.new_tensor([maxima.get(name, 0.0) for name in self._largest])
 
     def pop(self) -> Mapping[str, float]:
-        """Metrics since the last call, the same on all ranks; empty when no micro-batch was counted on any of them."""
+        """Return the metrics since the last call, the same on all ranks. Empty if no rank has counted a micro-batch."""
         sums = dict(zip(self._names, self.accelerator.reduce(self._sums, reduction="sum").tolist(), strict=True))
         largest = self.accelerator.gather(self._maxima.unsqueeze(0)).amax(0)  # over ranks
         self._sums, self._maxima = self._zeros()

@@ -36,7 +36,7 @@ DPPO = {
 
 
 class NamesLocalModel(_Trainer):
-    """Mixin for a trainer of TRL: its model card names the folder of a local model, where TRL's says "None"."""
+    """Mixin for a TRL trainer whose model card names the folder of a local model. TRL's card says "None"."""
 
     def create_model_card(self, *args, **kwargs):
         super().create_model_card(*args, **kwargs)

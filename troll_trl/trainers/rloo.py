@@ -1,4 +1,4 @@
-"""TrollRLOOTrainer: what differs between TRL's RLOO and its GRPO."""
+"""TrollRLOOTrainer: the parts of TROLL that are specific to RLOO."""
 
 import torch
 from trl import RLOOTrainer
@@ -11,7 +11,7 @@ from troll_trl.trainers.troll_trainer import TrollTrainer
 
 
 class TrustRegionRLOO(TrollTrainer, RLOOTrainer):
-    """The method alone: RLOO with a trust region, without what [`TrollRLOOTrainer`] adds for long runs."""
+    """RLOO with a trust region, without the resilience of [`TrollRLOOTrainer`]."""
 
     _tag_names = ["trl", "rloo", "troll"]
     _name = "TROLL-RLOO"
@@ -23,7 +23,7 @@ class TrustRegionRLOO(TrollTrainer, RLOOTrainer):
     def _trl_scores_old_policy(self):
         return True
 
-    def _has_old_policy(self):  # TRL always scores it, but if no trust region acts, a support is not recorded
+    def _has_old_policy(self):  # TRL always scores it, but an idle trust region needs no support
         return not self.args.trust_region_idle
 
     def _is_old_policy(self, batch, log_probs):
@@ -49,7 +49,7 @@ class TrollRLOOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionRLOO):
     completion, which is a product over its tokens. The reference KL is part of the reward in RLOO; TROLL does not
     change it. With `trust_region="penalty"`, the regression acts alone, on an unlimited ratio.
 
-    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] has the overrides,
+    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] documents the overrides,
     [`~troll_trl.resilience.guard.GuardedTrainer`] skips updates with a NaN, and
     [`~troll_trl.resilience.checkpoints.CheckpointedTrainer`] resumes exactly. The arguments are the same as in
     [`~trl.RLOOTrainer`], except for one:

@@ -1,4 +1,5 @@
-"""Rollouts without vLLM are sampled from the distribution that the trainer scores, whatever the model's folder says."""
+"""Samples rollouts without vLLM from the distribution that the trainer scores, whatever `generation_config.json`
+says."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,10 +20,10 @@ _FILTERS = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_re
 
 class SampledAsConfigured(NamesLocalModel):
     """
-    Mixin for a trainer of TRL: its rollouts take only the special tokens from the model's `generation_config.json`.
+    Mixin for a TRL trainer whose rollouts take only the special tokens from the model's `generation_config.json`.
 
-    `generate` takes every option that a run leaves open from there. A filter such as `min_p` would sample from another
-    distribution than the one that the trainer scores.
+    `generate` takes every option that a run does not set from this file. With a filter such as `min_p`, it would sample
+    from another distribution than the trainer scores.
     """
 
     def __init__(self, *args, **kwargs):
@@ -37,7 +38,7 @@ class SampledAsConfigured(NamesLocalModel):
         }
         if filters:
             logger.warning(
-                "Rollouts leave these options of the model's generation_config.json out: "
+                "Rollouts ignore these options of the model's generation_config.json: "
                 f"{', '.join(f'{name}={value!r}' for name, value in filters.items())}. To sample with such an option, "
                 "set it in the training config."
             )
@@ -49,16 +50,16 @@ class SampledAsConfigured(NamesLocalModel):
 
 @contextmanager
 def special_tokens_alone(model: torch.nn.Module) -> Iterator[None]:
-    """Leave only the special tokens in the generation config of a `model`, and no request for router logits in its
-    config: with padding, most MoE families of transformers would then fail at a completion's second token. On exit,
-    restore both configs, which a checkpoint saves."""
+    """Leave only the special tokens in the generation config of a `model`, and request no router logits: with padding,
+    most MoE families of transformers would otherwise fail at a completion's second token. On exit, restore both
+    configs, because a checkpoint saves them."""
     modules = _generating(model)
     own = [module.generation_config for module in modules]
     texts = [config for m in modules if getattr(config := m.config.get_text_config(), "output_router_logits", False)]
     try:
         for module, config in zip(modules, own, strict=True):
             tokens = {name: getattr(config, name, None) for name in _SPECIAL_TOKENS}
-            # A run's `top_k` of `None` is no filter; transformers' own default would be the 50 most likely tokens
+            # In a run, a `top_k` of `None` means no filter; transformers' own default is the 50 most likely tokens
             module.generation_config = GenerationConfig(do_sample=True, top_k=0, **tokens)
         for config in texts:
             config.output_router_logits = False
@@ -71,13 +72,14 @@ def special_tokens_alone(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _generating(model: torch.nn.Module) -> list[Any]:
-    """Find the modules with a generation config: an adapter's base model, or the language model inside of another."""
+    """Find the modules with a generation config: an adapter's base model, or the language model inside another
+    model."""
     return [m for m in model.modules() if isinstance(vars(m).get("generation_config"), GenerationConfig)]
 
 
 def check_generation_kwargs(generation_kwargs: Mapping[str, Any] | None) -> None:
-    """Raise a `ValueError` for options of `generation_kwargs` with which rollouts would be scored under another
-    distribution than they were sampled from."""
+    """Raise a `ValueError` for options of `generation_kwargs` that change the distribution of the rollouts, but not the
+    distribution that the trainer scores."""
     options = generation_kwargs or {}
     wrong = [name for name in ("temperature", "num_beams") if name in options]
     wrong += ["do_sample"] if not options.get("do_sample", True) else []

@@ -12,9 +12,10 @@ def keep_output_dtypes(accelerator: Accelerator) -> None:
     """
     Have FSDP2 return the outputs of a model in their own dtype. Call this before any model is prepared.
 
-    With mixed precision accelerate makes a policy whose `output_dtype` is that of the parameters, and FSDP2 then casts
-    every output of the model to it. The sparse head computes float32 log-probabilities, from bfloat16 hidden states
-    too. Rounded to bfloat16, the log-probability of an unlikely token is off by up to 0.03, and small ratios are noise.
+    With mixed precision, accelerate sets `output_dtype` to the dtype of the parameters, and FSDP2 then casts every
+    output of the model to this dtype. The sparse head computes float32 log-probabilities, even from bfloat16 hidden
+    states. Rounded to bfloat16, the log-probability of an unlikely token is off by up to 0.03, and small ratios are
+    noise.
     """
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin is not None and isinstance(plugin.mixed_precision_policy, MixedPrecisionPolicy):
@@ -23,11 +24,11 @@ def keep_output_dtypes(accelerator: Accelerator) -> None:
 
 def reshard(model: torch.nn.Module) -> None:
     """
-    Shard the weights again that a forward without gradient has left whole. Call this before vLLM takes them.
+    Shard the weights again after a forward pass without gradient. Call this before vLLM loads the weights.
 
-    Such a forward leaves the outermost group of FSDP2 as it was for computing, and only a backward shards it. TRL asks
-    every parameter for its `full_tensor()`, which a whole parameter does not have. With vLLM's sleep mode, which loads
-    the weights for each generation, an evaluation failed at its second batch.
+    Such a forward pass leaves the outermost group of FSDP2 unsharded, and only a backward pass shards it again. TRL
+    calls `full_tensor()` of every parameter, which an unsharded parameter does not have. With vLLM's sleep mode, which
+    loads the weights for each generation, an evaluation failed at its second batch.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -35,7 +36,7 @@ def reshard(model: torch.nn.Module) -> None:
 
 
 class ReshardInEvaluation(TrainerCallback):
-    """[`reshard`] after every batch of an evaluation, for TRL's own trainers."""
+    """Calls [`reshard`] after every batch of an evaluation, for TRL's own trainers."""
 
     def on_prediction_step(self, args, state, control, model=None, **kwargs):
         reshard(model)

@@ -1,4 +1,5 @@
-"""What a run checks and says at its start: the support, the LM head and its gradient, idle regions, random draws."""
+"""What a run checks and logs at its start: the support, the LM head and its gradient, idle trust regions, random
+draws."""
 
 import math
 from collections.abc import Callable
@@ -18,19 +19,19 @@ from troll_trl.trust_region.sparse import UNUSED, SparseDistribution
 logger = get_logger(__name__)
 
 _TOKENS = 16  # tokens of a completion that are compared; with a vocabulary of 150,000 two rows of logits take 20 MB
-# Largest mean difference of log-probabilities, for each unit of the largest logit. If only the logits are rounded to
-# bfloat16, each by up to 2⁻⁹, it is some 0.001. A model that caps or scales its logits is off by far more.
+# Largest mean difference of log-probabilities, relative to the largest logit. If only the logits are rounded to
+# bfloat16, each by up to 2⁻⁹, it is about 0.001. A model that caps or scales its logits is off by far more.
 _TOLERANCE = 0.01
-# Largest difference of a gradient, relative to its norm: rounding to bfloat16 makes some 0.005
+# Largest difference of a gradient, relative to its norm: rounding to bfloat16 causes about 0.005
 _GRADIENT_TOLERANCE = 0.03
-_LOWEST = -1e30  # in place of a logit of −∞, from which no finite log-probability follows either
+_LOWEST = -1e30  # replaces a logit of −∞ until its log-probability is set to −∞
 _KL_BOUND = 0.05  # of the projection whose gradient is compared, on made-up old policies
 _REPORT = "Train another model or method, and please report this with the versions of torch, Triton and the driver."
 
 
 def fitting_support_size(args: Any, model: Any) -> int:
-    """Return the number of tokens to keep. A `ValueError` refuses more than the `model`'s vocabulary has, unless it is
-    the default."""
+    """Return the number of tokens to keep. Raise a `ValueError` if `support_size` is not the default and exceeds the
+    `model`'s vocabulary."""
     vocabulary = model.config.get_text_config().vocab_size
     if args.support_size > vocabulary and args.support_size != args._default_support_size:
         raise ValueError(
@@ -40,7 +41,8 @@ def fitting_support_size(args: Any, model: Any) -> int:
 
 
 def describe_run(trainer: Any, base_model: Any) -> None:
-    """Log what a reader of a `trainer`'s log should know. `base_model` is its model without adapters."""
+    """Log the settings of a `trainer`'s run, and warn about likely mistakes. `base_model` is its model without
+    adapters."""
     args = trainer.args
     trust_region = trainer.trust_region
     say = trainer.accelerator.print
@@ -55,8 +57,8 @@ def describe_run(trainer: Any, base_model: Any) -> None:
     )
     if args.old_policy == "engine":
         say(
-            "The old policy is vLLM's distribution: no pass scores the rollout. In the first update of a rollout batch "
-            "the trust region bounds what vLLM and the trainer disagree on."
+            "The old policy is vLLM's distribution: no pass scores the rollout. In the first update of a rollout "
+            "batch, the trust region bounds the difference between vLLM and the trainer."
         )
     if args.trust_region_idle:
         logger.warning(
@@ -79,21 +81,22 @@ def describe_run(trainer: Any, base_model: Any) -> None:
     sizes = [len(x) * trainer.num_generations_eval for x in sets.values() if x is not None and has_length(x)]
     if uneven := [size for size in sizes if size % batch]:
         logger.warning(
-            f"`eval_reward` is a mean of batch means: {uneven[0]} completions do not fill batches of {batch}, so those "
-            "of the last batch weigh more."
+            f"`eval_reward` is a mean of batch means: {uneven[0]} completions do not fill batches of {batch}, so the "
+            "completions of the last batch weigh more."
         )
     _warn_of_random_draws(trainer.model, args, base_model.config.get_text_config())
 
 
 def _warn_of_random_draws(model: torch.nn.Module, args: Any, config: Any) -> None:
-    """Warn of random draws that differ between the scoring of a rollout and the loss. `config` is the text model's."""
+    """Warn about random draws that differ between the scoring of a rollout and the loss. `config` is the text
+    model's."""
     dropouts = {name: module.p for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout)}
     names = ["attention_dropout", "router_jitter_noise"]  # these have no modules, so TRL never disables them
     if all("lora_dropout" in name for name in dropouts):  # nor have these, as in OPT
         names += ["dropout", "activation_dropout", "hidden_dropout"]
     draws = {"neftune_noise_alpha": args.neftune_noise_alpha, "dropout of modules": max(dropouts.values(), default=0)}
     draws |= {name: getattr(config, name, 0) for name in names}
-    # The projection would take the difference of two draws for a step of the policy, and regress on it
+    # The projection would mistake the difference between two draws for a step of the policy, and regress on it
     if noisy := [f"{name} ({value:g})" for name, value in draws.items() if value]:
         logger.warning(
             f"The model draws random numbers: {', '.join(noisy)}. The pass that scores a rollout and the loss draw "
@@ -110,10 +113,10 @@ def check_head(
     Compare the sparse head and the projection with the model's own logits in plain PyTorch, on a few tokens of the most
     and the least padded row.
 
-    The head multiplies the last hidden states by the matrix of the model's LM head, and does to the logits what the
-    configs of known families ask for. A family that does something else to them, or a kernel that is wrong on a new
-    device, would train on wrong numbers without any other sign. Every rank must call this. Return whether there was
-    something to compare.
+    The head multiplies the last hidden states by the matrix of the model's LM head, and transforms the logits as the
+    configs of known families specify. If a family transforms its logits in another way, or a kernel is wrong on a new
+    device, the run would train on wrong numbers without any other sign. Every rank must call this. Return whether there
+    was something to compare.
 
     Args:
         model (`torch.nn.Module`):
@@ -131,7 +134,7 @@ def check_head(
             rounding. The gradient is not compared if the weights are sharded.
     """
     shape = model_inputs["input_ids"].shape
-    # Only the last token of the prompt takes part: the model's own logits of a whole prompt could take gigabytes
+    # Include only the last token of the prompt: the model's own logits for a whole prompt could take gigabytes
     start = shape[1] - completion_length - 1
     lengths = model_inputs["attention_mask"].sum(1)
     rows = sorted({int(lengths.argmax()), int(lengths.argmin())})
@@ -141,7 +144,7 @@ def check_head(
         if isinstance(value, torch.Tensor) and value.shape == shape
     }
     device = inputs["input_ids"].device
-    # All passes begin in one state of the generators, which stays: if there is dropout, all draw it alike
+    # All passes begin with the same state of the random generators, which is restored: with dropout, all draw the same
     same_draws = partial(torch.random.fork_rng, [device] if device.type == "cuda" else [])
     selection = {"fused_lm_head": True, "support_size": support_size, "tail_mass": 0.0, "check_finite": False}
     labels = inputs.pop("labels")
@@ -149,7 +152,7 @@ def check_head(
         sparse = model(**inputs, labels=labels, **selection)
     with torch.no_grad(), same_draws():
         logits = model(**inputs, use_cache=False).logits
-    n = labels.shape[1] - 1  # prompt tuning puts more in front
+    n = labels.shape[1] - 1  # prompt tuning puts more positions in front
     token_ids = sparse.token_ids[:, -n:].long()  # (b, n, K)
     kept = token_ids != UNUSED
     own = (logits[:, -n - 1 : -1].float() / temperature).log_softmax(-1).gather(-1, token_ids.clamp(min=0))
@@ -172,8 +175,8 @@ def check_head(
         difference = ((ours - theirs).norm() / theirs.norm().clamp(min=1e-30)).item()
         if difference > _GRADIENT_TOLERANCE:
             raise ValueError(
-                f"The gradient of head and projection differs from that of the model's own logits by {difference:.2g} "
-                f"of its norm. {_REPORT}"
+                "The gradient of head and projection differs from the gradient of the model's own logits by "
+                f"{difference:.2g} of its norm. {_REPORT}"
             )
     return True
 
@@ -187,9 +190,9 @@ def _gradients(
     temperature: float,
     same_draws: Callable[[], AbstractContextManager],
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the gradients `(b, n + 1, H)`, with respect to the last hidden states, of log-probabilities that are
-    projected onto made-up old policies: by head and kernels, and by the model's own logits in plain PyTorch. `None` if
-    the model's own forward does not call its `base_model`, as OPT's."""
+    """Return two gradients `(b, n + 1, H)` of projected log-probabilities, with made-up old policies, with respect to
+    the last hidden states: through head and kernels, and through the model's own logits in plain PyTorch. Return `None`
+    if the model's own forward does not call its `base_model`, as in OPT."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     leaves: list[torch.Tensor] = []
 
@@ -230,5 +233,5 @@ def _gradients(
 
 
 def _finite(log_probs: torch.Tensor, upstream: torch.Tensor) -> torch.Tensor:
-    """Return the sum of log-probabilities `(N, S)`, −∞ left out, weighted by `upstream` `(N, S)`."""
+    """Return the sum of log-probabilities `(N, S)`, without −∞, weighted by `upstream` `(N, S)`."""
     return (upstream * log_probs.masked_fill(log_probs == -math.inf, 0.0)).sum()

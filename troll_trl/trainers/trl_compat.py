@@ -1,4 +1,4 @@
-"""The versions that the package is tested with, and every private name of theirs that the trainers use."""
+"""The library versions that the package is tested with, and every private name in them that the trainers use."""
 
 import warnings
 from importlib import import_module
@@ -11,7 +11,7 @@ logger = get_logger(__name__)
 
 TESTED = {"trl": "1.16", "transformers": "5.23", "accelerate": "1.15"}
 
-# Methods that are overridden or called, by their class
+# Methods that are overridden or called, by class
 _OF_BOTH = ("_get_per_token_logps_and_entropies", "_generate_and_score_completions", "_generate", "_compute_loss")
 PRIVATE = {
     GRPOTrainer: (*_OF_BOTH, "get_off_policy_mask"),
@@ -19,7 +19,7 @@ PRIVATE = {
     Trainer: ("_save_checkpoint", "_get_output_dir", "_push_from_checkpoint", "_run_epoch"),
 }
 
-# No class has these, so nothing can look for them at the start:
+# These are not attributes of a class, so `check_trl` cannot check them:
 # - Attributes of an instance: `_is_vlm`, `_metrics`, `_step`, `_buffered_inputs`, `_last_world_entropy` and
 #   `_entropy_window_stats` of TRL's trainers, `_tr_loss` and `_globalstep_last_logged` of the Trainer, `_is_overflow`
 #   of accelerate's optimizer.
@@ -38,12 +38,13 @@ PRIVATE = {
 #   `trl.experimental.async_grpo.AsyncGRPOConfig`, `trl.experimental.async_grpo.AsyncGRPOTrainer` and
 #   `trl.experimental.async_grpo.async_rollout_worker.AsyncRolloutWorker`.
 
-# No user can act on it: TRL 1.16 calls methods by names that transformers deprecates, until its 6.0
+# TRL 1.16 calls methods by names that transformers deprecates until 6.0. Users cannot act on this warning
 warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
 
 
 def check_trl(trainer_class: type) -> None:
-    """Raise an `ImportError` if a private method that `trainer_class` needs is gone. Warn of untested versions."""
+    """Raise an `ImportError` if a private method that `trainer_class` needs is missing. Warn about untested
+    versions."""
     versions = {name: import_module(name).__version__ for name in TESTED}
     untested = [name for name in TESTED if not versions[name].startswith(f"{TESTED[name]}.")]
     found = ", ".join(f"{name} {versions[name]}" for name in untested or TESTED)

@@ -37,7 +37,7 @@ Scores = tuple[Any, ...]
 
 @dataclass
 class _Rollout:
-    """What TRL's scoring passes of one rollout have given so far."""
+    """What TRL's scoring passes over one rollout have computed so far."""
 
     awaits_old_policy: bool  # whether the next pass is the old policy's; TRL scores references after it
     log_probs: torch.Tensor | None = None  # (B, C), of the sampled tokens under the old policy; NaN if unknown
@@ -52,13 +52,14 @@ class TrollTrainer(SampledAsConfigured):
 
     - `__init__`: `trust_region`, `support_size`, `engine_policy`, `adaptive_rate`, and `troll_metrics` by mode.
     - For each generation batch, here a *rollout batch*, `_generate_and_score_completions`: the old policy, in the
-      columns of the batch that [`troll_trl.trainers.columns`] names. While it runs, `_rollout` is set, and it calls
+      columns of the batch that [`troll_trl.trainers.columns`] names. While this method runs, `_rollout` is set. It
+      calls
         - `_generate`: the engine's answers in `engine_policy`, if there is one;
         - `_get_per_token_logps_and_entropies`, for the old policy: its support and log-probabilities in `_rollout`;
         - the same for a reference model: nothing.
     - `train`: the callback of `adaptive_rate`, which follows the guard's.
-    - For each micro-batch, `compute_loss` and in it `_compute_loss`: a gradient. While the latter runs, `_loss_inputs`
-      is a copy of the micro-batch, and it calls
+    - For each micro-batch, `compute_loss` and in it `_compute_loss`: a gradient. While `_compute_loss` runs,
+      `_loss_inputs` is a copy of the micro-batch. `_compute_loss` calls
         - `_get_per_token_logps_and_entropies`, for the policy: it changes the copy's old log-probabilities, advantages
           and reference log-probabilities, which TRL's loss reads after this call.
     - For each log line, `log`, and for each evaluation, `evaluation_loop`: empty `troll_metrics`.
@@ -67,29 +68,30 @@ class TrollTrainer(SampledAsConfigured):
     the policy, `q` the old policy, `π` the bounded policy, `a` the sampled token, `A` the advantage, `r` the ratio
     `π(a)/q(a)`, and `α` is `regression_coef`.
 
-    **The loss is TRL's own.** Its scoring pass returns `log π(a)` of the bounded policy in place of `log p(a)`, and its
-    clip range is infinite, so its surrogate is `−r·A`, with `r` the ratio that TRL forms: of a token, of a completion's
-    mean, or of RLOO's sum. The regression `R` `(B, C)` and a mask's weight `w` enter through the advantage. With
-    `w·A − α·R/r` in place of `A`,
+    **The loss is TRL's own.** The scoring pass returns `log π(a)` of the bounded policy in place of `log p(a)`, and the
+    clip range is infinite. So TRL's surrogate is `−r·A`, with the ratio `r` that TRL forms from a token, from a
+    completion's mean, or from RLOO's sum. The regression `R` `(B, C)` and a mask's weight `w` enter through the
+    advantage. With `w·A − α·R/r` in place of `A`,
 
         −r·(w·A − α·R/r) = −r·w·A + α·R,
 
     value and gradient, if the gradient flows through both `R` and `r`. TRL then multiplies both terms by its masks and
     by the vLLM correction, and averages them as its loss type does. TRL reads `inputs["advantages"]`, which may be
-    `(B, C)`, after it has scored the policy, so the scoring pass puts the new advantages into the copy. The loss raises
-    if TRL has not read them. `_score_policy` changes the copy in four steps, one method each:
+    `(B, C)`, after it has scored the policy, so the scoring pass puts the new advantages into the copy. `_compute_loss`
+    raises a `RuntimeError` if TRL has not read them. `_score_policy` changes the copy in four steps, one method each:
 
     - `_bound` *masks positions that the loss ignores*, since `exp(200)` is infinite in float32, and `0·inf` is NaN.
       Then it calls the trust region, which returns the replacement for `log p(a)` (changed by the projection), the
       regression `R` (projection and penalty) and a weight of the advantage (mask): see
       [`~troll_trl.TrustRegionOutput`].
     - `_limit_log_ratio` *keeps ratios in float32's range*. If the log-ratio that TRL forms is below −40, the old
-      log-probabilities in the copy are shifted so that it is −40: far below, `r` underflows or `R/r` overflows.
-      With a weight, they are also shifted if it is above 80, where a weight of 0 would meet an infinite ratio.
+      log-probabilities in the copy are shifted to make the log-ratio −40. Far below −40, `r` underflows or `R/r`
+      overflows. With a weight, log-ratios above 80 are also shifted down to 80, because an infinite ratio times a
+      weight of 0 is NaN.
     - `_change_advantages` *weighs the advantages and adds the regression*.
-    - `_change_reference` *keeps the reference KL the policy's*. TRL forms `d = ref − log π(a)`, and of it the estimate
-      `k(d)`. With `log π(a) + ref − log p(a)` in the copy, with gradient, `d` is `ref − log p(a)`. If TRL multiplies
-      `k(d)` by the ratio `r`, which `use_bias_correction_kl` asks for, the copy is changed so that TRL's product is
+    - `_change_reference` *makes the reference KL refer to the policy*. TRL computes `d = ref − log π(a)`, and from `d`
+      the estimate `k(d)`. With `log π(a) + ref − log p(a)` in the copy, with gradient, `d` is `ref − log p(a)`. With
+      `use_bias_correction_kl`, TRL multiplies `k(d)` by the ratio `r`. The copy is then changed to make TRL's product
       `r_p·k(d)`, with the policy's ratio `r_p`: see [`~troll_trl.trainers.loss_inputs.rescale_kl`].
 
     The identity holds for TRL's `_compute_loss`. A subclass may add a term to `super()._compute_loss(model, inputs)`,
@@ -102,7 +104,7 @@ class TrollTrainer(SampledAsConfigured):
 
     _config_class: type[TrollOptions]
     _name: str
-    _old_log_probs: str  # the column that TRL's ratio divides by, (B, C), or (B,) for one ratio of a completion
+    _old_log_probs: str  # the column that TRL's ratio divides by, (B, C), or (B,) for one ratio per completion
     _sums_over_completions = False  # whether TRL's ratio is a product over a completion's tokens
     rollout_func: Any = None  # GRPO's
     guard: Any = None  # a `GuardedTrainer`'s
@@ -125,11 +127,11 @@ class TrollTrainer(SampledAsConfigured):
         if self.rollout_func is not None:
             corrects = bool(args.use_vllm and args.vllm_importance_sampling_correction)
             self.rollout_func = checked_rollouts(self.rollout_func, corrects)
-        self.epsilon_low = self.epsilon_high = math.inf  # the trust region takes the place of the clip
+        self.epsilon_low = self.epsilon_high = math.inf  # the trust region replaces the clip
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         refuse_unknown_logits(base_model.config.get_text_config())
-        self.support_size = 0  # without a support, TRL's own head serves
+        self.support_size = 0  # without a support, TRL's own head is enough
         if self.trust_region.needs_support:
             self.support_size = fitting_support_size(args, base_model)
             # RLOO's config has no `cast_lm_head_to_fp32`
@@ -153,14 +155,14 @@ class TrollTrainer(SampledAsConfigured):
         describe_run(self, base_model)
 
     def _own_config(self, model: Any, args: Any) -> Any:
-        """Return the caller's config, or one of ours made of TRL's."""
+        """Return `args` as a TROLL config: the default for `None`, and a copy for a config of TRL."""
         if args is None:
             model_id = model if isinstance(model, str) else model.config.name_or_path
             return self._config_class(f"{model_id.split('/')[-1]}-{self._name}")
         return args if isinstance(args, self._config_class) else self._config_class.from_trl(args)
 
     def _make_trust_region(self, args: Any) -> TrustRegion:
-        """Make what bounds the policy. A subclass may return a trust region of its own; the config's is then unused."""
+        """Make the trust region. A subclass may return its own; the config's trust region is then unused."""
         return args.make_trust_region()
 
     def create_accelerator_and_postprocess(self):
@@ -187,8 +189,8 @@ class TrollTrainer(SampledAsConfigured):
         raise NotImplementedError
 
     def _log_ratio(self, log_probs: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
-        """Return the log-ratio that TRL forms of `log_probs` `(B, C)` and the column `_old_log_probs`: `(B, C)`, or
-        `(B, 1)` for one ratio of a completion."""
+        """Return the log-ratio that TRL forms from `log_probs` `(B, C)` and the column `_old_log_probs`: `(B, C)`, or
+        `(B, 1)` for one ratio per completion."""
         raise NotImplementedError
 
     def _keep_engine_policy(self, engine_policy: EnginePolicy, *generated: Any) -> None:
@@ -251,10 +253,10 @@ class TrollTrainer(SampledAsConfigured):
 
     def _score_old_policy(self, score: Callable, model: Callable, length: int, rollout: _Rollout) -> Scores:
         """Score the policy that sampled a rollout, and keep its log-probabilities and support in `rollout`."""
-        if self.engine_policy is not None:  # its numbers are the old policy's, and no model runs
+        if self.engine_policy is not None:  # the engine's numbers are the old policy, so no model runs
             rollout.log_probs = self.engine_policy.log_probs(length)
             return rollout.log_probs.nan_to_num(0.0), None, None
-        if self.support_size and self._has_old_policy():  # RLOO scores it even if no trust region acts
+        if self.support_size and self._has_old_policy():  # RLOO scores an old policy even if no trust region acts
             selection = {"support_size": self.support_size, "tail_mass": self.args.tail_mass}
             scores, support = self._score_sparse(score, model, length, **selection)
             rollout.support = trimmed(support)
@@ -264,16 +266,16 @@ class TrollTrainer(SampledAsConfigured):
         return scores
 
     def _score_reference(self, score: Callable, model: Callable, rollout: _Rollout) -> Scores:
-        """Score a reference of a rollout, without the rounding that separates it from the old policy."""
+        """Score a rollout with a reference model, and remove differences from the old policy that are only rounding."""
         log_probs, *others = score(model)
         if rollout.log_probs is not None and rollout.log_probs.shape == log_probs.shape:
-            # A token whose old policy is unknown leaves the loss, so any finite number will do
+            # A token whose old policy is unknown is not in the loss, so any finite number will do
             log_probs = ignore_rounding(log_probs, rollout.log_probs).masked_fill(rollout.log_probs.isnan(), 0.0)
         return log_probs, *others
 
     def _with_positions(self, model: Callable) -> Callable:
-        """Wrap `model` to count positions from a row's first token. TRL gives none: a model with absolute positions
-        would count a row's padding, and score other log-probabilities than it sampled from."""
+        """Wrap `model` to count positions from a row's first token. TRL passes no positions: a model with absolute
+        positions would count a row's padding, and would not score the distribution that it sampled from."""
         if not self._takes_positions:
             return model
 
@@ -286,8 +288,9 @@ class TrollTrainer(SampledAsConfigured):
     def _score_sparse(
         self, score: Callable[[Callable], Scores], model: Callable, length: int, **query: Any
     ) -> tuple[Scores, SparseDistribution]:
-        """Return what TRL's `score` makes of `model`, and the model's sparse distributions `(B, length, K)` of the
-        completions. `query` has `support_size` and `tail_mass` to select a support, or `token_ids` of a given one."""
+        """Return TRL's scores of `model` by `score`, and the model's sparse distributions `(B, length, K)` of the
+        completions. `query` has `support_size` and `tail_mass` to select a support, or the `token_ids` of a given
+        support."""
         captured: list[SparseDistribution] = []  # one for each chunk of rows that TRL scores
 
         def sparse_model(**model_inputs):
@@ -299,13 +302,13 @@ class TrollTrainer(SampledAsConfigured):
             # Clones: a view would keep the prompts' positions in memory
             ids, log_probs = (x[:, -length:].clone() for x in (output.token_ids, output.sparse_log_probs))
             captured.append(SparseDistribution(ids, log_probs))
-            # Without the supports, which TRL would hold through its loss
+            # Omit the supports, which TRL would keep in memory during its loss
             return SparseCausalLMOutput(log_probs=output.log_probs, entropy=output.entropy, aux_loss=output.aux_loss)
 
         scores = score(sparse_model)
         return scores, SparseDistribution.concatenate(captured)
 
-    # -- Loss: TRL's, of other numbers ------------------------------------------------------------------------------
+    # -- Loss: TRL's, on changed inputs -----------------------------------------------------------------------------
 
     def compute_loss(self, model, inputs, *args, **kwargs):
         loss = super().compute_loss(model, inputs, *args, **kwargs)
@@ -337,13 +340,13 @@ class TrollTrainer(SampledAsConfigured):
         if not inputs.masked or "advantages" not in inputs.read:
             raise RuntimeError(
                 "TRL's loss has not scored the policy, or has not read its advantages after that, "
-                "so nothing bounds it. Install a tested TRL."
+                "so nothing bounds the policy. Install a tested TRL."
             )
         return loss
 
     def _score_policy(self, score: Callable, model: Callable, length: int, inputs: LossInputs) -> Scores:
         """Score the policy in a loss. Return the bounded policy's `log π(a)` `(B, C)` in place of `log p(a)`, and
-        change what TRL's loss reads of `inputs` after this call: see the class."""
+        change what TRL's loss reads from `inputs` after this call: see the class."""
         if inputs.masked:
             raise RuntimeError(
                 "The policy was scored twice in one loss: the trust region would act twice. Score after "
@@ -369,18 +372,18 @@ class TrollTrainer(SampledAsConfigured):
 
     def _bound(self, policy: torch.Tensor, inputs: LossInputs) -> TrustRegionOutput:
         """
-        Bound the `policy`, log-probabilities `(B, C, S)` with gradient. Return what the trust region makes of it, all
-        `(B, C)`, with harmless values at positions that the loss ignores. The log-probability is NaN where policy or
-        old policy has a NaN. Fill in `inputs.masked`.
+        Bound the `policy`, log-probabilities `(B, C, S)` with gradient. Return the trust region's output, all `(B, C)`,
+        with harmless values at positions that the loss ignores. The log-probability is NaN where policy or old policy
+        has a NaN. Fill in `inputs.masked`.
         """
-        if policy.dtype != torch.float32:  # the trust region would take their rounding for steps of the policy
+        if policy.dtype != torch.float32:  # the trust region would mistake rounding for steps of the policy
             raise TypeError(
                 f"The model's log-probabilities are {policy.dtype}, not float32: a wrapper of the model casts its "
                 "outputs. Make the wrapper keep the dtype."
             )
         old = inputs[LOG_PROBS] if self.support_size else inputs[SAMPLED_LOG_PROBS].unsqueeze(-1)  # (B, C, S)
-        # `project` raises on NaN, and on one rank this would leave the others waiting. So such positions are masked
-        # here, and get NaN back after the projection
+        # `project` raises on NaN, which on one rank would leave the other ranks waiting. So mask such positions here,
+        # and restore their NaN after the projection
         bad = policy.detach().isnan().any(-1) | old.isnan().any(-1)
         ignored = ~inputs.mask | bad
         inputs.masked["log_probs"] = policy[..., 0].masked_fill(ignored, 0.0)
@@ -398,11 +401,11 @@ class TrollTrainer(SampledAsConfigured):
 
         policy, old = keep_nothing(policy, ignored), keep_nothing(old, ignored)
         if self.engine_policy is not None and self.support_size:
-            old = cap_rest_mass(old, policy)  # the engine's rest has a floor, which would count as a movement
+            old = cap_rest_mass(old, policy)  # the engine's rest has a floor, which would count as movement
         bounded = checked_output(self.trust_region, policy, old, advantages)
         if bounded.weight is not None and self._sums_over_completions:
             raise ValueError(
-                f"`trust_region`: {type(self.trust_region).__name__} gives a `weight` of each token, and this "
+                f"`trust_region`: {type(self.trust_region).__name__} gives a `weight` for each token, but this "
                 "trainer's ratio and advantage belong to a whole completion. Use it in GRPO."
             )
         self.troll_metrics[self._mode].add(inputs.mask, bounded.token_stats)
@@ -437,26 +440,27 @@ class TrollTrainer(SampledAsConfigured):
         inputs["advantages"] = advantages if advantages.shape[1] > 1 else advantages.squeeze(1)
 
     def _change_reference(self, log_pi: torch.Tensor, shift: torch.Tensor, inputs: LossInputs) -> None:
-        """Put `log π(a) + d` in place of the reference's log-probabilities, if `inputs` has any: TRL subtracts
-        `log π(a)`, and forms its KL of `d`. It is `ref − log p(a)`, or what [`rescale_kl`] makes of that."""
+        """Put `log π(a) + d` in place of the reference's log-probabilities, if `inputs` has any: TRL subtracts `log
+        π(a)`, and computes its KL from `d`. `d` is `ref − log p(a)`, rescaled by [`rescale_kl`] if TRL multiplies the
+        KL by the ratio."""
         ref, log_p = inputs.masked.get("ref_per_token_logps"), inputs.masked["log_probs"]  # (B, C)
         if ref is None:
             return
         log_ref_ratio = ignore_rounding(ref, log_p.detach()) - log_p
         if self.args.use_bias_correction_kl:
-            policy_log_ratio = self._log_ratio(log_p, inputs) + shift  # undoes that of the old log-probabilities
+            policy_log_ratio = self._log_ratio(log_p, inputs) + shift  # undoes the shift of the old log-probabilities
             log_ref_ratio = rescale_kl(log_ref_ratio, policy_log_ratio - self._log_ratio(log_pi, inputs))
         inputs["ref_per_token_logps"] = log_pi + log_ref_ratio
 
     # -- Log --------------------------------------------------------------------------------------------------------
 
     def evaluation_loop(self, *args, **kwargs):
-        self.troll_metrics["eval"].pop()  # a prediction, or an evaluation that failed, leaves some
+        self.troll_metrics["eval"].pop()  # a prediction or a failed evaluation leaves counts
         return super().evaluation_loop(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log TRL's metrics, except for `clip_ratio/…`, and the `troll/…` ones, which are reduced over ranks: every
-        rank must call this."""
+        """Log TRL's metrics, except `clip_ratio/…`, and the `troll/…` metrics. The latter are reduced over ranks, so
+        every rank must call this."""
         for name in [name for name in self._metrics[self._mode] if name.startswith("clip_ratio/")]:  # always 0
             del self._metrics[self._mode][name]
         prefix = "" if self._mode == "train" else "eval_"

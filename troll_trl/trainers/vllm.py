@@ -1,4 +1,4 @@
-"""Checks of vLLM's sampling options, and messages for no server and for a lost one."""
+"""Checks of vLLM's sampling options, and messages for a missing or lost server."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -38,9 +38,9 @@ _LEAVES_THE_DISTRIBUTION = {
 
 def check_sampling(options: Mapping[str, Any]) -> None:
     """
-    Refuse (`ValueError`) sampling `options` of a config, by name, with which an engine whose distribution is the old
-    policy would sample from another distribution than the policy's. Options in `generation_kwargs` replace others, as
-    in TRL's requests.
+    Raise a `ValueError` for a sampling option of a config with which the engine would not sample from the policy's
+    distribution. Call this if the engine's distribution is the old policy. Options in `generation_kwargs` override the
+    others, as in TRL's requests.
     """
     own = options.get("generation_kwargs") or {}
     requests = {**options, **own}
@@ -58,12 +58,12 @@ def check_sampling(options: Mapping[str, Any]) -> None:
 
 
 def check_vllm(args: Any) -> None:
-    """Before the model is loaded: wait for the vLLM server. If none answers within `vllm_server_timeout` seconds, TRL's
-    `OSError` names its address."""
+    """Wait for the vLLM server before the model is loaded. If no server answers within `vllm_server_timeout` seconds,
+    TRL raises an `OSError` with the address."""
     if args.use_vllm and args.vllm_mode == "server" and args.process_index == 0:
         from trl.generation.vllm_client import VLLMClient
 
-        # Asks for the endpoints that TRL needs: without VLLM_SERVER_DEV_MODE its next request would be a bare 404
+        # Tries an endpoint that TRL needs: without VLLM_SERVER_DEV_MODE, TRL's next request would fail with a bare 404
         VLLMClient(server_url(args), connection_timeout=args.vllm_server_timeout).get_server_info()
 
 
@@ -73,22 +73,22 @@ def server_url(args: Any) -> str:
 
 
 def check_health(url: str) -> None:
-    """Raise an error of `requests` unless the server at `url` answers, and its engine lives."""
+    """Raise an error of `requests` unless the server at `url` answers and its engine is alive."""
     import requests
 
     requests.get(f"{url}/health", timeout=10).raise_for_status()
 
 
 def explain_lost_server(args: Any) -> AbstractContextManager[None]:
-    """[`explain_server`] around a rollout, if there is a server."""
+    """Return [`explain_server`] for a rollout, if there is a server."""
     return explain_server(server_url(args)) if args.use_vllm and args.vllm_mode == "server" else nullcontext()
 
 
 @contextmanager
 def explain_server(url: str) -> Iterator[None]:
     """
-    Around requests to the server at `url`: after an error of `requests`, raise one that says what to do if the server
-    stopped answering (`ConnectionError`) or lacks an endpoint (`ValueError`). TRL's clients raise errors with the
+    Wrap requests to the server at `url`. After an error of `requests`, raise an error with instructions if the server
+    stopped answering (`ConnectionError`) or lacks an endpoint (`ValueError`). The errors of TRL's clients name only the
     address of one request, some after a minute of retries.
     """
     import requests
@@ -96,14 +96,14 @@ def explain_server(url: str) -> Iterator[None]:
     try:
         yield
     except requests.RequestException as error:
-        # A reward function may ask servers of its own
+        # The error may come from another server that a reward function uses
         response = getattr(error, "response", None)
         if response is not None and response.status_code == 404 and response.url.startswith(url):
             raise ValueError(
                 f"The vLLM server has no {response.url}. Start it with `VLLM_SERVER_DEV_MODE=1` in "
-                "its environment: without it, the server has no endpoints for the exchange of weights. With it, "
-                "whoever reaches the server can replace its weights: give it `--host 127.0.0.1`, or an address in a "
-                "network that you trust."
+                "its environment: without this variable, the server has no endpoints for the exchange of weights. With "
+                "it, anyone who can reach the server can replace its weights: use `--host 127.0.0.1`, or an address in "
+                "a network that you trust."
             ) from error
         try:
             check_health(url)
@@ -117,8 +117,8 @@ def explain_server(url: str) -> Iterator[None]:
 
 
 def check_server(info: Mapping[str, Any], url: str, support_size: int | None) -> None:
-    """Raise a `ValueError` if the answers of the server at `url` will have log-probabilities before the temperature, or
-    too few for a support of `support_size` tokens. `info` is what TRL's clients get from it."""
+    """Raise a `ValueError` if the server at `url` returns log-probabilities from before the temperature, or too few for
+    a support of `support_size` tokens. `info` is what TRL's clients get from the server."""
     model = info["model_config"]
     mode = model["logprobs_mode"]
     most = model["max_logprobs"]

@@ -7,7 +7,7 @@ import torch
 
 def binary_log_probs(log_probs: torch.Tensor) -> torch.Tensor:
     """
-    Return `log p(a)` and `log (1 − p(a))`, the latter by log1mexp, which keeps its digits at both ends.
+    Return `log p(a)` and `log (1 − p(a))`, the latter by log1mexp, which is accurate at both ends.
 
     Args:
         log_probs (`torch.Tensor` of shape `(...)`, float32 or float64):

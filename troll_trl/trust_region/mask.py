@@ -1,13 +1,13 @@
 """
-DPPO's mask: a token that has moved too far with its advantage loses its gradient (arXiv 2602.04879).
+DPPO's mask: a token that has moved too far in the direction of its advantage loses its gradient (arXiv 2602.04879).
 
 With policy `p`, old policy `q`, sampled token `a`, ratio `r = p(a)/q(a)` and advantage `A`, the gradient of a token is
 
-    M·min(r, C)·A·∇log p(a)
+    −M·min(r, C)·A·∇log p(a)
 
-where `M = 0` if the divergence of `p` from `q` exceeds its bound and the token has moved with its advantage (`A > 0`
-and `r > 1`, or `A < 0` and `r < 1`), else 1. A surrogate `−r·A` without a clip has the gradient `−r·A·∇log p(a)`, so a
-constant weight `w = M·min(1, C/r)` of the advantage makes it the mask's.
+where `M = 0` if the divergence of `p` from `q` exceeds its bound and the token has moved in the direction of its
+advantage (`A > 0` and `r > 1`, or `A < 0` and `r < 1`), else 1. A surrogate `−r·A` without a clip has the gradient
+`−r·A·∇log p(a)`, so a constant weight `w = M·min(1, C/r)` of the advantage turns it into the mask's.
 """
 
 import math
@@ -19,8 +19,8 @@ from troll_trl.fields import is_number
 from troll_trl.trust_region.binary import binary_log_probs
 from troll_trl.trust_region.projection import kl_divergence
 
-# A trainer that multiplies ratios and weights limits the logarithm of its ratio to this: beyond, a weight of 0 meets an
-# infinite ratio, and float32 has no `C/r`
+# A trainer that multiplies ratios and weights limits the logarithm of its ratio to this. Beyond, a weight of 0 would
+# multiply an infinite ratio, and `C/r` would underflow float32
 HIGHEST_LOG_RATIO = 80.0
 
 
@@ -47,7 +47,7 @@ DIVERGENCES = {divergence.__name__: divergence for divergence in (binary_tv, bin
 
 def checked_bound(divergence_type: str, divergence_bound: float | None = None) -> float:
     """Return the bound, by default the paper's 0.15 or 0.05 nats. A `ValueError` names a type or bound out of range."""
-    if divergence_type not in [*DIVERGENCES]:  # a list: what YAML holds may have no hash
+    if divergence_type not in [*DIVERGENCES]:  # a list: a value from YAML may not be hashable
         raise ValueError(
             f"A mask's `divergence_type` must be one of {', '.join(DIVERGENCES)}, got {divergence_type!r}."
         )
@@ -94,7 +94,7 @@ def mask_weight(
     divergence_bound = checked_bound(divergence_type, divergence_bound)
     log_ratio = log_probs - old_log_probs
     divergence = DIVERGENCES[divergence_type](log_probs, old_log_probs)
-    masked = (divergence > divergence_bound) & (log_ratio * advantages.sign() > 0)  # it moved with its advantage
+    masked = (divergence > divergence_bound) & (log_ratio * advantages.sign() > 0)  # it moved as its advantage says
     weight = torch.ones_like(log_ratio)
     if ratio_cap is not None:
         weight = (math.log(ratio_cap) - log_ratio.clamp(max=HIGHEST_LOG_RATIO)).exp().clamp(max=1.0)

@@ -6,8 +6,8 @@ With policy `p`, old policy `q`, and `π` the projection of `p` onto the ball KL
     R = KL(p ‖ stopgrad π)  if KL(p‖q) > ε, else 0
 
 on the kept tokens and the rest, or on two outcomes, the sampled token `a` and the rest. With ε = 0 the ball is the
-old policy, so the penalty is KL(p‖q) everywhere: the fixed penalty of PPO (arXiv 1707.06347, section 4), in the other
-direction.
+old policy, so the penalty is KL(p‖q) everywhere: the fixed penalty of PPO (arXiv 1707.06347, section 4), with the KL in
+the other direction.
 
 On two outcomes, `∂ log(1 − p(a))/∂ log p(a) = −p(a)/(1 − p(a))`, so the gradient is one number for each token:
 
@@ -24,7 +24,7 @@ from troll_trl.trust_region.binary import binary_log_probs
 from troll_trl.trust_region.projection import kl_divergence, project
 
 # Two float32 evaluations of the same weights, each with a log-sum-exp over a vocabulary, differ by at most this share
-# of a log-probability. Measured differences are some 2⁻²⁰.
+# of a log-probability. Measured differences are about 2⁻²⁰.
 ROUNDING = 2**-17
 
 
@@ -82,5 +82,5 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
         regression = kl_divergence(p, target) + slope * change
     else:
         regression = kl_divergence(policy, target)
-    # Inside the ball π is p, and the term is 0. If it were computed, its gradient would be rounding
+    # Inside the ball π is p, and the term is 0. If it were computed, its gradient would be a rounding error
     return Penalty(regression.masked_fill(~outside, 0.0), policy_kl, outside)

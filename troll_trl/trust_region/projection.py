@@ -28,7 +28,7 @@ from troll_trl.kernels.projection import (
     ZERO_POLICY_LOG_RATIO,
 )
 
-# Torch takes this number of rows to float64 at a time: about ten tensors of 2 MiB at K = 64
+# PyTorch converts this number of rows to float64 at a time: about ten tensors of 2 MiB at K = 64
 _FLOAT64_ROWS = 4096
 _Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # log π `(N, S)`; t, KL(p‖q) and KL(π‖q) `(N,)`
 
@@ -219,7 +219,7 @@ def _evaluate(t: torch.Tensor, d: torch.Tensor, log_q: torch.Tensor) -> tuple[to
     psi = torch.logsumexp(log_weights, -1)
     log_pi = log_weights - psi.unsqueeze(-1)
     pi = log_pi.exp()
-    # KL = Σ π·(log π − log q), and not t·μ − ψ: that is a difference of numbers as large as the logits
+    # KL = Σ π·(log π − log q), because t·μ − ψ is a difference of numbers as large as the logits
     kl = (pi * (t.unsqueeze(-1) * d - psi.unsqueeze(-1))).sum(-1)
     mean = (pi * d).sum(-1)
     variance = (pi * (d - mean.unsqueeze(-1)).square()).sum(-1)
@@ -231,7 +231,7 @@ def project_rows_backward(
 ) -> torch.Tensor:
     """Torch's version of the gradient in [`_Project.backward`], for `log_p` `(N, S)`. `grad` is the gradient for
     `log_pi` `(N, S)`, and `t` is `(N,)`."""
-    # A slot without policy mass or projected mass takes no part, whatever gradient arrives there
+    # A slot without policy mass or projected mass contributes nothing, whatever its upstream gradient
     g = grad.masked_fill((log_pi == -math.inf) | (log_p == -math.inf), 0.0)
     grad = g - g.sum(-1, keepdim=True) * log_pi.exp()
 

@@ -1,5 +1,5 @@
 """
-The trust regions that a trainer can have: what the loss makes of each token, and what a log line counts.
+The trust regions: how each bounds a token in the loss, and which metrics it logs.
 
 Each is a function of policy, old policy and advantages. To try another one, write a [`TrustRegion`] and set the option
 `trust_region` to its import path; docs/design.md has an example.
@@ -38,7 +38,7 @@ class TrustRegionOutput:
         token_stats (`dict[str, torch.Tensor]`):
             Numbers `(B, C)` of each token, of any dtype, by name, for the metrics.
         weight (`torch.Tensor` of shape `(B, C)`, float32, *optional*):
-            Multiplies the advantage. The loss takes it as a constant. RLOO, whose advantage belongs to a completion,
+            Multiplies the advantage. The loss treats it as a constant. RLOO, whose advantage belongs to a completion,
             refuses it.
     """
 
@@ -68,7 +68,7 @@ class TrustRegion:
         raise NotImplementedError
 
     def describe(self) -> str:
-        """The text for the line that a run prints at its start."""
+        """Return the text for the line that a run prints at its start."""
         return type(self).__name__
 
 
@@ -109,8 +109,8 @@ class ProjectionTrustRegion(TrustRegion):
 
 
 class MaskTrustRegion(TrustRegion):
-    """DPPO (arXiv 2602.04879): a token that has moved too far with its advantage loses its gradient. It takes the
-    arguments of [`~troll_trl.trust_region.mask.mask_weight`]. The default bound is the paper's."""
+    """DPPO (arXiv 2602.04879): a token that has moved too far in the direction of its advantage loses its gradient. It
+    takes the arguments of [`~troll_trl.trust_region.mask.mask_weight`]. The default bound is the paper's."""
 
     needs_support = False
     mean_metrics = {
@@ -149,9 +149,9 @@ class MaskTrustRegion(TrustRegion):
 class PenaltyTrustRegion(TrustRegion):
     """
     The penalty: TROLL's regression alone, for tokens outside of a KL ball of radius `kl_bound` ≥ 0, in nats. The ratio
-    has no limit. By default the ball is one of two outcomes, the sampled token and all others, so no support is kept;
-    with `binary=False` it is one of the kept tokens and the rest. [`~troll_trl.trust_region.penalty.kl_penalty`] has
-    the mathematics.
+    has no limit. By default, the ball is over two outcomes, the sampled token and all others, so no support is kept.
+    With `binary=False`, it is over the kept tokens and the rest. [`~troll_trl.trust_region.penalty.kl_penalty`] has the
+    mathematics.
     """
 
     max_metrics = {"troll/policy_kl_max": "policy_kl"}
@@ -188,7 +188,7 @@ def checked_output(
     C)`. Numbers of another shape than `(B, C)` would broadcast in the loss, and without a gradient nothing would train.
 
     Raises:
-        TypeError: the result is no [`TrustRegionOutput`].
+        TypeError: the result is not a [`TrustRegionOutput`].
         ValueError: a tensor has another shape than `(B, C)`, or what the loss reads has no gradient.
     """
     name = type(trust_region).__name__
@@ -213,9 +213,9 @@ def checked_output(
 
 def load_trust_region(path: str, config: Any) -> TrustRegion:
     """
-    The trust region that a dotted import path names. The path may also name a class or function that makes one. It is
-    called with the `config` of the trainer if it needs an argument, else without one. A `ValueError` names the option
-    and says what is wrong with the path, or what the module, the class or the function raised.
+    Load the trust region that a dotted import path names. The path may also name a class or function that makes one.
+    This class or function is called with the trainer's `config` if it needs an argument, else without one. Raises a
+    `ValueError` that names the option, and what is wrong with the path or what the user's code raised.
     """
     try:
         maker = imported(path)
@@ -227,7 +227,7 @@ def load_trust_region(path: str, config: Any) -> TrustRegion:
             trust_region = maker(config) if needed else maker()
         if isinstance(trust_region, TrustRegion):
             _check_methods(trust_region)
-    except (Exception, SystemExit) as error:  # whatever the user's code raises, the option that runs it is named
+    except (Exception, SystemExit) as error:  # name the option, whatever the user's code raises
         raise ValueError(
             f"`trust_region` names {path!r}, which gives no trust region: {type(error).__name__}: {error}. Give the "
             "import path of a troll_trl.TrustRegion, such as my_lib.MyRegion."

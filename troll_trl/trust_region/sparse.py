@@ -1,7 +1,7 @@
 """SparseDistribution: the kept tokens of a policy's distribution and one rest bucket with the exact remaining mass.
 
-The rest bucket makes it a proper categorical distribution over K + 1 outcomes: nothing is filled with a default value
-and nothing is renormalised away. Merging outcomes can only lower a KL, so a sparse KL never exceeds the true one.
+With the rest bucket, it is a proper categorical distribution over K + 1 outcomes, without default values or
+renormalisation. Merging outcomes can only lower a KL, so a sparse KL never exceeds the true one.
 """
 
 import math
@@ -59,11 +59,11 @@ class SparseDistribution:
         token_ids = token_ids.long()
         used = token_ids != UNUSED
         kept_logits = logits.gather(-1, token_ids.clamp(min=0)).masked_fill(~used, -math.inf)  # (..., K)
-        # An unused slot is pointed at an extra column, which is cut off
+        # Unused slots use an extra column, which is cut off
         is_kept = torch.zeros(*logits.shape[:-1], vocabulary + 1, dtype=torch.bool, device=logits.device)
         is_kept.scatter_(-1, torch.where(used, token_ids, vocabulary), True)
         is_kept = is_kept[..., :vocabulary]  # (..., V)
-        # The rest is a sum, and never 1 − Σ kept, which cancels. The log-sum-exp of an empty rest has a NaN gradient.
+        # Sum the rest directly, because 1 − Σ kept would cancel. The log-sum-exp of an empty rest has a NaN gradient.
         rest_is_empty = is_kept.all(-1, keepdim=True)
         rest = logits.masked_fill(is_kept & ~rest_is_empty, -math.inf).logsumexp(-1, keepdim=True)
         rest = rest.masked_fill(rest_is_empty, -math.inf)
@@ -143,7 +143,8 @@ def trimmed(old: SparseDistribution) -> SparseDistribution:
 
 
 def nothing_kept(slots: int, device: torch.device) -> torch.Tensor:
-    """Log-probabilities `(slots,)` float32 of a distribution that keeps no token: all mass is in the rest, the last."""
+    """Log-probabilities `(slots,)` float32 of a distribution that keeps no token: all mass is in the rest, the last
+    slot."""
     log_probs = torch.full((slots,), -math.inf, device=device)
     log_probs[-1:] = 0.0  # a slice: for an element, PyTorch would copy a number from the host, and wait
     return log_probs
@@ -172,7 +173,7 @@ def _check_logits(logits: torch.Tensor) -> None:
 
 
 def check_range(name: str, ids: torch.Tensor, low: int, vocabulary: int) -> None:
-    """Raise a `ValueError` for token ids that are no integers, or outside of low…V−1."""
+    """Raise a `ValueError` for token ids that are not integers, or outside of low…V−1."""
     if ids.is_floating_point():
         raise ValueError(f"`{name}` must hold integers, got {ids.dtype}.")
     outside = (ids < low) | (ids >= vocabulary)

@@ -1,9 +1,9 @@
 """
-Asynchronous GRPO with a trust region around the engine's distribution, a swap of two names for TRL's
-`experimental.async_grpo`. It works with the tested minor version of TRL alone, and may change with any release.
+Asynchronous GRPO with a trust region around the engine's distribution. To use it, replace two names of TRL's
+`experimental.async_grpo`. It works only with the tested minor version of TRL, and may change in any release.
 
     trainer.py       AsyncTrollGRPOTrainer: bounds the policy that TRL's loss reads
-    config.py        AsyncTrollGRPOConfig: the trust region's options, and what is refused
+    config.py        AsyncTrollGRPOConfig: the trust region's options and their checks
 """
 
 import trl
@@ -15,7 +15,7 @@ try:  # TRL 1.18 has moved its trainer, and has none of the submodules
     from troll_trl.experimental.async_grpo.trainer import AsyncTrollGRPOTrainer
 except ImportError as error:
     raise ImportError(
-        f"Asynchronous training works with trl {TESTED['trl']} alone, and an import from trl {trl.__version__} failed: "
+        f"Asynchronous training works with trl {TESTED['trl']} only, and an import from trl {trl.__version__} failed: "
         f"{error}. Install 'trl=={TESTED['trl']}.*', or the extra [async]."
     ) from error
 

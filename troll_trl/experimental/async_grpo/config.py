@@ -13,23 +13,23 @@ from troll_trl.trainers.vllm import check_sampling
 class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
     """
     Configuration of [`AsyncTrollGRPOTrainer`]: every parameter of TRL's `AsyncGRPOConfig`, and the following. The old
-    policy is the engine's distribution. TRL's rollout worker carries the sampled token's log-probability of it and
-    nothing else, so no trust region can keep a support here.
+    policy is the engine's distribution. TRL's rollout worker returns only the log-probability of the sampled token, so
+    no trust region can keep a support here.
 
     `epsilon` and `epsilon_high`, the clip range of an existing recipe, have no effect: the trust region replaces the
     clip.
 
     Args:
         trust_region (`str`, *optional*, defaults to `'mask'`):
-            'mask' for DPPO: it drops the gradient of a token that has moved with its advantage farther than
-            `divergence_bound`. 'penalty' for TROLL's regression alone, on two outcomes: it acts on tokens outside of
-            `kl_bound`, weighted by `regression_coef`, and nothing limits the ratio. Or the import path of your own
-            whose `needs_support` is False, such as my_lib.MyRegion.
+            'mask' for DPPO: it drops the gradient of a token that has moved farther than `divergence_bound` in the
+            direction of its advantage. 'penalty' for TROLL's regression alone, on two outcomes: it acts on tokens
+            outside of `kl_bound`, weighted by `regression_coef`, and nothing limits the ratio. Or the import path of
+            your own trust region whose `needs_support` is False, such as my_lib.MyRegion.
         divergence_type (`str | None`, *optional*):
             'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The
             mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and
-            all others, at a clip's cost. The penalty's default is 'binary_kl'; it also takes 'topk_kl', which is
-            KL(p‖q) over the kept tokens and the rest.
+            all others, and cost as little as a clip. The penalty's default is 'binary_kl'; the penalty also takes
+            'topk_kl', which is KL(p‖q) over the kept tokens and the rest.
         divergence_bound (`float | None`, *optional*):
             Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default
             0.15. For a KL: positive, in nats, by default 0.05.
@@ -37,10 +37,10 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
             Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none.
         kl_bound (`float | str | None`, *optional*, defaults to `'auto'`):
             Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q,
-            and the penalty acts on tokens with KL(p‖q) > ε. It must be positive, for the penalty also 0, which acts on
-            every token that has moved; inf switches the bound off. 'auto' becomes 0.05, the paper's, except for GRPO's
-            projection with more than 8 optimizer updates per rollout batch: 0.05·(n/8)² for n updates, at most 0.8. A
-            rollout batch is TRL's generation batch: all completions of one generation.
+            and the penalty acts on tokens with KL(p‖q) > ε. It must be positive. The penalty also takes 0, and then
+            acts on every token that has moved; inf switches the bound off. 'auto' becomes the paper's 0.05, except for
+            GRPO's projection with n > 8 optimizer updates per rollout batch, for which it becomes 0.05·(n/8)², at most
+            0.8. A rollout batch is TRL's generation batch: all completions of one generation.
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
@@ -50,19 +50,19 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
     Raises:
         ValueError: an option is outside of its range; the trust region needs a support, as 'projection' and
             `divergence_type` 'topk_kl' do; or `top_p`, `top_k`, `min_p` or `repetition_penalty` has an effect. The
-            message has the value and the reason.
+            message states the value and the reason.
     """
 
     trust_region: str = setting(
         "mask",
-        "'mask' for DPPO: it drops the gradient of a token that has moved with its advantage farther than "
-        "`divergence_bound`. 'penalty' for TROLL's regression alone, on two outcomes: it acts on tokens outside of "
-        "`kl_bound`, weighted by `regression_coef`, and nothing limits the ratio. Or the import path of your own whose "
-        "`needs_support` is False, such as my_lib.MyRegion.",
+        "'mask' for DPPO: it drops the gradient of a token that has moved farther than `divergence_bound` in the "
+        "direction of its advantage. 'penalty' for TROLL's regression alone, on two outcomes: it acts on tokens "
+        "outside of `kl_bound`, weighted by `regression_coef`, and nothing limits the ratio. Or the import path of "
+        "your own trust region whose `needs_support` is False, such as my_lib.MyRegion.",
     )
 
     def _prepare(self) -> None:
-        # TRL leaves `None` out of its requests, and vLLM takes the model's generation_config.json's
+        # TRL omits `None` from its requests, and vLLM then takes the value of the model's generation_config.json
         self.min_p: float | None = self.min_p or 0.0
         super()._prepare()
 
@@ -73,7 +73,7 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
             name = "divergence_type" if self.uses_penalty else "trust_region"
             raise ValueError(
                 f"`{name}={getattr(self, name)}` is not supported in asynchronous training: it compares several tokens "
-                "of each distribution, and TRL's rollout worker carries the log-probability of the sampled token "
-                "alone. Use `trust_region='mask'`, or 'penalty' with `divergence_type='binary_kl'`."
+                "of each distribution, but TRL's rollout worker returns only the log-probability of the sampled token. "
+                "Use `trust_region='mask'`, or 'penalty' with `divergence_type='binary_kl'`."
             )
         return messages

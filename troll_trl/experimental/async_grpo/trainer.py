@@ -22,13 +22,14 @@ from troll_trl.trust_region.regions import TrustRegionOutput, checked_output
 class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
     """
     TRL's `AsyncGRPOTrainer` with a trust region in place of the clip: DPPO's mask (arXiv 2602.04879), or the penalty,
-    which is the regression of TROLL (arXiv 2510.03817) on two outcomes. The old policy is the engine's, token by token,
-    whichever weights it sampled with.
+    which is the regression of TROLL (arXiv 2510.03817) on two outcomes. The old policy of each token is the engine's,
+    whichever weights sampled the token.
 
-    TRL's own `compute_loss` computes the loss, with an infinite clip range, from what the trust region makes of each
-    token's `log p(a)`. It reads the advantages before it scores the policy, so nothing can enter through them as in
-    [`~troll_trl.trainers.troll_trainer.TrollTrainer`]: a mask's weight scales the gradient of `log p(a)`, and the
-    regression is added to TRL's loss, averaged as TRL averages. The arguments are those of TRL's trainer.
+    TRL's own `compute_loss` computes the loss, with an infinite clip range, from the log-probabilities that the trust
+    region returns. TRL reads the advantages before it scores the policy, so the weight and the regression cannot enter
+    through the advantages, as they do in [`~troll_trl.trainers.troll_trainer.TrollTrainer`]. Instead, a mask's weight
+    scales the gradient of `log p(a)`, and the regression is added to TRL's loss, averaged in the same way. The
+    arguments are the same as in TRL's trainer.
 
     Overrides `compute_loss`; `log`, which adds the `troll/…` metrics; `train`, which asks the server how it computes
     log-probabilities; and `create_accelerator_and_postprocess`. Sets `epsilon_low` and `epsilon_high`. Reads
@@ -44,7 +45,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         if not trl.__version__.startswith(f"{TESTED['trl']}."):
             raise ImportError(
                 f"Asynchronous training is experimental in TRL, and was tested with trl {TESTED['trl']}, got "
-                f"{trl.__version__}, which may average or clip otherwise. Install 'trl=={TESTED['trl']}.*'."
+                f"{trl.__version__}, which may average or clip differently. Install 'trl=={TESTED['trl']}.*'."
             )
         if args is None:
             args = AsyncTrollGRPOConfig(f"{model.split('/')[-1]}-{self._name}")
@@ -52,7 +53,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
             raise TypeError(f"`args` must be an AsyncTrollGRPOConfig, got {type(args).__name__}.")
         self.trust_region = args.make_trust_region()
         super().__init__(model, reward_funcs, args, *others, **kwargs)
-        self.epsilon_low = self.epsilon_high = math.inf  # the trust region takes the place of the clip
+        self.epsilon_low = self.epsilon_high = math.inf  # the trust region replaces the clip
         if args.uses_mask:
             self._name = "AsyncDPPO"
             self._paper = DPPO  # for the model card
@@ -64,7 +65,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         keep_output_dtypes(self.accelerator)
 
     def train(self, *args, **kwargs):
-        if isinstance(self.rollout_worker, AsyncRolloutWorker):  # TRL's own, which the main process alone has
+        if isinstance(self.rollout_worker, AsyncRolloutWorker):  # TRL's own worker, which only the main process has
             self.vllm_client.wait_for_server_ready()
             check_server(self.vllm_client.get_server_info(), self.args.vllm_server_base_url, support_size=None)
         return super().train(*args, **kwargs)
@@ -82,7 +83,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
             output.log_probs = bounded.log_probs
             return output
 
-        # One position may serve several samples, whose old policies differ: TRL takes a log-probability for each
+        # Several samples may share a position but differ in their old policies: give TRL one log-probability per sample
         inputs = {**inputs, "token_index": torch.where(selected, selected.cumsum(1) - 1, -1)}
         loss = super().compute_loss(bounded_model, inputs, return_outputs, num_items_in_batch)
         if bounded.regression is None or self.args.regression_coef == 0:
@@ -93,8 +94,8 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         return loss + self.args.regression_coef * regression
 
     def _bound(self, log_probs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
-        """Apply the trust region to `log_probs`, with `old` ones and `advantages`, all `(M,)`. In the result, all
-        `(1, M)`, the weight has become part of the log-probabilities."""
+        """Apply the trust region to `log_probs`, `old` log-probabilities and `advantages`, all `(M,)`. The result is
+        `(1, M)`, and its log-probabilities already include the weight."""
         scored = old.masked_fill(old <= NO_LOG_PROB, math.nan)
         self._check_finite({"of the policy": log_probs, "of the engine": scored, "advantages": advantages})
         log_probs, old, advantages = log_probs.unsqueeze(0), old.unsqueeze(0), advantages.unsqueeze(0)
@@ -105,7 +106,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         return bounded
 
     def _check_finite(self, values: dict[str, torch.Tensor]) -> None:
-        """Raise a `ValueError` on all ranks if a number is NaN or infinite on any. TRL's metrics leave NaN out."""
+        """Raise a `ValueError` on all ranks if a number is NaN or infinite on any. TRL's metrics skip NaN."""
         counts = torch.stack([(~x.detach().isfinite()).sum() for x in values.values()])
         counts = self.accelerator.reduce(counts, reduction="sum").tolist()
         if any(counts):
@@ -117,8 +118,8 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
             )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log TRL's metrics, except for `clip_ratio/…`, and the `troll/…` ones, which are reduced over ranks: every
-        rank must call this."""
+        """Log TRL's metrics, except `clip_ratio/…`, and the `troll/…` metrics. The latter are reduced over ranks, so
+        every rank must call this."""
         metrics: dict[str, Any] = self._metrics["train"]
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:  # always 0
             del metrics[name]
@@ -127,8 +128,8 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
 
 
 def _scale_gradient(log_probs: torch.Tensor, old: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return `log_probs` `(1, M)` with `weight` times their gradient. A token of weight 0 gets the `old` value, and no
-    ratio overflows, since 0 times an infinite one is NaN."""
+    """Return `log_probs` `(1, M)` with their gradient multiplied by `weight`. A token of weight 0 gets its `old` value,
+    and no ratio overflows: 0 times an infinite ratio would be NaN."""
     fixed = log_probs.detach()
     value = torch.where(weight == 0, old, torch.minimum(fixed, old + HIGHEST_LOG_RATIO))
     return value + weight * (log_probs - fixed)
