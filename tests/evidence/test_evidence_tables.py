@@ -120,6 +120,7 @@ def test_statements_of_the_adaptive_rate():
     assert "| common | 2 | 50 | 94 |  | 90 |  |  | 90 |" in share_table(results, "troll")
     assert "3 of 4 runs" in share_table(results, "troll")
     assert "1 of 2 runs" in share_table(Results(tuning + reported, seeds=(92,)), "troll")
+    assert "0 of 0 runs" in share_table(Results(tuning + reported, updates=[32]), "troll")
     elsewhere = record("common", "troll-adaptive", 5e-5, 92, 0.0, start_digest="y")
     there = record("common", "troll", 2e-4, 92, 0.5, start_digest="x")
     assert "| common | 2 | 50 | 94 |" in share_table(Results([*tuning, *reported, elsewhere, there]), "troll")
