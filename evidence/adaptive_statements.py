@@ -65,6 +65,12 @@ class Results:
         cells = [self.reported[task, method, rate] for rate in STARTS]
         return min(filter(None, cells), key=lambda cell: successes(cell).mean(), default={})
 
+    def over_starts(self, task: str, method: str) -> Cell:
+        """The mean success over the starts, for each seed that has all of them."""
+        cells = [self.reported[task, method, rate] for rate in STARTS]
+        mean = lambda seed: float(np.mean([successes(cell, [seed]) for cell in cells]))
+        return {seed: cells[0][seed] | {"success": mean(seed)} for seed in set.intersection(*map(set, cells))}
+
 
 def difference_row(name: str, pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
     """Return the mean of the tasks' mean differences, its interval, its p, and the number of pairs; empty if a task has
@@ -113,6 +119,9 @@ def difference_table(results: Results) -> str:
         clip = [(worst(task, method), worst(task, "clip-adaptive")) for task in RARE]
         rows.append(difference_row(f"(b) {name}, worst start, minus TRL's default, best fixed rate", trl))
         rows.append(difference_row(f"(c) {name}, worst start, minus the clip, worst start", clip))
+        for kind, tasks in (("rare", RARE), ("common", COMMON)):
+            pairs = [(results.over_starts(task, method), best(task, "trl")) for task in tasks]
+            rows.append(difference_row(f"{name}, mean over the starts, minus TRL's default, {kind} tasks", pairs))
     groups = {"rare tasks": RARE, "common tasks": COMMON} | {task: [task] for task in TASKS}
     for name, tasks in groups.items():
         pairs = [(best(task, "troll"), best(task, "trl")) for task in tasks]
