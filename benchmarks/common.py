@@ -161,7 +161,7 @@ class Report:
         self.rows = [old for old, replaced in zip(self.rows, same, strict=True) if not replaced] + [row]
         cells = (format(row[key], how) if row.get(key) is not None else "–" for key, how in self.columns.items())
         print("| " + " | ".join(cells) + " |", flush=True)
-        self._write()  # at every row, so that an interrupted run keeps its rows
+        self._write()  # after every row: an interrupted run keeps its rows
 
     def save(self) -> None:
         if self.args.results is not None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from evidence.adaptive_statements import Results, difference_row, share_table
+from evidence.adaptive_statements import STARTS, Results, difference_row, share_table
 from evidence.figures import draw
 from evidence.groups import estimate, group_runs
 from evidence.tables import table_page
@@ -124,6 +124,10 @@ def test_statements_of_the_adaptive_rate():
     elsewhere = record("common", "troll-adaptive", 5e-5, 92, 0.0, start_digest="y")
     there = record("common", "troll", 2e-4, 92, 0.5, start_digest="x")
     assert "| common | 2 | 50 | 94 |" in share_table(Results([*tuning, *reported, elsewhere, there]), "troll")
+    starts = [record("common", "troll-adaptive", rate, 92, 0.1 * place) for place, rate in enumerate(STARTS)]
+    starts.append(record("common", "troll-adaptive", STARTS[0], 93, 0.9))  # a seed that lacks the other starts
+    over = Results(starts).over_starts("common", "troll-adaptive")
+    assert over.keys() == {92} and over[92]["success"] == pytest.approx(0.2)
     leads = results.at_best_rate("common", "troll"), results.at_best_rate("common", "trl")
     assert difference_row("(d)", [leads]) == ["(d)", "+20.0", "0.5", "2"]
     worst = results.from_worst_start("common", "troll-adaptive")
