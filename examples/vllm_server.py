@@ -5,8 +5,8 @@ Needs:  two GPUs of 24 GB, the Hugging Face hub, and vLLM: pip install '.[vllm]'
 Run:    CUDA_VISIBLE_DEVICES=0 trl vllm-serve --model Qwen/Qwen3-0.6B --host 127.0.0.1 --dtype float32 \
             --max_model_len 3072
         CUDA_VISIBLE_DEVICES=1 python examples/vllm_server.py
-Prints: a log line per rollout batch (TRL's generation batch), and at the end the share of right completions in the
-        first batch and in the last one.
+Prints: a log line per rollout batch (TRL's generation batch), and at the end the share of completions with the right
+        answer in the first batch and in the last one.
 
 The trainer waits up to four minutes for the server. This script has not been run on a GPU.
 """
@@ -53,4 +53,4 @@ trainer = TrollGRPOTrainer(
 trainer.train()
 trainer.save_model(OUTPUT)
 right = [line["reward"] for line in trainer.state.log_history if "reward" in line]
-print(f"Right in the first batch: {right[0]:.1%}. Right in the last one: {right[-1]:.1%}. The model is in {OUTPUT}.")
+print(f"Solved in the first batch: {right[0]:.1%}. Solved in the last: {right[-1]:.1%}. The model is in {OUTPUT}.")

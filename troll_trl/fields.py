@@ -18,7 +18,7 @@ def setting(
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether an option is a number: NaN counts, a boolean does not. No range contains NaN."""
+    """Return whether an option is a number. A boolean is not. NaN is, but no range contains it."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -45,5 +45,5 @@ def imported(path: str) -> Any:
     if package not in sys.modules and here not in sys.path:
         spec = find_spec(package)
         if spec is None or spec.origin is None:  # not found, or a folder without code
-            sys.path.append(here)  # keep it: modules may import others later, and worker processes these
+            sys.path.append(here)  # keep it: the module, or a worker process, may import from here later
     return getattr(importlib.import_module(module), attribute)

@@ -1,4 +1,4 @@
-"""Makes small models for the quickstart and the study in `evidence/`: a tokenizer, new weights, and a supervised
+"""Makes small models for the quickstart and the study in `evidence/`: a tokenizer, random weights, and a supervised
 warm-up until the model solves some problems."""
 
 import json
@@ -48,7 +48,7 @@ def make_tokenizer(phrases: Sequence[str] = ("What is ",)) -> PreTrainedTokenize
 def make_model(
     tokenizer: PreTrainedTokenizerFast, architecture: type[PreTrainedConfig] = Qwen3Config, **sizes: int
 ) -> PreTrainedModel:
-    """Make a model of `architecture` with new weights. `sizes` override the quickstart's."""
+    """Make a model of `architecture` with random weights. `sizes` override the quickstart's."""
     config = architecture(
         vocab_size=len(tokenizer),
         tie_word_embeddings=True,

@@ -63,7 +63,7 @@ def math_accuracy_reward(
 
 def answer_format_reward(completions: list[list[dict[str, str]]] | list[str], **kwargs) -> list[float]:
     """
-    Reward function that pays 1.0 for a final answer that is a plain number, in a form that [`math_accuracy_reward`]
+    Reward function that returns 1.0 for a final answer that is a plain number, in a form that [`math_accuracy_reward`]
     reads. For models that still have to learn the form; give it a smaller weight.
     """
     answers = [extract_answer(_text_of(completion, row)) or "" for row, completion in enumerate(completions)]

@@ -156,9 +156,9 @@ def test_trls_checkpoints_and_ours_resume_in_the_other_trainer(folder, tmp_path,
 @pytest.mark.parametrize(
     ("options", "consequence"),
     [
-        ({"learning_rate": 1e-2}, "learning_rate (0.02, now 0.01). The checkpoint's values act"),
-        ({"dataset": tiny_prompts(24)}, "training rows (32, now 24). The run takes up the data"),
-        ({"kl_bound": 0.4, "loss_type": "grpo"}, "kl_bound (0.01, now 0.4), loss_type (dapo, now grpo). They act"),
+        ({"learning_rate": 1e-2}, "learning_rate (0.02, now 0.01). The checkpoint's values apply"),
+        ({"dataset": tiny_prompts(24)}, "training rows (32, now 24). The run continues with the data"),
+        ({"kl_bound": 0.4, "loss_type": "grpo"}, "kl_bound (0.01, now 0.4), loss_type (dapo, now grpo). They apply"),
         ({"logging_steps": 2, "save_total_limit": 1}, ""),
     ],
 )

@@ -23,12 +23,12 @@ def rollout(change, prompts=3, corrects=False):
 
 
 @pytest.mark.parametrize(("change", "named"), [
-    (lambda output: output["logprobs"][1].pop(), "row 1 of `logprobs` 4 .*5"),
+    (lambda output: output["logprobs"][1].pop(), "4 numbers in row 1 of `logprobs`.* 5 tokens"),
     (lambda output: output["completion_ids"].pop(), "3 prompts.* 2 rows of `completion_ids`"),
-    *[(lambda output, bad=bad: output["completion_ids"].__setitem__(1, [5, bad, 6, 6, 6]), f"row 1 of .*{bad!r}.*100")
+    *[(lambda output, bad=bad: output["completion_ids"].__setitem__(1, [5, bad, 6, 6, 6]), f"{bad!r} in row 1 of .*100")
       for bad in (100, -1, 5.0)],
     (lambda output: output["completion_ids"].__setitem__(2, []), "row 2 of `completion_ids`"),
-    (lambda output: output["env_mask"].__setitem__(2, None), "row 2 of `env_mask` None"),
+    (lambda output: output["env_mask"].__setitem__(2, None), "None in row 2 of `env_mask`"),
     (lambda output: output.update(target=[1] * 4), "4 rows of `target`"),
 ])  # fmt: skip
 def test_a_wrong_row_is_named(change, named):
@@ -61,6 +61,6 @@ def test_a_trainer_checks_its_rollout_function(tmp_path):
 
     options = {"rollout_func": own, "steps_per_generation": 2, "max_steps": 4}
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
-    with pytest.raises(ValueError, match="`completion_ids` 100"):
+    with pytest.raises(ValueError, match="100 in row . of `completion_ids`"):
         trainer.train()
     assert len(logged(trainer, "loss")) == 2

@@ -1,4 +1,4 @@
-"""The arguments of a training run, in addition to the trainer's and the model's, and the dataclasses that hold all."""
+"""Arguments of a training run, in addition to the trainer's and the model's, and dataclasses that hold them all."""
 
 import math
 import os
@@ -19,7 +19,7 @@ from troll_trl.trainers.config import ClipGRPOConfig, ClipRLOOConfig, TrollGRPOC
 
 @dataclass
 class TrollModelConfig(ModelConfig):
-    """TRL's model arguments with another default for `lora_dropout`."""
+    """TRL's model arguments with a different default for `lora_dropout`."""
 
     lora_dropout: float = setting(
         0.0, "LoRA dropout. TRL's default is 0.05, whose noise a trust region mistakes for steps of the policy."
@@ -63,7 +63,7 @@ class TrollScriptArguments:
     )
     problem_column: str | None = setting(
         None,
-        "Column with the problems, if the dataset has neither a known schema nor a column `prompt`. Also used for "
+        "Column with the problems, if the dataset has neither a known schema nor a `prompt` column. Also used for "
         "`eval_dataset_name`, if that dataset has the column.",
     )
     answer_column: str | None = setting(
@@ -71,26 +71,30 @@ class TrollScriptArguments:
         "Column with the gold answers, if the dataset has no known schema. `math_accuracy` and other rewards that "
         "read `solution` need them. Also used for `eval_dataset_name`, if that dataset has the column.",
     )
-    instruction: str | None = setting(None, "Text after every problem or prompt, such as how to mark the final answer.")
+    instruction: str | None = setting(
+        None, "Text after every problem or prompt, for example how to mark the final answer."
+    )
     system_prompt: str | None = setting(None, "System message before every problem.")
     row_filter: str | None = setting(
         None,
         "Train only on rows with this text in this column: column=value, such as ability=math. It does not filter "
         "`eval_dataset_name`.",
     )
-    max_prompt_tokens: int | None = setting(None, "Drop longer prompts, and warn how many. No prompt is truncated.")
-    max_train_samples: int | None = setting(None, "Train only on this number of problems, the first ones.")
-    max_eval_samples: int | None = setting(None, "Evaluate only on this number of problems, the first ones.")
+    max_prompt_tokens: int | None = setting(
+        None, "Drop longer prompts, and warn with their number. No prompt is truncated."
+    )
+    max_train_samples: int | None = setting(None, "Train only on the first problems, up to this number.")
+    max_eval_samples: int | None = setting(None, "Evaluate only on the first problems, up to this number.")
     reward_funcs: list[str] = setting(
         help="Reward functions: `math_accuracy` (the default without a reward model), dotted import paths such as "
-        "`my_lib.rewards.custom_reward`, or calls that make one: `my_lib.length_penalty(limit=512)`.",
+        "`my_lib.rewards.custom_reward`, or calls that return a function: `my_lib.length_penalty(limit=512)`.",
         default_factory=lambda: ["math_accuracy"],
     )
     reward_model_name_or_path: str | None = setting(None, "Reward model: a hub name or a folder.")
     ignore_bias_buffers: bool = setting(False, "Has no effect, as in `trl grpo`.")
     resume: bool = setting(
         False,
-        "Continue from the newest complete checkpoint in `output_dir`. If there is none, start a new run.",
+        "Continue from the newest complete checkpoint in `output_dir`, or start a new run if it has no checkpoint.",
     )
     mixture: Any = field(init=False, repr=False, default=None)
 

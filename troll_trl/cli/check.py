@@ -1,4 +1,4 @@
-"""Check a new machine, model or TRL: the kernels, the LM head, and the loss against TRL's."""
+"""Check a new machine, model or TRL version: the kernels, the LM head, and the loss against TRL's."""
 
 import io
 import math
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None, program: str = "troll check") -> Non
 
 
 def check_kernels() -> tuple[bool, str]:
-    """Compare LM head and projection with Triton kernels and without, on this machine's accelerator."""
+    """Compare the LM head and the projection with and without Triton kernels, on this machine's accelerator."""
     import torch
 
     from troll_trl.kernels.dispatch import use_triton
@@ -89,7 +89,7 @@ def check_model(model: Any) -> tuple[bool, str]:
 
 
 def check_loss() -> tuple[bool, str]:
-    """Train a small model with TROLL without a bound and a regression, and with TRL's GRPO without a clip."""
+    """Train a small model with TROLL without a bound or a regression, and with TRL's GRPO without a clip."""
     from trl import GRPOConfig, GRPOTrainer
 
     from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
@@ -104,7 +104,7 @@ def check_loss() -> tuple[bool, str]:
 
 
 def _train(trainer_class: Callable, config_class: Callable, **options: Any) -> tuple[dict, dict]:
-    """Return a small model's weights before and after a short training."""
+    """Return a small model's weights before and after a short training run."""
     import torch
     from datasets import Dataset
     from transformers.utils.logging import disable_progress_bar
@@ -118,7 +118,7 @@ def _train(trainer_class: Callable, config_class: Callable, **options: Any) -> t
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(4.0)  # distributions that are neither uniform nor certain
     start = {name: weight.detach().cpu().clone() for name, weight in model.named_parameters()}
-    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):  # a training prints its log
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):  # the run prints its log
         config = config_class(
             output_dir=folder,
             report_to="none",

@@ -1,5 +1,6 @@
 """
-Reads a command line: the YAML files that `--config` names, and flags that override them. Stricter than TRL's parser.
+Reads a command line: the YAML files that `--config` names, and flags that override them. The module is stricter than
+TRL's parser.
 
 A file's `base` may name the files that it builds on. Later values replace earlier ones, but `env` mappings are merged.
 Some files come with the package, and `MODEL/DATASET` names a combination of three of them. This module does not import
@@ -31,13 +32,13 @@ _PACKAGE = Path(troll_trl.__file__).parent
 
 
 def warn(message: str) -> None:
-    """Print a line to stderr. Of several processes on a machine, only the first one prints."""
+    """Print a line to stderr. If a machine runs several processes, only the first one prints."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(message, file=sys.stderr)
 
 
 def stop(program: str, message: object, code: int = 2) -> NoReturn:
-    """Exit with one message. Of several processes on a machine, only the first one prints it."""
+    """Exit with one message. If a machine runs several processes, only the first one prints it."""
     warn(f"{program}: error: {' '.join(str(message).split())}")
     raise SystemExit(code)
 
@@ -98,7 +99,7 @@ def read_config(name: str | Path) -> dict[str, Any]:
         name (`str` or `Path`): a path, or a name such as `qwen3-0.6b/gsm8k`; `.yaml` may be left out
 
     Raises:
-        ValueError: a file is missing, is no mapping of names to values, has a key twice, or is its own base.
+        ValueError: a file is missing, is not a mapping of names to values, has a key twice, or is its own base.
     """
     return _merged(_find_config(name, Path()), ())
 
@@ -121,7 +122,7 @@ def _combined_files(path: Path) -> list[Path]:
 
 def _merged(path: Path, named_by: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in named_by:
-        raise ValueError(f"{path} is its own `base`, by {' -> '.join(file.name for file in named_by)}.")
+        raise ValueError(f"{path} is its own `base`, via {' -> '.join(file.name for file in named_by)}.")
     merged: dict[str, Any] = {}
     if path.is_file():
         values = _read_file(path)
@@ -156,7 +157,7 @@ class _Loader(yaml.SafeLoader):
         keys = [key.value for key, _ in node.value]
         for key, _ in node.value:
             if keys.count(key.value) > 1:
-                problem = f"the key `{key.value}` occurs twice, remove one"
+                problem = f"the key `{key.value}` occurs twice: remove one"
                 raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
         return super().construct_mapping(node, deep)
 
@@ -220,7 +221,7 @@ def read_command(argv: Sequence[str] | None, program: str) -> tuple[dict[str, An
 
 # TRL types these as text, but a boolean has a meaning of its own
 _TEXT_OR_BOOLEAN = ("scale_rewards", "resume_from_checkpoint", "fsdp")
-# A text in place of these mappings may be the path of a file, which transformers reads
+# A string in place of these mappings may be the path of a file, which transformers reads
 MAPPING_OR_PATH = ("accelerator_config", "deepspeed", "fsdp_config")
 
 
@@ -257,7 +258,7 @@ class OptionParser(CommandParser, TrlParser):
     """
 
     def __init__(self, dataclass_types: Sequence[Any], program: str, launcher: Iterable[str] = ()):
-        use = "--config takes a YAML file, or a name of `troll configs`. Each option is a key of a file and a flag. "
+        use = "--config takes a YAML file, or a name from `troll configs`. Each option is a key in a file and a flag. "
         super().__init__(dataclass_types, prog=program, description=f"{use}A flag overrides the file.")
         self.usage = f"{program} [--config FILE] [--NAME VALUE ...]"
         types = {name: hint for kind in dataclass_types for name, hint in get_type_hints(kind).items()}

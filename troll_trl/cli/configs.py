@@ -19,10 +19,10 @@ def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> N
     if options.action is None:
         print("\n".join(config_names()))
     elif not options.names:
-        stop(program, f"no config is named. `troll configs` lists them: {program} {options.action} qwen3-0.6b/gsm8k")
+        stop(program, f"name a config that `troll configs` lists, as in: {program} {options.action} qwen3-0.6b/gsm8k")
     for name in options.names:
         if name not in config_names():
-            stop(program, f"no config that comes with the package has the name {name}.{nearest(name, config_names())}")
+            stop(program, f"the package has no config with the name {name}.{nearest(name, config_names())}")
         text = f"# {name}, merged\n" + yaml.safe_dump(read_config(name), sort_keys=False, allow_unicode=True, width=120)
         copy = options.to / f"{name}.yaml"
         if options.action == "show":

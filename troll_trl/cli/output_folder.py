@@ -40,7 +40,7 @@ def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOC
     if resumed != own and (saved or left):
         raise ValueError(
             f"`output_dir` {own} holds a run ({saved[-1].name if saved else left[0]}), which this one would replace. "
-            f"{'Continue it with `--resume`, name' if saved else 'Name'} another folder, or remove this one."
+            f"{'Continue it with `--resume`, name' if saved else 'Name'} another folder, or remove the old one."
         )
     if script_args.resume and not saved and {*left} - {COMPLETIONS}:
         raise ValueError(

@@ -59,8 +59,8 @@ class PeakMemory(TrainerCallback):
     """
     Adds the peak memory of this process since its start, in GiB, to every log line of `trainer_state.json`.
 
-    `memory/gpu_peak_gib` is the most that torch had allocated on this process's GPU, without the models and caches of
-    a vLLM server. Without a GPU, `memory/cpu_peak_gib` is the largest resident set.
+    `memory/gpu_peak_gib` is the most memory that torch has allocated on this process's GPU, without the models and
+    caches of a vLLM server. Without a GPU, `memory/cpu_peak_gib` is the largest resident set.
     """
 
     def on_log(self, args, state, control, **kwargs):

@@ -3,10 +3,10 @@
 This runs on the CPU, without a model or dataset hub:
 
 1. write sums such as "What is 37 + 48?" as JSON lines, and hold some of them out;
-2. take a small Qwen3 model, included in the package (0.5 MB), that solves over a third of them. `--warm_up` makes the
-   model again, by supervised training on the other sums;
-3. train it with TROLL, like any model, by `troll grpo --config quickstart` with an adaptive learning rate that starts
-   at four times the rate of that config; and with TRL's own trainer at the same time, by `--method clip`;
+2. take the package's small Qwen3 model (0.5 MB), which solved over a third of the sums in its warm-up. `--warm_up`
+   makes the model again, by supervised training on the other sums;
+3. train it with TROLL, like any model, with `troll grpo --config quickstart` and an adaptive learning rate that starts
+   at four times the rate of that config; at the same time, train it with TRL's own trainer, with `--method clip`;
 4. print the success on the held-out sums before and after, and draw both runs, as `troll plot` does.
 """
 
@@ -55,7 +55,7 @@ def make_problems(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]
 
 def make_start(folder: Path, problems: list[dict[str, str]], seed: int, success: float) -> None:
     """Warm up a model until its success rate is `success`, and write the model and its tokenizer into `folder`."""
-    import torch  # takes seconds; a mistyped flag is refused before
+    import torch  # takes seconds, so flags are checked first
 
     from troll_trl import small_models
 
@@ -133,7 +133,7 @@ def _train(output: Path, options: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None, program: str = "quickstart.py") -> None:
     """Run the quickstart. Ends with code 1 if the training failed, or did not reach its goal. On Ctrl-C or SIGTERM,
-    stops both trainings and ends with code 130 or 143."""
+    stops both runs and ends with code 130 or 143."""
     parser = CommandParser(prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flag = parser.add_argument
     flag("--seed", type=int, default=0, help="seed of the training and, with --warm_up, of the problems (default 0)")
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None, program: str = "quickstart.py") -> N
         parser.error(f"--updates is {options.updates}. Give at least 1.")
     start_time = time.monotonic()
     output = options.output.resolve()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the default would let the trainings run
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by default, the runs would continue
     try:
         with locked(output):
             _train(output, options)
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None, program: str = "quickstart.py") -> N
         print(f"{method:>5}: {before} of the held-out sums before the training, {after} after it")
     plot([*runs.values()], "method", output / "curves.png")
     print(f"Model:  {output / 'run'}, after {time.monotonic() - start_time:.0f} s")
-    # The model has learned only sums, and no instruction to answer in a box
+    # The model was trained only on sums, without an instruction to answer in a box
     evaluation = ["troll", "eval", "--model", str(output / "run"), "--benchmarks", f"sums={output / 'data'}"]
     evaluation += ["--instruction", "", "--max_new_tokens", "8", "--output", str(output / "evaluation")]
     print("Evaluate it greedily:", shlex.join(evaluation))

@@ -141,7 +141,7 @@ def launch(argv: Sequence[str], program: str) -> None:
     if not taken["launcher"] and _one_process_is_enough():
         _train_or_stop(options, program)
         return
-    # Without the token, because trackers record a process's flags. It is in the environment
+    # Omit the token, which is in the environment: trackers record a process's flags
     run = [*(word for config in configs for word in ("--config", config)), *taken["run"]]
     _launch(launcher_parser(program), taken["launcher"], ["--algorithm", algorithm, *run], program)
 
@@ -170,8 +170,8 @@ def _launch(parser: CommandParser, flags: list[str], run: list[str], program: st
     if options.training_script != script:
         stop(program, f"unrecognized arguments: {options.training_script}")
     options.training_script_args = run
-    # After SIGTERM the launcher kills its processes when this time is over. The default of 30 seconds is too short for
-    # a large model to finish its update and save.
+    # The launcher kills its processes this many seconds after SIGTERM. The default of 30 is too short for a large model
+    # to finish its update and save.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
     try:
         if name := options.accelerate_config:  # a file, the name of one of ours, or of TRL's
@@ -191,5 +191,5 @@ def _launch(parser: CommandParser, flags: list[str], run: list[str], program: st
 
 
 if __name__ == "__main__":
-    sys.path.append(sys.path.pop(0))  # `-m` has put the working directory first, where a wandb.py may lie
+    sys.path.append(sys.path.pop(0))  # `-m` puts the working directory first, which may have a wandb.py
     main()

@@ -86,8 +86,8 @@ def _check_split(option: str, name: str | None, split: str | None) -> None:
     """Refuse a split that a single file lacks: [`load_rows`] would read the whole file under any split name."""
     if name is not None and split and Path(name).expanduser().is_file() and split.partition("[")[0] != "train":
         raise ValueError(
-            f"`{option}` is {split!r}, but the single file {name} has only the split `train`. Name it, or a part of "
-            "it, such as `train[90%:]`."
+            f"`{option}` is {split!r}, but the single file {name} has only the split `train`. Set the option to "
+            "`train`, or to a part of it, such as `train[90%:]`."
         )
 
 

@@ -65,7 +65,7 @@ def blocks_of(
     shape = (len(tile), math.ceil(vocabulary / chunk) * chunk // BLOCK)
     block_max, sum_exp, sum_exp_u = (tile.new_empty(shape, dtype=torch.float32) for _ in range(3))
     stride = 1 if use_triton(tile.device) else chunk // BLOCK
-    ids = sampled_ids.contiguous().unsqueeze(1)  # the kernels read them one after the other
+    ids = sampled_ids.contiguous().unsqueeze(1)  # the kernels assume consecutive addresses
     best = None
     if keep is not None:
         kept = (len(tile), min(keep, shape[1]))
@@ -137,7 +137,7 @@ def _reduce_triton(blocks, bias, transform, first, columns):
     launch(_reduce_kernel, grid, blocks.tile.device, *inputs, *outputs, *sizes, **constants)
 
 
-# Triton specializes on `first`, a multiple of 64, since it would otherwise read two bytes at a time
+# Triton specializes on `first`, a multiple of 64: otherwise the kernel would read two bytes at a time
 @jit()
 def _reduce_kernel(
     tile_ptr,

@@ -58,7 +58,7 @@ def on_device(device: torch.device) -> AbstractContextManager:
 
 
 def warps_for_row(slots: int) -> int:
-    """Number of warps for a program that holds a row of this many numbers in registers: one for each 128 numbers."""
+    """Number of warps for a program that holds a row of this many numbers in registers: one per 128 numbers."""
     return max(slots // 128, 1)
 
 
@@ -80,8 +80,8 @@ def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *arguments:
 
 def jit(do_not_specialize: Sequence[str] = ()) -> Callable[[Callable], Any]:
     """Apply `triton.jit` or, if Triton is not installed, return the function unchanged: no code then calls it.
-    `do_not_specialize` names integers that vary from call to call: Triton does not compile again for their
-    divisibility."""
+    `do_not_specialize` names integers that vary from call to call: Triton does not recompile when their
+    divisibility changes."""
 
     def decorate(function):
         return triton.jit(function, do_not_specialize=list(do_not_specialize)) if TRITON_AVAILABLE else function

@@ -1,7 +1,7 @@
 """One operation of the training pass: folding a tile of logits into running statistics of its tokens, in one read.
 
-The fold first takes the kept tokens out of the tile. The sums then cover only the rest, so the rest's log-sum-exp never
-comes from a difference.
+The fold first takes the kept tokens out of the tile. The sums then cover only the rest, so the rest's log-sum-exp is
+never computed as a difference.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def online_logsumexp(
     """
     Fold one tile into the statistics `state` of its tokens. This overwrites the tile.
 
-    `tile` `(n, v + 1)` holds the products of hidden states and head for the tokens `start…start + v`, and a spare
+    `tile` `(n, v + 1)` holds the products of hidden states and head for the `v` tokens from `start` on, and a spare
     column: float32 for torch, any floating dtype for Triton. `bias` `(v,)` and `transform` turn products into logits.
     `token_ids` `(n, K)`, integer, are the kept tokens, distinct within a row, and −1 in an unused slot. `bias` and
     `token_ids` are contiguous. PyTorch needs a `scratch` of at least the size of the tile.
@@ -91,8 +91,8 @@ def _fold_triton(tile, bias, transform, token_ids, start, state, scratch):
     launch(_fold_kernel, (len(tile),), tile.device, *products, *rest, factor=factor, FLOOR=FLOOR, **constants)
 
 
-# `kept_count`, the widest support of a batch, and `start`, a tile's first token, vary: Triton must not compile again
-# for them
+# `kept_count`, the widest support of a batch, and `start`, a tile's first token, vary: Triton must not recompile for
+# each value
 @jit(do_not_specialize=["slots", "kept_count", "start"])
 def _take_kept_kernel(
     tile_ptr,
@@ -115,7 +115,7 @@ def _take_kept_kernel(
 
     This is a separate launch: within one program, other threads would see the marks only after a barrier, and
     `debug_barrier` does not order global memory on every backend."""
-    # The slots of all tokens, one after the other, in 64 bits: rows times stride may exceed 2³¹
+    # Indices into the slots of all tokens. They have 64 bits: rows times stride may exceed 2³¹
     slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     local = tl.load(ids_ptr + slot, mask=slot < slots, other=-1) - start
     inside = (slot < slots) & (local >= 0) & (local < columns)

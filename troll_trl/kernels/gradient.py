@@ -123,7 +123,7 @@ def _put_kept_kernel(
 ):
     """Overwrite the kept entries, which are not part of the rest and may have overflowed in the exp. This is a separate
     launch, as in fold.py, because these entries must be written last."""
-    # The slots of all tokens, one after the other, in 64 bits: rows times stride may exceed 2³¹
+    # Indices into the slots of all tokens. They have 64 bits: rows times stride may exceed 2³¹
     slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     local = tl.load(ids_ptr + slot, mask=slot < slots, other=-1) - start
     inside = (slot < slots) & (local >= 0) & (local < columns)

@@ -1,9 +1,9 @@
 """The kernels of the projection and of its gradient. `trust_region/projection.py` has the mathematics and the same
 solver in torch, and chooses between the two.
 
-A kernel takes one launch and does not wait for the device. A program solves one row in float64, with its outcomes in
-registers: in float64, Newton's method on the KL of a float32 pair of policies meets the bound to 1e-5. A kernel reads
-520 bytes per row, which leaves time for float64 arithmetic, even on GPUs with few float64 units.
+A kernel is a single launch and does not wait for the device. A program solves one row in float64, with its outcomes in
+registers: in float64, Newton's method on the KL of two float32 policies meets the bound to 1e-5. A kernel reads 520
+bytes per row, which leaves time for float64 arithmetic, even on GPUs with few float64 units.
 """
 
 from __future__ import annotations

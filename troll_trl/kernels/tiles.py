@@ -117,9 +117,9 @@ def accumulate_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> N
     over many tiles would exceed the rounding of the result. In TRL, this made the entropy drift lower over a few dozen
     steps.
 
-    `acc` is `(m, n)`, float32; `a` `(m, k)` and `b` `(k, n)` have one dtype.
+    `acc` is `(m, n)`, float32; `a` `(m, k)` and `b` `(k, n)` have the same dtype.
     """
-    # Some ROCm builds refuse a product in another dtype than the factors'
+    # Some ROCm builds refuse a product whose dtype differs from the factors'
     mixed = acc.device.type == "cuda" and torch.version.hip is None and a.dtype != torch.float32
     if mixed:
         torch.addmm(acc, a, b, out_dtype=torch.float32, out=acc)  # needs torch 2.10

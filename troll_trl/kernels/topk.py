@@ -144,7 +144,7 @@ def rank_key(y, UNUSED_BITS: tl.constexpr):
 def number_of(key, UNUSED_BITS: tl.constexpr):
     """Inverse of [`rank_key`]. A program that keeps only the keys needs fewer registers."""
     bits = (key << UNUSED_BITS).to(tl.int32, bitcast=True)
-    # After the shift, the last bits of a negative float's key are 0 and no longer ones
+    # After the shift, the last bits of a negative float's key are 0 instead of 1
     negative = (bits ^ -1) & (-1 << UNUSED_BITS)
     return tl.where(bits < 0, bits ^ -(2**31), negative).to(tl.float32, bitcast=True)
 

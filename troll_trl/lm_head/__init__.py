@@ -1,4 +1,4 @@
-"""The streaming LM head: a model's distribution on a few tokens, without a tensor of (tokens, vocabulary). May import
+"""The streaming LM head: a model's distribution on a few tokens, without a (tokens, vocabulary) tensor. May import
 `kernels` and `trust_region`."""
 
 from troll_trl.lm_head.patch import SparseCausalLMOutput, add_sparse_lm_head

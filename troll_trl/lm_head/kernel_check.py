@@ -1,4 +1,4 @@
-"""self_check(): compares the kernels of LM head and projection with PyTorch alone, for `troll check`."""
+"""self_check(): compares the kernels of the LM head and the projection with PyTorch alone, for `troll check`."""
 
 import math
 import os
@@ -37,8 +37,7 @@ class Case(NamedTuple):
 
 # The last block is short, some supports have unused slots, and the model has a bias and soft-capping
 SMALL = Case(5003, 24, 21, torch.float32, LogitTransform(scale=1.3, softcap=8.0, temperature=0.7), True, 0.5)
-# The shapes of Qwen3 with the defaults, with several tiles of the vocabulary: Triton compiles the kernels again for
-# this
+# The shapes of Qwen3 with the defaults, with several tiles of the vocabulary: Triton recompiles the kernels for them
 QWEN3 = Case(151_936, 64, 5, torch.bfloat16, LogitTransform(), False, 1e-5)
 
 
@@ -57,7 +56,7 @@ class KernelCheck(NamedTuple):
 
 
 def self_check(device: torch.device, cases: tuple[Case, ...] = (SMALL, QWEN3)) -> list[KernelCheck]:
-    """Run head and projection with kernels and without, on a device that the kernels run on."""
+    """Run the head and the projection with and without kernels, on a device that can run the kernels."""
     return [_check(name, run, case, device) for case in cases for name, run in _PASSES.items()]
 
 
@@ -105,7 +104,7 @@ def _score(case: Case, device: torch.device) -> list[tuple[torch.Tensor, float]]
     ids, log_probs, entropy = select_support(
         hidden, weight, bias, sampled, case.support_size, case.tail_mass, case.transform
     )
-    # Tokens of equal logits may come in any order. So compare the log-probabilities that PyTorch computes for the ids
+    # Tokens with equal logits may come in any order. So compare the log-probabilities that PyTorch computes for the ids
     with _without_kernels():
         named, _ = SparseLogProbs.apply(hidden, weight, bias, ids, case.transform, nullcontext)
     return [(log_probs, _TOLERANCE), (named, _TOLERANCE), (log_probs.exp(), _TOLERANCE), (entropy, _TOLERANCE)]
@@ -124,7 +123,7 @@ def _train(case: Case, device: torch.device) -> list[tuple[torch.Tensor, float]]
     used = log_probs > -math.inf
     outputs = [(log_probs, _TOLERANCE), (log_probs.exp(), _TOLERANCE), (entropy, _TOLERANCE)]
     policy = (log_probs.where(used, 0.0) * upstream[0]).sum()
-    for loss in (policy, policy + (entropy * upstream[1]).sum()):  # without a gradient of the entropy, and with
+    for loss in (policy, policy + (entropy * upstream[1]).sum()):  # without and with a gradient of the entropy
         gradients = torch.autograd.grad(loss, leaves, retain_graph=True)
         outputs += [(gradient, _TOLERANCE_OF_TILE[case.dtype]) for gradient in gradients]
     return outputs

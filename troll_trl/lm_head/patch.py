@@ -24,8 +24,8 @@ IGNORED_LABEL = -100
 # Processors also add these for models that do not read them, such as Gemma 3
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 
-# With these options, a model changes its logits, or omits some of them. Neither this head nor TRL's does this. The
-# options are of RecurrentGemma, xLSTM and Inkling
+# With these options of RecurrentGemma, xLSTM and Inkling, a model changes its logits, or omits some of them. Neither
+# this head nor TRL's does this
 UNSUPPORTED_LOGIT_OPTIONS = (
     "logits_soft_cap",
     "output_logit_soft_cap",
@@ -58,12 +58,12 @@ _LAYERS_BEFORE_THE_HEAD = (
 @dataclass
 class SparseCausalLMOutput(ModelOutput):
     """
-    Output of a model given a sparse LM head with [`add_sparse_lm_head`]. Position `i` is the distribution of token `i +
-    1`. If the label is `-100`, nothing is computed: `log_probs` and `entropy` are 0, every slot is unused and the rest
-    has all the mass.
+    Output of a model to which [`add_sparse_lm_head`] has added a sparse LM head. Position `i` is the distribution of
+    token `i + 1`. If the label is `-100`, nothing is computed: `log_probs` and `entropy` are 0, every slot is unused
+    and the rest has all the mass.
 
-    Labels that are shifted already give `T` positions instead of `T - 1`; with a `token_index` of M numbers the shapes
-    begin with `(1, M)`.
+    Labels that have already been shifted give `T` positions instead of `T - 1`; with a `token_index` of M numbers the
+    shapes begin with `(1, M)`.
 
     Args:
         log_probs (`torch.Tensor` of shape `(B, T - 1)`, float32):
@@ -87,7 +87,7 @@ class SparseCausalLMOutput(ModelOutput):
 
 def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm_head_to_fp32: bool = False) -> None:
     """
-    Add a sparse LM head to `model`. It has two uses; every other call of the model is unchanged:
+    Add a sparse LM head to `model`. Every other call of the model is unchanged. The head has two uses:
 
     - `model(..., labels=labels, fused_lm_head=True, support_size=K, tail_mass=δ)` selects a support for every label:
       the label itself, then the most likely other tokens (see [`~troll_trl.trust_region.sparse.sparsify`]);
@@ -102,7 +102,7 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
     Both return a [`SparseCausalLMOutput`]. The head is streamed in tiles: no `(tokens, vocabulary)` tensor exists,
     forward or backward, and positions whose label is `-100` are not computed. Logit scaling and soft-capping, a head
     bias, tied embeddings, sharded heads (FSDP2, ZeRO-3) and the MoE auxiliary loss are as in TRL's
-    `add_fused_lm_head`, which may have been added before. Add the head before wrapping the model with PEFT, or to its
+    `add_fused_lm_head`, which may have been called before. Add the head before wrapping the model with PEFT, or to its
     base model.
 
     Args:
@@ -118,8 +118,8 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
 
     Raises:
         ValueError: `temperature` not positive, or a model whose logits this head would get wrong. In a call:
-            `support_size` or `tail_mass` out of range, a support whose slot 0 is not the label, both or no labels and
-            supports, logits that are not finite.
+            `support_size` or `tail_mass` out of range, a support whose slot 0 is not the label, contradictory
+            arguments, logits that are not finite.
         TypeError: in a call, a keyword that neither the head nor the model's forward names.
     """
     if not temperature > 0:
@@ -169,8 +169,8 @@ def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransf
     if unread or config.model_type in UNSUPPORTED_TYPES:
         how = f" by {', '.join(unread)}" if unread else ""
         raise ValueError(
-            f"A {config.model_type} model changes its logits{how}, which the LM head of troll_trl does not do, nor "
-            "does TRL's. All log-probabilities would be wrong. Train another model."
+            f"A {config.model_type} model changes its logits{how}, which neither the LM head of troll_trl nor "
+            "TRL's does. All log-probabilities would be wrong. Train another model."
         )
     if config.model_type in _LAYERS_BEFORE_THE_HEAD:
         raise ValueError(
@@ -208,7 +208,7 @@ def _name_experts(config: PretrainedConfig) -> None:
 
 
 def _check_parts(model: PreTrainedModel) -> None:
-    """Raise a `ValueError` for a model whose backbone cannot be found, or whose head is more than a matrix."""
+    """Raise a `ValueError` for a model whose backbone cannot be found, or whose head has more than weight and bias."""
     if getattr(model, "base_model", None) is model:  # Llama 4's text model, Mllama's
         raise ValueError(
             f"A {type(model).__name__} names no backbone: its `base_model` is the model itself. Neither the LM head of "
@@ -240,7 +240,7 @@ class _Query(NamedTuple):
 def _check_query(query: _Query, fused_lm_head: bool) -> None:
     """Raise a `ValueError` for a call whose arguments contradict each other."""
     if query.support_size is None and query.tail_mass is not None:
-        raise ValueError("`tail_mass` needs `support_size`: it is an option of the selection of a support.")
+        raise ValueError("`tail_mass` needs `support_size`: it has an effect only if a support is selected.")
     if (query.labels is None) == (query.shift_labels is None) or not fused_lm_head:
         raise ValueError(
             "`support_size` and `token_ids` need `labels` and `fused_lm_head=True` (or `shift_labels` in place of "
@@ -294,7 +294,7 @@ def _sparse_forward(
         if not (router_logits := getattr(backbone_outputs, "router_logits", None)):
             raise ValueError(
                 f"`output_router_logits` is set, but no layer of this {text_config.model_type} model gives router "
-                "logits: there is no load-balancing loss. Leave it out of the model's config."
+                "logits: there is no load-balancing loss. Leave this option out of the model's config."
             )
         experts, chosen = text_config.num_experts, text_config.num_experts_per_tok
         output["aux_loss"] = load_balancing_loss_func(router_logits, experts, chosen, kwargs.get("attention_mask"))
@@ -311,7 +311,7 @@ def _head(
     targets = _targets(query)
     lm_head = model.get_output_embeddings()
     weight, bias = lm_head.weight, lm_head.bias
-    # If the model is split across devices, the backbone can end on another device than the head
+    # If the model is split across devices, the backbone can end on a different device from the head
     positions, sampled_ids, outputs = (x.to(weight.device) for x in targets[:3])  # (N,)
     shape = targets.shape
     token_ids = query.token_ids
@@ -383,8 +383,8 @@ def _supports_at(
 
 
 def _check_finite(entropy: torch.Tensor | None) -> None:
-    """Raise a `ValueError` for a NaN or an infinity in any logit. Such a logit shows in the entropy `(B, T − 1)`, which
-    reads all logits (except −∞ at a kept token)."""
+    """Raise a `ValueError` for a NaN or an infinity in any logit. Such a logit shows in the entropy `(B, T − 1)`,
+    which depends on all logits (except −∞ at a kept token)."""
     if entropy is not None and not entropy.isfinite().all():
         row, position = (~entropy.isfinite()).nonzero()[0].tolist()
         raise ValueError(

@@ -2,7 +2,7 @@
 
 One pass over the products reduces every block of 64 logits to its maximum and two sums, for log-sum-exp and entropy
 (`blocks.py`); then the best blocks give the best tokens (`topk.py`). The log-sum-exp of the rest is summed from
-the blocks and candidates that were not kept, so it never comes from a difference.
+the blocks and candidates that were not kept, so it is never computed as a difference.
 """
 
 import math
@@ -20,7 +20,7 @@ from troll_trl.kernels.topk import MOST_IN_REGISTERS, TopTokens, choose_top_toke
 # into its cache, gained nothing on the device, and launching ten times as many kernels took twice the time.
 _COLUMNS = {"cpu": 8192, "accelerator": 32768}
 # The number of tokens in a tile is a multiple of this. On a GPU, a matrix product takes this number of rows at a time.
-# Any multiple of 4 is enough for Triton, which would compile the kernels again for rows that are not aligned.
+# Any multiple of 4 is enough for Triton, which would recompile the kernels for rows that are not aligned.
 _ROWS_STEP = {"cpu": 4, "accelerator": 128}
 _COPIES = 12  # copies of the best blocks that torch's choice makes, in elements of bf16
 # This is the number of elements in memory at a time. On a GPU they are the logits of a tile, which has the whole

@@ -75,7 +75,7 @@ class CheckpointedTrainer(_Trainer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         if (callback := self.pop_callback(JITCheckpointCallback)) is not None:  # `enable_jit_checkpoint`
-            callback.on_train_end(self.args, self.state, self.control)  # gives SIGTERM back its handler
+            callback.on_train_end(self.args, self.state, self.control)  # restores the handler of SIGTERM
         self.stop_signal = StopSignal(self.accelerator)
         if self.args.save_strategy != SaveStrategy.NO or self.args.enable_jit_checkpoint:
             self.add_callback(self.stop_signal)
@@ -112,8 +112,9 @@ class CheckpointedTrainer(_Trainer):
     def find_checkpoint(self, resume: str | bool | None) -> str | None:
         """
         Find the checkpoint that `train(resume)` resumes from, the same on all ranks: a given path; for `True`, the
-        newest complete one; for `"newest"`, the same if there is any. Warns about newer ones that are not complete.
-        Raises a `ValueError` if there is none, or if a given one is known to be incomplete.
+        newest complete one; for `"newest"`, the newest complete one, or `None` if there are no checkpoints. Warns about
+        newer ones that are not complete. Raises a `ValueError` if none is complete, or if a given one is known to be
+        incomplete.
         """
         if not resume:
             return None
@@ -130,7 +131,7 @@ class CheckpointedTrainer(_Trainer):
                 f"There is no complete checkpoint in {folder}. {''.join(f'Skipped: {line}. ' for line in skipped)}"
                 "Give one by its path (`resume_from_checkpoint`), or start a new run in another `output_dir`."
             )
-        self.accelerator.print(f"Resuming from {path}." if path else f"No checkpoint in {folder}: starting.")
+        self.accelerator.print(f"Resuming from {path}." if path else f"No checkpoint in {folder}: starting a new run.")
         return path and str(path)
 
     def _run_epoch(self, *args, **arguments):
@@ -299,7 +300,7 @@ class CheckpointedTrainer(_Trainer):
         finally:
             self._is_saving = False
         accelerator.wait_for_everyone()
-        if accelerator.is_local_main_process and aside.exists():  # nodes that share no file system
+        if accelerator.is_local_main_process and aside.exists():  # nodes without a shared file system
             publish(aside, destination)
         if self.args.should_save:
             best = state.best_model_checkpoint
@@ -329,7 +330,7 @@ class StopSignal(TrainerCallback):
     """
     On SIGTERM to any rank, which a cluster sends before it takes a machine back: finish the update, save, and end the
     training on all ranks. A second SIGTERM ends the process at once. transformers' own callback, which this one
-    replaces, saves at once, on the rank that got the signal. This is not exact, and not safe with several ranks.
+    replaces, saves at once, on the rank that got the signal. Such a save is not exact, and not safe with several ranks.
     """
 
     def __init__(self, accelerator: Accelerator):
@@ -355,7 +356,7 @@ class StopSignal(TrainerCallback):
             logger.warning(f"SIGTERM: saving after update {state.global_step} of {state.max_steps}.")
 
     def restore(self):
-        """Give SIGTERM back its earlier handler."""
+        """Restore the earlier handler of SIGTERM."""
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None
@@ -444,7 +445,7 @@ def publish(folder: Path, destination: Path) -> None:
     """
     Mark a checkpoint in `_saving` as complete, and move it to its place on the same file system, over an older one.
 
-    Every file is on the disk before the marker is, and the marker before the rename. If the process dies in between,
+    Every file is on disk before the marker, and the marker before the rename. If the process dies in between,
     [`newest_complete`] handles what is left.
     """
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MARKER]

@@ -29,8 +29,8 @@ _ENTROPY_CONTROL = ("entropy_coef", "_last_world_entropy", "_entropy_window_stat
 
 class GuardedTrainer(_Trainer):
     """
-    Mixin for TRL's GRPO or RLOO trainer that keeps NaN and infinity out of the weights. It changes no weight if all
-    numbers are finite and some token is not masked.
+    Mixin for TRL's GRPO or RLOO trainer that keeps NaN and infinity out of the weights. It has no effect on the weights
+    if all numbers are finite and some token is not masked.
 
     - `__init__` wraps the reward functions and adds a callback;
     - `_generate_and_score_completions` sets all advantages of a rollout batch to NaN if a reward is not finite;
@@ -63,7 +63,7 @@ class GuardedTrainer(_Trainer):
         self.guard.bad_rewards = bad
         if bad:
             # The other rewards of the group, or of the batch, were normalised with the bad reward. NaN stays with the
-            # rollout batch, also in a checkpoint, until its last update has been skipped.
+            # rollout batch, even in a checkpoint, until its last update has been skipped.
             output["advantages"] = torch.full_like(output["advantages"], torch.nan)
         return output
 
@@ -122,7 +122,7 @@ class FiniteGuard:
         self.losses = 0  # since the last update
         self.bad_rewards: list[str] = []  # of the current rollout batch, on any rank, in words
         self._ungathered: list[tuple[int, str]] = []  # bad rewards of this rank alone: row and function
-        self._norm: Any = None  # norm of the gradient, before its clip
+        self._norm: Any = None  # norm of the gradient, before clipping
         self._clip_gradient = accelerator.clip_grad_norm_
         accelerator.clip_grad_norm_ = self._clip_and_keep_norm
         # Equal on all ranks: updates and skipped ones since the last log line, and the last skipped ones in a row

@@ -1,4 +1,4 @@
-"""Messages for a resumed run whose options differ from its checkpoint."""
+"""Messages for a resumed run whose options differ from its checkpoint's."""
 
 import json
 from dataclasses import fields
@@ -40,16 +40,16 @@ BATCH_OPTIONS = (
 # What follows if these options differ from the checkpoint's
 _CONSEQUENCES = {
     "An unfinished rollout batch cannot be continued with them.": BATCH_OPTIONS,
-    "The checkpoint's values act: the optimizer's state has them. To train with the new ones, start a new run from the "
-    "checkpoint's weights.": ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
-    "The new schedule acts from the checkpoint's step on, with the checkpoint's learning rate.": (
+    "The checkpoint's values apply: the optimizer's state has them. To train with the new ones, start a new run from "
+    "the checkpoint's weights.": ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    "The new schedule applies from the checkpoint's step on, with the checkpoint's learning rate.": (
         "lr_scheduler_type",
         "lr_scheduler_kwargs",
         "warmup_steps",
         "max_steps",
         "num_train_epochs",
     ),
-    "The run takes up the data at another position or in another order: other prompts follow.": (
+    "The run continues with the data at another position or in another order: other prompts follow.": (
         "seed",
         "data_seed",
         "shuffle_dataset",
@@ -61,7 +61,7 @@ _CONSEQUENCES = {
         "training rows",
         "processes",
     ),
-    "TRL loads the reference model from the new one, so `beta` keeps the policy near other weights.": ("model",),
+    "TRL loads the reference model from the new `model`, so `beta` keeps the policy near other weights.": ("model",),
 }
 # Beginnings of options for where and how a run is logged, evaluated, saved or distributed. The warning names all others
 _SILENT = (
@@ -141,7 +141,7 @@ def compare_options(now: dict[str, Any], checkpoint: Path) -> dict[str, str]:
         if shown := [changed[name] for name in names if name in changed]:
             logger.warning(f"Resuming with other options: {', '.join(shown)}. {consequence}")
     if shown := [changed[name] for name in sorted(others) if not name.startswith(_SILENT)]:
-        logger.warning(f"Resuming with other options: {', '.join(shown)}. They act from here on.")
+        logger.warning(f"Resuming with other options: {', '.join(shown)}. They apply from here on.")
     return changed
 
 

@@ -49,20 +49,20 @@ def _check(output: Mapping[str, Any], prompts: int, vocabulary: float) -> None:
             if name in _OF_TOKENS:
                 if length != (tokens := len(output["completion_ids"][number])):
                     raise ValueError(
-                        f"`rollout_func` returned {where} {length} numbers, but its completion has {tokens} tokens."
+                        f"`rollout_func` returned {length} numbers {where}, but its completion has {tokens} tokens."
                     )
             elif length == 0:
-                raise ValueError(f"`rollout_func` returned {where} no token, expected at least one.")
+                raise ValueError(f"`rollout_func` returned no token {where}, expected at least one.")
             elif bad := [token for token in _plain(row) if not _is_token(token, vocabulary)]:
                 raise ValueError(
-                    f"`rollout_func` returned {where} {bad[0]!r}, expected the ids of tokens: whole numbers, at least "
+                    f"`rollout_func` returned {bad[0]!r} {where}, expected the ids of tokens: whole numbers, at least "
                     f"0 and below {vocabulary}, the size of the vocabulary."
                 )
 
 
 def _length(rows: Any, where: str) -> int:
     if not hasattr(rows, "__len__"):
-        raise ValueError(f"`rollout_func` returned {where} {rows!r}, expected a list.")
+        raise ValueError(f"`rollout_func` returned {rows!r} {where}, expected a list.")
     return len(rows)
 
 

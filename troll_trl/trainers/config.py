@@ -50,7 +50,7 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
         "weighted by `regression_coef`, and nothing limits the ratio. 'mask' for DPPO, only in GRPO: it drops the "
         "gradient of a token that has moved farther than `divergence_bound` in the direction of its advantage. Or the "
         "import path of your own trust region, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or "
-        "a function that makes an instance. If the class or function needs an argument, it gets the config.",
+        "a function that returns an instance. A class or function that needs an argument gets the config.",
     )
     divergence_type: str | None = setting(
         None,
@@ -82,7 +82,7 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
     )
     support_size: int | None = setting(
         None,
-        "Keep at most this number K ≥ 1 of tokens per position, including the sampled one. All other tokens share one "
+        "Keep at most K ≥ 1 tokens per position, including the sampled one. All other tokens share one "
         "rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.",
     )
 
@@ -189,7 +189,7 @@ class TrollOptions(TrustRegionOptions):
     old_policy: str = setting(
         "trainer",
         "The distribution that the trust region surrounds. 'trainer': the model's, computed by a pass over the "
-        "rollout. 'engine': vLLM's, from which the rollout was sampled. No pass then scores the rollout, and "
+        "rollout batch. 'engine': vLLM's, from which the completions were sampled. No pass then scores them, and "
         "`vllm_importance_sampling_correction` is off.",
     )
     tail_mass: float = setting(
@@ -305,7 +305,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             weighted by `regression_coef`, and nothing limits the ratio. 'mask' for DPPO, only in GRPO: it drops the
             gradient of a token that has moved farther than `divergence_bound` in the direction of its advantage. Or the
             import path of your own trust region, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion,
-            or a function that makes an instance. If the class or function needs an argument, it gets the config.
+            or a function that returns an instance. A class or function that needs an argument gets the config.
         divergence_type (`str | None`, *optional*):
             'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The
             mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and
@@ -325,11 +325,11 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
-            Keep at most this number K ≥ 1 of tokens per position, including the sampled one. All other tokens share one
+            Keep at most K ≥ 1 tokens per position, including the sampled one. All other tokens share one
             rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.
         old_policy (`str`, *optional*, defaults to `'trainer'`):
             The distribution that the trust region surrounds. 'trainer': the model's, computed by a pass over the
-            rollout. 'engine': vLLM's, from which the rollout was sampled. No pass then scores the rollout, and
+            rollout batch. 'engine': vLLM's, from which the completions were sampled. No pass then scores them, and
             `vllm_importance_sampling_correction` is off.
         tail_mass (`float`, *optional*, defaults to `1e-05`):
             Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1).
@@ -379,7 +379,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
         if self.loss_type not in SUPPORTED_LOSS_TYPES:
             raise ValueError(
                 f"`loss_type={self.loss_type!r}` is not supported: a trust region takes the place of the clip, and "
-                f"only these losses have one: {', '.join(SUPPORTED_LOSS_TYPES)}."
+                f"only these losses have a clip: {', '.join(SUPPORTED_LOSS_TYPES)}."
             )
         if self.delta is not None:
             raise ValueError(
@@ -409,7 +409,7 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
             weighted by `regression_coef`, and nothing limits the ratio. 'mask' for DPPO, only in GRPO: it drops the
             gradient of a token that has moved farther than `divergence_bound` in the direction of its advantage. Or the
             import path of your own trust region, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion,
-            or a function that makes an instance. If the class or function needs an argument, it gets the config.
+            or a function that returns an instance. A class or function that needs an argument gets the config.
         divergence_type (`str | None`, *optional*):
             'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The
             mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and
@@ -429,11 +429,11 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
-            Keep at most this number K ≥ 1 of tokens per position, including the sampled one. All other tokens share one
+            Keep at most K ≥ 1 tokens per position, including the sampled one. All other tokens share one
             rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.
         old_policy (`str`, *optional*, defaults to `'trainer'`):
             The distribution that the trust region surrounds. 'trainer': the model's, computed by a pass over the
-            rollout. 'engine': vLLM's, from which the rollout was sampled. No pass then scores the rollout, and
+            rollout batch. 'engine': vLLM's, from which the completions were sampled. No pass then scores them, and
             `vllm_importance_sampling_correction` is off.
         tail_mass (`float`, *optional*, defaults to `1e-05`):
             Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1).

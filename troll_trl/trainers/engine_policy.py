@@ -294,9 +294,9 @@ def read_answer(
 
 
 def check_tokens(log_probs: Sequence[float | None], trained: Sequence[int], sampled: Sequence[int], name: str) -> None:
-    """Raise a `ValueError` if a [`SampledLogProb`] in `log_probs` `(T,)` belongs to another token than the completion
-    `sampled` `(T,)` has at this position. Only positions that are 1 in `trained` `(T,)` are read. `name` identifies the
-    completion in the message."""
+    """Raise a `ValueError` if a [`SampledLogProb`] in `log_probs` `(T,)` belongs to a token other than the one that the
+    completion `sampled` `(T,)` has at this position. Only positions that are 1 in `trained` `(T,)` are read. `name`
+    identifies the completion in the message."""
     places = np.flatnonzero(trained).tolist()
     pairs = [(place, getattr(log_probs[place], "token", None), int(sampled[place])) for place in places]
     wrong = [(place, own, token) for place, own, token in pairs if own is not None and own != token]
@@ -344,8 +344,8 @@ def sparse_of(rows: torch.Tensor, sampled: torch.Tensor) -> SparseDistribution:
 
 
 def cap_rest_mass(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
-    """Return the engine's log-probabilities `(..., K + 1)`. If the rest mass is at its floor and the policy's rest mass
-    is smaller, lower it to the policy's."""
+    """Return the engine's log-probabilities `(..., K + 1)`. If their rest mass is at its floor and the policy's rest
+    mass is smaller, lower theirs to the policy's."""
     rest = old[..., -1:]
     lowered = torch.minimum(rest, policy[..., -1:].detach())
     return torch.cat([old[..., :-1], torch.where(rest > math.log(REST_FLOOR), rest, lowered)], -1)

@@ -14,8 +14,8 @@ from troll_trl.trainers.troll_trainer import TrollTrainer
 
 
 class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
-    """GRPO with a trust region, without the resilience of [`TrollGRPOTrainer`]: it skips no update with a NaN, saves
-    checkpoints as TRL does, and resumes as TRL does."""
+    """GRPO with a trust region, without the resilience of [`TrollGRPOTrainer`]: it skips no update with a NaN, and
+    saves checkpoints and resumes as TRL does."""
 
     _tag_names = ["trl", "grpo", "troll"]
     _name = "TROLL"
@@ -69,7 +69,7 @@ class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):
     clip of the probability ratio.
 
     Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
-    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, averaged as `loss_type` does. TRL's own loss computes it, so loss types,
+    `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, averaged as `loss_type` specifies. TRL's own loss computes it, so loss types,
     sequence-level ratios, masks, entropy bonus, vLLM correction and MoE loss are TRL's.
     [`~troll_trl.trainers.troll_trainer.TrollTrainer`] documents the identity behind this, and all overrides.
 

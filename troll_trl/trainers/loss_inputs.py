@@ -6,7 +6,7 @@ import torch
 
 from troll_trl.trust_region.penalty import ROUNDING
 
-LOWEST_LOG_RATIO = -40.0  # far below, the regression divided by the ratio overflows float32
+LOWEST_LOG_RATIO = -40.0  # far below this, the regression divided by the ratio overflows float32
 _NEWTON_STEPS = 4  # from the first guess of `rescale_kl` to float32's digits
 
 

@@ -14,7 +14,7 @@ from troll_trl.trainers.model_card import NamesLocalModel
 logger = get_logger(__name__)
 
 _SPECIAL_TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
-# With these, `generate` would sample from another distribution
+# With these, `generate` would sample from a different distribution
 _FILTERS = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens")
 
 
@@ -22,8 +22,8 @@ class SampledAsConfigured(NamesLocalModel):
     """
     Mixin for a TRL trainer whose rollouts take only the special tokens from the model's `generation_config.json`.
 
-    `generate` takes every option that a run does not set from this file. With a filter such as `min_p`, it would sample
-    from another distribution than the trainer scores.
+    `generate` takes every option that a run does not set from this file. With a filter such as `min_p`, it would not
+    sample from the distribution that the trainer scores.
     """
 
     def __init__(self, *args, **kwargs):
@@ -86,6 +86,6 @@ def check_generation_kwargs(generation_kwargs: Mapping[str, Any] | None) -> None
     if wrong:
         raise ValueError(
             f"`generation_kwargs` has {', '.join(f'{name}={options[name]!r}' for name in wrong)}, which the trainer "
-            "does not read: it would score rollouts under another distribution than they were sampled from. Set the "
-            "config's `temperature`; rollouts are always sampled, without beams."
+            "does not read: it would score rollouts under a distribution that did not sample them. Set the config's "
+            "`temperature`; rollouts are always sampled, without beams."
         )

@@ -116,7 +116,7 @@ def check_head(
     The head multiplies the last hidden states by the matrix of the model's LM head, and transforms the logits as the
     configs of known families specify. If a family transforms its logits in another way, or a kernel is wrong on a new
     device, the run would train on wrong numbers without any other sign. Every rank must call this. Return whether there
-    was something to compare.
+    was anything to compare.
 
     Args:
         model (`torch.nn.Module`):
@@ -127,7 +127,7 @@ def check_head(
         completion_length, support_size (`int`):
             C and K.
         temperature (`float`):
-            The temperature by which the head divides logits.
+            The temperature by which the head divides the logits.
 
     Raises:
         ValueError: log-probabilities, or their gradient with respect to the last hidden states, differ by more than

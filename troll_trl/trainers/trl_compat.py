@@ -25,8 +25,8 @@ PRIVATE = {
 #   of accelerate's optimizer.
 # - Attributes of `VLLMGeneration`: `generate`, `generation_kwargs`, `llm`, `logprobs`, `mode`, `vllm_client`. The first
 #   four results of `generate` are ids of prompts and completions, log-probabilities and their ids.
-# - The first results of `_generate`: ids of prompts and completions and, in GRPO, mask of tools, texts and
-#   log-probabilities. The first results of the scoring pass: log-probabilities, entropies, loss of the experts.
+# - The first results of `_generate`: ids of prompts and completions and, in GRPO, tool mask, texts and
+#   log-probabilities. The first results of the scoring pass: log-probabilities, entropies, MoE loss.
 # - The head's contract: the scoring pass calls `model(**inputs, labels=labels, fused_lm_head=True)`, and reads
 #   `log_probs`, `entropy` and `aux_loss` of the output.
 # - Columns of a rollout batch: `completion_ids`, `completion_mask`, `tool_mask`, `advantages`, `num_items_in_batch`,

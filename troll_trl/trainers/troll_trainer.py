@@ -88,7 +88,7 @@ class TrollTrainer(SampledAsConfigured):
       log-probabilities in the copy are shifted to make the log-ratio −40. Far below −40, `r` underflows or `R/r`
       overflows. With a weight, log-ratios above 80 are also shifted down to 80, because an infinite ratio times a
       weight of 0 is NaN.
-    - `_change_advantages` *weighs the advantages and adds the regression*.
+    - `_change_advantages` *weights the advantages and adds the regression*.
     - `_change_reference` *makes the reference KL refer to the policy*. TRL computes `d = ref − log π(a)`, and from `d`
       the estimate `k(d)`. With `log π(a) + ref − log p(a)` in the copy, with gradient, `d` is `ref − log p(a)`. With
       `use_bias_correction_kl`, TRL multiplies `k(d)` by the ratio `r`. The copy is then changed to make TRL's product

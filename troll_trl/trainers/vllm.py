@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-# Options with which the engine samples from another distribution than the policy's, and values without that effect
+# Options with which the engine samples from a distribution other than the policy's, and values without that effect
 _CHANGES_THE_DISTRIBUTION: dict[str, tuple[Any, ...]] = {
     "top_p": (1.0,),
     "top_k": (0, -1),
@@ -47,12 +47,12 @@ def check_sampling(options: Mapping[str, Any]) -> None:
     for name, without_effect in _CHANGES_THE_DISTRIBUTION.items():
         if (value := requests.get(name, without_effect[0])) not in without_effect:
             raise ValueError(
-                f"`{name}={value}` is not supported: the engine would sample from another distribution than the "
+                f"`{name}={value}` is not supported: the engine would sample from a distribution other than the "
                 f"policy's, and the trust region would surround the wrong one. Set `{name}` to {without_effect[0]}."
             )
     for name in own.keys() - _CHANGES_THE_DISTRIBUTION - _LEAVES_THE_DISTRIBUTION:
         raise ValueError(
-            f"`{name}` in `generation_kwargs` is not supported: the engine may sample from another distribution than "
+            f"`{name}` in `generation_kwargs` is not supported: the engine may sample from a distribution other than "
             "the policy's, and the trust region would surround the wrong one. Remove it."
         )
 
@@ -117,7 +117,7 @@ def explain_server(url: str) -> Iterator[None]:
 
 
 def check_server(info: Mapping[str, Any], url: str, support_size: int | None) -> None:
-    """Raise a `ValueError` if the server at `url` returns log-probabilities from before the temperature, or too few for
+    """Raise a `ValueError` if the server at `url` returns log-probabilities that ignore the temperature, or too few for
     a support of `support_size` tokens. `info` is what TRL's clients get from the server."""
     model = info["model_config"]
     mode = model["logprobs_mode"]
@@ -126,6 +126,6 @@ def check_server(info: Mapping[str, Any], url: str, support_size: int | None) ->
     if mode != "processed_logprobs" or 0 <= most < needed:  # -1: as many as asked for
         raise ValueError(
             f"The vLLM server at {url} runs with `--logprobs-mode {mode}` and `--max-logprobs {most}"
-            "`: its log-probabilities are from before the temperature, or too few for `support_size`. Start it with "
+            "`: its log-probabilities ignore the temperature, or are too few for `support_size`. Start it with "
             f"`--logprobs-mode processed_logprobs --max-logprobs {max(needed, 20)}`."
         )

@@ -94,7 +94,7 @@ def mask_weight(
     divergence_bound = checked_bound(divergence_type, divergence_bound)
     log_ratio = log_probs - old_log_probs
     divergence = DIVERGENCES[divergence_type](log_probs, old_log_probs)
-    masked = (divergence > divergence_bound) & (log_ratio * advantages.sign() > 0)  # it moved as its advantage says
+    masked = (divergence > divergence_bound) & (log_ratio * advantages.sign() > 0)  # in the direction of `A`
     weight = torch.ones_like(log_ratio)
     if ratio_cap is not None:
         weight = (math.log(ratio_cap) - log_ratio.clamp(max=HIGHEST_LOG_RATIO)).exp().clamp(max=1.0)

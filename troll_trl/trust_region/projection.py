@@ -73,8 +73,8 @@ def project(policy_log_probs: torch.Tensor, old_log_probs: torch.Tensor, kl_boun
 
     Returns:
         [`Projection`]: log-probabilities `(..., S)`, and η, KL before and KL after `(...)`. If the bound is active,
-        `|KL(π‖q) − ε| ≤ 1e-3·ε`. In float32 this holds for ε from about 1e-4 up; below, the rounding of the inputs is
-        larger.
+        `|KL(π‖q) − ε| ≤ 1e-3·ε`. In float32 this holds for ε of about 1e-4 or more; below that, the rounding of the
+        inputs is larger.
 
     Raises:
         ValueError: `kl_bound` not positive or NaN; shapes or dtypes that differ; a dtype other than the two; NaN in the
@@ -108,7 +108,8 @@ class _Project(torch.autograd.Function):
         solve_all = kernel.project_rows if kernel.uses_triton(flat_p) else project_rows
         projected, t, policy_kl, kl = solve_all(flat_p, flat_q, kl_bound)
         ctx.save_for_backward(flat_p, flat_q, projected, t)
-        # Rounded log-probabilities sum to 1 only nearly, and can make the KL of near-equal policies a little negative
+        # Rounding leaves probabilities that sum only approximately to 1, and can make the KL of near-equal policies a
+        # little negative
         outputs = [x.clamp(min=0).to(dtype).reshape(shape[:-1]) for x in (1 / t - 1, policy_kl, kl)]
         ctx.mark_non_differentiable(*outputs)
         return projected.reshape(shape), *outputs

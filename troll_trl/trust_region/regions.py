@@ -34,9 +34,9 @@ class TrustRegionOutput:
         log_probs (`torch.Tensor` of shape `(B, C)`, float32):
             Replaces `log p(a)` in TRL's surrogate, which has no clip.
         regression (`torch.Tensor` of shape `(B, C)`, float32, *optional*):
-            A term of each token's loss, in nats, averaged as the surrogate is. `regression_coef` weighs it.
+            A term of each token's loss, in nats, averaged as the surrogate is. `regression_coef` weights it.
         token_stats (`dict[str, torch.Tensor]`):
-            Numbers `(B, C)` of each token, of any dtype, by name, for the metrics.
+            For the metrics: numbers `(B, C)` for each token, by name. Any dtype is allowed.
         weight (`torch.Tensor` of shape `(B, C)`, float32, *optional*):
             Multiplies the advantage. The loss treats it as a constant. RLOO, whose advantage belongs to a completion,
             refuses it.
@@ -50,8 +50,8 @@ class TrustRegionOutput:
 
 class TrustRegion:
     """
-    A function of log-probabilities of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)`, all
-    float32, that returns a [`TrustRegionOutput`].
+    A function that takes log-probabilities of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)`,
+    all float32, and returns a [`TrustRegionOutput`].
 
     Slot 0 of the log-probabilities is the sampled token. With a support, `S = K + 1`: the kept tokens of the old policy
     and the rest. Without one, `S = 1`. An unused slot is −∞ in both policies. At masked positions all mass is in the
@@ -185,7 +185,7 @@ def checked_output(
 ) -> TrustRegionOutput:
     """
     Apply `trust_region`, which may be the user's, to policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B,
-    C)`. Numbers of another shape than `(B, C)` would broadcast in the loss, and without a gradient nothing would train.
+    C)`. A tensor of any other shape would broadcast in the loss, and without a gradient nothing would train.
 
     Raises:
         TypeError: the result is not a [`TrustRegionOutput`].
@@ -245,7 +245,7 @@ def _check_methods(trust_region: TrustRegion) -> None:
         raise TypeError(f"{type(trust_region).__name__} has no `__call__(self, policy, old, advantages)`")
     inspect.signature(trust_region).bind("policy", "old", "advantages")
     if not isinstance(text := trust_region.describe(), str):
-        raise TypeError(f"`describe` must return a text, got {text!r}")
+        raise TypeError(f"`describe` must return text, got {text!r}")
     for name, pair in trust_region.mean_metrics.items():
         if isinstance(pair, str) or len(pair) != 2:
             raise TypeError(f"`mean_metrics[{name!r}]` must be a pair of names in `token_stats`, got {pair!r}")

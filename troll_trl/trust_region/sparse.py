@@ -110,7 +110,7 @@ def sparsify(
 
     Raises:
         ValueError: `support_size` outside of 1…V, `tail_mass` outside of [0, 1), non-finite logits, or sampled ids
-            outside of the vocabulary or of another shape than the positions.
+            outside of the vocabulary or of a shape that differs from the positions'.
     """
     vocabulary = logits.shape[-1]
     check_support_options(support_size, tail_mass, vocabulary)

@@ -44,7 +44,7 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
-            Keep at most this number K ≥ 1 of tokens per position, including the sampled one. All other tokens share one
+            Keep at most K ≥ 1 tokens per position, including the sampled one. All other tokens share one
             rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.
 
     Raises:

@@ -44,8 +44,8 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
     def __init__(self, model: str, reward_funcs=None, args: AsyncTrollGRPOConfig | None = None, *others, **kwargs):
         if not trl.__version__.startswith(f"{TESTED['trl']}."):
             raise ImportError(
-                f"Asynchronous training is experimental in TRL, and was tested with trl {TESTED['trl']}, got "
-                f"{trl.__version__}, which may average or clip differently. Install 'trl=={TESTED['trl']}.*'."
+                f"Asynchronous training is experimental in TRL, and was tested with trl {TESTED['trl']}. Version "
+                f"{trl.__version__} may average or clip differently. Install 'trl=={TESTED['trl']}.*'."
             )
         if args is None:
             args = AsyncTrollGRPOConfig(f"{model.split('/')[-1]}-{self._name}")
