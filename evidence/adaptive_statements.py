@@ -133,7 +133,7 @@ def difference_table(results: Results) -> str:
 def main() -> None:
     records = read_records(HERE / "results" / "adaptive.jsonl")
     parts = ["# Statements of `adaptive`", LEGEND, "## Best fixed rates", best_rate_table(Results(records))]
-    share = "### (a) {}: success from each start rate, in percent of the success at the best fixed rate".format
+    share = "### (a) {}: success from each initial rate, in percent of the success at the best fixed rate".format
     for name, seeds in SEEDS.items():
         results = Results(records, seeds)
         parts += [f"## Seeds {name}", share("TROLL"), share_table(results, "troll")]
