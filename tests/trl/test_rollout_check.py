@@ -61,6 +61,6 @@ def test_a_trainer_checks_its_rollout_function(tmp_path):
 
     options = {"rollout_func": own, "steps_per_generation": 2, "max_steps": 4}
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
-    with pytest.raises(ValueError, match="100 in row . of `completion_ids`"):
+    with pytest.raises(ValueError, match=r"100 in row \d of `completion_ids`"):
         trainer.train()
     assert len(logged(trainer, "loss")) == 2

@@ -81,7 +81,7 @@ class TrollScriptArguments:
         "`eval_dataset_name`.",
     )
     max_prompt_tokens: int | None = setting(
-        None, "Drop longer prompts, and warn with their number. No prompt is truncated."
+        None, "Drop longer prompts, and state their number in a warning. No prompt is truncated."
     )
     max_train_samples: int | None = setting(None, "Train only on the first problems, up to this number.")
     max_eval_samples: int | None = setting(None, "Evaluate only on the first problems, up to this number.")

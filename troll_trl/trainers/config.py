@@ -205,7 +205,7 @@ class TrollOptions(TrustRegionOptions):
         "Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. The "
         "factor is halved as soon as the policy has moved too far from the old policy, and grows after a rollout batch "
         "in which the policy has hardly moved. Needs at least 2 updates per rollout batch. Works with the projection, "
-        "the penalty, and a trust region of your own that counts `policy_kl`.",
+        "the penalty, and a trust region of your own with `policy_kl` in its `mean_metrics`.",
     )
     save_rollouts: bool = setting(
         True,
@@ -340,7 +340,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. The
             factor is halved as soon as the policy has moved too far from the old policy, and grows after a rollout
             batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. Works with the
-            projection, the penalty, and a trust region of your own that counts `policy_kl`.
+            projection, the penalty, and a trust region of your own with `policy_kl` in its `mean_metrics`.
         save_rollouts (`bool`, *optional*, defaults to `True`):
             Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted run bit
             for bit. docs/reliability.md states the size of the batch.
@@ -444,7 +444,7 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
             Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. The
             factor is halved as soon as the policy has moved too far from the old policy, and grows after a rollout
             batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. Works with the
-            projection, the penalty, and a trust region of your own that counts `policy_kl`.
+            projection, the penalty, and a trust region of your own with `policy_kl` in its `mean_metrics`.
         save_rollouts (`bool`, *optional*, defaults to `True`):
             Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted run bit
             for bit. docs/reliability.md states the size of the batch.
